@@ -1,0 +1,1 @@
+"""The client half, for any ClientApp; imports neither torch nor Ray."""

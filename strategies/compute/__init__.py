@@ -1,0 +1,1 @@
+"""Where a job runs: in this process, or in a Ray actor."""

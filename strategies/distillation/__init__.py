@@ -1,0 +1,1 @@
+"""The pieces that methods are made of: plain torch, no settings, no files."""

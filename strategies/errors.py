@@ -1,0 +1,32 @@
+"""The errors a user can meet: each is one line that says what is wrong, where, and what is allowed."""
+
+
+class OneShotError(Exception):
+    """An error whose text is meant for the user; its message is a single line."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.split()))
+
+
+class OptionError(OneShotError):
+    """A setting is unknown, missing or out of range; the message names its key, its value and what is allowed."""
+
+
+class UploadError(OneShotError):
+    """An upload cannot be accepted; the message names the client, the field and the reason."""
+
+
+class QuorumError(OneShotError):
+    """Fewer uploads arrived than a run needs; the message names who is missing and why."""
+
+
+class StoreError(OneShotError):
+    """A run folder cannot be created, read or written; the message names the file."""
+
+
+class ComputeError(OneShotError):
+    """The server stage cannot run where it was asked to; the message names the missing resource."""
+
+
+class DataError(OneShotError):
+    """A data set is absent or cannot be divided as asked; the message says how to get it or what is allowed."""

@@ -1,0 +1,1 @@
+"""Between Flower and a method: messages, the adapter, and the named strategies."""

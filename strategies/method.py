@@ -1,0 +1,246 @@
+"""What a method is: a value with a name, a config type, and one function from a Job to an Outcome.
+
+A method knows torch and nothing of Flower, Ray, files or processes. What it is given is a :class:`Job`, what it says
+while it works goes to a :class:`Progress`, what it ends with is an :class:`Outcome`.
+"""
+
+from __future__ import annotations
+
+import enum
+import importlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from .errors import OptionError
+
+if TYPE_CHECKING:
+    import torch
+
+    State = dict[str, torch.Tensor]
+    ModelBuilder = Callable[[], torch.nn.Module]
+    Observer = Callable[[int, torch.nn.Module], Mapping[str, float]]
+
+
+class Need(enum.Enum):
+    """What a method cannot do without; checked before it starts."""
+
+    SAME_ARCHITECTURE = "every client's model has the same architecture"
+    LABEL_COUNTS = "every client tells how many examples of each class it trained on"
+
+
+@dataclass(frozen=True)
+class Normalization:
+    """How pixels in [0, 1] become a model's input: ``(pixel - mean) / std``, per channel."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Upload:
+    """One client's accepted upload.
+
+    Attributes:
+        client: The client's stable name.
+        architecture: The key of its model in :attr:`Job.builders`.
+        read: Reads the weights anew at each call (never cached), so that uploads need not be in memory together.
+        num_examples: Size of its training set; None for a pretrained model without data.
+        label_counts: Training examples per class [C]; None if the client does not tell.
+    """
+
+    client: str
+    architecture: str
+    read: Callable[[], State]
+    num_examples: int | None = None
+    label_counts: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything a method works on.
+
+    Attributes:
+        uploads: In the order of client names, never of arrival.
+        builders: Architecture name -> callable that returns a fresh, untrained module.
+        student: The architecture of the result.
+        num_classes: C.
+        input_shape: (channels, height, width) of one image.
+        normalization: The input space of the models.
+        config: The method's config, an instance of :attr:`Method.config`.
+        seed: The run's seed; every draw is derived from it.
+        threads: Torch threads of the server stage; results are equal bit for bit at equal threads.
+        device: A torch device, for example ``"cpu"`` or ``"cuda"``.
+        start: Weights the student starts from; None for a fresh, seeded initialisation.
+        observer: ``(epoch, module) -> scores``; runs under no_grad with mode and random state restored. Its scores
+            are recorded and never reach the method.
+    """
+
+    uploads: tuple[Upload, ...]
+    builders: Mapping[str, ModelBuilder]
+    student: str
+    num_classes: int
+    input_shape: tuple[int, int, int]
+    normalization: Normalization
+    config: Any
+    seed: int = 0
+    threads: int = 1
+    device: str = "cpu"
+    start: State | None = None
+    observer: Observer | None = None
+
+
+@dataclass(frozen=True)
+class EnsembleSpec:
+    """An ensemble by reference: which uploads, and how their logits are combined.
+
+    Attributes:
+        clients: Names of the members, in the order of the job.
+        combiner: A key of ``distillation.combiners.COMBINERS``.
+        weights: The combiner's tensors.
+    """
+
+    clients: tuple[str, ...]
+    combiner: str
+    weights: State = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a method ends with: one model, an ensemble, or both.
+
+    Attributes:
+        student: Weights of the resulting model, on the CPU; None if the result is the ensemble.
+        ensemble: The ensemble the method ends with; None if it has none of its own.
+        timings: Phase -> seconds of this process; a resumed run counts from its resumption.
+        images: A sample of synthetic images [N, ch, H, W] in uint8, for the report; None if the method makes none.
+    """
+
+    student: State | None = None
+    ensemble: EnsembleSpec | None = None
+    timings: Mapping[str, float] = field(default_factory=dict)
+    images: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The state of a method at an epoch border, enough to go on with the same bits.
+
+    Attributes:
+        step: Finished epochs.
+        state: A tree of dicts, lists, tuples, tensors, numbers, strings, booleans and None.
+        appended: Rows of growing buffers. Handed to :meth:`Progress.checkpoint`: only the rows that are new since
+            the last checkpoint taken. Got from :meth:`Progress.resume`: all of them.
+    """
+
+    step: int
+    state: Any
+    appended: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+
+class Progress(Protocol):
+    """Where a method tells what it does. Implementations write, print, or send it to the driver."""
+
+    def resume(self) -> Snapshot | None:
+        """Return the snapshot to go on from, or None for a fresh start."""
+
+    def report(self, step: int, total: int, values: Mapping[str, float] | None = None) -> None:
+        """Say that ``step`` of ``total`` epochs are done; cheap, call it as often as work is done."""
+
+    def record(self, row: Mapping[str, Any]) -> None:
+        """Add a row to the run's metrics; rows of a server epoch carry ``"epoch"``."""
+
+    def checkpoint(self, take: Callable[[], Snapshot]) -> None:
+        """Offer a checkpoint at an epoch border; ``take`` is called only if one is due."""
+
+
+class Silent:
+    """A Progress that keeps nothing: for tests and for callers who only want the outcome."""
+
+    def resume(self) -> Snapshot | None:
+        """Start afresh."""
+        return None
+
+    def report(self, step: int, total: int, values: Mapping[str, float] | None = None) -> None:
+        """Say nothing."""
+
+    def record(self, row: Mapping[str, Any]) -> None:
+        """Keep nothing."""
+
+    def checkpoint(self, take: Callable[[], Snapshot]) -> None:
+        """Take none."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """A server method as a value.
+
+    Attributes:
+        name: Its key in settings and on the command line.
+        title: Its name in the literature.
+        source: Paper, venue and year, for lists and reports.
+        config: The type of its config, a frozen dataclass of options.
+        fit: The method itself.
+        needs: What it refuses to start without.
+        kind: What it ends with: ``"student"``, ``"ensemble"`` or ``"baseline"``, as the result table names it.
+    """
+
+    name: str
+    title: str
+    source: str
+    config: type
+    fit: Callable[[Job, Progress], Outcome]
+    needs: frozenset[Need] = frozenset()
+    kind: str = "student"
+
+
+class Registry(Mapping[str, Method]):
+    """Methods by name; a method's module is imported when it is first asked for."""
+
+    def __init__(self, modules: Sequence[str]) -> None:
+        # The module of method "co-boosting" is co_boosting.py.
+        self._modules = {module.replace("_", "-"): module for module in modules}
+
+    def __getitem__(self, name: str) -> Method:
+        if name not in self._modules:
+            raise OptionError(f"unknown method {name!r}: known are {', '.join(sorted(self._modules))}")
+        method: Method = importlib.import_module(f".{self._modules[name]}", __package__).METHOD
+        return method
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._modules)
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._modules
+
+
+METHODS = Registry(["fedavg", "fedens", "dw_fedens", "label_count_ensemble", "dense"])
+
+
+def check_needs(method: Method, job: Job) -> None:
+    """Refuse a job that lacks what the method needs.
+
+    Raises:
+        OptionError: Names the method, the need and the clients that do not meet it.
+    """
+    if Need.SAME_ARCHITECTURE in method.needs:
+        others = [f"{u.client} ({u.architecture})" for u in job.uploads if u.architecture != job.student]
+        if others:
+            raise OptionError(
+                f"method {method.name!r} needs one architecture for all, {job.student!r}; different are "
+                f"{', '.join(others)}. Choose another method: {', '.join(_without(Need.SAME_ARCHITECTURE))}"
+            )
+    if Need.LABEL_COUNTS in method.needs:
+        silent = [u.client for u in job.uploads if u.label_counts is None]
+        if silent:
+            raise OptionError(
+                f"method {method.name!r} needs label counts, which these clients did not send: {', '.join(silent)}. "
+                f"Choose another method: {', '.join(_without(Need.LABEL_COUNTS))}"
+            )
+
+
+def _without(need: Need) -> list[str]:
+    return [name for name in METHODS if need not in METHODS[name].needs]

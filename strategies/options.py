@@ -1,0 +1,168 @@
+"""Options: frozen dataclasses whose fields carry their meaning and their range.
+
+One declaration serves every use: the check at construction, the flat ``table.key`` settings of Flower's run config,
+the list that the command line prints, and the manual.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar, get_type_hints
+
+from .errors import OptionError
+
+Scalar = bool | int | float | str
+T = TypeVar("T")
+
+
+def option(
+    default: Any,
+    help: str,  # noqa: A002  the word every command line uses
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    above: float | None = None,
+    choices: Sequence[str] = (),
+) -> Any:
+    """Declare a field of a config dataclass.
+
+    Args:
+        default: Its default; also fixes the kind of value that is accepted.
+        help: What it does, with its unit and its symbol in the paper; one sentence.
+        low: Smallest allowed value.
+        high: Largest allowed value.
+        above: Every value must be greater than this one.
+        choices: The allowed words.
+
+    Returns:
+        A dataclass field.
+    """
+    facts = {"help": help, "low": low, "high": high, "above": above, "choices": tuple(choices)}
+    return dataclasses.field(default=default, metadata=facts)
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """One declared option, as the command line and the manual show it."""
+
+    key: str
+    kind: type
+    default: Scalar
+    help: str
+    allowed: str
+
+
+def kebab(name: str) -> str:
+    """Return a field's name as it is spelt in settings: ``min_uploads`` -> ``min-uploads``."""
+    return name.replace("_", "-")
+
+
+def options_of(config: type | Any, table: str = "") -> list[Option]:
+    """List the options of a config type, nested tables included, in the order of their declaration.
+
+    Args:
+        config: The dataclass, or an instance whose values then stand as the defaults.
+        table: The name of its table; the keys are prefixed with it.
+    """
+    cls = config if isinstance(config, type) else type(config)
+    kinds = get_type_hints(cls)
+    found: list[Option] = []
+    for field in dataclasses.fields(cls):
+        key = f"{table}.{kebab(field.name)}" if table else kebab(field.name)
+        kind = kinds[field.name]
+        if dataclasses.is_dataclass(kind):
+            nested = kind if isinstance(config, type) else getattr(config, field.name)
+            found += options_of(nested, key)
+            continue
+        default: Any = field.default if isinstance(config, type) else getattr(config, field.name)
+        found.append(Option(key, kind, default, field.metadata.get("help", ""), _allowed(kind, field.metadata)))
+    return found
+
+
+def check(config: Any, table: str = "") -> None:
+    """Check every value of a config; call it from ``__post_init__``.
+
+    Args:
+        config: An instance of a dataclass made of :func:`option` fields.
+        table: The name of its table, for the message.
+
+    Raises:
+        OptionError: A value is of the wrong kind or out of range.
+    """
+    kinds = get_type_hints(type(config))
+    for field in dataclasses.fields(config):
+        if not dataclasses.is_dataclass(kinds[field.name]):
+            key = f"{table}.{kebab(field.name)}" if table else kebab(field.name)
+            _check_value(key, getattr(config, field.name), kinds[field.name], field.metadata)
+
+
+def parse(cls: type[T], settings: Mapping[str, Scalar], table: str = "") -> T:
+    """Build a config from flat settings; keys that are absent keep their default.
+
+    Args:
+        cls: The config dataclass.
+        settings: ``key -> value``; only keys that belong to this config (see :func:`reject_unknown`).
+        table: The name of its table; keys are looked up as ``table.key``.
+
+    Raises:
+        OptionError: A value is of the wrong kind or out of range.
+    """
+    kinds = get_type_hints(cls)
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+        key = f"{table}.{kebab(field.name)}" if table else kebab(field.name)
+        kind = kinds[field.name]
+        if dataclasses.is_dataclass(kind):
+            values[field.name] = parse(kind, settings, key)  # type: ignore[arg-type]
+        elif key in settings:
+            value = settings[key]
+            # Flower's settings are TOML: a float may be written without its point.
+            value = float(value) if kind is float and type(value) is int else value
+            _check_value(key, value, kind, field.metadata)
+            values[field.name] = value
+    return cls(**values)
+
+
+def flatten(config: Any, table: str = "") -> dict[str, Scalar]:
+    """Return a config as flat settings, the inverse of :func:`parse`."""
+    return {entry.key: entry.default for entry in options_of(config, table)}
+
+
+def reject_unknown(settings: Mapping[str, Scalar], known: Sequence[str]) -> None:
+    """Refuse settings that nobody reads.
+
+    Raises:
+        OptionError: Names the first unknown key and the known one closest to it.
+    """
+    for key in sorted(settings):
+        if key not in known:
+            close = difflib.get_close_matches(key, known, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(sorted(known))}"
+            raise OptionError(f"unknown setting {key!r} (value {settings[key]!r}): {hint}")
+
+
+def _check_value(key: str, value: Any, kind: type, facts: Mapping[str, Any]) -> None:
+    whole_float = kind is float and type(value) is int
+    fits = (type(value) is kind or whole_float) and not (isinstance(value, float) and not math.isfinite(value))
+    low, high, above = facts.get("low"), facts.get("high"), facts.get("above")
+    choices = facts.get("choices", ())
+    if fits and not isinstance(value, str):
+        fits = (low is None or value >= low) and (high is None or value <= high) and (above is None or value > above)
+    if fits and choices:
+        fits = value in choices
+    if not fits:
+        raise OptionError(f"setting {key!r} is {value!r}: allowed is {_allowed(kind, facts)}")
+
+
+def _allowed(kind: type, facts: Mapping[str, Any]) -> str:
+    if choices := facts.get("choices"):
+        return "one of " + ", ".join(map(repr, choices))
+    name = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}.get(kind, kind.__name__)
+    low, high, above = facts.get("low"), facts.get("high"), facts.get("above")
+    bounds = [f"at least {low}"] if low is not None else []
+    bounds += [f"greater than {above}"] if above is not None else []
+    bounds += [f"at most {high}"] if high is not None else []
+    return " ".join([name, " and ".join(bounds)]).strip()

@@ -1,0 +1,1 @@
+"""What a run keeps on disk: uploads, checkpoints, metrics and results."""
