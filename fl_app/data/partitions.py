@@ -1,0 +1,142 @@
+"""How a training set is divided among clients: the settings, their checks, and one call.
+
+The laws themselves, with their sources, are in :mod:`fl_app.data.laws`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from strategies.errors import DataError, OptionError
+from strategies.options import check, option
+from strategies.seeds import derive_seed
+
+from . import laws
+from .laws import Positions
+
+Law = Callable[[Sequence[Positions], int, np.random.Generator, "PartitionSpec"], list[Positions]]
+
+# Each law takes from the settings what it has a use for.
+LAWS: Mapping[str, Law] = {
+    "dirichlet-classes": lambda by_class, n, rng, spec: laws.dirichlet_over_classes(
+        by_class, n, rng, alpha=spec.alpha, sigma=spec.sigma
+    ),
+    "dirichlet-clients": lambda by_class, n, rng, spec: laws.dirichlet_over_clients(
+        by_class, n, rng, alpha=spec.alpha, min_size=spec.min_size
+    ),
+    "dirichlet-p4": lambda by_class, n, rng, spec: laws.dirichlet_over_classes_shuffled(
+        by_class, n, rng, alpha=spec.alpha, sigma=spec.sigma
+    ),
+    "dirichlet-p4prep": lambda by_class, n, rng, spec: laws.weighted_draws(by_class, n, rng, alpha=spec.alpha),
+    "lognormal": lambda by_class, n, rng, spec: laws.dirichlet_over_classes(
+        by_class, n, rng, alpha=spec.alpha, sigma=spec.sigma
+    ),
+    "classes": lambda by_class, n, rng, spec: laws.some_classes(
+        by_class, n, rng, classes_per_client=spec.classes_per_client
+    ),
+    "classes-p1": lambda by_class, n, rng, spec: laws.some_classes_equal_sizes(
+        by_class, n, rng, classes_per_client=spec.classes_per_client
+    ),
+    "iid": lambda by_class, n, rng, spec: laws.iid(by_class, n, rng),  # noqa: ARG005  one signature for all
+}
+
+
+@dataclass(frozen=True)
+class PartitionSpec:
+    """How the training set is divided; settings that a law has no use for are not looked at."""
+
+    law: str = option(
+        "dirichlet-classes",
+        "the law of the division: Dirichlet over the classes of a client or over the clients of a class, P4's two "
+        "variants, log-normal sizes, a number of classes per client (FedOV's or P1's), or IID",
+        choices=tuple(LAWS),
+    )
+    alpha: float = option(0.3, "concentration of the Dirichlet laws; the smaller, the more skewed", above=0)
+    classes_per_client: int = option(2, "classes that each client holds under the laws of classes", low=1)
+    sigma: float = option(
+        0.0, "spread of the log-normal client sizes of 'dirichlet-classes', 'dirichlet-p4' and 'lognormal'", low=0
+    )
+    min_size: int = option(10, "examples of the smallest client under 'dirichlet-clients' (DENSE: 10)", low=1)
+
+    def __post_init__(self) -> None:
+        """Check the values.
+
+        Raises:
+            OptionError: A value is out of range.
+        """
+        check(self, "data")
+        if self.law == "lognormal" and self.sigma == 0:
+            raise OptionError("setting 'data.sigma' is 0.0: allowed is greater than 0 where 'data.law' is 'lognormal'")
+
+
+def partition(
+    labels: npt.NDArray[np.integer], spec: PartitionSpec, *, num_clients: int, num_classes: int, seed: int
+) -> list[Positions]:
+    """Divide a training set among clients.
+
+    Args:
+        labels: The class of each example [N], in 0 .. C - 1.
+        spec: The law and its settings.
+        num_clients: n, at least 1.
+        num_classes: C.
+        seed: The run's seed; equal arguments give equal parts.
+
+    Returns:
+        The positions of each client's examples, n arrays of int64 that share no position and are never empty.
+
+    Raises:
+        DataError: The examples cannot be divided as asked, or a label is not a class.
+        OptionError: A setting does not fit the number of classes, clients or examples.
+    """
+    labels = np.asarray(labels)
+    _check_request(labels, spec, num_clients, num_classes)
+    rng = np.random.default_rng(derive_seed(seed, "partition"))
+    by_class = [np.flatnonzero(labels == label) for label in range(num_classes)]
+    parts = LAWS[spec.law](by_class, num_clients, rng, spec)
+    for client, part in enumerate(parts):
+        if len(part) == 0:
+            raise DataError(
+                f"partition {client} of {num_clients} has no example under 'data.law' {spec.law!r}: allowed are "
+                "fewer clients or a less skewed division"
+            )
+    return parts
+
+
+def label_counts(
+    labels: npt.NDArray[np.integer], parts: Sequence[Positions], num_classes: int
+) -> npt.NDArray[np.int64]:
+    """Count the examples of each class at each client.
+
+    Args:
+        labels: The class of each example [N].
+        parts: The positions of each client's examples, n arrays.
+        num_classes: C.
+
+    Returns:
+        Counts [n, C].
+    """
+    counts = [np.bincount(np.asarray(labels)[part], minlength=num_classes) for part in parts]
+    return np.array(counts, dtype=np.int64).reshape(len(parts), num_classes)
+
+
+def _check_request(labels: npt.NDArray[np.integer], spec: PartitionSpec, num_clients: int, num_classes: int) -> None:
+    total = len(labels)
+    if not 1 <= num_clients <= total:
+        raise DataError(f"{total} training examples for {num_clients} clients: allowed is 1 to {total} clients")
+    if labels.min() < 0 or labels.max() >= num_classes:
+        wrong = int(np.flatnonzero((labels < 0) | (labels >= num_classes))[0])
+        raise DataError(f"label {labels[wrong]} of training example {wrong}: allowed is 0 to {num_classes - 1}")
+    if spec.law.startswith("classes") and spec.classes_per_client > num_classes:
+        raise OptionError(
+            f"setting 'data.classes-per-client' is {spec.classes_per_client}: allowed is at most {num_classes}, the "
+            "number of classes"
+        )
+    if spec.law == "dirichlet-clients" and spec.min_size * num_clients > total:
+        raise OptionError(
+            f"setting 'data.min-size' is {spec.min_size}: allowed is at most {total // num_clients} where "
+            f"{num_clients} clients share {total} examples"
+        )

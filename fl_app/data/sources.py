@@ -1,0 +1,178 @@
+"""Image data sets by name, as uint8 tensors: scikit-learn's digits, torchvision's, and folders of images.
+
+Opening a split reads its labels and leaves the images as they are stored; only the positions that are asked for are
+decoded and resized. So a client that holds a hundredth of a training set does a hundredth of the work.
+
+Sizes, normalisation and augmentation are those of Co-Boosting's released code (Dai et al., ICLR 2024): 32x32 for all
+torchvision sets (28x28 digits and clothes are resized), mean and standard deviation 0.5 per channel, random crop and
+flip for CIFAR only.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from strategies.errors import OptionError
+
+from . import folders, torchvision_sets
+from .preprocessing import resize
+
+SOURCES = ("digits", *torchvision_sets.KNOWN, "imagefolder")
+SPLITS = ("train", "test")
+
+# Of the 1797 embedded digits, in their order; the other 500 are held out.
+DIGITS_TRAIN = 1297
+
+
+class Normalization(NamedTuple):
+    """Per channel, of pixels in [0, 1]: ``normalize(images, *source.normalization)``."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class ImageData:
+    """Decoded images with their labels.
+
+    Attributes:
+        images: uint8 [N, ch, H, W].
+        labels: int64 [N], in 0 .. C - 1.
+    """
+
+    images: torch.Tensor
+    labels: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Split:
+    """One half of a data set, opened but not decoded.
+
+    Attributes:
+        labels: int64 [N], in 0 .. C - 1.
+        num_classes: C.
+        input_shape: (ch, H, W) of what :meth:`take` returns.
+        normalization: How the set's models see pixels.
+        augmentation: What is done to training images: ``"none"`` or ``"crop-flip"``.
+        read: positions [B] -> uint8 [B, ch, h, w] at any size.
+    """
+
+    labels: torch.Tensor
+    num_classes: int
+    input_shape: tuple[int, int, int]
+    normalization: Normalization
+    augmentation: str
+    read: Callable[[torch.Tensor], torch.Tensor]
+
+    def take(self, positions: Sequence[int] | npt.NDArray[np.int64] | torch.Tensor | None = None) -> ImageData:
+        """Decode the images at these positions [B], in this order; all of them without positions.
+
+        Raises:
+            DataError: An image cannot be decoded; names its file.
+        """
+        every = torch.arange(len(self.labels))
+        chosen = every if positions is None else torch.as_tensor(positions, dtype=torch.int64)
+        return ImageData(resize(self.read(chosen), self.input_shape[1]), self.labels[chosen])
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set, decoded.
+
+    Attributes:
+        train: The training examples.
+        test: The held-out examples.
+        num_classes: C.
+        normalization: How the set's models see pixels.
+        augmentation: What is done to training images: ``"none"`` or ``"crop-flip"``.
+    """
+
+    train: ImageData
+    test: ImageData
+    num_classes: int
+    normalization: Normalization
+    augmentation: str
+
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        """(ch, H, W) of one image."""
+        channels, height, width = self.train.images.shape[1:]
+        return channels, height, width
+
+
+def load(name: str, *, root: str = "", image_size: int = 0, download: bool = True) -> Source:
+    """Read a whole data set; the arguments and errors are those of :func:`open_split`."""
+    train, test = (open_split(name, split, root=root, image_size=image_size, download=download) for split in SPLITS)
+    return Source(train.take(), test.take(), train.num_classes, train.normalization, train.augmentation)
+
+
+def open_split(name: str, split: str, *, root: str = "", image_size: int = 0, download: bool = True) -> Split:
+    """Open the training or the test half of a data set.
+
+    Args:
+        name: One of :data:`SOURCES`.
+        split: ``"train"`` or ``"test"``.
+        root: The folder that holds the set in torchvision's layout, or ``train/<class>/`` and ``test/<class>/`` for
+            ``imagefolder``. Empty: the environment's ``ONESHOT_DATA``, else ``~/.cache/oneshot-fl/data``.
+        image_size: Height and width of the images in pixels; 0 for the set's own (``imagefolder`` has none).
+        download: Whether torchvision may download a set that is not there.
+
+    Raises:
+        OptionError: The name is unknown, or the size is not one.
+        DataError: The set is not there, incomplete or damaged; says where it was looked for and how to get it.
+    """
+    if name not in SOURCES:
+        raise OptionError(f"setting 'data.name' is {name!r}: known are {', '.join(SOURCES)}")
+    if split not in SPLITS:
+        raise ValueError(f"split {split!r}: known are {', '.join(SPLITS)}")
+    if image_size < 0 or (image_size == 0 and name == "imagefolder"):
+        lowest = "at least 1 for 'imagefolder'" if name == "imagefolder" else "0 (the data set's own) or greater"
+        raise OptionError(f"setting 'data.image-size' is {image_size}: allowed is {lowest}")
+    place = data_root(root)
+    if name == "digits":
+        return _digits(split, image_size)
+    if name == "imagefolder":
+        labels, classes, read = folders.open_images(place, split, image_size)
+        return _split(labels, read, num_classes=classes, shape=(3, image_size))
+    known = torchvision_sets.KNOWN[name]
+    labels, read = torchvision_sets.open_set(name, split, place, download=download)
+    shape = (known.channels, image_size or known.image_size)
+    return _split(labels, read, num_classes=known.num_classes, shape=shape, augmentation=known.augmentation)
+
+
+def data_root(root: str = "") -> Path:
+    """Return the folder of the data sets: the one given, else ``ONESHOT_DATA``, else one in the user's cache."""
+    return Path(root or os.environ.get("ONESHOT_DATA", "") or "~/.cache/oneshot-fl/data").expanduser()
+
+
+def _digits(split: str, image_size: int) -> Split:
+    """Scikit-learn's embedded digits: 1797 images of 8x8 with values 0 to 16; the last 500 are the test half."""
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    rows = slice(0, DIGITS_TRAIN) if split == "train" else slice(DIGITS_TRAIN, None)
+    pixels = np.rint(bunch.images[rows] * (255 / 16)).astype(np.uint8)
+    images = torch.from_numpy(pixels)[:, None]
+    labels = torch.from_numpy(bunch.target[rows]).long()
+    return _split(labels, images.__getitem__, num_classes=10, shape=(1, image_size or 16))
+
+
+def _split(
+    labels: torch.Tensor,
+    read: Callable[[torch.Tensor], torch.Tensor],
+    *,
+    num_classes: int,
+    shape: tuple[int, int],
+    augmentation: str = "none",
+) -> Split:
+    channels, size = shape
+    half = (0.5,) * channels
+    return Split(labels, num_classes, (channels, size, size), Normalization(half, half), augmentation, read)

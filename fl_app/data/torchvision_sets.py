@@ -1,0 +1,145 @@
+"""The data sets that torchvision knows, found on disk or downloaded by it."""
+
+from __future__ import annotations
+
+import pickle
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from strategies.errors import DataError
+
+# What reading a damaged file ends with, in torchvision, numpy, scipy and pickle.
+_DAMAGE = (RuntimeError, OSError, ValueError, TypeError, AssertionError, EOFError, LookupError, pickle.UnpicklingError)
+
+
+@dataclass(frozen=True)
+class Known:
+    """A data set of torchvision.
+
+    Attributes:
+        factory: Its class in ``torchvision.datasets``.
+        place: What it keeps under the root; ``{split}`` stands for the split.
+        num_classes: C.
+        channels: ch.
+        image_size: Height and width that the papers use, in pixels.
+        augmentation: What the papers do to its training images.
+    """
+
+    factory: str
+    place: str
+    num_classes: int = 10
+    channels: int = 3
+    image_size: int = 32
+    augmentation: str = "none"
+
+
+KNOWN: Mapping[str, Known] = {
+    "mnist": Known("MNIST", "MNIST", channels=1),
+    "fashion-mnist": Known("FashionMNIST", "FashionMNIST", channels=1),
+    "svhn": Known("SVHN", "{split}_32x32.mat"),
+    "cifar10": Known("CIFAR10", "cifar-10-batches-py", augmentation="crop-flip"),
+    "cifar100": Known("CIFAR100", "cifar-100-python", num_classes=100, augmentation="crop-flip"),
+}
+
+
+def open_set(
+    name: str, split: str, root: Path, *, download: bool
+) -> tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
+    """Open one half of a torchvision set.
+
+    Args:
+        name: A key of :data:`KNOWN`.
+        split: ``"train"`` or ``"test"``.
+        root: The folder that holds it.
+        download: Whether it may be downloaded if it is not there.
+
+    Returns:
+        The labels, int64 [N], and a function positions [B] -> uint8 [B, ch, H, W].
+
+    Raises:
+        DataError: It is not there and cannot be downloaded, or it is incomplete or damaged.
+    """
+    known = KNOWN[name]
+    target = root / known.place.format(split=split)
+    if not target.exists():
+        _obtain(name, split, root, download=download)
+    try:
+        images, labels = _read(known, split, root)
+    except _DAMAGE as error:
+        raise DataError(
+            f"data set {name!r} (data.name) in {root} (data.root) is incomplete or damaged ({error}): remove {target} "
+            "to have it downloaded anew, or put a sound copy there"
+        ) from error
+    return labels, images.__getitem__
+
+
+def _obtain(name: str, split: str, root: Path, *, download: bool) -> None:
+    """Download a set that is not there, or say how to get it."""
+    known = KNOWN[name]
+    reason = "downloading is switched off"
+    if download:
+        try:
+            return _download(known, split, root)
+        except (OSError, RuntimeError, HTTPException) as error:
+            reason = f"it could not be downloaded: {error}"
+    target = root / known.place.format(split=split)
+    raise DataError(
+        f"data set {name!r} (data.name) is not in {root} (data.root) and {reason}. Get it where there is a network, "
+        f"with torchvision.datasets.{known.factory}({_arguments(known, split)}, download=True), and copy it to "
+        f"{target}, or set data.root to the folder that holds {target.name}"
+    )
+
+
+def _download(known: Known, split: str, root: Path) -> None:
+    """Download beside the target and move it there whole: processes that do so at once do not meet half a set."""
+    place = known.place.format(split=split)
+    root.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=root, prefix=".download-") as aside:
+        _construct(known, split, Path(aside), download=True)
+        try:
+            (Path(aside) / place).replace(root / place)
+        except OSError:
+            # A folder cannot replace one that is not empty: another process was faster.
+            if not (root / place).exists():
+                raise
+
+
+def _read(known: Known, split: str, root: Path) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return uint8 images [N, ch, H, W] and int64 labels [N] as they are on disk.
+
+    Raises:
+        ValueError: They are not what the set should hold; torchvision checks the files of some sets only.
+    """
+    opened = _construct(known, split, root, download=False)
+    images = torch.as_tensor(opened.data)
+    labels = torch.as_tensor(np.asarray(opened.labels if known.factory == "SVHN" else opened.targets)).long()
+    # Grey images come without a channel, SVHN's with the channels first, CIFAR's with the channels last.
+    if images.ndim == 3:
+        images = images[:, None]
+    elif known.factory != "SVHN":
+        images = images.permute(0, 3, 1, 2)
+    if len(images) != len(labels) or not len(labels):
+        raise ValueError(f"{len(images)} images and {len(labels)} labels")
+    if images.dtype != torch.uint8 or images.shape[1] != known.channels:
+        raise ValueError(f"images of {images.dtype} with {images.shape[1]} channels")
+    if labels.min() < 0 or labels.max() >= known.num_classes:
+        raise ValueError(f"labels from {labels.min()} to {labels.max()} for {known.num_classes} classes")
+    return images, labels
+
+
+def _construct(known: Known, split: str, root: Path, *, download: bool) -> Any:
+    from fl_app.vision import torchvision
+
+    half = {"split": split} if known.factory == "SVHN" else {"train": split == "train"}
+    return getattr(torchvision.datasets, known.factory)(str(root), download=download, **half)
+
+
+def _arguments(known: Known, split: str) -> str:
+    return f"root, split={split!r}" if known.factory == "SVHN" else "root"

@@ -1,0 +1,70 @@
+"""The small convolutional nets of DENSE (Zhang et al., NeurIPS 2022) and Co-Boosting (Dai et al., ICLR 2024)."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from .layers import chain
+
+
+def cnn5(num_classes: int, input_shape: tuple[int, int, int]) -> nn.Module:
+    """Build "CNN5", also "CNN2" of DENSE and "CNN1" of Co-Boosting, for images [B, ch, H, H]; logits [B, C].
+
+    The papers count three convolutions and two poolings as its five layers.
+    """
+    return _cnn5(num_classes, input_shape, widths=(128, 128, 128))
+
+
+def cnn5_wide(num_classes: int, input_shape: tuple[int, int, int]) -> nn.Module:
+    """Build CNN5 as DENSE's code has it for CIFAR-100, for images [B, ch, H, H]; logits [B, C]."""
+    return _cnn5(num_classes, input_shape, widths=(256, 256, 128))
+
+
+def _cnn5(num_classes: int, input_shape: tuple[int, int, int], widths: tuple[int, int, int]) -> nn.Module:
+    layers, size = _three_convolutions(input_shape, widths)
+    return chain(**layers, fc=nn.Linear(size, num_classes))
+
+
+def cnn1(num_classes: int, input_shape: tuple[int, int, int]) -> nn.Module:
+    """Build "CNN1" of DENSE's heterogeneous clients for images [B, ch, H, H]; logits [B, C]."""
+    layers, size = _three_convolutions(input_shape, widths=(32, 64, 64))
+    return chain(**layers, fc1=nn.Linear(size, 64), relu4=nn.ReLU(inplace=True), fc2=nn.Linear(64, num_classes))
+
+
+def _three_convolutions(
+    input_shape: tuple[int, int, int], widths: tuple[int, int, int]
+) -> tuple[dict[str, nn.Module], int]:
+    """Return the common layers and the length of the vector they end with."""
+    channels, side, _ = input_shape
+    first, second, third = widths
+    side = ((side - 2) // 2 - 2) // 2 - 2  # each 3x3 convolution takes 2 off, each pooling halves
+    layers: dict[str, nn.Module] = {
+        "conv1": nn.Conv2d(channels, first, 3),
+        "pool1": nn.MaxPool2d(2),
+        "relu1": nn.ReLU(inplace=True),
+        "conv2": nn.Conv2d(first, second, 3),
+        "pool2": nn.MaxPool2d(2),
+        "relu2": nn.ReLU(inplace=True),
+        "conv3": nn.Conv2d(second, third, 3),
+        "relu3": nn.ReLU(inplace=True),
+        "flatten": nn.Flatten(),
+    }
+    return layers, third * side * side
+
+
+def mnist_cnn(num_classes: int, input_shape: tuple[int, int, int]) -> nn.Module:
+    """Build the net of DENSE's code for MNIST and Fashion-MNIST, for images [B, ch, H, H]; logits [B, C]."""
+    channels, side, _ = input_shape
+    side //= 4  # padded convolutions keep the side, two poolings quarter it
+    return chain(
+        conv1=nn.Conv2d(channels, 16, 5, padding=2),
+        bn1=nn.BatchNorm2d(16),
+        pool1=nn.MaxPool2d(2),
+        relu1=nn.ReLU(inplace=True),
+        conv2=nn.Conv2d(16, 32, 5, padding=2),
+        bn2=nn.BatchNorm2d(32),
+        pool2=nn.MaxPool2d(2),
+        relu2=nn.ReLU(inplace=True),
+        flatten=nn.Flatten(),
+        fc=nn.Linear(32 * side * side, num_classes),
+    )

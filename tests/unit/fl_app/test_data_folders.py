@@ -1,0 +1,88 @@
+"""A folder of images as a data set."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fl_app.data import load, open_split
+from fl_app.data.preprocessing import resize
+from strategies.errors import DataError
+
+
+def random_pixels(seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (9, 7, 3), dtype=np.uint8)
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    for half, names in (("train", ("a.png", "b.png", "c.png")), ("test", ("d.png",))):
+        for seed, label in enumerate(("cat", "ant")):
+            folder = tmp_path / half / label
+            folder.mkdir(parents=True)
+            for name in names:
+                Image.fromarray(random_pixels(seed)).save(folder / name)
+    return tmp_path
+
+
+def test_imagefolder_is_read_in_the_order_of_names(images: Path) -> None:
+    source = load("imagefolder", root=str(images), image_size=8)
+    assert source.input_shape == (3, 8, 8)
+    assert source.num_classes == 2
+    assert source.train.labels.tolist() == [0, 0, 0, 1, 1, 1]
+    assert source.test.labels.tolist() == [0, 1]
+    ant = torch.from_numpy(random_pixels(1)).permute(2, 0, 1)[None]
+    assert torch.equal(source.test.images[:1], resize(ant, 8))
+
+
+def test_imagefolder_turns_grey_images_into_three_channels(images: Path) -> None:
+    Image.fromarray(np.full((5, 5), 77, dtype=np.uint8)).save(images / "test" / "ant" / "d.png")
+    source = load("imagefolder", root=str(images), image_size=5)
+    assert source.test.images[0].unique().tolist() == [77]
+
+
+def test_imagefolder_decodes_only_what_is_asked_for(images: Path) -> None:
+    broken = images / "train" / "cat" / "b.png"
+    broken.write_bytes(b"no image")
+    split = open_split("imagefolder", "train", root=str(images), image_size=8)
+    assert len(split.take([0, 3, 5]).labels) == 3
+    with pytest.raises(DataError, match=f"image {broken} under data.root cannot be decoded"):
+        split.take([4])
+
+
+def test_imagefolder_with_an_image_cut_short_names_it(images: Path) -> None:
+    cut = images / "test" / "ant" / "d.png"
+    cut.write_bytes(cut.read_bytes()[:60])
+    with pytest.raises(DataError, match=f"image {cut} under data.root cannot be decoded"):
+        load("imagefolder", root=str(images), image_size=8)
+
+
+@pytest.mark.parametrize("half", ["train", "test"])
+def test_imagefolder_without_a_half_says_which(images: Path, half: str) -> None:
+    (images / half).rename(images / "other")
+    with pytest.raises(DataError, match=rf"wants {images / half}/<class>/<image>, which is not there: set data.root"):
+        load("imagefolder", root=str(images), image_size=8)
+
+
+@pytest.mark.parametrize(("here", "there"), [("train", "test"), ("test", "train")])
+def test_imagefolder_with_a_class_in_one_half_only_names_it(images: Path, here: str, there: str) -> None:
+    (images / here / "bee").mkdir()
+    with pytest.raises(DataError, match=rf"class folders bee in {here}/ and not in {there}/"):
+        load("imagefolder", root=str(images), image_size=8)
+
+
+def test_imagefolder_with_a_class_without_images_names_it(images: Path) -> None:
+    (images / "test" / "cat" / "d.png").unlink()
+    with pytest.raises(DataError, match=r"test under data.root has a class without images: .*cat"):
+        load("imagefolder", root=str(images), image_size=8)
+
+
+def test_imagefolder_without_classes_says_what_is_wanted(tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    (tmp_path / "test").mkdir()
+    with pytest.raises(DataError, match="has no class folders: wanted is train/<class>/<image>"):
+        load("imagefolder", root=str(tmp_path), image_size=8)

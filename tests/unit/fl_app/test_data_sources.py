@@ -1,0 +1,273 @@
+"""Data sources, on tiny files in the layouts of torchvision that the tests write themselves."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import struct
+from pathlib import Path
+from urllib.error import URLError
+
+import numpy as np
+import pytest
+import scipy.io
+import torch
+from sklearn.datasets import load_digits
+
+from fl_app.data import SOURCES, data_root, load, open_split
+from fl_app.data.preprocessing import resize
+from fl_app.vision import torchvision
+from strategies.errors import DataError, OptionError
+
+datasets = torchvision.datasets
+
+
+def random_pixels(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+
+
+def write_idx(file: Path, values: np.ndarray) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    head = struct.pack(">HBB", 0, 8, values.ndim) + struct.pack(f">{values.ndim}I", *values.shape)
+    file.write_bytes(head + values.tobytes())
+
+
+def write_mnist(root: Path, folder: str = "MNIST") -> None:
+    for half, count, seed in (("train", 7, 1), ("t10k", 4, 2)):
+        write_idx(root / folder / "raw" / f"{half}-images-idx3-ubyte", random_pixels(count, 28, 28, seed=seed))
+        write_idx(root / folder / "raw" / f"{half}-labels-idx1-ubyte", np.arange(count, dtype=np.uint8) + 3)
+
+
+def md5_of(file: Path) -> str:
+    return hashlib.md5(file.read_bytes(), usedforsecurity=False).hexdigest()
+
+
+def write_pickle(file: Path, content: dict) -> str:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(pickle.dumps(content))
+    return md5_of(file)
+
+
+@pytest.fixture
+def cifar10(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "cifar-10-batches-py"
+    train = []
+    for batch in (1, 2):
+        content = {"data": random_pixels(3, 3072, seed=batch), "labels": [batch, 9, 0]}
+        train.append([f"data_batch_{batch}", write_pickle(folder / f"data_batch_{batch}", content)])
+    test_md5 = write_pickle(folder / "test_batch", {"data": random_pixels(2, 3072, seed=3), "labels": [4, 5]})
+    meta_md5 = write_pickle(folder / "batches.meta", {"label_names": [str(label) for label in range(10)]})
+    monkeypatch.setattr(datasets.CIFAR10, "train_list", train)
+    monkeypatch.setattr(datasets.CIFAR10, "test_list", [["test_batch", test_md5]])
+    monkeypatch.setattr(datasets.CIFAR10, "meta", {"filename": "batches.meta", "key": "label_names", "md5": meta_md5})
+    return tmp_path
+
+
+@pytest.fixture
+def cifar100(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "cifar-100-python"
+    for half, count in (("train", 3), ("test", 2)):
+        content = {"data": random_pixels(count, 3072), "fine_labels": list(range(97, 97 + count))}
+        monkeypatch.setattr(datasets.CIFAR100, f"{half}_list", [[half, write_pickle(folder / half, content)]])
+    md5 = write_pickle(folder / "meta", {"fine_label_names": [str(label) for label in range(100)]})
+    monkeypatch.setattr(datasets.CIFAR100, "meta", {"filename": "meta", "key": "fine_label_names", "md5": md5})
+    return tmp_path
+
+
+@pytest.fixture
+def svhn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    halves = {}
+    for half, count in (("train", 3), ("test", 2)):
+        file = tmp_path / f"{half}_32x32.mat"
+        labels = np.array([[10], [1], [9]][:count], dtype=np.uint8)
+        scipy.io.savemat(file, {"X": random_pixels(32, 32, 3, count), "y": labels})
+        halves[half] = ["", file.name, md5_of(file)]
+    monkeypatch.setattr(datasets.SVHN, "split_list", halves)
+    return tmp_path
+
+
+def no_network(self: object) -> None:
+    raise URLError("no route to host")
+
+
+def test_digits_are_split_in_their_order_and_scaled() -> None:
+    source, bunch = load("digits", image_size=8), load_digits()
+    assert source.input_shape == (1, 8, 8)
+    assert source.train.labels.tolist() == bunch.target[:1297].tolist()
+    assert source.test.labels.tolist() == bunch.target[1297:].tolist()
+    assert len(source.test.images) == 500
+    expected = np.round(bunch.images[1297] * 255 / 16).astype(np.uint8)
+    assert np.array_equal(source.test.images[0, 0].numpy(), expected)
+    assert source.test.images.max() == 255
+
+
+def test_digits_by_default_are_16_pixels_wide_with_the_papers_normalisation() -> None:
+    source = load("digits")
+    assert source.input_shape == (1, 16, 16)
+    assert source.train.images.dtype == torch.uint8
+    assert source.train.labels.dtype == torch.int64
+    assert source.num_classes == 10
+    assert source.augmentation == "none"
+    assert source.normalization == ((0.5,), (0.5,))
+    # Both halves hold every class in like shares.
+    for half in (source.train, source.test):
+        assert (torch.bincount(half.labels) / len(half.labels) - 0.1).abs().max() < 0.02
+
+
+def test_split_taken_at_positions_equals_the_whole_at_these_positions() -> None:
+    split, whole = open_split("digits", "train"), load("digits").train
+    part = split.take(np.array([5, 0, 1296]))
+    assert torch.equal(part.images, whole.images[[5, 0, 1296]])
+    assert part.labels.tolist() == whole.labels[[5, 0, 1296]].tolist()
+    assert split.input_shape == (1, 16, 16)
+    assert len(split.take([]).labels) == 0
+
+
+@pytest.mark.parametrize(("name", "folder"), [("mnist", "MNIST"), ("fashion-mnist", "FashionMNIST")])
+def test_mnist_layout_is_read_and_resized_to_32(tmp_path: Path, name: str, folder: str) -> None:
+    write_mnist(tmp_path, folder)
+    source = load(name, root=str(tmp_path), download=False)
+    stored = torch.from_numpy(random_pixels(7, 28, 28, seed=1))[:, None]
+    assert source.input_shape == (1, 32, 32)
+    assert torch.equal(source.train.images, resize(stored, 32))
+    assert source.train.labels.tolist() == [3, 4, 5, 6, 7, 8, 9]
+    assert source.test.labels.tolist() == [3, 4, 5, 6]
+    assert torch.equal(load(name, root=str(tmp_path), image_size=28).train.images, stored)
+
+
+def test_cifar10_is_read_with_channels_first_and_augmented(cifar10: Path) -> None:
+    source = load("cifar10", root=str(cifar10), download=False)
+    stored = np.concatenate([random_pixels(3, 3072, seed=seed) for seed in (1, 2)]).reshape(6, 3, 32, 32)
+    assert np.array_equal(source.train.images.numpy(), stored)
+    assert source.train.images.is_contiguous()
+    assert source.train.labels.tolist() == [1, 9, 0, 2, 9, 0]
+    assert source.test.labels.tolist() == [4, 5]
+    assert source.augmentation == "crop-flip"
+    assert source.normalization.std == (0.5, 0.5, 0.5)
+
+
+def test_cifar100_has_100_classes(cifar100: Path) -> None:
+    source = load("cifar100", root=str(cifar100), download=False)
+    assert source.num_classes == 100
+    assert source.train.labels.tolist() == [97, 98, 99]
+    assert source.augmentation == "crop-flip"
+
+
+def test_svhn_is_read_with_its_zero_as_class_zero(svhn: Path) -> None:
+    source = load("svhn", root=str(svhn), download=False, image_size=16)
+    assert source.input_shape == (3, 16, 16)
+    assert source.train.labels.tolist() == [0, 1, 9]
+    assert source.augmentation == "none"
+    stored = torch.from_numpy(random_pixels(32, 32, 3, 2)).permute(3, 2, 0, 1)
+    assert torch.equal(load("svhn", root=str(svhn)).test.images, stored)
+
+
+def test_training_split_is_opened_without_the_test_files(svhn: Path) -> None:
+    (svhn / "test_32x32.mat").unlink()
+    assert len(open_split("svhn", "train", root=str(svhn)).labels) == 3
+
+
+def test_absent_set_without_download_says_where_and_how(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        load("cifar10", root=str(tmp_path), download=False)
+    line = str(caught.value)
+    for part in ("'cifar10'", "data.name", "data.root", str(tmp_path), "switched off", "CIFAR10(root, download=True)"):
+        assert part in line
+    assert "\n" not in line
+
+
+@pytest.mark.parametrize(("name", "factory"), [("mnist", "MNIST"), ("cifar100", "CIFAR100"), ("svhn", "SVHN")])
+def test_absent_set_that_cannot_be_downloaded_says_why_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, factory: str
+) -> None:
+    monkeypatch.setattr(getattr(datasets, factory), "download", no_network)
+    with pytest.raises(DataError, match=f"'{name}'.*could not be downloaded: <urlopen error no route to host>"):
+        load(name, root=str(tmp_path / "new"))
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_absent_set_is_downloaded_whole_and_only_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def download(self: object) -> None:
+        calls.append(self.root)  # type: ignore[attr-defined]
+        write_mnist(Path(self.root))  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(datasets.MNIST, "download", download)
+    assert len(load("mnist", root=str(tmp_path)).test.labels) == 4
+    assert len(calls) == 1
+    assert Path(calls[0]) != tmp_path
+    assert [entry.name for entry in tmp_path.iterdir()] == ["MNIST"]
+
+
+def test_download_that_another_process_finished_first_uses_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def download(self: object) -> None:
+        write_mnist(Path(self.root))  # type: ignore[attr-defined]
+        write_mnist(tmp_path)
+
+    monkeypatch.setattr(datasets.MNIST, "download", download)
+    assert len(load("mnist", root=str(tmp_path)).test.labels) == 4
+    assert [entry.name for entry in tmp_path.iterdir()] == ["MNIST"]
+
+
+def test_root_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match=r"'mnist' .* could not be downloaded: .*file"):
+        load("mnist", root=str(tmp_path / "file" / "data"))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda raw: (raw / "t10k-labels-idx1-ubyte").unlink(),
+        lambda raw: (raw / "train-images-idx3-ubyte").write_bytes(b""),
+        lambda raw: (raw / "train-images-idx3-ubyte").write_bytes(b"\x00\x00\x08\x03\x00"),
+        lambda raw: write_idx(raw / "train-images-idx3-ubyte", random_pixels(6, 28, 28)),
+        lambda raw: write_idx(raw / "train-labels-idx1-ubyte", np.arange(7, dtype=np.uint8) + 4),
+    ],
+    ids=["missing", "empty", "cut", "one-image-less", "label-10"],
+)
+def test_damaged_mnist_names_the_folder_and_is_not_downloaded_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: object
+) -> None:
+    write_mnist(tmp_path)
+    damage(tmp_path / "MNIST" / "raw")  # type: ignore[operator]
+    monkeypatch.setattr(datasets.MNIST, "download", lambda _: pytest.fail("downloaded"))
+    with pytest.raises(DataError, match=f"'mnist'.* incomplete or damaged .*remove {tmp_path / 'MNIST'}") as caught:
+        load("mnist", root=str(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+def test_half_present_cifar_is_reported_as_incomplete(cifar10: Path) -> None:
+    (cifar10 / "cifar-10-batches-py" / "data_batch_2").unlink()
+    with pytest.raises(DataError, match=r"'cifar10' .* incomplete or damaged"):
+        load("cifar10", root=str(cifar10))
+
+
+def test_unknown_name_lists_the_known_ones() -> None:
+    with pytest.raises(OptionError, match=f"'data.name' is 'cifar': known are {', '.join(SOURCES)}"):
+        load("cifar")
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "allowed"), [("digits", -1, "0 .* or greater"), ("imagefolder", 0, "at least 1 for 'imagefolder'")]
+)
+def test_image_size_that_is_none_says_what_is_allowed(name: str, size: int, allowed: str) -> None:
+    with pytest.raises(OptionError, match=f"'data.image-size' is {size}: allowed is {allowed}"):
+        load(name, image_size=size)
+
+
+def test_unknown_split_is_a_programming_error() -> None:
+    with pytest.raises(ValueError, match="'valid'"):
+        open_split("digits", "valid")
+
+
+def test_data_root_is_the_argument_then_the_environment_then_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/someone")
+    monkeypatch.setenv("ONESHOT_DATA", "/data")
+    assert data_root("~/mine") == Path("/home/someone/mine")
+    assert data_root() == Path("/data")
+    monkeypatch.delenv("ONESHOT_DATA")
+    assert data_root() == Path("/home/someone/.cache/oneshot-fl/data")
