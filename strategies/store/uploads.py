@@ -1,0 +1,197 @@
+"""The uploads of one round: what is accepted is on the disk, whole, and has its line in the index."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import re
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import StoreError, UploadError
+from ..method import Upload
+from .files import Weights, atomic_write, make_folder, read_weights, sha256_file, store_errors, weights_bytes
+from .lines import JsonLines
+
+CLIENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+@dataclass(frozen=True)
+class UploadRecord:
+    """What the index says of one accepted upload.
+
+    Attributes:
+        client: The client's name.
+        architecture: The architecture it named.
+        sha256: Digest of the stored file, in hex.
+        bytes: Size of the stored file.
+        arrived: When it was accepted, ISO 8601 with the offset from UTC.
+        num_examples: Size of its training set; None for a pretrained model without data.
+        label_counts: Training examples per class [C]; None if the client did not tell.
+        pretrained: Whether the client trained nothing itself.
+    """
+
+    client: str
+    architecture: str
+    sha256: str
+    bytes: int
+    arrived: str
+    num_examples: int | None = None
+    label_counts: tuple[int, ...] | None = None
+    pretrained: bool = False
+
+
+@dataclass(frozen=True)
+class StoredWeights:
+    """Reads a stored upload anew at each call; can be pickled.
+
+    Attributes:
+        path: The safetensors file, absolute.
+        sha256: What it must hash to, in hex.
+    """
+
+    path: Path
+    sha256: str
+
+    def __call__(self) -> dict[str, torch.Tensor]:
+        """Return the weights.
+
+        Raises:
+            StoreError: The file is missing or damaged.
+        """
+        return read_weights(self.path, self.sha256)
+
+
+@dataclass(frozen=True)
+class UploadStore:
+    """The uploads in one folder.
+
+    Attributes:
+        path: The folder of the round; files are in ``uploads/``, the index is ``uploads.jsonl``.
+    """
+
+    path: Path
+
+    @property
+    def index(self) -> JsonLines:
+        """The index: one line per accepted upload, in the order of arrival."""
+        return JsonLines(self.path / "uploads.jsonl")
+
+    def records(self) -> list[UploadRecord]:
+        """Return what is accepted, in the order of arrival.
+
+        Raises:
+            StoreError: The index is damaged.
+        """
+        with store_errors(self.index.path):
+            return [self._record(row) for row in self.index.rows()]
+
+    def accept(self, client: str, architecture: str, state: Weights, facts: Mapping[str, Any]) -> Upload:
+        """Store an upload: first the file, then its line in the index; only then is it accepted.
+
+        Args:
+            client: The client's name.
+            architecture: The architecture it named.
+            state: Its weights.
+            facts: ``num_examples``, ``label_counts`` and ``pretrained`` of :class:`UploadRecord`.
+
+        Raises:
+            UploadError: The name is no client name or has an upload already, or the disk refuses; nothing is kept.
+        """
+        self._refuse_name(client)
+        try:
+            data = weights_bytes(state)
+        except StoreError as error:
+            raise UploadError(f"{client}: {error}") from error
+        file = self._file(client)
+        arrived = datetime.now(UTC).astimezone().isoformat(timespec="milliseconds")
+        digest = hashlib.sha256(data).hexdigest()
+        record = UploadRecord(client, architecture, digest, len(data), arrived, **facts)
+        try:
+            make_folder(file.parent)
+            atomic_write(file, data)
+            self.index.append(asdict(record))
+        except OSError as error:
+            # The index decides: a line that could not be taken back keeps its file.
+            with suppress(OSError, StoreError):
+                if client not in {known.client for known in self.records()}:
+                    file.unlink(missing_ok=True)
+            raise UploadError(self._not_stored(client, file, len(data), error)) from error
+        return self._upload(record)
+
+    def uploads(self) -> tuple[Upload, ...]:
+        """Return the accepted uploads in the order of client names, after a check of every file.
+
+        Raises:
+            StoreError: A file is missing or damaged; the message names it, both digests, and what to do.
+        """
+        records = sorted(self.records(), key=lambda record: record.client)
+        for record in records:
+            verify(self._file(record.client), record.sha256, f"upload of client {record.client!r}")
+        return tuple(self._upload(record) for record in records)
+
+    def _file(self, client: str) -> Path:
+        return self.path / "uploads" / f"{client}.safetensors"
+
+    def _upload(self, record: UploadRecord) -> Upload:
+        read = StoredWeights(self._file(record.client), record.sha256)
+        return Upload(record.client, record.architecture, read, record.num_examples, record.label_counts)
+
+    def _record(self, row: dict[str, Any]) -> UploadRecord:
+        try:
+            counts = row["label_counts"]
+            record = UploadRecord(**{**row, "label_counts": None if counts is None else tuple(counts)})
+            if not CLIENT_NAME.fullmatch(record.client):
+                raise ValueError(record.client)
+        except (KeyError, TypeError, ValueError) as error:
+            raise StoreError(f"{self.index.path}: damaged line {row}") from error
+        return record
+
+    def _refuse_name(self, client: str) -> None:
+        if not CLIENT_NAME.fullmatch(client):
+            raise UploadError(f"{client!r}: no client name, allowed are names that match {CLIENT_NAME.pattern}")
+        file = self._file(client)
+        for known in (record.client for record in self.records()):
+            if known == client:
+                raise UploadError(f"{client}: its upload is already here, a second one is refused")
+            # Some file systems ignore case: there, writing this file would replace the other client's.
+            if known.casefold() == client.casefold() and file.exists() and file.samefile(self._file(known)):
+                raise UploadError(f"{client}: the file system cannot tell this client's file from that of {known}")
+
+    def _not_stored(self, client: str, file: Path, needed: int, error: OSError) -> str:
+        reason = "disk full" if error.errno in _FULL else (error.strerror or str(error))
+        try:
+            free: object = shutil.disk_usage(self.path).free
+        except OSError:
+            free = "unknown"
+        return f"{client}: {reason}, its upload is not stored in {file}: {needed} bytes needed, {free} bytes free"
+
+
+def verify(file: Path, sha256: str, what: str) -> None:
+    """Check that a stored file is the one that was written.
+
+    Args:
+        file: The file.
+        sha256: What it must hash to, in hex.
+        what: What it is, for the message.
+
+    Raises:
+        StoreError: It is missing or damaged.
+    """
+    try:
+        found = f"found {sha256_file(file)}"
+    except OSError as error:
+        found = f"found no readable file ({error.strerror})"
+    if found != f"found {sha256}":
+        raise StoreError(
+            f"{file}: damaged {what}, expected sha256 {sha256}, {found}; "
+            "put back a copy of this file, or remove its line from the index so that the client is asked again"
+        )

@@ -1,0 +1,73 @@
+"""Faults of the disk and of the process, at a chosen call of ``os.fsync`` or ``os.replace``."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+Fail = Callable[[], None]
+
+
+class Faults:
+    """Counts the calls that make a write durable, and fails at one of them."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.calls = 0
+        self.fail_at = -1
+        self.fail: Fail = disk_full
+        for name in ("fsync", "replace"):
+            patch.setattr(os, name, self._wrap(getattr(os, name)))
+
+    def _wrap(self, real: Callable[..., None]) -> Callable[..., None]:
+        def call(*args: object, **kwargs: object) -> None:
+            self.calls += 1
+            if self.calls - 1 == self.fail_at:
+                self.fail()
+            real(*args, **kwargs)
+
+        return call
+
+    @contextmanager
+    def at(self, index: int, fail: Fail) -> Iterator[None]:
+        """Within the block, call ``fail`` before the call number ``index`` (from 0) does its work."""
+        self.calls, self.fail_at, self.fail = 0, index, fail
+        try:
+            yield
+        finally:
+            self.fail_at = -1
+
+    def count(self, action: Callable[[], object]) -> int:
+        """Return how many such calls an action makes."""
+        with self.at(-1, disk_full):
+            action()
+            return self.calls
+
+
+def disk_full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def kill_me() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def in_child(action: Callable[[], object]) -> int:
+    """Run an action in a forked process and return the signal that ended it (0: it ran to its end)."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            action()
+        finally:
+            os._exit(0)
+    return os.WTERMSIG(os.waitpid(pid, 0)[1])
+
+
+def names(folder: Path) -> list[str]:
+    """Return the names in a folder, sorted."""
+    return sorted(path.name for path in folder.iterdir())
