@@ -1,1 +1,61 @@
 """Where a job runs: in this process, or in a Ray actor."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..errors import OptionError
+
+if TYPE_CHECKING:
+    from ..method import Job, Method, Outcome, Progress
+    from .in_process import InProcess
+    from .ray_actors import RayActors
+
+__all__ = ["InProcess", "RayActors", "ServerCompute", "choose"]
+
+_HOMES = {"InProcess": "in_process", "RayActors": "ray_actors"}
+
+
+class ServerCompute(Protocol):
+    """A place to run a job. All places end with the same bits at equal threads, on equal hardware."""
+
+    def run(self, method: Method, job: Job, progress: Progress) -> Outcome:
+        """Run ``method`` on ``job``.
+
+        Args:
+            method: The method.
+            job: Its job; ``device="auto"`` means a GPU where one is visible, else the CPU.
+            progress: Called in this process, from the calling thread.
+
+        Raises:
+            OneShotError: The method refused the job, or the place cannot run it.
+        """
+
+
+def choose(name: str, *, owns_ray: bool | None = None) -> ServerCompute:
+    """Return the place that the setting ``compute`` names.
+
+    Args:
+        name: ``"ray"`` or ``"in-process"``.
+        owns_ray: See :class:`RayActors`; without meaning in process.
+
+    Raises:
+        OptionError: The name is unknown.
+    """
+    if name == "ray":
+        from .ray_actors import RayActors
+
+        return RayActors(owns_ray=owns_ray)
+    if name == "in-process":
+        from .in_process import InProcess
+
+        return InProcess()
+    raise OptionError(f"setting 'compute' is {name!r}: allowed is one of 'ray', 'in-process'")
+
+
+def __getattr__(name: str) -> Any:
+    # PEP 562: naming one place must not import the other.
+    if name in _HOMES:
+        return getattr(importlib.import_module(f".{_HOMES[name]}", __package__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

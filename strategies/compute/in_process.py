@@ -1,0 +1,74 @@
+"""Runs a job in this process; the Ray actor does no more than this at its end of the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from ..errors import ComputeError, OptionError
+from ..method import Job, Method, Outcome, Progress, check_needs
+
+
+class InProcess:
+    """Runs a job in the calling thread."""
+
+    def run(self, method: Method, job: Job, progress: Progress) -> Outcome:
+        """Run ``method`` on ``job`` with exactly ``job.threads`` torch threads.
+
+        Args:
+            method: The method.
+            job: Its job; ``device="auto"`` means a GPU where one is visible, else the CPU.
+            progress: Told by the method directly.
+
+        Raises:
+            OptionError: The job lacks what the method needs, or names no torch device.
+            ComputeError: The job's device is not here.
+        """
+        check_needs(method, job)
+        job = replace(job, device=resolve_device(job.device))
+        with torch_threads(job.threads):
+            return method.fit(job, progress)
+
+
+def resolve_device(name: str) -> str:
+    """Return the torch device of this process that ``name`` stands for; ``"auto"``: a GPU if one is visible.
+
+    Args:
+        name: ``"auto"``, or what ``torch.device`` takes.
+
+    Raises:
+        OptionError: It is no torch device.
+        ComputeError: It is a GPU that this process does not see.
+    """
+    import torch
+
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise OptionError(f"setting 'device' is {name!r}: allowed is 'auto' or a torch device as 'cpu'") from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ComputeError(
+            f"device {name!r} is not here: this process sees {torch.cuda.device_count()} GPUs; "
+            "set 'device' to 'auto' or 'cpu'"
+        )
+    return name
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Set torch's thread count of the calling thread for a block.
+
+    Args:
+        count: At least 1. The order of a parallel sum depends on it, hence so do the last bits of a result.
+    """
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

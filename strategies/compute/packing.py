@@ -1,0 +1,82 @@
+"""Trees of tensors as trees of numpy arrays: what travels between the driver and an actor.
+
+Ray moves numpy arrays ten times faster than torch tensors, and reads them without a copy.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True)
+class PackedTensor:
+    """A tensor as an array of the same shape and bits.
+
+    Attributes:
+        dtype: The name of the torch dtype; numpy does not know all of them (bfloat16 travels as int16).
+        array: Its values, or its bits as integers of the same width.
+    """
+
+    dtype: str
+    array: npt.NDArray[Any]
+
+
+def pack(value: Any) -> Any:
+    """Copy a tree, every tensor replaced by a :class:`PackedTensor`.
+
+    Args:
+        value: Dicts, lists, tuples and dataclasses of tensors on any device, arrays, and other values, which pass as
+            they are. The copy shares no memory with it: the caller may go on changing its tensors.
+    """
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return _pack_tensor(value)
+    return _walk(value, pack)
+
+
+def unpack(value: Any) -> Any:
+    """Return the tree that :func:`pack` was given, bit for bit; its tensors are on the CPU, contiguous and writable."""
+    if isinstance(value, PackedTensor):
+        return _unpack_tensor(value)
+    return _walk(value, unpack)
+
+
+def _walk(value: Any, visit: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: visit(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        items = [visit(item) for item in value]
+        return items if isinstance(value, list) else tuple(items)
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.replace(value, **{f.name: visit(getattr(value, f.name)) for f in dataclasses.fields(value)})
+    return value
+
+
+def _pack_tensor(tensor: Any) -> PackedTensor:
+    import torch
+
+    copy = tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+    name = str(tensor.dtype).removeprefix("torch.")
+    try:
+        return PackedTensor(name, copy.numpy())
+    except TypeError:  # numpy has no such dtype
+        bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+        return PackedTensor(name, copy.view(bits).numpy())
+
+
+def _unpack_tensor(packed: PackedTensor) -> Any:
+    import torch
+
+    # Arrays out of Ray's object store are read-only views: copy.
+    tensor = torch.from_numpy(packed.array.copy())
+    dtype = getattr(torch, packed.dtype)
+    return tensor if tensor.dtype == dtype else tensor.view(dtype)

@@ -1,0 +1,80 @@
+"""Starts Ray so that it disturbs neither this process nor its neighbours; Ray itself is handed in."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ..errors import ComputeError
+from .by_value import LIBRARY
+
+
+class NoRoomError(ComputeError):
+    """Ray is missing, does not start, or has no room: the job can still run in this process."""
+
+
+def start_ray(ray: Any, cluster: str) -> None:
+    """Join the cluster, or start a Ray of our own, which no other machine can reach.
+
+    Args:
+        ray: The module.
+        cluster: The address of a running cluster; this library travels to it as a package. Empty: start a Ray.
+
+    Raises:
+        NoRoomError: Ray does not start, or the cluster does not answer.
+    """
+    quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
+    try:
+        with _undisturbed():
+            if cluster:
+                _reach(cluster)
+                code = Path(__file__).parents[LIBRARY.count(".") + 1]
+                ray.init(address=cluster, runtime_env={"py_modules": [str(code)], "excludes": ["__pycache__"]}, **quiet)
+            else:
+                with _loopback(ray):
+                    # "local", or Ray joins whatever Ray it finds on this machine. One CPU: it starts an idle worker
+                    # for each, and the actor takes none.
+                    ray.init(address="local", num_cpus=1, _node_ip_address="127.0.0.1", **quiet)
+    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        state = f"at {cluster} does not answer" if cluster else "does not start"
+        raise NoRoomError(f"Ray {state}: {error}") from error
+
+
+def _reach(cluster: str) -> None:
+    # Ray itself tries for many minutes.
+    host, _, port = cluster.rpartition("://")[2].rpartition(":")
+    if port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    # Ray takes SIGTERM over, and warns of changes to come in itself.
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            yield
+    finally:
+        if before is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _loopback(ray: Any) -> Iterator[None]:
+    # Ray replaces 127.0.0.1 by an address that other machines reach, unless it is told that it forms no cluster; the
+    # environment variable for that is read when Ray is imported, which may have been long ago.
+    constants = ray._private.ray_constants
+    before = constants.ENABLE_RAY_CLUSTER
+    constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        constants.ENABLE_RAY_CLUSTER = before

@@ -1,0 +1,166 @@
+"""The actor's end of the wire: runs one job in a thread and queues what it says. Knows nothing of Ray."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .. import errors
+from ..errors import ComputeError, OneShotError
+from ..method import Snapshot, Upload
+from .in_process import InProcess
+from .packing import pack, unpack
+from .task import Task
+
+# A call that the driver makes on its Progress ("report", "record", "checkpoint"), or the end: "done", "failed".
+Event = tuple[str, tuple[Any, ...]]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An exception as it travels.
+
+    Attributes:
+        kind: The nearest class of this library's errors; empty if it is none of them.
+        origin: The exception's own type.
+        message: Its text.
+        trace: Its traceback.
+    """
+
+    kind: str
+    origin: str
+    message: str
+    trace: str
+
+    @classmethod
+    def of(cls, error: BaseException) -> Failure:
+        """Describe an exception."""
+        kinds = [base.__name__ for base in type(error).__mro__ if getattr(errors, base.__name__, None) is base]
+        trace = "".join(traceback.format_exception(error))
+        return cls(kinds[0] if kinds else "", type(error).__name__, str(error), trace)
+
+    def error(self, method: str) -> OneShotError:
+        """Return the exception to raise on the driver: of the same class if it is one of ours, else a ComputeError."""
+        if self.kind:
+            ours: OneShotError = getattr(errors, self.kind)(self.message)
+            return ours
+        return ComputeError(f"method {method!r} failed in the Ray actor: {self.origin}: {self.message}")
+
+
+class Outbox:
+    """Events on their way from the method's thread to the driver, in order."""
+
+    def __init__(self) -> None:
+        self._events: list[Event] = []
+        self._filled = threading.Condition()
+
+    def put(self, kind: str, *args: Any) -> None:
+        """Add an event; of reports in a row only the last is kept."""
+        with self._filled:
+            if kind == "report" and self._events and self._events[-1][0] == "report":
+                self._events.pop()
+            self._events.append((kind, args))
+            self._filled.notify()
+
+    def take(self, wait_s: float) -> list[Event]:
+        """Return all events, as soon as there is one; none if there is none for ``wait_s`` seconds."""
+        with self._filled:
+            self._filled.wait_for(lambda: self._events, wait_s)
+            events, self._events = self._events, []
+            return events
+
+
+class OutboxProgress:
+    """The Progress of a method in an actor.
+
+    Args:
+        outbox: Where the driver fetches what is said.
+        snapshot: Where to go on from.
+        interval_s: Least seconds between two checkpoints. This clock alone decides: what is taken must be written.
+    """
+
+    def __init__(self, outbox: Outbox, snapshot: Snapshot | None, interval_s: float) -> None:
+        self._outbox = outbox
+        self._snapshot = snapshot
+        self._interval_s = interval_s
+        self._taken = time.monotonic()
+
+    def resume(self) -> Snapshot | None:
+        """Return the snapshot that the driver sent."""
+        return self._snapshot
+
+    def report(self, step: int, total: int, values: Mapping[str, float] | None = None) -> None:
+        """Queue a report."""
+        self._outbox.put("report", step, total, None if values is None else dict(values))
+
+    def record(self, row: Mapping[str, Any]) -> None:
+        """Queue a row."""
+        self._outbox.put("record", dict(row))
+
+    def checkpoint(self, take: Callable[[], Snapshot]) -> None:
+        """Queue a copy of the state, if one is due."""
+        if time.monotonic() - self._taken >= self._interval_s:
+            self._outbox.put("checkpoint", pack(take()))
+            self._taken = time.monotonic()
+
+
+class Worker:
+    """Runs one task."""
+
+    def __init__(self) -> None:
+        self._outbox = Outbox()
+        self._uploads: list[Upload] = []
+        # A thread of its own: the actor's main thread has to answer polls.
+        self._thread = ThreadPoolExecutor(1)
+
+    def add_upload(self, facts: Mapping[str, Any], read_packed: Callable[[], Any]) -> None:
+        """Add an upload.
+
+        Args:
+            facts: The fields of :class:`Upload` but ``read``.
+            read_packed: Returns its packed weights, anew at each call.
+        """
+        self._uploads.append(Upload(**facts, read=lambda: unpack(read_packed())))
+
+    def start(self, task: Task, snapshot: Any, interval_s: float) -> None:
+        """Start the task and return at once.
+
+        Args:
+            task: The task.
+            snapshot: The packed snapshot to go on from, or None.
+            interval_s: Least seconds between two checkpoints.
+        """
+        progress = OutboxProgress(self._outbox, unpack(snapshot), interval_s)
+        self._thread.submit(self._work, task, progress).add_done_callback(self._end)
+
+    def poll(self, wait_s: float) -> list[Event]:
+        """Return what was said since the last call; waits up to ``wait_s`` seconds for the first event."""
+        return self._outbox.take(wait_s)
+
+    def _work(self, task: Task, progress: OutboxProgress) -> Any:
+        method, job = task.open(self._uploads)
+        return pack(InProcess().run(method, job, progress))
+
+    def _end(self, work: Future[Any]) -> None:
+        error = work.exception()
+        if error is None:
+            self._outbox.put("done", work.result())
+        else:
+            self._outbox.put("failed", Failure.of(error))
+
+
+def code_digest() -> tuple[str, str]:
+    """Return (sha256 over the paths and bytes of this library's .py files, its folder)."""
+    folder = Path(__file__).resolve().parents[1]
+    digest = hashlib.sha256()
+    for name in sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.py")):
+        source = (folder / name).read_bytes()
+        digest.update(f"{name}\0{len(source)}\0".encode() + source)
+    return digest.hexdigest(), str(folder)

@@ -1,0 +1,90 @@
+"""User code that travels by value."""
+
+import functools
+import json
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ray import cloudpickle as ray_cloudpickle
+
+import strategies.method
+from strategies.compute.by_value import dumps, user_modules
+from strategies.errors import ComputeError
+
+cloudpickle: Any = ray_cloudpickle
+loads = pickle.loads
+SCALE = 3.0
+
+
+class Scaled(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return helper(x)
+
+
+def helper(x: torch.Tensor) -> torch.Tensor:
+    return x * SCALE
+
+
+LOAD = "import pickle, sys; built = pickle.load(sys.stdin.buffer)(); print(float(built(__import__('torch').ones(()))))"
+
+
+def elsewhere(pickled: bytes, folder: Path) -> float:
+    """Load and call in a process that cannot import this file."""
+    done = subprocess.run([sys.executable, "-c", LOAD], input=pickled, capture_output=True, cwd=folder, timeout=60)
+    assert done.returncode == 0, done.stderr.decode()
+    return float(done.stdout)
+
+
+@pytest.mark.slow
+def test_dumps_with_a_users_class_loads_where_its_module_is_absent(tmp_path: Path) -> None:
+    assert elsewhere(dumps("the builder", functools.partial(Scaled), cloudpickle), tmp_path) == 3.0
+
+
+def test_dumps_leaves_the_registry_of_modules_as_it_was() -> None:
+    before = cloudpickle.list_registry_pickle_by_value()
+    dumps("the builder", Scaled, cloudpickle)
+    assert cloudpickle.list_registry_pickle_by_value() == before
+
+
+def test_dumps_with_library_and_installed_code_goes_by_reference() -> None:
+    assert loads(dumps("x", strategies.method.Silent, cloudpickle)) is strategies.method.Silent
+    assert loads(dumps("x", torch.nn.Linear, cloudpickle)) is torch.nn.Linear
+
+
+def test_dumps_with_a_lock_in_a_closure_names_what_and_whom() -> None:
+    lock = threading.Lock()
+
+    def builder() -> Any:
+        return lock
+
+    with pytest.raises(ComputeError) as caught:
+        dumps("the builder of architecture 'cnn'", functools.partial(builder), cloudpickle)
+    text = str(caught.value)
+    assert text.startswith("the builder of architecture 'cnn' (test_compute_by_value.")
+    assert "builder) cannot be sent to a Ray actor: TypeError" in text
+    assert "lock" in text
+    assert "\n" not in text
+
+
+def test_dumps_with_an_unpicklable_module_global_falls_back_to_its_name() -> None:
+    assert loads(dumps("the observer", uses_lock, cloudpickle)) is uses_lock
+
+
+_LOCK = threading.Lock()
+
+
+def uses_lock() -> bool:
+    return _LOCK.locked()
+
+
+def test_user_modules_holds_this_file_but_neither_python_nor_installed_nor_the_library() -> None:
+    names = {module.__name__ for module in user_modules()}
+    assert __name__ in names
+    assert names.isdisjoint({json.__name__, os.__name__, torch.__name__, "strategies", "strategies.method"})

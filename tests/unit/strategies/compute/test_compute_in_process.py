@@ -1,0 +1,120 @@
+"""The job in this process, and the choice of a place."""
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import strategies.compute as compute
+from strategies.compute.in_process import InProcess, resolve_device, torch_threads
+from strategies.errors import ComputeError, OptionError
+from strategies.method import Job, Method, Need, Normalization, Outcome, Progress, Silent, Upload
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def job(**changes: object) -> Job:
+    upload = Upload("a", "linear", lambda: {"weight": torch.ones(1)})
+    facts = {"uploads": (upload,), "builders": {}, "student": "linear", "num_classes": 2, "input_shape": (1, 2, 2)}
+    return Job(**{**facts, "normalization": Normalization((0.5,), (0.5,)), "config": None, **changes})  # type: ignore[arg-type]
+
+
+def method(fit: object, *needs: Need) -> Method:
+    return Method("toy", "Toy", "nowhere", type(None), fit, frozenset(needs))  # type: ignore[arg-type]
+
+
+def test_run_sets_the_threads_of_the_job_and_restores_them() -> None:
+    seen: list[int] = []
+
+    def fit(job: Job, progress: Progress) -> Outcome:
+        seen.append(torch.get_num_threads())
+        return Outcome()
+
+    InProcess().run(method(fit), job(threads=2), Silent())
+    assert seen == [2]
+    assert torch.get_num_threads() == 1
+
+
+def test_run_with_a_failing_method_restores_threads_and_lets_the_error_through() -> None:
+    def fit(job: Job, progress: Progress) -> Outcome:
+        raise KeyError("broken")
+
+    with pytest.raises(KeyError, match="broken"):
+        InProcess().run(method(fit), job(threads=2), Silent())
+    assert torch.get_num_threads() == 1
+
+
+def test_run_hands_the_resolved_device_and_the_outcome_through() -> None:
+    def fit(job: Job, progress: Progress) -> Outcome:
+        return Outcome({"device": torch.ones(1, device=job.device)})
+
+    outcome = InProcess().run(method(fit), job(device="auto"), Silent())
+    assert outcome.student is not None
+    assert outcome.student["device"].device.type == ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def test_run_with_an_unmet_need_refuses_before_the_method_starts() -> None:
+    def fit(job: Job, progress: Progress) -> Outcome:
+        raise AssertionError("started")
+
+    with pytest.raises(OptionError, match=r"different are a \(linear\)"):
+        InProcess().run(method(fit, Need.SAME_ARCHITECTURE), job(student="other"), Silent())
+
+
+def test_resolve_device_with_nonsense_names_the_setting() -> None:
+    with pytest.raises(OptionError, match="'device' is 'toaster'"):
+        resolve_device("toaster")
+
+
+def test_resolve_device_with_an_absent_gpu_says_how_many_there_are() -> None:
+    with pytest.raises(ComputeError, match=rf"'cuda:99' .* sees {torch.cuda.device_count()} GPUs"):
+        resolve_device("cuda:99")
+    assert resolve_device("cpu") == "cpu"
+
+
+def test_torch_threads_inside_another_restores_the_outer_count() -> None:
+    with torch_threads(2):
+        with torch_threads(1):
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 2
+
+
+def test_choose_with_known_names_returns_the_place() -> None:
+    assert isinstance(compute.choose("in-process"), InProcess)
+    ray = compute.choose("ray", owns_ray=False)
+    assert isinstance(ray, compute.RayActors)
+    assert ray.owns_ray is False
+
+
+def test_choose_with_an_unknown_name_names_key_value_and_allowed() -> None:
+    with pytest.raises(OptionError, match=r"'compute' is 'cloud': .*'ray', 'in-process'"):
+        compute.choose("cloud")
+
+
+def test_compute_with_an_unknown_attribute_fails_as_a_module_does() -> None:
+    with pytest.raises(AttributeError, match="Nothing"):
+        compute.Nothing  # noqa: B018
+
+
+def test_ray_actors_with_ray_blocked_imports_and_falls_back(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+
+    def fit(job: Job, progress: Progress) -> Outcome:
+        return Outcome({"w": torch.ones(1)})
+
+    outcome = compute.RayActors().run(method(fit), job(), Silent())
+    assert outcome.student is not None
+    assert [record.message for record in caplog.records] == [
+        "Ray is not installed: the server stage runs in this process"
+    ]
+    with pytest.raises(ComputeError, match="Ray is not installed"):
+        compute.RayActors(fallback=False).run(method(fit), job(), Silent())

@@ -1,0 +1,346 @@
+"""The job in a Ray actor, against the same job in this process."""
+
+import logging
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from strategies.compute.in_process import InProcess
+from strategies.compute.ray_actors import RayActors
+from strategies.errors import ComputeError, OptionError
+from strategies.method import Job, Method, Normalization, Outcome, Progress, Silent, Snapshot, Upload
+
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.slow,
+    # Ray's own: a tip on its next release, and log files and processes that it leaves to the garbage collector.
+    pytest.mark.filterwarnings("ignore::FutureWarning:ray"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+ray = pytest.importorskip("ray")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def local_ray() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.delenv("RAY_ADDRESS", raising=False)
+        ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
+        yield
+        ray.shutdown()
+
+
+@dataclass(frozen=True)
+class ToyConfig:
+    epochs: int = 4
+    lr: float = 0.1
+    marker: str = ""
+    die_at: int = 0
+    wait_s: float = 0.0
+
+
+class Net(torch.nn.Module):
+    def __init__(self, width: int = 33) -> None:
+        super().__init__()
+        self.body = torch.nn.Sequential(torch.nn.Linear(64, width), torch.nn.Tanh(), torch.nn.Linear(width, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.body(x)
+        return out
+
+
+def fit(job: Job, progress: Progress) -> Outcome:
+    """Average, then noisy gradient steps; enough floating-point work for thread counts to show."""
+    net = job.builders[job.student]()
+    states = [upload.read() for upload in job.uploads]
+    net.load_state_dict({key: sum(state[key] for state in states) / len(states) for key in states[0]})
+    draws = torch.Generator().manual_seed(job.seed)
+    start = progress.resume()
+    first, pool = 0, torch.zeros(0, 64)
+    if start is not None:
+        first, pool = start.step, start.appended["pool"]
+        net.load_state_dict(start.state["net"])
+        draws.set_state(start.state["draws"])
+    for epoch in range(first + 1, job.config.epochs + 1):
+        images = torch.randn(64, 64, generator=draws)
+        pool = torch.cat([pool, images])
+        loss = net(pool).square().mean()
+        for parameter, gradient in zip(
+            net.parameters(), torch.autograd.grad(loss, list(net.parameters())), strict=True
+        ):
+            parameter.data -= job.config.lr * gradient
+        scores = job.observer(epoch, net) if job.observer else {}
+        progress.report(epoch, job.config.epochs, {"loss": float(loss.detach())})
+        progress.record({"epoch": epoch, "loss": float(loss.detach()), **scores})
+        state = {"net": net.state_dict(), "draws": draws.get_state()}
+        progress.checkpoint(lambda: Snapshot(epoch, state, {"pool": images}))  # noqa: B023  called at once
+        if epoch == job.config.die_at and not Path(job.config.marker).exists():
+            time.sleep(0.5)  # for the driver to fetch the last checkpoint
+            Path(job.config.marker).touch()
+            os._exit(1)
+        time.sleep(job.config.wait_s)
+    facts = torch.tensor([torch.get_num_threads(), float(job.device == "cpu")])
+    return Outcome({**net.state_dict(), "facts": facts, "pool": pool.bfloat16()}, timings={"fit": 1.0})
+
+
+def observe(epoch: int, module: torch.nn.Module) -> dict[str, float]:
+    return {"norm": sum(float(p.detach().norm()) for p in module.parameters())}
+
+
+def refuse(job: Job, progress: Progress) -> Outcome:
+    raise OptionError(f"setting 'toy.lr' is {job.config.lr}: allowed is 0")
+
+
+def divide(job: Job, progress: Progress) -> Outcome:
+    raise ZeroDivisionError("no clients\nat all")
+
+
+def always_die(job: Job, progress: Progress) -> Outcome:
+    os._exit(1)
+
+
+TOY = Method("toy", "Toy", "nowhere", ToyConfig, fit)
+
+
+class Log:
+    """Keeps all that a method says, and resumes from its last checkpoint."""
+
+    interval_s = 0.0
+
+    def __init__(self) -> None:
+        self.said: list[Any] = []
+        self.snapshots: list[Snapshot] = []
+        self.resumed: list[int] = []
+        self.ticks: list[float] = []
+
+    def resume(self) -> Snapshot | None:
+        if not self.snapshots:
+            return None
+        last = self.snapshots[-1]
+        self.resumed.append(last.step)
+        pool = torch.cat([snapshot.appended["pool"] for snapshot in self.snapshots])
+        return replace(last, appended={"pool": pool})
+
+    def report(self, step: int, total: int, values: Any = None) -> None:  # noqa: ARG002
+        assert total == 4
+
+    def record(self, row: Any) -> None:
+        self.said.append(dict(row))
+
+    def checkpoint(self, take: Any) -> None:
+        self.save(take())
+
+    def save(self, snapshot: Snapshot) -> None:
+        self.said.append(snapshot.step)
+        self.snapshots.append(
+            replace(
+                snapshot,
+                state={"net": {k: v.clone() for k, v in snapshot.state["net"].items()}}
+                | {"draws": snapshot.state["draws"]},
+            )
+        )
+
+    def tick(self) -> None:
+        self.ticks.append(time.monotonic())
+
+
+def job(**changes: Any) -> Job:
+    def weights(number: int) -> dict[str, torch.Tensor]:
+        draws = torch.Generator().manual_seed(number)
+        return {key: torch.randn(value.shape, generator=draws) for key, value in Net().state_dict().items()}
+
+    uploads = tuple(Upload(f"c{n}", "net", lambda n=n: weights(n), 10 + n, (5, 5 + n)) for n in range(3))  # type: ignore[misc]
+    facts = Job(uploads, {"net": Net}, "net", 3, (1, 8, 8), Normalization((0.5,), (0.5,)), ToyConfig())
+    return replace(facts, **{"threads": 2, "device": "auto", "observer": observe, "seed": 3, **changes})
+
+
+def assert_equal(one: Outcome, two: Outcome) -> None:
+    assert one.student is not None
+    assert two.student is not None
+    assert one.student.keys() == two.student.keys()
+    for key, value in one.student.items():
+        assert torch.equal(value, two.student[key]), key
+
+
+def test_run_in_an_actor_ends_as_in_process_and_says_the_same() -> None:
+    here, there = Log(), Log()
+    threads = torch.get_num_threads()
+    expected = InProcess().run(TOY, job(), here)
+    outcome = RayActors(fallback=False).run(TOY, job(), there)
+    assert_equal(outcome, expected)
+    assert outcome.student is not None
+    assert outcome.student["facts"].tolist() == [2.0, 1.0]
+    assert outcome.student["pool"].dtype == torch.bfloat16
+    assert there.said == here.said
+    assert len(here.said) == 8
+    for one, two in zip(here.snapshots, there.snapshots, strict=True):
+        assert torch.equal(one.appended["pool"], two.appended["pool"])
+        assert torch.equal(one.state["net"]["body.0.weight"], two.state["net"]["body.0.weight"])
+    assert there.ticks
+    assert torch.get_num_threads() == threads
+
+
+def test_run_with_a_dying_actor_resumes_from_the_checkpoint_and_ends_equal(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = ToyConfig(marker=str(tmp_path / "died"), die_at=2)
+    log = Log()
+    outcome = RayActors(fallback=False).run(TOY, job(config=config), log)
+    assert (tmp_path / "died").exists()
+    assert log.resumed == [2]
+    assert [said for said in log.said if isinstance(said, int)] == [1, 2, 3, 4]
+    assert_equal(outcome, InProcess().run(TOY, job(), Silent()))
+    assert [record.getMessage() for record in caplog.records if record.name.startswith("strategies")] == [
+        "the Ray actor died; restart 1 of 2 from the last checkpoint"
+    ]
+
+
+def test_run_with_an_actor_that_always_dies_gives_up() -> None:
+    with pytest.raises(ComputeError, match="method 'toy': 2 Ray actors died, the last: ") as caught:
+        RayActors(max_restarts=1, fallback=False).run(replace(TOY, fit=always_die), job(), Silent())
+    assert "\n" not in str(caught.value)
+
+
+def test_run_with_an_error_of_ours_raises_the_same_class_and_text() -> None:
+    with pytest.raises(OptionError) as caught:
+        RayActors().run(replace(TOY, fit=refuse), job(), Silent())
+    assert str(caught.value) == "setting 'toy.lr' is 0.1: allowed is 0"
+    assert type(caught.value) is OptionError
+    assert "in refuse" in str(caught.value.__cause__)
+
+
+def test_run_with_another_error_raises_one_line_and_logs_the_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(ComputeError) as caught:
+        RayActors().run(replace(TOY, fit=divide), job(), Silent())
+    assert str(caught.value) == "method 'toy' failed in the Ray actor: ZeroDivisionError: no clients at all"
+    assert "in divide" in caplog.text
+
+
+def test_run_with_an_unpicklable_builder_refuses_and_names_it() -> None:
+    lock = threading.Lock()
+
+    def builder() -> torch.nn.Module:
+        with lock:
+            return Net()
+
+    with pytest.raises(ComputeError, match=r"builder of architecture 'net' .*builder.* cannot be sent to a Ray actor"):
+        RayActors().run(TOY, job(builders={"net": builder}), Silent())
+
+
+def test_run_without_room_falls_back_in_one_line_or_refuses(caplog: pytest.LogCaptureFixture) -> None:
+    log = Log()
+    outcome = RayActors(num_gpus=1, wait_s=1.0).run(TOY, job(), log)
+    assert_equal(outcome, InProcess().run(TOY, job(), Silent()))
+    assert log.ticks
+    assert max(b - a for a, b in zip(log.ticks, log.ticks[1:], strict=False)) < 0.6
+    line = "Ray had no room for an actor within"
+    assert [record.getMessage() for record in caplog.records if record.name.startswith("strategies")] == [
+        f"{line} 1 s: the server stage runs in this process"
+    ]
+    with pytest.raises(ComputeError, match=line):
+        RayActors(num_gpus=1, wait_s=0.5, fallback=False).run(TOY, job(), Silent())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_run_with_a_gpu_job_and_no_gpu_in_ray_says_so() -> None:
+    with pytest.raises(ComputeError, match="Ray has no free GPU"):
+        RayActors(fallback=False).run(TOY, job(device="cuda:0"), Silent())
+
+
+def test_run_with_other_code_in_the_actor_names_both_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = Path(sys.modules["strategies"].__path__[0])
+    shutil.copytree(own, tmp_path / "strategies", ignore=shutil.ignore_patterns("__pycache__"))
+    with (tmp_path / "strategies" / "seeds.py").open("a") as file:
+        file.write("# changed\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ComputeError, match="the Ray actor runs other code") as caught:
+        RayActors().run(TOY, job(), Silent())
+    assert str(tmp_path / "strategies") in str(caught.value)
+    assert str(own.resolve()) in str(caught.value)
+
+
+def test_run_with_the_library_under_another_name_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = Path(sys.modules["strategies"].__path__[0])
+    (tmp_path / "host").mkdir()
+    (tmp_path / "host" / "__init__.py").touch()
+    shutil.copytree(own, tmp_path / "host" / "oneshot", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "host" / "toy.py").write_text(
+        "from .oneshot.method import Job, Method, Normalization, Outcome, Silent\n"
+        "from .oneshot.compute import RayActors\n"
+        "def fit(job, progress):\n    return Outcome({'x': job.builders['m']().weight.detach() * 0 + job.seed})\n"
+        "def build():\n    import torch\n    return torch.nn.Linear(2, 1)\n"
+        "def run():\n"
+        "    job = Job((), {'m': build}, 'm', 2, (1, 1, 1), Normalization((0.,), (1.,)), None, seed=5)\n"
+        "    return RayActors(fallback=False).run(Method('toy', '', '', type(None), fit), job, Silent())\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    import host.toy  # type: ignore[import-not-found]
+
+    assert host.toy.run().student["x"].tolist() == [[5.0, 5.0]]
+    for name in [name for name in sys.modules if name.partition(".")[0] == "host"]:
+        monkeypatch.delitem(sys.modules, name)
+
+
+def test_run_when_interrupted_kills_the_actor() -> None:
+    before = _actors()
+    working: set[int] = set()
+
+    class Interrupting(Log):
+        def record(self, row: Any) -> None:  # noqa: ARG002
+            working.update(_actors() - before)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        RayActors().run(TOY, job(config=ToyConfig(wait_s=5.0)), Interrupting())
+    assert working
+    deadline = time.monotonic() + 10
+    while _actors() & working and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not _actors() & working
+
+
+def _actors() -> set[int]:
+    import psutil
+
+    return {process.pid for process in psutil.process_iter(["name"]) if process.info["name"].startswith("ray::Actor")}
+
+
+def test_run_beside_a_foreign_start_waits_for_ray_and_leaves_it_up() -> None:
+    outcome = RayActors(owns_ray=False, fallback=False).run(TOY, job(), Silent())
+    assert outcome.student is not None
+    assert ray.is_initialized()
+
+
+def test_run_without_any_ray_starts_its_own_on_loopback_and_ends_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Last in this file: it ends the module's Ray."""
+    ray.shutdown()
+    caplog.set_level(logging.WARNING)
+    with pytest.raises(ComputeError, match=r"Ray was not started within 0\.2 s"):
+        RayActors(owns_ray=False, wait_s=0.2, fallback=False).run(TOY, job(), Silent())
+    with pytest.raises(ComputeError, match=r"Ray at 127\.0\.0\.1:9 does not answer"):
+        RayActors(address="127.0.0.1:9", fallback=False).run(TOY, job(), Silent())
+    addresses: list[str] = []
+    handler = signal.getsignal(signal.SIGTERM)
+
+    class Looking(Log):
+        def record(self, row: Any) -> None:  # noqa: ARG002
+            addresses.append(ray.nodes()[0]["NodeManagerAddress"])
+
+    assert_equal(RayActors(fallback=False).run(TOY, job(), Looking()), InProcess().run(TOY, job(), Silent()))
+    assert set(addresses) == {"127.0.0.1"}
+    assert not ray.is_initialized()
+    assert signal.getsignal(signal.SIGTERM) == handler

@@ -1,0 +1,211 @@
+"""The actor's and the driver's end of the wire, without Ray."""
+
+import pickle
+import time
+from typing import Any
+
+import pytest
+import torch
+
+from strategies.compute.packing import pack, unpack
+from strategies.compute.relay import Relay
+from strategies.compute.task import Task
+from strategies.compute.worker import Event, Failure, Outbox, OutboxProgress, Worker, code_digest
+from strategies.errors import ComputeError, OptionError, UploadError
+from strategies.method import Job, Method, Normalization, Outcome, Progress, Silent, Snapshot, Upload
+
+
+def fit_sum(job: Job, progress: Progress) -> Outcome:
+    start = progress.resume()
+    total = torch.zeros(2) if start is None else start.state["total"]
+    for step, upload in enumerate(job.uploads, 1):
+        total = total + upload.read()["w"]
+        progress.report(step, len(job.uploads))
+        progress.record({"epoch": step, "total": float(total.sum())})
+        progress.checkpoint(lambda: Snapshot(step, {"total": total}))  # noqa: B023  called at once
+    return Outcome({"total": total + job.start["w"]})  # type: ignore[index]
+
+
+def fit_broken(job: Job, progress: Progress) -> Outcome:
+    raise UploadError(f"client {job.uploads[0].client!r} is odd")
+
+
+def job(fit: Any = fit_sum, **changes: Any) -> tuple[Method, Job]:
+    plain = Job((), {"m": torch.nn.Flatten}, "m", 2, (1, 2, 2), Normalization((0.5,), (0.5,)), {"lr": 0.1})
+    return Method("toy", "Toy", "", dict, fit), Job(**{**vars(plain), "start": {"w": torch.ones(2)}, **changes})
+
+
+def run(worker: Worker, task: Task, snapshot: Any = None, interval_s: float = 0.0) -> list[Event]:
+    worker.start(task, snapshot, interval_s)
+    events: list[Event] = []
+    while not events or events[-1][0] not in ("done", "failed"):
+        events += worker.poll(5)
+    return events
+
+
+class Plain:
+    """cloudpickle's part where everything is importable."""
+
+    dumps = staticmethod(pickle.dumps)
+    list_registry_pickle_by_value = staticmethod(dict[str, Any])
+    register_pickle_by_value = unregister_pickle_by_value = staticmethod(id)
+
+
+def worker_with(values: list[float]) -> Worker:
+    worker = Worker()
+    for number, value in enumerate(values):
+        facts = {"client": f"c{number}", "architecture": "m", "num_examples": 3, "label_counts": None}
+        worker.add_upload(facts, lambda value=value: pack({"w": torch.full((2,), value)}))  # type: ignore[misc]
+    return worker
+
+
+def test_worker_with_a_task_says_everything_in_order_and_ends() -> None:
+    events = run(worker_with([1.0, 2.0]), Task.of(*job(), Plain))
+    assert [kind for kind, _ in events if kind != "report"] == ["record", "checkpoint", "record", "checkpoint", "done"]
+    assert torch.equal(unpack(events[-1][1][0]).student["total"], torch.full((2,), 4.0))
+
+
+def test_worker_with_a_snapshot_goes_on_from_it() -> None:
+    snapshot = pack(Snapshot(1, {"total": torch.full((2,), 10.0)}))
+    events = run(worker_with([1.0]), Task.of(*job(), Plain), snapshot)
+    assert torch.equal(unpack(events[-1][1][0]).student["total"], torch.full((2,), 12.0))
+
+
+def test_worker_with_a_failing_method_ends_with_its_class_and_text() -> None:
+    (kind, (failure,)) = run(worker_with([1.0]), Task.of(*job(fit_broken), Plain))[-1]
+    assert kind == "failed"
+    error = failure.error("toy")
+    assert type(error) is UploadError
+    assert str(error) == "client 'c0' is odd"
+    assert "fit_broken" in failure.trace
+
+
+def test_worker_with_a_pickle_it_cannot_load_ends_with_a_failure() -> None:
+    task = Task.of(*job(), Plain)
+    broken = Task(**{**vars(task), "config": b"cabsent_module\nthing\n."})
+    (kind, (failure,)) = run(worker_with([1.0]), broken)[-1]
+    assert kind == "failed"
+    with pytest.raises(ComputeError, match=r"'toy' failed in the Ray actor: ModuleNotFoundError: .*absent_module"):
+        raise failure.error("toy")
+
+
+def test_task_of_a_gpu_job_names_no_gpu_by_number() -> None:
+    assert Task.of(*job(device="cuda:3"), Plain).job.device == "cuda"
+    assert Task.of(*job(device="auto"), Plain).job.device == "auto"
+
+
+def test_task_open_returns_what_was_packed() -> None:
+    method, made = job(seed=7, threads=2)
+    upload = Upload("a", "m", dict, 3, (1, 2))
+    again_method, again = Task.of(method, made, Plain).open([upload])
+    assert again_method == method
+    assert (again.uploads, again.seed, again.threads, again.config) == ((upload,), 7, 2, {"lr": 0.1})
+    assert again.builders["m"] is torch.nn.Flatten
+    assert again.observer is None
+
+
+def test_failure_of_a_subclass_of_ours_keeps_the_nearest_known_class() -> None:
+    class SpecialError(OptionError):
+        pass
+
+    assert type(Failure.of(SpecialError("key 'x'")).error("toy")) is OptionError
+
+
+def test_outbox_with_reports_in_a_row_keeps_the_last() -> None:
+    outbox = Outbox()
+    outbox.put("report", 1, 3, None)
+    outbox.put("report", 2, 3, None)
+    outbox.put("record", {"epoch": 2})
+    outbox.put("report", 3, 3, None)
+    assert [args[0] for kind, args in outbox.take(1) if kind == "report"] == [2, 3]
+    began = time.monotonic()
+    assert outbox.take(0.05) == []
+    assert time.monotonic() - began >= 0.04
+
+
+def test_outbox_progress_before_the_interval_takes_no_checkpoint() -> None:
+    outbox, taken = Outbox(), []
+    progress = OutboxProgress(outbox, None, interval_s=60.0)
+    progress.checkpoint(lambda: taken.append(1) or Snapshot(1, None))  # type: ignore[func-returns-value]
+    assert taken == []
+    assert outbox.take(0) == []
+
+
+def test_outbox_progress_with_later_changes_sends_the_state_of_the_moment() -> None:
+    outbox, weights, row = Outbox(), torch.zeros(2), {"epoch": 1}
+    progress = OutboxProgress(outbox, None, interval_s=0.0)
+    progress.checkpoint(lambda: Snapshot(1, {"w": weights}))
+    progress.record(row)
+    weights.add_(1)
+    row["epoch"] = 2
+    (_, (packed,)), (_, (sent,)) = outbox.take(1)
+    assert not unpack(packed).state["w"].any()
+    assert sent == {"epoch": 1}
+
+
+def test_code_digest_twice_is_equal_and_names_the_library() -> None:
+    digest, folder = code_digest()
+    assert (digest, folder) == code_digest()
+    assert len(digest) == 64
+    assert folder.endswith("strategies")
+
+
+class Keeping(Silent):
+    """Saves every checkpoint, as the driver's journal does."""
+
+    interval_s = 0.25
+
+    def __init__(self) -> None:
+        self.saved: list[Snapshot] = []
+        self.ticks = 0
+
+    def save(self, snapshot: Snapshot) -> None:
+        self.saved.append(snapshot)
+
+    def tick(self) -> None:
+        self.ticks += 1
+
+
+class Every(Silent):
+    """Without ``save``: takes every second checkpoint that it is offered."""
+
+    def __init__(self) -> None:
+        self.offers = 0
+        self.taken: list[Snapshot] = []
+
+    def checkpoint(self, take: Any) -> None:
+        self.offers += 1
+        if self.offers % 2 == 0:
+            self.taken.append(take())
+
+
+def rows(step: int, value: float) -> tuple[str, tuple[Any, ...]]:
+    return "checkpoint", (pack(Snapshot(step, None, {"pool": torch.full((1,), value)})),)
+
+
+def test_relay_with_save_saves_each_checkpoint() -> None:
+    keeping = Keeping()
+    relay = Relay(keeping)
+    relay.deliver(*rows(1, 1.0))
+    assert [snapshot.step for snapshot in keeping.saved] == [1]
+    assert list(relay.ticking("ab")) == ["a", "b"]
+    assert (keeping.ticks, relay.interval_s) == (2, 0.25)
+
+
+def test_relay_without_save_keeps_the_rows_of_declined_checkpoints() -> None:
+    every = Every()
+    relay = Relay(every)
+    for step, value in enumerate([1.0, 2.0, 3.0, 4.0], 1):
+        relay.deliver(*rows(step, value))
+    assert [snapshot.appended["pool"].tolist() for snapshot in every.taken] == [[1.0, 2.0], [3.0, 4.0]]
+    relay.deliver(*rows(5, 5.0))
+    relay.resume()
+    relay.deliver(*rows(6, 6.0))
+    assert every.taken[-1].appended["pool"].tolist() == [6.0]
+
+
+def test_relay_with_a_plain_progress_needs_no_extras() -> None:
+    relay = Relay(Silent())
+    relay.tick()
+    assert relay.interval_s == 20.0
+    assert relay.resume() is None
