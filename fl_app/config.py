@@ -7,6 +7,7 @@ The tables of the methods (``dense.epochs``) belong to the methods and are read 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -14,6 +15,8 @@ from fl_app.data import LAWS, SOURCES, PartitionSpec
 from fl_app.models import ARCHITECTURES
 from strategies.errors import OptionError
 from strategies.options import Scalar, check, option, parse
+
+DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d+)?")
 
 
 @dataclass(frozen=True)
@@ -30,8 +33,9 @@ class DataConfig:
     limit: int = option(0, "use only the first so many training images, shuffled by the seed; 0 = all", low=0)
 
     def __post_init__(self) -> None:
-        """Check every value."""
+        """Check every value, and those of the law together."""
         check(self, "data")
+        self.partition_spec()
 
     def partition_spec(self) -> PartitionSpec:
         """Return the arguments of the law."""
@@ -99,9 +103,10 @@ class AppConfig:
     min_uploads: int = option(2, "quorum: fewer uploads at the deadline fail the run", low=1)
     deadline_s: float = option(3600.0, "seconds that the clients have for their uploads", above=0.0)
     compute: str = option("ray", "where the server stage runs", choices=("ray", "in-process"))
-    device: str = option("auto", "device of the server stage: auto, cpu, cuda")
+    device: str = option("auto", "device of the server stage: auto, cpu, cuda, cuda:1")
     threads: int = option(0, "torch threads of the server stage; 0 = all cores", low=0)
     max_upload_mib: float = option(2048.0, "largest accepted upload, MiB", above=0.0)
+    checkpoint_s: float = option(20.0, "seconds between two checkpoints of the server stage, at least", low=0.0)
     run_dir: str = option("", "run folder; empty: a new one under $ONESHOT_RUNS, else ./runs")
     resume: str = option("", "run folder of a run that was cut off; it goes on there")
     data: DataConfig = field(default_factory=DataConfig)
@@ -111,6 +116,8 @@ class AppConfig:
     def __post_init__(self) -> None:
         """Check every value."""
         check(self)
+        if not DEVICE.fullmatch(self.device):
+            raise OptionError(f"setting 'device' is {self.device!r}: allowed is auto, cpu, cuda, or cuda:N")
         if self.resume and self.run_dir and self.resume != self.run_dir:
             raise OptionError(
                 f"settings 'resume' ({self.resume}) and 'run-dir' ({self.run_dir}): allowed is one of them"

@@ -1,1 +1,69 @@
-"""One-shot federated learning on Flower: clients upload a trained model once, the server does the rest."""
+"""One-shot federated learning on Flower: clients upload a trained model once, the server does the rest.
+
+Names are resolved when they are first used, so that a client which imports ``strategies.client`` loads neither torch
+nor Ray, and a replay loads no Flower.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .compute import InProcess, RayActors, ServerCompute
+    from .dense import DenseConfig
+    from .fedavg import FedAvgConfig
+    from .flower.one_shot import OneShot, RunOptions
+    from .flower.strategies import Dense, DWFedENS, FedENS, LabelCountEnsemble, OneShotFedAvg
+    from .method import METHODS, Job, Method, Normalization, Outcome
+    from .outcomes import load_ensemble_module, load_model
+
+_HOMES = {
+    "DWFedENS": "flower.strategies",
+    "Dense": "flower.strategies",
+    "DenseConfig": "dense",
+    "FedAvgConfig": "fedavg",
+    "FedENS": "flower.strategies",
+    "InProcess": "compute",
+    "Job": "method",
+    "LabelCountEnsemble": "flower.strategies",
+    "METHODS": "method",
+    "Method": "method",
+    "Normalization": "method",
+    "OneShot": "flower.one_shot",
+    "OneShotFedAvg": "flower.strategies",
+    "Outcome": "method",
+    "RayActors": "compute",
+    "RunOptions": "flower.one_shot",
+    "ServerCompute": "compute",
+    "load_ensemble_module": "outcomes",
+    "load_model": "outcomes",
+}
+
+__all__ = [
+    "METHODS",
+    "DWFedENS",
+    "Dense",
+    "DenseConfig",
+    "FedAvgConfig",
+    "FedENS",
+    "InProcess",
+    "Job",
+    "LabelCountEnsemble",
+    "Method",
+    "Normalization",
+    "OneShot",
+    "OneShotFedAvg",
+    "Outcome",
+    "RayActors",
+    "RunOptions",
+    "ServerCompute",
+    "load_ensemble_module",
+    "load_model",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)

@@ -106,7 +106,9 @@ class Journal:
         """Take note that ``step`` of ``total`` epochs are done; the first, the last and one every 5 s are logged."""
         with self._lock:
             now = monotonic()
-            self._last = _Report(step, total, dict(values or {}), now)
+            # Between two epoch borders the values of the last one are still the newest.
+            known = self._last.values if self._last else {}
+            self._last = _Report(step, total, dict(values or known), now)
             last = step >= total and self._said != (step, total)
             if self._said is None or last or now - self._logged >= LOG_EVERY_S:
                 self._say(self._line(now))

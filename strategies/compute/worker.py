@@ -62,9 +62,11 @@ class Outbox:
         self._filled = threading.Condition()
 
     def put(self, kind: str, *args: Any) -> None:
-        """Add an event; of reports in a row only the last is kept."""
+        """Add an event; of reports in a row only the last is kept, with the newest values among them."""
         with self._filled:
             if kind == "report" and self._events and self._events[-1][0] == "report":
+                step, total, values = args
+                args = (step, total, values if values is not None else self._events[-1][1][2])
                 self._events.pop()
             self._events.append((kind, args))
             self._filled.notify()

@@ -1,0 +1,42 @@
+# Two commands for everybody: `make run` and `make test`. Both set up .venv once; a second call reuses it.
+# The first interpreter that is new enough; name another one with PYTHON=...
+SUITS := import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14 python; do \
+	"$$p" -c '$(SUITS)' 2>/dev/null && { echo "$$p"; break; }; done)
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+ARGS ?=
+
+.PHONY: run test check unit config clean
+
+run: $(READY)
+	$(BIN)/oneshot run $(ARGS)
+
+test: $(READY)
+	$(BIN)/python -m pytest
+
+# The tests that take seconds, for the rhythm of work.
+unit: $(READY)
+	$(BIN)/python -m pytest -m "not slow"
+
+# What CI holds a change to: format, lint, types, layering, tests.
+check: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest
+
+config: $(READY)
+	$(BIN)/python -m server_app.config_table
+
+clean:
+	rm -rf $(VENV)
+
+$(READY): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "no Python 3.11 to 3.14 was found: install one, or name it: make run PYTHON=/path/to/python3"; exit 1; }
+	@"$(PYTHON)" -c '$(SUITS)' || { echo "$(PYTHON) is not Python 3.11 to 3.14; name one: make run PYTHON=/path/to/python3"; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "$(PYTHON) lacks the venv module: install it (Debian and Ubuntu: apt install python3-venv)"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $(READY)

@@ -1,0 +1,214 @@
+"""From flat settings to what the server works with. Only here and in the two ``app.py`` do settings meet pieces."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fl_app.config import AppConfig
+from fl_app.data import Split, open_split
+from fl_app.models import builders
+from server_app.evaluation import HeldOut
+from strategies.compute.in_process import resolve_device
+from strategies.errors import OptionError
+from strategies.method import METHODS, Job, Method, Need, Normalization
+from strategies.options import Option, Scalar, flatten, options_of, parse, reject_unknown
+from strategies.stage import all_cores
+
+if TYPE_CHECKING:
+    from strategies.flower.one_shot import OneShot
+
+# The main job is small: these values, tried out on digits, take seconds where DENSE's own take an hour.
+MAIN_JOB: Mapping[str, Scalar] = {
+    "dense.epochs": 24,
+    "dense.generator-steps": 10,
+    "dense.generator-lr": 0.003,
+    "dense.synthesis-batch-size": 64,
+    "dense.batch-size": 32,
+    "dense.kd-temperature": 4.0,
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings, read and checked.
+
+    Attributes:
+        app: The app's own.
+        method: The server method.
+        method_config: The method's config.
+        flat: All of them as they were given, completed by the defaults.
+    """
+
+    app: AppConfig
+    method: Method
+    method_config: Any
+    flat: Mapping[str, Scalar]
+
+
+def default_settings() -> dict[str, Scalar]:
+    """Return every key with its default: what pyproject.toml holds and bare ``flwr run .`` runs."""
+    found = flatten(AppConfig())
+    for name in METHODS:
+        found.update(flatten(METHODS[name].config(), name))
+    return {**found, **MAIN_JOB}
+
+
+def known_options() -> list[Option]:
+    """Return every option of the app and of the methods."""
+    return options_of(AppConfig) + [o for name in METHODS for o in options_of(METHODS[name].config, name)]
+
+
+def read_settings(given: Mapping[str, Scalar]) -> Settings:
+    """Check settings and read them.
+
+    Args:
+        given: Flat settings; absent keys have their default.
+
+    Raises:
+        OptionError: Names the key, the value and what is allowed.
+    """
+    reject_unknown(given, [o.key for o in known_options()])
+    flat = {**default_settings(), **given}
+    app = AppConfig.from_settings(flat)
+    try:
+        method = METHODS[app.method]
+    except OptionError as error:
+        raise OptionError(f"setting 'method': {error}") from error
+    return Settings(app, method, parse(method.config, flat, method.name), flat)
+
+
+def held_out(settings: Settings) -> tuple[HeldOut, Split]:
+    """Open the images that are kept from every client, and the facts of their data set.
+
+    Raises:
+        DataError: The data set is not there; says how to get it.
+    """
+    data = settings.app.data
+    split = open_split(data.name, "test", root=data.root, image_size=data.image_size)
+    normalization = Normalization(*split.normalization)
+    return HeldOut(split.take(), normalization), split
+
+
+def build_job(settings: Settings, split: Split, observer: HeldOut | None) -> Job:
+    """Return the server's job, without uploads.
+
+    Raises:
+        OptionError: A setting does not fit the data set.
+    """
+    app = settings.app
+    models = builders(split.num_classes, split.input_shape)
+    student = app.model.of_student()
+    for key, name in [("model.student", student), *(("model.per-client", name) for name in app.model.mix())]:
+        if name not in models:
+            raise OptionError(
+                f"setting {key!r} is {name!r}, which does not take images of shape {split.input_shape}: "
+                f"allowed are {', '.join(models)}"
+            )
+    if app.data.law.startswith("classes") and app.data.classes_per_client > split.num_classes:
+        raise OptionError(
+            f"setting 'data.classes-per-client' is {app.data.classes_per_client}: allowed is at most "
+            f"{split.num_classes}, the number of classes"
+        )
+    return Job(
+        uploads=(),
+        builders=models,
+        student=student,
+        num_classes=split.num_classes,
+        input_shape=split.input_shape,
+        normalization=Normalization(*split.normalization),
+        config=settings.method_config,
+        seed=app.seed,
+        threads=app.threads or all_cores(),
+        device=app.device,
+        observer=observer,
+    )
+
+
+def check_needs_of_settings(settings: Settings) -> None:
+    """Refuse, before any client is asked, settings whose uploads the method could do nothing with.
+
+    Raises:
+        OptionError: Names the setting, its value and what the method needs.
+    """
+    method, app = settings.method, settings.app
+    if Need.SAME_ARCHITECTURE in method.needs and set(app.model.mix()) != {app.model.of_student()}:
+        key, value = (
+            ("model.per-client", app.model.per_client) if app.model.per_client else ("model.name", app.model.name)
+        )
+        raise OptionError(
+            f"setting {key!r} is {value!r} and the student's architecture {app.model.of_student()!r}: allowed with "
+            f"method {method.name!r} is one architecture for all"
+        )
+    if Need.LABEL_COUNTS in method.needs and not app.client.share_label_counts:
+        raise OptionError(
+            f"setting 'client.share-label-counts' is False: allowed with method {method.name!r} is True; it needs that "
+            f"{Need.LABEL_COUNTS.value}"
+        )
+    if app.compute == "in-process":
+        resolve_device(app.device)
+
+
+def build_strategy(settings: Settings, job: Job) -> OneShot:
+    """Return the Flower strategy of the configured method."""
+    from strategies.flower.one_shot import OneShot, RunOptions  # late: a replay needs no Flower
+
+    app = settings.app
+    run_dir = app.resume or app.run_dir
+    if app.resume and not (Path(app.resume).expanduser() / "run.json").exists():
+        raise OptionError(f"setting 'resume' is {app.resume!r}: allowed is the folder of a run (it holds run.json)")
+    return OneShot(
+        settings.method,
+        job.builders,
+        student=job.student,
+        num_classes=job.num_classes,
+        input_shape=job.input_shape,
+        normalization=job.normalization,
+        config=job.config,
+        compute=app.compute,
+        run_dir=run_dir or None,
+        min_uploads=app.min_uploads,
+        seed=app.seed,
+        options=RunOptions(
+            threads=app.threads,
+            device=app.device,
+            max_upload_mib=app.max_upload_mib,
+            checkpoint_s=app.checkpoint_s,
+        ),
+        observer=job.observer,
+        facts={"settings": dict(settings.flat), "num-supernodes": int(os.environ.get(SUPERNODES_VARIABLE, 0))},
+    )
+
+
+# Set by `oneshot run` for the ServerApp that it starts; Flower does not tell a ServerApp how many nodes it simulates.
+SUPERNODES_VARIABLE = "ONESHOT_NUM_SUPERNODES"
+
+# What may differ when a run goes on: where it works and how long it waits says nothing about what it computes.
+FREE_ON_RESUME = (
+    "resume", "run-dir", "compute", "data.root", "client.state-dir", "min-uploads", "deadline-s", "checkpoint-s",
+    "max-upload-mib",
+)  # fmt: skip
+
+
+def check_same_run(stored: Mapping[str, Any], flat: Mapping[str, Scalar]) -> None:
+    """Refuse to go on with a run under other settings than it began with.
+
+    Args:
+        stored: The content of its run.json.
+        flat: All settings it would go on with.
+
+    Raises:
+        OptionError: Names the first setting that differs.
+    """
+    begun = stored.get("settings")
+    if not isinstance(begun, dict):
+        return
+    for key, value in flat.items():
+        if key not in FREE_ON_RESUME and begun.get(key, value) != value:
+            raise OptionError(
+                f"setting {key!r} is {value!r}, but the run to resume began with {begun[key]!r}: "
+                "allowed is that value, or a new run"
+            )

@@ -1,0 +1,286 @@
+"""The command line: ``oneshot run``, ``resume``, ``replay`` and ``methods``."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, NoReturn
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from server_app.build import (
+    SUPERNODES_VARIABLE,
+    check_same_run,
+    default_settings,
+    known_options,
+    read_settings,
+)
+from server_app.finish import moved_line
+from server_app.log_lines import tidy
+from server_app.settings_text import merge_settings
+from strategies.errors import OneShotError, OptionError
+from strategies.method import METHODS
+from strategies.options import Scalar, options_of
+from strategies.store.run_folder import RunFolder, default_run_dir
+
+Format = Literal["text", "json"]
+FormatOption = Annotated[Format, typer.Option("--format", help="json prints one JSON object as the last line")]
+INTERRUPTED = 130
+DEFAULT_SUPERNODES = 5
+
+cli = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+
+@cli.callback()
+def about() -> None:
+    """One-shot federated learning: clients upload a trained model once, the server does the rest."""
+
+
+@cli.command()
+def run(
+    app: Annotated[Path | None, typer.Argument(help="the app's folder; default: here, else the installed one")] = None,
+    *,
+    run_config: Annotated[
+        list[str] | None, typer.Option(help="settings: a TOML file, or key=value pairs; repeatable, later ones win")
+    ] = None,
+    num_supernodes: Annotated[
+        int | None, typer.Option(min=1, help="simulated clients; default: 5, or those of the run to resume")
+    ] = None,
+    resume: Annotated[Path | None, typer.Option(help="run folder of a run that was cut off")] = None,
+    format: FormatOption = "text",  # noqa: A002  the name of the flag
+) -> None:
+    """Run the app in simulation and print the result; exit status 0 only if the run succeeded."""
+    with _errors(format):
+        given = merge_settings(run_config or [], {o.key: o.kind for o in known_options()})
+        if resume is not None:
+            given["resume"] = str(resume)
+        if given.get("resume"):
+            stored = _stored_settings(Path(str(given["resume"])))
+            given = {**stored, **given, "resume": str(Path(str(given["resume"])).absolute()), "run-dir": ""}
+            num_supernodes = num_supernodes or _stored_supernodes(Path(str(given["resume"])))
+            check_same_run({"settings": stored}, read_settings(given).flat)
+        settings = read_settings(given)
+        if not settings.app.resume:
+            given["run-dir"] = str(default_run_dir(settings.app.run_dir, settings.method.name))
+        _launch(_app_folder(app), given, num_supernodes or DEFAULT_SUPERNODES, format)
+
+
+@cli.command(name="resume")
+def resume_run(
+    folder: Annotated[Path, typer.Argument(help="run folder of a run that was cut off")],
+    *,
+    format: FormatOption = "text",  # noqa: A002
+) -> None:
+    """Go on with a run that was cut off, with the settings it began with; prints the result of a finished one."""
+    with _errors(format):
+        stored = _stored_settings(folder)
+        given = {**stored, "resume": str(folder.absolute()), "run-dir": ""}
+        _launch(_app_folder(None), given, _stored_supernodes(folder), format)
+
+
+@cli.command()
+def replay(
+    folder: Annotated[Path, typer.Argument(help="run folder that holds the uploads")],
+    *,
+    method: Annotated[str, typer.Option(help="server method; default: the run's own")] = "",
+    set: Annotated[  # noqa: A002  the name of the flag
+        list[str] | None, typer.Option(help="settings that differ from the run's: key=value; repeatable")
+    ] = None,
+    resume: Annotated[Path | None, typer.Option(help="folder of a replay that was cut off")] = None,
+    model: Annotated[str, typer.Option(help="module:attribute that builds the models of a foreign run")] = "",
+    compute: Annotated[Literal["in-process", "ray"], typer.Option(help="where the server stage runs")] = "in-process",
+    format: FormatOption = "text",  # noqa: A002
+) -> None:
+    """Run any server method on the stored uploads of a run: no Flower, no client."""
+    with _errors(format):
+        from server_app.replay import Request, replay_run
+
+        overrides = merge_settings(set or [], {o.key: o.kind for o in known_options()})
+        request = Request(folder, method, overrides, resume=resume, model=model, compute=compute)
+        began = time.monotonic()
+        try:
+            result = replay_run(request, log=lambda line: _say(line, format))
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED) from None
+        result["seconds"]["total"] = round(time.monotonic() - began, 2)
+    _print_result(result, format)
+
+
+@cli.command()
+def methods(*, format: FormatOption = "text") -> None:  # noqa: A002
+    """List the server methods with their options, defaults and sources."""
+    app_defaults = default_settings()
+    if format == "json":
+        typer.echo(json.dumps([_method_facts(name, app_defaults) for name in METHODS]))
+        return
+    console = Console(markup=False)
+    for name in METHODS:
+        facts = _method_facts(name, app_defaults)
+        table = Table(title=f"{name}: {facts['title']} ({facts['source']})", title_justify="left", expand=True)
+        for column in ("option", "default", "in this app", "allowed", "meaning"):
+            table.add_column(column, overflow="fold")
+        for entry in facts["options"]:
+            shown = "" if entry["app_default"] == entry["default"] else str(entry["app_default"])
+            table.add_row(entry["key"], str(entry["default"]), shown, entry["allowed"], entry["help"])
+        console.print(table if facts["options"] else f"{table.title}\n  no options")
+        for need in facts["needs"]:
+            console.print(f"  needs: {need}")
+
+
+def main() -> None:
+    """Run the command line."""
+    cli()
+
+
+def _method_facts(name: str, app_defaults: Mapping[str, Scalar]) -> dict[str, Any]:
+    method = METHODS[name]
+    options = [
+        {"key": o.key, "default": o.default, "app_default": app_defaults[o.key], "allowed": o.allowed, "help": o.help}
+        for o in options_of(method.config, name)
+    ]
+    needs = [need.value for need in method.needs]
+    return {"name": name, "title": method.title, "source": method.source, "kind": method.kind, "needs": needs,
+            "options": options}  # fmt: skip
+
+
+def _launch(app: Path, given: Mapping[str, Scalar], num_supernodes: int, format: Format) -> None:  # noqa: A002
+    from server_app.launch import launch
+
+    folder = Path(str(given.get("resume") or given["run-dir"]))
+    if (done := _finished(folder)) is not None:
+        _print_result(done, format)
+        return
+    _refuse_replay(folder)
+    began = time.monotonic()
+    # The ServerApp notes it in run.json, so that a resumed run has the same clients.
+    os.environ[SUPERNODES_VARIABLE] = str(num_supernodes)
+    try:
+        launched = launch(app, settings=given, num_supernodes=num_supernodes, echo=lambda line: _say(line, format))
+    except KeyboardInterrupt:
+        sys.stderr.write(f"interrupted. To go on: oneshot resume {folder}\n")
+        raise typer.Exit(INTERRUPTED) from None
+    result = _read_result(folder)
+    if launched.exit_code != 0 or result is None or result["status"] != "finished":
+        reason = (result or {}).get("error") or launched.reason
+        hint = f" To go on: oneshot resume {folder}" if (folder / "run.json").exists() else ""
+        raise OneShotError(f"the run failed: {reason}.{hint}")
+    total = time.monotonic() - began
+    known = result["seconds"]
+    result["seconds"] = {"start": round(total - known.pop("app", 0.0), 2), **known, "total": round(total, 2)}
+    with RunFolder.open(folder) as run_folder:
+        run_folder.write_result(result)
+    _print_result(result, format)
+
+
+def _print_result(result: Mapping[str, Any], format: Format) -> None:  # noqa: A002
+    if format == "json":
+        sys.stderr.flush()
+        sys.stdout.write(json.dumps(result) + "\n")
+        sys.stdout.flush()
+        return
+    console = Console(markup=False)  # what clients write is shown as it is
+    table = Table(title=f"accuracy on held-out images ({result['method']}, seed {result['seed']})")
+    table.add_column("model")
+    table.add_column("kind")
+    table.add_column("accuracy, %", justify="right")
+    for row in result["table"]:
+        table.add_row(row["name"], row["kind"], f"{row['accuracy']:.2f}")
+    if result["table"]:
+        console.print(table)
+    lines = [f"uploads      {result['uploads']} accepted, {result['refused']} refused"]
+    lines += [f"             {entry['client']}: {entry['reason']}" for entry in result["refusals"]]
+    lines.append(f"moved        {moved_line(result)}")
+    lines.append("seconds      " + ", ".join(f"{phase} {value:.1f}" for phase, value in result["seconds"].items()))
+    lines.append(f"run folder   {result['run_dir']}")
+    for line in lines:
+        console.print(line, highlight=False, soft_wrap=True)
+
+
+def _say(line: str, format: Format) -> None:  # noqa: A002
+    # Standard output belongs to the result alone when a program reads it.
+    stream = sys.stderr if format == "json" else sys.stdout
+    if (tidied := tidy(line, colour=stream.isatty())) is not None:
+        stream.write(tidied + "\n")
+        stream.flush()
+
+
+def _finished(folder: Path) -> dict[str, Any] | None:
+    result = _read_result(folder)
+    return result if result is not None and result["status"] == "finished" else None
+
+
+def _read_result(folder: Path) -> dict[str, Any] | None:
+    if not (folder / "run.json").exists():
+        return None
+    with RunFolder.open(folder, write=False) as run_folder:
+        return run_folder.result()
+
+
+def _stored_settings(folder: Path) -> dict[str, Scalar]:
+    with RunFolder.open(folder, write=False) as run_folder:
+        stored = run_folder.info.get("settings")
+    if not isinstance(stored, dict):
+        raise OptionError(
+            f"{folder} was not begun by this app (run.json has no settings): resume it by its own project"
+        )
+    return dict(stored)
+
+
+def _stored_supernodes(folder: Path) -> int:
+    with RunFolder.open(folder, write=False) as run_folder:
+        return int(run_folder.info.get("num-supernodes") or DEFAULT_SUPERNODES)
+
+
+def _refuse_replay(folder: Path) -> None:
+    if not (folder / "run.json").exists():
+        return
+    with RunFolder.open(folder, write=False) as run_folder:
+        source = run_folder.info.get("replay-of")
+    if source is not None:
+        raise OptionError(
+            f"{folder} is a replay, which has no clients. To go on: oneshot replay {source} --resume {folder}"
+        )
+
+
+def _app_folder(given: Path | None) -> Path:
+    """Return the folder that Flower runs: the one given, the working directory, or where this app is installed."""
+    candidates = [given] if given is not None else [Path.cwd(), Path(__file__).resolve().parent.parent]
+    for folder in candidates:
+        try:
+            tool = tomllib.loads((folder / "pyproject.toml").read_text()).get("tool", {})
+        except (OSError, tomllib.TOMLDecodeError):
+            continue
+        if "app" in tool.get("flwr", {}):
+            return folder.resolve()
+    raise OptionError(f"{candidates[0]} is no Flower app: allowed is a folder whose pyproject.toml has [tool.flwr.app]")
+
+
+class _errors:  # noqa: N801  reads as a statement: with _errors(format)
+    """Print an error as its one line and exit with status 1; as JSON if a program reads."""
+
+    def __init__(self, format: Format) -> None:  # noqa: A002
+        self._format = format
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> Literal[False]:
+        if isinstance(error, OneShotError):
+            _fail(str(error), self._format)
+        return False
+
+
+def _fail(reason: str, format: Format) -> NoReturn:  # noqa: A002
+    sys.stderr.write(f"error: {reason}\n")
+    sys.stderr.flush()
+    if format == "json":
+        sys.stdout.write(json.dumps({"status": "failed", "error": reason}) + "\n")
+        sys.stdout.flush()
+    raise typer.Exit(1)

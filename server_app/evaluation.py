@@ -1,0 +1,125 @@
+"""Scores on held-out images: every client alone, the averages, the ensemble, and the method's result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from fl_app.data import ImageData, normalize
+from strategies.distillation.combiners import Mean
+from strategies.distillation.ensemble import Ensemble
+from strategies.method import METHODS, Job, Need, Normalization, Silent
+from strategies.outcomes import load_model
+from strategies.stage import StageReport
+
+BATCH = 500
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the result table: accuracy in % on the held-out images."""
+
+    name: str
+    kind: str
+    accuracy: float
+
+    def as_json(self) -> dict[str, str | float]:
+        """Return the row as the result file holds it."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """The held-out images, as a model sees them.
+
+    Attributes:
+        data: uint8 [N, ch, H, W] and labels [N].
+        normalization: The models' input space.
+    """
+
+    data: ImageData
+    normalization: Normalization
+
+    def __call__(self, epoch: int, model: nn.Module) -> dict[str, float]:  # noqa: ARG002  an Observer gets both
+        """Return ``{"accuracy": %}`` of a model: the observer of a server stage."""
+        return {"accuracy": self.accuracy(model)}
+
+    def batches(self, device: torch.device) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield normalised images [B, ch, H, W] with their labels [B]."""
+        images_labels = zip(torch.split(self.data.images, BATCH), torch.split(self.data.labels, BATCH), strict=True)
+        for images, labels in images_labels:
+            pixels = normalize(images, self.normalization.mean, self.normalization.std)
+            yield pixels.to(device), labels.to(device)
+
+    @torch.no_grad()
+    def accuracy(self, model: nn.Module) -> float:
+        """Return the share of images that the model labels rightly, in %; the model's mode is restored."""
+        was_training = model.training
+        model.eval()
+        device = next(model.parameters()).device
+        hits = sum(int((model(images).argmax(1) == labels).sum()) for images, labels in self.batches(device))
+        model.train(was_training)
+        return percent(hits, len(self.data.labels))
+
+    @torch.no_grad()
+    def member_accuracies(self, ensemble: Ensemble) -> tuple[list[float], float]:
+        """Return every member's accuracy and the ensemble's, in %, from one pass over the images."""
+        device = next(ensemble.parameters()).device
+        alone, together = torch.zeros(len(ensemble.members), dtype=torch.long), 0
+        for images, labels in self.batches(device):
+            logits = ensemble.member_logits(images)
+            alone += (logits.argmax(2) == labels).sum(1).cpu()
+            together += int((ensemble.combiner(logits).argmax(1) == labels).sum())
+        total = len(self.data.labels)
+        return [percent(int(hits), total) for hits in alone], percent(together, total)
+
+
+def percent(hits: int, total: int) -> float:
+    """Return a share in %, rounded to what 10,000 images can tell."""
+    return round(100 * hits / total, 2)
+
+
+def result_table(report: StageReport, method_name: str, held_out: HeldOut) -> list[Row]:
+    """Compare the result with what the same uploads give without it.
+
+    Args:
+        report: The finished server stage.
+        method_name: Its method.
+        held_out: The images nobody trained on or chose by.
+
+    Returns:
+        Every client, one-shot FedAvg where the architectures allow it, the averaged ensemble, the method's own.
+    """
+    job, method = report.job, METHODS[method_name]
+    ensemble = Ensemble.from_uploads(job.uploads, job.builders, Mean())
+    alone, together = held_out.member_accuracies(ensemble)
+    rows = [Row(upload.client, "client", score) for upload, score in zip(job.uploads, alone, strict=True)]
+    for name in ("fedavg", "fedens"):
+        if name != method_name:
+            score = together if name == "fedens" else _fedavg(job, held_out)
+            rows += [] if score is None else [Row(METHODS[name].title, METHODS[name].kind, score)]
+    if report.outcome.ensemble is not None:
+        both = replace(report.outcome, student=None)
+        title = f"{method.title} ensemble" if report.outcome.student is not None else method.title
+        rows.append(Row(title, "ensemble", held_out.accuracy(load_model(both, job))))
+    if report.outcome.student is not None:
+        kind = method.kind if method.kind != "ensemble" else "student"
+        rows.append(Row(method.title, kind, held_out.accuracy(load_model(report.outcome, job))))
+    return rows
+
+
+def _fedavg(job: Job, held_out: HeldOut) -> float | None:
+    method = METHODS["fedavg"]
+    if Need.SAME_ARCHITECTURE in method.needs and {u.architecture for u in job.uploads} != {job.student}:
+        return None
+    averaged = method.fit(replace(job, config=method.config(), device="cpu"), Silent())
+    return held_out.accuracy(load_model(averaged, job))
+
+
+def best_accuracy(metrics: Sequence[Mapping[str, Any]], last: float) -> float:
+    """Return the best accuracy over the server epochs, which papers report; it chooses nothing here."""
+    return max([last, *(float(row["accuracy"]) for row in metrics if "accuracy" in row)])

@@ -1,0 +1,157 @@
+"""A folder and processes that never outlive the process which asked for them, however that one ends.
+
+A guardian, which is this file run as a script in a session of its own, waits on a pipe that nobody writes to. The pipe
+closes when its owner is done or dead, SIGKILL included; then the guardian ends every process of the run and removes
+the run's folder. A process belongs to the run when its environment holds the run's random token, which children
+inherit through new sessions and process groups, or when it descends from one that does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+TOKEN_KEY = "ONESHOT_GUARD"  # noqa: S105  the name of the variable, no secret
+PATIENCE_S = 15.0
+# The longest path below a folder of ours, a socket of Ray's; the system bounds the length of a socket's path.
+_LONGEST_SOCKET = len("/oneshot-abcdefgh/ray/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")
+_LONGEST_ROOT = (107 if sys.platform == "linux" else 103) - _LONGEST_SOCKET
+
+
+@contextlib.contextmanager
+def guarded() -> Iterator[tuple[Path, str]]:
+    """Lend a new folder and a token; end what carries the token, and remove the folder, when the block or we end.
+
+    Yields:
+        The folder, whose path is short enough for the sockets in it, and the token, which every process to be guarded
+        must find in its environment as ``ONESHOT_GUARD``.
+
+    Raises:
+        OSError: The folder cannot be created, or the guardian cannot be started.
+    """
+    root = tempfile.gettempdir()
+    folder = Path(tempfile.mkdtemp(prefix="oneshot-", dir=root if len(root) <= _LONGEST_ROOT else "/tmp")).resolve()  # noqa: S108
+    token = secrets.token_hex(16)
+    guardian = _start_guardian(token, folder)
+    try:
+        yield folder, token
+    finally:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            guardian.communicate(timeout=PATIENCE_S + 5.0)  # closes the pipe, then waits
+        if guardian.returncode != 0:  # somebody ended the guardian itself
+            clean_up(token, folder)
+
+
+@contextlib.contextmanager
+def sigterm_as_interrupt() -> Iterator[None]:
+    """Let SIGTERM raise KeyboardInterrupt, as Ctrl-C does; in another thread than the main one this does nothing."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, frame: object) -> None:  # noqa: ARG001  the form of a signal handler
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous or signal.SIG_DFL)
+
+
+def clean_up(token: str, folder: Path) -> None:
+    """End every process of a run with SIGKILL, then remove its folder; give up after ``PATIENCE_S`` seconds.
+
+    Args:
+        token: The run's token.
+        folder: The run's folder.
+    """
+    deadline = time.monotonic() + PATIENCE_S
+    quiet = 0
+    while quiet < 2 and time.monotonic() < deadline:  # twice: a process may be born while we look
+        found = members(token, folder)
+        quiet = 0 if found else quiet + 1
+        for process in found:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        time.sleep(0.05)
+    while folder.exists() and time.monotonic() < deadline:  # the last writes of the dying may make it non-empty again
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def members(token: str, folder: Path) -> list[Any]:
+    """List the living processes of a run, the caller excepted.
+
+    Args:
+        token: The run's token.
+        folder: The run's folder.
+
+    Returns:
+        Processes of psutil; the dead that nobody has waited for yet are left out.
+    """
+    alive = [process for process in psutil.process_iter(["ppid", "status"]) if process.info["status"] != "zombie"]
+    family = {process.pid for process in alive if _carries(process, token, folder)}
+    children: set[int] = set(family)
+    while children:
+        children = {process.pid for process in alive if process.info["ppid"] in children} - family
+        family |= children
+    return [process for process in alive if process.pid in family - {os.getpid()}]
+
+
+def main(token: str, folder: Path) -> None:
+    """Wait for the end of the owner, the other end of our standard input, and clean up after it."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    sys.stdin.buffer.read()
+    clean_up(token, folder)
+
+
+def _start_guardian(token: str, folder: Path) -> subprocess.Popen[bytes]:
+    # -P: the script's own folder, with its many short module names, stays off the path.
+    command = [sys.executable, "-P", str(Path(__file__).resolve()), token, str(folder)]
+    environment = {key: value for key, value in os.environ.items() if key != TOKEN_KEY}
+    return subprocess.Popen(  # noqa: S603  our own file
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=environment,
+        cwd="/",
+        start_new_session=True,
+    )
+
+
+def _carries(process: Any, token: str, folder: Path) -> bool:
+    try:
+        environment = _environment(process)
+        if f"{TOKEN_KEY}={token}".encode() in environment:
+            return True
+        # A process that changes its title, as Ray's do, overwrites its first variables and so perhaps the token;
+        # it is known by where it works. One whose environment is whole and has no token is not ours, wherever it is.
+        retitled = b"=" not in environment.split(b"\0", 1)[0]
+        return retitled and Path(process.cwd()).is_relative_to(folder)
+    except (psutil.Error, OSError):  # gone meanwhile, or another user's
+        return False
+
+
+def _environment(process: Any) -> bytes:
+    if sys.platform == "linux":  # psutil stops reading where a changed title left a gap
+        return Path(f"/proc/{process.pid}/environ").read_bytes()
+    return "\0".join(f"{key}={value}" for key, value in process.environ().items()).encode()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

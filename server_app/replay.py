@@ -1,0 +1,207 @@
+"""Replay: any server method on the stored uploads of a run, with no client in reach."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from server_app.build import Settings, build_job, check_same_run, held_out, read_settings
+from server_app.finish import finish
+from strategies.compute import choose
+from strategies.errors import OptionError, StoreError
+from strategies.method import METHODS, Job, Normalization
+from strategies.options import Scalar, flatten, options_of, parse, reject_unknown
+from strategies.stage import CHECKPOINT_S, StageReport, all_cores, kept_digest, kept_round, replay
+from strategies.store.run_folder import RunFolder, default_run_dir
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked for.
+
+    Attributes:
+        run: The folder that holds the uploads.
+        method: The server method; empty for the run's own.
+        overrides: Settings that differ from the run's.
+        resume: The folder of a replay that was cut off.
+        model: ``module:attribute`` that builds the models of a run of another project.
+        compute: Where the server stage runs.
+    """
+
+    run: Path
+    method: str
+    overrides: Mapping[str, Scalar]
+    resume: Path | None = None
+    model: str = ""
+    compute: str = "in-process"
+
+
+def replay_run(request: Request, *, log: Callable[[str], None]) -> dict[str, Any]:
+    """Run the method, keep its result in a run folder of its own, and return the result.
+
+    Raises:
+        OptionError: A setting is wrong, or the run's models cannot be built.
+        StoreError: A folder is not what it should be, or an upload is damaged.
+    """
+    began = time.monotonic()
+    info = _begun(request) or _source(request)
+    settings = _settings(request, info)
+    if settings is not None:
+        images, split = held_out(settings)
+        job = build_job(settings, split, images)
+        name = settings.method.name
+    else:
+        images, job, name = None, _foreign_job(request, info), request.method or info["method"]
+    with _target(request, {**info, **_facts(settings, name, job)}) as target:
+        if (done := target.result()) is not None and done["status"] == "finished":
+            return done
+        log(f"replay of {request.run}; its folder is {target.path}")
+        try:
+            report = replay(
+                METHODS[name],
+                job,
+                request.run,
+                compute=choose(request.compute),
+                target=target,
+                log=log,
+                checkpoint_s=settings.app.checkpoint_s if settings is not None else CHECKPOINT_S,
+            )
+        except KeyboardInterrupt:
+            model = f" --model {request.model}" if request.model else ""
+            log(f"interrupted. To go on: oneshot replay {request.run} --resume {target.path}{model}")
+            raise
+        seconds = {"server": report.seconds, "app": time.monotonic() - began}
+        if settings is None or images is None:
+            result = _bare_result(target, name, report, seconds)
+            target.write_result(result)
+            return result
+        return finish(target, settings, report, images, seconds=seconds)
+
+
+def _source(request: Request) -> dict[str, Any]:
+    """Return the facts of the run that holds the uploads, as those of its replay."""
+    with RunFolder.open(request.run, write=False) as run:
+        info, held = run.info, run.round(max(1, kept_round(run))).held()
+    if not held:
+        other = f": it is a replay of {info['replay-of']}" if "replay-of" in info else ""
+        raise StoreError(f"{request.run} holds no uploads{other}; allowed is a run folder with at least one")
+    kept = {key: value for key, value in info.items() if key not in ("id", "created", "pid", "versions")}
+    return {**kept, "replay-of": str(request.run.resolve())}
+
+
+def _begun(request: Request) -> dict[str, Any] | None:
+    """Return the facts of the replay to go on with, None for a new one."""
+    if request.resume is None:
+        return None
+    with RunFolder.open(request.resume, write=False) as target:
+        info = target.info
+    source, method = info.get("replay-of"), info.get("method")
+    if source != str(request.run.resolve()) or request.method not in ("", method):
+        wanted = f" with method {request.method!r}" if request.method else ""
+        raise StoreError(
+            f"{request.resume} is no replay of {request.run}{wanted}: it is one of {source or 'no run'} with {method!r}"
+        )
+    return info
+
+
+def _settings(request: Request, info: Mapping[str, Any]) -> Settings | None:
+    """Return the settings of a run of this app, or of its replay that goes on; None for a run of another project."""
+    stored = info.get("settings")
+    if not isinstance(stored, dict):
+        return None
+    wanted = {**({"method": request.method} if request.method else {}), **request.overrides}
+    settings = read_settings({**stored, "resume": "", "run-dir": "", **wanted})
+    if request.resume is not None:
+        check_same_run(info, settings.flat)
+    return settings
+
+
+def _facts(settings: Settings | None, name: str, job: Job) -> dict[str, Any]:
+    facts = {"method": name, "seed": job.seed, "threads": job.threads, "student": job.student}
+    if settings is None:
+        return {**facts, "options": flatten(job.config, name)}
+    return {**facts, "settings": dict(settings.flat)}
+
+
+def _target(request: Request, info: Mapping[str, Any]) -> RunFolder:
+    if request.resume is not None:
+        return RunFolder.open(request.resume)
+    beside = request.run.absolute().parent
+    return RunFolder.create(default_run_dir("", f"replay-{info['method']}", parent=beside), info)
+
+
+def _foreign_job(request: Request, info: Mapping[str, Any]) -> Job:
+    """Return the job for a run of another project: its model comes from that project's own code."""
+    name = request.method or (info["method"] if request.resume is not None else "")
+    if not name or ":" not in request.model:
+        raise OptionError(
+            f"{request.run} is a run of another project: name --method, and --model as module:attribute "
+            "that returns its nn.Module"
+        )
+    method = METHODS[name]
+    reject_unknown(request.overrides, [o.key for o in options_of(method.config, name)])
+    begun = info.get("options", {}) if request.resume is not None else {}
+    config: Any = parse(method.config, {**begun, **request.overrides}, name)
+    if request.resume is not None:
+        check_same_run({"settings": begun}, flatten(config, name))
+    shape = tuple(info["input-shape"])
+    halves = (0.5,) * shape[0]
+    mean, std = info.get("normalization", (halves, halves))
+    return Job(
+        uploads=(),
+        builders=_models(request.model, info["student"]),
+        student=info["student"],
+        num_classes=info["num-classes"],
+        input_shape=shape,
+        normalization=Normalization(tuple(mean), tuple(std)),
+        config=config,
+        seed=info["seed"],
+        threads=all_cores(),
+    )
+
+
+def _models(text: str, student: str) -> dict[str, Callable[[], Any]]:
+    """Import what builds the models: one callable for all, or a dict of architecture name -> callable."""
+    module, _, attribute = text.partition(":")
+    # A project's own modules lie in the folder where the command is typed.
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise OptionError(f"--model {text!r} cannot be imported: {error}") from error
+    finally:
+        sys.path.pop(0)
+    models = dict(found) if isinstance(found, Mapping) else {student: found}
+    if student not in models or not all(map(callable, models.values())):
+        raise OptionError(
+            f"--model {text!r} is {type(found).__name__}: allowed is a callable that returns an nn.Module, "
+            f"or a dict of architecture name -> callable with {student!r} among them"
+        )
+    return models
+
+
+def _bare_result(target: RunFolder, name: str, report: StageReport, seconds: Mapping[str, float]) -> dict[str, Any]:
+    """Return the result of a foreign run's replay: its held-out images are not here, so there are no scores."""
+    return {
+        "status": "finished",
+        "run_dir": str(target.path),
+        "method": name,
+        "seed": report.job.seed,
+        "accuracy": None,
+        "best_accuracy": None,
+        "table": [],
+        "uploads": len(report.job.uploads),
+        "refused": 0,
+        "refusals": [],
+        "mib_up_per_client": 0.0,
+        "mib_down_per_client": 0.0,
+        "seconds": {phase: round(value, 2) for phase, value in seconds.items()},
+        "weights_sha256": kept_digest(target),
+        "resumed_at": report.resumed_at,
+        "plots": [],
+    }

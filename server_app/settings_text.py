@@ -1,0 +1,80 @@
+"""Settings as people write them: TOML files and ``key=value`` pairs, merged into flat settings."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from strategies.errors import OptionError
+from strategies.options import Scalar, reject_unknown
+
+
+def merge_settings(sources: Sequence[str], kinds: Mapping[str, type]) -> dict[str, Scalar]:
+    """Merge files and pairs, later ones over earlier ones.
+
+    Args:
+        sources: Each a path that ends in ``.toml``, or ``key=value`` pairs divided by spaces. Quotes are optional.
+        kinds: Every known key with the type of its value.
+
+    Raises:
+        OptionError: Names the key or file, and what is allowed.
+    """
+    merged: dict[str, Scalar] = {}
+    for source in sources:
+        merged.update(_read_file(Path(source)) if source.endswith(".toml") else _read_pairs(source, kinds))
+    reject_unknown(merged, list(kinds))
+    return merged
+
+
+def to_toml(value: Scalar) -> str:
+    """Return a value as TOML spells it."""
+    # JSON's texts, truth values and whole numbers are TOML's, but for the character DEL.
+    text = repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
+    return text.replace("\x7f", "\\u007f")
+
+
+def _read_file(path: Path) -> dict[str, Scalar]:
+    try:
+        return dict(_flat(tomllib.loads(path.read_text()), str(path)))
+    except OSError as error:
+        raise OptionError(f"settings file {path} cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise OptionError(f"settings file {path} is not TOML: {error}") from error
+
+
+def _flat(table: Mapping[str, Any], where: str, prefix: str = "") -> Iterator[tuple[str, Scalar]]:
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from _flat(value, where, f"{prefix}{key}.")
+        elif isinstance(value, bool | int | float | str):
+            yield f"{prefix}{key}", value
+        else:
+            raise OptionError(
+                f"{where}: {prefix}{key} is {type(value).__name__}: allowed are true/false, numbers and texts"
+            )
+
+
+def _read_pairs(text: str, kinds: Mapping[str, type]) -> dict[str, Scalar]:
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise OptionError(f"settings {text!r} cannot be read: {error}") from error
+    pairs: dict[str, Scalar] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals:
+            raise OptionError(f"setting {word!r} is no pair: allowed is key=value, or a file that ends in .toml")
+        pairs[key.strip()] = value if kinds.get(key.strip()) is str else _value(value.strip())
+    return pairs
+
+
+def _value(text: str) -> Scalar:
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+    return value if isinstance(value, bool | int | float | str) else text

@@ -1,0 +1,76 @@
+"""From pixels in [0, 1] to a model's input: differentiable augmentation, then normalisation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from ..method import Normalization
+
+
+class Standardize(nn.Module):
+    """``(pixel - mean) / std`` per channel, as the clients normalised their images.
+
+    Args:
+        normalization: The models' input space.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, normalization: Normalization) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.tensor(normalization.mean).view(1, -1, 1, 1))
+        self.register_buffer("std", torch.tensor(normalization.std).view(1, -1, 1, 1))
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Normalise pixels [B, ch, H, W] in [0, 1]."""
+        return (pixels - self.mean) / self.std
+
+
+def none(images: Tensor, rng: torch.Generator) -> Tensor:  # noqa: ARG001  the signature of every augmentation
+    """Return the images [B, ch, H, W] as they are."""
+    return images
+
+
+def flip(images: Tensor, rng: torch.Generator) -> Tensor:
+    """Mirror each image [ch, H, W] of a batch left to right with probability 1/2."""
+    mirrored = _coin(images.shape[0], rng).to(images.device).view(-1, 1, 1, 1)
+    return torch.where(mirrored, images.flip(3), images)
+
+
+def crop_flip(images: Tensor, rng: torch.Generator, pad: int = 4) -> Tensor:
+    """Pad with black, crop each image at its own random place to its old size, then :func:`flip`.
+
+    Args:
+        images: Pixels [B, ch, H, W] in [0, 1]; the gradient flows through.
+        rng: A CPU generator.
+        pad: Black pixels added on every side; places are uniform over 0..2 pad.
+
+    Returns:
+        Images [B, ch, H, W].
+    """
+    count, _, height, width = images.shape
+    top, left = torch.randint(0, 2 * pad + 1, (2, count, 1), generator=rng)
+    rows, columns = top + torch.arange(height), left + torch.arange(width)
+    columns = torch.where(_coin(count, rng)[:, None], columns.flip(1), columns)
+    rows, columns = rows.to(images.device), columns.to(images.device)
+    which = torch.arange(count, device=images.device)[:, None, None]
+    # Advanced indices around the channels put them last: [B, H, W, ch].
+    return F.pad(images, [pad] * 4)[which, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+
+
+AUGMENTATIONS: Mapping[str, Callable[[Tensor, torch.Generator], Tensor]] = {
+    "none": none,
+    "flip": flip,
+    "crop-flip": crop_flip,
+}
+
+
+def _coin(count: int, rng: torch.Generator) -> Tensor:
+    return torch.randint(0, 2, (count,), generator=rng).bool()

@@ -1,0 +1,46 @@
+"""Averages of weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+
+def weighted_mean(states: Iterable[dict[str, Tensor]], weights: Sequence[float]) -> dict[str, Tensor]:
+    """Return ``sum_k w_k theta_k / sum_k w_k`` over every tensor of some state dicts, buffers included.
+
+    Eq. (2) of DENSE; McMahan et al., *Communication-Efficient Learning of Deep Networks from Decentralized Data*,
+    2017, Algorithm 1. The sums are in double precision, so that the order of clients does not show. Whole numbers
+    (``num_batches_tracked``) are averaged as numbers with a fraction, then cut to whole ones.
+
+    Args:
+        states: Read one at a time; equal keys and shapes.
+        weights: w_k >= 0 [M], not all zero; one for each state.
+
+    Returns:
+        A state dict of the first one's dtypes, on the CPU.
+
+    Raises:
+        ValueError: The states differ in their keys or shapes, or there are not as many as weights.
+    """
+    sums: dict[str, Tensor] = {}
+    dtypes: dict[str, torch.dtype] = {}
+    for state, weight in zip(states, weights, strict=True):
+        if not sums:
+            sums = {name: torch.zeros(tensor.shape, dtype=torch.float64) for name, tensor in state.items()}
+            dtypes = {name: tensor.dtype for name, tensor in state.items()}
+        if {n: t.shape for n, t in state.items()} != {n: t.shape for n, t in sums.items()}:
+            raise ValueError("models of different architectures have no average")
+        for name, tensor in state.items():
+            # Weights enter unnormalised: counts times counts are exact, thirds would not be.
+            sums[name].add_(tensor.detach().cpu().double(), alpha=weight)
+    total = sum(weights)
+    return {name: (value / total).to(dtypes[name]) for name, value in sums.items()}
+
+
+def example_weights(num_examples: Sequence[int | None]) -> list[float] | None:
+    """Return one weight per client, its number of examples n_k; None if a client does not tell it."""
+    known = [float(count) for count in num_examples if count is not None]
+    return known if len(known) == len(num_examples) else None

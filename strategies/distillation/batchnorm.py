@@ -1,0 +1,70 @@
+"""Batch-normalisation statistics of frozen members as a loss on the images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+
+class BatchNormLoss:
+    """L_BN of the last forward pass through some members; call it to read the loss.
+
+    l_BN of DENSE ("stability"): ``(1/M) sum_k sum_l ( ||mu_l(x) - mu_{k,l}||_2 + ||var_l(x) - var_{k,l}||_2 )``, where
+    mu_l and var_l (biased) are batch statistics of the input of member k's normalisation layer l, and mu_{k,l},
+    var_{k,l} its running statistics. The norms are over channels and not squared.
+
+    Args:
+        members: The M members; those without batch normalisation add zero.
+    """
+
+    def __init__(self, members: Iterable[nn.Module]) -> None:
+        members = list(members)
+        layers = [layer for member in members for layer in member.modules() if isinstance(layer, _BatchNorm)]
+        self._terms: list[Tensor] = []
+        self._count = len(members)
+        self._hooks = [layer.register_forward_pre_hook(self._collect) for layer in layers if layer.track_running_stats]
+
+    def __call__(self) -> Tensor:
+        """Return the loss, a scalar; forget what was collected."""
+        terms, self._terms = self._terms, []
+        return torch.stack(terms).sum() / self._count if terms else torch.zeros(())
+
+    def remove(self) -> None:
+        """Take the hooks off the members."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _collect(self, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if torch.is_grad_enabled():
+            self._terms.append(statistics_distance(inputs[0], layer.running_mean, layer.running_var))  # type: ignore[arg-type]
+
+
+@contextmanager
+def batchnorm_loss(members: Iterable[nn.Module]) -> Iterator[BatchNormLoss]:
+    """Watch members during a block; the hooks are gone after it."""
+    loss = BatchNormLoss(members)
+    try:
+        yield loss
+    finally:
+        loss.remove()
+
+
+def statistics_distance(x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+    """Return ``||mu(x) - mean||_2 + ||var(x) - var||_2``, one layer's part of l_BN of DENSE.
+
+    Args:
+        x: The layer's input [B, ch, ...]; mu and the biased var are over all but the channels.
+        mean: The layer's running mean [ch].
+        var: The layer's running variance [ch].
+
+    Returns:
+        A scalar.
+    """
+    batch_var, batch_mean = torch.var_mean(x, [d for d in range(x.dim()) if d != 1], correction=0)
+    distance: Tensor = torch.linalg.vector_norm(batch_mean - mean) + torch.linalg.vector_norm(batch_var - var)
+    return distance

@@ -1,0 +1,90 @@
+"""Combiners: how the logits of M members become one, [M, B, C] -> [B, C].
+
+A combiner keeps what it was given as buffers and normalises when it is applied, so that one rebuilt from its stored
+tensors gives the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+
+class Mean(nn.Module):
+    """The plain mean of logits, ``(1/M) sum_k f_k(x)``."""
+
+    def forward(self, logits: Tensor) -> Tensor:
+        """Combine member logits [M, B, C] to [B, C]."""
+        return logits.mean(0)
+
+
+class Weighted(nn.Module):
+    """A mean weighted per member, ``sum_k w_k f_k(x) / sum_k w_k``.
+
+    Args:
+        weights: Numbers w_k >= 0 [M], not all zero; they need not sum to one.
+
+    Raises:
+        ValueError: The weights are not of that kind.
+    """
+
+    weights: Tensor
+
+    def __init__(self, weights: Sequence[float] | Tensor) -> None:
+        super().__init__()
+        values = torch.as_tensor(weights, dtype=torch.float32)
+        if values.dim() != 1 or not bool((values >= 0).all()) or not float(values.sum()) > 0:
+            raise ValueError(f"weights per member are {values.tolist()}: allowed are numbers from 0, not all zero")
+        self.register_buffer("weights", values.clone())
+
+    def forward(self, logits: Tensor) -> Tensor:
+        """Combine member logits [M, B, C] to [B, C]."""
+        return torch.einsum("m,mbc->bc", self.weights / self.weights.sum(), logits)
+
+
+class LabelCount(nn.Module):
+    """A mean weighted per member and class, ``sum_k n_k^c f_k(x)_c / sum_j n_j^c``.
+
+    "Weighted averaging" of Allouah et al., *Revisiting Ensembling in One-Shot Federated Learning*, NeurIPS 2024,
+    section 3. A class that nobody holds gets weight, and therefore logit, zero.
+
+    Args:
+        weights: n_k^c >= 0, the examples of class c that member k was trained on [M, C].
+
+    Raises:
+        ValueError: The counts are not of that kind.
+    """
+
+    weights: Tensor
+
+    def __init__(self, weights: Sequence[Sequence[float]] | Tensor) -> None:
+        super().__init__()
+        values = torch.as_tensor(weights, dtype=torch.float32)
+        if values.dim() != 2 or not bool((values >= 0).all()):
+            raise ValueError(f"label counts have shape {tuple(values.shape)}: allowed are numbers from 0, [M, C]")
+        self.register_buffer("weights", values.clone())
+
+    def forward(self, logits: Tensor) -> Tensor:
+        """Combine member logits [M, B, C] to [B, C]."""
+        total = self.weights.sum(0)
+        share = self.weights / torch.where(total > 0, total, torch.ones_like(total))
+        return torch.einsum("mc,mbc->bc", share, logits)
+
+
+COMBINERS: Mapping[str, Callable[..., nn.Module]] = {"mean": Mean, "weighted": Weighted, "label-count": LabelCount}
+
+
+def build_combiner(name: str, weights: Mapping[str, Tensor]) -> nn.Module:
+    """Rebuild a combiner from its name and its tensors (its ``state_dict``).
+
+    Raises:
+        ValueError: The name is unknown, or the tensors are not those of that combiner.
+    """
+    if name not in COMBINERS:
+        raise ValueError(f"unknown combiner {name!r}: known are {', '.join(sorted(COMBINERS))}")
+    try:
+        return COMBINERS[name](**weights)
+    except TypeError as error:
+        raise ValueError(f"combiner {name!r} cannot be built from tensors {sorted(weights)}") from error

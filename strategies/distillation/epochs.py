@@ -1,0 +1,136 @@
+"""What every server stage that works in epochs shares: resume, observe, record, checkpoint."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from ..method import Snapshot
+from ..seeds import seeded_torch
+from .pool import Pool
+from .synthesis import frozen
+
+if TYPE_CHECKING:
+    from ..method import Job, Progress, State
+
+
+@dataclass
+class Stage:
+    """What changes from epoch to epoch, and therefore what a checkpoint holds.
+
+    Random states are not among it: an epoch draws only from generators derived from the seed and its own number.
+
+    Attributes:
+        modules: What is trained; ``"student"`` is the result.
+        optimizer: The student's.
+        pool: The synthetic images.
+        seconds: Phase -> seconds spent since the start of this process.
+    """
+
+    modules: dict[str, nn.Module]
+    optimizer: torch.optim.Optimizer
+    pool: Pool
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def clock(self, phase: str) -> Iterator[None]:
+        """Add the seconds of a block to a phase."""
+        begin = time.perf_counter()
+        yield
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - begin
+
+    def snapshot(self, epoch: int) -> Snapshot:
+        """Return the state after ``epoch`` epochs, in copies; the pool's rows count as saved from now on."""
+        states = {name: weights_of(module) for name, module in self.modules.items()}
+        snapshot = Snapshot(
+            epoch, {"modules": states, "optimizer": _optimizer_state(self.optimizer)}, self.pool.unsaved()
+        )
+        self.pool.mark_saved()
+        return snapshot
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Continue from a snapshot of an equally built stage."""
+        for name, module in self.modules.items():
+            module.load_state_dict(snapshot.state["modules"][name])
+        _restore_optimizer(self.optimizer, snapshot.state["optimizer"])
+        self.pool.restore(snapshot.appended)
+
+
+def run_epochs(
+    job: Job, progress: Progress, stage: Stage, *, epochs: int, step: Callable[[int], Mapping[str, float]]
+) -> None:
+    """Run the epochs that are not done yet.
+
+    Args:
+        job: Gives the seed and the observer.
+        progress: Gives the snapshot to go on from; takes reports, rows and checkpoints.
+        stage: What ``step`` works on.
+        epochs: T.
+        step: One epoch, given its number from 0; returns the numbers to record. Its draws from torch's global state
+            are seeded by its number.
+    """
+    snapshot = progress.resume()
+    if snapshot is not None:
+        stage.restore(snapshot)
+    for epoch in range(snapshot.step if snapshot else 0, epochs):
+        with seeded_torch(job.seed, "epoch", epoch):
+            values = dict(step(epoch))
+        done = epoch + 1
+        with stage.clock("observer"):
+            values |= observe(job, done, stage.modules["student"])
+        progress.record({"epoch": done, **values})
+        progress.report(done, epochs, values)
+        progress.checkpoint(lambda done=done: stage.snapshot(done))  # type: ignore[misc]
+
+
+def observe(job: Job, epoch: int, module: nn.Module) -> dict[str, float]:
+    """Return the observer's scores; the module's mode and torch's random state are as before."""
+    if job.observer is None:
+        return {}
+    with seeded_torch(job.seed, "observer", epoch), frozen(module), torch.no_grad():
+        return dict(job.observer(epoch, module))
+
+
+def learning_rate(schedule: str, lr: float, epoch: int, epochs: int) -> float:
+    """Return an epoch's rate, counted from 0: ``lr``; for ``"cosine"``, ``lr (1 + cos(pi epoch / epochs)) / 2``."""
+    return lr * (1 + math.cos(math.pi * epoch / epochs)) / 2 if schedule == "cosine" else lr
+
+
+def weights_of(module: nn.Module) -> State:
+    """Return a module's state dict in contiguous copies on the CPU."""
+    return {name: _copy(tensor) for name, tensor in module.state_dict().items()}
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+
+
+def _optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return per-parameter states in the order of parameters, as copies; the groups' settings are the config's."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    return {
+        "parameters": [
+            {k: _copy(v) if isinstance(v, torch.Tensor) else v for k, v in optimizer.state[p].items()}
+            for p in parameters
+        ]
+    }
+
+
+def _restore_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for parameter, state in zip(parameters, saved["parameters"], strict=True):
+        optimizer.state[parameter] = {key: _like(parameter, value) for key, value in state.items()}
+
+
+def _like(parameter: torch.Tensor, value: Any) -> Any:
+    """Give a state tensor its parameter's device and memory layout: another layout may round differently."""
+    if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
+        return torch.empty_like(parameter, dtype=value.dtype).copy_(value).requires_grad_(False)
+    return value

@@ -1,0 +1,96 @@
+"""The pool: synthetic images that a run has made so far, and what is known of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+
+class Pool:
+    """A growing table of equally long columns, in memory; row i of every column belongs to image i.
+
+    Args:
+        cap: The most rows it keeps, the oldest leave first; 0 keeps all.
+        device: Where the columns live.
+    """
+
+    def __init__(self, cap: int = 0, device: str = "cpu") -> None:
+        self.columns: dict[str, Tensor] = {}
+        self._cap = cap
+        self._device = device
+        self._unsaved = 0
+
+    def __len__(self) -> int:
+        return next((len(column) for column in self.columns.values()), 0)
+
+    def add(self, **rows: Tensor) -> None:
+        """Append rows, for example ``images=uint8 [N, ch, H, W], labels=[N]``; the columns are those of the first call.
+
+        Raises:
+            ValueError: The columns are others than before, or not equally long.
+        """
+        if len({len(part) for part in rows.values()}) != 1 or (self.columns and rows.keys() != self.columns.keys()):
+            raise ValueError(f"rows of {sorted(rows)} do not fit a pool of {sorted(self.columns)}")
+        for name, part in rows.items():
+            part = part.detach().to(self._device).contiguous()
+            column = torch.cat([self.columns[name], part]) if name in self.columns else part.clone()
+            self.columns[name] = column[-self._cap :].clone() if 0 < self._cap < len(column) else column
+        self._unsaved = min(len(self), self._unsaved + len(next(iter(rows.values()))))
+
+    def unsaved(self) -> dict[str, Tensor]:
+        """Return copies, on the CPU, of the rows that are new since the last :meth:`mark_saved`."""
+        first = len(self) - self._unsaved
+        return {name: column[first:].cpu().clone() for name, column in self.columns.items()}
+
+    def mark_saved(self) -> None:
+        """Count all rows as saved."""
+        self._unsaved = 0
+
+    def restore(self, rows: Mapping[str, Tensor]) -> None:
+        """Fill an empty pool with all rows that were ever saved; those beyond the cap are dropped again."""
+        if rows:
+            self.add(**rows)
+        self.mark_saved()
+
+    def batches(self, size: int, rng: torch.Generator, *, most: int = 0) -> Iterator[dict[str, Tensor]]:
+        """Pass once over the rows in a random order; see :func:`shuffled_batches`."""
+        return shuffled_batches(self.columns, size, rng, most=most)
+
+
+def shuffled_batches(
+    columns: Mapping[str, Tensor], size: int, rng: torch.Generator, *, most: int = 0
+) -> Iterator[dict[str, Tensor]]:
+    """Pass once over a table in a random order.
+
+    The last, partial batch is kept; a last batch of a single row joins the one before it, because batch
+    normalisation cannot be trained on one sample.
+
+    Args:
+        columns: Equally long columns [N, ...].
+        size: Rows of a batch, B.
+        rng: A CPU generator.
+        most: The most batches to yield; 0 yields all.
+
+    Yields:
+        The same columns [B, ...].
+    """
+    count = len(next(iter(columns.values())))
+    order = torch.randperm(count, generator=rng)
+    starts = list(range(0, count, size))
+    if len(starts) > 1 and count - starts[-1] == 1:
+        starts.pop()
+    ends = [*starts[1:], count]
+    for start, end in list(zip(starts, ends, strict=True))[: most or None]:
+        yield {name: column[order[start:end].to(column.device)] for name, column in columns.items()}
+
+
+def quantize(pixels: Tensor) -> Tensor:
+    """Return pixels in [0, 1] as 8-bit numbers, ``floor(255 x)``; what lies outside is clamped."""
+    return (pixels.detach().clamp(0, 1) * 255).to(torch.uint8)
+
+
+def dequantize(pixels: Tensor) -> Tensor:
+    """Return 8-bit pixels as numbers in [0, 1]; pixels that are such numbers already stay as they are."""
+    return pixels.float() / 255 if pixels.dtype == torch.uint8 else pixels

@@ -1,0 +1,149 @@
+"""The generator loop: make one batch of synthetic images that some loss terms like."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import OptionError
+
+
+@dataclass(frozen=True)
+class View:
+    """What the models made of one batch; a loss term sees this.
+
+    Attributes:
+        images: Pixels as the generator made them [B, ch, H, W], in [0, 1].
+        inputs: What the models were given: augmented and normalised.
+        labels: The classes the images shall have [B].
+        teacher: The teacher's logits [B, C].
+        student: The student's logits [B, C]; None if no term asks for them.
+    """
+
+    images: Tensor
+    inputs: Tensor
+    labels: Tensor
+    teacher: Tensor
+    student: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Term:
+    """One addend of the generator's loss, ``weight * loss(view)``."""
+
+    name: str
+    weight: float
+    loss: Callable[[View], Tensor]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a batch is made.
+
+    Attributes:
+        steps: T_G, optimiser steps.
+        lr: Adam's learning rate, betas (0.5, 0.999); the optimiser is new for each batch.
+        clip: Largest norm of the generator's gradient; 0 does not clip.
+        optimize_noise: Whether the noise is a leaf that Adam moves together with the generator.
+        keep: ``"best"`` returns the images of the lowest total loss, ``"last"`` those of the generator after its
+            last step.
+        precision: ``"float32"``, or ``"bfloat16"`` for the generator's arithmetic (weights and images stay float32).
+    """
+
+    steps: int = 30
+    lr: float = 1e-3
+    clip: float = 0.0
+    optimize_noise: bool = True
+    keep: str = "best"
+    precision: str = "float32"
+
+
+def synthesize(
+    generator: nn.Module,
+    noise: Tensor,
+    look: Callable[[Tensor], View],
+    *,
+    terms: Sequence[Term],
+    recipe: Recipe,
+    tick: Callable[[], None] = lambda: None,
+) -> tuple[Tensor, dict[str, float]]:
+    """Train a generator for a few steps on one batch of noise, and return its images.
+
+    The same noise (and the labels inside ``look``) serve all steps, so that one call yields one batch.
+
+    Args:
+        generator: [B, Z] -> pixels [B, ch, H, W] in [0, 1]; trained in place, in train mode.
+        noise: z [B, Z].
+        look: What the models make of the images.
+        terms: The loss, a weighted sum; terms of weight 0 are not computed.
+        recipe: Steps, learning rate and the like.
+        tick: Called after each step.
+
+    Returns:
+        The images kept [B, ch, H, W], detached, and the last step's loss terms by name, their sum as ``"generator"``.
+
+    Raises:
+        OptionError: No term depends on the images.
+    """
+    noise = noise.detach().clone().requires_grad_(recipe.optimize_noise)
+    terms = [term for term in terms if term.weight]
+    leaves = [*generator.parameters(), *([noise] if recipe.optimize_noise else [])]
+    optimizer = torch.optim.Adam(leaves, lr=recipe.lr, betas=(0.5, 0.999), fused=True)
+    generator.train()
+    best = torch.full((), float("inf"), device=noise.device)
+    kept = losses = None
+    for _ in range(recipe.steps):
+        images = _generate(generator, noise, recipe)
+        view = look(images)
+        losses = {term.name: term.loss(view) for term in terms}
+        losses["generator"] = total = _total(terms, losses)
+        optimizer.zero_grad()
+        total.backward()  # type: ignore[no-untyped-call]
+        if recipe.clip:
+            nn.utils.clip_grad_norm_(generator.parameters(), recipe.clip)
+        optimizer.step()
+        # Chosen by torch.where and not by `if`, so that a GPU never has to wait for the host.
+        better, total, images = total.detach() < best, total.detach(), images.detach()
+        kept = images if kept is None else torch.where(better, images, kept)
+        best = torch.where(better, total, best)
+        tick()
+    if recipe.keep == "last" or kept is None:
+        with torch.no_grad():
+            kept = _generate(generator, noise, recipe)
+    return kept, {name: float(value.detach()) for name, value in (losses or {}).items()}
+
+
+def _generate(generator: nn.Module, noise: Tensor, recipe: Recipe) -> Tensor:
+    with torch.autocast(noise.device.type, torch.bfloat16, enabled=recipe.precision == "bfloat16"):
+        images: Tensor = generator(noise)
+    return images.float()
+
+
+def _total(terms: Sequence[Term], losses: dict[str, Tensor]) -> Tensor:
+    """Return ``sum_j weight_j * loss_j``, a scalar."""
+    total = sum((term.weight * losses[term.name] for term in terms), torch.zeros(()))
+    if not total.requires_grad:
+        names = ", ".join(losses) or "none at all"
+        raise OptionError(
+            f"the generator has nothing to learn from: no loss term with a weight ({names}) needs its images"
+        )
+    return total
+
+
+@contextmanager
+def frozen(module: nn.Module) -> Iterator[None]:
+    """Hold a module in eval mode and without gradients of its weights during a block; restore both after it."""
+    modes = [(part, part.training) for part in module.modules()]
+    wanted = [(parameter, parameter.requires_grad) for parameter in module.parameters()]
+    module.eval().requires_grad_(False)
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode
+        for parameter, flag in wanted:
+            parameter.requires_grad_(flag)

@@ -1,0 +1,173 @@
+"""The upload phase: ask, check, store; a bad answer costs that answer and nothing else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from logging import INFO, WARNING
+from typing import TYPE_CHECKING
+
+from flwr.app import Message
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+
+from ..errors import QuorumError, StoreError, UploadError
+from ..store.files import read_json, write_json
+from .exchange import Exchange
+from .messages import Request, Signature, count_bytes, is_anonymous, read_reply
+
+if TYPE_CHECKING:
+    from ..store.run_folder import RoundFolder
+
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@dataclass
+class Traffic:
+    """Bytes of the messages of one round, per client."""
+
+    up: dict[str, int] = field(default_factory=dict)
+    down: dict[str, int] = field(default_factory=dict)
+
+
+class Collector:
+    """Takes the uploads of one round into its folder.
+
+    Args:
+        folder: Where they are stored.
+        signatures: Known architectures.
+        num_classes: C.
+        max_bytes: Largest accepted upload.
+
+    Attributes:
+        clients: Names of the uploads of this phase. A client that has a name keeps the upload that an earlier process
+            took; a nameless one, which cannot be told that its upload is here, trains and answers anew.
+        traffic: Bytes of the messages.
+    """
+
+    def __init__(
+        self, folder: RoundFolder, signatures: Mapping[str, Signature], *, num_classes: int, max_bytes: int
+    ) -> None:
+        self._folder = folder
+        self._signatures = signatures
+        self._num_classes = num_classes
+        self._max_bytes = max_bytes
+        self._closed = False
+        self._asked_bytes: dict[int, int] = {}
+        self.clients = {client for client in folder.held() if not is_anonymous(client)}
+        self._refused_before = len(folder.refused())
+        # What was moved before a crash counts too.
+        self._traffic_file = folder.path / "traffic.json"
+        self.traffic = Traffic(**read_json(self._traffic_file)) if self._traffic_file.exists() else Traffic()
+
+    def collect(self, grid: Grid, request: Request, *, timeout: float, min_uploads: int) -> Exchange:
+        """Ask every node and store what comes, until all have answered or the deadline.
+
+        Returns:
+            The exchange; its ``poll`` takes what comes later.
+
+        Raises:
+            QuorumError: Names who is missing and why.
+        """
+        if self.clients:
+            log(INFO, "%d uploads are here already: %s", len(self.clients), ", ".join(sorted(self.clients)))
+        if earlier := len(set(self._folder.held()) - self.clients):
+            log(INFO, "%d uploads of clients without a name are here: those clients are asked anew", earlier)
+
+        def question(node_id: int) -> Message:
+            message = replace(request, held=tuple(sorted(self.clients))).message(node_id)
+            self._asked_bytes[node_id] = count_bytes(message.content)
+            return message
+
+        exchange = Exchange(
+            grid,
+            question=question,
+            receive=self.receive,
+            lost=lambda node_id: self._refuse(f"node-{node_id}", "the node has left"),
+            log=lambda line: log(INFO, line),
+        )
+        exchange.wait(timeout, min_uploads, lambda: f"{len(self.clients)} here")
+        for node_id in exchange.waiting_for:
+            self._refuse(f"node-{node_id}", f"no answer within {timeout:.0f} s")
+        self.check_quorum(min_uploads, exchange.asked, timeout)
+        self._closed = True
+        return exchange
+
+    def receive(self, reply: Message) -> None:
+        """Check one answer and store its upload, or refuse it with the reason."""
+        node_id = reply.metadata.src_node_id
+        sender = f"node-{node_id}"
+        if reply.has_error():
+            self._refuse(sender, last_line(reply.error.reason or f"error code {reply.error.code}"))
+            return
+        try:
+            self._accept(reply, sender)
+        except UploadError as error:
+            name, _, reason = str(error).partition(": ")
+            self._refuse(name, reason)
+
+    def check_quorum(self, min_uploads: int, asked: int, timeout: float) -> None:
+        """Refuse to go on with too few uploads.
+
+        Raises:
+            QuorumError: Names who is missing and why.
+        """
+        if len(self.clients) >= min_uploads:
+            return
+        refused = self._folder.refused()[self._refused_before :]
+        reasons = [f"{entry['client']}: {entry['reason']}" for entry in refused]
+        if not asked:
+            reasons.append(f"no client connected within {timeout:.0f} s")
+        elif asked < min_uploads:
+            reasons.append(f"only {asked} nodes connected within {timeout:.0f} s")
+        raise QuorumError(
+            f"{len(self.clients)} uploads arrived, min-uploads is {min_uploads}. Missing: {'; '.join(reasons)}. "
+            f"What came is kept in {self._folder.path}"
+        )
+
+    def _accept(self, reply: Message, sender: str) -> None:
+        checked = read_reply(
+            reply.content, self._signatures, num_classes=self._num_classes, max_bytes=self._max_bytes, sender=sender
+        )
+        if checked.held:
+            if checked.client not in self.clients:
+                raise UploadError(f"{checked.client}: upload.held is true, but its upload is not here")
+            return
+        name, held = checked.client, self._folder.held()
+        if checked.anonymous:
+            # Equal weights of two nameless clients: which of the two comes first changes nothing.
+            names = [name, *(f"{name}-{k}" for k in range(2, len(self.clients) + 2))]
+            name = next(n for n in names if n not in self.clients)
+        # An earlier process may have stored the same weights of a nameless client.
+        if not (checked.anonymous and name in held):
+            self._folder.accept(
+                name,
+                checked.architecture,
+                checked.state,
+                num_examples=checked.num_examples,
+                label_counts=checked.label_counts,
+                pretrained=checked.pretrained,
+            )
+        self.clients.add(name)
+        self.traffic.up[name] = count_bytes(reply.content)
+        self.traffic.down[name] = self._asked_bytes.get(reply.metadata.src_node_id, 0)
+        self._keep_traffic()
+        fate = "came late: kept for replay, not part of this result" if self._closed else "stored"
+        log(INFO, "upload of %s: %s, %.2f MiB, %s", name, checked.architecture, self.traffic.up[name] / 2**20, fate)
+
+    def _keep_traffic(self) -> None:
+        try:
+            write_json(self._traffic_file, asdict(self.traffic))
+        except StoreError as error:  # the upload is stored; an account that lacks a line must not end the run
+            log(WARNING, "%s", error)
+
+    def _refuse(self, client: str, reason: str) -> None:
+        self._folder.refuse(client, reason)
+        log(WARNING, "refused %s: %s", client, reason)
+
+
+def last_line(reason: str) -> str:
+    """Return the line of a client's failure that says what happened: errors come as whole coloured tracebacks."""
+    lines = [line.strip() for line in ANSI.sub("", reason).splitlines() if line.strip()]
+    return lines[-1][:500] if lines else "no reason given"

@@ -1,0 +1,45 @@
+"""Arrays from outside: numpy's file format, read without trust and without pickle."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from flwr.app import Array
+
+from ..errors import UploadError
+
+# Version 1.0; later ones are for headers beyond 64 KiB.
+NPY_MAGIC = b"\x93NUMPY\x01\x00"
+
+
+def decode_array(array: Array, shape: tuple[int, ...], dtype: str, where: str) -> np.ndarray[Any, Any]:
+    """Decode one array, trusting nothing: its own header is compared with the one expected, and never evaluated.
+
+    Raises:
+        UploadError: Shape, dtype or length differ from what is expected, or it is no array of numpy's.
+    """
+    if tuple(array.shape) != shape or array.dtype != dtype:
+        found = f"{array.dtype[:80]}{list(array.shape[:9])}"
+        raise UploadError(f"{where} is {found}, expected is {dtype}{list(shape)}")
+    if array.stype != "numpy.ndarray" or not array.data.startswith(NPY_MAGIC):
+        raise UploadError(
+            f"{where} is {array.stype[:80]!r} beginning with {array.data[:8]!r}: "
+            f"allowed is 'numpy.ndarray' beginning with {NPY_MAGIC!r}"
+        )
+    start = 10 + int.from_bytes(array.data[8:10], "little")
+    header, size = array.data[10:start].rstrip(), math.prod(shape) * np.dtype(dtype).itemsize
+    headers = [_npy_header(shape, dtype, fortran=fortran) for fortran in (False, True)]
+    if header not in headers:
+        shown = header[:120].decode("ascii", "replace")
+        raise UploadError(f"{where} holds {shown!r}, expected is {headers[0].decode()!r}")
+    if len(array.data) - start != size:
+        raise UploadError(f"{where} has {len(array.data) - start} bytes of values, expected are {size}")
+    values = np.frombuffer(array.data, np.dtype(dtype), math.prod(shape), start)
+    return values.reshape(shape, order="F" if header == headers[1] else "C").copy(order="C")
+
+
+def _npy_header(shape: tuple[int, ...], dtype: str, *, fortran: bool) -> bytes:
+    descr = np.lib.format.dtype_to_descr(np.dtype(dtype))
+    return f"{{'descr': {descr!r}, 'fortran_order': {fortran}, 'shape': {shape!r}, }}".encode()

@@ -1,0 +1,56 @@
+"""Scores of the resulting student from the clients' own data."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from logging import WARNING
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+from flwr.serverapp.exception import InconsistentMessageReplies
+from flwr.serverapp.strategy import FedAvg
+
+POLL_S = 0.1
+
+
+@dataclass(frozen=True)
+class ClientEvaluation:
+    """Flower's own federated evaluation, with an end to its waiting; what goes wrong costs the scores only.
+
+    Attributes:
+        fraction: Share of the connected nodes that is asked, in (0, 1].
+    """
+
+    fraction: float
+
+    def configure(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+        """Ask a share of the nodes to evaluate ``arrays``, as Flower's FedAvg does; it waits for a node for ever."""
+        return list(self._fedavg().configure_evaluate(server_round, arrays, config, grid))
+
+    def aggregate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Average the clients' scores by their examples, as Flower's FedAvg does; None if they do not fit together."""
+        try:
+            return self._fedavg().aggregate_evaluate(server_round, replies)
+        except InconsistentMessageReplies as error:
+            log(WARNING, "the clients' scores cannot be averaged: %s", error)
+            return None
+
+    def run(
+        self, grid: Grid, server_round: int, arrays: ArrayRecord, config: ConfigRecord, timeout: float
+    ) -> MetricRecord | None:
+        """Ask, wait at most ``timeout`` seconds for nodes and as long for answers, and average."""
+        deadline = time.monotonic() + timeout
+        while not list(grid.get_node_ids()):
+            if time.monotonic() >= deadline:
+                log(WARNING, "no client connected within %.0f s to evaluate the student", timeout)
+                return None
+            time.sleep(POLL_S)
+        messages = self.configure(server_round, arrays, config, grid)
+        return self.aggregate(server_round, grid.send_and_receive(messages, timeout=timeout))
+
+    def _fedavg(self) -> FedAvg:
+        # Made when it is needed: Flower warns about every fraction that is 0.
+        return FedAvg(fraction_train=0.0, fraction_evaluate=self.fraction, min_evaluate_nodes=1, min_available_nodes=1)

@@ -1,0 +1,276 @@
+"""The record schema: what the server asks, what a client answers, and the check of every answer.
+
+Request  "arrays": start weights, may be empty.  "config": the caller's train_config and the keys named below.
+Reply    "arrays": a state_dict.  "metrics": "num-examples" and floats.
+         "upload", optional: "client", "architecture", "label-counts", "pretrained", "held", "error".
+
+Stock ClientApps send no "upload" record. Their architecture is the only known one whose keys and shapes fit; their
+name follows from their weights, because node ids are random per run and the order of arrival says nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+
+from ..errors import UploadError
+from ..seeds import seeded_torch
+from .decoding import decode_array
+
+if TYPE_CHECKING:
+    from ..method import ModelBuilder, State
+
+# Key of a state_dict -> shape and dtype name, for example ((6, 1, 5, 5), "float32").
+Signature = Mapping[str, tuple[tuple[int, ...], str]]
+
+CLIENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+ANONYMOUS = re.compile(r"anonymous-[0-9a-f]{12}(-[0-9]+)?")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What one round asks of a client.
+
+    Attributes:
+        start: Start weights; empty if every client starts from the seed.
+        config: The caller's train_config.
+        server_round: The round, from 1.
+        run_id: The run folder's id: a client keys what it keeps on its own disk by it.
+        seed: The seed of the run.
+        held: Names whose uploads of this round are here already: they answer at once without work.
+    """
+
+    start: ArrayRecord
+    config: Mapping[str, Any]
+    server_round: int
+    run_id: str
+    seed: int
+    held: tuple[str, ...] = ()
+
+    def message(self, node_id: int, message_type: str = MessageType.TRAIN) -> Message:
+        """Return the message to one node."""
+        config = ConfigRecord(dict(self.config))
+        config["server-round"] = self.server_round
+        config["run-id"] = self.run_id
+        config["seed"] = self.seed
+        if self.held:  # Flower cannot count the bytes of an empty list
+            config["held"] = list(self.held)
+        return Message(
+            RecordDict({"arrays": self.start, "config": config}), dst_node_id=node_id, message_type=message_type
+        )
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A checked answer.
+
+    Attributes:
+        client: Its name, given or derived from its weights.
+        architecture: The known architecture that it fits.
+        state: Its weights, decoded and checked; empty if the server holds them already.
+        num_examples: Size of its training set; None if it has none.
+        label_counts: Training examples per class [C]; None if it does not tell.
+        pretrained: It trained nothing in this run.
+        held: The server holds its upload already.
+        anonymous: It gave no name; ``client`` follows from its weights.
+        metrics: Further numbers it reports.
+    """
+
+    client: str
+    architecture: str
+    state: State = field(default_factory=dict)
+    num_examples: int | None = None
+    label_counts: tuple[int, ...] | None = None
+    pretrained: bool = False
+    held: bool = False
+    anonymous: bool = False
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+class Signatures(Mapping[str, Signature]):
+    """The state_dict signature of every known architecture, each model built once, when first asked for."""
+
+    def __init__(self, builders: Mapping[str, ModelBuilder]) -> None:
+        self._builders = builders
+        self._known: dict[str, Signature] = {}
+
+    def __getitem__(self, name: str) -> Signature:
+        if name not in self._known:
+            with seeded_torch(0):
+                state = self._builders[name]().state_dict()
+            self._known[name] = {
+                key: (tuple(value.shape), str(value.dtype).removeprefix("torch.")) for key, value in state.items()
+            }
+        return self._known[name]
+
+    def __iter__(self) -> Any:
+        return iter(self._builders)
+
+    def __len__(self) -> int:
+        return len(self._builders)
+
+
+def read_reply(
+    content: RecordDict, signatures: Mapping[str, Signature], *, num_classes: int, max_bytes: int, sender: str
+) -> Reply:
+    """Check a client's answer and decode it.
+
+    Args:
+        content: The content of the reply.
+        signatures: Known architectures.
+        num_classes: C, the length of label counts.
+        max_bytes: Largest allowed size of the weights in bytes.
+        sender: How to call the client in errors as long as it has not named itself.
+
+    Returns:
+        The answer; its state holds torch tensors.
+
+    Raises:
+        UploadError: Names the client, the field and the reason.
+    """
+    facts = content.config_records.get("upload", ConfigRecord())
+    sender = client = _client_name(facts, sender)
+    if "error" in facts:
+        raise UploadError(f"{sender}: {str(facts['error'])[:500] or 'no reason given'}")
+    if facts.get("held") is True:
+        if "client" not in facts:
+            raise UploadError(f"{sender}: upload.held needs upload.client, which is missing")
+        return Reply(client=client, architecture="", held=True)
+    arrays = _only_arrays(content, sender)
+    size = sum(len(array.data) for array in arrays.values())
+    if size > max_bytes:
+        raise UploadError(
+            f"{sender}: arrays are {size / 2**20:.1f} MiB, allowed are {max_bytes / 2**20:.1f} MiB (max-upload-mib)"
+        )
+    architecture = _architecture(facts, arrays, signatures, sender)
+    state = _decode(arrays, signatures[architecture], architecture, sender)
+    metrics = content.metric_records.get("metrics") or next(iter(content.metric_records.values()), MetricRecord())
+    pretrained = facts.get("pretrained") is True
+    num_examples = _num_examples(metrics, pretrained, sender)
+    return Reply(
+        client=client if "client" in facts else _content_name(arrays),
+        architecture=architecture,
+        state=state,
+        num_examples=num_examples,
+        label_counts=_label_counts(facts, num_classes, num_examples, sender),
+        pretrained=pretrained,
+        anonymous="client" not in facts,
+        metrics={k: float(v) for k, v in metrics.items() if isinstance(v, (int, float)) and k != "num-examples"},
+    )
+
+
+def count_bytes(content: RecordDict) -> int:
+    """Return the bytes of all records of a message: names, texts, arrays, and 8 for a number."""
+    # Flower's own count refuses empty texts and lists, which its messages carry.
+    return sum(len(key) + _size(value) for record in content.values() for key, value in record.items())
+
+
+def _size(value: Any) -> int:
+    if isinstance(value, list):
+        return sum(_size(item) for item in value)
+    if isinstance(value, Array):
+        return len(value.data)
+    return len(value) if isinstance(value, (str, bytes)) else 1 if isinstance(value, bool) else 8
+
+
+def _client_name(facts: ConfigRecord, sender: str) -> str:
+    name = facts.get("client", sender)
+    if "client" in facts and not (isinstance(name, str) and CLIENT_NAME.fullmatch(name)):
+        shown = repr(name)[:80]
+        raise UploadError(f"{sender}: upload.client is {shown}: allowed are names that match {CLIENT_NAME.pattern}")
+    return str(name)
+
+
+def _content_name(arrays: ArrayRecord) -> str:
+    digest = hashlib.sha256()
+    for key in sorted(arrays):
+        digest.update(key.encode() + b"\0" + arrays[key].data)
+    return f"anonymous-{digest.hexdigest()[:12]}"
+
+
+def is_anonymous(client: str) -> bool:
+    """Tell whether a name was derived from weights, for a client that gave none."""
+    return ANONYMOUS.fullmatch(client) is not None
+
+
+def _only_arrays(content: RecordDict, sender: str) -> ArrayRecord:
+    records = content.array_records
+    if "arrays" in records:
+        return records["arrays"]
+    if len(records) != 1:
+        raise UploadError(f"{sender}: the reply has {len(records)} array records, allowed is one, named 'arrays'")
+    return next(iter(records.values()))
+
+
+def _architecture(facts: ConfigRecord, arrays: ArrayRecord, signatures: Mapping[str, Signature], sender: str) -> str:
+    named = facts.get("architecture")
+    if named is not None:
+        if not isinstance(named, str) or named not in signatures:
+            known = ", ".join(signatures)
+            raise UploadError(f"{sender}: upload.architecture is {str(named)[:80]!r}, known here are {known}")
+        return named
+    if len(signatures) == 1:
+        return next(iter(signatures))
+    shapes = {key: tuple(array.shape) for key, array in arrays.items()}
+    fitting = [name for name, wanted in signatures.items() if shapes == {k: shape for k, (shape, _) in wanted.items()}]
+    if len(fitting) != 1:
+        found = f"{', '.join(fitting)} fit" if fitting else "none fits"
+        raise UploadError(f"{sender}: upload.architecture is missing and of the known ones {found}; allowed is one")
+    return fitting[0]
+
+
+def _decode(arrays: ArrayRecord, wanted: Signature, architecture: str, sender: str) -> State:
+    import torch
+
+    missing, extra = sorted(set(wanted) - set(arrays)), sorted(set(arrays) - set(wanted))
+    if missing or extra:
+        raise UploadError(
+            f"{sender}: arrays do not fit architecture {architecture!r}: "
+            f"missing {_some(missing)}; not expected {_some(extra)}"
+        )
+    state: State = {}
+    for key, (shape, dtype) in wanted.items():
+        array = decode_array(arrays[key], shape, dtype, f"{sender}: arrays[{key!r}]")
+        if not np.all(np.isfinite(array)):
+            raise UploadError(f"{sender}: arrays[{key!r}] holds NaN or Inf; allowed are finite values")
+        state[key] = torch.from_numpy(array)
+    return state
+
+
+def _num_examples(metrics: MetricRecord, pretrained: bool, sender: str) -> int | None:
+    value = metrics.get("num-examples")
+    if value is None and pretrained:
+        return None
+    if not isinstance(value, (int, float)) or not 0 < value < 2**63 or value != int(value):
+        shown = "missing" if value is None else repr(value)[:80]
+        raise UploadError(f"{sender}: metrics['num-examples'] is {shown}: allowed is a positive whole number")
+    return int(value)
+
+
+def _label_counts(
+    facts: ConfigRecord, num_classes: int, num_examples: int | None, sender: str
+) -> tuple[int, ...] | None:
+    counts = facts.get("label-counts")
+    if counts is None or counts == []:
+        return None
+    whole = tuple(c for c in counts if type(c) is int and c >= 0) if isinstance(counts, list) else ()
+    if not isinstance(counts, list) or not len(whole) == len(counts) == num_classes:
+        raise UploadError(
+            f"{sender}: upload.label-counts is {str(counts)[:80]}: allowed are {num_classes} whole numbers from 0"
+        )
+    if num_examples is not None and sum(whole) != num_examples:
+        raise UploadError(
+            f"{sender}: upload.label-counts sum to {sum(whole)}, but metrics['num-examples'] is {num_examples}"
+        )
+    return whole
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(name[:80] for name in names[:4])
+    return "nothing" if not names else shown + (f" and {len(names) - 4} more" if len(names) > 4 else "")

@@ -1,0 +1,45 @@
+"""The public strategies: one class per method, each a OneShot that knows its method.
+
+All take what :class:`strategies.flower.one_shot.OneShot` takes after its method::
+
+    strategy = Dense(Net, num_classes=10, input_shape=(3, 32, 32))
+    result = strategy.start(grid=grid, initial_arrays=arrays, train_config=ConfigRecord({"lr": 0.1}))
+    model = strategy.outcome
+"""
+
+from __future__ import annotations
+
+from functools import partialmethod
+
+from ..method import METHODS
+from .one_shot import OneShot
+
+
+class OneShotFedAvg(OneShot):
+    """One-shot FedAvg: the average of the uploads. Refuses clients of different architectures."""
+
+    __init__ = partialmethod(OneShot.__init__, METHODS["fedavg"])
+
+
+class FedENS(OneShot):
+    """The ensemble of the uploads by their mean logits."""
+
+    __init__ = partialmethod(OneShot.__init__, METHODS["fedens"])
+
+
+class DWFedENS(OneShot):
+    """The ensemble of the uploads, logits weighted by the clients' numbers of examples."""
+
+    __init__ = partialmethod(OneShot.__init__, METHODS["dw-fedens"])
+
+
+class LabelCountEnsemble(OneShot):
+    """The ensemble of the uploads, each class's logits weighted by the clients' counts of that class."""
+
+    __init__ = partialmethod(OneShot.__init__, METHODS["label-count-ensemble"])
+
+
+class Dense(OneShot):
+    """DENSE (FedSyn): a generator trained against the ensemble, a student distilled on its images."""
+
+    __init__ = partialmethod(OneShot.__init__, METHODS["dense"])

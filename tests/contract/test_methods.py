@@ -1,0 +1,227 @@
+"""What every method of the registry promises, checked on three tiny clients."""
+
+import ast
+import pickle
+import shutil
+import subprocess
+import sys
+import textwrap
+from dataclasses import dataclass, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import strategies
+from strategies.method import METHODS, Job, Method, Need, Normalization, Outcome, Silent, Upload, check_needs
+from strategies.options import flatten, options_of, parse
+from strategies.outcomes import load_model
+
+ROOT = Path(strategies.__file__).parent
+IMAGES = torch.linspace(-1, 1, 3 * 64).view(3, 1, 8, 8)
+
+# Settings that make a method small; methods that train nothing need none.
+SMALL: dict[str, dict[str, Any]] = {
+    "dense": {"epochs": 2, "generator_steps": 2, "latent": 8, "batch_size": 6, "synthesis_batch_size": 8},
+}
+# The mean absolute logit of the outcome on IMAGES. A change here changes every published number.
+PINNED = {
+    "fedavg": 0.284510,
+    "fedens": 0.720615,
+    "dw-fedens": 0.991382,
+    "label-count-ensemble": 0.610334,
+    "dense": 0.150976,
+}
+
+
+def narrow() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(108, 4))
+
+
+def wide() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 5, 5), nn.ReLU(), nn.Flatten(), nn.Linear(80, 4))
+
+
+BUILDERS = {"narrow": narrow, "wide": wide}
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """Reads the same weights at each call; a class, because a job has to be picklable."""
+
+    state: dict[str, torch.Tensor]
+
+    def __call__(self) -> dict[str, torch.Tensor]:
+        return self.state
+
+
+def tiny_state(architecture: str, seed: int) -> dict[str, torch.Tensor]:
+    """Weights drawn without torch's initialisers, so that pinned numbers depend on little."""
+    model, rng = BUILDERS[architecture](), torch.Generator().manual_seed(seed)
+    return {
+        name: value
+        if value.dtype == torch.int64
+        else torch.rand(value.shape, generator=rng) - 0.5 * ("var" not in name)
+        for name, value in model.state_dict().items()
+    }
+
+
+def tiny_job(method: Method, *, seed: int = 0) -> Job:
+    architectures = ["narrow"] * 3 if Need.SAME_ARCHITECTURE in method.needs else ["narrow", "wide", "narrow"]
+    uploads = tuple(
+        Upload(f"c{k}", name, Fixed(tiny_state(name, k)), 10 * (k + 1), (5 * (k == 0), 5 + k, 5, 9 * k))
+        for k, name in enumerate(architectures)
+    )
+    config = method.config(**SMALL.get(method.name, {}))
+    return Job(uploads, BUILDERS, "narrow", 4, (1, 8, 8), Normalization((0.5,), (0.5,)), config, seed=seed)
+
+
+def predict(outcome: Outcome, job: Job) -> torch.Tensor:
+    with torch.no_grad():
+        logits: torch.Tensor = load_model(outcome, job)(IMAGES)
+    return logits
+
+
+@pytest.fixture(params=list(METHODS))
+def method(request: pytest.FixtureRequest) -> Method:
+    return METHODS[request.param]
+
+
+def test_method_describes_itself(method: Method) -> None:
+    assert METHODS[method.name] is method
+    assert method.kind in {"student", "ensemble", "baseline"}
+    assert is_dataclass(method.config)
+    assert all(option.help for option in options_of(method.config, method.name))
+    assert method.title
+    assert method.source
+    assert set(METHODS) == PINNED.keys()
+
+
+def test_config_goes_through_flat_settings_and_back(method: Method) -> None:
+    config = method.config(**SMALL.get(method.name, {}))
+    assert parse(method.config, flatten(config, method.name), method.name) == config
+    assert parse(method.config, {}, method.name) == method.config()
+    for field in fields(method.config):
+        with pytest.raises(AttributeError):
+            setattr(config, field.name, None)
+
+
+def test_fit_meets_the_needs_and_ends_with_what_its_kind_says(method: Method) -> None:
+    job = tiny_job(method)
+    check_needs(method, job)
+    outcome = method.fit(job, Silent())
+    assert (outcome.ensemble is not None) == (method.kind == "ensemble")
+    assert (outcome.student is not None) == (method.kind != "ensemble")
+    logits = predict(outcome, job)
+    assert logits.shape == (3, 4)
+    assert bool(logits.isfinite().all())
+
+
+def test_job_and_outcome_survive_pickling(method: Method) -> None:
+    job = tiny_job(method)
+    again: Job = pickle.loads(pickle.dumps(job))  # noqa: S301  our own bytes
+    outcome = method.fit(again, Silent())
+    copied: Outcome = pickle.loads(pickle.dumps(outcome))  # noqa: S301  our own bytes
+    assert torch.equal(predict(copied, job), predict(method.fit(job, Silent()), job))
+
+
+def test_fit_with_the_same_seed_gives_the_same_bits(method: Method) -> None:
+    first, second = (predict(method.fit(tiny_job(method), Silent()), tiny_job(method)) for _ in range(2))
+    assert torch.equal(first, second)
+    other = predict(method.fit(tiny_job(method, seed=1), Silent()), tiny_job(method))
+    draws = method.kind == "student"  # the others draw nothing
+    assert torch.equal(first, other) == (not draws)
+
+
+def test_fit_does_not_depend_on_the_order_of_uploads(method: Method) -> None:
+    job = tiny_job(method)
+    turned = replace(job, uploads=job.uploads[::-1])
+    torch.testing.assert_close(
+        predict(method.fit(job, Silent()), job), predict(method.fit(turned, Silent()), turned), rtol=1e-3, atol=1e-3
+    )
+
+
+def test_fit_leaves_uploads_and_the_global_random_state_alone(method: Method) -> None:
+    job = tiny_job(method)
+    before = [{name: value.clone() for name, value in upload.read().items()} for upload in job.uploads]
+    torch.manual_seed(123)
+    state = torch.get_rng_state()
+    predict(method.fit(job, Silent()), job)
+    assert torch.equal(torch.get_rng_state(), state)
+    for upload, copy in zip(job.uploads, before, strict=True):
+        assert all(torch.equal(value, copy[name]) for name, value in upload.read().items())
+
+
+def test_fit_does_not_depend_on_the_global_random_state(method: Method) -> None:
+    results = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        results.append(predict(method.fit(tiny_job(method), Silent()), tiny_job(method)))
+    assert torch.equal(*results)
+
+
+def test_fit_gives_the_pinned_value(method: Method) -> None:
+    value = float(predict(method.fit(tiny_job(method), Silent()), tiny_job(method)).abs().mean())
+    assert value == pytest.approx(PINNED[method.name], rel=1e-3)
+
+
+def test_module_carries_a_source_note(method: Method) -> None:
+    note = ast.get_docstring(ast.parse((ROOT / f"{method.name.replace('-', '_')}.py").read_text())) or ""
+    summary, _, rest = note.partition("\n\n")
+    assert summary.endswith(".")
+    assert "\n" not in summary
+    places = [rest.find(f"{heading}: ") for heading in ("Paper", "Symbols", "Where", "Deviations")]
+    assert places == sorted(places), "the headings of the source note are Paper, Symbols, Where, Deviations"
+    assert min(places) >= 0
+    assert "https://" in rest
+    assert "Read version: " in rest
+
+
+PROGRAM = textwrap.dedent("""
+    import importlib, importlib.abc, sys
+
+    class Blocked(importlib.abc.MetaPathFinder):
+        def find_spec(self, name, path=None, target=None):
+            if name.partition(".")[0] in {blocked!r}:
+                raise ImportError(f"{{name}} is blocked")
+
+    sys.meta_path.insert(0, Blocked())
+    package, small = {package!r}, {small!r}
+    method = importlib.import_module(package + ".method")
+    outcomes = importlib.import_module(package + ".outcomes")
+    torch = importlib.import_module("torch")
+
+    def build():
+        return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 4))
+
+    class Read:
+        def __init__(self, k): self.state = {{"1.weight": torch.full((4, 64), k / 9), "1.bias": torch.arange(4.0)}}
+        def __call__(self): return self.state
+
+    for name in method.METHODS:
+        entry = method.METHODS[name]
+        uploads = tuple(method.Upload(f"c{{k}}", "net", Read(k), 5, (1, 2, 3, 4)) for k in range(2))
+        space = method.Normalization((0.5,), (0.5,))
+        job = method.Job(uploads, {{"net": build}}, "net", 4, (1, 8, 8), space, entry.config(**small.get(name, {{}})))
+        model = outcomes.load_model(entry.fit(job, method.Silent()), job)
+        assert model(torch.zeros(2, 1, 8, 8)).shape == (2, 4)
+    loaded = sorted(name for name in sys.modules if name.partition(".")[0] in {blocked!r})
+    assert not loaded, loaded
+""")
+
+
+def run_program(folder: Path, package: str, blocked: set[str]) -> None:
+    program = PROGRAM.format(package=package, blocked=blocked, small=SMALL)
+    done = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_method_runs_with_flwr_and_ray_blocked() -> None:
+    run_program(ROOT.parent, "strategies", {"flwr", "ray", "fl_app", "client_app", "server_app"})
+
+
+def test_every_method_runs_from_a_copy_of_the_folder_under_another_name(tmp_path: Path) -> None:
+    shutil.copytree(ROOT, tmp_path / "vendored", ignore=shutil.ignore_patterns("__pycache__"))
+    run_program(tmp_path, "vendored", {"strategies", "flwr", "ray"})

@@ -1,0 +1,177 @@
+"""The whole command under SIGKILL and SIGINT: no client trains twice, and the result has the same bits."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+ONESHOT = [str(Path(sys.executable).with_name("oneshot"))]
+SETTINGS = (
+    "client.epochs=40 dense.epochs=40 dense.generator-steps=4 dense.steps-per-epoch=4 dense.synthesis-batch-size=32 "
+    "data.image-size=8 checkpoint-s=0 threads=1 min-uploads=4"
+)
+PATIENCE_S = 150.0
+
+
+class Command:
+    """A running ``oneshot`` in a process group of its own, its output in a file."""
+
+    def __init__(self, arguments: list[str], folder: Path) -> None:
+        self.log = folder / f"{time.monotonic_ns()}.log"
+        self._output = self.log.open("w")
+        self._process = subprocess.Popen(
+            [*ONESHOT, *arguments, "--format", "json"],
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env=os.environ | {"ONESHOT_CLIENT_STATE": str(folder / "clients"), "ONESHOT_RUNS": str(folder / "runs")},
+        )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def wait(self) -> tuple[int, dict[str, Any]]:
+        status = self._process.wait(PATIENCE_S)
+        self._output.close()
+        lines = self.log.read_text().splitlines()
+        return status, json.loads(lines[-1]) if lines and lines[-1].startswith("{") else {}
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert self._process.poll() is None, self.log.read_text()
+            assert time.monotonic() < deadline, self.log.read_text()
+            time.sleep(0.05)
+
+    def trained(self) -> set[str]:
+        """Names of the clients that began to train."""
+        return set(re.findall(r"(client-\d+): epoch 1 of", self.log.read_text()))
+
+
+def kill_simulation(command: Command, folder: Path) -> None:
+    engines = [pid for pid, line in processes_of(folder).items() if "flwr-simulation" in " ".join(line.split()[:2])]
+    assert engines, processes_of(folder)
+    for engine in engines:
+        os.kill(engine, signal.SIGKILL)
+
+
+def kill_group(command: Command, folder: Path) -> None:
+    os.killpg(command.pid, signal.SIGKILL)
+
+
+def run_folder(folder: Path) -> Path:
+    return next((folder / "runs").iterdir())
+
+
+def uploads_in(folder: Path) -> list[str]:
+    runs = folder / "runs"
+    indices = list(runs.glob("*/uploads.jsonl")) if runs.exists() else []
+    return [json.loads(line)["client"] for line in indices[0].read_text().splitlines()] if indices else []
+
+
+def processes_of(folder: Path) -> dict[int, str]:
+    """Pid -> command line of the processes whose environment names this test's folder."""
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            alive = (entry / "stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+            if alive and str(folder).encode() in (entry / "environ").read_bytes():
+                found[int(entry.name)] = (entry / "cmdline").read_text().replace("\0", " ")
+        except OSError:
+            continue
+    return found
+
+
+def nothing_left(folder: Path) -> None:
+    deadline = time.monotonic() + 20
+    while left := processes_of(folder):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.2)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    status, result = Command(["run", "--num-supernodes", "4", "--run-config", SETTINGS], folder).wait()
+    assert status == 0
+    nothing_left(folder)
+    return result
+
+
+@pytest.mark.parametrize("kill", [kill_simulation, kill_group])
+def test_run_killed_in_both_phases_resumes_to_the_same_bits(
+    kill: Callable[[Command, Path], None], tmp_path: Path, uninterrupted: dict[str, Any]
+) -> None:
+    first = Command(["run", "--num-supernodes", "4", "--run-config", SETTINGS], tmp_path)
+    first.until(lambda: len(uploads_in(tmp_path)) >= 1)
+    kill(first, tmp_path)
+    assert first.wait()[0] != 0
+    nothing_left(tmp_path)
+    held = uploads_in(tmp_path)
+    kept = {path.name.removesuffix("-1.json") for path in (tmp_path / "clients").glob("*/*.json")}
+    assert 1 <= len(held) < 4
+
+    second = Command(["resume", str(run_folder(tmp_path))], tmp_path)
+    second.until((run_folder(tmp_path) / "checkpoint" / "checkpoint.json").exists)
+    kill(second, tmp_path)
+    assert second.wait()[0] != 0
+    nothing_left(tmp_path)
+    assert not second.trained() & (set(held) | kept), "a client trained twice"
+
+    third = Command(["resume", str(run_folder(tmp_path))], tmp_path)
+    status, result = third.wait()
+    assert status == 0
+    assert third.trained() == set()
+    assert result["resumed_at"] > 0
+    assert result["uploads"] == 4
+    assert result["weights_sha256"] == uninterrupted["weights_sha256"]
+    assert result["table"] == uninterrupted["table"]
+    assert result["mib_up_per_client"] == uninterrupted["mib_up_per_client"]
+    nothing_left(tmp_path)
+
+
+def test_resume_of_a_finished_run_prints_its_result(uninterrupted: dict[str, Any], tmp_path: Path) -> None:
+    status, result = Command(["resume", uninterrupted["run_dir"]], tmp_path).wait()
+    assert (status, result) == (0, uninterrupted)
+
+
+def test_run_with_other_compute_has_the_same_bits(uninterrupted: dict[str, Any], tmp_path: Path) -> None:
+    replayed = ["replay", uninterrupted["run_dir"], "--compute", "in-process"]
+    status, result = Command(replayed, tmp_path).wait()
+    assert status == 0
+    assert result["weights_sha256"] == uninterrupted["weights_sha256"]
+    assert result["accuracy"] == uninterrupted["accuracy"]
+
+
+def test_interrupt_prints_the_resume_command_and_exits_130(tmp_path: Path) -> None:
+    command = Command(["run", "--num-supernodes", "2", "--run-config", SETTINGS.replace("=4", "=2")], tmp_path)
+    command.until(lambda: (tmp_path / "runs").exists() and any((tmp_path / "runs").glob("*/run.json")))
+    os.kill(command.pid, signal.SIGINT)
+    status, _ = command.wait()
+    assert status == 130
+    assert f"oneshot resume {run_folder(tmp_path)}" in command.log.read_text()
+    nothing_left(tmp_path)
+
+
+def test_run_below_the_quorum_fails_with_who_is_missing(tmp_path: Path) -> None:
+    missing = "client.checkpoint=/nowhere/{client}.safetensors min-uploads=2"
+    command = Command(["run", "--num-supernodes", "2", "--run-config", missing], tmp_path)
+    status, result = command.wait()
+    assert status == 1
+    assert "min-uploads is 2" in result["error"]
+    assert "client-000" in result["error"]
+    assert "is not there" in result["error"]
+    nothing_left(tmp_path)

@@ -1,0 +1,223 @@
+"""Whole runs of a small app: how they end, how fast a killed one is noticed, and that nothing is left of any."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from server_app import guard
+from server_app.launch import Scalar, launch
+
+pytestmark = pytest.mark.slow
+
+PYPROJECT = """
+[project]
+name = "probe-app"
+version = "1.0.0"
+description = "A small app."
+license = "Apache-2.0"
+dependencies = []
+[tool.flwr.app]
+publisher = "probe"
+[tool.flwr.app.components]
+serverapp = "probe_app:server"
+clientapp = "probe_app:client"
+[tool.flwr.app.config]
+mode = "ask"
+nodes = 2
+facts = ""
+text = ""
+lr.start = 0.1
+flag = false
+"""
+APP = """
+import json, os, time
+from pathlib import Path
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+
+server = ServerApp()
+client = ClientApp()
+
+@client.query()
+def answer(message, context):
+    return Message(RecordDict({"facts": ConfigRecord({"pid": os.getpid(), "cwd": os.getcwd()})}), reply_to=message)
+
+@server.main()
+def main(grid, context):
+    settings = dict(context.run_config)
+    if settings["mode"] == "raise":
+        raise ValueError("the server does not like it")
+    while len(list(grid.get_node_ids())) < settings["nodes"]:  # the simulation registers them beside this thread
+        time.sleep(0.1)
+    requests = [Message(RecordDict(), dst_node_id=node, message_type="query") for node in grid.get_node_ids()]
+    replies = list(grid.send_and_receive(requests))
+    print(f"got {len(replies)} replies", flush=True)
+    facts = {"settings": settings, "pid": os.getpid(), "clients": [dict(r.content["facts"]) for r in replies],
+             "folder": os.environ["FLWR_HOME"], "token": os.environ["ONESHOT_GUARD"]}
+    Path(settings["facts"] + ".part").write_text(json.dumps(facts))
+    os.replace(settings["facts"] + ".part", settings["facts"])
+    while settings["mode"] == "wait":
+        time.sleep(0.1)
+"""
+LAUNCHER = textwrap.dedent(
+    """
+    import sys
+    from pathlib import Path
+    from server_app.launch import launch
+    try:
+        print(launch(Path(sys.argv[1]), settings={"mode": "wait", "facts": sys.argv[2]}, num_supernodes=2, echo=print))
+    except KeyboardInterrupt:
+        sys.exit(130)
+    """
+)
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Path:
+    folder = tmp_path / "app"
+    folder.mkdir()
+    (folder / "pyproject.toml").write_text(PYPROJECT)
+    (folder / "probe_app.py").write_text(APP)
+    return folder
+
+
+@pytest.fixture
+def facts(tmp_path: Path) -> Iterator[Path]:
+    """Where the ServerApp writes what it saw; afterwards nothing of its run may be left."""
+    path = tmp_path / "facts.json"
+    yield path
+    if path.exists():
+        seen = json.loads(path.read_text())
+        assert within(15, lambda: is_gone(seen))
+
+
+def is_gone(seen: dict[str, Any]) -> bool:
+    folder = Path(seen["folder"])
+    return not folder.exists() and not guard.members(seen["token"], folder)
+
+
+def within(seconds: float, condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.05)
+    return condition()
+
+
+def wait_for(facts: Path, gave_up: Callable[[], bool]) -> dict[str, Any]:
+    within(90, lambda: facts.exists() or gave_up())
+    seen: dict[str, Any] = json.loads(facts.read_text())
+    return seen
+
+
+def test_launch_when_run_completes_returns_zero_and_passes_settings(app: Path, facts: Path) -> None:
+    environment = app / "python"  # any folder with this file is a virtual environment, and is not shipped
+    environment.mkdir()
+    (environment / "pyvenv.cfg").write_text("")
+    (environment / "broken.toml").write_bytes(b"\xff" * 11_000_000)  # more than Flower accepts
+    settings: dict[str, Scalar] = {
+        "facts": str(facts),
+        "nodes": 3,
+        "text": "a \"b\" 'c' \\ ä\n=",
+        "lr.start": 1e-5,
+        "flag": True,
+    }
+    lines: list[str] = []
+    launched = launch(app, settings=settings, num_supernodes=3, echo=lines.append)
+    assert (launched.exit_code, launched.run_status, launched.reason) == (0, "finished:completed", ""), lines
+    seen = json.loads(facts.read_text())
+    assert seen["settings"] == {"mode": "ask", **settings}
+    assert is_gone(seen)
+    assert len(seen["clients"]) == 3
+    assert {client["cwd"] for client in seen["clients"]} == {str(Path(seen["folder"]) / "cwd")}
+    assert any("got 3 replies" in line for line in lines)
+    assert not any(line.endswith("\n") for line in lines)
+
+
+def test_launch_when_server_app_raises_returns_its_reason(app: Path, facts: Path) -> None:
+    launched = launch(app, settings={"mode": "raise"}, num_supernodes=2, echo=print)
+    assert launched.exit_code == 1
+    assert launched.run_status == "finished:failed"
+    assert "the server does not like it" in launched.reason
+    assert "\n" not in launched.reason
+
+
+def test_launch_when_a_setting_is_not_declared_does_not_start(app: Path, facts: Path) -> None:
+    launched = launch(app, settings={"nobody": 1}, num_supernodes=2, echo=print)
+    assert launched.exit_code == 1
+    assert launched.run_status == "not started"
+    assert "Invalid run configuration" in launched.reason
+
+
+def test_launch_when_folder_is_no_app_says_so(tmp_path: Path) -> None:
+    launched = launch(tmp_path, settings={}, num_supernodes=2, echo=print)
+    assert (launched.exit_code, launched.run_status) == (1, "not started")
+    assert str(tmp_path) in launched.reason
+    assert "pyproject.toml" in launched.reason
+
+
+def test_launch_when_simulation_is_killed_notices_and_says_so(app: Path, facts: Path) -> None:
+    killed: list[float] = []
+    done = threading.Event()
+
+    def kill() -> None:
+        os.kill(wait_for(facts, done.is_set)["pid"], signal.SIGKILL)
+        killed.append(time.monotonic())
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    launched = launch(app, settings={"mode": "wait", "facts": str(facts)}, num_supernodes=2, echo=print)
+    done.set()
+    killer.join()
+    assert (launched.exit_code, launched.run_status) == (1, "killed")
+    assert "killed" in launched.reason
+    assert time.monotonic() - killed[0] < 15
+
+
+@pytest.fixture
+def launcher(app: Path, facts: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that launches a run without end, as the leader of its own group."""
+    command = [sys.executable, "-c", LAUNCHER, str(app), str(facts)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        yield process
+        process.kill()
+
+
+def test_launch_when_its_process_group_is_killed_leaves_nothing(facts: Path, launcher: subprocess.Popen[str]) -> None:
+    seen = wait_for(facts, lambda: launcher.poll() is not None)
+    folder = Path(seen["folder"])
+    family = guard.members(seen["token"], folder)
+    names = " ".join(" ".join(process.cmdline()) for process in family)
+    for name in ("flower-superlink", "flower-superexec", "flwr-simulation", "gcs_server", "raylet", "ray::"):
+        assert name in names
+    assert {client["pid"] for client in seen["clients"]} <= {process.pid for process in family}
+    assert psutil.Process(seen["pid"]) in family
+    os.killpg(launcher.pid, signal.SIGKILL)
+    assert within(15, lambda: is_gone(seen))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_launch_when_interrupted_raises_and_leaves_nothing(
+    facts: Path, launcher: subprocess.Popen[str], number: signal.Signals
+) -> None:
+    seen = wait_for(facts, lambda: launcher.poll() is not None)
+    launcher.send_signal(number)
+    output, _ = launcher.communicate(timeout=15)
+    assert launcher.returncode == 130
+    assert "Launched(" not in output
+    assert is_gone(seen)

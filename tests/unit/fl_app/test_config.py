@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from fl_app.config import AppConfig, ClientConfig, DataConfig, ModelConfig
+from fl_app.models import ARCHITECTURES
+from strategies.errors import OptionError
+from strategies.options import flatten, options_of
+
+
+def test_settings_when_none_are_given_are_those_of_the_main_job() -> None:
+    config = AppConfig.from_settings({})
+
+    assert config == AppConfig()
+    assert (config.method, config.data.name, config.data.law, config.data.alpha) == (
+        "dense",
+        "digits",
+        "dirichlet-classes",
+        0.3,
+    )
+    assert (config.model.name, config.compute, config.seed, config.min_uploads) == ("lenet5", "ray", 0, 2)
+
+
+def test_flat_settings_when_parsed_and_flattened_come_back() -> None:
+    given = {
+        "seed": 7,
+        "min-uploads": 3,
+        "deadline-s": 5,
+        "data.alpha": 1,
+        "data.classes-per-client": 4,
+        "model.per-client": "lenet5, cnn5",
+        "client.share-label-counts": False,
+        "client.batch-size": 8,
+    }
+
+    config = AppConfig.from_settings(given)
+
+    assert {key: flatten(config)[key] for key in given} == given
+    assert isinstance(config.deadline_s, float)
+    assert isinstance(config.data.alpha, float)
+    assert AppConfig.from_settings(flatten(config)) == config
+
+
+def test_settings_of_methods_are_left_to_the_methods() -> None:
+    assert AppConfig.from_settings({"dense.epochs": 3}) == AppConfig()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "allowed"),
+    [
+        ("seed", -1, "at least 0"),
+        ("seed", 1.0, "a whole number"),
+        ("seed", True, "a whole number"),
+        ("min-uploads", 0, "at least 1"),
+        ("deadline-s", 0.0, "greater than 0.0"),
+        ("deadline-s", float("nan"), "a number"),
+        ("compute", "gpu", "'ray', 'in-process'"),
+        ("device", "tpu?", "auto, cpu, cuda"),
+        ("device", "cuda:x", "auto, cpu, cuda"),
+        ("max-upload-mib", 0, "greater than 0.0"),
+        ("method", 3, "a text"),
+        ("data.name", "cifar", "'cifar10'"),
+        ("data.image-size", 513, "at most 512"),
+        ("data.law", "dirichlet", "'dirichlet-classes'"),
+        ("data.alpha", 0.0, "greater than 0.0"),
+        ("data.classes-per-client", 0, "at least 1"),
+        ("data.sigma", -0.1, "at least 0.0"),
+        ("data.limit", -1, "at least 0"),
+        ("model.name", "lenet", "'lenet5'"),
+        ("client.epochs", 0, "at least 1"),
+        ("client.lr", 0.0, "greater than 0.0"),
+        ("client.momentum", 1.5, "at most 1.0"),
+        ("client.schedule", "step", "'constant', 'cosine'"),
+        ("client.share-label-counts", 1, "true or false"),
+    ],
+)
+def test_a_wrong_value_is_refused_in_one_line_with_key_value_and_what_is_allowed(
+    key: str, value: object, allowed: str
+) -> None:
+    with pytest.raises(OptionError) as error:
+        AppConfig.from_settings({key: value})  # type: ignore[dict-item]
+
+    text = str(error.value)
+    assert repr(key) in text
+    assert repr(value) in text
+    assert allowed in text
+    assert "\n" not in text
+
+
+@pytest.mark.parametrize("key", ["model.per-client", "model.student"])
+def test_an_unknown_architecture_when_listed_is_named_with_its_key(key: str) -> None:
+    with pytest.raises(OptionError, match=rf"'{key}' names 'alexnet': allowed are lenet5"):
+        AppConfig.from_settings({key: "lenet5,alexnet" if key.endswith("client") else "alexnet"})
+
+
+def test_a_law_whose_settings_do_not_fit_each_other_is_refused_before_any_client_is_asked() -> None:
+    with pytest.raises(OptionError, match="'data.sigma' is 0.0"):
+        AppConfig.from_settings({"data.law": "lognormal"})
+
+    assert AppConfig.from_settings({"data.law": "lognormal", "data.sigma": 0.5}).data.sigma == 0.5
+
+
+def test_resume_and_run_dir_when_both_are_named_are_refused() -> None:
+    with pytest.raises(OptionError, match=r"'resume' \(runs/a\) and 'run-dir' \(runs/b\)"):
+        AppConfig(resume="runs/a", run_dir="runs/b")
+
+    assert AppConfig(resume="runs/a", run_dir="runs/a").resume == "runs/a"
+
+
+def test_architectures_when_several_are_listed_are_dealt_in_turn() -> None:
+    model = ModelConfig(name="cnn5", per_client=" lenet5, ,resnet8 ")
+
+    assert [model.of_client(k) for k in range(4)] == ["lenet5", "resnet8", "lenet5", "resnet8"]
+    assert model.of_student() == "cnn5"
+    assert ModelConfig(name="cnn5", student="lenet5").of_student() == "lenet5"
+    assert ModelConfig(name="cnn5").of_client(3) == "cnn5"
+
+
+def test_the_partition_spec_has_the_settings_of_the_data_table() -> None:
+    spec = DataConfig(law="classes", alpha=2.0, classes_per_client=3, sigma=0.5).partition_spec()
+
+    assert (spec.law, spec.alpha, spec.classes_per_client, spec.sigma) == ("classes", 2.0, 3, 0.5)
+
+
+def test_every_option_has_a_meaning_and_a_default_that_it_allows() -> None:
+    for entry in options_of(AppConfig):
+        assert entry.help, entry.key
+        AppConfig.from_settings({entry.key: entry.default})
+
+
+def test_settings_cannot_be_changed_once_they_are_checked() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        ClientConfig().lr = -1.0  # type: ignore[misc]
+    assert set(ModelConfig().mix()) <= set(ARCHITECTURES)

@@ -1,0 +1,69 @@
+import pytest
+import torch
+from torch import nn
+
+from strategies.distillation.distill import distill
+from strategies.distillation.losses import soft_kl
+from strategies.seeds import generator as rng
+
+BATCHES = [
+    (torch.randn(8, 5, generator=rng("images", i)), torch.randn(8, 3, generator=rng("logits", i)))  # type: ignore[arg-type]
+    for i in range(3)
+]
+
+
+def student() -> nn.Linear:
+    model = nn.Linear(5, 3)
+    nn.init.normal_(model.weight, generator=rng(0))
+    nn.init.zeros_(model.bias)
+    return model
+
+
+def test_distill_equals_sgd_written_out() -> None:
+    model, plain = student(), student()
+    losses = []
+    for images, logits in BATCHES:
+        loss = soft_kl(plain(images), logits, 4.0)
+        gradients = torch.autograd.grad(loss, list(plain.parameters()))
+        with torch.no_grad():
+            for parameter, gradient in zip(plain.parameters(), gradients, strict=True):
+                parameter.sub_(0.1 * gradient)
+        losses.append(float(loss.detach()))
+    mean = distill(model, BATCHES, torch.optim.SGD(model.parameters(), 0.1), temperature=4.0)
+    torch.testing.assert_close(model.weight, plain.weight)
+    assert mean == pytest.approx(sum(losses) / 3, rel=1e-5)
+
+
+def test_distill_towards_a_teacher_of_the_same_form_finds_it() -> None:
+    model, teacher = student(), nn.Linear(5, 3, bias=False)
+    nn.init.normal_(teacher.weight, generator=rng(5))
+    with torch.no_grad():
+        batches = [(images, teacher(images)) for images, _ in BATCHES]
+    optimizer = torch.optim.SGD(model.parameters(), 0.5)
+    first = distill(model, batches, optimizer)
+    for _ in range(200):
+        last = distill(model, batches, optimizer)
+    assert last < 0.01 * first
+
+
+def test_distill_trains_in_train_mode_and_ticks_per_step() -> None:
+    model = student().eval()
+    ticks: list[int] = []
+    distill(model, BATCHES, torch.optim.SGD(model.parameters(), 0.1), tick=lambda: ticks.append(1))
+    assert model.training
+    assert len(ticks) == 3
+
+
+def test_clip_bounds_the_step() -> None:
+    model = student()
+    before = [p.detach().clone() for p in model.parameters()]
+    distill(model, BATCHES[:1], torch.optim.SGD(model.parameters(), 1.0), clip=1e-3)
+    step = torch.stack([(a - b).norm() for a, b in zip(model.parameters(), before, strict=True)]).norm()
+    assert float(step.detach()) == pytest.approx(1e-3, rel=1e-2)
+
+
+def test_distill_without_batches_changes_nothing() -> None:
+    model = student()
+    before = model.weight.detach().clone()
+    assert distill(model, [], torch.optim.SGD(model.parameters(), 1.0)) == 0.0
+    assert torch.equal(model.weight, before)

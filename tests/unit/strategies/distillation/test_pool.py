@@ -1,0 +1,92 @@
+import pytest
+import torch
+
+from strategies.distillation.pool import Pool, dequantize, quantize, shuffled_batches
+from strategies.seeds import generator as rng
+
+
+def rows(first: int, count: int) -> dict[str, torch.Tensor]:
+    numbers = torch.arange(first, first + count)
+    return {"images": numbers.to(torch.uint8).view(-1, 1, 1, 1), "labels": numbers}
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "expected"),
+    [(10, 4, [4, 4, 2]), (8, 4, [4, 4]), (9, 4, [4, 5]), (1, 4, [1]), (3, 4, [3]), (5, 2, [2, 3])],
+)
+def test_batches_keep_the_partial_one_and_merge_a_single_row(count: int, size: int, expected: list[int]) -> None:
+    batches = list(shuffled_batches(rows(0, count), size, rng(0)))
+    assert [len(batch["labels"]) for batch in batches] == expected
+    assert sorted(torch.cat([batch["labels"] for batch in batches]).tolist()) == list(range(count))
+
+
+def test_batches_keep_the_columns_together_and_follow_the_generator() -> None:
+    pool = Pool()
+    pool.add(**rows(0, 50))
+    batches = list(pool.batches(8, rng(1)))
+    order = torch.cat([batch["labels"] for batch in batches])
+    assert torch.equal(torch.cat([batch["images"] for batch in batches]).flatten(), order.to(torch.uint8))
+    assert order.tolist() != list(range(50))
+    assert torch.equal(order, torch.cat([batch["labels"] for batch in pool.batches(8, rng(1))]))
+    assert not torch.equal(order, torch.cat([batch["labels"] for batch in pool.batches(8, rng(2))]))
+
+
+def test_batches_with_a_limit_stop_there() -> None:
+    assert len(list(shuffled_batches(rows(0, 50), 8, rng(0), most=2))) == 2
+    assert len(list(shuffled_batches(rows(0, 10), 8, rng(0), most=5))) == 2
+
+
+def test_add_beyond_the_cap_drops_the_oldest() -> None:
+    pool = Pool(cap=5)
+    for first in (0, 3, 6):
+        pool.add(**rows(first, 3))
+    assert pool.columns["labels"].tolist() == [4, 5, 6, 7, 8]
+    assert pool.columns["images"].flatten().tolist() == [4, 5, 6, 7, 8]
+
+
+def test_unsaved_returns_the_rows_since_the_last_mark() -> None:
+    pool = Pool()
+    pool.add(**rows(0, 3))
+    assert pool.unsaved()["labels"].tolist() == [0, 1, 2]
+    pool.mark_saved()
+    assert pool.unsaved()["labels"].tolist() == []
+    pool.add(**rows(3, 2))
+    pool.add(**rows(5, 1))
+    assert pool.unsaved()["labels"].tolist() == [3, 4, 5]
+
+
+@pytest.mark.parametrize("cap", [0, 5])
+def test_restore_of_all_that_was_saved_gives_the_same_pool(cap: int) -> None:
+    pool, saved = Pool(cap), []
+    for first in (0, 4, 8):
+        pool.add(**rows(first, 4))
+        saved.append(pool.unsaved())
+        pool.mark_saved()
+    again = Pool(cap)
+    again.restore({name: torch.cat([part[name] for part in saved]) for name in saved[0]})
+    assert again.columns.keys() == pool.columns.keys()
+    assert all(torch.equal(again.columns[name], pool.columns[name]) for name in pool.columns)
+    assert len(again.unsaved()["labels"]) == 0
+
+
+def test_a_change_of_what_was_added_or_returned_does_not_reach_the_pool() -> None:
+    pool, added = Pool(), rows(0, 3)
+    pool.add(**added)
+    added["labels"].zero_()
+    pool.unsaved()["labels"].zero_()
+    assert pool.columns["labels"].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("bad", [{"labels": torch.zeros(2)}, {"images": torch.zeros(2), "labels": torch.zeros(3)}])
+def test_add_of_rows_that_do_not_fit_is_refused(bad: dict[str, torch.Tensor]) -> None:
+    pool = Pool()
+    pool.add(**rows(0, 2))
+    with pytest.raises(ValueError, match="do not fit"):
+        pool.add(**bad)
+
+
+def test_quantize_floors_to_eight_bits_and_dequantize_goes_back() -> None:
+    pixels = torch.tensor([-0.1, 0.0, 0.999, 1.0, 1.5, 0.5])
+    assert quantize(pixels).tolist() == [0, 0, 254, 255, 255, 127]
+    torch.testing.assert_close(dequantize(quantize(pixels))[-1], torch.tensor(127 / 255))
+    assert dequantize(pixels) is pixels

@@ -1,0 +1,116 @@
+import pytest
+import torch
+from torch import Tensor, nn
+
+from strategies.distillation.synthesis import Recipe, Term, View, frozen, synthesize
+from strategies.errors import OptionError
+from strategies.seeds import generator as rng
+
+
+class Toy(nn.Module):
+    """Noise [B, 4] -> images [B, 1, 2, 2]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        nn.init.normal_(self.linear.weight, generator=rng(0))
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, noise: Tensor) -> Tensor:
+        images: Tensor = torch.sigmoid(self.linear(noise)).view(-1, 1, 2, 2)
+        return images
+
+
+NOISE = torch.randn(6, 4, generator=rng(1))
+BRIGHT = Term("bright", 2.0, lambda view: (view.images - 0.9).square().mean())
+
+
+def look(images: Tensor) -> View:
+    return View(images, images, torch.zeros(len(images), dtype=torch.long), images.flatten(1))
+
+
+def test_synthesize_lowers_its_loss() -> None:
+    model = Toy()
+    start = float(BRIGHT.loss(look(model(NOISE))).detach())
+    images, losses = synthesize(model, NOISE, look, terms=[BRIGHT], recipe=Recipe(steps=80, lr=0.05))
+    assert float(BRIGHT.loss(look(images))) < 0.1 * start
+    assert losses["generator"] == pytest.approx(2.0 * losses["bright"])
+    assert not images.requires_grad
+
+
+def test_synthesize_equals_adam_written_out() -> None:
+    model, plain = Toy(), Toy()
+    noise = NOISE.clone().requires_grad_()
+    optimizer = torch.optim.Adam([*plain.parameters(), noise], lr=0.1, betas=(0.5, 0.999))
+    for _ in range(3):
+        optimizer.zero_grad()
+        (2.0 * BRIGHT.loss(look(plain(noise)))).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    images, _ = synthesize(model, NOISE, look, terms=[BRIGHT], recipe=Recipe(steps=3, lr=0.1, keep="last"))
+    torch.testing.assert_close(images, plain(noise).detach())
+    torch.testing.assert_close(model.linear.weight, plain.linear.weight)
+
+
+def test_keep_best_returns_the_images_of_the_lowest_total_loss() -> None:
+    seen: list[Tensor] = []
+    values = iter([3.0, 1.0, 2.0, 5.0])
+
+    def spying(view: View) -> Tensor:
+        seen.append(view.images.detach().clone())
+        return view.images.mean() * 0 + next(values)
+
+    images, losses = synthesize(
+        Toy(), NOISE, look, terms=[Term("spy", 1.0, spying), BRIGHT_ZERO], recipe=Recipe(steps=4)
+    )
+    assert torch.equal(images, seen[1])
+    assert losses["generator"] == 5.0
+
+
+BRIGHT_ZERO = Term("never", 0.0, lambda view: pytest.fail("a term of weight 0 was computed"))
+
+
+def test_noise_that_is_not_optimised_changes_the_result_and_the_callers_noise_never_moves() -> None:
+    before = NOISE.clone()
+    moved, _ = synthesize(Toy(), NOISE, look, terms=[BRIGHT], recipe=Recipe(steps=5, lr=0.1))
+    fixed, _ = synthesize(Toy(), NOISE, look, terms=[BRIGHT], recipe=Recipe(steps=5, lr=0.1, optimize_noise=False))
+    assert not torch.equal(moved, fixed)
+    assert torch.equal(NOISE, before)
+    assert not NOISE.requires_grad
+
+
+def test_clip_bounds_the_norm_of_the_generators_gradient() -> None:
+    model = Toy()
+    loud = Term("loud", 1e6, BRIGHT.loss)
+    synthesize(model, NOISE, look, terms=[loud], recipe=Recipe(steps=1, clip=0.5))
+    norm = torch.stack([p.grad.norm() for p in model.parameters() if p.grad is not None]).norm()
+    assert float(norm) == pytest.approx(0.5, rel=1e-3)
+
+
+def test_bfloat16_gives_nearly_the_same_images_in_float32() -> None:
+    exact, _ = synthesize(Toy(), NOISE, look, terms=[BRIGHT], recipe=Recipe(steps=3))
+    rough, _ = synthesize(Toy(), NOISE, look, terms=[BRIGHT], recipe=Recipe(steps=3, precision="bfloat16"))
+    assert rough.dtype == torch.float32
+    assert not torch.equal(exact, rough)
+    torch.testing.assert_close(exact, rough, rtol=0, atol=0.02)
+
+
+def test_tick_is_called_once_per_step() -> None:
+    ticks: list[int] = []
+    synthesize(Toy(), NOISE, look, terms=[BRIGHT], recipe=Recipe(steps=7), tick=lambda: ticks.append(1))
+    assert len(ticks) == 7
+
+
+@pytest.mark.parametrize("terms", [[], [Term("constant", 1.0, lambda view: torch.zeros(()))]])
+def test_terms_that_do_not_depend_on_the_images_are_refused(terms: list[Term]) -> None:
+    with pytest.raises(OptionError, match="nothing to learn from"):
+        synthesize(Toy(), NOISE, look, terms=terms, recipe=Recipe(steps=1))
+
+
+def test_frozen_restores_modes_and_gradients_of_every_part() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2).eval())
+    model[0].bias.requires_grad_(False)
+    with frozen(model):
+        assert not any(part.training for part in model.modules())
+        assert not any(p.requires_grad for p in model.parameters())
+    assert [part.training for part in model.modules()] == [True, True, False]
+    assert [p.requires_grad for p in model.parameters()] == [True, False, True, True]

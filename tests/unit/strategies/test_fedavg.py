@@ -1,0 +1,90 @@
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from strategies.errors import OptionError
+from strategies.fedavg import METHOD, FedAvgConfig, fit
+from strategies.method import Job, Normalization, Silent, Upload, check_needs
+from strategies.outcomes import load_model
+
+
+class Rows(Silent):
+    def __init__(self) -> None:
+        self.rows: list[Mapping[str, Any]] = []
+
+    def record(self, row: Mapping[str, Any]) -> None:
+        self.rows.append(row)
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(72, 3))
+
+
+def job(config: FedAvgConfig | None = None, examples: tuple[int | None, ...] = (10, 30)) -> Job:
+    def upload(k: int, count: int | None) -> Upload:
+        torch.manual_seed(k)
+        state = net().state_dict()
+        state["1.running_mean"] += k
+        state["1.num_batches_tracked"] += 10 * k + 1
+        return Upload(f"c{k}", "net", lambda: {name: value.clone() for name, value in state.items()}, count)
+
+    uploads = tuple(upload(k, count) for k, count in enumerate(examples))
+    return Job(uploads, {"net": net}, "net", 3, (1, 8, 8), Normalization((0.5,), (0.5,)), config or FedAvgConfig())
+
+
+def test_fit_weighs_by_examples_and_averages_the_buffers_too() -> None:
+    one = job()
+    a, b = (upload.read() for upload in one.uploads)
+    student = fit(one, Silent()).student
+    assert student is not None
+    for name in ("0.weight", "1.running_mean", "3.bias"):
+        torch.testing.assert_close(student[name], 0.25 * a[name] + 0.75 * b[name])
+    assert student["1.num_batches_tracked"].item() == 8  # 0.25 * 1 + 0.75 * 11 = 8.5, cut
+
+
+def test_fit_with_uniform_weights_is_the_plain_mean() -> None:
+    one = job(FedAvgConfig(weights="uniform"))
+    a, b = (upload.read() for upload in one.uploads)
+    student = fit(one, Silent()).student
+    assert student is not None
+    torch.testing.assert_close(student["0.weight"], (a["0.weight"] + b["0.weight"]) / 2)
+
+
+def test_fit_with_a_client_that_tells_no_examples_is_uniform_and_says_so_once() -> None:
+    progress = Rows()
+    outcome = fit(job(examples=(10, None)), progress)
+    uniform = fit(job(FedAvgConfig(weights="uniform")), Silent())
+    assert outcome.student is not None
+    assert uniform.student is not None
+    assert all(torch.equal(outcome.student[name], uniform.student[name]) for name in uniform.student)
+    [row] = progress.rows
+    assert "no num-examples from c1" in row["note"]
+
+
+def test_fit_with_first_buffers_keeps_them_and_averages_the_weights() -> None:
+    one = job(FedAvgConfig(bn_buffers="first"))
+    student, first = fit(one, Silent()).student, one.uploads[0].read()
+    assert student is not None
+    assert torch.equal(student["1.running_mean"], first["1.running_mean"])
+    assert student["1.num_batches_tracked"].item() == 1
+    assert not torch.equal(student["0.weight"], first["0.weight"])
+
+
+def test_outcome_loads_as_the_averaged_model() -> None:
+    one = job()
+    outcome = fit(one, Silent())
+    model = load_model(outcome, one)
+    assert not model.training
+    assert outcome.student is not None
+    assert all(torch.equal(value, outcome.student[name]) for name, value in model.state_dict().items())
+
+
+def test_needs_with_two_architectures_name_the_other_client() -> None:
+    one = job()
+    mixed = replace(one, uploads=(one.uploads[0], replace(one.uploads[1], architecture="wide")))
+    with pytest.raises(OptionError, match=r"needs one architecture.*c1 \(wide\)"):
+        check_needs(METHOD, mixed)
