@@ -1,0 +1,159 @@
+"""Facts that README and docs state, against the code that they are about."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from doc_pages import ROOT, name_of, rows, section
+from torch import nn
+
+import strategies
+from fl_app.data import LAWS, SOURCES, open_split
+from fl_app.data.torchvision_sets import KNOWN
+from fl_app.models import ARCHITECTURES, build, builders
+from server_app.build import default_settings
+from strategies.dense import PRESETS, DenseConfig
+from strategies.errors import OptionError
+from strategies.flower.one_shot import OneShot
+from strategies.method import METHODS, Need
+from strategies.options import flatten
+
+README, METHODS_PAGE = ROOT / "README.md", ROOT / "docs" / "methods.md"
+PLUG_IN, UPLOADS = ROOT / "docs" / "plug-in.md", ROOT / "docs" / "uploads.md"
+NEEDS = {Need.SAME_ARCHITECTURE: "one architecture", Need.LABEL_COUNTS: "label counts"}
+
+
+def shown(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def test_readme_lists_the_methods_as_they_are() -> None:
+    wanted = [
+        [m.name, m.title, m.source, ", ".join(sorted(NEEDS[need] for need in m.needs)), m.kind]
+        for m in (METHODS[name] for name in METHODS)
+    ]
+    assert rows(section(README, "## Methods"), "name") == wanted
+
+
+ZOO = rows(README.read_text().partition("<summary>Architectures</summary>")[2], "name")
+
+
+@pytest.mark.parametrize("row", ZOO, ids=lambda row: row[0])
+def test_readme_describes_an_architecture_as_it_is(row: list[str]) -> None:
+    name, parameters, smallest, normalised = row[:4]
+    shape = {"lenet5": (1, 32, 32), "mnist-cnn": (1, 28, 28)}.get(name, (3, 32, 32))
+    model = build(name, num_classes=10, input_shape=shape)
+    assert f"{sum(p.numel() for p in model.parameters()):,}" == parameters
+    assert ("yes" if any(isinstance(layer, nn.BatchNorm2d) for layer in model.modules()) else "no") == normalised
+    assert [takes(name, int(smallest) + more) for more in (-1, 0)] == [False, True]
+
+
+def takes(name: str, side: int) -> bool:
+    try:
+        return name in builders(10, (3, side, side))
+    except OptionError:
+        return False
+
+
+def test_readme_lists_every_architecture() -> None:
+    assert [row[0] for row in ZOO] == list(ARCHITECTURES)
+
+
+def test_readme_lists_the_data_sets_as_they_are() -> None:
+    table = {row[0]: row[1:] for row in rows(README.read_text(), "data.name")}
+    assert list(table) == list(SOURCES)
+    digits = open_split("digits", "test")
+    assert table["digits"][:2] == [" x ".join(map(str, digits.input_shape)), str(digits.num_classes)]
+    for name, known in KNOWN.items():
+        size = known.image_size
+        assert table[name] == [f"{known.channels} x {size} x {size}", str(known.num_classes), known.place]
+
+
+def test_readme_lists_what_a_node_is_told() -> None:
+    read = set(re.findall(r'\bfacts\.get\("([\w-]+)"', (ROOT / "client_app" / "app.py").read_text()))
+    assert {key for row in rows(README.read_text(), "key of a node") for key in row[0].split(", ")} == read
+
+
+def test_methods_page_has_a_section_for_every_method_with_its_options() -> None:
+    for name in METHODS:
+        text = section(METHODS_PAGE, f"## `{name}`")
+        defaults = flatten(METHODS[name].config(), name)
+        if not defaults:
+            assert "No options." in text
+            continue
+        assert {row[0]: row[1] for row in rows(text, "option")} == {k: shown(v) for k, v in defaults.items()}
+
+
+def test_methods_page_shows_the_presets_of_dense_as_they_are() -> None:
+    default = flatten(DenseConfig(), "dense")
+    columns = [flatten(DenseConfig.preset(name), "dense") for name in ("paper", "published-code", "co-boosting")]
+    columns.append({key: default_settings()[key] for key in default})
+    wanted = [
+        [key, shown(value), *(shown(column[key]) if column[key] != value else "" for column in columns)]
+        for key, value in default.items()
+    ]
+    assert rows(section(METHODS_PAGE, "## `dense`"), "option") == wanted
+    assert set(PRESETS) == set(re.findall(r"^- \*\*([\w-]+)\*\*:", METHODS_PAGE.read_text(), re.MULTILINE))
+
+
+def test_methods_page_lists_every_law_and_every_settings_file() -> None:
+    assert [row[0] for row in rows(METHODS_PAGE.read_text(), "data.law")] == list(LAWS)
+    named = re.findall(r"`(conf/[\w-]+\.toml)`", section(METHODS_PAGE, "## The settings of the papers' tables"))
+    assert sorted(named) == sorted(name_of(path) for path in (ROOT / "conf").glob("*.toml"))
+
+
+def test_plug_in_page_lists_the_strategies_and_their_arguments() -> None:
+    table = {row[0]: row[1] for row in rows(PLUG_IN.read_text(), "class")}
+    made = {name: getattr(strategies, name)(nn.Flatten, num_classes=2, input_shape=(1, 8, 8)) for name in table}
+    assert {name: strategy.method.name for name, strategy in made.items()} == table
+    assert set(table.values()) == set(METHODS)
+    signature = inspect.signature(OneShot.__init__).parameters
+    documented = {key: row[-1] for row in rows(PLUG_IN.read_text(), "argument") for key in row[0].split(", ")}
+    assert documented.keys() == signature.keys() - {"self", "method", "observer", "facts"}
+    for key in ("min_uploads", "fraction_evaluate", "seed"):
+        assert documented[key] == str(signature[key].default)
+
+
+def sentences(*files: Path) -> set[str]:
+    """Return every text that some modules can print, with one mark in place of each run of inserted values."""
+    found = set()
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                parts = [str(part.value) if isinstance(part, ast.Constant) else "\0" for part in node.values]
+                found.add(re.sub("\0+", "\0", "".join(parts)))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.add(node.value)
+    return found
+
+
+LINES = [row[0] for row in rows(UPLOADS.read_text(), "line")] + [
+    row[0] for row in rows(section(UPLOADS, "## Checks, in this order").rpartition("the quorum decides")[2], "line")
+]
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_uploads_page_shows_a_refusal_as_the_code_says_it(line: str) -> None:
+    known = sentences(*(ROOT / "strategies" / "flower").glob("*.py"), ROOT / "strategies" / "store" / "uploads.py")
+    pattern = re.sub("\0+", "\0", re.sub(r"<[^>]*>", "\0", line)).strip("\0")
+    assert any(pattern in sentence for sentence in known), line
+
+
+def test_changelog_begins_with_the_version_of_the_package() -> None:
+    version = re.search(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert version is not None
+    assert newest is not None
+    assert newest[1] == version[1]
+
+
+def test_licence_is_the_plain_apache_text() -> None:
+    text = (ROOT / "LICENSE").read_text()
+    assert "Version 2.0, January 2004" in text
+    assert "END OF TERMS AND CONDITIONS" in text
+    assert "Copyright [yyyy] [name of copyright owner]" in text

@@ -1,0 +1,257 @@
+"""What README and docs show is run, parsed or looked up: code, commands, links and paths."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import types
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import typer
+from doc_pages import COMMANDS, CONF, PAGES, PLAIN, ROOT, blocks, commands, name_of, prose, rows
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.common.config import parse_config_args
+
+from server_app import cli
+from server_app.build import known_options, read_settings
+from server_app.settings_text import merge_settings
+from strategies.errors import OneShotError
+from strategies.flower.messages import Request, Signatures, read_reply
+from strategies.method import METHODS
+
+README = ROOT / "README.md"
+KINDS = {o.key: o.kind for o in known_options()}
+WITH_CODE = [page for page in PAGES if blocks(page, "python")]
+# Files of the examples, which a reader would write.
+EXAMPLES = {"strategies/trimmed_mean.py"}
+SMALL = (
+    "client.epochs=1 data.limit=200 dense.epochs=1 dense.generator-steps=1 dense.synthesis-batch-size=4 "
+    "dense.batch-size=4"
+)
+
+
+def execute(page: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[str], str] = str) -> dict[str, Any]:
+    """Run a page's Python blocks in order, as one module of the library's package; return its names."""
+    module = types.ModuleType(f"strategies.{page.stem.lower().replace('-', '_')}_blocks")
+    module.__package__ = "strategies"  # blocks that show a file of the library import relatively
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    for code in blocks(page, "python"):
+        exec(compile(change(code), name_of(page), "exec"), vars(module))  # noqa: S102  our own pages
+    return vars(module)
+
+
+def make_runs(page: Path, make: Callable[[str, bool], Path]) -> None:
+    for name in sorted(set(re.findall(r"runs/[\w-]+", "\n".join(blocks(page, "python"))))):
+        make(name, page != README)
+
+
+@pytest.mark.parametrize("page", WITH_CODE, ids=name_of)
+def test_python_blocks_run_in_order(
+    page: Path, finished_run: Callable[[str, bool], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_runs(page, finished_run)
+    names = execute(page, monkeypatch)
+    for key in ("model", "ensemble", "student"):
+        if isinstance(names.get(key), torch.nn.Module):
+            shape = (2, 1, 16, 16) if page == README else (2, 3, 32, 32)
+            assert names[key](torch.zeros(shape)).shape == (2, 10)
+
+
+class Nodes:
+    """A grid of two nodes whose stock ClientApp answers at once."""
+
+    pull_interval = 0.1  # as a simulation's
+
+    def __init__(self, state: Callable[[], dict[str, torch.Tensor]]) -> None:
+        self._state = state
+        self._replies: dict[str, Message] = {}
+
+    def get_node_ids(self) -> Iterable[int]:
+        return [1, 2]
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        for message in messages:
+            torch.manual_seed(message.metadata.dst_node_id)
+            metrics = MetricRecord({"num-examples": 5})
+            content = RecordDict({"arrays": ArrayRecord(self._state()), "metrics": metrics})
+            self._replies[str(message.metadata.dst_node_id)] = Message(content, reply_to=message)
+        return list(self._replies)[-1:]
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return [self._replies.pop(name) for name in message_ids if name in self._replies]
+
+
+def test_readme_server_app_ends_with_a_student(
+    finished_run: Callable[[str, bool], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_runs(README, finished_run)
+    shown = "strategy = Dense(Net, num_classes=10, input_shape=(3, 32, 32))"
+    assert sum(shown in code for code in blocks(README, "python")) == 1
+    config = "DenseConfig(epochs=1, generator_steps=1, synthesis_batch_size=2, batch_size=2)"
+    small = f"{shown[:-1]}, config={config}, compute='in-process')"
+
+    def change(code: str) -> str:
+        return code.replace(shown, small).replace("import Dense\n", "import Dense, DenseConfig\n").replace(
+            "student = strategy.outcome", "seen.append((strategy.outcome, result)); student = strategy.outcome"
+        )  # fmt: skip
+
+    names = execute(README, monkeypatch, change)
+    names["seen"] = []
+    names["main"](Nodes(lambda: names["Net"]().state_dict()), None)
+    [(student, result)] = names["seen"]
+    assert student(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
+    weights = result.arrays.to_torch_state_dict()
+    assert all(torch.equal(value, weights[key]) for key, value in student.state_dict().items())
+
+
+def test_plug_in_client_app_sends_what_the_server_accepts(
+    finished_run: Callable[[str, bool], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = ROOT / "docs" / "plug-in.md"
+    make_runs(page, finished_run)
+    names = execute(page, monkeypatch)
+    signatures = Signatures({"net": names["Net"], "large-net": names["LargeNet"]})
+
+    def answer(held: tuple[str, ...]) -> Any:
+        asked = Request(ArrayRecord(), {}, 1, "run", 0, held).message(1)
+        content = names["train"](asked, None).content
+        return read_reply(content, signatures, num_classes=10, max_bytes=10**6, sender="node-1")
+
+    first = answer(())
+    assert (first.client, first.architecture, first.num_examples) == ("hospital-a", "net", 100)
+    assert first.label_counts == (60, 40, *[0] * 8)
+    assert answer(("hospital-a",)).held
+
+
+@pytest.mark.parametrize("page", [*PAGES, *CONF], ids=name_of)
+def test_commands_are_accepted_by_their_programs(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    for words in commands(page):
+        assert words[0] in COMMANDS, f"{words[0]} is no command of these pages"
+        if words[0] in CHECKS:
+            CHECKS[words[0]](words[1:])
+    assert CHECKS.keys() | PLAIN == COMMANDS
+
+
+def check_oneshot(words: list[str]) -> None:
+    group: Any = typer.main.get_command(cli.cli)
+    given = group.commands[words[0]].make_context(words[0], words[1:]).params
+    sources = list(given.get("run_config") or given.get("set") or [])
+    settings = read_settings(merge_settings(sources, KINDS))
+    assert given.get("method", "") in ("", *METHODS), given["method"]
+    assert settings.method.name in METHODS
+
+
+def check_make(words: list[str]) -> None:
+    if shutil.which("make") is None:
+        pytest.skip("make is not installed")
+    subprocess.run(["make", "-n", *words], cwd=ROOT, check=True, capture_output=True)
+    # To make the folder "tests" there is nothing to be done either.
+    phony = re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert {word for word in words if "=" not in word} <= set(" ".join(phony).split()), words
+
+
+def check_flwr(words: list[str]) -> None:
+    from flwr.cli.app import app
+
+    command: Any = typer.main.get_command(app)
+    while hasattr(command, "commands"):
+        name, *words = words
+        command = command.commands[name]
+    given = command.make_context(name, words).params
+    read_settings(parse_config_args(list(given.get("run_config_overrides") or [])))
+
+
+def check_superlink(words: list[str]) -> None:
+    from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink
+
+    _parse_args_run_superlink().parse_args(words)
+
+
+def check_supernode(words: list[str]) -> None:
+    from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
+
+    given = parse_config_args([_parse_args_run_supernode().parse_args(words).node_config])
+    assert given.keys() <= documented_node_keys(), given
+
+
+CHECKS: dict[str, Callable[[list[str]], None]] = {
+    "oneshot": check_oneshot,
+    "make": check_make,
+    "flwr": check_flwr,
+    "flower-superlink": check_superlink,
+    "flower-supernode": check_supernode,
+}
+
+
+def documented_node_keys() -> set[str]:
+    return {key for row in rows(README.read_text(), "key of a node") for key in row[0].split(", ")}
+
+
+def test_commands_with_an_unknown_setting_are_refused() -> None:
+    with pytest.raises(OneShotError, match="unknown setting"):
+        check_oneshot(["run", "--run-config", "data.skew=1"])
+    with pytest.raises(OneShotError, match="unknown setting"):
+        check_flwr(["run", ".", "--run-config", "data.skew=1"])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if target.startswith("http"):
+            continue
+        path, _, anchor = target.partition("#")
+        there = page.parent / path if path else page
+        assert there.exists(), f"{name_of(page)} links to {target}"
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", there.read_text(), re.MULTILINE)
+            slugs = {re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+            assert anchor in slugs, f"{name_of(page)} links to {target}"
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=name_of)
+def test_paths_that_are_named_exist(page: Path) -> None:
+    named = re.findall(r"`((?:strategies|fl_app|client_app|server_app|tests|conf|docs)/[\w./-]*)`", page.read_text())
+    assert [path for path in named if not (ROOT / path).exists() and path not in EXAMPLES] == []
+
+
+@pytest.mark.slow
+def test_readme_run_replay_and_resume_do_what_they_say(tmp_path: Path) -> None:
+    shown = blocks(README, "console")
+    assert any(".venv/bin/oneshot run\n" in block for block in shown)
+    replayed = "oneshot replay $RUN --method label-count-ensemble"
+    assert any(replayed in block for block in shown)
+    assert any(block.strip() == "oneshot resume $RUN" for block in shown)
+    places = {"ONESHOT_RUNS": str(tmp_path / "runs"), "ONESHOT_CLIENT_STATE": str(tmp_path / "state")}
+
+    def oneshot(*words: str) -> dict[str, Any]:
+        program = Path(sys.executable).with_name("oneshot")
+        done = subprocess.run(
+            [program, *words, "--format", "json"],
+            cwd=ROOT, env={**os.environ, **places}, capture_output=True, text=True, timeout=300,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-2000:]
+        [line] = done.stdout.splitlines()
+        result: dict[str, Any] = json.loads(line)
+        return result
+
+    result = oneshot("run", "--run-config", SMALL, "--num-supernodes", "2")
+    keys = {key for row in rows(README.read_text(), "key") for key in row[0].split(", ")}
+    assert result.keys() == keys
+    run = Path(result["run_dir"])
+    [tree] = [block for block in blocks(README, "") if block.startswith("runs/")]
+    promised = re.findall(r"[\w.]+\.(?:json|jsonl|safetensors|md|png)\b", tree)
+    absent = [name for name in promised if not list(run.rglob(name))]
+    assert absent == ["refusals.jsonl"], "nobody was refused"
+    replay = oneshot(*replayed.replace("$RUN", str(run)).split()[1:])
+    assert [row["kind"] for row in replay["table"]][-1] == "ensemble"
+    assert replay["table"][:2] == result["table"][:2]
+    assert oneshot("resume", str(run))["weights_sha256"] == result["weights_sha256"]
