@@ -83,8 +83,6 @@ class Keep:
             OSError: The disk refuses.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
-        # A folder's time tells which run was used last.
-        os.utime(self._folder)
         temporary = self._weights.with_suffix(f".{os.getpid()}.tmp")
         save_file({key: value.contiguous() for key, value in state.items()}, temporary)
         temporary.replace(self._weights)
@@ -93,6 +91,7 @@ class Keep:
         self._forget_old_runs()
 
     def _forget_old_runs(self) -> None:
+        # A folder's time is that of its newest file.
         runs = sorted((path for path in self._root.iterdir() if RUN_ID.fullmatch(path.name)), key=_last_used)
         for path in runs[:-RUNS_KEPT]:
             shutil.rmtree(path, ignore_errors=True)

@@ -54,6 +54,7 @@ def _run(grid: Grid, given: dict[str, Any]) -> None:
         try:
             strategy.start(grid, timeout=settings.app.deadline_s)
         except OneShotError as error:
+            strategy.close()
             with RunFolder.open(folder.path) as failed:
                 failed.write_result(describe_failure(failed, settings, error))
             raise

@@ -158,19 +158,19 @@ def _launch(app: Path, given: Mapping[str, Scalar], num_supernodes: int, format:
         _print_result(done, format)
         return
     _refuse_replay(folder)
-    began = time.monotonic()
+    began, written = time.monotonic(), _result_time(folder)
     # The ServerApp notes it in run.json, so that a resumed run has the same clients.
     os.environ[SUPERNODES_VARIABLE] = str(num_supernodes)
     try:
         launched = launch(app, settings=given, num_supernodes=num_supernodes, echo=lambda line: _say(line, format))
     except KeyboardInterrupt:
-        sys.stderr.write(f"interrupted. To go on: oneshot resume {folder}\n")
+        sys.stderr.write(f"interrupted.{_how_to_go_on(folder)}\n")
         raise typer.Exit(INTERRUPTED) from None
-    result = _read_result(folder)
+    # A result that was here before is that of an earlier try.
+    result = _read_result(folder) if _result_time(folder) != written else None
     if launched.exit_code != 0 or result is None or result["status"] != "finished":
-        reason = (result or {}).get("error") or launched.reason
-        hint = f" To go on: oneshot resume {folder}" if (folder / "run.json").exists() else ""
-        raise OneShotError(f"the run failed: {reason}.{hint}")
+        reason = str((result or {}).get("error") or launched.reason or "it ended without a result")
+        raise OneShotError(f"the run failed: {reason.rstrip('.')}.{_how_to_go_on(folder)}")
     total = time.monotonic() - began
     known = result["seconds"]
     result["seconds"] = {"start": round(total - known.pop("app", 0.0), 2), **known, "total": round(total, 2)}
@@ -221,6 +221,15 @@ def _read_result(folder: Path) -> dict[str, Any] | None:
         return None
     with RunFolder.open(folder, write=False) as run_folder:
         return run_folder.result()
+
+
+def _result_time(folder: Path) -> int:
+    file = folder / "result.json"
+    return file.stat().st_mtime_ns if file.exists() else 0
+
+
+def _how_to_go_on(folder: Path) -> str:
+    return f" To go on: oneshot resume {folder}" if (folder / "run.json").exists() else ""
 
 
 def _stored_settings(folder: Path) -> dict[str, Scalar]:

@@ -1,0 +1,210 @@
+"""What a finished run leaves for people: result.json, a model card, and plots."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from server_app.evaluation import Row
+from strategies.method import Method
+from strategies.stage import StageReport
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+LEGEND_MOST = 20  # classes; more are told by a colour bar
+NAME_MOST = 28  # letters of a client's name; a longer one loses its middle
+COLOURS = {"client": "#9aa5b1", "baseline": "#c97b3d", "ensemble": "#4c8c6b", "student": "#3566a8"}
+
+
+def plot_all(folder: Path, report: StageReport, rows: Sequence[Row], metrics: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Write the plots of a run into ``report/``.
+
+    Args:
+        folder: The run folder.
+        report: The server stage.
+        rows: The result table.
+        metrics: The rows of metrics.jsonl.
+
+    Returns:
+        The names of the files written; a plot without data is left out.
+    """
+    target = folder / "report"
+    target.mkdir(exist_ok=True)
+    counts = {u.client: u.label_counts for u in report.job.uploads if u.label_counts is not None}
+    curve = [(row["epoch"], row["accuracy"]) for row in metrics if "epoch" in row and "accuracy" in row]
+    written = [_save(target / "accuracy.png", plot_accuracy(rows))]
+    if counts:
+        written.append(_save(target / "labels.png", plot_labels(counts)))
+    if curve:
+        written.append(_save(target / "server_curve.png", plot_curve(curve, rows)))
+    if report.outcome.images is not None:
+        written.append(_save(target / "synthetic_images.png", plot_images(report.outcome.images.numpy())))
+    return written
+
+
+def plot_labels(counts: Mapping[str, Sequence[int]]) -> Figure:
+    """Draw how many examples of each class every client trained on."""
+    classes = len(next(iter(counts.values())))
+    figure, axes, _ = _row_figure(list(counts), least=0.8 + 0.2 * min(classes, LEGEND_MOST))
+    left = np.zeros(len(counts))
+    for label, colour in enumerate(_palette(classes)):
+        share = np.array([row[label] for row in counts.values()])
+        axes.barh(range(len(counts)), share, left=left, label=str(label), color=colour)
+        left += share
+    axes.set_xlabel("training examples")
+    axes.set_title("Labels per client")
+    if classes <= LEGEND_MOST:
+        axes.legend(title="class", loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize="small", frameon=False)
+    else:
+        _colour_bar(figure, axes, classes)
+    return figure
+
+
+def plot_accuracy(rows: Sequence[Row]) -> Figure:
+    """Draw the result table."""
+    figure, axes, points = _row_figure([row.name for row in rows])
+    bars = axes.barh(range(len(rows)), [row.accuracy for row in rows], color=[COLOURS[row.kind] for row in rows])
+    axes.bar_label(bars, fmt="%.1f", padding=3, fontsize=points)
+    axes.set_xlim(0, 108)
+    axes.set_xlabel("accuracy on held-out images, %")
+    axes.set_title("Every client alone, and together")
+    return figure
+
+
+def plot_curve(curve: Sequence[tuple[int, float]], rows: Sequence[Row]) -> Figure:
+    """Draw the student's accuracy over the server epochs, between the baselines of the same uploads."""
+    figure, axes = _figure(8.0, 4.0)
+    epochs, scores = zip(*curve, strict=True)
+    axes.plot(epochs, scores, color=COLOURS["student"], marker=".", label="student")
+    axes.locator_params(axis="x", integer=True)
+    for row in rows:
+        if row.kind in ("baseline", "ensemble"):
+            axes.axhline(row.accuracy, color=COLOURS[row.kind], linestyle="--", linewidth=1, label=row.name)
+    axes.set_xlabel("server epoch")
+    axes.set_ylabel("accuracy on held-out images, %")
+    axes.set_title("The server stage")
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize="small", frameon=False)
+    return figure
+
+
+def plot_images(images: np.ndarray[Any, Any]) -> Figure:
+    """Draw synthetic images [N, ch, H, W] (uint8) as a grid."""
+    shown = images[:64]
+    columns = min(16, len(shown))
+    count, channels, height, width = shown.shape
+    lines = -(-count // columns)
+    grid = np.full((channels, lines * (height + 1), columns * (width + 1)), 255, np.uint8)
+    for position, image in enumerate(shown):
+        top, left = position // columns * (height + 1), position % columns * (width + 1)
+        grid[:, top : top + height, left : left + width] = image
+    figure, axes = _figure(8.0, 8.0 * lines / columns + 0.5)
+    axes.imshow(grid.transpose(1, 2, 0).squeeze(), cmap="gray", vmin=0, vmax=255, interpolation="nearest")
+    axes.set_axis_off()
+    axes.set_title("Synthetic images the student was trained on")
+    return figure
+
+
+def model_card(method: Method, report: StageReport, rows: Sequence[Row], facts: Mapping[str, Any]) -> str:
+    """Return the model card: what the weights are, where they come from, and how to load them."""
+    outcome, job = report.outcome, report.job
+    what = "one model" if outcome.student is not None else f"an ensemble of {len(job.uploads)} models"
+    own = [job.student] if outcome.student is not None else sorted({upload.architecture for upload in job.uploads})
+    table = "\n".join(f"| {row.name} | {row.kind} | {row.accuracy:.2f} |" for row in rows)
+    options = "\n".join(f"- `{key}` = {value!r}" for key, value in sorted(facts.get("options", {}).items()))
+    return f"""# {method.title}: {what}
+
+Made by one-shot federated learning from {len(job.uploads)} uploads, with {method.title} ({method.source}).
+Architecture: {", ".join(own)}.
+Input: images of shape {job.input_shape} with pixels in [0, 1], normalised with mean {job.normalization.mean} and
+standard deviation {job.normalization.std}. Output: logits of {job.num_classes} classes.
+Weights (sha256): {facts["weights_sha256"]}. Seed: {job.seed}.
+
+## Accuracy on held-out images, %
+
+| name | kind | accuracy |
+|---|---|---|
+{table}
+
+## Load
+
+```python
+{_load_code(report)}
+```
+
+## Options
+
+{options}
+
+## Limits
+
+The server never saw a client's data; what a client's model has learned from them, this one may have too.
+The scores hold for images like the held-out ones of this run.
+"""
+
+
+def _load_code(report: StageReport) -> str:
+    job = report.job
+    if report.outcome.student is None:
+        return f"""from fl_app.models import builders
+from strategies import load_ensemble_module
+
+model = load_ensemble_module(".", builders({job.num_classes}, {job.input_shape}))"""
+    return f"""from safetensors.torch import load_file
+
+from fl_app.models import build
+
+model = build({job.student!r}, num_classes={job.num_classes}, input_shape={job.input_shape})
+model.load_state_dict(load_file("student.safetensors"))
+model.eval()"""
+
+
+def _figure(width: float, height: float) -> tuple[Figure, Axes]:
+    # Imported late, and without pyplot: a server has no display and needs no plots to train.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def _row_figure(names: Sequence[str], *, least: float = 0.0) -> tuple[Figure, Axes, float]:
+    """Return a figure, at least so many inches high, with a row per name, and the size of the names in points."""
+    # Rows are as high as the text needs, so that a hundred clients can still be read, in a figure that can be opened.
+    inches = min(0.35, max(0.13, 14.0 / len(names)))
+    points = min(10.0, 0.75 * 72 * inches)
+    figure, axes = _figure(8.0, max(least, 1.2 + inches * len(names)))
+    axes.set_yticks(range(len(names)), [_short(name) for name in names], fontsize=points)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    return figure, axes, points
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= NAME_MOST else f"{name[: NAME_MOST // 2]}…{name[-NAME_MOST // 2 + 1 :]}"
+
+
+def _colour_bar(figure: Figure, axes: Axes, classes: int) -> None:
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import BoundaryNorm, ListedColormap
+
+    colours = ScalarMappable(BoundaryNorm(np.arange(classes + 1) - 0.5, classes), ListedColormap(_palette(classes)))
+    bar = figure.colorbar(colours, ax=axes, label="class", aspect=40, ticks=range(0, classes, -(-classes // 10)))
+    bar.minorticks_off()
+
+
+def _palette(count: int) -> Any:
+    from matplotlib import colormaps
+
+    return colormaps["tab10" if count <= 10 else "turbo"](np.linspace(0, 1, count))
+
+
+def _save(path: Path, figure: Figure) -> str:
+    figure.savefig(path, dpi=120)
+    return path.name

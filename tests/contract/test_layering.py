@@ -1,0 +1,287 @@
+"""Who may import what: the table of packages, held up by parsing every import and by blocking whole packages."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+from strategies.method import METHODS
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("strategies", "fl_app", "client_app", "server_app")
+SOURCES = {
+    path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
+    for package in PACKAGES
+    for path in sorted((ROOT / package).rglob("*.py"))
+}
+BASICS = {"strategies.errors", "strategies.options", "strategies.seeds"}
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What the modules of a package may import.
+
+    Attributes:
+        ours: Packages and modules of ours, by absolute names; what lies below them is allowed too.
+        flwr: Files and folders, ending in "/", that may import flwr.
+        ray: Files that may import ray.
+    """
+
+    ours: frozenset[str]
+    flwr: tuple[str, ...] = ()
+    ray: tuple[str, ...] = ()
+
+
+LAYERS = {
+    # By relative imports only, so that the folder can be vendored under another name.
+    "strategies": Layer(
+        frozenset(),
+        flwr=("strategies/flower/", "strategies/client/"),
+        ray=("strategies/compute/ray_actors.py",),
+    ),
+    "fl_app": Layer(frozenset({"fl_app", *BASICS})),
+    "client_app": Layer(frozenset({"client_app", "fl_app", "strategies.client", *BASICS}), flwr=("client_app/app.py",)),
+    "server_app": Layer(
+        frozenset({"server_app", "fl_app", "strategies"}),
+        flwr=("server_app/app.py",),
+    ),
+}
+
+
+def module_name(path: str) -> str:
+    parts = path.removesuffix(".py").split("/")
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_name(path) for path in SOURCES}
+
+
+def package_of(path: str) -> list[str]:
+    """Return the package that a file's relative imports start from."""
+    return path.split("/")[:-1]
+
+
+def imported(path: str, node: ast.AST) -> Iterator[tuple[str, int]]:
+    """Yield what an import names, made absolute, with its level; a name that is a module counts as that module."""
+    if isinstance(node, ast.Import):
+        yield from ((alias.name, 0) for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        here = package_of(path)
+        base = here[: len(here) - node.level + 1] if node.level else []
+        target = ".".join([*base, *([node.module] if node.module else [])])
+        for alias in node.names:
+            full = f"{target}.{alias.name}"
+            yield (full if full in MODULES else target), node.level
+
+
+def violations(path: str, text: str) -> list[str]:
+    """Return the imports of a file that its package must not have; those for type checkers count as well."""
+    layer, found = LAYERS[path.split("/")[0]], []
+    for node in ast.walk(ast.parse(text)):
+        for name, level in imported(path, node):
+            top = name.partition(".")[0]
+            if top in PACKAGES:
+                inside = level > 0 and top == path.split("/")[0]
+                below = any(f"{name}.".startswith(f"{allowed}.") for allowed in layer.ours)
+                allowed = inside or (level == 0 and below)
+            elif top in ("flwr", "flwr_datasets", "ray"):
+                places = layer.ray if top == "ray" else layer.flwr
+                allowed = any(path == place or (place.endswith("/") and path.startswith(place)) for place in places)
+            else:
+                allowed = True
+            if not allowed:
+                found.append(f"{path} imports {'.' * level}{name}")
+    return found
+
+
+@pytest.mark.parametrize("path", SOURCES)
+def test_a_module_imports_only_what_its_package_may(path: str) -> None:
+    assert violations(path, SOURCES[path]) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "code"),
+    [
+        ("strategies/new.py", "import flwr"),
+        ("strategies/new.py", "from flwr.app import Message"),
+        ("strategies/new.py", "def f():\n    import ray"),
+        ("strategies/new.py", "from strategies.errors import OptionError"),
+        ("strategies/new.py", "import fl_app.data"),
+        ("strategies/compute/worker.py", "import ray"),
+        ("strategies/compute/ray_actors.py", "import flwr"),
+        ("strategies/flower/one_shot.py", "import ray"),
+        ("fl_app/new.py", "from strategies.method import Job"),
+        ("fl_app/new.py", "import strategies"),
+        ("fl_app/new.py", "from strategies import Dense"),
+        ("fl_app/new.py", "import flwr_datasets"),
+        ("fl_app/new.py", "from server_app.build import read_settings"),
+        ("client_app/new.py", "from flwr.app import Message"),
+        ("client_app/app.py", "import ray"),
+        ("client_app/app.py", "from strategies.flower.messages import Request"),
+        ("client_app/app.py", "from strategies.store.files import atomic_write"),
+        ("client_app/app.py", "from server_app.build import read_settings"),
+        ("server_app/launch.py", "import flwr"),
+        ("server_app/replay.py", "if True:\n    from flwr.app import Context"),
+        ("server_app/app.py", "import ray"),
+        ("server_app/build.py", "import client_app.app"),
+        ("server_app/build.py", "if TYPE_CHECKING:\n    import flwr"),
+    ],
+)
+def test_the_check_finds_what_is_forbidden(path: str, code: str) -> None:
+    assert len(violations(path, code)) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "code"),
+    [
+        ("strategies/new.py", "from .errors import OptionError\nimport torch\nimport json"),
+        ("strategies/store/new.py", "from ..errors import OptionError\nfrom . import files"),
+        ("strategies/flower/new.py", "from flwr.app import Message"),
+        ("strategies/client/new.py", "from flwr.app import Message\nfrom ..errors import OptionError"),
+        ("strategies/compute/ray_actors.py", "import ray"),
+        ("fl_app/data/new.py", "from . import laws\nfrom strategies.seeds import derive_seed"),
+        ("client_app/app.py", "from flwr.app import Message\nfrom strategies.client import failure"),
+        ("server_app/build.py", "from strategies.flower.one_shot import OneShot\nfrom fl_app.data import Split"),
+    ],
+)
+def test_the_check_lets_pass_what_is_allowed(path: str, code: str) -> None:
+    assert violations(path, code) == []
+
+
+@pytest.mark.parametrize("path", [path for path in SOURCES if path.startswith("strategies/")])
+def test_the_library_s_pieces_do_not_know_flower_s_half(path: str) -> None:
+    if path.startswith("strategies/flower/") or path == "strategies/__init__.py":
+        return  # the public names are resolved when they are first used
+    half = ("strategies.flower", "strategies.client")
+
+    names = {name for node in ast.walk(ast.parse(SOURCES[path])) for name, _ in imported(path, node)}
+
+    assert {name for name in names if any(f"{name}.".startswith(f"{part}.") for part in half)} <= {module_name(path)}
+
+
+def module_level(tree: ast.Module) -> Iterator[ast.stmt]:
+    """Yield the statements that run when a module is imported; blocks for type checkers do not."""
+    pending: list[ast.stmt] = list(tree.body)
+    while pending:
+        node = pending.pop()
+        yield node
+        if isinstance(node, ast.If):
+            checking = isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+            pending += node.orelse if checking else [*node.body, *node.orelse]
+        elif isinstance(node, ast.Try | ast.With | ast.ClassDef):
+            pending += node.body
+
+
+def import_graph(sources: Mapping[str, str]) -> dict[str, set[str]]:
+    known = {module_name(path) for path in sources}
+    graph: dict[str, set[str]] = {}
+    for path, text in sources.items():
+        names = {name for node in module_level(ast.parse(text)) for name, _ in imported(path, node)}
+        graph[module_name(path)] = (names & known) - {module_name(path)}
+    return graph
+
+
+def test_modules_do_not_import_each_other_in_a_circle() -> None:
+    graph = import_graph(SOURCES)
+
+    assert len(graph) == len(SOURCES)
+    assert sum(map(len, graph.values())) > len(SOURCES)  # it has edges at all
+    tuple(TopologicalSorter(graph).static_order())  # raises a CycleError that names the circle
+
+
+def test_the_search_for_circles_finds_one_but_not_for_type_checkers() -> None:
+    first = {
+        "fl_app/config.py": "from .models import build",
+        "fl_app/models/__init__.py": "from ..config import AppConfig",
+    }
+    typed = {**first, "fl_app/models/__init__.py": "if TYPE_CHECKING:\n    from ..config import AppConfig"}
+
+    with pytest.raises(CycleError):
+        tuple(TopologicalSorter(import_graph(first)).static_order())
+    tuple(TopologicalSorter(import_graph(typed)).static_order())
+
+
+# What the table promises, seen from outside: with a package blocked, what must do without it does.
+
+BLOCK = """
+import sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {blocked!r}:
+            raise ImportError(name + " is blocked")
+
+sys.meta_path.insert(0, Blocked())
+"""
+
+
+def run_python(code: str, *blocked: str) -> str:
+    """Run a program in a process of its own, in which some packages cannot be imported, and return what it says."""
+    program = BLOCK.format(blocked=set(blocked)) + textwrap.dedent(code)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+LOADED = "print(sorted({name.partition('.')[0] for name in sys.modules} & {'torch', 'flwr', 'ray', 'matplotlib'}))"
+
+
+def test_importing_the_library_alone_loads_neither_torch_nor_flwr_nor_ray() -> None:
+    assert run_python(f"import strategies\n{LOADED}") == "[]"
+    assert run_python(f"import strategies, strategies.method, strategies.options\n{LOADED}") == "[]"
+
+
+def test_the_client_half_when_torch_and_ray_are_blocked_imports() -> None:
+    code = """
+        from strategies.client import already_held, failure, upload_facts
+        print(dict(upload_facts(client="a", architecture="net", label_counts=[1, 2], pretrained=True)))
+    """
+
+    said = run_python(code, "torch", "ray")
+
+    assert said == "{'client': 'a', 'architecture': 'net', 'label-counts': [1, 2], 'pretrained': True}"
+
+
+def test_methods_and_replay_when_flwr_and_ray_are_blocked_import() -> None:
+    code = f"""
+        import strategies
+        from server_app.replay import replay_run
+        from server_app.evaluation import HeldOut
+        from strategies import METHODS, InProcess, load_ensemble_module, load_model
+        print(*[METHODS[name].name for name in METHODS])
+        {LOADED}
+    """
+
+    names, loaded = run_python(code, "flwr", "ray").splitlines()
+
+    assert names.split() == list(METHODS)
+    assert loaded == "['torch']"
+
+
+def test_the_command_line_loads_neither_flwr_nor_ray() -> None:
+    assert run_python(f"import server_app.cli\n{LOADED}", "flwr", "ray") == "['torch']"
+
+
+def test_every_public_name_of_the_library_resolves() -> None:
+    code = """
+        import strategies
+        print(len([getattr(strategies, name) for name in strategies.__all__]) == len(strategies._HOMES))
+        print(sorted(strategies._HOMES) == sorted(strategies.__all__))
+    """
+
+    assert run_python(code).split() == ["True", "True"]
+
+
+def test_the_blocking_blocks() -> None:
+    with pytest.raises(AssertionError, match="torch is blocked"):
+        run_python("import strategies.dense", "torch")

@@ -1,0 +1,309 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+from safetensors.torch import save_file
+
+from client_app import app as client_app
+from fl_app.config import AppConfig, DataConfig
+from fl_app.data import open_split, partition
+from fl_app.models import build, builders
+from strategies.flower.messages import Request, Signatures, read_reply
+from strategies.options import flatten
+from strategies.seeds import seeded_torch
+
+RUN = "0123456789abcdef" * 2
+CLIENTS = 4
+SIGNATURES = Signatures(builders(10, (1, 16, 16)))
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    """The app sets its process's threads; the tests are one process."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Message]:
+    """Return a function that asks a client once, as the server does, and returns its reply."""
+    for name in ("_task_id", "_run_id", "_node_id"):  # no message is made outside a run
+        monkeypatch.setattr(TaskIdentity, name, 1, raising=True)
+
+    def asked(
+        *,
+        node: dict[str, Any] | None = None,
+        start: ArrayRecord | None = None,
+        server_round: int = 1,
+        held: tuple[str, ...] = (),
+        seed: int = 0,
+        run_id: str = RUN,
+        **settings: Any,
+    ) -> Message:
+        small = {"client.epochs": 1, "client.state-dir": str(tmp_path / "state"), "client.batch-size": 64}
+        given = {key.replace("__", ".").replace("_", "-"): value for key, value in settings.items()}
+        run_config = {**flatten(AppConfig()), **small, "seed": seed, **given}
+        facts = {"partition-id": 1, "num-partitions": CLIENTS} if node is None else node
+        context = Context(run_id=1, node_id=9, node_config=facts, state=RecordDict(), run_config=run_config)
+        request = Request(start or ArrayRecord(), {}, server_round, run_id, seed, held)
+        return client_app.app(request.message(9, MessageType.TRAIN), context)
+
+    return asked
+
+
+def never(*_: object, **__: object) -> None:
+    raise AssertionError("the client works though it should not")
+
+
+def facts_of(reply: Message) -> ConfigRecord:
+    return reply.content.config_records["upload"]
+
+
+def state_of(reply: Message) -> dict[str, torch.Tensor]:
+    return dict(reply.content.array_records["arrays"].to_torch_state_dict())
+
+
+def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
+    return left.keys() == right.keys() and all(torch.equal(left[key], right[key]) for key in left)
+
+
+def own_labels(partition_id: int, **data: Any) -> np.ndarray[Any, Any]:
+    labels = open_split("digits", "train").labels.numpy()
+    parts = partition(labels, DataConfig(**data).partition_spec(), num_clients=CLIENTS, num_classes=10, seed=0)
+    return labels[parts[partition_id]]
+
+
+def test_the_reply_is_one_that_the_server_accepts(ask: Callable[..., Message]) -> None:
+    reply = ask()
+
+    checked = read_reply(reply.content, SIGNATURES, num_classes=10, max_bytes=2**20, sender="node-9")
+    labels = own_labels(1)
+    assert (checked.client, checked.architecture) == ("client-001", "lenet5")
+    assert checked.num_examples == len(labels)
+    assert checked.label_counts == tuple(np.bincount(labels, minlength=10).tolist())
+    assert not checked.pretrained
+    assert not checked.held
+    assert checked.metrics.keys() == {"train-loss", "train-accuracy"}
+    assert 0.0 <= checked.metrics["train-accuracy"] <= 1.0
+    assert set(reply.content) == {"arrays", "metrics", "upload"}
+
+
+def test_clients_when_they_are_several_hold_the_whole_training_set_once(ask: Callable[..., Message]) -> None:
+    counts = [
+        facts_of(ask(node={"partition-id": k, "num-partitions": CLIENTS}, data__law="iid"))["label-counts"]
+        for k in range(CLIENTS)
+    ]
+
+    total = np.sum(counts, axis=0)
+    assert total.tolist() == torch.bincount(open_split("digits", "train").labels, minlength=10).tolist()
+
+
+def test_training_when_repeated_gives_the_same_bits_and_other_seeds_clients_and_rounds_others(
+    ask: Callable[..., Message], tmp_path: Path
+) -> None:
+    def fresh(name: str, **how: Any) -> dict[str, torch.Tensor]:
+        return state_of(ask(client__state_dir=str(tmp_path / name), **how))
+
+    first = fresh("a")
+
+    assert same(first, fresh("b"))
+    assert not same(first, fresh("c", seed=1))
+    assert not same(first, fresh("d", server_round=2))
+    assert not same(first, fresh("e", node={"partition-id": 2, "num-partitions": CLIENTS}))
+
+
+def test_an_upload_that_the_server_holds_is_answered_at_once(
+    ask: Callable[..., Message], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_app, "train", never)
+    monkeypatch.setattr(client_app, "open_split", never)
+    monkeypatch.setattr(client_app.AppConfig, "from_settings", never)
+
+    reply = ask(held=("client-000", "client-001"))
+
+    assert set(reply.content) == {"upload"}
+    assert dict(facts_of(reply)) == {"client": "client-001", "held": True}
+
+
+def test_a_client_when_asked_again_sends_what_it_kept_and_trains_nothing(
+    ask: Callable[..., Message], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = ask()
+    monkeypatch.setattr(client_app, "train", never)
+
+    again = ask(held=("client-000",))
+
+    assert same(state_of(first), state_of(again))
+    assert dict(facts_of(first)) == dict(facts_of(again))
+    assert dict(first.content.metric_records["metrics"]) == dict(again.content.metric_records["metrics"])
+
+
+def test_a_client_when_what_it_kept_is_torn_trains_again(ask: Callable[..., Message], tmp_path: Path) -> None:
+    first = ask()
+    (file,) = (tmp_path / "state").rglob("*.safetensors")
+    file.write_bytes(file.read_bytes()[:-10])
+
+    assert same(state_of(first), state_of(ask()))
+
+
+def test_a_client_when_its_disk_refuses_sends_what_it_trained_all_the_same(
+    ask: Callable[..., Message], tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+
+    reply = ask(client__state_dir=str(tmp_path / "file"))
+
+    assert len(state_of(reply)) == 10
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ({"node": {"partition-id": 4, "num-partitions": 4}}, "partition-id is 4: allowed is 0 to 3"),
+        ({"node": {"partition-id": -1, "num-partitions": 4}}, "partition-id is -1: allowed is 0 to 3"),
+        ({"model__name": "cnn5"}, "architecture 'cnn5' cannot take images of shape (1, 16, 16)"),
+        ({"client__checkpoint": "/nowhere/{partition}.pt"}, "checkpoint /nowhere/1.pt is not there"),
+        ({"client__checkpoint": "{x}"}, "client.checkpoint is '{x}'"),
+        ({"client__epochs": 0}, "setting 'client.epochs' is 0"),
+        ({"data__name": "imagefolder", "data__image_size": 8, "data__root": "/nowhere"}, "/nowhere"),
+    ],
+)
+def test_a_client_that_cannot_work_says_why_in_one_line(
+    ask: Callable[..., Message], how: dict[str, Any], reason: str
+) -> None:
+    reply = ask(**how)
+
+    assert not reply.has_error()
+    assert set(reply.content) == {"upload"}
+    facts = facts_of(reply)
+    assert str(facts["client"]).startswith("client-")
+    assert reason in str(facts["error"])
+    assert "\n" not in str(facts["error"])
+
+
+def test_label_counts_when_they_are_private_stay_with_the_client(ask: Callable[..., Message]) -> None:
+    reply = ask(client__share_label_counts=False)
+
+    assert "label-counts" not in facts_of(reply)
+    assert reply.content.metric_records["metrics"]["num-examples"] == len(own_labels(1))
+
+
+def test_a_limit_when_set_leaves_the_clients_so_many_images(ask: Callable[..., Message]) -> None:
+    nodes = [{"partition-id": k, "num-partitions": CLIENTS} for k in range(CLIENTS)]
+
+    examples = [
+        ask(node=node, data__limit=200, data__law="iid").content.metric_records["metrics"]["num-examples"]
+        for node in nodes
+    ]
+
+    assert sum(examples) == 200
+
+
+def test_architectures_when_they_are_several_follow_the_clients(ask: Callable[..., Message]) -> None:
+    mix = "lenet5,mnist-cnn"
+    replies = [ask(node={"partition-id": k, "num-partitions": CLIENTS}, model__per_client=mix) for k in range(3)]
+
+    assert [facts_of(reply)["architecture"] for reply in replies] == ["lenet5", "mnist-cnn", "lenet5"]
+    for reply in replies:
+        read_reply(reply.content, SIGNATURES, num_classes=10, max_bytes=2**24, sender="node")
+
+
+def test_a_node_when_its_own_config_names_them_has_its_name_and_architecture(ask: Callable[..., Message]) -> None:
+    node = {"partition-id": 1, "num-partitions": CLIENTS, "client": "clinic-a", "architecture": "mnist-cnn"}
+
+    facts = facts_of(ask(node=node))
+
+    assert (facts["client"], facts["architecture"]) == ("clinic-a", "mnist-cnn")
+
+
+def test_clients_of_one_architecture_start_from_the_same_weights_without_a_byte_sent(
+    ask: Callable[..., Message], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts = spy_on_starts(monkeypatch)
+
+    ask()
+    ask(node={"partition-id": 3, "num-partitions": CLIENTS})
+
+    with seeded_torch(0, "init", "lenet5"):
+        expected = build("lenet5", num_classes=10, input_shape=(1, 16, 16)).state_dict()
+    assert len(starts) == 2
+    assert same(starts[0], expected)
+    assert same(starts[1], expected)
+
+
+def test_start_weights_when_they_fit_are_the_start_and_otherwise_the_seed_is(
+    ask: Callable[..., Message], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts = spy_on_starts(monkeypatch)
+    given = {key: torch.full_like(value, 0.125) for key, value in SIGNATURES_STATE.items()}
+    other = {key: value for key, value in given.items() if not key.startswith("fc3")}
+
+    ask(start=ArrayRecord(given))
+    ask(start=ArrayRecord(other), server_round=2)
+    ask(start=ArrayRecord({**given, "fc3.bias": torch.zeros(11)}), server_round=3)
+
+    assert same(starts[0], given)
+    assert not same(starts[1], given)
+    assert same(starts[1], starts[2])
+
+
+SIGNATURES_STATE = build("lenet5", num_classes=10, input_shape=(1, 16, 16)).state_dict()
+
+
+def spy_on_starts(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, torch.Tensor]]:
+    starts: list[dict[str, torch.Tensor]] = []
+    train = client_app.train
+
+    def watched(model: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        starts.append({key: value.clone() for key, value in model.state_dict().items()})
+        return train(model, *args, **kwargs)
+
+    monkeypatch.setattr(client_app, "train", watched)
+    return starts
+
+
+@pytest.mark.parametrize("ending", [".safetensors", ".pt"])
+def test_a_pretrained_client_in_simulation_uploads_its_file_and_trains_nothing(
+    ask: Callable[..., Message], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    monkeypatch.setattr(client_app, "train", never)
+    path = tmp_path / f"trained-1{ending}"
+    state = {key: torch.full_like(value, 0.5) for key, value in SIGNATURES_STATE.items()}
+    (save_file if ending == ".safetensors" else torch.save)(state, path)
+
+    reply = ask(client__checkpoint=str(tmp_path / f"trained-{{partition}}{ending}"))
+
+    checked = read_reply(reply.content, SIGNATURES, num_classes=10, max_bytes=2**20, sender="node-9")
+    assert checked.pretrained
+    assert checked.num_examples == len(own_labels(1))
+    assert checked.label_counts is not None
+    assert checked.metrics == {}
+    assert same(state_of(reply), state)
+
+
+def test_a_pretrained_node_without_data_opens_none_and_tells_no_number(
+    ask: Callable[..., Message], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_app, "train", never)
+    monkeypatch.setattr(client_app, "cached_split", never)
+    save_file(SIGNATURES_STATE, tmp_path / "clinic-a.safetensors")
+
+    reply = ask(node={"client": "clinic-a", "checkpoint": str(tmp_path / "{client}.safetensors")})
+
+    checked = read_reply(reply.content, SIGNATURES, num_classes=10, max_bytes=2**20, sender="node-9")
+    assert (checked.client, checked.pretrained) == ("clinic-a", True)
+    assert (checked.num_examples, checked.label_counts) == (None, None)
+
+
+def test_a_server_that_names_no_run_folder_is_refused(ask: Callable[..., Message]) -> None:
+    reply = ask(run_id="../../elsewhere")
+
+    assert "the server's run-id is '../../elsewhere'" in str(facts_of(reply)["error"])

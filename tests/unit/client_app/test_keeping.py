@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from client_app import keeping
+from client_app.keeping import RUNS_KEPT, Keep, Trained
+from strategies.errors import UploadError
+
+RUN = "0123456789abcdef" * 2
+TRAINED = Trained("lenet5", 12, (5, 7, 0), 0.25, 0.875)
+STATE = {"w": torch.arange(6.0).reshape(2, 3).t(), "steps": torch.tensor(3)}
+
+
+def kept(root: Path, run: str = RUN, client: str = "client-000", server_round: int = 1) -> Keep:
+    return Keep(str(root), run, client, server_round)
+
+
+def test_what_is_kept_comes_back_equal(tmp_path: Path) -> None:
+    assert kept(tmp_path).load() is None
+
+    kept(tmp_path).save(TRAINED, STATE)
+
+    found = kept(tmp_path).load()
+    assert found is not None
+    assert found[0] == TRAINED
+    assert found[1].keys() == STATE.keys()
+    assert all(torch.equal(found[1][key], value) for key, value in STATE.items())
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_a_loss_that_is_no_number_is_kept_too(tmp_path: Path) -> None:
+    kept(tmp_path).save(replace(TRAINED, loss=float("nan")), STATE)
+
+    found = kept(tmp_path).load()
+
+    assert found is not None
+    assert found[0].loss != found[0].loss
+
+
+def test_another_run_round_or_client_has_a_place_of_its_own(tmp_path: Path) -> None:
+    kept(tmp_path).save(TRAINED, STATE)
+
+    assert kept(tmp_path, run="f" * 32).load() is None
+    assert kept(tmp_path, client="client-001").load() is None
+    assert kept(tmp_path, client="client-000-1").load() is None
+    assert kept(tmp_path, server_round=2).load() is None
+
+
+@pytest.mark.parametrize("ending", [".safetensors", ".json"])
+@pytest.mark.parametrize("content", [None, b"", b"{}", b"[1]", b"\xff\xfe", b"half"])
+def test_a_torn_or_missing_file_counts_as_nothing(tmp_path: Path, ending: str, content: bytes | None) -> None:
+    kept(tmp_path).save(TRAINED, STATE)
+    (file,) = tmp_path.rglob(f"*{ending}")
+    if content is None:
+        file.unlink()
+    else:
+        file.write_bytes(file.read_bytes()[:-9] if content == b"half" else content)
+
+    assert kept(tmp_path).load() is None
+
+    kept(tmp_path).save(TRAINED, STATE)
+    assert kept(tmp_path).load() is not None
+
+
+def test_old_runs_when_there_are_many_are_forgotten_in_the_order_of_their_last_use(tmp_path: Path) -> None:
+    runs = [f"{number:032x}" for number in range(RUNS_KEPT + 3)]
+    for age, run in enumerate(runs):
+        kept(tmp_path, run=run).save(TRAINED, STATE)
+        os.utime(tmp_path / run, (1000 + age, 1000 + age))
+    kept(tmp_path, run=runs[-RUNS_KEPT]).save(TRAINED, STATE)  # the oldest that is left is used again
+    kept(tmp_path, run="e" * 32).save(TRAINED, STATE)
+
+    left = {path.name for path in tmp_path.iterdir()}
+
+    assert left == {*runs[-RUNS_KEPT + 1 :], runs[-RUNS_KEPT], "e" * 32} - {runs[-RUNS_KEPT + 1]}
+    assert len(left) == RUNS_KEPT
+
+
+def test_folders_that_are_no_run_s_are_never_removed(tmp_path: Path) -> None:
+    own = [tmp_path / f"photos-{number}" for number in range(2 * RUNS_KEPT)]
+    for folder in own:
+        folder.mkdir()
+        os.utime(folder, (1, 1))
+
+    for number in range(RUNS_KEPT + 2):
+        kept(tmp_path, run=f"{number:032x}").save(TRAINED, STATE)
+
+    assert all(folder.is_dir() for folder in own)
+
+
+@pytest.mark.parametrize("run_id", ["", "..", "../../etc", "a/b", "abc", "G" * 32, RUN.upper()])
+def test_a_run_id_that_is_none_is_refused_because_it_names_a_folder(tmp_path: Path, run_id: str) -> None:
+    with pytest.raises(UploadError, match="the server's run-id is .*: allowed are 32 hexadecimal digits"):
+        kept(tmp_path, run=run_id)
+
+
+def test_clients_side_by_side_when_they_share_a_folder_do_not_disturb_each_other(tmp_path: Path) -> None:
+    # Old runs that every one of them wants to forget at the same time.
+    for number in range(RUNS_KEPT + 8):
+        kept(tmp_path, run=f"{number:032x}").save(TRAINED, STATE)
+    failures: list[BaseException] = []
+    barrier = threading.Barrier(8)
+
+    def save(number: int) -> None:
+        mine = replace(TRAINED, num_examples=number)
+        barrier.wait()
+        try:
+            for turn in range(10):
+                keep = kept(tmp_path, run=f"{turn:031x}f", client=f"client-{number}")
+                keep.save(mine, {"w": torch.full((3,), float(number))})
+                found = keep.load()
+                assert found is not None
+                assert (found[0].num_examples, found[1]["w"].tolist()) == (number, [float(number)] * 3)
+        except (OSError, AssertionError) as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=save, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert failures == []
+
+
+def test_a_run_that_another_client_removes_meanwhile_does_not_matter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(RUNS_KEPT + 1):
+        (tmp_path / f"{number:032x}").mkdir()
+    gone = tmp_path / f"{3:032x}"
+    stat = Path.stat
+
+    def vanished(self: Path, **kwargs: bool) -> os.stat_result:
+        if self == gone:
+            raise FileNotFoundError(str(self))
+        return stat(self, **kwargs)
+
+    monkeypatch.setattr(Path, "stat", vanished)
+
+    kept(tmp_path).save(TRAINED, STATE)
+
+    assert kept(tmp_path).load() is not None
+
+
+def test_the_place_is_the_setting_else_the_environment_s_else_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("ONESHOT_CLIENT_STATE", raising=False)
+    Keep("", RUN, "a", 1).save(TRAINED, STATE)
+    monkeypatch.setenv("ONESHOT_CLIENT_STATE", str(tmp_path / "environment"))
+    Keep("", RUN, "b", 1).save(TRAINED, STATE)
+    Keep("~/setting", RUN, "c", 1).save(TRAINED, STATE)
+
+    assert (tmp_path / "home/.cache/oneshot-fl/clients" / RUN / "a-1.json").exists()
+    assert (tmp_path / "environment" / RUN / "b-1.json").exists()
+    assert (tmp_path / "home/setting" / RUN / "c-1.json").exists()
+
+
+def test_weights_when_the_process_dies_before_the_facts_are_written_do_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(*_: object, **__: object) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(keeping.json, "dumps", die)
+    with pytest.raises(KeyboardInterrupt):
+        kept(tmp_path).save(TRAINED, STATE)
+
+    assert list(tmp_path.rglob("*.safetensors"))
+    assert kept(tmp_path).load() is None

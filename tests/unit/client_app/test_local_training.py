@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from client_app.local_training import Epoch, train
+from fl_app.config import ClientConfig
+from fl_app.data import ImageData, Normalization
+
+HALF = Normalization((0.5,), (0.5,))
+FAST = ClientConfig(epochs=4, batch_size=8, lr=0.1)
+
+
+def toy(count: int = 48, classes: int = 3) -> ImageData:
+    """Images whose brightest row tells the class."""
+    rng = torch.Generator().manual_seed(5)
+    images = torch.randint(0, 60, (count, 1, 6, 6), generator=rng, dtype=torch.uint8)
+    labels = torch.arange(count) % classes
+    images[torch.arange(count), 0, labels] = 220
+    return ImageData(images, labels)
+
+
+def model(seed: int = 0, *, norm: bool = False, dropout: float = 0.0) -> nn.Module:
+    torch.manual_seed(seed)
+    hidden = [nn.BatchNorm1d(12)] if norm else []
+    return nn.Sequential(nn.Flatten(), nn.Linear(36, 12), *hidden, nn.ReLU(), nn.Dropout(dropout), nn.Linear(12, 3))
+
+
+def run(
+    config: ClientConfig = FAST,
+    *,
+    net: nn.Module | None = None,
+    data: ImageData | None = None,
+    seed: int = 1,
+    augmentation: str = "none",
+) -> tuple[nn.Module, list[Epoch]]:
+    net = net or model()
+    seen: list[Epoch] = []
+    last = train(
+        net, data or toy(), config, normalization=HALF, augmentation=augmentation, seed=seed, report=seen.append
+    )
+    assert last == seen[-1]
+    return net, seen
+
+
+def weights(net: nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in net.parameters()])
+
+
+def test_training_when_classes_are_separable_learns_them() -> None:
+    net, epochs = run(replace(FAST, epochs=8))
+
+    assert [epoch.number for epoch in epochs] == list(range(1, 9))
+    assert epochs[-1].loss < 0.3 * epochs[0].loss
+    assert epochs[-1].accuracy == 1.0
+    assert net.training
+
+
+def test_training_when_repeated_with_one_seed_gives_the_same_bits_and_with_another_others() -> None:
+    first, again, other = (run(net=model(dropout=0.3), seed=seed)[0] for seed in (1, 1, 2))
+
+    assert torch.equal(weights(first), weights(again))
+    assert not torch.equal(weights(first), weights(other))
+
+
+def test_training_draws_augmentation_and_dropout_from_the_seed_and_leaves_the_global_state_alone() -> None:
+    torch.manual_seed(11)
+    before = torch.get_rng_state()
+    net = model(dropout=0.5)
+    torch.set_rng_state(before)
+
+    first = weights(run(net=net, augmentation="crop-flip")[0])
+
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(99)
+    again = model(dropout=0.5)
+    torch.manual_seed(1234)
+    assert torch.equal(first, weights(run(net=again, augmentation="crop-flip")[0]))
+    assert not torch.equal(first, weights(run(net=model(dropout=0.5), augmentation="none")[0]))
+
+
+def test_one_step_is_that_of_clipped_sgd_worked_out_by_hand() -> None:
+    data, net, reference = toy(8), model(), model()
+    images = (data.images.float() / 255 - 0.5) / 0.5
+    loss = nn.functional.cross_entropy(reference(images), data.labels)
+    loss.backward()
+    norm = torch.cat([p.grad.flatten() for p in reference.parameters() if p.grad is not None]).norm()
+    config = ClientConfig(epochs=1, batch_size=8, lr=0.5, momentum=0.0, weight_decay=0.1, clip=0.01)
+
+    _, (epoch,) = run(config, net=net, data=data)
+
+    assert norm > config.clip
+    for moved, start in zip(net.parameters(), reference.parameters(), strict=True):
+        assert start.grad is not None
+        step = config.lr * (start.grad * config.clip / norm + config.weight_decay * start)
+        torch.testing.assert_close(moved, start - step, rtol=1e-4, atol=1e-6)
+    assert epoch.loss == pytest.approx(loss.item(), rel=1e-5)
+
+
+def test_clip_when_zero_lets_every_gradient_through() -> None:
+    free, clipped, wide = (weights(run(replace(FAST, clip=clip))[0]) for clip in (0.0, 0.01, 1e6))
+
+    assert torch.equal(free, wide)
+    assert not torch.equal(free, clipped)
+
+
+def test_the_cosine_schedule_when_chosen_ends_near_a_rate_of_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    rates: list[float] = []
+    step = torch.optim.SGD.step
+
+    def watched(self: torch.optim.SGD, *args: object, **kwargs: object) -> object:
+        rates.append(self.param_groups[0]["lr"])
+        return step(self)
+
+    monkeypatch.setattr(torch.optim.SGD, "step", watched)
+
+    run(replace(FAST, schedule="cosine", batch_size=48))
+    run(replace(FAST, schedule="constant", batch_size=48))
+
+    expected = [0.1 * (1 + torch.cos(torch.tensor(torch.pi * t / 4)).item()) / 2 for t in range(4)]
+    assert rates == pytest.approx(expected + [0.1] * 4)
+
+
+def test_a_leftover_of_one_image_when_there_is_batch_norm_is_left_out_of_its_epoch() -> None:
+    data = toy(17)
+
+    _, epochs = run(replace(FAST, lr=1e-9), net=model(norm=True), data=data)
+
+    # Of 17 images each epoch sees 16 and averages over those.
+    assert all((16 * epoch.accuracy) % 1 == pytest.approx(0.0, abs=1e-4) for epoch in epochs)
+    assert all(0.8 < epoch.loss < 1.6 for epoch in epochs)
+
+
+def test_batches_of_one_image_when_asked_for_train_on_all_of_them() -> None:
+    net, epochs = run(replace(FAST, batch_size=1, epochs=1, lr=0.01))
+
+    assert epochs[0].loss > 0.0
+    assert not torch.equal(weights(net), weights(model()))
+
+
+def test_a_single_image_when_it_is_all_there_is_trains() -> None:
+    net, epochs = run(data=toy(1))
+
+    assert epochs[-1].loss < epochs[0].loss
+    assert not torch.equal(weights(net), weights(model()))

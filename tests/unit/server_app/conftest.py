@@ -1,0 +1,118 @@
+"""Run folders and server stages made by hand, without Flower and without a client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fl_app.data import open_split
+from fl_app.models import build
+from server_app.build import Settings, build_job, default_settings, held_out, read_settings
+from server_app.evaluation import HeldOut
+from strategies.method import Silent, Upload
+from strategies.seeds import seeded_torch
+from strategies.stage import StageReport
+from strategies.store.files import write_json
+from strategies.store.run_folder import RunFolder
+
+# As little work as every method can do.
+SMALL: dict[str, Any] = {
+    "method": "fedens",
+    "compute": "in-process",
+    "device": "cpu",
+    "threads": 1,
+    "dense.epochs": 2,
+    "dense.generator-steps": 2,
+    "dense.synthesis-batch-size": 8,
+    "dense.batch-size": 8,
+    "dense.latent": 8,
+    "dense.steps-per-epoch": 2,
+}
+
+
+@lru_cache
+def _trained(architecture: str, seed: int) -> dict[str, torch.Tensor]:
+    with seeded_torch(seed):
+        model = build(architecture, num_classes=10, input_shape=(1, 16, 16))
+        optimizer = torch.optim.SGD(model.parameters(), 0.05, 0.9)
+        split = open_split("digits", "train")
+        for start in range(100 * seed, 100 * seed + 256, 64):
+            data = split.take(torch.arange(start, start + 64))
+            loss = torch.nn.functional.cross_entropy(model((data.images / 255 - 0.5) / 0.5), data.labels)
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+    return dict(model.state_dict())
+
+
+def state_of(architecture: str, seed: int) -> dict[str, torch.Tensor]:
+    """Return weights that know a little about the digits, each seed's another little."""
+    return {key: value.detach().clone() for key, value in _trained(architecture, seed).items()}
+
+
+def counts_of(seed: int) -> tuple[int, ...]:
+    return tuple((7 * label + 13 * seed) % 50 + 1 for label in range(10))
+
+
+@pytest.fixture
+def small() -> dict[str, Any]:
+    """Return settings that run in moments."""
+    return dict(SMALL)
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path) -> Callable[..., Path]:
+    """Return a function that makes a run folder with stored uploads, as an app's run leaves it."""
+
+    def make(*architectures: str, name: str = "run", **settings: Any) -> Path:
+        flat = {**default_settings(), **SMALL, **settings}
+        info = {
+            "method": flat["method"],
+            "seed": flat["seed"],
+            "student": flat["model.student"] or flat["model.name"],
+            "num-classes": 10,
+            "input-shape": [1, 16, 16],
+            "settings": flat,
+            "num-supernodes": 3,
+        }
+        with RunFolder.create(tmp_path / "runs" / name, info) as folder:
+            first = folder.round(1)
+            for seed, architecture in enumerate(architectures or ("lenet5", "lenet5", "lenet5")):
+                counts = counts_of(seed)
+                state = state_of(architecture, seed)
+                first.accept(f"client-{seed:03d}", architecture, state, num_examples=sum(counts), label_counts=counts)
+            first.refuse("node-7", "no answer within 5 s")
+            moved = {f"client-{seed:03d}": 1000 + seed for seed in range(3)}
+            write_json(folder.path / "traffic.json", {"up": moved, "down": dict.fromkeys(moved, 150)})
+        return tmp_path / "runs" / name
+
+    return make
+
+
+@pytest.fixture
+def stage() -> Callable[..., tuple[StageReport, Settings, HeldOut]]:
+    """Return a function that runs a method on uploads of some architectures, in memory."""
+
+    def run(method: str, *architectures: str, **settings: Any) -> tuple[StageReport, Settings, HeldOut]:
+        chosen = read_settings({**SMALL, "method": method, **settings})
+        images, split = held_out(chosen)
+        uploads = tuple(
+            Upload(
+                f"client-{seed:03d}",
+                architecture,
+                partial(state_of, architecture, seed),
+                sum(counts_of(seed)),
+                counts_of(seed),
+            )
+            for seed, architecture in enumerate(architectures or ("lenet5", "lenet5", "lenet5"))
+        )
+        job = replace(build_job(chosen, split, images), uploads=uploads)
+        return StageReport(chosen.method.fit(job, Silent()), job, 0, 0.5), chosen, images
+
+    return run

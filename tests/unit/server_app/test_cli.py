@@ -1,0 +1,409 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from server_app import cli as command_line
+from server_app import launch as launching
+from server_app.build import MAIN_JOB, default_settings
+from server_app.launch import Launched
+from strategies.method import METHODS
+from strategies.store.run_folder import RunFolder
+
+ROOT = Path(command_line.__file__).parent.parent
+RESULT: dict[str, Any] = {
+    "status": "finished",
+    "method": "dense",
+    "seed": 0,
+    "accuracy": 61.5,
+    "best_accuracy": 62.0,
+    "table": [
+        {"name": "client-000", "kind": "client", "accuracy": 30.0},
+        {"name": "FedENS", "kind": "ensemble", "accuracy": 60.0},
+        {"name": "DENSE", "kind": "student", "accuracy": 61.5},
+    ],
+    "uploads": 5,
+    "refused": 1,
+    "refusals": [{"client": "node-7", "reason": "arrays[fc.weight] holds [bold]NaN[/nonsense]", "time": "now"}],
+    "mib_up_per_client": 0.234789,
+    "mib_down_per_client": 0.000143,
+    "seconds": {"clients": 3.0, "server": 4.0, "app": 8.0},
+    "weights_sha256": "ab" * 32,
+    "resumed_at": 0,
+    "plots": ["accuracy.png"],
+}
+
+
+class Engine:
+    """Stands for Flower: notes what it is asked to run, and leaves what an app would leave."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Path, dict[str, Any], int]] = []
+        self.result: Mapping[str, Any] | None = RESULT
+        self.launched = Launched(0, "finished:completed", "")
+        self.interrupted = False
+        self.starts = True
+
+    def __call__(
+        self, app: Path, *, settings: Mapping[str, Any], num_supernodes: int, echo: Callable[[str], None]
+    ) -> Launched:
+        self.calls.append((app, dict(settings), num_supernodes))
+        echo("INFO :      a line of the log")
+        if self.starts:
+            flat = {**default_settings(), **settings}
+            info = {"method": flat["method"], "settings": flat, "num-supernodes": num_supernodes}
+            path = Path(str(settings.get("resume") or settings["run-dir"]))
+            with RunFolder.open_or_create(path, info) as folder:
+                if self.result is not None:
+                    folder.write_result({**self.result, "run_dir": str(path)})
+        if self.interrupted:
+            raise KeyboardInterrupt
+        return self.launched
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Engine:
+    found = Engine()
+    monkeypatch.setattr(launching, "launch", found)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ONESHOT_RUNS", raising=False)
+    monkeypatch.setenv("ONESHOT_NUM_SUPERNODES", "")
+    monkeypatch.setenv("COLUMNS", "100")
+    return found
+
+
+def oneshot(*words: str | Path) -> Any:
+    return CliRunner().invoke(command_line.cli, [str(word) for word in words])
+
+
+def cut_off(engine: Engine, *words: str) -> Path:
+    """Return the folder of a run that was cut off."""
+    engine.result, engine.interrupted = None, True
+    oneshot("run", *words)
+    engine.result, engine.interrupted = RESULT, False
+    return Path(engine.calls[-1][1].get("resume") or engine.calls[-1][1]["run-dir"])
+
+
+def test_a_run_that_succeeds_prints_its_table_and_exits_with_0(engine: Engine, tmp_path: Path) -> None:
+    ended = oneshot("run")
+
+    assert ended.exit_code == 0, ended.output
+    assert ended.stderr == ""
+    for part in (
+        "a line of the log",
+        "client-000",
+        "DENSE",
+        "61.50",
+        "uploads      5 accepted, 1 refused",
+        "node-7: arrays[fc.weight] holds [bold]NaN[/nonsense]",
+        "moved        240.4 KiB up, 150 B down per client",
+        "clients 3.0, server 4.0",
+    ):
+        assert part in ended.stdout
+    ((app, settings, supernodes),) = engine.calls
+    assert app == ROOT
+    assert supernodes == 5
+    folder = Path(settings["run-dir"])
+    assert settings == {"run-dir": str(folder)}
+    assert folder.parent == tmp_path / "runs"
+    assert f"run folder   {folder}" in ended.stdout
+    assert json.loads((folder / "result.json").read_text())["seconds"].keys() == {"start", "clients", "server", "total"}
+
+
+def test_json_when_asked_for_is_the_last_line_and_alone_on_standard_output(engine: Engine) -> None:
+    ended = oneshot("run", "--format", "json")
+
+    assert ended.exit_code == 0
+    assert ended.stdout.count("\n") == 1
+    assert ended.output.endswith(ended.stdout)  # nothing follows on standard error either
+    assert "a line of the log" in ended.stderr
+    result = json.loads(ended.stdout)
+    assert result.keys() == RESULT.keys() | {"run_dir"}
+    assert result == json.loads((Path(result["run_dir"]) / "result.json").read_text())
+
+
+def test_run_config_when_repeated_is_merged_and_the_later_wins(engine: Engine, tmp_path: Path) -> None:
+    (tmp_path / "some.toml").write_text('method = "fedavg"\nseed = 1\n[data]\nalpha = 0.1\n')
+
+    ended = oneshot("run", "--run-config", "some.toml", "--run-config", "seed=2 method=fedens", "--num-supernodes", "7")
+
+    assert ended.exit_code == 0, ended.output
+    ((_, settings, supernodes),) = engine.calls
+    run_dir = settings.pop("run-dir")
+    assert settings == {"method": "fedens", "seed": 2, "data.alpha": 0.1}
+    assert "-fedens-" in run_dir
+    assert supernodes == 7
+
+
+def test_a_run_dir_when_named_is_used_and_made_absolute(engine: Engine, tmp_path: Path) -> None:
+    oneshot("run", "--run-config", "run-dir=here/it-is")
+
+    assert engine.calls[0][1]["run-dir"] == str(tmp_path / "here/it-is")
+
+
+def test_another_app_s_folder_when_named_is_run_and_a_folder_without_app_is_refused(
+    engine: Engine, tmp_path: Path
+) -> None:
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app/pyproject.toml").write_text("[tool.flwr.app]\npublisher = 'x'\n")
+    (tmp_path / "none").mkdir()
+
+    assert oneshot("run", tmp_path / "app").exit_code == 0
+    refused = oneshot("run", tmp_path / "none")
+
+    assert engine.calls[0][0] == tmp_path / "app"
+    assert refused.exit_code == 1
+    assert refused.stderr.startswith(f"error: {tmp_path / 'none'} is no Flower app")
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["run", "--run-config", "sede=1"], ["'sede'", "(value ", "did you mean 'seed'?"]),
+        (["run", "--run-config", "method=fedprox"], ["'method'", "'fedprox'", "dense"]),
+        (["run", "--run-config", "data.alpha=-1"], ["'data.alpha'", "-1", "greater than 0.0"]),
+        (["run", "--run-config", "absent.toml"], ["absent.toml cannot be read"]),
+        (["run", "--run-config", "seed"], ["'seed' is no pair"]),
+        (["run", "--resume", "absent"], ["absent: no run folder"]),
+        (["resume", "absent"], ["absent: no run folder"]),
+        (["replay", "absent"], ["absent: no run folder"]),
+        (["replay", "absent", "--set", "sede=1"], ["'sede'", "did you mean 'seed'?"]),
+    ],
+)
+@pytest.mark.parametrize("output", ["text", "json"])
+def test_bad_input_is_one_line_on_standard_error_and_exit_status_1(
+    engine: Engine, words: list[str], parts: list[str], output: str
+) -> None:
+    ended = oneshot(*words, "--format", output)
+
+    assert ended.exit_code == 1
+    assert isinstance(ended.exception, SystemExit)  # no traceback
+    assert engine.calls == []
+    assert ended.stderr.startswith("error: ")
+    assert ended.stderr.count("\n") == 1
+    for part in parts:
+        assert part in ended.stderr
+    if output == "text":
+        assert ended.stdout == ""
+    else:
+        assert json.loads(ended.stdout) == {
+            "status": "failed",
+            "error": ended.stderr.removeprefix("error: ").rstrip("\n"),
+        }
+
+
+def test_a_run_that_fails_exits_with_1_and_says_why_and_how_to_go_on(engine: Engine) -> None:
+    engine.result = {"status": "failed", "error": "3 uploads arrived, min-uploads is 4. What came is kept"}
+    engine.launched = Launched(1, "finished:failed", "Flower's own words")
+
+    ended = oneshot("run")
+
+    folder = engine.calls[0][1]["run-dir"]
+    assert ended.exit_code == 1
+    assert ended.stderr == (
+        "error: the run failed: 3 uploads arrived, min-uploads is 4. What came is kept. "
+        f"To go on: oneshot resume {folder}\n"
+    )
+
+
+def test_a_run_that_never_began_says_flower_s_reason_and_no_way_to_go_on(engine: Engine) -> None:
+    engine.starts, engine.launched = False, Launched(1, "not started", "the port is taken")
+
+    ended = oneshot("run", "--format", "json")
+
+    assert ended.exit_code == 1
+    assert ended.stderr.endswith("error: the run failed: the port is taken.\n")
+    assert json.loads(ended.stdout) == {"status": "failed", "error": "the run failed: the port is taken."}
+
+
+@pytest.mark.parametrize("result", [None, {"status": "failed", "error": "x"}])
+def test_a_run_that_flower_calls_completed_without_a_finished_result_has_failed(
+    engine: Engine, result: Mapping[str, Any] | None
+) -> None:
+    engine.result = result
+
+    ended = oneshot("run")
+
+    assert ended.exit_code == 1
+    assert ("it ended without a result" if result is None else "the run failed: x.") in ended.stderr
+
+
+def test_a_run_that_flower_calls_failed_has_failed_whatever_its_folder_says(engine: Engine) -> None:
+    engine.launched = Launched(1, "killed", "the process was killed")
+
+    ended = oneshot("run")
+
+    assert ended.exit_code == 1
+    assert "the run failed: the process was killed." in ended.stderr
+
+
+def test_ctrl_c_exits_with_130_and_prints_how_to_go_on(engine: Engine) -> None:
+    engine.result, engine.interrupted = None, True
+
+    ended = oneshot("run")
+
+    assert ended.exit_code == 130
+    assert ended.stderr == f"interrupted. To go on: oneshot resume {engine.calls[0][1]['run-dir']}\n"
+
+
+def test_ctrl_c_before_there_is_a_run_folder_promises_nothing(engine: Engine) -> None:
+    engine.starts, engine.interrupted = False, True
+
+    ended = oneshot("run")
+
+    assert (ended.exit_code, ended.stderr) == (130, "interrupted.\n")
+
+
+@pytest.mark.parametrize("way", ["resume", "run --resume", "run --run-config"])
+def test_a_run_that_was_cut_off_goes_on_with_its_own_settings_and_clients(engine: Engine, way: str) -> None:
+    folder = cut_off(engine, "--run-config", "seed=3 method=fedens", "--num-supernodes", "9")
+    words = {
+        "resume": ["resume", folder],
+        "run --resume": ["run", "--resume", folder],
+        "run --run-config": ["run", "--run-config", f"resume={folder}"],
+    }[way]
+
+    ended = oneshot(*words)
+
+    assert ended.exit_code == 0, ended.output
+    _, settings, supernodes = engine.calls[-1]
+    assert (settings["seed"], settings["method"], supernodes) == (3, "fedens", 9)
+    assert (settings["resume"], settings["run-dir"]) == (str(folder), "")
+    assert settings.keys() == default_settings().keys()
+    assert "DENSE" in ended.stdout
+
+
+def test_a_run_that_goes_on_may_wait_longer_but_may_not_compute_something_else(engine: Engine) -> None:
+    folder = cut_off(engine)
+
+    refused = oneshot("run", "--resume", folder, "--run-config", "data.alpha=0.1")
+    longer = oneshot("run", "--resume", folder, "--run-config", "deadline-s=9 min-uploads=1")
+
+    assert refused.exit_code == 1
+    assert "'data.alpha' is 0.1, but the run to resume began with 0.3" in refused.stderr
+    assert longer.exit_code == 0
+    assert len(engine.calls) == 2
+    assert (engine.calls[-1][1]["deadline-s"], engine.calls[-1][1]["min-uploads"]) == (9, 1)
+
+
+def test_a_failure_of_an_earlier_try_is_not_told_as_that_of_this_one(engine: Engine) -> None:
+    engine.result, engine.launched = {"status": "failed", "error": "too few uploads"}, Launched(1, "failed", "")
+    oneshot("run")
+    folder = engine.calls[0][1]["run-dir"]
+    engine.result, engine.launched = None, Launched(1, "killed", "the process was killed")
+
+    ended = oneshot("resume", folder)
+
+    assert f"error: the run failed: the process was killed. To go on: oneshot resume {folder}\n" in ended.stderr
+
+
+@pytest.mark.parametrize("words", [["resume"], ["run", "--resume"]])
+def test_a_finished_run_when_resumed_prints_its_result_and_starts_nothing(engine: Engine, words: list[str]) -> None:
+    first = oneshot("run", "--format", "json")
+    folder = Path(json.loads(first.stdout)["run_dir"])
+    before = (folder / "result.json").read_bytes()
+
+    again = oneshot(*words, folder, "--format", "json")
+
+    assert len(engine.calls) == 1
+    assert (again.exit_code, again.stderr) == (0, "")
+    assert json.loads(again.stdout) == json.loads(first.stdout)
+    assert (folder / "result.json").read_bytes() == before
+
+
+def test_a_folder_of_another_project_cannot_be_resumed_by_this_app(engine: Engine, tmp_path: Path) -> None:
+    RunFolder.create(tmp_path / "foreign", {"method": "fedens"}).close()
+
+    ended = oneshot("resume", tmp_path / "foreign")
+
+    assert ended.exit_code == 1
+    assert "was not begun by this app" in ended.stderr
+    assert engine.calls == []
+
+
+def test_a_replay_from_the_command_line_prints_its_table_and_its_json(
+    engine: Engine, run_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server_app.finish.plot_all", lambda *_: ["accuracy.png"])
+    run = run_folder()
+
+    text = oneshot("replay", run, "--method", "fedavg")
+    machine = oneshot(
+        "replay", run, "--method", "dense", "--set", "dense.epochs=1", "--set", "seed=4", "--format", "json"
+    )
+
+    assert (text.exit_code, text.stderr) == (0, "")
+    assert "FedAvg (one shot)" in text.stdout
+    assert "0 B up, 0 B down per client" in text.stdout
+    assert machine.exit_code == 0
+    result = json.loads(machine.stdout)
+    assert (result["method"], result["seed"]) == ("dense", 4)
+    assert Path(result["run_dir"]).parent == run.parent
+    assert machine.output.endswith(machine.stdout)
+    assert f"replay of {run}; its folder is {result['run_dir']}" in machine.stderr
+    again = oneshot("replay", run, "--resume", result["run_dir"], "--format", "json")
+    assert json.loads(again.stdout)["weights_sha256"] == result["weights_sha256"]
+    assert engine.calls == []
+
+
+def test_a_replay_that_was_cut_off_goes_on_as_a_replay_only(
+    engine: Engine, run_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_folder()
+
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("server_app.replay.replay", interrupt)
+    ended = oneshot("replay", run, "--method", "fedens")
+    (target,) = set(run.parent.iterdir()) - {run}
+
+    refused = oneshot("resume", target)
+
+    assert ended.exit_code == 130
+    assert ended.stdout.endswith(f"interrupted. To go on: oneshot replay {run} --resume {target}\n")
+    assert refused.exit_code == 1
+    assert f"To go on: oneshot replay {run} --resume {target}" in refused.stderr
+    assert engine.calls == []
+
+
+def test_methods_when_listed_as_text_name_every_option_with_its_default(engine: Engine) -> None:
+    ended = oneshot("methods")
+
+    assert ended.exit_code == 0
+    for name in METHODS:
+        assert f"{name}: {METHODS[name].title} ({METHODS[name].source})" in " ".join(ended.stdout.split())
+    for part in (
+        "dense.epochs",
+        "200",
+        str(MAIN_JOB["dense.epochs"]),
+        "fedavg.weights",
+        "no options",
+        "needs: every client's model has the same",
+    ):
+        assert part in ended.stdout
+
+
+def test_methods_when_listed_as_json_are_one_line_of_facts(engine: Engine) -> None:
+    ended = oneshot("methods", "--format", "json")
+
+    assert ended.stdout.count("\n") == 1
+    facts = {entry["name"]: entry for entry in json.loads(ended.stdout)}
+    assert list(facts) == list(METHODS)
+    assert facts["fedavg"]["kind"] == "baseline"
+    assert facts["label-count-ensemble"]["needs"]
+    (epochs,) = [option for option in facts["dense"]["options"] if option["key"] == "dense.epochs"]
+    assert (epochs["default"], epochs["app_default"]) == (200, MAIN_JOB["dense.epochs"])
+    assert epochs.keys() == {"key", "default", "app_default", "allowed", "help"}
+
+
+def test_help_when_nothing_is_asked_lists_the_commands(engine: Engine) -> None:
+    ended = oneshot()
+
+    for command in ("run", "resume", "replay", "methods"):
+        assert command in ended.output

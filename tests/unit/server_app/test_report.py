@@ -1,0 +1,226 @@
+from __future__ import annotations
+
+import re
+import runpy
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.figure import Figure
+from matplotlib.image import imread
+
+from server_app.evaluation import HeldOut, Row, result_table
+from server_app.report import model_card, plot_accuracy, plot_all, plot_curve, plot_images, plot_labels
+from strategies.method import Method
+from strategies.outcomes import load_model
+from strategies.stage import StageReport, keep_outcome
+from strategies.store.run_folder import RunFolder
+
+Stage = Callable[..., Any]
+RESULTS = [Row("FedAvg (one shot)", "baseline", 40.0), Row("FedENS", "ensemble", 60.0), Row("DENSE", "student", 61.5)]
+
+
+def rows(clients: int) -> list[Row]:
+    return [Row(f"client-{k:03d}", "client", 100.0 * k / clients) for k in range(clients)] + RESULTS
+
+
+def counts(clients: int, classes: int = 10) -> dict[str, list[int]]:
+    rng = np.random.default_rng(0)
+    return {f"client-{k:03d}": rng.integers(1, 60, classes).tolist() for k in range(clients)}
+
+
+def drawn(figure: Figure) -> Any:
+    """Draw the figure, so that every text has its place, and return its renderer."""
+    figure.canvas.draw()
+    return figure.canvas.get_renderer()  # type: ignore[attr-defined]
+
+
+def assert_inside_and_apart(figure: Figure, texts: Sequence[Any]) -> None:
+    renderer, edge = drawn(figure), figure.bbox
+    boxes = [text.get_window_extent(renderer) for text in texts]
+    for text, box in zip(texts, boxes, strict=True):
+        assert box.x0 >= edge.x0, f"{text.get_text()!r} is cut off"
+        assert box.y0 >= edge.y0, f"{text.get_text()!r} is cut off"
+        assert box.x1 <= edge.x1, f"{text.get_text()!r} is cut off"
+        assert box.y1 <= edge.y1, f"{text.get_text()!r} is cut off"
+    for above, below in pairwise(boxes):
+        assert below.y1 <= above.y0 + 1.0, "names overlap"
+
+
+@pytest.mark.parametrize("clients", [1, 5, 100])
+@pytest.mark.parametrize("plot", ["labels", "accuracy"])
+def test_names_when_there_are_few_or_many_clients_can_all_be_read(clients: int, plot: str) -> None:
+    figure = plot_labels(counts(clients)) if plot == "labels" else plot_accuracy(rows(clients))
+
+    axes = figure.axes[0]
+    names = axes.get_yticklabels()
+    expected = list(counts(clients)) if plot == "labels" else [row.name for row in rows(clients)]
+    assert [name.get_text() for name in names] == expected
+    assert_inside_and_apart(figure, names)
+    assert_inside_and_apart(figure, [axes.title])
+    assert all(name.get_fontsize() >= 7 for name in names)
+
+
+def test_bars_when_clients_are_many_carry_their_numbers_and_the_first_is_on_top() -> None:
+    figure = plot_accuracy(rows(100))
+
+    axes = figure.axes[0]
+    assert [round(bar.get_width(), 6) for bar in axes.patches] == [round(row.accuracy, 6) for row in rows(100)]
+    assert_inside_and_apart(figure, axes.texts)
+    assert axes.yaxis_inverted()
+
+
+def test_names_when_two_rows_have_the_same_keep_their_own_bars() -> None:
+    figure = plot_accuracy([Row("FedENS", "client", 10.0), *RESULTS])
+
+    assert [bar.get_width() for bar in figure.axes[0].patches] == [10.0, 40.0, 60.0, 61.5]
+    assert len({bar.get_y() for bar in figure.axes[0].patches}) == 4
+
+
+def test_a_long_name_leaves_room_for_the_bars() -> None:
+    figure = plot_accuracy([Row("x" * 64, "client", 10.0), *RESULTS])
+
+    drawn(figure)
+    (name, *_), axes = figure.axes[0].get_yticklabels(), figure.axes[0]
+    assert len(name.get_text()) == 28
+    assert axes.get_window_extent().width > 0.5 * figure.bbox.width
+    assert_inside_and_apart(figure, [axes.title])
+
+
+def test_labels_when_stacked_add_up_and_the_legend_names_every_class() -> None:
+    figure = plot_labels(counts(5))
+
+    axes = figure.axes[0]
+    widths = np.array([bar.get_width() for bar in axes.patches]).reshape(10, 5)
+    assert widths.T.tolist() == [list(map(float, row)) for row in counts(5).values()]
+    legend = axes.get_legend()
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()] == [str(k) for k in range(10)]
+    assert_inside_and_apart(figure, legend.get_texts())
+    assert legend.get_window_extent(drawn(figure)).x0 >= axes.get_window_extent().x1
+
+
+def test_labels_when_there_are_a_hundred_classes_are_told_by_a_colour_bar() -> None:
+    figure = plot_labels(counts(3, classes=100))
+
+    drawn(figure)
+    assert figure.axes[0].get_legend() is None
+    assert len(figure.axes) == 2
+    assert figure.axes[1].get_ylabel() == "class"
+
+
+def test_the_curve_has_whole_epochs_and_its_legend_beside_it() -> None:
+    figure = plot_curve([(1, 20.0), (2, 40.0), (3, 50.0)], rows(2))
+
+    axes, renderer = figure.axes[0], drawn(figure)
+    legend = axes.get_legend()
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()] == ["student", "FedAvg (one shot)", "FedENS"]
+    assert legend.get_window_extent(renderer).x0 >= axes.get_window_extent().x1
+    assert_inside_and_apart(figure, legend.get_texts())
+    assert all(float(tick).is_integer() for tick in axes.get_xticks())
+
+
+@pytest.mark.parametrize("shape", [(64, 1, 16, 16), (10, 3, 32, 32), (1, 1, 8, 8), (100, 3, 8, 8)])
+def test_the_grid_of_images_holds_the_images(shape: tuple[int, int, int, int]) -> None:
+    images = np.random.default_rng(0).integers(0, 255, shape, dtype=np.uint8)
+
+    figure = plot_images(images)
+
+    grid = np.asarray(figure.axes[0].images[0].get_array())
+    side = shape[2]
+    first = grid[:side, :side].reshape(side, side, -1).transpose(2, 0, 1)
+    assert np.array_equal(first, images[0])
+    if shape[0] > 1:
+        second = grid[:side, side + 1 : 2 * side + 1].reshape(side, side, -1).transpose(2, 0, 1)
+        assert np.array_equal(second, images[1])
+
+
+@pytest.mark.parametrize("clients", [5, 100])
+def test_the_plots_of_a_run_when_written_are_readable_files_of_a_sensible_size(
+    tmp_path: Path, stage: Stage, clients: int
+) -> None:
+    report, _, _ = stage("dense")
+    few = report.job.uploads[:1]
+    uploads = tuple(replace(few[0], client=f"client-{k:03d}") for k in range(clients))
+    report = replace(report, job=replace(report.job, uploads=uploads))
+
+    written = plot_all(tmp_path, report, rows(clients), [{"epoch": 1, "accuracy": 50.0}, {"note": "no epoch"}])
+
+    assert written == ["accuracy.png", "labels.png", "server_curve.png", "synthetic_images.png"]
+    for name in written:
+        height, width = imread(tmp_path / "report" / name).shape[:2]
+        assert width == 960
+        assert 100 <= height <= 2000
+        assert (tmp_path / "report" / name).stat().st_size < 500_000
+
+
+def test_plots_without_data_are_left_out(tmp_path: Path, stage: Stage) -> None:
+    report, _, _ = stage("fedens")
+    silent = tuple(replace(upload, label_counts=None) for upload in report.job.uploads)
+
+    written = plot_all(tmp_path, replace(report, job=replace(report.job, uploads=silent)), rows(3), [])
+
+    assert written == ["accuracy.png"]
+    assert [path.name for path in (tmp_path / "report").iterdir()] == written
+
+
+def card(tmp_path: Path, report: StageReport, method: Method, images: HeldOut) -> str:
+    with RunFolder.create(tmp_path / "run", {}) as folder:
+        digest = keep_outcome(folder, report)
+    table = result_table(report, method.name, images)
+    return model_card(method, report, table, {"weights_sha256": digest, "options": {"dense.epochs": 2}})
+
+
+@pytest.mark.parametrize("method", ["dense", "fedavg", "fedens", "dw-fedens", "label-count-ensemble"])
+def test_the_load_snippet_of_the_model_card_when_executed_gives_the_result(
+    tmp_path: Path, stage: Stage, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    report, settings, images = stage(method)
+    text = card(tmp_path, report, settings.method, images)
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "snippet.py").write_text(code)
+    monkeypatch.chdir(tmp_path / "run")
+
+    model = runpy.run_path(str(tmp_path / "snippet.py"))["model"]
+
+    assert not model.training
+    expected = load_model(report.outcome, report.job)
+    pixels, _ = next(images.batches(torch.device("cpu")))
+    with torch.no_grad():
+        assert torch.equal(model(pixels), expected(pixels))
+
+
+def test_the_model_card_says_what_where_from_and_how_good(tmp_path: Path, stage: Stage) -> None:
+    report, settings, images = stage("dense")
+
+    text = card(tmp_path, report, settings.method, images)
+
+    for part in (
+        "# DENSE: one model",
+        "from 3 uploads, with DENSE (Zhang et al., NeurIPS 2022)",
+        "Architecture: lenet5.",
+        "images of shape (1, 16, 16)",
+        "mean (0.5,)",
+        "logits of 10 classes",
+        "Seed: 0",
+        "| client-000 | client | ",
+        "| DENSE | student | ",
+        "- `dense.epochs` = 2",
+    ):
+        assert part in text
+    assert re.search(r"Weights \(sha256\): [0-9a-f]{64}\.", text)
+
+
+def test_the_model_card_of_an_ensemble_names_every_architecture(tmp_path: Path, stage: Stage) -> None:
+    report, settings, images = stage("fedens", "mnist-cnn", "lenet5", "lenet5")
+
+    text = card(tmp_path, report, settings.method, images)
+
+    assert "# FedENS: an ensemble of 3 models" in text
+    assert "Architecture: lenet5, mnist-cnn." in text
