@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 from logging import INFO, WARNING
+from typing import Any
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -66,6 +67,27 @@ class Node:
         )
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What the server's request says beside the weights; another strategy's request may say none of it.
+
+    Attributes:
+        run_id: The run folder's id; empty if the server keeps no run, then nothing is kept here either.
+        server_round: From 1.
+        seed: Of the run.
+    """
+
+    run_id: str
+    server_round: int
+    seed: int
+
+    @classmethod
+    def of(cls, msg: Message, config: AppConfig) -> Asked:
+        """Read a request."""
+        facts: dict[str, Any] = dict(msg.content.config_records.get("config", {}))
+        return cls(str(facts.get("run-id", "")), int(facts.get("server-round", 1)), int(facts.get("seed", config.seed)))
+
+
 def client_name(context: Context) -> str:
     """Return a node's stable name: the one in its config, else that of its partition."""
     facts = context.node_config
@@ -91,11 +113,13 @@ def _upload(msg: Message, config: AppConfig, node: Node) -> Message:
     path = checkpoint_path(node.checkpoint, client=node.client, partition_id=node.partition_id)
     if path is not None:
         return _reply(msg, config, node, _facts_of_pretrained(config, node), load_checkpoint(path))
-    asked = msg.content.config_records["config"]
-    keep = Keep(config.client.state_dir, str(asked["run-id"]), node.client, int(asked["server-round"]))  # type: ignore[arg-type]
+    asked = Asked.of(msg, config)
+    if not asked.run_id:
+        return _reply(msg, config, node, *_train(msg, config, node, asked))
+    keep = Keep(config.client.state_dir, asked.run_id, node.client, asked.server_round)
     kept = keep.load()
     if kept is None:
-        kept = _train(msg, config, node)
+        kept = _train(msg, config, node, asked)
         try:
             keep.save(*kept)
         except (OSError, SafetensorError) as error:  # what is trained is worth more than its copy
@@ -103,14 +127,12 @@ def _upload(msg: Message, config: AppConfig, node: Node) -> Message:
     return _reply(msg, config, node, *kept)
 
 
-def _train(msg: Message, config: AppConfig, node: Node) -> tuple[Trained, dict[str, torch.Tensor]]:
+def _train(msg: Message, config: AppConfig, node: Node, asked: Asked) -> tuple[Trained, dict[str, torch.Tensor]]:
     split = _split(config, node)
     positions = _positions(split, config, node)
     data = split.take(positions)
-    asked = msg.content.config_records["config"]
-    seed = int(asked["seed"])  # type: ignore[arg-type]
     # Every client of one architecture starts from the same weights, as the papers do, without a byte sent for it.
-    with seeded_torch(seed, "init", node.architecture):
+    with seeded_torch(asked.seed, "init", node.architecture):
         model = build(node.architecture, num_classes=split.num_classes, input_shape=split.input_shape)
     _load_start(model, msg.content.array_records.get("arrays", ArrayRecord()))
 
@@ -125,7 +147,7 @@ def _train(msg: Message, config: AppConfig, node: Node) -> tuple[Trained, dict[s
         config.client,
         normalization=split.normalization,
         augmentation=split.augmentation,
-        seed=derive_seed(seed, "client", node.client, int(asked["server-round"])),  # type: ignore[arg-type]
+        seed=derive_seed(asked.seed, "client", node.client, asked.server_round),
         report=report,
     )
     trained = Trained(node.architecture, len(positions), _counts(split, positions), last.loss, last.accuracy)

@@ -196,6 +196,7 @@ def replay(
         compute: Where to run.
         target: The run folder of the replay; if it was cut off, it goes on.
         log: Takes a line for the user.
+        checkpoint_s: Seconds between two checkpoints, at least.
 
     Raises:
         StoreError: ``source`` holds no uploads, or a damaged one.
@@ -204,6 +205,8 @@ def replay(
         uploads = usable_uploads(run.round(max(1, kept_round(run))))
     if not uploads:
         raise StoreError(f"{source}: no uploads are stored here, so there is nothing to replay")
+    pin_clients(target.round(1), [upload.client for upload in uploads])
+    uploads = tuple(upload for upload in uploads if upload.client in (pinned_clients(target.round(1)) or ()))
     if kept_round(target):
         return kept_report(target, replace(job, uploads=uploads))
     job = replace(job, uploads=uploads)

@@ -254,7 +254,15 @@ class OneShot(Strategy):
         compute = self.compute if self.compute is not None else "in-process"
         compute = choose(compute) if isinstance(compute, str) else compute
         with self._open(path, {"replay-of": str(Path(run_dir).absolute())}) as folder:
-            self._report = replay(self.method, self.job, Path(run_dir), compute=compute, target=folder, log=_log)
+            self._report = replay(
+                self.method,
+                self.job,
+                Path(run_dir),
+                compute=compute,
+                target=folder,
+                log=_log,
+                checkpoint_s=self._checkpoint_s,
+            )
         return self.outcome
 
     # Flower's abstract steps, for callers that own the loop.
