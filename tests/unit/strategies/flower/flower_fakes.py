@@ -1,0 +1,178 @@
+"""A grid whose nodes are Python functions, and what those functions answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MessageType, MetricRecord, RecordDict
+from torch import nn
+
+from strategies import Dense, DenseConfig, OneShot, RunOptions
+from strategies.client import already_held, upload_facts
+from strategies.flower.messages import Signatures
+
+State = dict[str, torch.Tensor]
+Client = Callable[[Message], Message | None]
+
+SHAPE = (1, 8, 8)
+CLASSES = 4
+ONE_THREAD = RunOptions(threads=1, device="cpu", checkpoint_s=0.0)
+TINY = {"epochs": 2, "generator_steps": 2, "latent": 8, "batch_size": 6, "synthesis_batch_size": 8}
+TINY_DENSE = DenseConfig(**TINY)
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(72, CLASSES))
+
+
+def linear() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, CLASSES))
+
+
+BUILDERS = {"net": net, "linear": linear}
+SIGNATURES = Signatures(BUILDERS)
+
+
+def weights(seed: int, architecture: str = "net") -> State:
+    rng, state = torch.Generator().manual_seed(seed), BUILDERS[architecture]().state_dict()
+    return {key: torch.rand(v.shape, generator=rng) if v.is_floating_point() else v for key, v in state.items()}
+
+
+def records(
+    state: State | None, *, num_examples: Any = 10, facts: Mapping[str, Any] | None = None, **metrics: Any
+) -> RecordDict:
+    """What a client answers; without facts it is what a stock ClientApp sends."""
+    content = RecordDict({"metrics": MetricRecord({"num-examples": num_examples, **metrics})})
+    if state is not None:
+        content["arrays"] = ArrayRecord(state)
+    if facts is not None:
+        content["upload"] = ConfigRecord(dict(facts))
+    return content
+
+
+def stock(seed: int, *, architecture: str = "net", num_examples: int = 10, work: list[int] | None = None) -> Client:
+    """A plain Flower client; it notes each training in ``work``."""
+
+    def answer(message: Message) -> Message:
+        if work is not None:
+            work.append(message.metadata.dst_node_id)
+        return Message(records(weights(seed, architecture), num_examples=num_examples), reply_to=message)
+
+    return answer
+
+
+def named(
+    name: str,
+    seed: int,
+    *,
+    architecture: str = "",
+    label_counts: Sequence[int] | None = None,
+    work: list[str] | None = None,
+) -> Client:
+    """A client that uses our client half; it notes each training in ``work``."""
+
+    def answer(message: Message) -> Message:
+        if held := already_held(message, client=name):
+            return held
+        if work is not None:
+            work.append(name)
+        facts = upload_facts(client=name, architecture=architecture, label_counts=label_counts)
+        num_examples = sum(label_counts) if label_counts else 10 + seed
+        content = records(weights(seed, architecture or "net"), num_examples=num_examples, facts=facts)
+        return Message(content, reply_to=message)
+
+    return answer
+
+
+def failing(reason: str) -> Client:
+    return lambda message: Message(Error(code=2, reason=reason), reply_to=message)
+
+
+def silent(message: Message) -> None:
+    """A node that never answers."""
+
+
+GRID = {1: named("alice", 1, label_counts=[1, 2, 3, 4]), 2: named("bob", 2, label_counts=[4, 3, 2, 1])}
+
+
+class FakeGrid:
+    """Flower's grid, as far as the strategies use it.
+
+    Args:
+        nodes: Node id -> client.
+        simulation: Whether it looks like the grid of a simulation.
+        joins: Node id -> how often the nodes are listed before this one is among them.
+        delays: Node id -> how often its answer is asked for before it is there.
+        gone: Nodes that are listed and cannot be asked.
+    """
+
+    def __init__(
+        self,
+        nodes: Mapping[int, Client],
+        *,
+        simulation: bool = True,
+        joins: Mapping[int, int] | None = None,
+        delays: Mapping[int, int] | None = None,
+        gone: Iterable[int] = (),
+    ) -> None:
+        self.nodes = dict(nodes)
+        self.asked: list[Message] = []
+        self.pulls: list[list[str]] = []
+        self._joins, self._delays, self._gone = dict(joins or {}), dict(delays or {}), set(gone)
+        self._listings = 0
+        self._answers: dict[str, Message] = {}
+        if simulation:
+            self.pull_interval = 0.001
+
+    def of_type(self, message_type: str = MessageType.TRAIN) -> list[int]:
+        """Ids of the nodes that were asked, in order."""
+        return [m.metadata.dst_node_id for m in self.asked if m.metadata.message_type == message_type]
+
+    def get_node_ids(self) -> list[int]:
+        self._listings += 1
+        return [node for node in self.nodes if self._joins.get(node, 0) < self._listings]
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        return [self._push(message) for message in messages if message.metadata.dst_node_id not in self._gone]
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        ids = list(message_ids)
+        self.pulls.append(ids)
+        return [self._answers.pop(i) for i in ids if i in self._answers and self._is_there(i)]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        assert timeout is not None  # Flower would wait for ever
+        ids = self.push_messages(messages)
+        return [self._answers.pop(i) for i in ids if i in self._answers]
+
+    def _push(self, message: Message) -> str:
+        message_id = f"message-{len(self.asked)}"
+        message.metadata.__dict__["_message_id"] = message_id
+        self.asked.append(message)
+        answer = self.nodes[message.metadata.dst_node_id](message)
+        if answer is not None:
+            self._answers[message_id] = answer
+        return message_id
+
+    def _is_there(self, message_id: str) -> bool:
+        node_id = self._answers[message_id].metadata.src_node_id
+        self._delays[node_id] = self._delays.get(node_id, 0) - 1
+        return self._delays[node_id] < 0
+
+
+def strategy(kind: Any, run_dir: Path | None, *, model: Any = net, **changes: Any) -> OneShot:
+    """A strategy of the given class over tiny models, in process."""
+    settings = {"num_classes": CLASSES, "input_shape": SHAPE, "compute": "in-process", "options": ONE_THREAD}
+    found: OneShot = kind(model, **{**settings, "run_dir": run_dir, **changes})
+    return found
+
+
+def dense(run_dir: Path | None, **changes: Any) -> OneShot:
+    return strategy(Dense, run_dir, **{"config": TINY_DENSE, **changes})
+
+
+def equal(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)

@@ -1,0 +1,242 @@
+"""The record schema: what is asked, what is accepted, and the one line with which everything else is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flower_fakes import BUILDERS, CLASSES, SIGNATURES, equal, linear, net, records, weights
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+
+from strategies.client import upload_facts
+from strategies.errors import UploadError
+from strategies.flower.messages import Reply, Request, Signatures, count_bytes, is_anonymous, read_reply
+
+Change = Callable[[RecordDict], None]
+
+
+def read(content: RecordDict, signatures: Signatures = SIGNATURES, max_bytes: int = 10**6) -> Reply:
+    return read_reply(content, signatures, num_classes=CLASSES, max_bytes=max_bytes, sender="node-7")
+
+
+def good(**facts: Any) -> RecordDict:
+    counts = [1, 2, 3, 4]
+    return records(weights(1), facts={**upload_facts(client="alice", architecture="net", label_counts=counts), **facts})
+
+
+def fact(key: str, value: Any) -> Change:
+    return lambda content: content["upload"].__setitem__(key, value)
+
+
+def without_fact(key: str) -> Change:
+    return lambda content: content["upload"].__delitem__(key)
+
+
+def metric(value: Any) -> Change:
+    return lambda content: content["metrics"].__setitem__("num-examples", value)
+
+
+def tensor(key: str, value: torch.Tensor) -> Change:
+    return lambda content: content["arrays"].__setitem__(key, Array(value))
+
+
+def without_tensor(key: str) -> Change:
+    return lambda content: content["arrays"].__delitem__(key)
+
+
+def no_metrics(content: RecordDict) -> None:
+    del content["metrics"]
+
+
+def no_arrays(content: RecordDict) -> None:
+    del content["arrays"]
+
+
+def two_array_records(content: RecordDict) -> None:
+    content["first"], content["second"] = content["arrays"], content["arrays"]
+    del content["arrays"]
+
+
+def many_keys(content: RecordDict) -> None:
+    for number in range(30):
+        content["arrays"][f"extra-{number:02d}" + "x" * 200] = Array(torch.zeros(1))
+
+
+BIAS = torch.zeros(CLASSES)
+REFUSED: dict[str, tuple[Change, str]] = {
+    "architecture unknown": (fact("architecture", "vgg"), r"upload\.architecture is 'vgg', known here are net, linear"),
+    "architecture no text": (fact("architecture", ["net"]), r"upload\.architecture is \"\['net'\]\", known here are"),
+    "architecture empty": (fact("architecture", ""), r"upload\.architecture is '', known here are"),
+    "architecture of another": (
+        fact("architecture", "linear"),
+        r"do not fit architecture 'linear': missing nothing; not expected 0\.bias",
+    ),
+    "key missing": (without_tensor("4.bias"), r"architecture 'net': missing 4\.bias; not expected nothing"),
+    "key too many": (tensor("5.bias", BIAS), r"architecture 'net': missing nothing; not expected 5\.bias"),
+    "many keys too many": (many_keys, r"not expected extra-00x+, extra-01x+, .* and 26 more$"),
+    "shape": (tensor("4.bias", torch.zeros(5)), r"arrays\['4\.bias'\] is float32\[5\], expected is float32\[4\]"),
+    "dtype": (tensor("4.bias", BIAS.double()), r"arrays\['4\.bias'\] is float64\[4\], expected is float32\[4\]"),
+    "nan": (tensor("4.bias", BIAS / 0), r"arrays\['4\.bias'\] holds NaN or Inf; allowed are finite values"),
+    "inf": (tensor("1.running_var", torch.tensor([1.0, np.inf])), r"arrays\['1\.running_var'\] holds NaN or Inf"),
+    "no metrics": (no_metrics, r"metrics\['num-examples'\] is missing: allowed is a positive whole number"),
+    "zero examples": (metric(0), r"metrics\['num-examples'\] is 0: allowed is"),
+    "negative examples": (metric(-3), r"metrics\['num-examples'\] is -3: allowed is"),
+    "half an example": (metric(1.5), r"metrics\['num-examples'\] is 1\.5: allowed is"),
+    "nan examples": (metric(float("nan")), r"metrics\['num-examples'\] is nan: allowed is"),
+    "inf examples": (metric(float("inf")), r"metrics\['num-examples'\] is inf: allowed is"),
+    "endless examples": (metric(10**400), r"metrics\['num-examples'\] is 1000000000"),
+    "listed examples": (metric([10] * 1000), r"metrics\['num-examples'\] is \[10, 10"),
+    "label counts too few": (fact("label-counts", [5, 5]), r"upload\.label-counts is \[5, 5\]: allowed are 4 whole"),
+    "label counts too many": (fact("label-counts", [2] * 5), r"upload\.label-counts is .*: allowed are 4 whole"),
+    "label counts negative": (fact("label-counts", [11, -1, 0, 0]), r"upload\.label-counts is \[11, -1, 0, 0\]: allow"),
+    "label counts real": (fact("label-counts", [2.5] * 4), r"upload\.label-counts is .*: allowed are 4 whole"),
+    "label counts boolean": (fact("label-counts", [True] * 4), r"upload\.label-counts is .*: allowed are 4 whole"),
+    "label counts no list": (fact("label-counts", 10), r"upload\.label-counts is 10: allowed are 4 whole"),
+    "label counts' sum": (fact("label-counts", [1] * 4), r"sum to 4, but metrics\['num-examples'\] is 10"),
+    "too many array records": (two_array_records, r"the reply has 2 array records, allowed is one, named 'arrays'"),
+    "no array record": (no_arrays, r"the reply has 0 array records, allowed is one, named 'arrays'"),
+    "failure": (fact("error", "the disk\nis gone"), r"^alice: the disk is gone$"),
+    "failure without words": (fact("error", ""), r"^alice: no reason given$"),
+}
+
+
+@pytest.mark.parametrize(("change", "reason"), REFUSED.values(), ids=REFUSED.keys())
+def test_read_reply_when_an_answer_is_bad_says_client_field_and_reason(change: Change, reason: str) -> None:
+    content = good()
+    read(content)
+    change(content)
+    with pytest.raises(UploadError, match=reason) as caught:
+        read(content)
+    text = str(caught.value)
+    assert text.startswith("alice: ")
+    assert "\n" not in text
+    assert len(text) < 700
+
+
+@pytest.mark.parametrize(
+    "name", ["../x", "", "a" * 65, "a b", "a/b", ".hidden", "-x", "a\n", "ä", "a\x1b[31m", 7, b"a", ["a"], True]
+)
+def test_read_reply_when_the_name_is_no_name_refuses_it(name: object) -> None:
+    with pytest.raises(UploadError, match=r"^node-7: upload\.client is .*: allowed are names that match") as caught:
+        read(good(client=name))
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("name", ["a", "A" * 64, "hospital-3.site_b", "0"])
+def test_read_reply_when_the_name_is_one_takes_it(name: str) -> None:
+    assert read(good(client=name)).client == name
+
+
+def test_read_reply_when_too_large_says_both_sizes() -> None:
+    content = good()
+    size = sum(len(array.data) for array in content["arrays"].values())
+    assert read(content, max_bytes=size).client == "alice"
+    with pytest.raises(UploadError, match=r"^alice: arrays are 0\.0 MiB, allowed are 0\.0 MiB \(max-upload-mib\)$"):
+        read(content, max_bytes=size - 1)
+
+
+def test_read_reply_of_our_client_half_returns_everything() -> None:
+    content = good(pretrained=True)
+    content["metrics"]["loss"] = 0.5
+    content["metrics"]["curve"] = [1.0, 2.0]
+    reply = read(content)
+    assert (reply.client, reply.architecture, reply.num_examples) == ("alice", "net", 10)
+    assert (reply.label_counts, reply.pretrained, reply.anonymous, reply.held) == ((1, 2, 3, 4), True, False, False)
+    assert reply.metrics == {"loss": 0.5}
+    assert equal(reply.state, weights(1))
+    net().load_state_dict(reply.state)
+
+
+def test_read_reply_of_a_stock_client_names_it_by_its_weights() -> None:
+    one, again, other = (read(records(weights(seed), num_examples=3.0)) for seed in (1, 1, 2))
+    assert one.anonymous
+    assert is_anonymous(one.client)
+    assert one.client == again.client != other.client
+    assert (one.architecture, one.num_examples, one.label_counts) == ("net", 3, None)
+
+
+def test_read_reply_of_a_stock_client_takes_records_by_any_name() -> None:
+    content = RecordDict({"model": ArrayRecord(weights(1)), "facts": MetricRecord({"num-examples": 4})})
+    assert read(content).num_examples == 4
+
+
+def test_read_reply_when_no_architecture_is_named_takes_the_only_one_that_fits() -> None:
+    assert read(records(weights(1, "linear"))).architecture == "linear"
+    with pytest.raises(UploadError, match=r"^node-7: upload\.architecture is missing and of the known ones none fits"):
+        read(records({"weight": torch.zeros(3)}))
+    twins = Signatures({"one": linear, "two": linear, "net": net})
+    with pytest.raises(UploadError, match=r"known ones one, two fit; allowed is one"):
+        read(records(weights(1, "linear")), twins)
+
+
+def test_read_reply_when_one_architecture_is_known_tells_what_does_not_fit() -> None:
+    with pytest.raises(UploadError, match=r"'net': missing 0\.bias, .* and 3 more; not expected nothing$"):
+        read(records(weights(1, "linear")), Signatures({"net": net}))
+
+
+def test_read_reply_of_a_pretrained_node_needs_no_examples() -> None:
+    facts = upload_facts(client="alice", pretrained=True, label_counts=[1, 2, 3, 4])
+    reply = read(RecordDict({"arrays": ArrayRecord(weights(1)), "upload": facts}))
+    assert (reply.num_examples, reply.pretrained, reply.label_counts) == (None, True, (1, 2, 3, 4))
+
+
+@pytest.mark.parametrize("value", [1, "yes", False])
+def test_read_reply_when_pretrained_is_not_true_needs_examples(value: object) -> None:
+    content = good(pretrained=value)
+    no_metrics(content)
+    with pytest.raises(UploadError, match="num-examples"):
+        read(content)
+
+
+def test_read_reply_when_label_counts_are_empty_takes_them_as_untold() -> None:
+    assert read(good(**{"label-counts": []})).label_counts is None
+
+
+def test_read_reply_when_held_needs_a_name() -> None:
+    assert read(RecordDict({"upload": ConfigRecord({"client": "bob", "held": True})})) == Reply("bob", "", held=True)
+    with pytest.raises(UploadError, match=r"^node-7: upload\.held needs upload\.client, which is missing$"):
+        read(RecordDict({"upload": ConfigRecord({"held": True})}))
+
+
+def test_signatures_build_each_model_once_and_leave_the_random_state_alone() -> None:
+    built: list[str] = []
+    signatures = Signatures({name: lambda name=name: built.append(name) or BUILDERS[name]() for name in BUILDERS})
+    before = torch.get_rng_state()
+    assert list(signatures) == ["net", "linear"]
+    assert len(signatures) == 2
+    assert built == []
+    for _ in range(2):
+        assert signatures["linear"] == {"1.weight": ((4, 64), "float32"), "1.bias": ((4,), "float32")}
+    assert built == ["linear"]
+    assert "vgg" not in signatures
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_request_says_what_a_client_has_to_know() -> None:
+    start = ArrayRecord(weights(1))
+    request = Request(start, {"lr": 0.1, "server-round": 99}, 2, "f00", 5, ("alice", "bob"))
+    message = request.message(7)
+    assert (message.metadata.dst_node_id, message.metadata.message_type) == (7, "train")
+    assert message.content["arrays"] is start
+    facts = {"lr": 0.1, "server-round": 2, "run-id": "f00", "seed": 5, "held": ["alice", "bob"]}
+    assert message.content["config"] == ConfigRecord(facts)
+
+
+def test_request_when_nothing_is_held_says_nothing_of_it() -> None:
+    assert "held" not in Request(ArrayRecord(), {}, 1, "f00", 5).message(7).content["config"]
+
+
+def test_count_bytes_counts_names_texts_and_arrays() -> None:
+    array = Array(np.zeros(3, np.float32))
+    content = RecordDict(
+        {
+            "a": ArrayRecord({"weight": array}),
+            "m": MetricRecord({"n": 1, "curve": [1.0, 2.0]}),
+            "c": ConfigRecord({"text": "abc", "flag": True, "raw": b"12", "list": ["ab", "c"]}),
+        }
+    )
+    assert count_bytes(content) == sum(record.count_bytes() for record in content.values())
+    assert count_bytes(RecordDict({"c": ConfigRecord({"empty": "", "none": []})})) == 9

@@ -1,0 +1,211 @@
+"""OneShot.start in one go: its result and its scores."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flower_fakes import (
+    BUILDERS,
+    GRID,
+    SHAPE,
+    TINY,
+    TINY_DENSE,
+    FakeGrid,
+    dense,
+    equal,
+    net,
+    records,
+    stock,
+    strategy,
+    weights,
+)
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
+from torch import nn
+
+from strategies import (
+    Dense,
+    DenseConfig,
+    FedENS,
+    OneShotFedAvg,
+    load_ensemble_module,
+)
+from strategies.store.run_folder import RunFolder
+
+IMAGES = torch.linspace(-1, 1, 5 * 64).view(5, *SHAPE)
+
+
+def mean_of_inputs(model: nn.Module) -> dict[str, float]:
+    assert not model.training
+    with torch.no_grad():
+        return {"mean": float(model(IMAGES).mean())}
+
+
+def test_start_with_fedavg_returns_the_average(tmp_path: Path) -> None:
+    found = strategy(OneShotFedAvg, tmp_path / "run")
+    result = found.start(FakeGrid(GRID), ArrayRecord(weights(5)))
+    one, other = weights(1), weights(2)
+    for key, value in result.arrays.to_torch_state_dict().items():
+        torch.testing.assert_close(value, (one[key] + other[key]) / 2, check_dtype=False)
+    assert equal(dict(found.outcome.state_dict()), dict(result.arrays.to_torch_state_dict()))
+    assert result.evaluate_metrics_serverapp == result.evaluate_metrics_clientapp == {}
+
+
+def test_start_with_dense_returns_a_student_that_loads_and_is_stored(tmp_path: Path) -> None:
+    found = dense(tmp_path / "run")
+    result = found.start(FakeGrid(GRID), ArrayRecord(weights(5)))
+    student = result.arrays.to_torch_state_dict()
+    net().load_state_dict(student)
+    assert all(torch.isfinite(value).all() for value in student.values())
+    assert not equal(student, weights(5))
+    assert equal(dict(found.outcome.state_dict()), dict(student))
+    with RunFolder.open(tmp_path / "run", write=False) as run:
+        stored = run.student()
+        assert stored is not None
+        assert equal(stored, dict(student))
+        assert run.round(1).held() == ["alice", "bob"]
+    assert {"clients", "server", "evaluation"} == set(found.account.seconds)
+    assert set(found.account.traffic.up) == {"alice", "bob"}
+
+
+def test_start_evaluates_a_student_before_and_after(tmp_path: Path) -> None:
+    calls: list[tuple[int, ArrayRecord]] = []
+    kept = MetricRecord({"accuracy": 0.5})
+
+    def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+        calls.append((server_round, arrays))
+        return kept
+
+    start = ArrayRecord(weights(5))
+    found = dense(tmp_path / "run", evaluate_model=mean_of_inputs)
+    result = found.start(FakeGrid(GRID), start, evaluate_fn=evaluate)
+    assert [server_round for server_round, _ in calls] == [0, 1]
+    assert calls[0][1] is start
+    assert equal(dict(calls[1][1].to_torch_state_dict()), dict(result.arrays.to_torch_state_dict()))
+    # The caller's own record stays as it was.
+    assert result.evaluate_metrics_serverapp[0] == {"accuracy": 0.5}
+    assert result.evaluate_metrics_serverapp[1] == {"accuracy": 0.5, **mean_of_inputs(found.outcome)}
+
+
+def test_start_evaluates_an_ensemble_by_evaluate_model_only(tmp_path: Path, said: list[str]) -> None:
+    calls: list[int] = []
+
+    def evaluate(server_round: int, arrays: ArrayRecord) -> None:
+        calls.append(server_round)
+
+    found = strategy(FedENS, tmp_path / "run", evaluate_model=mean_of_inputs)
+    result = found.start(FakeGrid(GRID), ArrayRecord(weights(5)), evaluate_fn=evaluate)
+    assert calls == [0]
+    assert len(result.arrays) == 0
+    assert result.evaluate_metrics_serverapp == {1: mean_of_inputs(found.outcome)}
+    assert sum("it is an ensemble, not one set of arrays" in line for line in said) == 1
+    stored = load_ensemble_module(tmp_path / "run", {"model": net, "net": net})
+    torch.testing.assert_close(stored(IMAGES), found.outcome(IMAGES), rtol=0, atol=0)
+    members = [load(net(), weights(seed))(IMAGES) for seed in (1, 2)]
+    torch.testing.assert_close(found.outcome(IMAGES), torch.stack(members).mean(0))
+
+
+def load(model: nn.Module, state: dict[str, torch.Tensor]) -> nn.Module:
+    model.load_state_dict(state)
+    return model.eval().requires_grad_(False)
+
+
+def test_start_when_there_are_no_initial_arrays_has_nothing_to_evaluate_before(tmp_path: Path) -> None:
+    calls: list[int] = []
+    found = dense(tmp_path / "run")
+    found.start(FakeGrid(GRID), evaluate_fn=lambda server_round, _: calls.append(server_round))
+    assert calls == [1]
+
+
+def test_start_when_initial_arrays_are_another_model_does_not_evaluate_the_student_with_them(
+    tmp_path: Path, said: list[str]
+) -> None:
+    calls: list[int] = []
+    found = strategy(
+        Dense, tmp_path / "run", model=BUILDERS, student="net", config=TINY_DENSE, evaluate_model=mean_of_inputs
+    )
+    result = found.start(
+        FakeGrid(GRID), ArrayRecord(weights(5, "linear")), evaluate_fn=lambda number, _: calls.append(number)
+    )
+    assert calls == [0]
+    assert "evaluate_fn is not called for the result: initial_arrays have other shapes" in said
+    net().load_state_dict(result.arrays.to_torch_state_dict())
+    assert result.evaluate_metrics_serverapp == {1: mean_of_inputs(found.outcome)}
+
+
+@pytest.mark.parametrize(("num_rounds", "lines"), [(3, 0), (1, 1), (50, 1)])
+def test_start_ignores_num_rounds_and_says_so_once(
+    tmp_path: Path, said: list[str], num_rounds: int, lines: int
+) -> None:
+    grid = FakeGrid(GRID)
+    strategy(OneShotFedAvg, tmp_path / "run").start(grid, num_rounds=num_rounds)
+    assert grid.of_type() == [1, 2]
+    assert sum("is ignored: rounds are an option of the method fedavg" in line for line in said) == lines
+
+
+def test_start_sends_initial_arrays_and_settings_and_begins_the_student_there(tmp_path: Path) -> None:
+    grid, start = FakeGrid(GRID), ArrayRecord(weights(5))
+    settings = ConfigRecord({"lr": 0.1})
+    config = DenseConfig(**{**TINY, "student_lr": 1e-12, "momentum": 0.0})
+    found = dense(tmp_path / "run", config=config)
+    result = found.start(grid, start, train_config=settings)
+    asked = grid.asked[0].content
+    assert equal(dict(asked["arrays"].to_torch_state_dict()), weights(5))
+    with RunFolder.open(tmp_path / "run", write=False) as run:
+        facts = {"lr": 0.1, "server-round": 1, "run-id": run.id, "seed": 0}
+    assert asked["config"] == ConfigRecord(facts)
+    assert settings == ConfigRecord({"lr": 0.1})
+    # With a rate this small the student stays where it began: at the initial arrays.
+    student = result.arrays.to_torch_state_dict()
+    torch.testing.assert_close(student["4.weight"], weights(5)["4.weight"], rtol=0, atol=1e-9)
+    fresh = dense(tmp_path / "fresh", config=config).start(FakeGrid(GRID)).arrays.to_torch_state_dict()
+    assert (fresh["4.weight"] - weights(5)["4.weight"]).abs().max() > 0.01
+
+
+def evaluates(score: float, examples: int = 10) -> Any:
+    def answer(message: Message) -> Message | None:
+        if message.metadata.message_type == MessageType.TRAIN:
+            return stock(examples)(message)
+        metrics = MetricRecord({"accuracy": score, "num-examples": examples})
+        content = records(None)
+        content["metrics"] = metrics
+        return Message(content, reply_to=message)
+
+    return answer
+
+
+def test_start_when_asked_to_lets_clients_evaluate_the_student(tmp_path: Path) -> None:
+    grid = FakeGrid({1: evaluates(0.2, 10), 2: evaluates(0.8, 30)})
+    found = strategy(OneShotFedAvg, tmp_path / "run", fraction_evaluate=1.0)
+    result = found.start(grid, evaluate_config=ConfigRecord({"batch": 7}))
+    assert result.evaluate_metrics_clientapp[1]["accuracy"] == pytest.approx((10 * 0.2 + 30 * 0.8) / 40)
+    asked = [m for m in grid.asked if m.metadata.message_type == MessageType.EVALUATE]
+    assert len(asked) == 2
+    assert asked[0].content["config"]["batch"] == 7
+    assert equal(dict(asked[0].content["arrays"].to_torch_state_dict()), dict(result.arrays.to_torch_state_dict()))
+
+
+def test_start_with_an_ensemble_asks_no_client_to_evaluate(tmp_path: Path) -> None:
+    grid = FakeGrid(GRID)
+    strategy(FedENS, tmp_path / "run", fraction_evaluate=1.0).start(grid)
+    assert grid.of_type(MessageType.EVALUATE) == []
+
+
+def test_start_when_clients_cannot_evaluate_keeps_the_result(tmp_path: Path, said: list[str]) -> None:
+    found = strategy(OneShotFedAvg, tmp_path / "run", fraction_evaluate=1.0)
+    result = found.start(FakeGrid({**GRID, 3: evaluates(0.5)}))
+    assert len(result.arrays) > 0
+    assert result.evaluate_metrics_clientapp == {}
+    assert any(line.startswith("the clients' scores cannot be averaged: ") for line in said)
+
+
+def test_start_when_clients_have_gone_before_they_evaluate_does_not_wait_for_ever(
+    tmp_path: Path, said: list[str]
+) -> None:
+    run_dir = tmp_path / "run"
+    strategy(OneShotFedAvg, run_dir).start(FakeGrid(GRID))
+    again = strategy(OneShotFedAvg, run_dir, fraction_evaluate=1.0).start(FakeGrid({}), timeout=30.0)
+    assert len(again.arrays) > 0
+    assert "no client connected within 30 s to evaluate the student" in said

@@ -1,0 +1,178 @@
+"""OneShot.start with clients of many kinds: different models, missing facts, none at all; and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flower_fakes import (
+    BUILDERS,
+    CLASSES,
+    GRID,
+    SHAPE,
+    TINY_DENSE,
+    FakeGrid,
+    dense,
+    failing,
+    linear,
+    named,
+    net,
+    stock,
+    strategy,
+    weights,
+)
+from torch import nn
+
+import strategies.flower.strategies as named_strategies
+from strategies import (
+    METHODS,
+    Dense,
+    DenseConfig,
+    DWFedENS,
+    FedAvgConfig,
+    FedENS,
+    LabelCountEnsemble,
+    OneShot,
+    OneShotFedAvg,
+    RunOptions,
+)
+from strategies.errors import OptionError, QuorumError, StoreError
+from strategies.flower.one_shot import rounds_of
+from strategies.store.run_folder import RunFolder
+
+IMAGES = torch.linspace(-1, 1, 5 * 64).view(5, *SHAPE)
+
+
+def load(model: nn.Module, state: dict[str, torch.Tensor]) -> nn.Module:
+    model.load_state_dict(state)
+    return model.eval().requires_grad_(False)
+
+
+COUNTS = torch.tensor([[1.0, 2.0, 3.0, 4.0], [8.0, 6.0, 4.0, 2.0]])
+SHARES = {
+    FedENS: torch.full((2, 1), 0.5),
+    DWFedENS: torch.tensor([[1 / 3], [2 / 3]]),
+    LabelCountEnsemble: COUNTS / COUNTS.sum(0),
+}
+
+
+@pytest.mark.parametrize("kind", SHARES)
+def test_start_with_different_architectures_makes_an_ensemble(tmp_path: Path, kind: Any) -> None:
+    counts = [[int(count) for count in row] for row in COUNTS]
+    alice = named("alice", 1, architecture="net", label_counts=counts[0])
+    bob = named("bob", 2, architecture="linear", label_counts=counts[1])
+    found = strategy(kind, tmp_path / "run", model=BUILDERS, student="net")
+    found.start(FakeGrid({1: bob, 2: alice}))
+    members = [load(net(), weights(1)), load(linear(), weights(2, "linear"))]
+    logits = torch.stack([member(IMAGES) for member in members])
+    torch.testing.assert_close(found.outcome(IMAGES), (logits * SHARES[kind][:, None]).sum(0))
+
+
+def test_start_with_different_stock_clients_distils_into_the_student(tmp_path: Path) -> None:
+    grid = FakeGrid({1: stock(1), 2: stock(2, architecture="linear"), 3: stock(3)})
+    found = strategy(Dense, tmp_path / "run", model=BUILDERS, student="linear", config=TINY_DENSE)
+    result = found.start(grid)
+    linear().load_state_dict(result.arrays.to_torch_state_dict())
+    assert sorted(upload.architecture for upload in found.report.job.uploads) == ["linear", "net", "net"]
+
+
+def test_start_with_fedavg_and_different_architectures_refuses_in_one_line(tmp_path: Path) -> None:
+    grid = FakeGrid({1: GRID[1], 2: named("bob", 2, architecture="linear")})
+    with pytest.raises(OptionError, match=r"needs one architecture for all, 'net'; different are bob \(linear\)\. Ch"):
+        strategy(OneShotFedAvg, tmp_path / "run", model=BUILDERS, student="net").start(grid)
+    with RunFolder.open(tmp_path / "run") as run:  # the lock is free again
+        assert run.round(1).held() == ["alice", "bob"]
+
+
+def test_start_when_label_counts_are_missing_refuses_in_one_line_and_keeps_the_uploads(tmp_path: Path) -> None:
+    grid = FakeGrid({1: GRID[1], 2: named("bob", 2), 3: stock(3)})
+    with pytest.raises(
+        OptionError, match=r"needs label counts, which .* did not send: anonymous-\w+, bob\. Ch"
+    ) as caught:
+        strategy(LabelCountEnsemble, tmp_path / "run").start(grid)
+    assert "\n" not in str(caught.value)
+    replayed = strategy(FedENS, tmp_path / "other").replay(tmp_path / "run")
+    assert len(replayed.members) == 3
+
+
+def test_start_when_the_quorum_is_missed_can_be_tried_again(tmp_path: Path) -> None:
+    work: list[str] = []
+    found = strategy(OneShotFedAvg, tmp_path / "run")
+    with pytest.raises(QuorumError, match="node-2: ValueError: no data"):
+        found.start(FakeGrid({1: named("alice", 1, work=work), 2: failing("ValueError: no data")}))
+    found.start(FakeGrid({3: named("alice", 1, work=work), 4: named("bob", 2, work=work)}))
+    assert work == ["alice", "bob"]
+    assert [upload.client for upload in found.report.job.uploads] == ["alice", "bob"]
+
+
+def test_start_when_nothing_names_a_folder_makes_one_and_keeps_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ONESHOT_RUNS", str(tmp_path / "runs"))
+    found = strategy(OneShotFedAvg, None)
+    found.start(FakeGrid(GRID))
+    (run_dir,) = (tmp_path / "runs").iterdir()
+    assert found.folder.path == run_dir
+    found.close()
+    found.close()
+
+
+def test_start_writes_what_runs_before_anything_else(tmp_path: Path) -> None:
+    found = dense(tmp_path / "run", facts={"note": "mine"}, seed=3)
+    with pytest.raises(QuorumError):
+        found.start(FakeGrid({}), timeout=1.0)
+    info = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert info["method"] == "dense"
+    assert info["config"]["epochs"] == 2
+    assert (info["seed"], info["threads"], info["student"], info["num-classes"]) == (3, 1, "model", CLASSES)
+    assert (info["input-shape"], info["normalization"], info["note"]) == ([1, 8, 8], [[0.5], [0.5]], "mine")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"model": {}}, "model is an empty dict: allowed is a callable, or a dict of architecture name -> callable"),
+        ({"model": BUILDERS}, "student is None: allowed is one of net, linear"),
+        ({"model": BUILDERS, "student": "vgg"}, "student is 'vgg': allowed is one of net, linear"),
+        ({"student": "vgg"}, "student is 'vgg': allowed is one of model"),
+        ({"config": FedAvgConfig()}, "config is FedAvgConfig: allowed is DenseConfig"),
+        ({"min_uploads": 0}, "min_uploads is 0: allowed is a whole number at least 1"),
+        ({"fraction_evaluate": 1.5}, "fraction_evaluate is 1.5: allowed is a number from 0 to 1"),
+        ({"fraction_evaluate": float("nan")}, "fraction_evaluate is nan: allowed is a number from 0 to 1"),
+    ],
+)
+def test_strategy_when_an_argument_is_out_of_range_refuses_it(
+    tmp_path: Path, changes: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(OptionError) as caught:
+        dense(tmp_path / "run", **changes)
+    assert str(caught.value) == reason
+    assert not (tmp_path / "run").exists()
+
+
+def test_options_when_out_of_range_are_refused() -> None:
+    with pytest.raises(OptionError, match="'max-upload-mib' is 0"):
+        RunOptions(max_upload_mib=0.0)
+
+
+def test_strategy_when_it_has_not_run_says_so(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"no outcome yet: call start\(\) or replay\(\) first"):
+        _ = dense(tmp_path / "run").outcome
+
+
+def test_start_when_another_holds_the_folder_refuses(tmp_path: Path) -> None:
+    grid = FakeGrid(GRID)
+    with RunFolder.create(tmp_path / "run", {}), pytest.raises(StoreError, match="run folder is in use by process"):
+        dense(tmp_path / "run").start(grid)
+    assert grid.asked == []
+
+
+def test_every_method_of_the_registry_has_its_strategy() -> None:
+    classes = [v for v in vars(named_strategies).values() if isinstance(v, type) and issubclass(v, OneShot)]
+    methods = {kind(net, num_classes=2, input_shape=SHAPE).method.name for kind in classes if kind is not OneShot}
+    assert methods == set(METHODS)
+    assert rounds_of(METHODS["fedavg"].config()) == 1
+    assert rounds_of(DenseConfig(rounds=7)) == 7

@@ -1,0 +1,151 @@
+"""Flower's abstract steps, for a caller that owns the loop; and the client half."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flower_fakes import (
+    GRID,
+    FakeGrid,
+    dense,
+    equal,
+    failing,
+    named,
+    strategy,
+    weights,
+)
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+
+from strategies import FedENS, OneShot, OneShotFedAvg
+from strategies.client import already_held, failure, upload_facts
+from strategies.compute import ray_actors
+from strategies.errors import QuorumError
+from strategies.method import Job, Method, Outcome, Progress
+
+START = ArrayRecord(weights(5))
+
+
+def one_round(found: OneShot, grid: FakeGrid, server_round: int = 1) -> tuple[ArrayRecord | None, MetricRecord | None]:
+    messages = found.configure_train(server_round, START, ConfigRecord({"lr": 0.1}), grid)  # type: ignore[arg-type]
+    return found.aggregate_train(server_round, grid.send_and_receive(messages, timeout=5.0))
+
+
+def test_aggregate_train_ends_with_the_bits_of_start(tmp_path: Path) -> None:
+    whole = dense(tmp_path / "whole").start(FakeGrid(GRID), START).arrays
+    found = dense(tmp_path / "run")
+    arrays, metrics = one_round(found, FakeGrid(GRID))
+    assert arrays is not None
+    assert metrics is None
+    assert equal(dict(arrays.to_torch_state_dict()), dict(whole.to_torch_state_dict()))
+    found.close()
+
+
+def test_configure_train_asks_every_node_and_names_what_is_held(tmp_path: Path) -> None:
+    work: list[str] = []
+    alice, bob = named("alice", 1, work=work), named("bob", 2, work=work)
+    found = strategy(OneShotFedAvg, tmp_path / "run")
+    with pytest.raises(QuorumError, match="node-2: ValueError"):
+        one_round(found, FakeGrid({1: alice, 2: failing("ValueError")}))
+    grid = FakeGrid({2: bob, 1: alice})
+    one_round(found, grid)
+    assert grid.of_type() == [1, 2]
+    assert grid.asked[0].content["config"]["lr"] == 0.1
+    assert grid.asked[0].content["config"]["held"] == ["alice"]
+    assert work == ["alice", "bob"]
+    found.close()
+
+
+def test_aggregate_train_with_an_ensemble_leaves_the_arrays(tmp_path: Path) -> None:
+    found = strategy(FedENS, tmp_path / "run")
+    assert one_round(found, FakeGrid(GRID)) == (None, None)
+    assert len(found.outcome.members) == 2
+    found.close()
+
+
+def test_aggregate_train_of_another_round_has_its_own_uploads(tmp_path: Path) -> None:
+    found = strategy(OneShotFedAvg, tmp_path / "run")
+    one_round(found, FakeGrid(GRID))
+    arrays, _ = one_round(found, FakeGrid({1: named("alice", 8), 2: named("bob", 8)}), server_round=2)
+    assert arrays is not None
+    assert (tmp_path / "run" / "round-2" / "uploads" / "alice.safetensors").exists()
+    assert equal(
+        {**arrays.to_torch_state_dict(), "1.num_batches_tracked": weights(8)["1.num_batches_tracked"]}, weights(8)
+    )
+    found.close()
+
+
+def test_aggregate_train_by_default_uses_ray_where_it_runs_and_never_waits_for_another_to_start_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    def run(self: ray_actors.RayActors, method: Method, job: Job, progress: Progress) -> Outcome:
+        asked.append(self.owns_ray)
+        return method.fit(job, progress)
+
+    monkeypatch.setattr(ray_actors.RayActors, "run", run)
+    found = strategy(OneShotFedAvg, tmp_path / "loop", compute=None)
+    one_round(found, FakeGrid(GRID))
+    found.close()
+    for simulation in (True, False):
+        grid = FakeGrid(GRID, simulation=simulation)
+        strategy(OneShotFedAvg, tmp_path / f"{simulation}", compute=None).start(grid)
+    # In a simulation Flower starts Ray and ends it.
+    assert asked == [None, False, True]
+
+
+def test_evaluate_steps_ask_a_share_of_the_nodes_and_average(tmp_path: Path) -> None:
+    grid = FakeGrid(dict.fromkeys(range(1, 5), failing("")))
+    found = strategy(OneShotFedAvg, tmp_path / "run", fraction_evaluate=0.5)
+    messages = list(found.configure_evaluate(1, START, ConfigRecord(), grid))  # type: ignore[arg-type]
+    assert len(messages) == 2
+    assert {m.metadata.message_type for m in messages} == {MessageType.EVALUATE}
+
+    def scores(message: Message, accuracy: float, examples: int) -> Message:
+        metrics = MetricRecord({"accuracy": accuracy, "num-examples": examples})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    replies = [scores(messages[0], 1.0, 1), scores(messages[1], 0.0, 3)]
+    assert found.aggregate_evaluate(1, replies) == {"accuracy": 0.25}
+
+
+def question(held: Any = None) -> Message:
+    config = ConfigRecord() if held is None else ConfigRecord({"held": held})
+    return Message(RecordDict({"config": config}), dst_node_id=7, message_type="train")
+
+
+@pytest.mark.parametrize("held", [None, [], ["bob"], "alice", ["alice2"], [1]])
+def test_already_held_when_the_client_is_not_named_lets_it_work(held: Any) -> None:
+    assert already_held(question(held), client="alice") is None
+    assert already_held(Message(RecordDict(), dst_node_id=7, message_type="train"), client="alice") is None
+
+
+def test_already_held_when_the_client_is_named_answers_at_once() -> None:
+    answer = already_held(question(["bob", "alice"]), client="alice")
+    assert answer is not None
+    assert answer.content == RecordDict({"upload": ConfigRecord({"client": "alice", "held": True})})
+
+
+def test_failure_says_who_and_why() -> None:
+    answer = failure(question(), client="alice", reason="no data")
+    assert answer.content["upload"] == ConfigRecord({"client": "alice", "error": "no data"})
+
+
+def test_upload_facts_tell_what_is_known_only() -> None:
+    assert upload_facts(client="a") == {"client": "a"}
+    facts = upload_facts(client="a", architecture="net", label_counts=(1, True), pretrained=True)
+    assert facts == {"client": "a", "architecture": "net", "label-counts": [1, 1], "pretrained": True}
+
+
+def test_strategy_takes_an_own_place_to_compute(tmp_path: Path) -> None:
+    ran: list[str] = []
+
+    class Here:
+        def run(self, method: Method, job: Job, progress: Progress) -> Outcome:
+            ran.append(method.name)
+            return method.fit(job, progress)
+
+    strategy(OneShotFedAvg, tmp_path / "run", compute=Here()).start(FakeGrid(GRID))
+    assert ran == ["fedavg"]

@@ -1,0 +1,263 @@
+"""What outlives a process: a run that was cut off goes on, a finished one is read, and a stored one is replayed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flower_fakes import GRID, TINY, FakeGrid, dense, equal, named, net, stock, strategy, weights
+from flwr.app import ArrayRecord
+
+from strategies import METHODS, DenseConfig, FedENS, OneShot
+from strategies.errors import OptionError, QuorumError, StoreError
+from strategies.method import Job, Method, Outcome, Progress, Snapshot
+from strategies.stage import pin_clients, pinned_clients, usable_uploads
+from strategies.store.run_folder import RunFolder
+
+START = ArrayRecord(weights(5))
+
+
+class KilledError(Exception):
+    """Stands for whatever ends a process."""
+
+
+class Mortal:
+    """A Progress whose process ends right after a checkpoint."""
+
+    def __init__(self, progress: Progress, at: int) -> None:
+        self._progress, self._at = progress, at
+        self.resume, self.report, self.record = progress.resume, progress.report, progress.record
+
+    def checkpoint(self, take: Callable[[], Snapshot]) -> None:
+        taken: list[Snapshot] = []
+        self._progress.checkpoint(lambda: taken.append(take()) or taken[0])  # type: ignore[func-returns-value]
+        if taken and taken[0].step == self._at:
+            raise KilledError
+
+
+def mortal_dense(at: int = 1, calls: int = 1) -> Method:
+    """DENSE whose ``calls``-th server stage ends with its process after epoch ``at``."""
+    begun: list[None] = []
+
+    def fit(job: Job, progress: Progress) -> Outcome:
+        begun.append(None)
+        return METHODS["dense"].fit(job, Mortal(progress, at) if len(begun) == calls else progress)
+
+    return replace(METHODS["dense"], fit=fit)
+
+
+def mortal(run_dir: Path, config: DenseConfig | None = None, **how: int) -> OneShot:
+    def kind(model: Any, **settings: Any) -> OneShot:
+        return OneShot(mortal_dense(**how), model, **settings)
+
+    return strategy(kind, run_dir, config=config or DenseConfig(**TINY))
+
+
+def result_of(found: OneShot, grid: FakeGrid | None = None) -> dict[str, torch.Tensor]:
+    return dict(found.start(grid or FakeGrid(GRID), START).arrays.to_torch_state_dict())
+
+
+@pytest.mark.parametrize("kind", ["named", "stock"])
+def test_start_when_the_server_stage_was_cut_off_asks_no_client_and_ends_with_the_same_bits(
+    tmp_path: Path, kind: str
+) -> None:
+    clients = GRID if kind == "named" else {1: stock(1), 2: stock(2)}
+    whole = result_of(dense(tmp_path / "whole"), FakeGrid(clients))
+    with pytest.raises(KilledError):
+        mortal(tmp_path / "run").start(FakeGrid(clients), START)
+    grid = FakeGrid(clients)
+    found = dense(tmp_path / "run")
+    assert equal(result_of(found, grid), whole)
+    assert grid.asked == []
+    assert found.report.resumed_at == 1
+    metrics = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["epoch"] for row in metrics if "epoch" in row] == [1, 2]
+
+
+def test_start_when_the_run_is_finished_reads_its_result(tmp_path: Path, said: list[str]) -> None:
+    whole = result_of(dense(tmp_path / "run"))
+    stored = (tmp_path / "run" / "outcome.json").read_bytes()
+    grid, calls = FakeGrid(GRID), []
+    found = dense(tmp_path / "run")
+    result = found.start(grid, START, evaluate_fn=lambda number, _: calls.append(number))
+    assert equal(dict(result.arrays.to_torch_state_dict()), whole)
+    assert equal(dict(found.outcome.state_dict()), whole)
+    assert grid.asked == []
+    assert calls == [0, 1]
+    assert (tmp_path / "run" / "outcome.json").read_bytes() == stored
+    assert "round 1 of 1 is finished: its result is read from the run folder" in said
+
+
+def test_start_when_a_finished_run_ended_with_an_ensemble_reads_it(tmp_path: Path) -> None:
+    images = torch.rand(3, 1, 8, 8)
+    first, again = (strategy(FedENS, tmp_path / "run") for _ in range(2))
+    first.start(FakeGrid(GRID))
+    again.start(FakeGrid({}))
+    assert torch.equal(again.outcome(images), first.outcome(images))
+
+
+def test_start_when_the_upload_phase_was_cut_off_asks_named_clients_for_nothing_twice(tmp_path: Path) -> None:
+    work: list[str] = []
+    alice, bob = named("alice", 1, work=work), named("bob", 2, work=work)
+    with pytest.raises(QuorumError):
+        dense(tmp_path / "run").start(FakeGrid({1: alice}))
+    resumed = result_of(dense(tmp_path / "run"), FakeGrid({3: bob, 4: alice}))
+    assert work == ["alice", "bob"]
+    assert equal(resumed, result_of(dense(tmp_path / "whole"), FakeGrid({1: alice, 2: bob})))
+
+
+def test_start_when_nameless_clients_were_asked_before_counts_each_once(tmp_path: Path) -> None:
+    with pytest.raises(QuorumError):
+        dense(tmp_path / "run", min_uploads=3).start(FakeGrid({1: stock(1), 2: stock(2)}))
+    found = dense(tmp_path / "run", min_uploads=3)
+    resumed = result_of(found, FakeGrid({3: stock(1), 4: stock(8), 5: stock(9)}))
+    assert equal(resumed, result_of(dense(tmp_path / "whole"), FakeGrid({1: stock(1), 2: stock(8), 3: stock(9)})))
+    assert len(list((tmp_path / "run" / "uploads").iterdir())) == 4
+    # A replay does not count the client of the upload set aside twice either.
+    replayed = strategy(FedENS, None).replay(tmp_path / "run", target=tmp_path / "replay")
+    assert len(replayed.members) == 3
+
+
+def test_start_when_an_upload_came_late_leaves_it_out_also_after_a_resume(tmp_path: Path) -> None:
+    late = FakeGrid({**GRID, 3: named("carol", 3)}, delays={3: 30})
+    with pytest.raises(KilledError):
+        mortal(tmp_path / "run").start(late, START, timeout=1.0)
+    with RunFolder.open(tmp_path / "run") as run:
+        if "carol" not in run.round(1).held():
+            run.round(1).accept("carol", "model", weights(3), num_examples=1, label_counts=None)
+    found = dense(tmp_path / "run")
+    resumed = result_of(found)
+    assert [upload.client for upload in found.report.job.uploads] == ["alice", "bob"]
+    assert equal(resumed, result_of(dense(tmp_path / "whole")))
+    again = dense(tmp_path / "run")
+    again.start(FakeGrid({}), START)
+    assert [upload.client for upload in again.report.job.uploads] == ["alice", "bob"]
+    # For a replay it is there.
+    replayed = strategy(FedENS, None).replay(tmp_path / "run", target=tmp_path / "replay")
+    assert len(replayed.members) == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"seed": 1}, "seed is 1, but the run in .* began with 0: go on with the same settings, or name another"),
+        ({"config": DenseConfig(**{**TINY, "epochs": 3})}, "epochs is 3, but the run in .* began with 2: go on"),
+        ({"model": {"net": net}}, "student is 'net', but the run in .* began with 'model': go on"),
+        ({"input_shape": (1, 9, 9)}, r"input-shape is \[1, 9, 9\], but the run in .* began with \[1, 8, 8\]: go on"),
+    ],
+)
+def test_start_when_the_folder_is_of_another_run_refuses(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
+    result_of(dense(tmp_path / "run"))
+    with pytest.raises(OptionError, match=reason):
+        dense(tmp_path / "run", **changes).start(FakeGrid(GRID))
+    with pytest.raises(OptionError, match="method is 'fedens', but the run in .* began with 'dense'"):
+        strategy(FedENS, tmp_path / "run").start(FakeGrid(GRID))
+    assert len(dense(tmp_path / "run").start(FakeGrid({})).arrays) > 0
+
+
+def test_replay_without_clients_ends_with_the_same_bits(tmp_path: Path) -> None:
+    whole = dict(dense(tmp_path / "run").start(FakeGrid(GRID)).arrays.to_torch_state_dict())
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    found = dense(None)
+    model = found.replay(tmp_path / "run")
+    assert equal(dict(model.state_dict()), whole)
+    assert equal(dict(found.outcome.state_dict()), whole)
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
+    (target,) = (path for path in tmp_path.iterdir() if path.name != "run")
+    info = json.loads((target / "run.json").read_text())
+    assert info["replay-of"] == str(tmp_path / "run")
+    assert (target / "student.safetensors").exists()
+
+
+def test_replay_when_it_was_cut_off_goes_on(tmp_path: Path) -> None:
+    whole = dict(dense(tmp_path / "run").start(FakeGrid(GRID)).arrays.to_torch_state_dict())
+    with pytest.raises(KilledError):
+        mortal(tmp_path / "unused").replay(tmp_path / "run", target=tmp_path / "replay")
+    found = dense(None)
+    assert equal(dict(found.replay(tmp_path / "run", target=tmp_path / "replay").state_dict()), whole)
+    assert found.report.resumed_at == 1
+    # Once finished it is read.
+    assert equal(dict(dense(None).replay(tmp_path / "run", target=tmp_path / "replay").state_dict()), whole)
+    with pytest.raises(OptionError, match="replay-of is '.*elsewhere', but the run in .* began with '.*run'"):
+        dense(None).replay(tmp_path / "elsewhere", target=tmp_path / "replay")
+
+
+def test_replay_when_there_are_no_uploads_says_so(tmp_path: Path) -> None:
+    with pytest.raises(QuorumError):
+        dense(tmp_path / "run").start(FakeGrid({}), timeout=1.0)
+    with pytest.raises(StoreError, match=r"run: no uploads are stored here, so there is nothing to replay$"):
+        dense(None).replay(tmp_path / "run", target=tmp_path / "replay")
+    with pytest.raises(StoreError, match=r"absent: no run folder"):
+        dense(None).replay(tmp_path / "absent", target=tmp_path / "other")
+
+
+def test_start_when_a_stored_upload_is_damaged_says_which(tmp_path: Path) -> None:
+    with pytest.raises(KilledError):
+        mortal(tmp_path / "run").start(FakeGrid(GRID), START)
+    file = tmp_path / "run" / "uploads" / "bob.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"\x7f")
+    with pytest.raises(StoreError, match=r"bob\.safetensors: damaged upload of client 'bob'"):
+        dense(tmp_path / "run").start(FakeGrid(GRID), START)
+
+
+TWO_ROUNDS = DenseConfig(rounds=2, **TINY)
+
+
+def test_start_with_two_rounds_sends_the_student_back(tmp_path: Path) -> None:
+    grid = FakeGrid(GRID)
+    found = dense(tmp_path / "run", config=TWO_ROUNDS)
+    result = found.start(grid, START, evaluate_fn=lambda number, _: None)
+    assert grid.of_type() == [1, 2, 1, 2]
+    first, second = grid.asked[0].content, grid.asked[2].content
+    assert equal(dict(first["arrays"].to_torch_state_dict()), weights(5))
+    assert [m.content["config"]["server-round"] for m in grid.asked] == [1, 1, 2, 2]
+    once = result_of(dense(tmp_path / "once"))
+    assert equal(dict(second["arrays"].to_torch_state_dict()), once)
+    assert not equal(dict(result.arrays.to_torch_state_dict()), once)
+    assert {path.name for path in (tmp_path / "run" / "round-2" / "uploads").iterdir()} == {
+        "alice.safetensors",
+        "bob.safetensors",
+    }
+    assert json.loads((tmp_path / "run" / "outcome.json").read_text())["round"] == 2
+
+
+def test_start_when_the_second_round_was_cut_off_goes_on_there(tmp_path: Path) -> None:
+    whole = result_of(dense(tmp_path / "whole", config=TWO_ROUNDS))
+    with pytest.raises(KilledError):
+        mortal(tmp_path / "run", TWO_ROUNDS, calls=2).start(FakeGrid(GRID), START)
+    grid = FakeGrid(GRID)
+    assert equal(result_of(dense(tmp_path / "run", config=TWO_ROUNDS), grid), whole)
+    assert grid.asked == []
+
+
+def test_start_when_the_second_round_has_no_quorum_keeps_the_first(tmp_path: Path) -> None:
+    def once(name: str, seed: int) -> Any:
+        client = named(name, seed)
+        return lambda m: client(m) if m.content["config"]["server-round"] == 1 else None
+
+    with pytest.raises(QuorumError, match="no answer within 30 s"):
+        dense(tmp_path / "run", config=TWO_ROUNDS).start(
+            FakeGrid({1: once("alice", 1), 2: once("bob", 2)}), START, timeout=30.0
+        )
+    grid = FakeGrid(GRID)
+    resumed = result_of(dense(tmp_path / "run", config=TWO_ROUNDS), grid)
+    assert [m.content["config"]["server-round"] for m in grid.asked] == [2, 2]
+    assert equal(resumed, result_of(dense(tmp_path / "whole", config=TWO_ROUNDS)))
+
+
+def test_pin_clients_when_the_stage_has_begun_changes_nothing(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "run", {}) as run:
+        folder = run.round(1)
+        for client in ("bob", "alice", "anonymous-0123456789ab"):
+            folder.accept(client, "net", weights(1), num_examples=1, label_counts=None)
+        assert pinned_clients(folder) is None
+        assert len(usable_uploads(folder)) == 3
+        pin_clients(folder, {"bob", "alice"})
+        pin_clients(folder, {"bob"})
+        assert pinned_clients(folder) == ("alice", "bob")
+        assert [upload.client for upload in usable_uploads(folder)] == ["alice", "bob"]
