@@ -84,8 +84,8 @@ class Asked:
     @classmethod
     def of(cls, msg: Message, config: AppConfig) -> Asked:
         """Read a request."""
-        facts: dict[str, Any] = dict(msg.content.config_records.get("config", {}))
-        return cls(str(facts.get("run-id", "")), int(facts.get("server-round", 1)), int(facts.get("seed", config.seed)))
+        said: dict[str, Any] = dict(msg.content.config_records.get("config", {}))
+        return cls(str(said.get("run-id", "")), int(said.get("server-round", 1)), int(said.get("seed", config.seed)))
 
 
 def client_name(context: Context) -> str:

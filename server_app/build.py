@@ -154,7 +154,8 @@ def check_needs_of_settings(settings: Settings) -> None:
 
 def build_strategy(settings: Settings, job: Job) -> OneShot:
     """Return the Flower strategy of the configured method."""
-    from strategies.flower.one_shot import OneShot, RunOptions  # late: a replay needs no Flower
+    from strategies.flower.one_shot import OneShot  # late: a replay needs no Flower
+    from strategies.flower.rounds import RunOptions
 
     app = settings.app
     run_dir = app.resume or app.run_dir

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from .compute import InProcess, RayActors, ServerCompute
     from .dense import DenseConfig
     from .fedavg import FedAvgConfig
-    from .flower.one_shot import OneShot, RunOptions
+    from .flower.one_shot import OneShot
+    from .flower.rounds import RunOptions
     from .flower.strategies import Dense, DWFedENS, FedENS, LabelCountEnsemble, OneShotFedAvg
     from .method import METHODS, Job, Method, Normalization, Outcome
     from .outcomes import load_ensemble_module, load_model
@@ -34,7 +35,7 @@ _HOMES = {
     "OneShotFedAvg": "flower.strategies",
     "Outcome": "method",
     "RayActors": "compute",
-    "RunOptions": "flower.one_shot",
+    "RunOptions": "flower.rounds",
     "ServerCompute": "compute",
     "load_ensemble_module": "outcomes",
     "load_model": "outcomes",

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from .errors import StoreError
 from .journal import Journal
 from .method import Outcome
-from .store.files import read_json, weights_sha256, write_json
-from .store.run_folder import RoundFolder, RunFolder, load_ensemble
+from .store.files import read_json, read_weights, save_weights, weights_sha256, write_json
+from .store.run_folder import STUDENT_FILE, RoundFolder, RunFolder, load_ensemble
 
 if TYPE_CHECKING:
     from .compute import ServerCompute
@@ -114,7 +114,9 @@ def keep_outcome(folder: RunFolder, report: StageReport, server_round: int = 1) 
         folder.save_ensemble(outcome.ensemble, job.uploads)
     digest = ensemble_sha256(job.uploads, outcome.ensemble) if outcome.ensemble is not None else ""
     if outcome.student is not None:
-        folder.save_student(outcome.student)
+        # Round 1 lives in the run folder itself. A later round must not touch its student before this one's facts
+        # are written: a crash in between would mix the two.
+        save_weights(folder.round(server_round).path / STUDENT_FILE, outcome.student)
         digest = weights_sha256(outcome.student)
     facts = {
         "round": server_round,
@@ -127,6 +129,8 @@ def keep_outcome(folder: RunFolder, report: StageReport, server_round: int = 1) 
         "weights-sha256": digest,
     }
     write_json(folder.path / OUTCOME_FILE, facts)
+    if outcome.student is not None and server_round > 1:
+        folder.save_student(outcome.student)
     folder.round(server_round).clear_checkpoint()
     return digest
 
@@ -151,8 +155,11 @@ def kept_report(folder: RunFolder, job: Job) -> StageReport:
     """
     facts = read_json(folder.path / OUTCOME_FILE)
     uploads = tuple(upload for upload in job.uploads if upload.client in facts["clients"])
+    student = read_weights(folder.round(facts["round"]).path / STUDENT_FILE) if facts["student"] else None
+    if student is not None and facts["round"] > 1:  # its copy may be what a crash cut off
+        folder.save_student(student)
     outcome = Outcome(
-        student=folder.student() if facts["student"] else None,
+        student=student,
         ensemble=load_ensemble(folder.path, job.builders)[0] if facts["combiner"] else None,
         timings=facts["timings"],
         images=folder.images(),

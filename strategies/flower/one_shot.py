@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from logging import INFO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,63 +15,26 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from ..compute import choose
 from ..errors import OptionError
-from ..method import Job, Method, Normalization, check_needs
-from ..options import check, flatten, option
+from ..identity import open_run
+from ..method import Job, Method, Normalization
 from ..outcomes import load_model
-from ..stage import (
-    StageReport,
-    all_cores,
-    keep_outcome,
-    kept_report,
-    kept_round,
-    pin_clients,
-    pinned_clients,
-    replay,
-    run_stage,
-)
-from ..store.files import plain
-from ..store.run_folder import RoundFolder, RunFolder, default_run_dir
-from .collect import Collector, Traffic
+from ..stage import StageReport, all_cores, replay
+from ..store.run_folder import RunFolder, default_run_dir
 from .evaluation import ClientEvaluation
-from .exchange import is_simulation
-from .messages import Request, Signature, Signatures
+from .messages import Request
+from .models import chosen_student, named_builders
+from .rounds import Account, Rounds, RunOptions, rounds_of, say, signature_of
 
 if TYPE_CHECKING:
     import torch
 
     from ..compute import ServerCompute
-    from ..method import ModelBuilder, Observer, State
+    from ..method import Observer
+    from .models import Model
 
-    Model = ModelBuilder | Mapping[str, ModelBuilder]
     EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 FLOWER_DEFAULT_ROUNDS = 3
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    """Settings of a run that most users leave alone."""
-
-    threads: int = option(0, "torch threads of the server stage; 0 = all cores", low=0)
-    device: str = option("auto", "device of the server stage: auto, cpu, cuda, cuda:1")
-    max_upload_mib: float = option(2048.0, "largest accepted upload, MiB", above=0.0)
-    checkpoint_s: float = option(20.0, "seconds between two checkpoints of the server stage, at least", low=0.0)
-
-    def __post_init__(self) -> None:
-        """Check every value."""
-        check(self)
-
-
-@dataclass
-class Account:
-    """What a run cost in this process: seconds per phase and the bytes of its messages."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-    traffic: Traffic = field(default_factory=Traffic)
-
-    def spend(self, phase: str, began: float) -> None:
-        """Add the time since ``began`` (``time.monotonic``) to a phase."""
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + time.monotonic() - began
 
 
 class OneShot(Strategy):
@@ -122,7 +84,7 @@ class OneShot(Strategy):
         facts: Mapping[str, Any] | None = None,
     ) -> None:
         options = options or RunOptions()
-        builders = _builders(model)
+        builders = named_builders(model)
         if config is not None and not isinstance(config, method.config):
             raise OptionError(f"config is {type(config).__name__}: allowed is {method.config.__name__}")
         if min_uploads < 1:
@@ -134,7 +96,7 @@ class OneShot(Strategy):
         self.job = Job(
             uploads=(),
             builders=builders,
-            student=_student(student, builders),
+            student=chosen_student(student, builders),
             num_classes=num_classes,
             input_shape=input_shape,
             normalization=normalization or Normalization(halves, halves),
@@ -144,20 +106,15 @@ class OneShot(Strategy):
             device=options.device,
             observer=observer,
         )
-        self.compute = compute
-        self.min_uploads = min_uploads
         self.evaluate_model = evaluate_model
-        self.account = Account()
         self._run_dir = run_dir
-        self._max_bytes = int(options.max_upload_mib * 2**20)
-        self._checkpoint_s = options.checkpoint_s
+        self._options = options
         self._facts = dict(facts or {})
-        self._signatures = Signatures(builders)
+        self.rounds = Rounds(method, self.job, compute=compute, min_uploads=min_uploads, options=options)
         self._fraction_evaluate = fraction_evaluate
         self._evaluation = ClientEvaluation(fraction_evaluate)
         self._asked_with = ArrayRecord()
         self._folder: RunFolder | None = None
-        self._report: StageReport | None = None
 
     @property
     def folder(self) -> RunFolder:
@@ -167,7 +124,7 @@ class OneShot(Strategy):
         """
         if self._folder is None:
             path = Path(self._run_dir) if self._run_dir else default_run_dir("", self.method.name)
-            self._folder = self._open(path, {})
+            self._folder = open_run(path, self.method, self.job, identity={}, facts=self._facts)
             self._run_dir = path
         return self._folder
 
@@ -178,9 +135,14 @@ class OneShot(Strategy):
         Raises:
             OptionError: No stage has ended yet.
         """
-        if self._report is None:
+        if self.rounds.report is None:
             raise OptionError("the strategy has no outcome yet: call start() or replay() first")
-        return self._report
+        return self.rounds.report
+
+    @property
+    def account(self) -> Account:
+        """What the run cost in this process."""
+        return self.rounds.account
 
     @property
     def outcome(self) -> torch.nn.Module:
@@ -231,11 +193,12 @@ class OneShot(Strategy):
             result.evaluate_metrics_serverapp[0] = scores
         self.summary()
         try:
-            arrays = self._run_rounds(grid, arrays, timeout, train_config or ConfigRecord())
+            config = train_config or ConfigRecord()
+            arrays = self.rounds.run(self.folder, grid, arrays, timeout=timeout, train_config=config)
             began = time.monotonic()
             self._evaluate_on_server(arrays, start, result, evaluate_fn)
             self._evaluate_on_clients(grid, arrays, result, evaluate_config or ConfigRecord(), timeout)
-            self.account.spend("evaluation", began)
+            self.rounds.account.spend("evaluation", began)
         finally:
             self.close()
         return result
@@ -251,17 +214,17 @@ class OneShot(Strategy):
             The result as a module.
         """
         path = Path(target) if target else default_run_dir("", self.method.name, parent=Path(run_dir).parent)
-        compute = self.compute if self.compute is not None else "in-process"
-        compute = choose(compute) if isinstance(compute, str) else compute
-        with self._open(path, {"replay-of": str(Path(run_dir).absolute())}) as folder:
-            self._report = replay(
+        compute = self.rounds.compute if self.rounds.compute is not None else "in-process"
+        source = {"replay-of": str(Path(run_dir).absolute())}
+        with open_run(path, self.method, self.job, identity=source, facts=self._facts) as folder:
+            self.rounds.report = replay(
                 self.method,
                 self.job,
                 Path(run_dir),
-                compute=compute,
+                compute=choose(compute) if isinstance(compute, str) else compute,
                 target=folder,
-                log=_log,
-                checkpoint_s=self._checkpoint_s,
+                log=say,
+                checkpoint_s=self._options.checkpoint_s,
             )
         return self.outcome
 
@@ -280,15 +243,8 @@ class OneShot(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Store the replies and run the server stage on them."""
-        collector = self._collector(self.folder.round(server_round))
-        for reply in replies:
-            collector.receive(reply)
-        collector.check_quorum(self.min_uploads, self.min_uploads, 0.0)
-        pin_clients(self.folder.round(server_round), collector.clients)
-        # Whoever owns the loop owns Ray: it is used where it runs.
-        self._run_stage(server_round, self._asked_with, owns_ray=None, tick=None)
-        student = self.report.outcome.student
-        return (None if student is None else ArrayRecord(student)), None
+        self.rounds.take(self.folder, server_round, replies, self._asked_with)
+        return self.rounds.student_arrays(), None
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -305,65 +261,6 @@ class OneShot(Strategy):
         log(INFO, "%s (%s), student %s", self.method.title, self.method.source, self.job.student)
         log(INFO, "run folder: %s", self.folder.path)
 
-    # One round: uploads, then the server stage.
-
-    def _run_rounds(self, grid: Grid, arrays: ArrayRecord, timeout: float, train_config: ConfigRecord) -> ArrayRecord:
-        done, rounds = kept_round(self.folder), rounds_of(self.job.config)
-        if done:
-            log(INFO, "round %d of %d is finished: its result is read from the run folder", done, rounds)
-            job = replace(self.job, uploads=self.folder.round(done).uploads())
-            self._report = kept_report(self.folder, job)
-            arrays = self._student_arrays(arrays)
-        for server_round in range(done + 1, rounds + 1):
-            tick = self._collect(grid, arrays, server_round, timeout, train_config)
-            self._run_stage(server_round, arrays, owns_ray=not is_simulation(grid), tick=tick)
-            arrays = self._student_arrays(arrays)
-        return arrays
-
-    def _collect(
-        self, grid: Grid, arrays: ArrayRecord, server_round: int, timeout: float, train_config: ConfigRecord
-    ) -> Callable[[], None] | None:
-        began, folder = time.monotonic(), self.folder.round(server_round)
-        if pinned_clients(folder) is not None:
-            return None
-        request = Request(arrays, train_config, server_round, self.folder.id, self.job.seed)
-        collector = self._collector(folder)
-        try:
-            exchange = collector.collect(grid, request, timeout=timeout, min_uploads=self.min_uploads)
-        finally:
-            self.account.spend("clients", began)
-        pin_clients(folder, collector.clients)
-        return exchange.poll
-
-    def _collector(self, folder: RoundFolder) -> Collector:
-        collector = Collector(folder, self._signatures, num_classes=self.job.num_classes, max_bytes=self._max_bytes)
-        self.account.traffic = collector.traffic
-        return collector
-
-    def _run_stage(
-        self, server_round: int, arrays: ArrayRecord, *, owns_ray: bool | None, tick: Callable[[], None] | None
-    ) -> None:
-        began, folder = time.monotonic(), self.folder.round(server_round)
-        clients = pinned_clients(folder) or ()
-        uploads = tuple(upload for upload in folder.uploads() if upload.client in clients)
-        job = replace(self.job, uploads=uploads, start=self._student_start(arrays))
-        check_needs(self.method, job)
-        compute = self.compute if self.compute is not None else "ray"
-        compute = choose(compute, owns_ray=owns_ray) if isinstance(compute, str) else compute
-        self._report = run_stage(
-            self.method, job, compute, folder, log=_log, tick=tick, checkpoint_s=self._checkpoint_s
-        )
-        keep_outcome(self.folder, self._report, server_round)
-        self.account.spend("server", began)
-
-    def _student_start(self, arrays: ArrayRecord) -> State | None:
-        wanted = dict(self._signatures[self.job.student])
-        return dict(arrays.to_torch_state_dict()) if _signature(arrays) == wanted else None
-
-    def _student_arrays(self, otherwise: ArrayRecord) -> ArrayRecord:
-        student = self.report.outcome.student
-        return otherwise if student is None else ArrayRecord(student)
-
     # The result's scores.
 
     def _evaluate_on_server(
@@ -374,7 +271,9 @@ class OneShot(Strategy):
             reason = "it is an ensemble, not one set of arrays"
         else:
             result.arrays = arrays
-            reason = "" if not start or _signature(arrays) == _signature(start) else "initial_arrays have other shapes"
+            reason = (
+                "" if not start or signature_of(arrays) == signature_of(start) else "initial_arrays have other shapes"
+            )
         if evaluate_fn and reason:
             log(INFO, "evaluate_fn is not called for the result: %s", reason)
         elif evaluate_fn:
@@ -392,64 +291,3 @@ class OneShot(Strategy):
             return
         if (scores := self._evaluation.run(grid, server_round, arrays, config, timeout)) is not None:
             result.evaluate_metrics_clientapp[server_round] = scores
-
-    def _open(self, path: Path, more: Mapping[str, Any]) -> RunFolder:
-        job = self.job
-        identity = {
-            "method": self.method.name,
-            "seed": job.seed,
-            "student": job.student,
-            "num-classes": job.num_classes,
-            "input-shape": job.input_shape,
-            "normalization": [job.normalization.mean, job.normalization.std],
-            **more,
-            "config": flatten(job.config),
-        }
-        folder = RunFolder.open_or_create(path, {**identity, "threads": job.threads, **self._facts})
-        try:
-            _check_same_run(folder, identity)
-        except OptionError:
-            folder.close()
-            raise
-        return folder
-
-
-def rounds_of(config: Any) -> int:
-    """Return how many times a method asks the clients: its option ``rounds``, else once."""
-    return int(getattr(config, "rounds", 1))
-
-
-def _builders(model: Model) -> dict[str, ModelBuilder]:
-    if callable(model):
-        return {"model": model}
-    if not model:
-        raise OptionError("model is an empty dict: allowed is a callable, or a dict of architecture name -> callable")
-    return dict(model)
-
-
-def _student(student: str | None, builders: Mapping[str, ModelBuilder]) -> str:
-    if student is None and len(builders) == 1:
-        return next(iter(builders))
-    if student is None or student not in builders:
-        raise OptionError(f"student is {student!r}: allowed is one of {', '.join(builders)}")
-    return student
-
-
-def _signature(arrays: ArrayRecord) -> Signature:
-    return {key: (tuple(array.shape), array.dtype) for key, array in arrays.items()}
-
-
-def _check_same_run(folder: RunFolder, asked: Mapping[str, Any]) -> None:
-    """Refuse to go on with a run that began as another one: its uploads, checkpoint and result would be mixed up."""
-    begun, now = folder.info, plain(asked)
-    then = {**begun, **begun.get("config", {})}
-    for key, value in {**now, **now["config"]}.items():
-        if key != "config" and then.get(key, value) != value:
-            raise OptionError(
-                f"{key} is {value!r}, but the run in {folder.path} began with {then[key]!r}: "
-                "go on with the same settings, or name another run_dir"
-            )
-
-
-def _log(line: str) -> None:
-    log(INFO, "%s", line)

@@ -34,10 +34,18 @@ from .lock import LOCK_NAME, FolderLock
 from .round_folder import RoundFolder
 from .uploads import StoredWeights, UploadRecord
 
-__all__ = ["RoundFolder", "RunFolder", "StoredWeights", "UploadRecord", "default_run_dir", "load_ensemble"]
+__all__ = [
+    "STUDENT_FILE",
+    "RoundFolder",
+    "RunFolder",
+    "StoredWeights",
+    "UploadRecord",
+    "default_run_dir",
+    "load_ensemble",
+]
 
 RUNS_VARIABLE = "ONESHOT_RUNS"
-_FACTS, _RESULT, _STUDENT, _IMAGES = "run.json", "result.json", "student.safetensors", "images.safetensors"
+_FACTS, _RESULT, STUDENT_FILE, _IMAGES = "run.json", "result.json", "student.safetensors", "images.safetensors"
 _PACKAGES = ("torch", "torchvision", "flwr", "ray", "numpy", "safetensors")
 
 
@@ -176,7 +184,7 @@ class RunFolder:
             StoreError: The disk refuses.
         """
         self._writing()
-        save_weights(self.path / _STUDENT, state)
+        save_weights(self.path / STUDENT_FILE, state)
         return weights_sha256(state)
 
     def student(self) -> dict[str, torch.Tensor] | None:
@@ -185,7 +193,7 @@ class RunFolder:
         Raises:
             StoreError: The file is damaged.
         """
-        return read_weights(self.path / _STUDENT) if (self.path / _STUDENT).exists() else None
+        return read_weights(self.path / STUDENT_FILE) if (self.path / STUDENT_FILE).exists() else None
 
     def save_images(self, images: torch.Tensor) -> None:
         """Write a sample of synthetic images.

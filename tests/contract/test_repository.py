@@ -24,11 +24,9 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 FILE_LINES, FUNCTION_LINES, ARGUMENTS, POSITIONAL = 300, 40, 7, 3
 
 # What is larger than the limit for a reason; nothing may grow beyond what stands here, and what shrinks leaves.
-LARGER_FILES = {
-    "strategies/flower/one_shot.py": 460,  # the one class that holds Flower's whole contract: a user reads one file
-}
+LARGER_FILES: dict[str, int] = {}
 LONGER_FUNCTIONS = {
-    "strategies/flower/one_shot.py::__init__": 57,  # a strategy's constructor is where a user finds every setting
+    "strategies/flower/one_shot.py::__init__": 53,  # a strategy's constructor is where a user finds every setting
 }
 MORE_ARGUMENTS = {
     "strategies/flower/one_shot.py::__init__": 16,

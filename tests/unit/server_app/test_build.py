@@ -199,7 +199,8 @@ def test_the_strategy_has_the_settings_and_writes_them_into_its_run_folder(
 
     strategy = build_strategy(settings, build_job(settings, split, images))
 
-    assert (strategy.method, strategy.min_uploads, strategy.compute) == (METHODS["fedens"], 4, "in-process")
+    assert strategy.method == METHODS["fedens"]
+    assert (strategy.rounds.min_uploads, strategy.rounds.compute) == (4, "in-process")
     facts = json.loads((strategy.folder.path / "run.json").read_text())
     strategy.close()
     assert facts["settings"] == dict(settings.flat)

@@ -40,7 +40,7 @@ from strategies import (
     RunOptions,
 )
 from strategies.errors import OptionError, QuorumError, StoreError
-from strategies.flower.one_shot import rounds_of
+from strategies.flower.rounds import rounds_of
 from strategies.store.run_folder import RunFolder
 
 IMAGES = torch.linspace(-1, 1, 5 * 64).view(5, *SHAPE)

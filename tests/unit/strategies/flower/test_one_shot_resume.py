@@ -17,6 +17,7 @@ from strategies import METHODS, DenseConfig, FedENS, OneShot
 from strategies.errors import OptionError, QuorumError, StoreError
 from strategies.method import Job, Method, Outcome, Progress, Snapshot
 from strategies.stage import pin_clients, pinned_clients, usable_uploads
+from strategies.store.files import read_weights, write_json
 from strategies.store.run_folder import RunFolder
 
 START = ArrayRecord(weights(5))
@@ -233,6 +234,33 @@ def test_start_when_the_second_round_was_cut_off_goes_on_there(tmp_path: Path) -
     grid = FakeGrid(GRID)
     assert equal(result_of(dense(tmp_path / "run", config=TWO_ROUNDS), grid), whole)
     assert grid.asked == []
+
+
+def test_start_when_a_crash_split_the_second_rounds_outcome_ends_with_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = result_of(dense(tmp_path / "whole", config=TWO_ROUNDS))
+    for wanted in ({"round": 2}, None):  # before round 2's facts are written; after, before the student's copy
+        run = tmp_path / f"run-{wanted is None}"
+
+        def write(path: Path, value: Any, wanted: Any = wanted) -> None:
+            if wanted is not None and value.get("round") == wanted["round"]:
+                raise KilledError
+            write_json(path, value)
+
+        def save(folder: RunFolder, state: Any, wanted: Any = wanted) -> None:
+            if wanted is None:
+                raise KilledError
+
+        with monkeypatch.context() as crash:
+            crash.setattr("strategies.stage.write_json", write)
+            crash.setattr(RunFolder, "save_student", save)
+            with pytest.raises(KilledError):
+                dense(run, config=TWO_ROUNDS).start(FakeGrid(GRID), START)
+        grid = FakeGrid(GRID)
+        assert equal(result_of(dense(run, config=TWO_ROUNDS), grid), whole)
+        assert grid.asked == []
+        assert equal(read_weights(run / "student.safetensors"), whole)
 
 
 def test_start_when_the_second_round_has_no_quorum_keeps_the_first(tmp_path: Path) -> None:

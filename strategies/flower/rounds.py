@@ -1,0 +1,193 @@
+"""The rounds of a run: each collects uploads and runs the server stage on them; most methods have one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from logging import INFO
+from typing import TYPE_CHECKING, Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+
+from ..compute import choose
+from ..method import Job, Method, check_needs
+from ..options import check, option
+from ..stage import StageReport, keep_outcome, kept_report, kept_round, pin_clients, pinned_clients, run_stage
+from .collect import Collector, Traffic
+from .exchange import is_simulation
+from .messages import Request, Signature, Signatures
+
+if TYPE_CHECKING:
+    from ..compute import ServerCompute
+    from ..method import State
+    from ..store.run_folder import RoundFolder, RunFolder
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Settings of a run that most users leave alone."""
+
+    threads: int = option(0, "torch threads of the server stage; 0 = all cores", low=0)
+    device: str = option("auto", "device of the server stage: auto, cpu, cuda, cuda:1")
+    max_upload_mib: float = option(2048.0, "largest accepted upload, MiB", above=0.0)
+    checkpoint_s: float = option(20.0, "seconds between two checkpoints of the server stage, at least", low=0.0)
+
+    def __post_init__(self) -> None:
+        """Check every value."""
+        check(self)
+
+
+@dataclass
+class Account:
+    """What a run cost in this process: seconds per phase and the bytes of its messages."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    traffic: Traffic = field(default_factory=Traffic)
+
+    def spend(self, phase: str, began: float) -> None:
+        """Add the time since ``began`` (``time.monotonic``) to a phase."""
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + time.monotonic() - began
+
+
+class Rounds:
+    """Collects uploads and runs the server stage, round by round.
+
+    Args:
+        method: The server method.
+        job: Its job, without uploads.
+        compute: Where the server stage runs; None for Ray.
+        min_uploads: The quorum of every round.
+        options: Limits and intervals.
+
+    Attributes:
+        report: What the last server stage ended with; None before the first.
+        account: What the rounds cost.
+        compute: Where the server stage runs.
+        min_uploads: The quorum.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        job: Job,
+        *,
+        compute: str | ServerCompute | None,
+        min_uploads: int,
+        options: RunOptions,
+    ) -> None:
+        self.report: StageReport | None = None
+        self.account = Account()
+        self.compute = compute
+        self._method = method
+        self._job = job
+        self.min_uploads = min_uploads
+        self._options = options
+        self._signatures = Signatures(job.builders)
+
+    def run(
+        self, folder: RunFolder, grid: Grid, arrays: ArrayRecord, *, timeout: float, train_config: ConfigRecord
+    ) -> ArrayRecord:
+        """Run all rounds that the run folder does not hold the outcome of.
+
+        Args:
+            folder: The run folder.
+            grid: Flower's grid.
+            arrays: Start weights of the first round.
+            timeout: The deadline for uploads, in seconds from each round's beginning.
+            train_config: Sent to the clients with every request.
+
+        Returns:
+            The last student's weights, or ``arrays`` if the outcome is an ensemble.
+
+        Raises:
+            QuorumError: Too few uploads.
+            OptionError: The method's needs are not met.
+        """
+        done, rounds = kept_round(folder), rounds_of(self._job.config)
+        if done:
+            log(INFO, "round %d of %d is finished: its result is read from the run folder", done, rounds)
+            self.report = kept_report(folder, replace(self._job, uploads=folder.round(done).uploads()))
+            arrays = self.student_arrays() or arrays
+        for server_round in range(done + 1, rounds + 1):
+            request = Request(arrays, train_config, server_round, folder.id, self._job.seed)
+            tick = self._collect(folder.round(server_round), grid, request, timeout)
+            self._run_stage(folder, server_round, arrays, owns_ray=not is_simulation(grid), tick=tick)
+            arrays = self.student_arrays() or arrays
+        return arrays
+
+    def take(self, folder: RunFolder, server_round: int, replies: Iterable[Message], arrays: ArrayRecord) -> None:
+        """Store replies that somebody else collected, and run the server stage on them."""
+        round_folder = folder.round(server_round)
+        collector = self._collector(round_folder)
+        for reply in replies:
+            collector.receive(reply)
+        collector.check_quorum(self.min_uploads, self.min_uploads, 0.0)
+        pin_clients(round_folder, collector.clients)
+        # Whoever owns the loop owns Ray: it is used where it runs.
+        self._run_stage(folder, server_round, arrays, owns_ray=None, tick=None)
+
+    def student_arrays(self) -> ArrayRecord | None:
+        """Return the last student's weights; None if there is none."""
+        student = self.report.outcome.student if self.report is not None else None
+        return None if student is None else ArrayRecord(student)
+
+    def _collect(self, folder: RoundFolder, grid: Grid, request: Request, timeout: float) -> Callable[[], None] | None:
+        if pinned_clients(folder) is not None:
+            return None
+        began, collector = time.monotonic(), self._collector(folder)
+        try:
+            exchange = collector.collect(grid, request, timeout=timeout, min_uploads=self.min_uploads)
+        finally:
+            self.account.spend("clients", began)
+        pin_clients(folder, collector.clients)
+        return exchange.poll
+
+    def _collector(self, folder: RoundFolder) -> Collector:
+        max_bytes = int(self._options.max_upload_mib * 2**20)
+        collector = Collector(folder, self._signatures, num_classes=self._job.num_classes, max_bytes=max_bytes)
+        self.account.traffic = collector.traffic
+        return collector
+
+    def _run_stage(
+        self,
+        folder: RunFolder,
+        server_round: int,
+        arrays: ArrayRecord,
+        *,
+        owns_ray: bool | None,
+        tick: Callable[[], None] | None,
+    ) -> None:
+        began, round_folder = time.monotonic(), folder.round(server_round)
+        clients = pinned_clients(round_folder) or ()
+        uploads = tuple(upload for upload in round_folder.uploads() if upload.client in clients)
+        job = replace(self._job, uploads=uploads, start=self._student_start(arrays))
+        check_needs(self._method, job)
+        compute = self.compute if self.compute is not None else "ray"
+        compute = choose(compute, owns_ray=owns_ray) if isinstance(compute, str) else compute
+        self.report = run_stage(
+            self._method, job, compute, round_folder, log=say, tick=tick, checkpoint_s=self._options.checkpoint_s
+        )
+        keep_outcome(folder, self.report, server_round)
+        self.account.spend("server", began)
+
+    def _student_start(self, arrays: ArrayRecord) -> State | None:
+        wanted = dict(self._signatures[self._job.student])
+        return dict(arrays.to_torch_state_dict()) if signature_of(arrays) == wanted else None
+
+
+def rounds_of(config: Any) -> int:
+    """Return how many times a method asks the clients: its option ``rounds``, else once."""
+    return int(getattr(config, "rounds", 1))
+
+
+def signature_of(arrays: ArrayRecord) -> Signature:
+    """Return the shapes and dtypes of a set of arrays."""
+    return {key: (tuple(array.shape), array.dtype) for key, array in arrays.items()}
+
+
+def say(line: str) -> None:
+    """Log a line for the user."""
+    log(INFO, "%s", line)
