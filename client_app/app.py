@@ -19,8 +19,8 @@ from client_app.pretrained import checkpoint_path, load_checkpoint
 from fl_app.config import AppConfig
 from fl_app.data import Split, open_split, partition
 from fl_app.models import build
-from strategies.client import already_held, failure, upload_facts
-from strategies.errors import DataError, OneShotError
+from strategies.client import CLIENT_NAME, already_held, failure, upload_facts
+from strategies.errors import DataError, OneShotError, UploadError
 from strategies.seeds import derive_seed, generator, seeded_torch
 
 app = ClientApp()
@@ -53,11 +53,17 @@ class Node:
 
     @classmethod
     def of(cls, context: Context, config: AppConfig) -> Node:
-        """Read the node's config; in simulation it is the partition alone, and the app's settings give the rest."""
-        facts = context.node_config
+        """Read the node's config; in simulation it is the partition alone, and the app's settings give the rest.
+
+        Raises:
+            UploadError: Its name is none: the server would refuse what it trains.
+        """
+        facts, client = context.node_config, client_name(context)
+        if not CLIENT_NAME.fullmatch(client):
+            raise UploadError(f"client is {client[:80]!r}: allowed are names that match {CLIENT_NAME.pattern}")
         partition_id = int(facts.get("partition-id", 0))
         return cls(
-            client=client_name(context),
+            client=client,
             partition_id=partition_id,
             num_partitions=int(facts.get("num-partitions", 1)),
             architecture=str(facts.get("architecture", "")) or config.model.of_client(partition_id),
@@ -202,8 +208,10 @@ def _reply(
         metrics["num-examples"] = trained.num_examples
         if trained.loss == trained.loss:
             metrics["train-loss"], metrics["train-accuracy"] = trained.loss, trained.accuracy
+    # What was kept is what it was when it was trained.
+    architecture = trained.architecture if trained is not None else node.architecture
     facts: ConfigRecord = upload_facts(
-        client=node.client, architecture=node.architecture, label_counts=counts, pretrained=bool(node.checkpoint)
+        client=node.client, architecture=architecture, label_counts=counts, pretrained=bool(node.checkpoint)
     )
     content = RecordDict({"arrays": ArrayRecord(state), "metrics": metrics, "upload": facts})
     return Message(content, reply_to=msg)

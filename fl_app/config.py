@@ -30,6 +30,7 @@ class DataConfig:
     alpha: float = option(0.3, "concentration of the Dirichlet laws; smaller is more skewed", above=0.0)
     classes_per_client: int = option(2, "classes per client of the laws 'classes' and 'classes-p1'", low=1)
     sigma: float = option(0.0, "sigma of the log-normal client sizes; 0 = equal sizes", low=0.0)
+    min_size: int = option(10, "examples of the smallest client under the law 'dirichlet-clients'", low=1)
     limit: int = option(0, "use only the first so many training images, shuffled by the seed; 0 = all", low=0)
 
     def __post_init__(self) -> None:
@@ -40,7 +41,11 @@ class DataConfig:
     def partition_spec(self) -> PartitionSpec:
         """Return the arguments of the law."""
         return PartitionSpec(
-            law=self.law, alpha=self.alpha, classes_per_client=self.classes_per_client, sigma=self.sigma
+            law=self.law,
+            alpha=self.alpha,
+            classes_per_client=self.classes_per_client,
+            sigma=self.sigma,
+            min_size=self.min_size,
         )
 
 
@@ -92,6 +97,13 @@ class ClientConfig:
     def __post_init__(self) -> None:
         """Check every value."""
         check(self, "client")
+        try:
+            self.checkpoint.format(client="", partition=0)
+        except (KeyError, IndexError, ValueError, AttributeError) as error:
+            raise OptionError(
+                f"setting 'client.checkpoint' is {self.checkpoint!r}: "
+                "allowed placeholders are {client} and {partition}"
+            ) from error
 
 
 @dataclass(frozen=True)

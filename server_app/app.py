@@ -38,6 +38,10 @@ def main(grid: Grid, context: Context) -> None:
         raise
 
 
+def _say(line: str) -> None:
+    log(INFO, "%s", line)
+
+
 def _run(grid: Grid, given: dict[str, Any]) -> None:
     began = time.monotonic()
     settings = read_settings(given)
@@ -60,7 +64,7 @@ def _run(grid: Grid, given: dict[str, Any]) -> None:
             raise
     with RunFolder.open(folder.path) as finished:
         seconds = {**strategy.account.seconds, "app": time.monotonic() - began}
-        result = finish(finished, settings, strategy.report, images, seconds=seconds)
+        result = finish(finished, settings, strategy.report, images, seconds=seconds, log=_say)
     if SUPERNODES_VARIABLE not in os.environ:  # `oneshot run` prints the table itself
         for line in table_lines(result):
-            log(INFO, "%s", line)
+            _say(line)

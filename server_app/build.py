@@ -14,7 +14,7 @@ from fl_app.models import builders
 from server_app.evaluation import HeldOut
 from strategies.compute.in_process import resolve_device
 from strategies.errors import OptionError
-from strategies.method import METHODS, Job, Method, Need, Normalization
+from strategies.method import METHODS, Job, Method, Need, Normalization, check_needs
 from strategies.options import Option, Scalar, flatten, options_of, parse, reject_unknown
 from strategies.stage import all_cores
 
@@ -150,6 +150,32 @@ def check_needs_of_settings(settings: Settings) -> None:
         )
     if app.compute == "in-process":
         resolve_device(app.device)
+
+
+def check_before_start(settings: Settings, num_supernodes: int) -> None:
+    """Refuse, before any process is started, what the simulation would refuse half a minute later.
+
+    Raises:
+        OptionError: A setting does not fit the method, the data set or the number of clients.
+        DataError: The data set is not there; says how to get it.
+    """
+    app = settings.app
+    if app.min_uploads > num_supernodes:
+        raise OptionError(
+            f"setting 'min-uploads' is {app.min_uploads}: allowed is at most {num_supernodes}, the number of clients "
+            "(--num-supernodes)"
+        )
+    check_needs_of_settings(settings)
+    if not os.environ.get("RAY_ADDRESS"):  # a cluster may have what this machine lacks
+        resolve_device(app.device)
+    examples = len(open_split(app.data.name, "train", root=app.data.root, image_size=app.data.image_size).labels)
+    if num_supernodes > min(examples, app.data.limit or examples):
+        raise OptionError(
+            f"--num-supernodes is {num_supernodes}: allowed is at most {min(examples, app.data.limit or examples)}, "
+            "one training image per client"
+        )
+    split = open_split(app.data.name, "test", root=app.data.root, image_size=app.data.image_size)
+    check_needs(settings.method, build_job(settings, split, None))
 
 
 def build_strategy(settings: Settings, job: Job) -> OneShot:

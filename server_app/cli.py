@@ -9,7 +9,7 @@ import time
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -17,20 +17,19 @@ from rich.table import Table
 
 from server_app.build import (
     SUPERNODES_VARIABLE,
+    check_before_start,
     check_same_run,
     default_settings,
     known_options,
     read_settings,
 )
-from server_app.finish import moved_line
-from server_app.log_lines import tidy
-from server_app.settings_text import merge_settings
+from server_app.console import Format, echo_to, errors, print_result, say
+from server_app.settings_text import merge_settings, with_absolute_paths
 from strategies.errors import OneShotError, OptionError
 from strategies.method import METHODS
 from strategies.options import Scalar, options_of
 from strategies.store.run_folder import RunFolder, default_run_dir
 
-Format = Literal["text", "json"]
 FormatOption = Annotated[Format, typer.Option("--format", help="json prints one JSON object as the last line")]
 INTERRUPTED = 130
 DEFAULT_SUPERNODES = 5
@@ -57,8 +56,8 @@ def run(
     format: FormatOption = "text",  # noqa: A002  the name of the flag
 ) -> None:
     """Run the app in simulation and print the result; exit status 0 only if the run succeeded."""
-    with _errors(format):
-        given = merge_settings(run_config or [], {o.key: o.kind for o in known_options()})
+    with errors(format):
+        given = with_absolute_paths(merge_settings(run_config or [], {o.key: o.kind for o in known_options()}))
         if resume is not None:
             given["resume"] = str(resume)
         if given.get("resume"):
@@ -79,7 +78,7 @@ def resume_run(
     format: FormatOption = "text",  # noqa: A002
 ) -> None:
     """Go on with a run that was cut off, with the settings it began with; prints the result of a finished one."""
-    with _errors(format):
+    with errors(format):
         stored = _stored_settings(folder)
         given = {**stored, "resume": str(folder.absolute()), "run-dir": ""}
         _launch(_app_folder(None), given, _stored_supernodes(folder), format)
@@ -99,18 +98,18 @@ def replay(
     format: FormatOption = "text",  # noqa: A002
 ) -> None:
     """Run any server method on the stored uploads of a run: no Flower, no client."""
-    with _errors(format):
+    with errors(format):
         from server_app.replay import Request, replay_run
 
-        overrides = merge_settings(set or [], {o.key: o.kind for o in known_options()})
+        overrides = with_absolute_paths(merge_settings(set or [], {o.key: o.kind for o in known_options()}))
         request = Request(folder, method, overrides, resume=resume, model=model, compute=compute)
         began = time.monotonic()
         try:
-            result = replay_run(request, log=lambda line: _say(line, format))
+            result = replay_run(request, log=lambda line: say(line, format))
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
         result["seconds"]["total"] = round(time.monotonic() - began, 2)
-    _print_result(result, format)
+    print_result(result, format)
 
 
 @cli.command()
@@ -154,15 +153,18 @@ def _launch(app: Path, given: Mapping[str, Scalar], num_supernodes: int, format:
     from server_app.launch import launch
 
     folder = Path(str(given.get("resume") or given["run-dir"]))
-    if (done := _finished(folder)) is not None:
-        _print_result(done, format)
+    if (done := _finished(folder)) is not None and given.get("resume"):
+        print_result(done, format)
         return
+    if done is not None or (not given.get("resume") and (folder / "run.json").exists()):
+        raise OptionError(f"setting 'run-dir' is {str(folder)!r}, which holds a run: allowed is a new folder")
     _refuse_replay(folder)
+    check_before_start(read_settings(given), num_supernodes)
     began, written = time.monotonic(), _result_time(folder)
     # The ServerApp notes it in run.json, so that a resumed run has the same clients.
     os.environ[SUPERNODES_VARIABLE] = str(num_supernodes)
     try:
-        launched = launch(app, settings=given, num_supernodes=num_supernodes, echo=lambda line: _say(line, format))
+        launched = launch(app, settings=given, num_supernodes=num_supernodes, echo=echo_to(format))
     except KeyboardInterrupt:
         sys.stderr.write(f"interrupted.{_how_to_go_on(folder)}\n")
         raise typer.Exit(INTERRUPTED) from None
@@ -176,39 +178,7 @@ def _launch(app: Path, given: Mapping[str, Scalar], num_supernodes: int, format:
     result["seconds"] = {"start": round(total - known.pop("app", 0.0), 2), **known, "total": round(total, 2)}
     with RunFolder.open(folder) as run_folder:
         run_folder.write_result(result)
-    _print_result(result, format)
-
-
-def _print_result(result: Mapping[str, Any], format: Format) -> None:  # noqa: A002
-    if format == "json":
-        sys.stderr.flush()
-        sys.stdout.write(json.dumps(result) + "\n")
-        sys.stdout.flush()
-        return
-    console = Console(markup=False)  # what clients write is shown as it is
-    table = Table(title=f"accuracy on held-out images ({result['method']}, seed {result['seed']})")
-    table.add_column("model")
-    table.add_column("kind")
-    table.add_column("accuracy, %", justify="right")
-    for row in result["table"]:
-        table.add_row(row["name"], row["kind"], f"{row['accuracy']:.2f}")
-    if result["table"]:
-        console.print(table)
-    lines = [f"uploads      {result['uploads']} accepted, {result['refused']} refused"]
-    lines += [f"             {entry['client']}: {entry['reason']}" for entry in result["refusals"]]
-    lines.append(f"moved        {moved_line(result)}")
-    lines.append("seconds      " + ", ".join(f"{phase} {value:.1f}" for phase, value in result["seconds"].items()))
-    lines.append(f"run folder   {result['run_dir']}")
-    for line in lines:
-        console.print(line, highlight=False, soft_wrap=True)
-
-
-def _say(line: str, format: Format) -> None:  # noqa: A002
-    # Standard output belongs to the result alone when a program reads it.
-    stream = sys.stderr if format == "json" else sys.stdout
-    if (tidied := tidy(line, colour=stream.isatty())) is not None:
-        stream.write(tidied + "\n")
-        stream.flush()
+    print_result(result, format)
 
 
 def _finished(folder: Path) -> dict[str, Any] | None:
@@ -269,27 +239,3 @@ def _app_folder(given: Path | None) -> Path:
         if "app" in tool.get("flwr", {}):
             return folder.resolve()
     raise OptionError(f"{candidates[0]} is no Flower app: allowed is a folder whose pyproject.toml has [tool.flwr.app]")
-
-
-class _errors:  # noqa: N801  reads as a statement: with _errors(format)
-    """Print an error as its one line and exit with status 1; as JSON if a program reads."""
-
-    def __init__(self, format: Format) -> None:  # noqa: A002
-        self._format = format
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> Literal[False]:
-        if isinstance(error, OneShotError):
-            _fail(str(error), self._format)
-        return False
-
-
-def _fail(reason: str, format: Format) -> NoReturn:  # noqa: A002
-    sys.stderr.write(f"error: {reason}\n")
-    sys.stderr.flush()
-    if format == "json":
-        sys.stdout.write(json.dumps({"status": "failed", "error": reason}) + "\n")
-        sys.stdout.flush()
-    raise typer.Exit(1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -12,7 +12,8 @@ from torch import nn
 from fl_app.data import ImageData, normalize
 from strategies.distillation.combiners import Mean
 from strategies.distillation.ensemble import Ensemble
-from strategies.method import METHODS, Job, Need, Normalization, Silent
+from strategies.journal import Journal
+from strategies.method import METHODS, Job, Normalization, Silent
 from strategies.outcomes import load_model
 from strategies.stage import StageReport
 
@@ -39,10 +40,12 @@ class HeldOut:
     Attributes:
         data: uint8 [N, ch, H, W] and labels [N].
         normalization: The models' input space.
+        passed: Told how many models have seen one more batch; None to tell nobody.
     """
 
     data: ImageData
     normalization: Normalization
+    passed: Callable[[int], None] | None = None
 
     def __call__(self, epoch: int, model: nn.Module) -> dict[str, float]:  # noqa: ARG002  an Observer gets both
         """Return ``{"accuracy": %}`` of a model: the observer of a server stage."""
@@ -55,13 +58,20 @@ class HeldOut:
             pixels = normalize(images, self.normalization.mean, self.normalization.std)
             yield pixels.to(device), labels.to(device)
 
+    def _count(self, models: int) -> None:
+        if self.passed is not None:
+            self.passed(models)
+
     @torch.no_grad()
     def accuracy(self, model: nn.Module) -> float:
         """Return the share of images that the model labels rightly, in %; the model's mode is restored."""
         was_training = model.training
         model.eval()
         device = next(model.parameters()).device
-        hits = sum(int((model(images).argmax(1) == labels).sum()) for images, labels in self.batches(device))
+        hits = 0
+        for images, labels in self.batches(device):
+            hits += int((model(images).argmax(1) == labels).sum())
+            self._count(_models_of(model))
         model.train(was_training)
         return percent(hits, len(self.data.labels))
 
@@ -74,6 +84,7 @@ class HeldOut:
             logits = ensemble.member_logits(images)
             alone += (logits.argmax(2) == labels).sum(1).cpu()
             together += int((ensemble.combiner(logits).argmax(1) == labels).sum())
+            self._count(len(ensemble.members))
         total = len(self.data.labels)
         return [percent(int(hits), total) for hits in alone], percent(together, total)
 
@@ -81,6 +92,27 @@ class HeldOut:
 def percent(hits: int, total: int) -> float:
     """Return a share in %, rounded to what 10,000 images can tell."""
     return round(100 * hits / total, 2)
+
+
+def _models_of(model: nn.Module) -> int:
+    return len(model.members) if isinstance(model, Ensemble) else 1
+
+
+def evaluate(report: StageReport, method_name: str, held_out: HeldOut, *, log: Callable[[str], None]) -> list[Row]:
+    """Return :func:`result_table` and log how far it is; many large models on one core take minutes."""
+    outcome, uploads = report.outcome, len(report.job.uploads)
+    averaged = method_name != "fedavg" and _fits_fedavg(report.job)
+    own = uploads * (outcome.ensemble is not None and method_name != "fedens") + (outcome.student is not None)
+    models = uploads + averaged + own
+    total, done = models * -(-len(held_out.data.labels) // BATCH), 0
+    with Journal(None, log, label="evaluation", unit="batch") as journal:
+
+        def count(models: int) -> None:
+            nonlocal done
+            done += models
+            journal.report(done, total)
+
+        return result_table(report, method_name, replace(held_out, passed=count))
 
 
 def result_table(report: StageReport, method_name: str, held_out: HeldOut) -> list[Row]:
@@ -102,7 +134,9 @@ def result_table(report: StageReport, method_name: str, held_out: HeldOut) -> li
         if name != method_name:
             score = together if name == "fedens" else _fedavg(job, held_out)
             rows += [] if score is None else [Row(METHODS[name].title, METHODS[name].kind, score)]
-    if report.outcome.ensemble is not None:
+    if method_name == "fedens":
+        rows.append(Row(method.title, method.kind, together))
+    elif report.outcome.ensemble is not None:
         both = replace(report.outcome, student=None)
         title = f"{method.title} ensemble" if report.outcome.student is not None else method.title
         rows.append(Row(title, "ensemble", held_out.accuracy(load_model(both, job))))
@@ -113,11 +147,15 @@ def result_table(report: StageReport, method_name: str, held_out: HeldOut) -> li
 
 
 def _fedavg(job: Job, held_out: HeldOut) -> float | None:
-    method = METHODS["fedavg"]
-    if Need.SAME_ARCHITECTURE in method.needs and {u.architecture for u in job.uploads} != {job.student}:
+    if not _fits_fedavg(job):
         return None
+    method = METHODS["fedavg"]
     averaged = method.fit(replace(job, config=method.config(), device="cpu"), Silent())
     return held_out.accuracy(load_model(averaged, job))
+
+
+def _fits_fedavg(job: Job) -> bool:
+    return {upload.architecture for upload in job.uploads} == {job.student}
 
 
 def best_accuracy(metrics: Sequence[Mapping[str, Any]], last: float) -> float:

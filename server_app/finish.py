@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from server_app.build import Settings
-from server_app.evaluation import HeldOut, Row, best_accuracy, result_table
+from server_app.evaluation import HeldOut, Row, best_accuracy, evaluate
 from server_app.report import model_card, plot_all
 from strategies.options import flatten
 from strategies.stage import StageReport, kept_digest, kept_round
@@ -24,6 +25,7 @@ def finish(
     held_out: HeldOut,
     *,
     seconds: Mapping[str, float],
+    log: Callable[[str], None],
 ) -> dict[str, Any]:
     """Score a finished server stage and write everything that people read about it.
 
@@ -32,12 +34,14 @@ def finish(
         settings: The run's settings.
         report: The server stage.
         held_out: The images that were kept from every client.
-        seconds: Wall time per phase.
+        seconds: Wall time per phase; what is spent here is added to "evaluation" and "app".
+        log: Takes a line for the user.
 
     Returns:
         The result, as written to result.json.
     """
-    rows = result_table(report, settings.method.name, held_out)
+    began = time.monotonic()
+    rows = evaluate(report, settings.method.name, held_out, log=log)
     metrics = folder.round(kept_round(folder)).metrics() if report.outcome.student is not None else []
     # A method's own result is the last row; with both outcomes that is the student.
     accuracy = rows[-1].accuracy
@@ -55,11 +59,14 @@ def finish(
         "refusals": refused,
         "mib_up_per_client": _mib_per_client(folder, "up"),
         "mib_down_per_client": _mib_per_client(folder, "down"),
-        "seconds": {phase: round(value, 2) for phase, value in seconds.items()},
+        "seconds": {},  # with those of the report, below
         "weights_sha256": kept_digest(folder),
         "resumed_at": report.resumed_at,
     }
     _write_report(folder, settings, report, rows, metrics, result)
+    spent = time.monotonic() - began
+    phases = {**seconds, **{phase: seconds.get(phase, 0.0) + spent for phase in ("evaluation", "app")}}
+    result["seconds"] = {phase: round(value, 2) for phase, value in phases.items()}
     folder.write_result(result)
     return result
 

@@ -27,7 +27,7 @@ from typing import Any
 import psutil
 
 from server_app.guard import TOKEN_KEY, guarded, sigterm_as_interrupt
-from server_app.settings_text import to_toml
+from server_app.settings_text import toml_table
 from strategies.errors import ComputeError
 from strategies.options import Scalar
 from strategies.stage import all_cores
@@ -36,7 +36,9 @@ _CONNECTION = "oneshot"  # the name of our SuperLink in Flower's config.toml
 _START_S = 60.0  # for the SuperLink to answer
 _COMMAND_S = 120.0  # for one call of `flwr`
 _POLL_S = 0.5
+_SILENCE_S = 9.0  # without a line, until one is made
 _GRACE_S = 4.0  # for the last log lines once the simulation's process has ended
+_PATHS = ("ONESHOT_DATA", "ONESHOT_CLIENT_STATE")  # the caller's, who does not know the working directory here
 _SHIPPED = {".py", ".toml", ".md", ".yaml", ".yml", ".json", ".jsonl"}  # all that Flower packs into an app
 
 
@@ -167,7 +169,7 @@ def _submit(runtime: _Runtime, app_dir: Path, settings: Mapping[str, Scalar], nu
         raise ComputeError(f"{app_dir} is no Flower app: it has no pyproject.toml")
     app = runtime.folder / "app"
     shutil.copytree(app_dir, app, ignore=_not_shipped)
-    (runtime.folder / "settings.toml").write_text(_to_toml(settings), encoding="utf-8")
+    (runtime.folder / "settings.toml").write_text(toml_table(settings), encoding="utf-8")
     # Flower makes as many client actors as Ray has CPUs, each with its own imports: no more than there are clients.
     cpus = max(1, min(all_cores(), num_supernodes))
     federation = (
@@ -190,8 +192,11 @@ def _stream_log(runtime: _Runtime, run_id: str, superlink: psutil.Process, echo:
         lines.put(None)
 
     threading.Thread(target=read, daemon=True).start()
-    deadline = float("inf")
-    while time.monotonic() < deadline:
+    deadline, began, spoken = float("inf"), time.monotonic(), time.monotonic()
+    while (now := time.monotonic()) < deadline:
+        if now - spoken >= _SILENCE_S:  # Flower and Ray start without a word, however long it takes
+            spoken = now
+            echo(f"Flower is at work, {now - began:.0f} s elapsed")
         try:
             line = lines.get(timeout=_POLL_S)
         except queue.Empty:
@@ -200,6 +205,7 @@ def _stream_log(runtime: _Runtime, run_id: str, superlink: psutil.Process, echo:
             continue
         if line is None:
             return
+        spoken = time.monotonic()
         echo(line)
 
 
@@ -245,6 +251,7 @@ def _environment(folder: Path, token: str) -> dict[str, str]:
         # Lines of different clients are alike to Ray, which would leave most of them out.
         "RAY_DEDUP_LOGS": "0",
         **given,
+        **{key: str(Path(given[key]).expanduser().absolute()) for key in _PATHS if given.get(key)},
         "FLWR_HOME": str(folder),
         "RAY_TMPDIR": str(folder),
         "TMPDIR": str(folder / "tmp"),
@@ -269,13 +276,6 @@ def _is_shipped(path: Path) -> bool:
     if path.is_dir() and not path.is_symlink():
         return not path.name.startswith((".", "__pycache__")) and not (path / "pyvenv.cfg").exists()
     return not path.is_symlink() and (path.suffix in _SHIPPED or path.name in {"LICENSE", ".gitignore"})
-
-
-def _to_toml(settings: Mapping[str, Scalar]) -> str:
-    def quoted(key: str) -> str:
-        return ".".join(to_toml(part) for part in key.split("."))
-
-    return "".join(f"{quoted(key)} = {to_toml(value)}\n" for key, value in settings.items())
 
 
 def _last_line(text: str) -> str:

@@ -80,7 +80,7 @@ def replay_run(request: Request, *, log: Callable[[str], None]) -> dict[str, Any
             result = _bare_result(target, name, report, seconds)
             target.write_result(result)
             return result
-        return finish(target, settings, report, images, seconds=seconds)
+        return finish(target, settings, report, images, seconds=seconds, log=log)
 
 
 def _source(request: Request) -> dict[str, Any]:

@@ -12,6 +12,9 @@ from typing import Any
 from strategies.errors import OptionError
 from strategies.options import Scalar, reject_unknown
 
+# Settings that name a file or a folder, beside the run folder itself.
+PATHS = ("data.root", "client.checkpoint", "client.state-dir")
+
 
 def merge_settings(sources: Sequence[str], kinds: Mapping[str, type]) -> dict[str, Scalar]:
     """Merge files and pairs, later ones over earlier ones.
@@ -30,11 +33,26 @@ def merge_settings(sources: Sequence[str], kinds: Mapping[str, type]) -> dict[st
     return merged
 
 
+def with_absolute_paths(settings: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """Return settings whose paths are those of the caller: the app works in a folder of its own."""
+    paths = {key: value for key, value in settings.items() if key in PATHS and isinstance(value, str) and value}
+    return {**settings, **{key: str(Path(value).expanduser().absolute()) for key, value in paths.items()}}
+
+
 def to_toml(value: Scalar) -> str:
     """Return a value as TOML spells it."""
     # JSON's texts, truth values and whole numbers are TOML's, but for the character DEL.
     text = repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
     return text.replace("\x7f", "\\u007f")
+
+
+def toml_table(settings: Mapping[str, Scalar]) -> str:
+    """Return flat settings as a TOML file."""
+
+    def quoted(key: str) -> str:
+        return ".".join(to_toml(part) for part in key.split("."))
+
+    return "".join(f"{quoted(key)} = {to_toml(value)}\n" for key, value in settings.items())
 
 
 def _read_file(path: Path) -> dict[str, Scalar]:

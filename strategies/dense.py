@@ -34,7 +34,7 @@ from .distillation.losses import adversarial_divergence, cross_entropy
 from .distillation.pool import Pool, dequantize, quantize, shuffled_batches
 from .distillation.synthesis import Recipe, Term, View, frozen, synthesize
 from .errors import OptionError
-from .method import Method, Outcome
+from .method import Method, Need, Outcome
 from .options import check, option
 from .outcomes import fresh_student
 from .seeds import generator, seeded_torch
@@ -264,4 +264,5 @@ METHOD = Method(
     source="Zhang et al., NeurIPS 2022",
     config=DenseConfig,
     fit=fit,
+    needs=frozenset({Need.SIDES_OF_FOUR}),
 )

@@ -36,6 +36,7 @@ class Journal:
         folder: Where metrics and checkpoints go; None to keep none.
         log: Takes a line for the user.
         label: What the lines begin with, usually the method's name.
+        unit: What is counted.
         interval_s: Seconds between two checkpoints, at least.
         heartbeat_s: Seconds without a line after which the last known state is said again.
         tick: Called every now and then while the stage works, for what else the driver must not neglect.
@@ -51,6 +52,7 @@ class Journal:
         log: Callable[[str], None],
         *,
         label: str,
+        unit: str = "epoch",
         interval_s: float = 20.0,
         heartbeat_s: float = 9.0,
         tick: Callable[[], None] | None = None,
@@ -59,6 +61,7 @@ class Journal:
         self._folder = folder
         self._log = log
         self._label = label
+        self._unit = unit
         self.interval_s = interval_s
         self._heartbeat_s = heartbeat_s
         self._tick = tick
@@ -169,7 +172,7 @@ class Journal:
         if self._last is None:
             return f"{self._label}: starting, {duration(elapsed)} elapsed"
         last = self._last
-        parts = [f"epoch {last.step} of {last.total}"]
+        parts = [f"{self._unit} {last.step} of {last.total}"]
         parts += [f"{name} {value:.3g}" for name, value in last.values.items()]
         parts.append(f"{duration(elapsed)} elapsed")
         done = last.step - self.resumed_at

@@ -27,6 +27,7 @@ class Need(enum.Enum):
 
     SAME_ARCHITECTURE = "every client's model has the same architecture"
     LABEL_COUNTS = "every client tells how many examples of each class it trained on"
+    SIDES_OF_FOUR = "the height and the width of images are multiples of 4"
 
 
 @dataclass(frozen=True)
@@ -224,8 +225,14 @@ def check_needs(method: Method, job: Job) -> None:
     """Refuse a job that lacks what the method needs.
 
     Raises:
-        OptionError: Names the method, the need and the clients that do not meet it.
+        OptionError: Names the method, the need and the clients, or the shape, that do not meet it.
     """
+    if Need.SIDES_OF_FOUR in method.needs and any(side % 4 for side in job.input_shape[1:]):
+        raise OptionError(
+            f"the images' shape is {tuple(job.input_shape)}: method {method.name!r} needs that "
+            f"{Need.SIDES_OF_FOUR.value}. Choose another size or another method: "
+            f"{', '.join(_without(Need.SIDES_OF_FOUR))}"
+        )
     if Need.SAME_ARCHITECTURE in method.needs:
         others = [f"{u.client} ({u.architecture})" for u in job.uploads if u.architecture != job.student]
         if others:

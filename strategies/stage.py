@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from .errors import StoreError
 from .journal import Journal
 from .method import Outcome
-from .store.files import read_json, read_weights, save_weights, weights_sha256, write_json
+from .store.files import read_json, read_weights, save_weights, store_errors, weights_sha256, write_json
 from .store.run_folder import STUDENT_FILE, RoundFolder, RunFolder, load_ensemble
 
 if TYPE_CHECKING:
@@ -92,6 +92,13 @@ def pin_clients(folder: RoundFolder, present: Iterable[str]) -> None:
         clients = sorted(present)
         aside = sorted(set(folder.held()) - set(clients))
         write_json(folder.path / STAGE_FILE, {"clients": clients, "set-aside": aside})
+
+
+def unpin_clients(folder: RoundFolder) -> None:
+    """Take back that the server stage of a round has begun: what it had done belongs to uploads that are not here."""
+    folder.clear_checkpoint()
+    with store_errors(folder.path):
+        (folder.path / STAGE_FILE).unlink(missing_ok=True)
 
 
 def usable_uploads(folder: RoundFolder) -> tuple[Upload, ...]:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 
+from ..client import CLIENT_NAME
 from ..errors import UploadError
 from ..seeds import seeded_torch
 from .decoding import decode_array
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 # Key of a state_dict -> shape and dtype name, for example ((6, 1, 5, 5), "float32").
 Signature = Mapping[str, tuple[tuple[int, ...], str]]
 
-CLIENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 ANONYMOUS = re.compile(r"anonymous-[0-9a-f]{12}(-[0-9]+)?")
 
 

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ..errors import OptionError
+from ..seeds import seeded_torch
 
 if TYPE_CHECKING:
-    from ..method import ModelBuilder
+    from ..method import Job, ModelBuilder
 
     Model = ModelBuilder | Mapping[str, ModelBuilder]
 
@@ -17,13 +18,20 @@ def named_builders(model: Model) -> dict[str, ModelBuilder]:
     """Return the models by name; a single one is called ``"model"``.
 
     Raises:
-        OptionError: There is none.
+        OptionError: There is none, or it is something else.
     """
-    if callable(model):
-        return {"model": model}
-    if not model:
-        raise OptionError("model is an empty dict: allowed is a callable, or a dict of architecture name -> callable")
-    return dict(model)
+    from torch import nn
+
+    builders = dict(model) if isinstance(model, Mapping) else {"model": model}
+    for builder in builders.values() or (model,):
+        # A module is callable too, but calling it does not make one.
+        if not callable(builder) or isinstance(builder, nn.Module):
+            kind = f"a {type(builder).__name__}" if builders else "an empty dict"
+            raise OptionError(
+                f"model is {kind}: allowed is a callable that returns an nn.Module, as its class does, or a dict of "
+                "architecture name -> callable"
+            )
+    return builders
 
 
 def chosen_student(student: str | None, builders: Mapping[str, ModelBuilder]) -> str:
@@ -37,3 +45,31 @@ def chosen_student(student: str | None, builders: Mapping[str, ModelBuilder]) ->
     if student is None or student not in builders:
         raise OptionError(f"student is {student!r}: allowed is one of {', '.join(builders)}")
     return student
+
+
+def check_student(job: Job) -> None:
+    """Refuse a student that does not map images to logits; found out later, the clients would have trained in vain.
+
+    Raises:
+        OptionError: It does not take images of the input shape, or its outputs are not one per class.
+    """
+    import torch
+
+    channels, sizes = job.input_shape[0], {len(job.normalization.mean), len(job.normalization.std)}
+    if sizes != {channels}:
+        raise OptionError(
+            f"normalization is {job.normalization}: allowed is one mean and one std per channel, {channels}"
+        )
+    with seeded_torch(job.seed, "check"), torch.no_grad():
+        model = job.builders[job.student]().eval()
+        try:
+            found = tuple(model(torch.zeros(2, *job.input_shape)).shape)
+        except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+            raise OptionError(
+                f"input_shape is {job.input_shape}, and model {job.student!r} does not take such images: {error}"
+            ) from error
+    if found != (2, job.num_classes):
+        raise OptionError(
+            f"num_classes is {job.num_classes}, but model {job.student!r} maps 2 images of shape {job.input_shape} to "
+            f"{list(found)}: allowed is {[2, job.num_classes]}"
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -13,17 +14,31 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from ..compute import choose
+from ..errors import OptionError
 from ..method import Job, Method, check_needs
 from ..options import check, option
-from ..stage import StageReport, keep_outcome, kept_report, kept_round, pin_clients, pinned_clients, run_stage
+from ..stage import (
+    StageReport,
+    keep_outcome,
+    kept_report,
+    kept_round,
+    pin_clients,
+    pinned_clients,
+    run_stage,
+    unpin_clients,
+)
 from .collect import Collector, Traffic
 from .exchange import is_simulation
 from .messages import Request, Signature, Signatures
+from .models import check_student
 
 if TYPE_CHECKING:
     from ..compute import ServerCompute
     from ..method import State
     from ..store.run_folder import RoundFolder, RunFolder
+
+
+DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d+)?")
 
 
 @dataclass(frozen=True)
@@ -38,6 +53,8 @@ class RunOptions:
     def __post_init__(self) -> None:
         """Check every value."""
         check(self)
+        if not DEVICE.fullmatch(self.device):
+            raise OptionError(f"setting 'device' is {self.device!r}: allowed is auto, cpu, mps, cuda, or cuda:N")
 
 
 @dataclass
@@ -67,6 +84,9 @@ class Rounds:
         account: What the rounds cost.
         compute: Where the server stage runs.
         min_uploads: The quorum.
+
+    Raises:
+        OptionError: The job or ``compute`` is not what it should be.
     """
 
     def __init__(
@@ -78,6 +98,12 @@ class Rounds:
         min_uploads: int,
         options: RunOptions,
     ) -> None:
+        # All that can be told before a client has worked; what is wrong with a wrong upload is told when it comes.
+        check_needs(method, job)
+        if method.kind == "student":
+            check_student(job)
+        if isinstance(compute, str):
+            choose(compute)
         self.report: StageReport | None = None
         self.account = Account()
         self.compute = compute
@@ -135,8 +161,11 @@ class Rounds:
         return None if student is None else ArrayRecord(student)
 
     def _collect(self, folder: RoundFolder, grid: Grid, request: Request, timeout: float) -> Callable[[], None] | None:
-        if pinned_clients(folder) is not None:
-            return None
+        if (pinned := pinned_clients(folder)) is not None:
+            if set(pinned) <= set(folder.held()):
+                return None
+            log(INFO, "uploads that the server stage began with were removed: it begins anew")
+            unpin_clients(folder)
         began, collector = time.monotonic(), self._collector(folder)
         try:
             exchange = collector.collect(grid, request, timeout=timeout, min_uploads=self.min_uploads)

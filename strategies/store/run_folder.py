@@ -244,10 +244,14 @@ def default_run_dir(run_dir: str, name: str, *, parent: Path | None = None) -> P
         set, else in ``runs`` of the working directory; absolute.
 
     Raises:
-        StoreError: The working directory is not writable and nothing else was named.
+        StoreError: The folder cannot be written to.
     """
     if run_dir:
-        return Path(run_dir).expanduser().absolute()
+        named = Path(run_dir).expanduser().absolute()
+        there = next(folder for folder in (named, *named.parents) if folder.exists())
+        if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
+            raise StoreError(f"run-dir {named}: {there} is no folder that can be written to")
+        return named
     chosen = str(parent or os.environ.get(RUNS_VARIABLE, ""))
     runs = Path(chosen or "runs").expanduser().absolute()
     there = next(folder for folder in (runs, *runs.parents) if folder.exists())

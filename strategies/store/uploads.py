@@ -193,5 +193,5 @@ def verify(file: Path, sha256: str, what: str) -> None:
     if found != f"found {sha256}":
         raise StoreError(
             f"{file}: damaged {what}, expected sha256 {sha256}, {found}; "
-            "put back a copy of this file, or remove its line from the index so that the client is asked again"
+            "put back a copy of this file, or remove its line from uploads.jsonl so that the client is asked again"
         )

@@ -25,7 +25,11 @@ from strategies.options import flatten
 
 README, METHODS_PAGE = ROOT / "README.md", ROOT / "docs" / "methods.md"
 PLUG_IN, UPLOADS = ROOT / "docs" / "plug-in.md", ROOT / "docs" / "uploads.md"
-NEEDS = {Need.SAME_ARCHITECTURE: "one architecture", Need.LABEL_COUNTS: "label counts"}
+NEEDS = {
+    Need.SAME_ARCHITECTURE: "one architecture",
+    Need.LABEL_COUNTS: "label counts",
+    Need.SIDES_OF_FOUR: "image sides in fours",
+}
 
 
 def shown(value: Any) -> str:
@@ -109,7 +113,7 @@ def test_methods_page_lists_every_law_and_every_settings_file() -> None:
 
 def test_plug_in_page_lists_the_strategies_and_their_arguments() -> None:
     table = {row[0]: row[1] for row in rows(PLUG_IN.read_text(), "class")}
-    made = {name: getattr(strategies, name)(nn.Flatten, num_classes=2, input_shape=(1, 8, 8)) for name in table}
+    made = {name: getattr(strategies, name)(nn.Flatten, num_classes=64, input_shape=(1, 8, 8)) for name in table}
     assert {name: strategy.method.name for name, strategy in made.items()} == table
     assert set(table.values()) == set(METHODS)
     signature = inspect.signature(OneShot.__init__).parameters

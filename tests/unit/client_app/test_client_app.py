@@ -146,6 +146,27 @@ def test_a_client_when_asked_again_sends_what_it_kept_and_trains_nothing(
     assert dict(first.content.metric_records["metrics"]) == dict(again.content.metric_records["metrics"])
 
 
+def test_a_client_when_its_architecture_was_changed_meanwhile_sends_what_it_kept_as_what_it_is(
+    ask: Callable[..., Message],
+) -> None:
+    node = {"partition-id": 1, "num-partitions": CLIENTS}
+    ask(node=node)
+
+    again = ask(node={**node, "architecture": "wrn16-1"})
+
+    assert read_reply(again.content, SIGNATURES, num_classes=10, max_bytes=2**20, sender="").architecture == "lenet5"
+
+
+def test_a_client_whose_name_is_none_says_so_and_trains_nothing(
+    ask: Callable[..., Message], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_app, "train", never)
+
+    reply = ask(node={"client": "../alice", "partition-id": 1, "num-partitions": CLIENTS})
+
+    assert str(facts_of(reply)["error"]).startswith("client is '../alice': allowed are names that match [A-Za-z0-9]")
+
+
 def test_a_client_when_what_it_kept_is_torn_trains_again(ask: Callable[..., Message], tmp_path: Path) -> None:
     first = ask()
     (file,) = (tmp_path / "state").rglob("*.safetensors")
@@ -171,7 +192,7 @@ def test_a_client_when_its_disk_refuses_sends_what_it_trained_all_the_same(
         ({"node": {"partition-id": -1, "num-partitions": 4}}, "partition-id is -1: allowed is 0 to 3"),
         ({"model__name": "cnn5"}, "architecture 'cnn5' cannot take images of shape (1, 16, 16)"),
         ({"client__checkpoint": "/nowhere/{partition}.pt"}, "checkpoint /nowhere/1.pt is not there"),
-        ({"client__checkpoint": "{x}"}, "client.checkpoint is '{x}'"),
+        ({"client__checkpoint": "{x}"}, "setting 'client.checkpoint' is '{x}'"),
         ({"client__epochs": 0}, "setting 'client.epochs' is 0"),
         ({"data__name": "imagefolder", "data__image_size": 8, "data__root": "/nowhere"}, "/nowhere"),
     ],

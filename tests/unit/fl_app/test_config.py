@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from fl_app.config import AppConfig, ClientConfig, DataConfig, ModelConfig
+from fl_app.data import PartitionSpec
 from fl_app.models import ARCHITECTURES
 from strategies.errors import OptionError
 from strategies.options import flatten, options_of
@@ -119,9 +120,14 @@ def test_architectures_when_several_are_listed_are_dealt_in_turn() -> None:
 
 
 def test_the_partition_spec_has_the_settings_of_the_data_table() -> None:
-    spec = DataConfig(law="classes", alpha=2.0, classes_per_client=3, sigma=0.5).partition_spec()
+    spec = DataConfig(law="classes", alpha=2.0, classes_per_client=3, sigma=0.5, min_size=7).partition_spec()
 
-    assert (spec.law, spec.alpha, spec.classes_per_client, spec.sigma) == ("classes", 2.0, 3, 0.5)
+    assert spec == PartitionSpec("classes", alpha=2.0, classes_per_client=3, sigma=0.5, min_size=7)
+
+
+def test_every_setting_of_a_law_is_a_setting_of_the_app() -> None:
+    # Errors of the laws name them.
+    assert {o.key for o in options_of(PartitionSpec, "data")} <= {o.key for o in options_of(AppConfig)}
 
 
 def test_every_option_has_a_meaning_and_a_default_that_it_allows() -> None:

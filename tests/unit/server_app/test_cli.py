@@ -407,3 +407,32 @@ def test_help_when_nothing_is_asked_lists_the_commands(engine: Engine) -> None:
 
     for command in ("run", "resume", "replay", "methods"):
         assert command in ended.output
+
+
+def test_run_with_relative_paths_names_those_of_the_caller(engine: Engine, tmp_path: Path) -> None:
+    assert oneshot("run", "--run-config", "data.root=sets client.checkpoint=c{partition}.pt").exit_code == 0
+
+    ((_, settings, _),) = engine.calls
+    assert settings["data.root"] == str(tmp_path / "sets")
+    assert settings["client.checkpoint"] == str(tmp_path / "c{partition}.pt")
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--num-supernodes", "1"], "'min-uploads' is 2: allowed is at most 1, the number of clients"),
+        (["--run-config", "data.name=imagefolder data.image-size=32 data.root=nowhere"], "set data.root to a folder"),
+        (["--run-config", "data.image-size=18"], "shape is (1, 18, 18): method 'dense' needs"),
+        (["--run-config", "model.name=cnn5"], "setting 'model.student' is 'cnn5', which does not take images"),
+        (["--run-config", "method=fedavg model.student=resnet8"], "'model.name' is 'lenet5'"),
+    ],
+)
+def test_run_of_what_cannot_succeed_is_one_line_before_anything_is_started(
+    engine: Engine, words: list[str], reason: str
+) -> None:
+    ended = oneshot("run", *words)
+
+    assert ended.exit_code == 1
+    assert engine.calls == []
+    assert reason in ended.stderr
+    assert ended.stderr.count("\n") == 1

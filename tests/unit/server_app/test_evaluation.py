@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -10,7 +11,7 @@ from torch import nn
 
 from fl_app.data import ImageData
 from server_app import evaluation
-from server_app.evaluation import HeldOut, Row, best_accuracy, percent, result_table
+from server_app.evaluation import HeldOut, Row, best_accuracy, evaluate, percent, result_table
 from strategies.distillation.combiners import Mean, Weighted
 from strategies.distillation.ensemble import Ensemble
 from strategies.method import METHODS, EnsembleSpec, Normalization
@@ -144,3 +145,20 @@ def test_the_best_accuracy_is_that_of_the_epochs_or_the_last() -> None:
 
 def test_a_row_when_written_has_the_keys_of_the_result_file() -> None:
     assert Row("a", "client", 1.5).as_json() == {"name": "a", "kind": "client", "accuracy": 1.5}
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedens", "dw-fedens", "dense"])
+@pytest.mark.parametrize("architectures", [("lenet5",) * 3, ("lenet5", "mnist-cnn", "lenet5")])
+def test_an_evaluation_counts_to_its_end_and_gives_the_table(
+    stage: Stage, method: str, architectures: tuple[str, ...]
+) -> None:
+    if method == "fedavg" and len(set(architectures)) > 1:
+        pytest.skip("FedAvg refuses several architectures")
+    report, _, images = stage(method, *architectures)
+    lines: list[str] = []
+
+    rows = evaluate(report, method, images, log=lines.append)
+
+    assert rows == result_table(report, method, images)
+    step, total = re.fullmatch(r"evaluation: batch (\d+) of (\d+), \d+ s elapsed", lines[-1]).groups()  # type: ignore[union-attr]
+    assert step == total

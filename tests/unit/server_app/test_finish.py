@@ -24,7 +24,9 @@ def finished(path: Path, stage: Callable[..., Any], method: str, server_round: i
     report, settings, images = stage(method)
     with RunFolder.open(path) as folder:
         keep_outcome(folder, report, server_round)
-        return finish(folder, settings, report, images, seconds={"clients": 1.234, "server": 2.0})
+        return finish(
+            folder, settings, report, images, seconds={"clients": 1.234, "server": 2.0, "app": 4.0}, log=lambda _: None
+        )
 
 
 @pytest.mark.parametrize("method", ["dense", "fedens", "fedavg"])
@@ -44,7 +46,11 @@ def test_a_finished_run_has_a_result_file_with_exactly_the_agreed_keys(
     assert stored["accuracy"] == stored["table"][-1]["accuracy"] <= stored["best_accuracy"]
     assert (stored["uploads"], stored["refused"], stored["resumed_at"]) == (3, 1, 0)
     assert stored["refusals"][0]["client"] == "node-7"
-    assert stored["seconds"] == {"clients": 1.23, "server": 2.0}
+    seconds = stored["seconds"]
+    assert (seconds["clients"], seconds["server"]) == (1.23, 2.0)
+    # The scores and the report are a phase of their own, and part of the whole.
+    assert seconds["evaluation"] > 0.0
+    assert seconds["app"] == pytest.approx(4.0 + seconds["evaluation"], abs=0.02)
     assert len(stored["weights_sha256"]) == 64
     assert (path / "model_card.md").read_text().startswith("# ")
     assert sorted(stored["plots"]) == sorted(file.name for file in (path / "report").iterdir())

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from server_app.build import known_options
-from server_app.settings_text import merge_settings, to_toml
+from server_app.settings_text import merge_settings, to_toml, with_absolute_paths
 from strategies.errors import OptionError
 
 KINDS = {option.key: option.kind for option in known_options()}
@@ -100,3 +100,20 @@ def test_a_value_when_written_as_toml_reads_back_equal(value: bool | float | str
 
     assert back == value
     assert type(back) is type(value)
+
+
+def test_paths_when_relative_are_those_of_the_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = {
+        "data.root": "sets",
+        "client.checkpoint": "models/{client}.pt",
+        "client.state-dir": "",
+        "data.name": "mnist",
+    }
+
+    assert with_absolute_paths(given) == {
+        **given,
+        "data.root": str(tmp_path / "sets"),
+        "client.checkpoint": str(tmp_path / "models/{client}.pt"),
+    }
+    assert with_absolute_paths({"data.root": "/data"}) == {"data.root": "/data"}

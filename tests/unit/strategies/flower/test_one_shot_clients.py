@@ -35,6 +35,7 @@ from strategies import (
     FedAvgConfig,
     FedENS,
     LabelCountEnsemble,
+    Normalization,
     OneShot,
     OneShotFedAvg,
     RunOptions,
@@ -131,10 +132,18 @@ def test_start_writes_what_runs_before_anything_else(tmp_path: Path) -> None:
     assert (info["input-shape"], info["normalization"], info["note"]) == ([1, 8, 8], [[0.5], [0.5]], "mine")
 
 
+MODELS = (
+    "allowed is a callable that returns an nn.Module, as its class does, or a dict of architecture name -> callable"
+)
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"model": {}}, "model is an empty dict: allowed is a callable, or a dict of architecture name -> callable"),
+        ({"model": {}}, f"model is an empty dict: {MODELS}"),
+        ({"model": None}, f"model is a NoneType: {MODELS}"),
+        ({"model": linear()}, f"model is a Sequential: {MODELS}"),
+        ({"model": {"net": "net"}}, f"model is a str: {MODELS}"),
         ({"model": BUILDERS}, "student is None: allowed is one of net, linear"),
         ({"model": BUILDERS, "student": "vgg"}, "student is 'vgg': allowed is one of net, linear"),
         ({"student": "vgg"}, "student is 'vgg': allowed is one of model"),
@@ -153,7 +162,28 @@ def test_strategy_when_an_argument_is_out_of_range_refuses_it(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"compute": "cluster"}, "setting 'compute' is 'cluster': allowed is one of 'ray', 'in-process'"),
+        ({"num_classes": 7}, "num_classes is 7, but model 'model' maps 2 images of shape (1, 8, 8) to [2, 4]"),
+        ({"input_shape": (1, 12, 12)}, "input_shape is (1, 12, 12), and model 'model' does not take such images: "),
+        ({"input_shape": (1, 10, 8)}, "the images' shape is (1, 10, 8): method 'dense' needs that the height and the"),
+        ({"normalization": Normalization((0.5,) * 3, (0.5,) * 3)}, "allowed is one mean and one std per channel, 1"),
+    ],
+)
+def test_strategy_whose_server_stage_cannot_work_refuses_before_a_client_does(
+    tmp_path: Path, changes: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(OptionError) as caught:
+        dense(tmp_path / "run", **changes)
+    assert reason in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
 def test_options_when_out_of_range_are_refused() -> None:
+    with pytest.raises(OptionError, match="'device' is 'gpu': allowed is auto"):
+        RunOptions(device="gpu")
     with pytest.raises(OptionError, match="'max-upload-mib' is 0"):
         RunOptions(max_upload_mib=0.0)
 
@@ -172,7 +202,7 @@ def test_start_when_another_holds_the_folder_refuses(tmp_path: Path) -> None:
 
 def test_every_method_of_the_registry_has_its_strategy() -> None:
     classes = [v for v in vars(named_strategies).values() if isinstance(v, type) and issubclass(v, OneShot)]
-    methods = {kind(net, num_classes=2, input_shape=SHAPE).method.name for kind in classes if kind is not OneShot}
+    methods = {kind(net, num_classes=CLASSES, input_shape=SHAPE).method.name for kind in classes if kind is not OneShot}
     assert methods == set(METHODS)
     assert rounds_of(METHODS["fedavg"].config()) == 1
     assert rounds_of(DenseConfig(rounds=7)) == 7

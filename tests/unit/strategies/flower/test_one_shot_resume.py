@@ -13,7 +13,7 @@ import torch
 from flower_fakes import GRID, TINY, FakeGrid, dense, equal, named, net, stock, strategy, weights
 from flwr.app import ArrayRecord
 
-from strategies import METHODS, DenseConfig, FedENS, OneShot
+from strategies import METHODS, DenseConfig, FedENS, Normalization, OneShot
 from strategies.errors import OptionError, QuorumError, StoreError
 from strategies.method import Job, Method, Outcome, Progress, Snapshot
 from strategies.stage import pin_clients, pinned_clients, usable_uploads
@@ -149,7 +149,10 @@ def test_start_when_an_upload_came_late_leaves_it_out_also_after_a_resume(tmp_pa
         ({"seed": 1}, "seed is 1, but the run in .* began with 0: go on with the same settings, or name another"),
         ({"config": DenseConfig(**{**TINY, "epochs": 3})}, "epochs is 3, but the run in .* began with 2: go on"),
         ({"model": {"net": net}}, "student is 'net', but the run in .* began with 'model': go on"),
-        ({"input_shape": (1, 9, 9)}, r"input-shape is \[1, 9, 9\], but the run in .* began with \[1, 8, 8\]: go on"),
+        (
+            {"normalization": Normalization((0.4,), (0.5,))},
+            r"normalization is \[\[0.4\], \[0.5\]\], but the run in .* began",
+        ),
     ],
 )
 def test_start_when_the_folder_is_of_another_run_refuses(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
@@ -159,6 +162,23 @@ def test_start_when_the_folder_is_of_another_run_refuses(tmp_path: Path, changes
     with pytest.raises(OptionError, match="method is 'fedens', but the run in .* began with 'dense'"):
         strategy(FedENS, tmp_path / "run").start(FakeGrid(GRID))
     assert len(dense(tmp_path / "run").start(FakeGrid({})).arrays) > 0
+
+
+def test_start_when_a_damaged_upload_was_taken_out_asks_its_client_and_begins_the_stage_anew(tmp_path: Path) -> None:
+    whole = dict(dense(tmp_path / "whole").start(FakeGrid(GRID)).arrays.to_torch_state_dict())
+    with pytest.raises(KilledError):
+        mortal(tmp_path / "run").start(FakeGrid(GRID))
+    (tmp_path / "run" / "uploads" / "bob.safetensors").write_bytes(b"torn")
+    with pytest.raises(StoreError, match="damaged upload of client 'bob'.* remove its line from uploads.jsonl"):
+        dense(tmp_path / "run").start(FakeGrid(GRID))
+    index = tmp_path / "run" / "uploads.jsonl"
+    index.write_text("".join(line for line in index.read_text().splitlines(True) if "bob" not in line))
+    work: list[str] = []
+    found = dense(tmp_path / "run")
+    result = found.start(FakeGrid({1: named("alice", 1, work=work), 2: named("bob", 2, work=work)}))
+    assert work == ["bob"]
+    assert found.report.resumed_at == 0
+    assert equal(dict(result.arrays.to_torch_state_dict()), whole)
 
 
 def test_replay_without_clients_ends_with_the_same_bits(tmp_path: Path) -> None:

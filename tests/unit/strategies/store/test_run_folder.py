@@ -253,3 +253,13 @@ def check_whole(run: RunFolder) -> None:
     assert not list(run.path.rglob(".*.tmp"))
     folder.accept(f"c{len(clients) + 1}", "x", STATE, num_examples=1, label_counts=None)
     folder.save_checkpoint(Snapshot(step + 1, {}))
+
+
+def test_a_run_dir_when_it_is_a_file_or_below_one_is_refused_before_the_run(tmp_path: Path) -> None:
+    file = tmp_path / "notes.txt"
+    file.write_text("no folder")
+
+    for named in (file, file / "run"):
+        with pytest.raises(StoreError, match=r"notes\.txt is no folder that can be written to"):
+            default_run_dir(str(named), "dense")
+    assert default_run_dir(str(tmp_path / "a/b"), "dense") == tmp_path / "a/b"
