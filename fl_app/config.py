@@ -7,16 +7,13 @@ The tables of the methods (``dense.epochs``) belong to the methods and are read 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fl_app.data import LAWS, SOURCES, PartitionSpec
 from fl_app.models import ARCHITECTURES
 from strategies.errors import OptionError
-from strategies.options import Scalar, check, option, parse
-
-DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d+)?")
+from strategies.options import Scalar, check, check_device, option, parse
 
 
 @dataclass(frozen=True)
@@ -128,8 +125,7 @@ class AppConfig:
     def __post_init__(self) -> None:
         """Check every value."""
         check(self)
-        if not DEVICE.fullmatch(self.device):
-            raise OptionError(f"setting 'device' is {self.device!r}: allowed is auto, cpu, cuda, or cuda:N")
+        check_device(self.device)
         if self.resume and self.run_dir and self.resume != self.run_dir:
             raise OptionError(
                 f"settings 'resume' ({self.resume}) and 'run-dir' ({self.run_dir}): allowed is one of them"

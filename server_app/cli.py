@@ -56,7 +56,7 @@ def run(
     format: FormatOption = "text",  # noqa: A002  the name of the flag
 ) -> None:
     """Run the app in simulation and print the result; exit status 0 only if the run succeeded."""
-    with errors(format):
+    with errors(format) as failing:
         given = with_absolute_paths(merge_settings(run_config or [], {o.key: o.kind for o in known_options()}))
         if resume is not None:
             given["resume"] = str(resume)
@@ -68,7 +68,7 @@ def run(
         settings = read_settings(given)
         if not settings.app.resume:
             given["run-dir"] = str(default_run_dir(settings.app.run_dir, settings.method.name))
-        _launch(_app_folder(app), given, num_supernodes or DEFAULT_SUPERNODES, format)
+        _launch(_app_folder(app), given, num_supernodes or DEFAULT_SUPERNODES, failing)
 
 
 @cli.command(name="resume")
@@ -78,10 +78,10 @@ def resume_run(
     format: FormatOption = "text",  # noqa: A002
 ) -> None:
     """Go on with a run that was cut off, with the settings it began with; prints the result of a finished one."""
-    with errors(format):
+    with errors(format) as failing:
         stored = _stored_settings(folder)
         given = {**stored, "resume": str(folder.absolute()), "run-dir": ""}
-        _launch(_app_folder(None), given, _stored_supernodes(folder), format)
+        _launch(_app_folder(None), given, _stored_supernodes(folder), failing)
 
 
 @cli.command()
@@ -149,12 +149,12 @@ def _method_facts(name: str, app_defaults: Mapping[str, Scalar]) -> dict[str, An
             "options": options}  # fmt: skip
 
 
-def _launch(app: Path, given: Mapping[str, Scalar], num_supernodes: int, format: Format) -> None:  # noqa: A002
+def _launch(app: Path, given: Mapping[str, Scalar], num_supernodes: int, failing: errors) -> None:
     from server_app.launch import launch
 
     folder = Path(str(given.get("resume") or given["run-dir"]))
     if (done := _finished(folder)) is not None and given.get("resume"):
-        print_result(done, format)
+        print_result(done, failing.format)
         return
     if done is not None or (not given.get("resume") and (folder / "run.json").exists()):
         raise OptionError(f"setting 'run-dir' is {str(folder)!r}, which holds a run: allowed is a new folder")
@@ -164,13 +164,14 @@ def _launch(app: Path, given: Mapping[str, Scalar], num_supernodes: int, format:
     # The ServerApp notes it in run.json, so that a resumed run has the same clients.
     os.environ[SUPERNODES_VARIABLE] = str(num_supernodes)
     try:
-        launched = launch(app, settings=given, num_supernodes=num_supernodes, echo=echo_to(format))
+        launched = launch(app, settings=given, num_supernodes=num_supernodes, echo=echo_to(failing.format))
     except KeyboardInterrupt:
         sys.stderr.write(f"interrupted.{_how_to_go_on(folder)}\n")
         raise typer.Exit(INTERRUPTED) from None
     # A result that was here before is that of an earlier try.
     result = _read_result(folder) if _result_time(folder) != written else None
     if launched.exit_code != 0 or result is None or result["status"] != "finished":
+        failing.facts = {"run_dir": str(folder)} if (folder / "run.json").exists() else {}
         reason = str((result or {}).get("error") or launched.reason or "it ended without a result")
         raise OneShotError(f"the run failed: {reason.rstrip('.')}.{_how_to_go_on(folder)}")
     total = time.monotonic() - began
@@ -178,7 +179,7 @@ def _launch(app: Path, given: Mapping[str, Scalar], num_supernodes: int, format:
     result["seconds"] = {"start": round(total - known.pop("app", 0.0), 2), **known, "total": round(total, 2)}
     with RunFolder.open(folder) as run_folder:
         run_folder.write_result(result)
-    print_result(result, format)
+    print_result(result, failing.format)
 
 
 def _finished(folder: Path) -> dict[str, Any] | None:

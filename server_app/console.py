@@ -62,25 +62,30 @@ def echo_to(format: Format) -> Callable[[str], None]:  # noqa: A002
     return echo
 
 
-class errors:  # noqa: N801  reads as a statement: with _errors(format)
-    """Print an error as its one line and exit with status 1; as JSON if a program reads."""
+class errors:  # noqa: N801  reads as a statement: with errors(format)
+    """Print an error as its one line and exit with status 1; as JSON if a program reads.
+
+    Attributes:
+        facts: What a program that reads is told beside the error, for example the run folder to go on with.
+    """
 
     def __init__(self, format: Format) -> None:  # noqa: A002
-        self._format = format
+        self.format = format
+        self.facts: dict[str, Any] = {}
 
-    def __enter__(self) -> None:
-        return None
+    def __enter__(self) -> errors:
+        return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> Literal[False]:
         if isinstance(error, OneShotError):
-            _fail(str(error), self._format)
+            _fail(str(error), self.format, self.facts)
         return False
 
 
-def _fail(reason: str, format: Format) -> NoReturn:  # noqa: A002
+def _fail(reason: str, format: Format, facts: Mapping[str, Any]) -> NoReturn:  # noqa: A002
     sys.stderr.write(f"error: {reason}\n")
     sys.stderr.flush()
     if format == "json":
-        sys.stdout.write(json.dumps({"status": "failed", "error": reason}) + "\n")
+        sys.stdout.write(json.dumps({"status": "failed", "error": reason, **facts}) + "\n")
         sys.stdout.flush()
     raise typer.Exit(1)

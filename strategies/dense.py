@@ -99,7 +99,8 @@ class DenseConfig:
 
         Args:
             name: ``"default"``; ``"paper"`` (the text of DENSE); ``"published-code"`` (its release on CIFAR; on other
-                data sets its pool augmentation is ``"flip"``); ``"co-boosting"`` (the DENSE baseline of that paper).
+                data sets its pool augmentation is ``"flip"``); ``"co-boosting"`` (the DENSE
+                baseline of that paper on CIFAR; on other data sets its pool augmentation is ``"none"``).
             **changes: Fields to set otherwise.
 
         Raises:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar, get_type_hints
 
@@ -124,6 +125,16 @@ def parse(cls: type[T], settings: Mapping[str, Scalar], table: str = "") -> T:
             _check_value(key, value, kind, field.metadata)
             values[field.name] = value
     return cls(**values)
+
+
+def check_device(device: str) -> None:
+    """Check the name of a torch device, without asking whether this machine has it.
+
+    Raises:
+        OptionError: It is no such name.
+    """
+    if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", device):
+        raise OptionError(f"setting 'device' is {device!r}: allowed is auto, cpu, cuda, cuda:N or mps")
 
 
 def flatten(config: Any, table: str = "") -> dict[str, Scalar]:

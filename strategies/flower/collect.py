@@ -54,6 +54,7 @@ class Collector:
         self._num_classes = num_classes
         self._max_bytes = max_bytes
         self._closed = False
+        self._reported: dict[str, tuple[int, Mapping[str, float]]] = {}
         self._asked_bytes: dict[int, int] = {}
         self.clients = {client for client in folder.held() if not is_anonymous(client)}
         self._refused_before = len(folder.refused())
@@ -115,16 +116,30 @@ class Collector:
         """
         if len(self.clients) >= min_uploads:
             return
-        refused = self._folder.refused()[self._refused_before :]
-        reasons = [f"{entry['client']}: {entry['reason']}" for entry in refused]
+        by_reason: dict[str, list[str]] = {}
+        for entry in self._folder.refused()[self._refused_before :]:
+            by_reason.setdefault(entry["reason"], []).append(entry["client"])
+        reasons = [f"{', '.join(clients)}: {reason}" for reason, clients in by_reason.items()]
         if not asked:
             reasons.append(f"no client connected within {timeout:.0f} s")
         elif asked < min_uploads:
-            reasons.append(f"only {asked} nodes connected within {timeout:.0f} s")
+            reasons.append(f"only {asked} of at least {min_uploads} nodes connected")
         raise QuorumError(
             f"{len(self.clients)} uploads arrived, min-uploads is {min_uploads}. Missing: {'; '.join(reasons)}. "
             f"What came is kept in {self._folder.path}"
         )
+
+    def mean_metrics(self) -> dict[str, float]:
+        """Average what the clients of this process report, weighted by their examples, as Flower's FedAvg does.
+
+        A number that not all of them report is left out.
+        """
+        reports = [self._reported[name] for name in sorted(self._reported)]
+        total = sum(examples for examples, _ in reports)
+        if not total:
+            return {}
+        shared = set.intersection(*(set(metrics) for _, metrics in reports))
+        return {key: sum(n * metrics[key] for n, metrics in reports) / total for key in sorted(shared)}
 
     def _accept(self, reply: Message, sender: str) -> None:
         checked = read_reply(
@@ -150,6 +165,7 @@ class Collector:
                 pretrained=checked.pretrained,
             )
         self.clients.add(name)
+        self._reported[name] = (checked.num_examples or 0, checked.metrics)
         self.traffic.up[name] = count_bytes(reply.content)
         self.traffic.down[name] = self._asked_bytes.get(reply.metadata.src_node_id, 0)
         self._keep_traffic()

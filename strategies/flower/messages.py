@@ -59,6 +59,7 @@ class Request:
         config["server-round"] = self.server_round
         config["run-id"] = self.run_id
         config["seed"] = self.seed
+        config.pop("held", None)  # ours alone
         if self.held:  # Flower cannot count the bytes of an empty list
             config["held"] = list(self.held)
         return Message(

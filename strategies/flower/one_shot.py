@@ -195,6 +195,8 @@ class OneShot(Strategy):
         try:
             config = train_config or ConfigRecord()
             arrays = self.rounds.run(self.folder, grid, arrays, timeout=timeout, train_config=config)
+            for server_round, metrics in self.rounds.train_metrics.items():
+                result.train_metrics_clientapp[server_round] = MetricRecord(dict(metrics))
             began = time.monotonic()
             self._evaluate_on_server(arrays, start, result, evaluate_fn)
             self._evaluate_on_clients(grid, arrays, result, evaluate_config or ConfigRecord(), timeout)

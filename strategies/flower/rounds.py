@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -14,9 +13,8 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from ..compute import choose
-from ..errors import OptionError
 from ..method import Job, Method, check_needs
-from ..options import check, option
+from ..options import check, check_device, option
 from ..stage import (
     StageReport,
     keep_outcome,
@@ -38,9 +36,6 @@ if TYPE_CHECKING:
     from ..store.run_folder import RoundFolder, RunFolder
 
 
-DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d+)?")
-
-
 @dataclass(frozen=True)
 class RunOptions:
     """Settings of a run that most users leave alone."""
@@ -53,8 +48,7 @@ class RunOptions:
     def __post_init__(self) -> None:
         """Check every value."""
         check(self)
-        if not DEVICE.fullmatch(self.device):
-            raise OptionError(f"setting 'device' is {self.device!r}: allowed is auto, cpu, mps, cuda, or cuda:N")
+        check_device(self.device)
 
 
 @dataclass
@@ -82,6 +76,7 @@ class Rounds:
     Attributes:
         report: What the last server stage ended with; None before the first.
         account: What the rounds cost.
+        train_metrics: Round -> what the clients that uploaded in this process report, averaged by their examples.
         compute: Where the server stage runs.
         min_uploads: The quorum.
 
@@ -106,6 +101,7 @@ class Rounds:
             choose(compute)
         self.report: StageReport | None = None
         self.account = Account()
+        self.train_metrics: dict[int, dict[str, float]] = {}
         self.compute = compute
         self._method = method
         self._job = job
@@ -172,6 +168,7 @@ class Rounds:
         finally:
             self.account.spend("clients", began)
         pin_clients(folder, collector.clients)
+        self.train_metrics[request.server_round] = collector.mean_metrics()
         return exchange.poll
 
     def _collector(self, folder: RoundFolder) -> Collector:

@@ -206,3 +206,20 @@ def test_every_method_of_the_registry_has_its_strategy() -> None:
     assert methods == set(METHODS)
     assert rounds_of(METHODS["fedavg"].config()) == 1
     assert rounds_of(DenseConfig(rounds=7)) == 7
+
+
+def test_start_averages_what_the_clients_report_by_their_examples(tmp_path: Path) -> None:
+    def reporting(name: str, seed: int, **numbers: float) -> Any:
+        client = named(name, seed)
+
+        def answer(message: Any) -> Any:
+            reply = client(message)
+            reply.content["metrics"].update(numbers)
+            return reply
+
+        return answer
+
+    # 10 examples beside the seed's number: 10 and 40.
+    grid = FakeGrid({1: reporting("alice", 0, loss=1.0, only=5.0), 2: reporting("bob", 30, loss=3.0)})
+    result = strategy(OneShotFedAvg, tmp_path / "run").start(grid)
+    assert dict(result.train_metrics_clientapp[1]) == {"loss": pytest.approx((10 * 1.0 + 40 * 3.0) / 50)}
