@@ -103,12 +103,10 @@ def replay(
 
         overrides = with_absolute_paths(merge_settings(set or [], {o.key: o.kind for o in known_options()}))
         request = Request(folder, method, overrides, resume=resume, model=model, compute=compute)
-        began = time.monotonic()
         try:
             result = replay_run(request, log=lambda line: say(line, format))
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
-        result["seconds"]["total"] = round(time.monotonic() - began, 2)
     print_result(result, format)
 
 

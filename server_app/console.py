@@ -26,13 +26,15 @@ def print_result(result: Mapping[str, Any], format: Format) -> None:  # noqa: A0
         sys.stdout.flush()
         return
     console = Console(markup=False)  # what clients write is shown as it is
-    table = Table(title=f"accuracy on held-out images ({result['method']}, seed {result['seed']})")
+    table = Table()
     table.add_column("model")
     table.add_column("kind")
     table.add_column("accuracy, %", justify="right")
     for row in result["table"]:
         table.add_row(row["name"], row["kind"], f"{row['accuracy']:.2f}")
     if result["table"]:
+        # Not the table's title, which would be wrapped to the table's width.
+        console.print(f"accuracy on held-out images ({result['method']}, seed {result['seed']})", highlight=False)
         console.print(table)
     lines = [f"uploads      {result['uploads']} accepted, {result['refused']} refused"]
     lines += [f"             {entry['client']}: {entry['reason']}" for entry in result["refusals"]]
