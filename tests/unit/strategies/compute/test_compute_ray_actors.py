@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -294,27 +295,25 @@ def test_run_with_the_library_under_another_name_works(tmp_path: Path, monkeypat
 
 
 def test_run_when_interrupted_kills_the_actor() -> None:
-    before = _actors()
-    working: set[int] = set()
+    def tell_and_wait(job: Job, progress: Progress) -> Outcome:
+        progress.record({"pid": os.getpid()})
+        time.sleep(60.0)
+        return Outcome()
+
+    working: list[int] = []
 
     class Interrupting(Log):
-        def record(self, row: Any) -> None:  # noqa: ARG002
-            working.update(_actors() - before)
+        def record(self, row: Any) -> None:
+            working.append(row["pid"])
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        RayActors().run(TOY, job(config=ToyConfig(wait_s=5.0)), Interrupting())
-    assert working
+        RayActors(fallback=False).run(replace(TOY, fit=tell_and_wait), job(), Interrupting())
+    assert working != [os.getpid()]
     deadline = time.monotonic() + 10
-    while _actors() & working and time.monotonic() < deadline:
+    while psutil.pid_exists(working[0]) and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert not _actors() & working
-
-
-def _actors() -> set[int]:
-    import psutil
-
-    return {process.pid for process in psutil.process_iter(["name"]) if process.info["name"].startswith("ray::Actor")}
+    assert not psutil.pid_exists(working[0]) or psutil.Process(working[0]).status() == psutil.STATUS_ZOMBIE
 
 
 def test_run_beside_a_foreign_start_waits_for_ray_and_leaves_it_up() -> None:
