@@ -168,11 +168,10 @@ def check_before_start(settings: Settings, num_supernodes: int) -> None:
     check_needs_of_settings(settings)
     if not os.environ.get("RAY_ADDRESS"):  # a cluster may have what this machine lacks
         resolve_device(app.device)
-    examples = len(open_split(app.data.name, "train", root=app.data.root, image_size=app.data.image_size).labels)
-    if num_supernodes > min(examples, app.data.limit or examples):
+    stored = len(open_split(app.data.name, "train", root=app.data.root, image_size=app.data.image_size).labels)
+    if num_supernodes > (examples := min(stored, app.data.limit or stored)):
         raise OptionError(
-            f"--num-supernodes is {num_supernodes}: allowed is at most {min(examples, app.data.limit or examples)}, "
-            "one training image per client"
+            f"--num-supernodes is {num_supernodes}: allowed is at most {examples}, one training image per client"
         )
     split = open_split(app.data.name, "test", root=app.data.root, image_size=app.data.image_size)
     check_needs(settings.method, build_job(settings, split, None))

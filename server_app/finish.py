@@ -10,12 +10,11 @@ from server_app.build import Settings
 from server_app.evaluation import HeldOut, Row, best_accuracy, evaluate
 from server_app.report import model_card, plot_all
 from strategies.options import flatten
-from strategies.stage import StageReport, kept_digest, kept_round
+from strategies.stage import TRAFFIC_FILE, StageReport, kept_digest, kept_round
 from strategies.store.files import atomic_write, read_json
 from strategies.store.run_folder import RoundFolder, RunFolder
 
 KIB, MIB = 2**10, 2**20
-TRAFFIC_FILE = "traffic.json"  # of the upload phase, one per round
 
 
 def finish(

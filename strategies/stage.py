@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 CHECKPOINT_S = 20.0
 STAGE_FILE = "stage.json"
 OUTCOME_FILE = "outcome.json"
+TRAFFIC_FILE = "traffic.json"  # of the upload phase, one per round
 
 
 @dataclass(frozen=True)

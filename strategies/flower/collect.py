@@ -13,6 +13,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from ..errors import QuorumError, StoreError, UploadError
+from ..stage import TRAFFIC_FILE
 from ..store.files import read_json, write_json
 from .exchange import Exchange
 from .messages import Request, Signature, count_bytes, is_anonymous, read_reply
@@ -59,7 +60,7 @@ class Collector:
         self.clients = {client for client in folder.held() if not is_anonymous(client)}
         self._refused_before = len(folder.refused())
         # What was moved before a crash counts too.
-        self._traffic_file = folder.path / "traffic.json"
+        self._traffic_file = folder.path / TRAFFIC_FILE
         self.traffic = Traffic(**read_json(self._traffic_file)) if self._traffic_file.exists() else Traffic()
 
     def collect(self, grid: Grid, request: Request, *, timeout: float, min_uploads: int) -> Exchange:
