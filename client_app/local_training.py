@@ -58,7 +58,8 @@ def train(
     cosine = (
         torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, config.epochs) if config.schedule == "cosine" else None
     )
-    model.train()
+    # Convolutions are up to 1.7 times faster on pixels whose channels lie side by side.
+    model.to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
     epoch = Epoch(0, float("nan"), 0.0)
     with seeded_torch(seed, "dropout"):
         for number in range(1, config.epochs + 1):
@@ -70,6 +71,7 @@ def train(
                 cosine.step()
             if report is not None:
                 report(epoch)
+    model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     return epoch
 
 
