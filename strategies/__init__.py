@@ -10,20 +10,42 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .co_boosting import CoBoostingConfig
     from .compute import InProcess, RayActors, ServerCompute
     from .dense import DenseConfig
+    from .f_adi import FAdiConfig
+    from .f_dafl import FDaflConfig
     from .fedavg import FedAvgConfig
+    from .feddf import FedDfConfig
     from .flower.one_shot import OneShot
     from .flower.rounds import RunOptions
-    from .flower.strategies import Dense, DWFedENS, FedENS, LabelCountEnsemble, OneShotFedAvg
+    from .flower.strategies import (
+        FADI,
+        FDAFL,
+        CoBoosting,
+        Dense,
+        DWFedENS,
+        FedDF,
+        FedENS,
+        LabelCountEnsemble,
+        OneShotFedAvg,
+    )
     from .method import METHODS, Job, Method, Normalization, Outcome
     from .outcomes import load_ensemble_module, load_model
 
 _HOMES = {
+    "CoBoosting": "flower.strategies",
+    "CoBoostingConfig": "co_boosting",
     "DWFedENS": "flower.strategies",
     "Dense": "flower.strategies",
     "DenseConfig": "dense",
+    "FADI": "flower.strategies",
+    "FAdiConfig": "f_adi",
+    "FDAFL": "flower.strategies",
+    "FDaflConfig": "f_dafl",
     "FedAvgConfig": "fedavg",
+    "FedDF": "flower.strategies",
+    "FedDfConfig": "feddf",
     "FedENS": "flower.strategies",
     "InProcess": "compute",
     "Job": "method",
@@ -42,11 +64,19 @@ _HOMES = {
 }
 
 __all__ = [
+    "FADI",
+    "FDAFL",
     "METHODS",
+    "CoBoosting",
+    "CoBoostingConfig",
     "DWFedENS",
     "Dense",
     "DenseConfig",
+    "FAdiConfig",
+    "FDaflConfig",
     "FedAvgConfig",
+    "FedDF",
+    "FedDfConfig",
     "FedENS",
     "InProcess",
     "Job",

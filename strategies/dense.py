@@ -15,59 +15,37 @@ Deviations: l_BN uses the running statistics of the clients' own layers (the pap
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
-from .distillation.augment import AUGMENTATIONS, Standardize
+from .distillation import settings
 from .distillation.batchnorm import batchnorm_loss
 from .distillation.combiners import Mean
-from .distillation.distill import distill
-from .distillation.ensemble import Ensemble, fast_layout
-from .distillation.epochs import Stage, learning_rate, run_epochs, weights_of
-from .distillation.generators import DenseGenerator
+from .distillation.epochs import Stage, run_epochs, weights_of
+from .distillation.generated import Batch, GeneratedImages
+from .distillation.learner import Learner, teacher_of
 from .distillation.losses import adversarial_divergence, cross_entropy
-from .distillation.pool import Pool, dequantize, quantize, shuffled_batches
-from .distillation.synthesis import Recipe, Term, View, frozen, synthesize
-from .errors import OptionError
+from .distillation.pool import Pool
+from .distillation.settings import DistillOptions, PoolOptions, SynthesisOptions
+from .distillation.synthesis import Term, View
 from .method import Method, Need, Outcome
 from .options import check, option
-from .outcomes import fresh_student
-from .seeds import generator, seeded_torch
 
 if TYPE_CHECKING:
     from .method import Job, Progress
 
-_AUGMENTATIONS = tuple(AUGMENTATIONS)
-_SHOWN = 64  # images in the report
-
 
 @dataclass(frozen=True)
-class DenseConfig:
+class DenseConfig(DistillOptions, PoolOptions, SynthesisOptions):
     """Options of DENSE; the defaults are the paper's values with the published code's pool."""
 
     rounds: int = option(1, "times the whole line of local training and server stage runs (Table 5)", low=1)
     epochs: int = option(200, "server epochs T", low=1)
-    generator_steps: int = option(30, "generator steps per epoch T_G", low=1)
-    generator_lr: float = option(1e-3, "Adam's learning rate of the generator eta_G", above=0.0)
     generator_clip: float = option(0.0, "largest norm of the generator's gradient; 0: no limit", low=0.0)
-    generator_reset: bool = option(True, "the generator starts anew every epoch")
-    generator_precision: str = option(
-        "float32", "arithmetic of the generator: bfloat16 halves its time", choices=("float32", "bfloat16")
-    )
-    latent: int = option(256, "length of the noise vector z", low=1)
-    optimize_noise: bool = option(True, "the noise is optimised together with the generator")
-    synthesis_batch_size: int = option(128, "images made per epoch", low=2)
-    keep_images: str = option(
-        "best", "images kept: of the generator's lowest loss, or its last", choices=("best", "last")
-    )
-    synthesis_augmentation: str = option(
-        "none", "change of images before the models, in synthesis", choices=_AUGMENTATIONS
-    )
     ce_weight: float = option(1.0, "weight of the cross-entropy l_CE", low=0.0)
     bn_weight: float = option(1.0, "weight of the batch-normalisation loss lambda_1", low=0.0)
     adversarial_weight: float = option(0.5, "weight of the disagreement loss lambda_2", low=0.0)
@@ -75,23 +53,14 @@ class DenseConfig:
     distillation_data: str = option(
         "pool", "the student learns from all images so far, or the newest", choices=("pool", "fresh")
     )
-    pool_cap: int = option(0, "most images in the pool, the oldest leave first; 0: no limit", low=0)
-    pool_augmentation: str = option(
-        "none", "change of images before the models, in distillation", choices=_AUGMENTATIONS
-    )
-    steps_per_epoch: int = option(0, "most student steps per epoch; 0: one pass over all images", low=0)
-    batch_size: int = option(128, "images per student step b", low=2)
     kd_temperature: float = option(1.0, "temperature of the distillation loss", above=0.0)
-    student_lr: float = option(0.01, "learning rate of the student eta_S", above=0.0)
-    momentum: float = option(0.9, "its momentum", low=0.0, high=1.0)
     weight_decay: float = option(0.0, "its weight decay", low=0.0)
     schedule: str = option("constant", "its learning rate over the epochs", choices=("constant", "cosine"))
     student_clip: float = option(0.0, "largest norm of the student's gradient; 0: no limit", low=0.0)
 
     def __post_init__(self) -> None:
         check(self, "dense")
-        if self.pool_cap == 1:
-            raise OptionError("setting 'dense.pool-cap' is 1: allowed is 0 or a whole number at least 2")
+        settings.check_pool(self, "dense")
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> DenseConfig:
@@ -106,9 +75,7 @@ class DenseConfig:
         Raises:
             OptionError: The name is unknown or a change is out of range.
         """
-        if name not in PRESETS:
-            raise OptionError(f"unknown preset {name!r} of dense: known are {', '.join(PRESETS)}")
-        return cls(**{**PRESETS[name], **changes})
+        return settings.preset(cls, PRESETS, name, **changes)
 
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -143,120 +110,65 @@ def fit(job: Job, progress: Progress) -> Outcome:
     """Run the server stage: T epochs of synthesis and distillation; the result is the last epoch's student."""
     server = _Server(job, progress)
     run_epochs(job, progress, server.stage, epochs=job.config.epochs, step=server.epoch)
-    images = server.stage.pool.columns["images"]
-    shown = images[
-        torch.linspace(max(0, len(images) - job.config.synthesis_batch_size), len(images) - 1, _SHOWN).long()
-    ]
-    return Outcome(student=weights_of(server.student), timings=server.stage.seconds, images=shown.cpu())
+    return Outcome(
+        student=weights_of(server.learner.student),
+        timings=server.stage.seconds,
+        images=server.stage.sample(job.config.synthesis_batch_size),
+    )
 
 
 class _Server:
-    """The models of one run of DENSE, and what an epoch does with them."""
+    """What one run of DENSE works with, and what an epoch does with it."""
 
     def __init__(self, job: Job, progress: Progress) -> None:
         config: DenseConfig = job.config
-        self.job, self.progress, self.config = job, progress, config
-        self.teacher = Ensemble.from_uploads(job.uploads, job.builders, Mean(), device=job.device)
-        self.student = fast_layout(fresh_student(job))
-        with seeded_torch(job.seed, "generator"):  # its initialisation draws from torch's global state
-            self.generator = fast_layout(DenseGenerator(config.latent, job.input_shape).to(job.device))
-        self.generator.reset(generator(job.seed, "generator"))
-        self.standardize = Standardize(job.normalization).to(job.device)
-        optimizer = torch.optim.SGD(
-            self.student.parameters(), config.student_lr, config.momentum, weight_decay=config.weight_decay
-        )
+        self.config, self.progress = config, progress
+        self.teacher = teacher_of(job, Mean(), config, watched=config.bn_weight > 0)
+        self.learner = Learner(job, self.teacher, config, augmentation=config.pool_augmentation)
+        self.images = GeneratedImages(job, config)
         # In "fresh" mode the pool only remembers the newest images, for the report.
-        fresh = config.distillation_data == "fresh"
-        pool = Pool(config.synthesis_batch_size if fresh else config.pool_cap, job.device)
-        modules = {"student": self.student} | ({} if config.generator_reset else {"generator": self.generator})
-        self.stage = Stage(modules, optimizer, pool)
+        self.fresh = config.distillation_data == "fresh"
+        pool = Pool(config.synthesis_batch_size if self.fresh else config.pool_cap, job.device)
+        modules = {"student": self.learner.student}
+        if not config.generator_reset:
+            modules["generator"] = self.images.generator
+        self.stage = Stage(modules, self.learner.optimizer, pool)
 
     def epoch(self, epoch: int) -> dict[str, float]:
         """Algorithm 1, one epoch: make images, remember them, distil."""
         tick = partial(self.progress.report, epoch, self.config.epochs)
         with self.stage.clock("synthesis"):
-            images, labels, losses = self.synthesize(epoch, tick)
+            batch = self.synthesize(epoch, tick)
         with self.stage.clock("distillation"):
-            newest = self.remember(images, labels)
-            table = newest if self.config.distillation_data == "fresh" else self.stage.pool.columns
-            for group in self.stage.optimizer.param_groups:
-                group["lr"] = learning_rate(self.config.schedule, self.config.student_lr, epoch, self.config.epochs)
-            losses["distillation"] = distill(
-                self.student,
-                self.batches(table, epoch),
-                self.stage.optimizer,
-                temperature=self.config.kd_temperature,
-                clip=self.config.student_clip,
-                tick=tick,
-            )
-        return losses
+            self.stage.pool.add(**self.learner.with_logits(self.config.stored(batch.images, batch.labels)))
+            newest = {"images": batch.images, "labels": batch.labels}
+            table = self.learner.with_logits(newest) if self.fresh else self.stage.pool.columns
+            loss = self.learner.learn(table, epoch, tick=tick)
+        return {**batch.losses, "distillation": loss}
 
-    def synthesize(self, epoch: int, tick: Callable[[], None]) -> tuple[Tensor, Tensor, dict[str, float]]:
-        """Return new images [b, ch, H, W] in [0, 1], their intended labels [b] and the generator's losses."""
-        config, device, seed = self.config, self.job.device, self.job.seed
-        rng = generator(seed, "synthesis", epoch)
-        if config.generator_reset:
-            self.generator.reset(rng)
-        noise = torch.randn(config.synthesis_batch_size, config.latent, generator=rng).to(device)
-        # Sorted, as in the published code: the labels of a batch are a set, its order carries nothing.
-        labels = torch.randint(self.job.num_classes, (len(noise),), generator=rng).sort().values.to(device)
-        augment = AUGMENTATIONS[config.synthesis_augmentation]
+    def synthesize(self, epoch: int, tick: Callable[[], None]) -> Batch:
+        """Make the images of an epoch; the loss is l_CE + lambda_1 l_BN + lambda_2 l_div."""
+        config = self.config
         watched = self.teacher.members if config.bn_weight else ()
-        with frozen(self.student), batchnorm_loss(watched) as bn_loss:
-
-            def look(images: Tensor) -> View:
-                inputs = self.standardize(augment(images, rng))
-                student = self.student(inputs) if config.adversarial_weight else None
-                return View(images, inputs, labels, self.teacher(inputs), student)
-
-            images, losses = synthesize(
-                self.generator,
-                noise,
-                look,
+        with batchnorm_loss(watched) as bn_loss:
+            return self.images.batch(
+                epoch,
+                self.teacher,
+                self.learner.student if config.adversarial_weight else None,
                 terms=[
                     Term("ce", config.ce_weight, lambda view: cross_entropy(view.teacher, view.labels)),
                     Term("bn", config.bn_weight, lambda _: bn_loss()),
                     Term("adversarial", config.adversarial_weight, self.disagreement),
                 ],
-                recipe=Recipe(
-                    steps=config.generator_steps,
-                    lr=config.generator_lr,
-                    clip=config.generator_clip,
-                    optimize_noise=config.optimize_noise,
-                    keep=config.keep_images,
-                    precision=config.generator_precision,
-                ),
+                # As in the published code: the labels of a batch are a set, its order carries nothing.
+                sort_labels=True,
                 tick=tick,
             )
-        return images, labels, losses
 
     def disagreement(self, view: View) -> Tensor:
         """Return l_div, Eq. (6)."""
         assert view.student is not None  # noqa: S101  computed whenever this term has a weight
         return adversarial_divergence(view.teacher, view.student, self.config.adversarial_temperature)
-
-    @torch.no_grad()
-    def remember(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """Add images to the pool, in 8 bits; return the rows the student would learn from in "fresh" mode.
-
-        Images that are read unchanged have the same teacher logits for ever: they are computed here, once.
-        """
-        stored = {"images": quantize(images), "labels": labels}
-        newest = {"images": images, "labels": labels}
-        if self.config.pool_augmentation == "none":
-            for rows in (stored, newest):
-                rows["logits"] = self.teacher(self.standardize(dequantize(rows["images"])))
-        self.stage.pool.add(**stored)
-        return newest
-
-    @torch.no_grad()
-    def batches(self, table: dict[str, Tensor], epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield normalised images [B, ch, H, W] and the teacher's logits [B, C]."""
-        rng = generator(self.job.seed, "distillation", epoch)
-        augment = AUGMENTATIONS[self.config.pool_augmentation]
-        for rows in shuffled_batches(table, self.config.batch_size, rng, most=self.config.steps_per_epoch):
-            inputs = self.standardize(augment(dequantize(rows["images"]), rng))
-            yield inputs, rows["logits"] if "logits" in rows else self.teacher(inputs)
 
 
 METHOD = Method(

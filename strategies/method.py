@@ -28,6 +28,7 @@ class Need(enum.Enum):
     SAME_ARCHITECTURE = "every client's model has the same architecture"
     LABEL_COUNTS = "every client tells how many examples of each class it trained on"
     SIDES_OF_FOUR = "the height and the width of images are multiples of 4"
+    PROXY_IMAGES = "the server holds real, unlabelled images"
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ class Job:
         threads: Torch threads of the server stage; results are equal bit for bit at equal threads.
         device: A torch device, for example ``"cpu"`` or ``"cuda"``.
         start: Weights the student starts from; None for a fresh, seeded initialisation.
+        proxy: Real images on the server, without labels: uint8 [N, ch, H, W] on the CPU; None if it has none.
         observer: ``(epoch, module) -> scores``; runs under no_grad with mode and random state restored. Its scores
             are recorded and never reach the method.
     """
@@ -88,6 +90,7 @@ class Job:
     threads: int = 1
     device: str = "cpu"
     start: State | None = None
+    proxy: torch.Tensor | None = None
     observer: Observer | None = None
 
 
@@ -218,7 +221,9 @@ class Registry(Mapping[str, Method]):
         return name in self._modules
 
 
-METHODS = Registry(["fedavg", "fedens", "dw_fedens", "label_count_ensemble", "dense"])
+METHODS = Registry(
+    ["fedavg", "fedens", "dw_fedens", "label_count_ensemble", "feddf", "f_dafl", "f_adi", "dense", "co_boosting"]
+)
 
 
 def check_needs(method: Method, job: Job) -> None:
@@ -240,6 +245,8 @@ def check_needs(method: Method, job: Job) -> None:
                 f"method {method.name!r} needs one architecture for all, {job.student!r}; different are "
                 f"{', '.join(others)}. Choose another method: {', '.join(_without(Need.SAME_ARCHITECTURE))}"
             )
+    if Need.PROXY_IMAGES in method.needs:
+        _check_proxy(method, job)
     if Need.LABEL_COUNTS in method.needs:
         silent = [u.client for u in job.uploads if u.label_counts is None]
         if silent:
@@ -247,6 +254,17 @@ def check_needs(method: Method, job: Job) -> None:
                 f"method {method.name!r} needs label counts, which these clients did not send: {', '.join(silent)}. "
                 f"Choose another method: {', '.join(_without(Need.LABEL_COUNTS))}"
             )
+
+
+def _check_proxy(method: Method, job: Job) -> None:
+    shape = tuple(job.input_shape)
+    found = "none" if job.proxy is None else f"images of shape {tuple(job.proxy.shape)}, {job.proxy.dtype}"
+    fits = job.proxy is not None and len(job.proxy) > 1 and tuple(job.proxy.shape[1:]) == shape
+    if not fits or "uint8" not in found:
+        raise OptionError(
+            f"method {method.name!r} needs that {Need.PROXY_IMAGES.value}; here it holds {found}: allowed are at "
+            f"least 2 of shape {shape}, uint8. Choose another method: {', '.join(_without(Need.PROXY_IMAGES))}"
+        )
 
 
 def _without(need: Need) -> list[str]:

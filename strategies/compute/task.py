@@ -19,11 +19,12 @@ class Task:
     Attributes:
         name: The method's name.
         method: A pickle of it; None if the name is enough, since it is in METHODS.
-        job: The job without uploads and without the next three.
+        job: The job without uploads and without what follows.
         builders: Architecture name -> pickle.
         config: A pickle.
         observer: A pickle; of None if there is none.
         start: The job's start weights, packed.
+        proxy: The job's proxy images, packed.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Task:
     config: bytes
     observer: bytes
     start: Any
+    proxy: Any
 
     @classmethod
     def of(cls, method: Method, job: Job, cloudpickle: Any) -> Task:
@@ -58,6 +60,7 @@ class Task:
                 config=None,
                 observer=None,
                 start=None,
+                proxy=None,
                 device="cuda" if job.device.startswith("cuda") else job.device,
             ),
             builders={
@@ -67,6 +70,7 @@ class Task:
             config=dumps("the method's config", job.config, cloudpickle),
             observer=dumps("the observer", job.observer, cloudpickle),
             start=pack(job.start),
+            proxy=pack(job.proxy),
         )
 
     def open(self, uploads: Sequence[Upload]) -> tuple[Method, Job]:
@@ -83,6 +87,7 @@ class Task:
             config=_loads(self.config),
             observer=_loads(self.observer),
             start=unpack(self.start),
+            proxy=unpack(self.proxy),
         )
         return method, job
 

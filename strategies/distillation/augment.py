@@ -32,6 +32,10 @@ class Standardize(nn.Module):
         """Normalise pixels [B, ch, H, W] in [0, 1]."""
         return (pixels - self.mean) / self.std
 
+    def inverse(self, inputs: Tensor) -> Tensor:
+        """Return the pixels [B, ch, H, W] of normalised images."""
+        return inputs * self.std + self.mean
+
 
 def none(images: Tensor, rng: torch.Generator) -> Tensor:  # noqa: ARG001  the signature of every augmentation
     """Return the images [B, ch, H, W] as they are."""

@@ -73,6 +73,27 @@ class LabelCount(nn.Module):
         return torch.einsum("mc,mbc->bc", share, logits)
 
 
+def weighted_mean_gradient(weights: Tensor, member_logits: Tensor, labels: Tensor) -> Tensor:
+    """Return ``d/dw mean_i CE(A_i, y_i)`` for ``A_i = sum_k w_k z_k,i / sum_k w_k``, the :class:`Weighted` ensemble.
+
+    Eq. (12) of Co-Boosting (Dai et al., ICLR 2024) in closed form: with the residual ``r_i = sm(A_i) - onehot(y_i)``,
+    component k is ``sum_i <z_k,i - A_i, r_i> / (B sum_j w_j)``.
+
+    Args:
+        weights: w >= 0 [M], not all zero.
+        member_logits: z [M, B, C].
+        labels: y [B], whole numbers in [0, C).
+
+    Returns:
+        The gradient [M].
+    """
+    total = weights.sum()
+    combined = torch.einsum("m,mbc->bc", weights / total, member_logits)
+    residual = torch.softmax(combined, dim=1)
+    residual[torch.arange(len(labels), device=labels.device), labels] -= 1
+    return torch.einsum("mbc,bc->m", member_logits - combined, residual) / (len(labels) * total)
+
+
 COMBINERS: Mapping[str, Callable[..., nn.Module]] = {"mean": Mean, "weighted": Weighted, "label-count": LabelCount}
 
 

@@ -10,15 +10,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..method import Snapshot
 from ..seeds import seeded_torch
-from .pool import Pool
+from .pool import Pool, dequantize, quantize
 from .synthesis import frozen
 
 if TYPE_CHECKING:
     from ..method import Job, Progress, State
+
+SHOWN = 64  # images in the report
 
 
 @dataclass
@@ -45,6 +47,18 @@ class Stage:
         begin = time.perf_counter()
         yield
         self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - begin
+
+    def sample(self, newest: int) -> Tensor | None:
+        """Return up to 64 of the newest images for the report, uint8 [N, ch, H, W] on the CPU; None without any.
+
+        Args:
+            newest: How many count as the newest.
+        """
+        if not len(self.pool):
+            return None
+        images = self.pool.columns["images"]
+        chosen = torch.linspace(max(0, len(images) - newest), len(images) - 1, SHOWN).long()
+        return quantize(dequantize(images[chosen])).cpu()
 
     def snapshot(self, epoch: int) -> Snapshot:
         """Return the state after ``epoch`` epochs, in copies; the pool's rows count as saved from now on."""

@@ -5,6 +5,8 @@ Letters: B batch, C classes; sm is the softmax over classes.
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -56,6 +58,82 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
         A scalar.
     """
     return F.cross_entropy(logits, labels)
+
+
+def hard_cross_entropy(logits: Tensor, labels: Tensor, exponent: float = 1.0) -> Tensor:
+    """Return ``mean_i (1 - p_i)^exponent * -log p_i`` with ``p_i = sm(logits_i)[y_i]``; L_H of Co-Boosting.
+
+    Its Eqs. (5), (6): samples that the ensemble already labels rightly count less. The factor is a constant for the
+    gradient, as in the published code.
+
+    Args:
+        logits: [B, C], unnormalised.
+        labels: Classes [B], whole numbers in [0, C).
+        exponent: At least 0; at 0 this is :func:`cross_entropy`.
+
+    Returns:
+        A scalar.
+    """
+    losses = F.cross_entropy(logits, labels, reduction="none")
+    difficulty = (1 - (-losses.detach()).exp()) ** exponent
+    return (difficulty * losses).mean()
+
+
+def information(logits: Tensor) -> Tensor:
+    """Return ``sum_c q_c log10 q_c``, q the batch mean of sm(logits): minus the entropy of the classes in a batch.
+
+    L_ie of DAFL (Chen et al., ICCV 2019, section 3.3), with the logarithm of its published code. Least, -log10 C, where
+    every class is equally likely.
+
+    Args:
+        logits: [B, C], unnormalised.
+
+    Returns:
+        A scalar, at most zero.
+    """
+    share = torch.softmax(logits, dim=1).mean(0)
+    return torch.xlogy(share, share).sum() / math.log(10)
+
+
+def jensen_shannon(student: Tensor, teacher: Tensor, temperature: float = 3.0) -> Tensor:
+    """Return how far two predictions are apart, ``(KL(M||P) + KL(M||Q)) / 2`` with M = (P + Q) / 2.
+
+    P and Q are sm(s / T) and sm(t / T), all three clamped to [0.01, 0.99]: the competition of Adaptive DeepInversion
+    (Yin et al., CVPR 2020, section 3.2), in the order of its published code; the paper writes KL(P||M), KL(Q||M).
+
+    Args:
+        student: Logits [B, C], unnormalised.
+        teacher: Logits [B, C], unnormalised.
+        temperature: T > 0.
+
+    Returns:
+        A scalar, averaged over the batch.
+    """
+    p, q = (torch.softmax(logits / temperature, dim=1) for logits in (student, teacher))
+    middle = ((p + q) / 2).clamp(0.01, 0.99)
+    p, q = p.clamp(0.01, 0.99), q.clamp(0.01, 0.99)
+    return 0.5 * (middle * (2 * middle.log() - p.log() - q.log())).sum(1).mean()
+
+
+def total_variation(images: Tensor) -> Tensor:
+    """Return the L2 norms of an image batch's first differences: across, down, and along both diagonals, summed.
+
+    The regulariser of DeepInversion (Yin et al., CVPR 2020, R_TV) in the form of its published code: four norms over
+    the whole batch, not squared.
+
+    Args:
+        images: [B, ch, H, W].
+
+    Returns:
+        A scalar, at least zero.
+    """
+    differences = (
+        images[..., :, :-1] - images[..., :, 1:],
+        images[..., :-1, :] - images[..., 1:, :],
+        images[..., :-1, :-1] - images[..., 1:, 1:],
+        images[..., 1:, :-1] - images[..., :-1, 1:],
+    )
+    return torch.stack([torch.linalg.vector_norm(part) for part in differences]).sum()
 
 
 def _kl(p_logits: Tensor, q_logits: Tensor, temperature: float) -> Tensor:

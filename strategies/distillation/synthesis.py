@@ -46,7 +46,8 @@ class Recipe:
 
     Attributes:
         steps: T_G, optimiser steps.
-        lr: Adam's learning rate, betas (0.5, 0.999); the optimiser is new for each batch.
+        lr: Adam's learning rate; the optimiser is new for each batch.
+        betas: Its averages' decay.
         clip: Largest norm of the generator's gradient; 0 does not clip.
         optimize_noise: Whether the noise is a leaf that Adam moves together with the generator.
         keep: ``"best"`` returns the images of the lowest total loss, ``"last"`` those of the generator after its
@@ -56,6 +57,7 @@ class Recipe:
 
     steps: int = 30
     lr: float = 1e-3
+    betas: tuple[float, float] = (0.5, 0.999)
     clip: float = 0.0
     optimize_noise: bool = True
     keep: str = "best"
@@ -92,7 +94,7 @@ def synthesize(
     noise = noise.detach().clone().requires_grad_(recipe.optimize_noise)
     terms = [term for term in terms if term.weight]
     leaves = [*generator.parameters(), *([noise] if recipe.optimize_noise else [])]
-    optimizer = torch.optim.Adam(leaves, lr=recipe.lr, betas=(0.5, 0.999), fused=True)
+    optimizer = torch.optim.Adam(leaves, lr=recipe.lr, betas=recipe.betas, fused=True)
     generator.train()
     best = torch.full((), float("inf"), device=noise.device)
     kept = losses = None

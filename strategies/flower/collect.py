@@ -15,8 +15,9 @@ from flwr.serverapp import Grid
 from ..errors import QuorumError, StoreError, UploadError
 from ..stage import TRAFFIC_FILE
 from ..store.files import read_json, write_json
+from ..upload_checks import Signature
 from .exchange import Exchange
-from .messages import Request, Signature, count_bytes, is_anonymous, read_reply
+from .messages import Request, count_bytes, is_anonymous, read_reply
 
 if TYPE_CHECKING:
     from ..store.run_folder import RoundFolder

@@ -16,19 +16,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 
 from ..client import CLIENT_NAME
 from ..errors import UploadError
-from ..seeds import seeded_torch
+from ..upload_checks import Signature, check_finite, check_keys, check_label_counts, check_num_examples, check_size
 from .decoding import decode_array
 
 if TYPE_CHECKING:
-    from ..method import ModelBuilder, State
-
-# Key of a state_dict -> shape and dtype name, for example ((6, 1, 5, 5), "float32").
-Signature = Mapping[str, tuple[tuple[int, ...], str]]
+    from ..method import State
 
 ANONYMOUS = re.compile(r"anonymous-[0-9a-f]{12}(-[0-9]+)?")
 
@@ -94,29 +90,6 @@ class Reply:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
-class Signatures(Mapping[str, Signature]):
-    """The state_dict signature of every known architecture, each model built once, when first asked for."""
-
-    def __init__(self, builders: Mapping[str, ModelBuilder]) -> None:
-        self._builders = builders
-        self._known: dict[str, Signature] = {}
-
-    def __getitem__(self, name: str) -> Signature:
-        if name not in self._known:
-            with seeded_torch(0):
-                state = self._builders[name]().state_dict()
-            self._known[name] = {
-                key: (tuple(value.shape), str(value.dtype).removeprefix("torch.")) for key, value in state.items()
-            }
-        return self._known[name]
-
-    def __iter__(self) -> Any:
-        return iter(self._builders)
-
-    def __len__(self) -> int:
-        return len(self._builders)
-
-
 def read_reply(
     content: RecordDict, signatures: Mapping[str, Signature], *, num_classes: int, max_bytes: int, sender: str
 ) -> Reply:
@@ -144,11 +117,7 @@ def read_reply(
             raise UploadError(f"{sender}: upload.held needs upload.client, which is missing")
         return Reply(client=client, architecture="", held=True)
     arrays = _only_arrays(content, sender)
-    size = sum(len(array.data) for array in arrays.values())
-    if size > max_bytes:
-        raise UploadError(
-            f"{sender}: arrays are {size / 2**20:.1f} MiB, allowed are {max_bytes / 2**20:.1f} MiB (max-upload-mib)"
-        )
+    check_size(sum(len(array.data) for array in arrays.values()), max_bytes, f"{sender}: arrays")
     architecture = _architecture(facts, arrays, signatures, sender)
     state = _decode(arrays, signatures[architecture], architecture, sender)
     metrics = content.metric_records.get("metrics") or next(iter(content.metric_records.values()), MetricRecord())
@@ -229,17 +198,12 @@ def _architecture(facts: ConfigRecord, arrays: ArrayRecord, signatures: Mapping[
 def _decode(arrays: ArrayRecord, wanted: Signature, architecture: str, sender: str) -> State:
     import torch
 
-    missing, extra = sorted(set(wanted) - set(arrays)), sorted(set(arrays) - set(wanted))
-    if missing or extra:
-        raise UploadError(
-            f"{sender}: arrays do not fit architecture {architecture!r}: "
-            f"missing {_some(missing)}; not expected {_some(extra)}"
-        )
+    check_keys(arrays, wanted, architecture, f"{sender}: arrays")
     state: State = {}
     for key, (shape, dtype) in wanted.items():
-        array = decode_array(arrays[key], shape, dtype, f"{sender}: arrays[{key!r}]")
-        if not np.all(np.isfinite(array)):
-            raise UploadError(f"{sender}: arrays[{key!r}] holds NaN or Inf; allowed are finite values")
+        what = f"{sender}: arrays[{key!r}]"
+        array = decode_array(arrays[key], shape, dtype, what)
+        check_finite(array, what)
         state[key] = torch.from_numpy(array)
     return state
 
@@ -248,10 +212,7 @@ def _num_examples(metrics: MetricRecord, pretrained: bool, sender: str) -> int |
     value = metrics.get("num-examples")
     if value is None and pretrained:
         return None
-    if not isinstance(value, (int, float)) or not 0 < value < 2**63 or value != int(value):
-        shown = "missing" if value is None else repr(value)[:80]
-        raise UploadError(f"{sender}: metrics['num-examples'] is {shown}: allowed is a positive whole number")
-    return int(value)
+    return check_num_examples(value, f"{sender}: metrics['num-examples']")
 
 
 def _label_counts(
@@ -260,18 +221,5 @@ def _label_counts(
     counts = facts.get("label-counts")
     if counts is None or counts == []:
         return None
-    whole = tuple(c for c in counts if type(c) is int and c >= 0) if isinstance(counts, list) else ()
-    if not isinstance(counts, list) or not len(whole) == len(counts) == num_classes:
-        raise UploadError(
-            f"{sender}: upload.label-counts is {str(counts)[:80]}: allowed are {num_classes} whole numbers from 0"
-        )
-    if num_examples is not None and sum(whole) != num_examples:
-        raise UploadError(
-            f"{sender}: upload.label-counts sum to {sum(whole)}, but metrics['num-examples'] is {num_examples}"
-        )
-    return whole
-
-
-def _some(names: list[str]) -> str:
-    shown = ", ".join(name[:80] for name in names[:4])
-    return "nothing" if not names else shown + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+    what, total = f"{sender}: upload.label-counts", "metrics['num-examples']"
+    return check_label_counts(counts, num_classes, what, num_examples=num_examples, total=total)

@@ -56,6 +56,7 @@ class OneShot(Strategy):
         fraction_evaluate: Share of the nodes that evaluate the resulting student at the end.
         seed: Every random draw of the server follows from it.
         options: Settings that most users leave alone.
+        proxy: Real images without labels, uint8 [N, ch, H, W], for methods that need them.
         observer: ``(epoch, module) -> scores``, recorded after every server epoch; the method never sees them.
         facts: Written to run.json beside what is known here.
 
@@ -80,6 +81,7 @@ class OneShot(Strategy):
         fraction_evaluate: float = 0.0,
         seed: int = 0,
         options: RunOptions | None = None,
+        proxy: torch.Tensor | None = None,
         observer: Observer | None = None,
         facts: Mapping[str, Any] | None = None,
     ) -> None:
@@ -104,6 +106,7 @@ class OneShot(Strategy):
             seed=seed,
             threads=options.threads or all_cores(),
             device=options.device,
+            proxy=proxy,
             observer=observer,
         )
         self.evaluate_model = evaluate_model

@@ -25,9 +25,10 @@ from ..stage import (
     run_stage,
     unpin_clients,
 )
+from ..upload_checks import Signature, Signatures
 from .collect import Collector, Traffic
 from .exchange import is_simulation
-from .messages import Request, Signature, Signatures
+from .messages import Request
 from .models import check_student
 
 if TYPE_CHECKING:

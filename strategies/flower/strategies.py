@@ -39,6 +39,30 @@ class LabelCountEnsemble(OneShot):
     __init__ = partialmethod(OneShot.__init__, METHODS["label-count-ensemble"])
 
 
+class FedDF(OneShot):
+    """FedDF: the ensemble distilled on real, unlabelled images of the server (``proxy=``)."""
+
+    __init__ = partialmethod(OneShot.__init__, METHODS["feddf"])
+
+
+class FDAFL(OneShot):
+    """F-DAFL: data-free learning from the ensemble with a generator."""
+
+    __init__ = partialmethod(OneShot.__init__, METHODS["f-dafl"])
+
+
+class FADI(OneShot):
+    """F-ADI: adaptive inversion of the ensemble, without a generator."""
+
+    __init__ = partialmethod(OneShot.__init__, METHODS["f-adi"])
+
+
+class CoBoosting(OneShot):
+    """Co-Boosting: the synthetic images and the weights of the ensemble make each other better, epoch by epoch."""
+
+    __init__ = partialmethod(OneShot.__init__, METHODS["co-boosting"])
+
+
 class Dense(OneShot):
     """DENSE (FedSyn): a generator trained against the ensemble, a student distilled on its images."""
 

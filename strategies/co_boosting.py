@@ -1,0 +1,240 @@
+"""Co-Boosting: the ensemble and the images it is distilled on make each other better, epoch by epoch.
+
+Paper: Dai, Zhang, Li, Liu, Yang, Han, Enhancing One-Shot Federated Learning Through Data and Ensemble Co-Boosting,
+    ICLR 2024, https://arxiv.org/abs/2402.15070. Read version: the ICLR one, and the authors' code.
+Symbols: A_w(x) -> teacher, logits weighted by w; f_S -> student; G -> generator; T -> epochs; T_G -> generator_steps;
+    beta -> adversarial_weight; epsilon -> perturbation_size; mu -> reweighting_step; D_S -> pool.
+Where: hard-sample loss L_H, Eqs. (5), (6) -> losses.hard_cross_entropy; L_A, Eq. (7), and their sum, Eq. (8) ->
+    _Server.synthesize; diversification, Eqs. (9), (10) -> _Server.perturb; reweighting, Eqs. (11), (12) ->
+    _Server.reweight with combiners.weighted_mean_gradient; Algorithm 1 -> _Server.epoch.
+Deviations: the defaults are those of the published code where it differs from the text, since its figures come from
+    there: L_A at temperature 3 with factor 9; the perturbation is the sign of the gradient of softened probabilities,
+    in normalised space; the weights see the pool of earlier epochs, and their step shrinks by 0.99 per epoch; the
+    ensemble divides by the sum of w, so that the weights are clipped to [0, 1] and not normalised. The step mu is
+    0.1 / M as in the text, which at ten clients is the code's 0.01. Preset "paper" is the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .distillation import settings
+from .distillation.combiners import Weighted, weighted_mean_gradient
+from .distillation.epochs import Stage, run_epochs, weights_of
+from .distillation.generated import Batch, GeneratedImages
+from .distillation.learner import Learner, teacher_of
+from .distillation.losses import hard_cross_entropy, soft_kl
+from .distillation.pool import Pool, shuffled_batches
+from .distillation.settings import DistillOptions, PoolOptions, SynthesisOptions
+from .distillation.synthesis import Term, View
+from .method import EnsembleSpec, Method, Need, Outcome
+from .options import check, option
+from .seeds import generator
+
+if TYPE_CHECKING:
+    from .method import Job, Progress
+
+
+@dataclass(frozen=True)
+class CoBoostingConfig(DistillOptions, PoolOptions, SynthesisOptions):
+    """Options of Co-Boosting; the defaults are the published code's, at the paper's 500 epochs.
+
+    Its ablation (Table 7) switches off: GHS by ``hard_exponent=0, adversarial_weight=0``, DHS by
+    ``perturbation="none"``, EE by ``reweighting=False``.
+    """
+
+    hard_exponent: float = option(1.0, "power of 1 - p in the hard-sample loss L_H; 0: plain cross-entropy", low=0.0)
+    adversarial_weight: float = option(1.0, "weight beta of the disagreement loss L_A; 0: none", low=0.0)
+    adversarial_temperature: float = option(3.0, "its temperature, with the square as a factor", above=0.0)
+    perturbation: str = option(
+        "sign", "change of the images the student learns from: by the gradient's sign, along it, or none",
+        choices=("sign", "l2", "none"),
+    )  # fmt: skip
+    perturbation_size: float = option(8 / 255, "its size epsilon, in normalised pixels", above=0.0)
+    perturbation_temperature: float = option(4.0, "temperature of the probabilities it is the gradient of", above=0.0)
+    reweighting: bool = option(True, "the clients' weights w are learned; false: they stay equal")
+    reweighting_step: float = option(0.0, "step mu of the weights; 0: 0.1 / number of clients", low=0.0)
+    reweighting_decay: float = option(0.99, "what mu is multiplied by every epoch", above=0.0, high=1.0)
+    reweighting_data: str = option(
+        "earlier", "images the weights see: those of earlier epochs, or the newest too", choices=("earlier", "all")
+    )
+    reweighting_images: str = option(
+        "all",
+        "which of them: all, or those that the ensemble puts into their intended class",
+        choices=("all", "agreed"),
+    )
+
+    def __post_init__(self) -> None:
+        check(self, "co-boosting")
+        settings.check_pool(self, "co-boosting")
+
+    @classmethod
+    def preset(cls, name: str, **changes: Any) -> CoBoostingConfig:
+        """Return the settings of a publication, with some changes.
+
+        Args:
+            name: ``"default"``; ``"paper"`` (the text); ``"published-code"`` (its script on CIFAR; on other data sets
+                its pool augmentation is ``"none"``).
+            **changes: Fields to set otherwise.
+
+        Raises:
+            OptionError: The name is unknown or a change is out of range.
+        """
+        return settings.preset(cls, PRESETS, name, **changes)
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "paper": {
+        "keep_images": "last",
+        "optimize_noise": False,
+        "generator_clip": 0.0,
+        "adversarial_temperature": 1.0,
+        "perturbation": "l2",
+        "reweighting_decay": 1.0,
+        "reweighting_data": "all",
+        "weight_decay": 0.0,
+        "schedule": "constant",
+        "student_clip": 0.0,
+    },
+    "published-code": {"epochs": 200, "reweighting_step": 0.01, "pool_augmentation": "crop-flip"},
+}
+
+
+def fit(job: Job, progress: Progress) -> Outcome:
+    """Run the server stage; the results are the last epoch's student and the ensemble with its final weights."""
+    server = _Server(job, progress)
+    run_epochs(job, progress, server.stage, epochs=job.config.epochs, step=server.epoch)
+    weights = weights_of(server.combiner)
+    return Outcome(
+        student=weights_of(server.learner.student),
+        ensemble=EnsembleSpec(tuple(upload.client for upload in job.uploads), "weighted", weights),
+        timings=server.stage.seconds,
+        images=server.stage.sample(job.config.synthesis_batch_size),
+    )
+
+
+class _Server:
+    """What one run of Co-Boosting works with, and what an epoch does with it."""
+
+    def __init__(self, job: Job, progress: Progress) -> None:
+        config: CoBoostingConfig = job.config
+        self.job, self.config, self.progress = job, config, progress
+        self.combiner = Weighted([1 / len(job.uploads)] * len(job.uploads))
+        self.teacher = teacher_of(job, self.combiner, config)
+        self.learner = Learner(job, self.teacher, config, augmentation=config.pool_augmentation)
+        self.images = GeneratedImages(job, config)
+        modules: dict[str, torch.nn.Module] = {"student": self.learner.student, "weights": self.combiner}
+        if not config.generator_reset:
+            modules["generator"] = self.images.generator
+        self.stage = Stage(modules, self.learner.optimizer, Pool(config.pool_cap, job.device))
+
+    def epoch(self, epoch: int) -> dict[str, float]:
+        """One epoch in the order of the published code; Algorithm 1 adds the images before it reweighs."""
+        config, pool = self.config, self.stage.pool
+        tick = partial(self.progress.report, epoch, config.epochs)
+        with self.stage.clock("synthesis"):
+            batch = self.synthesize(epoch, tick)
+        with self.stage.clock("reweighting"):
+            if config.reweighting and config.reweighting_data == "earlier":
+                self.reweight(epoch)
+            pool.add(**self.remembered(batch))
+            if config.reweighting and config.reweighting_data == "all":
+                self.reweight(epoch)
+        with self.stage.clock("distillation"):
+            perturb = None if config.perturbation == "none" else self.perturb
+            loss = self.learner.learn(self.table(), epoch, perturb=perturb, tick=tick)
+        weights = self.combiner.weights / self.combiner.weights.sum()
+        return {**batch.losses, "distillation": loss, "largest-weight": float(weights.max())}
+
+    def synthesize(self, epoch: int, tick: Callable[[], None]) -> Batch:
+        """Make the images of an epoch; the loss is L_H + beta L_A, Eq. (8)."""
+        config = self.config
+
+        def hard(view: View) -> Tensor:
+            return hard_cross_entropy(view.teacher, view.labels, config.hard_exponent)
+
+        def disagreement(view: View) -> Tensor:
+            assert view.student is not None  # noqa: S101  computed whenever this term has a weight
+            return -soft_kl(view.student, view.teacher, config.adversarial_temperature)
+
+        return self.images.batch(
+            epoch,
+            self.teacher,
+            self.learner.student if config.adversarial_weight else None,
+            terms=[Term("hard", 1.0, hard), Term("adversarial", config.adversarial_weight, disagreement)],
+            tick=tick,
+        )
+
+    def remembered(self, batch: Batch) -> dict[str, Tensor]:
+        """Return the pool's rows for new images.
+
+        Where images are read unchanged, the clients' logits on them are the same for ever, whatever w becomes.
+        """
+        rows = self.config.stored(batch.images, batch.labels)
+        if self.learner.reads_unchanged and (self.config.reweighting or self.config.perturbation == "none"):
+            rows["members"] = self.learner.member_logits(rows["images"])
+        return rows
+
+    def table(self) -> dict[str, Tensor]:
+        """Return the pool, with the ensemble's logits under the current weights where the clients' are known."""
+        columns = self.stage.pool.columns
+        if "members" not in columns or self.config.perturbation != "none":
+            return columns
+        return {**columns, "logits": self.combiner(columns["members"].transpose(0, 1))}
+
+    @torch.no_grad()
+    def reweight(self, epoch: int) -> None:
+        """Pass once over the pool and move w by one signed step per batch, Eqs. (11), (12)."""
+        config, weights = self.config, self.combiner.weights
+        step = (config.reweighting_step or 0.1 / len(weights)) * config.reweighting_decay**epoch
+        for logits, labels in self.judgements(epoch):
+            if config.reweighting_images == "agreed":
+                agreed = self.combiner(logits).argmax(1) == labels
+                logits, labels = logits[:, agreed], labels[agreed]
+            if not len(labels):
+                continue
+            moved = (weights - step * weighted_mean_gradient(weights, logits, labels).sign()).clamp(0, 1)
+            # All weights at zero would leave no ensemble; neither the paper nor its code says what then.
+            weights.copy_(torch.where(moved.sum() < 1e-8, weights, moved))
+
+    def judgements(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Pass once over the pool in a random order; yield the clients' logits [M, B, C] and intended labels [B]."""
+        columns, rng = self.stage.pool.columns, generator(self.job.seed, "reweighting", epoch)
+        if "members" in columns:
+            known = {name: columns[name] for name in ("members", "labels")}
+            for rows in shuffled_batches(known, self.config.batch_size, rng, most=self.config.steps_per_epoch):
+                yield rows["members"].transpose(0, 1), rows["labels"]
+        elif columns:
+            for inputs, rows in self.learner.read(columns, rng):
+                yield self.teacher.member_logits(inputs), rows["labels"]
+
+    def perturb(self, inputs: Tensor, rng: torch.Generator) -> Tensor:
+        """Move normalised images [B, ch, H, W] to where the ensemble's prediction changes most, Eq. (10)."""
+        config = self.config
+        inputs = inputs.detach().requires_grad_()
+        logits = self.teacher(inputs)
+        directions = torch.rand(logits.shape, generator=rng).mul_(2).sub_(1).to(logits.device)
+        if config.perturbation == "sign":
+            logits = torch.softmax(logits / config.perturbation_temperature, dim=1)
+        (gradient,) = torch.autograd.grad((directions * logits).sum(), inputs)
+        if config.perturbation == "sign":
+            return torch.add(inputs.detach(), gradient.sign(), alpha=config.perturbation_size)
+        norms = torch.linalg.vector_norm(gradient, dim=(1, 2, 3), keepdim=True).clamp_min(1e-12)
+        return torch.addcdiv(inputs.detach(), gradient, norms, value=config.perturbation_size)
+
+
+METHOD = Method(
+    name="co-boosting",
+    title="Co-Boosting",
+    source="Dai et al., ICLR 2024",
+    config=CoBoostingConfig,
+    fit=fit,
+    needs=frozenset({Need.SIDES_OF_FOUR}),
+)

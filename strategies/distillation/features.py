@@ -1,0 +1,42 @@
+"""What frozen members see just before their last layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+@contextmanager
+def penultimate_features(members: Iterable[nn.Module]) -> Iterator[Callable[[], Tensor | None]]:
+    """Watch the inputs of the members' last linear layers during a block.
+
+    Yields:
+        A callable that returns their mean over the members [B, F] in the last forward pass; None if a member has no
+        linear layer or the members' features differ in length.
+    """
+    seen: dict[int, Tensor] = {}
+    members = list(members)
+    last = [([None] + [layer for layer in member.modules() if isinstance(layer, nn.Linear)])[-1] for member in members]
+
+    def watch(member: int) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+        # One slot per member: a forward pass that is repeated for its gradients fills it again.
+        def keep(_: nn.Module, inputs: tuple[Any, ...]) -> None:
+            seen[member] = inputs[0]
+
+        return keep
+
+    def mean() -> Tensor | None:
+        if len(seen) < len(members) or len({tuple(features.shape) for features in seen.values()}) != 1:
+            return None
+        return torch.stack([seen[member] for member in range(len(members))]).mean(0)
+
+    hooks = [layer.register_forward_pre_hook(watch(member)) for member, layer in enumerate(last) if layer is not None]
+    try:
+        yield mean
+    finally:
+        for hook in hooks:
+            hook.remove()

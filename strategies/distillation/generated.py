@@ -1,0 +1,88 @@
+"""Synthetic images from a generator: one batch per server epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ..seeds import generator, seeded_torch
+from .augment import AUGMENTATIONS, Standardize
+from .ensemble import Ensemble, fast_layout
+from .generators import DenseGenerator
+from .synthesis import Term, View, frozen, synthesize
+
+if TYPE_CHECKING:
+    from ..method import Job
+    from .settings import SynthesisOptions
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a synthesis ends with.
+
+    Attributes:
+        images: Pixels [b, ch, H, W] in [0, 1].
+        labels: The classes they were meant to have [b].
+        losses: The last step's loss terms by name, their weighted sum as ``"generator"``.
+    """
+
+    images: Tensor
+    labels: Tensor
+    losses: dict[str, float]
+
+
+class GeneratedImages:
+    """A generator that is trained against the ensemble for some steps and gives one batch each time.
+
+    Args:
+        job: Gives the shape of images, the number of classes, the seed and the device.
+        options: Of the synthesis.
+    """
+
+    def __init__(self, job: Job, options: SynthesisOptions) -> None:
+        self.job, self.options = job, options
+        with seeded_torch(job.seed, "generator"):  # its initialisation draws from torch's global state
+            self.generator = fast_layout(DenseGenerator(options.latent, job.input_shape).to(job.device))
+        self.generator.reset(generator(job.seed, "generator"))
+        self._standardize = Standardize(job.normalization).to(job.device)
+
+    def batch(
+        self,
+        epoch: int,
+        teacher: Ensemble,
+        student: torch.nn.Module | None,
+        *,
+        terms: Sequence[Term],
+        sort_labels: bool = False,
+        tick: Callable[[], None] = lambda: None,
+    ) -> Batch:
+        """Make the batch of an epoch.
+
+        Args:
+            epoch: From 0; gives the noise, the labels and the augmentation.
+            teacher: The ensemble.
+            student: Seen by terms that use ``View.student``, held in eval mode; None if no term does.
+            terms: The generator's loss.
+            sort_labels: Whether the labels come in ascending order.
+            tick: Called after each step.
+        """
+        options, device = self.options, self.job.device
+        rng = generator(self.job.seed, "synthesis", epoch)
+        if options.generator_reset:
+            self.generator.reset(rng)
+        noise = torch.randn(options.synthesis_batch_size, options.latent, generator=rng).to(device)
+        labels = torch.randint(self.job.num_classes, (len(noise),), generator=rng)
+        labels = (labels.sort().values if sort_labels else labels).to(device)
+        augment = AUGMENTATIONS[options.synthesis_augmentation]
+
+        def look(images: Tensor) -> View:
+            inputs = self._standardize(augment(images, rng))
+            return View(images, inputs, labels, teacher(inputs), student(inputs) if student is not None else None)
+
+        with frozen(student if student is not None else torch.nn.Module()):
+            images, losses = synthesize(self.generator, noise, look, terms=terms, recipe=options.recipe(), tick=tick)
+        return Batch(images, labels, losses)

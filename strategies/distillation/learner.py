@@ -1,0 +1,132 @@
+"""The student of a server stage, and its one way to learn from the teacher."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from ..outcomes import fresh_student
+from ..seeds import generator
+from .augment import AUGMENTATIONS, Standardize
+from .distill import distill
+from .ensemble import Ensemble, fast_layout
+from .epochs import learning_rate
+from .pool import dequantize, shuffled_batches
+
+if TYPE_CHECKING:
+    from ..method import Job
+    from .settings import DistillOptions
+
+Perturb = Callable[[Tensor, torch.Generator], Tensor]
+
+
+def teacher_of(job: Job, combiner: nn.Module, options: DistillOptions, *, watched: bool = False) -> Ensemble:
+    """Return the ensemble of a job's uploads, in the arithmetic that its options ask for.
+
+    Args:
+        job: Its uploads, builders and device.
+        combiner: A module [M, B, C] -> [B, C].
+        options: Of the distillation.
+        watched: Whether a loss looks at the members' layers, which must then stay as they are.
+    """
+    return Ensemble.from_uploads(job.uploads, job.builders, combiner, device=job.device)
+
+
+class Learner:
+    """A student, its optimiser, and the teacher whose logits it is pulled to.
+
+    Args:
+        job: Gives the student's architecture and start, the seed and the device.
+        teacher: The ensemble.
+        options: Of the distillation.
+        augmentation: A key of ``AUGMENTATIONS``: how images are changed each time they are read.
+    """
+
+    def __init__(self, job: Job, teacher: Ensemble, options: DistillOptions, *, augmentation: str = "none") -> None:
+        self.job, self.teacher, self.options = job, teacher, options
+        self.student = fast_layout(fresh_student(job))
+        self.standardize = Standardize(job.normalization).to(job.device)
+        self.optimizer = _optimizer(self.student, options)
+        self._augment, self.reads_unchanged = AUGMENTATIONS[augmentation], augmentation == "none"
+
+    def learn(
+        self,
+        table: Mapping[str, Tensor],
+        epoch: int,
+        *,
+        perturb: Perturb | None = None,
+        tick: Callable[[], None] = lambda: None,
+    ) -> float:
+        """Pass once over a table of images, one optimiser step per batch, and return the mean loss.
+
+        Args:
+            table: ``images`` [N, ch, H, W], uint8 or in [0, 1]; where they are read unchanged, ``logits`` [N, C] of
+                the teacher may come with them and save its forward pass.
+            epoch: From 0; gives the order, the augmentation and the learning rate.
+            perturb: A change of the normalised images [B, ch, H, W] that teacher and student both see.
+            tick: Called after each step.
+        """
+        options = self.options
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(options.schedule, options.student_lr, epoch, options.epochs)
+        return distill(
+            self.student,
+            self._lessons(table, epoch, perturb),
+            self.optimizer,
+            temperature=options.kd_temperature,
+            clip=options.student_clip,
+            tick=tick,
+        )
+
+    @torch.no_grad()
+    def with_logits(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Add the teacher's ``logits`` [N, C] where images are read unchanged: there they are the same for ever."""
+        if not self.reads_unchanged:
+            return dict(rows)
+        parts = [self.teacher(self._inputs(part)) for part in torch.split(rows["images"], self.options.batch_size)]
+        return {**rows, "logits": torch.cat(parts)}
+
+    def read(self, table: Mapping[str, Tensor], rng: torch.Generator) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+        """Pass once over a table in a random order; yield normalised images [B, ch, H, W] with their rows."""
+        options = self.options
+        for rows in shuffled_batches(table, options.batch_size, rng, most=options.steps_per_epoch):
+            yield self._inputs(rows["images"], rng), rows
+
+    def _inputs(self, images: Tensor, rng: torch.Generator | None = None) -> Tensor:
+        pixels = dequantize(images.to(self.job.device))
+        inputs: Tensor = self.standardize(pixels if rng is None else self._augment(pixels, rng))
+        return inputs
+
+    def _lessons(
+        self, table: Mapping[str, Tensor], epoch: int, perturb: Perturb | None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        rng = generator(self.job.seed, "distillation", epoch)
+        for inputs, rows in self.read(table, rng):
+            if perturb is not None:
+                inputs = perturb(inputs, rng)
+            known = rows.get("logits") if perturb is None and self.reads_unchanged else None
+            yield inputs, self._teach(inputs) if known is None else known
+
+    @torch.no_grad()
+    def member_logits(self, images: Tensor) -> Tensor:
+        """Return the clients' logits [N, M, C] on images [N, ch, H, W] that are read unchanged."""
+        parts = [
+            self.teacher.member_logits(self._inputs(part)) for part in torch.split(images, self.options.batch_size)
+        ]
+        return torch.cat(parts, dim=1).transpose(0, 1).contiguous()
+
+    @torch.no_grad()
+    def _teach(self, inputs: Tensor) -> Tensor:
+        logits: Tensor = self.teacher(inputs)
+        return logits
+
+
+def _optimizer(student: nn.Module, options: DistillOptions) -> torch.optim.Optimizer:
+    if options.optimizer == "adam":
+        return torch.optim.Adam(student.parameters(), options.student_lr, weight_decay=options.weight_decay)
+    return torch.optim.SGD(
+        student.parameters(), options.student_lr, options.momentum, weight_decay=options.weight_decay
+    )

@@ -1,0 +1,147 @@
+"""F-ADI: adaptive inversion (DeepInversion) of the ensemble of the uploaded models; no generator, pixels are optimised.
+
+Paper: Yin, Molchanov, Alvarez, Li, Mallya, Hoiem, Jha, Kautz, Dreaming to Distill: Data-Free Knowledge Transfer via
+    DeepInversion, CVPR 2020, https://arxiv.org/abs/1912.08795; brought to one-shot federated learning as a baseline
+    of DENSE and Co-Boosting. Read version: a summary of the paper and of its code.
+Symbols: A(x) -> teacher, the mean of logits; x -> pixels, in the models' normalised input space; alpha_tv, alpha_l2 ->
+    tv_weight, l2_weight; alpha_f -> bn_weight; alpha_c -> competition_weight.
+Where: R_prior, Eq. (3) -> losses.total_variation and _l2; R_feature, Eq. (4) -> batchnorm; R_compete, Eq. (8) ->
+    losses.jensen_shannon; the sum, Eq. (10) -> _Server.synthesize.
+Deviations: the papers that compare with it do not say how long or at what rate they invert. Every server epoch inverts
+    one batch, for as many steps as the other methods train their generator; rate 0.1 with alpha_tv = 1e-3 is what
+    the published code calls the better setting. The batch-normalisation statistics are those of every client's own
+    layers, averaged over the clients; without such layers only the prior is left. The images kept are those of the
+    lowest loss: the published code means to, but keeps an alias of the last ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from .distillation import settings
+from .distillation.batchnorm import batchnorm_loss
+from .distillation.combiners import Mean
+from .distillation.epochs import Stage, run_epochs, weights_of
+from .distillation.generated import Batch
+from .distillation.inversion import Pixels, jitter
+from .distillation.learner import Learner, teacher_of
+from .distillation.losses import cross_entropy, jensen_shannon, total_variation
+from .distillation.pool import Pool
+from .distillation.settings import DistillOptions, PoolOptions
+from .distillation.synthesis import Recipe, Term, View, frozen, synthesize
+from .method import Method, Outcome
+from .options import check, option
+from .seeds import generator
+
+if TYPE_CHECKING:
+    from .method import Job, Progress
+
+
+@dataclass(frozen=True)
+class FAdiConfig(DistillOptions, PoolOptions):
+    """Options of F-ADI; the shared ones are Co-Boosting's, the others DeepInversion's on CIFAR-10."""
+
+    inversion_steps: int = option(30, "steps per epoch on one batch of pixels", low=1)
+    inversion_lr: float = option(0.1, "Adam's learning rate of the pixels", above=0.0)
+    inversion_batch_size: int = option(128, "images made per epoch", low=2)
+    keep_images: str = option("best", "images kept: of the lowest loss, or the last", choices=("best", "last"))
+    jitter: int = option(2, "most pixels the images are rolled by before each step", low=0)
+    tv_weight: float = option(1e-3, "weight alpha_tv of the total variation", low=0.0)
+    l2_weight: float = option(0.0, "weight alpha_l2 of the images' norm", low=0.0)
+    bn_weight: float = option(10.0, "weight alpha_f of the batch-normalisation loss", low=0.0)
+    competition_weight: float = option(10.0, "weight alpha_c of the competition with the student", low=0.0)
+    competition_temperature: float = option(3.0, "its temperature", above=0.0)
+
+    def __post_init__(self) -> None:
+        check(self, "f-adi")
+        settings.check_pool(self, "f-adi")
+
+
+def fit(job: Job, progress: Progress) -> Outcome:
+    """Run the server stage: T epochs of inversion and distillation; the result is the last epoch's student."""
+    server = _Server(job, progress)
+    run_epochs(job, progress, server.stage, epochs=job.config.epochs, step=server.epoch)
+    return Outcome(
+        student=weights_of(server.learner.student),
+        timings=server.stage.seconds,
+        images=server.stage.sample(job.config.inversion_batch_size),
+    )
+
+
+class _Server:
+    """What one run of F-ADI works with, and what an epoch does with it."""
+
+    def __init__(self, job: Job, progress: Progress) -> None:
+        config: FAdiConfig = job.config
+        self.job, self.config, self.progress = job, config, progress
+        self.teacher = teacher_of(job, Mean(), config, watched=config.bn_weight > 0)
+        self.learner = Learner(job, self.teacher, config, augmentation=config.pool_augmentation)
+        pool = Pool(config.pool_cap, job.device)
+        self.stage = Stage({"student": self.learner.student}, self.learner.optimizer, pool)
+
+    def epoch(self, epoch: int) -> dict[str, float]:
+        """One epoch: invert images, remember them, distil."""
+        tick = partial(self.progress.report, epoch, self.config.epochs)
+        with self.stage.clock("synthesis"):
+            batch = self.synthesize(epoch, tick)
+        with self.stage.clock("distillation"):
+            self.stage.pool.add(**self.learner.with_logits(self.config.stored(batch.images, batch.labels)))
+            loss = self.learner.learn(self.stage.pool.columns, epoch, tick=tick)
+        return {**batch.losses, "distillation": loss}
+
+    def synthesize(self, epoch: int, tick: Callable[[], None]) -> Batch:
+        """Invert the images of an epoch, Eq. (10)."""
+        config, student = self.config, self.learner.student
+        rng = generator(self.job.seed, "synthesis", epoch)
+        start = torch.randn((config.inversion_batch_size, *self.job.input_shape), generator=rng)
+        labels = torch.randint(self.job.num_classes, (len(start),), generator=rng).to(self.job.device)
+        watched = self.teacher.members if config.bn_weight else ()
+        with frozen(student), batchnorm_loss(watched) as bn_loss:
+
+            def look(images: Tensor) -> View:
+                inputs = jitter(images, config.jitter, rng)
+                seen = student(inputs) if config.competition_weight else None
+                return View(images, inputs, labels, self.teacher(inputs), seen)
+
+            pixels = Pixels(start.to(self.job.device))
+            inverted, losses = synthesize(
+                pixels,
+                start.new_empty(0),
+                look,
+                terms=[
+                    Term("ce", 1.0, lambda view: cross_entropy(view.teacher, view.labels)),
+                    Term("tv", config.tv_weight, lambda view: total_variation(view.inputs)),
+                    Term("l2", config.l2_weight, lambda view: torch.linalg.vector_norm(view.inputs)),
+                    Term("bn", config.bn_weight, lambda _: bn_loss()),
+                    Term("competition", config.competition_weight, self.competition),
+                ],
+                recipe=Recipe(
+                    steps=config.inversion_steps,
+                    lr=config.inversion_lr,
+                    betas=(0.9, 0.999),
+                    optimize_noise=False,
+                    keep=config.keep_images,
+                ),
+                tick=tick,
+            )
+        return Batch(self.learner.standardize.inverse(inverted).clamp(0, 1), labels, losses)
+
+    def competition(self, view: View) -> Tensor:
+        """Return R_compete, Eq. (8): small where student and teacher disagree."""
+        assert view.student is not None  # noqa: S101  computed whenever this term has a weight
+        return 1 - jensen_shannon(view.student, view.teacher, self.config.competition_temperature).clamp(0, 1)
+
+
+METHOD = Method(
+    name="f-adi",
+    title="F-ADI",
+    source="Yin et al., CVPR 2020, as in Zhang et al., NeurIPS 2022",
+    config=FAdiConfig,
+    fit=fit,
+)

@@ -1,0 +1,130 @@
+"""F-DAFL: data-free learning (DAFL) from the ensemble of the uploaded models.
+
+Paper: Chen, Wang, Xu, Yang, Liu, Shi, Xu, Xu, Tian, Data-Free Learning of Student Networks, ICCV 2019,
+    https://arxiv.org/abs/1904.01186; brought to one-shot federated learning as a baseline of DENSE and Co-Boosting.
+    Read version: a summary of the paper and of its code.
+Symbols: A(x) -> teacher, the mean of logits; G -> generator; f_T -> penultimate features; alpha -> activation_weight;
+    beta -> information_weight.
+Where: one-hot loss L_oh, activation loss L_a, information entropy loss L_ie, section 3.3, and their sum ->
+    _Server.synthesize; losses.information; features.penultimate_features.
+Deviations: the papers that compare with it run it "with the same hyper-parameters" and say no more. So its loss takes
+    the place of theirs in the shared loop: their generator, new in every epoch, a pool of images, and a student that
+    learns from the pool instead of from the generator's current images. Weights (1, 5, 0.1) and the logarithm to base
+    10 are those of the published code. The features are the mean over the clients of what enters their last linear
+    layer; where their lengths differ the activation loss is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from .distillation import settings
+from .distillation.combiners import Mean
+from .distillation.epochs import Stage, run_epochs, weights_of
+from .distillation.features import penultimate_features
+from .distillation.generated import Batch, GeneratedImages
+from .distillation.learner import Learner, teacher_of
+from .distillation.losses import cross_entropy, information
+from .distillation.pool import Pool
+from .distillation.settings import DistillOptions, PoolOptions, SynthesisOptions
+from .distillation.synthesis import Term, View
+from .method import Method, Need, Outcome
+from .options import check, option
+
+if TYPE_CHECKING:
+    from .method import Job, Progress
+
+
+@dataclass(frozen=True)
+class FDaflConfig(DistillOptions, PoolOptions, SynthesisOptions):
+    """Options of F-DAFL; the shared ones are Co-Boosting's, the weights DAFL's."""
+
+    one_hot_weight: float = option(1.0, "weight of the one-hot loss L_oh", low=0.0)
+    information_weight: float = option(5.0, "weight beta of the information entropy loss L_ie", low=0.0)
+    activation_weight: float = option(0.1, "weight alpha of the activation loss L_a", low=0.0)
+
+    def __post_init__(self) -> None:
+        check(self, "f-dafl")
+        settings.check_pool(self, "f-dafl")
+
+
+def fit(job: Job, progress: Progress) -> Outcome:
+    """Run the server stage: T epochs of synthesis and distillation; the result is the last epoch's student."""
+    server = _Server(job, progress)
+    run_epochs(job, progress, server.stage, epochs=job.config.epochs, step=server.epoch)
+    return Outcome(
+        student=weights_of(server.learner.student),
+        timings=server.stage.seconds,
+        images=server.stage.sample(job.config.synthesis_batch_size),
+    )
+
+
+class _Server:
+    """What one run of F-DAFL works with, and what an epoch does with it."""
+
+    def __init__(self, job: Job, progress: Progress) -> None:
+        config: FDaflConfig = job.config
+        self.config, self.progress = config, progress
+        self.teacher = teacher_of(job, Mean(), config, watched=config.activation_weight > 0)
+        self.learner = Learner(job, self.teacher, config, augmentation=config.pool_augmentation)
+        self.images = GeneratedImages(job, config)
+        modules = {"student": self.learner.student}
+        if not config.generator_reset:
+            modules["generator"] = self.images.generator
+        self.stage = Stage(modules, self.learner.optimizer, Pool(config.pool_cap, job.device))
+        self._told = False
+
+    def epoch(self, epoch: int) -> dict[str, float]:
+        """One epoch: make images, remember them, distil."""
+        tick = partial(self.progress.report, epoch, self.config.epochs)
+        with self.stage.clock("synthesis"):
+            batch = self.synthesize(epoch, tick)
+        with self.stage.clock("distillation"):
+            self.stage.pool.add(**self.learner.with_logits(self.config.stored(batch.images, batch.labels)))
+            loss = self.learner.learn(self.stage.pool.columns, epoch, tick=tick)
+        return {**batch.losses, "distillation": loss}
+
+    def synthesize(self, epoch: int, tick: Callable[[], None]) -> Batch:
+        """Make the images of an epoch; the loss is L_oh + beta L_ie + alpha L_a."""
+        config = self.config
+        with penultimate_features(self.teacher.members if config.activation_weight else ()) as features:
+
+            def one_hot(view: View) -> Tensor:
+                return cross_entropy(view.teacher, view.teacher.argmax(1))
+
+            def activation(view: View) -> Tensor:
+                seen = features()
+                return -seen.abs().mean() if seen is not None else self._no_features(view)
+
+            return self.images.batch(
+                epoch,
+                self.teacher,
+                None,
+                terms=[
+                    Term("one-hot", config.one_hot_weight, one_hot),
+                    Term("information", config.information_weight, lambda view: information(view.teacher)),
+                    Term("activation", config.activation_weight, activation),
+                ],
+                tick=tick,
+            )
+
+    def _no_features(self, view: View) -> Tensor:
+        if not self._told:
+            self._told = True
+            self.progress.record({"note": "the clients' features differ in length: there is no activation loss"})
+        return view.teacher.new_zeros(())
+
+
+METHOD = Method(
+    name="f-dafl",
+    title="F-DAFL",
+    source="Chen et al., ICCV 2019, as in Zhang et al., NeurIPS 2022",
+    config=FDaflConfig,
+    fit=fit,
+    needs=frozenset({Need.SIDES_OF_FOUR}),
+)

@@ -1,0 +1,125 @@
+"""FedDF: the ensemble of the uploaded models is distilled on real, unlabelled images that the server holds.
+
+Paper: Lin, Kong, Stich, Jaggi, Ensemble Distillation for Robust Model Fusion in Federated Learning, NeurIPS 2020,
+    https://arxiv.org/abs/2006.07242; in one round, as the baseline of DENSE and Co-Boosting.
+    Read version: a summary of the paper and of its code; no equation was checked against the text.
+Symbols: f_k(x) -> members; AVGLOGITS -> combiners.Mean; d_j -> Job.proxy; T -> epochs.
+Where: Eq. (2) and Algorithm 1, the server's part -> _Server.epoch.
+Deviations: the defaults are those of Co-Boosting's comparison: a fresh student, SGD, temperature 4, one pass over the
+    images per epoch. Preset "paper" is the paper's own setting: start at the average of the uploads, Adam, a cosine
+    over 10,000 batches, temperature 1. The paper stops early on labelled validation images; here the server has no
+    labels, and the last step is the result.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from .distillation import settings
+from .distillation.augment import AUGMENTATIONS
+from .distillation.average import example_weights, weighted_mean
+from .distillation.combiners import Mean
+from .distillation.epochs import Stage, run_epochs, weights_of
+from .distillation.learner import Learner, teacher_of
+from .distillation.pool import Pool
+from .distillation.settings import DistillOptions
+from .errors import OptionError
+from .method import Method, Need, Outcome
+from .options import check, option
+
+if TYPE_CHECKING:
+    from .method import Job, Progress, State
+
+
+@dataclass(frozen=True)
+class FedDfConfig(DistillOptions):
+    """Options of FedDF; the defaults are Co-Boosting's."""
+
+    start: str = option(
+        "fresh", "the student before its first step: fresh, or the uploads' average", choices=("fresh", "average")
+    )
+    augmentation: str = option("none", "change of the images each time they are read", choices=tuple(AUGMENTATIONS))
+
+    def __post_init__(self) -> None:
+        check(self, "feddf")
+
+    @classmethod
+    def preset(cls, name: str, **changes: Any) -> FedDfConfig:
+        """Return the settings of a publication, with some changes.
+
+        Args:
+            name: ``"default"`` (Co-Boosting's comparison) or ``"paper"`` (FedDF's own).
+            **changes: Fields to set otherwise.
+
+        Raises:
+            OptionError: The name is unknown or a change is out of range.
+        """
+        return settings.preset(cls, PRESETS, name, **changes)
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "paper": {
+        "start": "average",
+        "epochs": 100,
+        "steps_per_epoch": 100,
+        "optimizer": "adam",
+        "student_lr": 1e-3,
+        "kd_temperature": 1.0,
+        "weight_decay": 0.0,
+        "student_clip": 0.0,
+    },
+}
+
+
+def fit(job: Job, progress: Progress) -> Outcome:
+    """Run the server stage: T epochs over the proxy images; the result is the last epoch's student."""
+    server = _Server(job, progress)
+    run_epochs(job, progress, server.stage, epochs=job.config.epochs, step=server.epoch)
+    return Outcome(student=weights_of(server.learner.student), timings=server.stage.seconds)
+
+
+class _Server:
+    """What one run of FedDF works with, and what an epoch does with it."""
+
+    def __init__(self, job: Job, progress: Progress) -> None:
+        config: FedDfConfig = job.config
+        self.config, self.progress = config, progress
+        if config.start == "average" and job.start is None:
+            job = replace(job, start=_average(job))
+        teacher = teacher_of(job, Mean(), config)
+        self.learner = Learner(job, teacher, config, augmentation=config.augmentation)
+        self.stage = Stage({"student": self.learner.student}, self.learner.optimizer, Pool())
+        with self.stage.clock("teacher"):
+            assert job.proxy is not None  # noqa: S101  the need is checked before a method starts
+            self.images = self.learner.with_logits({"images": job.proxy})
+
+    def epoch(self, epoch: int) -> dict[str, float]:
+        """One pass over the proxy images, in a new order."""
+        tick = partial(self.progress.report, epoch, self.config.epochs)
+        with self.stage.clock("distillation"):
+            return {"distillation": self.learner.learn(self.images, epoch, tick=tick)}
+
+
+def _average(job: Job) -> State:
+    """Return the average of the uploads that have the student's architecture, as FedDF does for each prototype."""
+    alike = [upload for upload in job.uploads if upload.architecture == job.student]
+    if not alike:
+        raise OptionError(
+            f"setting 'feddf.start' is 'average', but no client has the student's architecture {job.student!r}: "
+            "allowed is 'fresh'"
+        )
+    counts = example_weights([upload.num_examples for upload in alike])
+    return weighted_mean((upload.read() for upload in alike), counts or [1.0] * len(alike))
+
+
+METHOD = Method(
+    name="feddf",
+    title="FedDF",
+    source="Lin et al., NeurIPS 2020",
+    config=FedDfConfig,
+    fit=fit,
+    needs=frozenset({Need.PROXY_IMAGES}),
+)
