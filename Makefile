@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 ARGS ?=
 
-.PHONY: run test check unit config clean
+.PHONY: run test check unit bench config clean
 
 run: $(READY)
 	$(BIN)/oneshot run $(ARGS)
@@ -26,6 +26,10 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest
+
+# Minutes of measuring, not a test: `make bench ARGS=--quick` for the short form.
+bench: $(READY)
+	PYTHONPATH=tests/reference $(BIN)/python tests/bench $(ARGS)
 
 config: $(READY)
 	$(BIN)/python -m server_app.config_table

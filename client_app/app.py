@@ -17,11 +17,11 @@ from client_app.keeping import Keep, Trained
 from client_app.local_training import Epoch, train
 from client_app.pretrained import checkpoint_path, load_checkpoint
 from fl_app.config import AppConfig
-from fl_app.data import Split, open_split, partition
+from fl_app.data import Split, clients_share, open_split, partition
 from fl_app.models import build
 from strategies.client import CLIENT_NAME, already_held, failure, upload_facts
 from strategies.errors import DataError, OneShotError, UploadError
-from strategies.seeds import derive_seed, generator, seeded_torch
+from strategies.seeds import derive_seed, seeded_torch
 
 app = ClientApp()
 
@@ -137,8 +137,9 @@ def _train(msg: Message, config: AppConfig, node: Node, asked: Asked) -> tuple[T
     split = _split(config, node)
     positions = _positions(split, config, node)
     data = split.take(positions)
-    # Every client of one architecture starts from the same weights, as the papers do, without a byte sent for it.
-    with seeded_torch(asked.seed, "init", node.architecture):
+    # Clients of one architecture start from the same weights, unless they shall not, without a byte sent for it.
+    own = (node.client,) if config.client.init == "different" else ()
+    with seeded_torch(asked.seed, "init", node.architecture, *own):
         model = build(node.architecture, num_classes=split.num_classes, input_shape=split.input_shape)
     _load_start(model, msg.content.array_records.get("arrays", ArrayRecord()))
 
@@ -152,7 +153,7 @@ def _train(msg: Message, config: AppConfig, node: Node, asked: Asked) -> tuple[T
         data,
         config.client,
         normalization=split.normalization,
-        augmentation=split.augmentation,
+        augmentation=split.augmentation if config.client.augmentation == "data-set" else config.client.augmentation,
         seed=derive_seed(asked.seed, "client", node.client, asked.server_round),
         report=report,
     )
@@ -161,21 +162,22 @@ def _train(msg: Message, config: AppConfig, node: Node, asked: Asked) -> tuple[T
 
 
 def _split(config: AppConfig, node: Node) -> Split:
-    return cached_split(config.data.name, "train", root=node.data_root, image_size=config.data.image_size)
+    data = config.data
+    return cached_split(data.name, "train", root=node.data_root, image_size=data.image_size, left_out=data.left_out)
 
 
 def _positions(split: Split, config: AppConfig, node: Node) -> torch.Tensor:
     """Return the positions of this client's training images; every client draws the same division."""
     if not 0 <= node.partition_id < node.num_partitions:
         raise DataError(f"partition-id is {node.partition_id}: allowed is 0 to {node.num_partitions - 1}")
-    order = torch.randperm(len(split.labels), generator=generator(config.seed, "limit"))
-    chosen = order[: config.data.limit or len(order)].sort().values
+    chosen = clients_share(split, seed=config.seed, limit=config.data.limit, proxy=config.data.proxy)
     parts = partition(
         split.labels[chosen].numpy(),
         config.data.partition_spec(),
         num_clients=node.num_partitions,
         num_classes=split.num_classes,
         seed=config.seed,
+        domains=None if split.domains is None else split.domains[chosen].numpy(),
     )
     return chosen[torch.from_numpy(parts[node.partition_id])]
 

@@ -1,7 +1,8 @@
-"""Local training: SGD on one client's images.
+"""Local training on one client's images.
 
-The settings of the papers (ALGORITHMS: Co-Boosting and DENSE train with SGD 0.01, momentum 0.9, cross-entropy; the
-weights of the last epoch are uploaded) are options of :class:`fl_app.config.ClientConfig`.
+The settings of the papers (Co-Boosting and DENSE: SGD 0.01, momentum 0.9, cross-entropy; FENS: SGD 0.0025 without
+momentum, cosine; Fed-Heart: Adam; everywhere the weights of the last epoch are uploaded) are options of
+:class:`fl_app.config.ClientConfig`. LDAM's loss is in :mod:`client_app.losses`, SAM in :mod:`client_app.sam`.
 """
 
 from __future__ import annotations
@@ -11,16 +12,21 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
+from client_app.losses import Loss, loss_of
+from client_app.sam import sharpen
 from fl_app.config import ClientConfig
 from fl_app.data import ImageData, Normalization, augment, normalize
+from strategies.memory import kept_memory
 from strategies.seeds import derive_seed, seeded_torch
 
 
 @dataclass(frozen=True)
 class Epoch:
-    """What one epoch of training showed: its number from 1, mean loss, and training accuracy in [0, 1]."""
+    """What one epoch of training showed: its number from 1, mean training loss, and accuracy in [0, 1].
+
+    The loss is the one that is minimised, be it cross-entropy or LDAM; with SAM it is that of the first pass.
+    """
 
     number: int
     loss: float
@@ -42,7 +48,7 @@ def train(
     Args:
         model: Its weights are the start.
         data: uint8 images [N, ch, H, W] with labels [N].
-        config: Epochs, batch size and optimiser.
+        config: Epochs, batch size, loss and optimiser.
         normalization: The model's input space.
         augmentation: A key of :data:`fl_app.data.AUGMENTATIONS`, applied anew in every epoch.
         seed: Fixes the order of the images, their augmentation, and dropout.
@@ -52,19 +58,18 @@ def train(
         The last epoch.
     """
     generator = torch.Generator().manual_seed(derive_seed(seed, "batches"))
-    optimizer = torch.optim.SGD(
-        model.parameters(), lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay
-    )
-    cosine = (
-        torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, config.epochs) if config.schedule == "cosine" else None
-    )
+    optimizer = _optimizer(model, config)
+    cosine = None
+    if config.schedule == "cosine":
+        cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, config.epochs, eta_min=config.final_lr)
+    step = _step(model, optimizer, loss_of(config, data.labels), config)
     # Convolutions are up to 1.7 times faster on pixels whose channels lie side by side.
     model.to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
     epoch = Epoch(0, float("nan"), 0.0)
-    with seeded_torch(seed, "dropout"):
+    with seeded_torch(seed, "dropout"), kept_memory():
         for number in range(1, config.epochs + 1):
             epoch = _one_epoch(
-                model, optimizer, data, config, number=number, generator=generator,
+                data, step, number=number, batch_size=config.batch_size, generator=generator,
                 prepare=lambda images: normalize(augment(images, augmentation, generator), *normalization),
             )  # fmt: skip
             if cosine is not None:
@@ -75,31 +80,58 @@ def train(
     return epoch
 
 
+def _optimizer(model: nn.Module, config: ClientConfig) -> torch.optim.Optimizer:
+    if config.optimizer == "adam":
+        return torch.optim.Adam(model.parameters(), lr=config.lr, weight_decay=config.weight_decay)
+    return torch.optim.SGD(model.parameters(), lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
+
+
+# Takes inputs [B, ch, H, W] and labels [B]; returns the loss, a scalar, and the logits [B, C], both detached.
+_Step = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+
+
+def _step(model: nn.Module, optimizer: torch.optim.Optimizer, criterion: Loss, config: ClientConfig) -> _Step:
+    """Return the function that does one step of the optimiser."""
+
+    def step(inputs: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = model(inputs)
+        loss = criterion(logits, labels)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        if config.sam_rho:
+            sharpen(model, lambda: criterion(model(inputs), labels), rho=config.sam_rho)
+        if config.clip:
+            _clip(model, config.clip)
+        optimizer.step()
+        return loss.detach(), logits.detach()
+
+    return step
+
+
+def _clip(model: nn.Module, largest: float) -> None:
+    """Shorten the gradient of all weights together to a norm, as ``clip_grad_norm_``, which writes short ones too."""
+    norm = nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
+    if norm > largest:
+        nn.utils.clip_grads_with_norm_(model.parameters(), largest, norm)
+
+
 def _one_epoch(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
     data: ImageData,
-    config: ClientConfig,
+    step: _Step,
     *,
     number: int,
+    batch_size: int,
     generator: torch.Generator,
     prepare: Callable[[torch.Tensor], torch.Tensor],
 ) -> Epoch:
     total, seen = torch.zeros(2), 0
     order = torch.randperm(len(data.labels), generator=generator)
-    for chosen in torch.split(order, config.batch_size):
-        if len(chosen) == 1 < min(config.batch_size, len(data.labels)):
+    for chosen in torch.split(order, batch_size):
+        if len(chosen) == 1 < min(batch_size, len(data.labels)):
             continue  # a leftover: batch norm has no variance of one image
         labels = data.labels[chosen]
-        logits = model(prepare(data.images[chosen]))
-        loss = F.cross_entropy(logits, labels)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
-        if config.clip:
-            nn.utils.clip_grad_norm_(model.parameters(), config.clip)
-        optimizer.step()
-        hits = (logits.detach().argmax(1) == labels).sum()
-        total += torch.stack([loss.detach() * len(labels), hits])
+        loss, logits = step(prepare(data.images[chosen]), labels)
+        total += torch.stack([loss * len(labels), (logits.argmax(1) == labels).sum()])
         seen += len(labels)
     mean = total / seen
     return Epoch(number, float(mean[0]), float(mean[1]))

@@ -8,9 +8,10 @@ The tables of the methods (``dense.epochs``) belong to the methods and are read 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from fl_app.data import LAWS, SOURCES, PartitionSpec
+from fl_app.data import AUGMENTATIONS, GROUPS, LAWS, SOURCES, PartitionSpec, check_left_out
 from fl_app.models import ARCHITECTURES
 from strategies.errors import OptionError
 from strategies.options import Scalar, check, check_device, option, parse
@@ -28,12 +29,45 @@ class DataConfig:
     classes_per_client: int = option(2, "classes per client of the laws 'classes' and 'classes-p1'", low=1)
     sigma: float = option(0.0, "sigma of the log-normal client sizes; 0 = equal sizes", low=0.0)
     min_size: int = option(10, "examples of the smallest client under the law 'dirichlet-clients'", low=1)
-    limit: int = option(0, "use only the first so many training images, shuffled by the seed; 0 = all", low=0)
+    limit: int = option(
+        0, "use only the first so many training images (of each domain), shuffled by the seed; 0 = all", low=0
+    )
+    left_out: str = option("", "the domain to test on, for a data set of domains")
+    proxy: float = option(
+        0.0, "share of the training images that no client gets and the server may use without labels", low=0.0, high=0.9
+    )
+    proxy_name: str = option("", "data set whose training images the server uses without labels, in place of a share")
+    proxy_limit: int = option(0, "use at most so many images of data.proxy-name, drawn by the seed; 0 = all", low=0)
 
     def __post_init__(self) -> None:
-        """Check every value, and those of the law together."""
+        """Check every value, and those that belong together."""
         check(self, "data")
         self.partition_spec()
+        check_left_out(self.name, self.left_out)
+        if self.law == "domains" and self.name not in GROUPS:
+            raise OptionError(
+                f"setting 'data.law' is 'domains' and 'data.name' {self.name!r}: allowed with it are the data sets of "
+                f"domains: {', '.join(GROUPS)}"
+            )
+        self._check_proxy()
+
+    def _check_proxy(self) -> None:
+        allowed = [name for name in SOURCES if name not in (self.name, *GROUPS)]
+        if self.proxy_name and self.proxy_name not in allowed:
+            raise OptionError(
+                f"setting 'data.proxy-name' is {self.proxy_name!r}: allowed beside 'data.name' {self.name!r} are "
+                f"{', '.join(allowed)}, or none"
+            )
+        if self.proxy_name and self.proxy:
+            raise OptionError(
+                f"settings 'data.proxy' ({self.proxy}) and 'data.proxy-name' ({self.proxy_name!r}): allowed is one of "
+                "them"
+            )
+        if self.proxy_limit and not self.proxy_name:
+            raise OptionError(
+                f"setting 'data.proxy-limit' is {self.proxy_limit}: allowed is 0 where 'data.proxy-name' names no data "
+                "set; 'data.proxy' is a share"
+            )
 
     def partition_spec(self) -> PartitionSpec:
         """Return the arguments of the law."""
@@ -82,18 +116,40 @@ class ClientConfig:
 
     epochs: int = option(30, "local epochs", low=1)
     batch_size: int = option(32, "images per step", low=1)
-    lr: float = option(0.01, "SGD learning rate", above=0.0)
-    momentum: float = option(0.9, "SGD momentum", low=0.0, high=1.0)
-    weight_decay: float = option(0.0, "SGD weight decay", low=0.0)
+    optimizer: str = option("sgd", "optimiser", choices=("sgd", "adam"))
+    lr: float = option(0.01, "learning rate", above=0.0)
+    momentum: float = option(0.9, "momentum of sgd", low=0.0, high=1.0)
+    weight_decay: float = option(0.0, "weight decay", low=0.0)
     schedule: str = option("constant", "learning rate over the epochs", choices=("constant", "cosine"))
+    final_lr: float = option(0.0, "learning rate that the cosine ends at", low=0.0)
     clip: float = option(10.0, "largest gradient norm; 0 = no clipping", low=0.0)
+    loss: str = option("cross-entropy", "training loss", choices=("cross-entropy", "ldam"))
+    ldam_margin: float = option(0.5, "margin of the client's rarest class, of ldam", low=0.0)
+    ldam_scale: float = option(30.0, "scale s of the logits, of ldam", above=0.0)
+    sam_rho: float = option(0.0, "radius rho of sharpness-aware minimisation; 0 = off, its paper has 0.05", low=0.0)
+    augmentation: str = option(
+        "data-set", "change of the training images; data-set: the data set's own", choices=("data-set", *AUGMENTATIONS)
+    )
+    init: str = option(
+        "same",
+        "start: the same weights for all clients of an architecture, or each its own",
+        choices=("same", "different"),
+    )
     share_label_counts: bool = option(True, "tell the server how many examples of each class there are")
     checkpoint: str = option("", "upload this file and train nothing; {client} and {partition} are filled in")
     state_dir: str = option("", "where a client keeps what it trained; empty: $ONESHOT_CLIENT_STATE, else the cache")
 
     def __post_init__(self) -> None:
-        """Check every value."""
+        """Check every value, and those that belong together."""
         check(self, "client")
+        if self.final_lr and self.schedule != "cosine":
+            raise OptionError(
+                f"setting 'client.final-lr' is {self.final_lr}: allowed is 0 unless 'client.schedule' is 'cosine'"
+            )
+        if self.final_lr > self.lr:
+            raise OptionError(
+                f"setting 'client.final-lr' is {self.final_lr}: allowed is at most 'client.lr', {self.lr}"
+            )
         try:
             self.checkpoint.format(client="", partition=0)
         except (KeyError, IndexError, ValueError, AttributeError) as error:
@@ -109,6 +165,9 @@ class AppConfig:
 
     method: str = option("dense", "server method; 'oneshot methods' lists them")
     seed: int = option(0, "every random draw of the run follows from it", low=0)
+    scale: float = option(
+        1.0, "what local and server epochs are multiplied by, to shorten a published setting", above=0.0, high=1.0
+    )
     min_uploads: int = option(2, "quorum: fewer uploads at the deadline fail the run", low=1)
     deadline_s: float = option(3600.0, "seconds that the clients have for their uploads", above=0.0)
     compute: str = option("ray", "where the server stage runs", choices=("ray", "in-process"))
@@ -133,9 +192,19 @@ class AppConfig:
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Scalar]) -> AppConfig:
-        """Read the app's own keys from flat settings.
+        """Read the app's own keys from flat settings; the local epochs are those that :attr:`scale` leaves.
 
         Raises:
             OptionError: Names the key, the value and what is allowed.
         """
-        return parse(cls, settings)
+        config = parse(cls, settings)
+        return replace(config, client=shortened(config.client, config.scale))
+
+
+def shortened(config: Any, scale: float) -> Any:
+    """Return a config whose ``epochs``, if it has that option, are multiplied by ``scale``; at least 1 is left.
+
+    Nothing else is: images, steps per epoch and rates stay as they are, and a schedule is run through in fewer epochs.
+    """
+    epochs = getattr(config, "epochs", None)
+    return config if epochs is None else replace(config, epochs=max(1, round(scale * epochs)))

@@ -21,7 +21,7 @@ from server_app.build import (
     held_out,
     read_settings,
 )
-from server_app.finish import describe_failure, finish, table_lines
+from server_app.finish import describe_failure, finish, scaled_line, table_lines
 from strategies.errors import OneShotError
 from strategies.store.run_folder import RunFolder
 
@@ -46,6 +46,8 @@ def _run(grid: Grid, given: dict[str, Any]) -> None:
     began = time.monotonic()
     settings = read_settings(given)
     check_needs_of_settings(settings)
+    if settings.scaled:
+        _say(f"scaled: {scaled_line(settings.scaled)}")
     images, split = held_out(settings)
     job = build_job(settings, split, images)
     strategy = build_strategy(settings, job)

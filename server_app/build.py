@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fl_app.config import AppConfig
-from fl_app.data import Split, open_split
+from fl_app.config import AppConfig, shortened
+from fl_app.data import Split, check_request, clients_share, images_of, open_split, server_share
 from fl_app.models import builders
 from server_app.evaluation import HeldOut
 from strategies.compute.in_process import resolve_device
@@ -19,6 +19,8 @@ from strategies.options import Option, Scalar, flatten, options_of, parse, rejec
 from strategies.stage import all_cores
 
 if TYPE_CHECKING:
+    import torch
+
     from strategies.flower.one_shot import OneShot
 
 # The main job is small: these values, tried out on digits, take seconds where DENSE's own take an hour.
@@ -37,9 +39,9 @@ class Settings:
     """Settings, read and checked.
 
     Attributes:
-        app: The app's own.
+        app: The app's own, with the local epochs that ``scale`` leaves.
         method: The server method.
-        method_config: The method's config.
+        method_config: The method's config, with the server epochs that ``scale`` leaves.
         flat: All of them as they were given, completed by the defaults.
     """
 
@@ -47,6 +49,12 @@ class Settings:
     method: Method
     method_config: Any
     flat: Mapping[str, Scalar]
+
+    @property
+    def scaled(self) -> dict[str, list[Scalar]]:
+        """What ``scale`` shortens: key -> the number of epochs that was set, and the one that is run."""
+        run = {**flatten(self.app), **flatten(self.method_config, self.method.name)}
+        return {key: [self.flat[key], value] for key, value in run.items() if value != self.flat[key]}
 
 
 def default_settings() -> dict[str, Scalar]:
@@ -78,7 +86,7 @@ def read_settings(given: Mapping[str, Scalar]) -> Settings:
         method = METHODS[app.method]
     except OptionError as error:
         raise OptionError(f"setting 'method': {error}") from error
-    return Settings(app, method, parse(method.config, flat, method.name), flat)
+    return Settings(app, method, shortened(parse(method.config, flat, method.name), app.scale), flat)
 
 
 def held_out(settings: Settings) -> tuple[HeldOut, Split]:
@@ -87,17 +95,33 @@ def held_out(settings: Settings) -> tuple[HeldOut, Split]:
     Raises:
         DataError: The data set is not there; says how to get it.
     """
-    data = settings.app.data
-    split = open_split(data.name, "test", root=data.root, image_size=data.image_size)
+    split = open_half(settings, "test")
     normalization = Normalization(*split.normalization)
     return HeldOut(split.take(), normalization), split
 
 
-def build_job(settings: Settings, split: Split, observer: HeldOut | None) -> Job:
-    """Return the server's job, without uploads.
+def open_half(settings: Settings, half: str) -> Split:
+    """Open the training or the test half of the configured data set.
 
     Raises:
-        OptionError: A setting does not fit the data set.
+        DataError: It is not there; says how to get it.
+    """
+    data = settings.app.data
+    return open_split(data.name, half, root=data.root, image_size=data.image_size, left_out=data.left_out)
+
+
+def build_job(settings: Settings, split: Split, observer: HeldOut | None, *, data_seed: int | None = None) -> Job:
+    """Return the server's job, without uploads.
+
+    Args:
+        settings: The settings.
+        split: The test half of the data set.
+        observer: The held-out images.
+        data_seed: The seed by which the training set was divided; None for that of the settings.
+
+    Raises:
+        OptionError: A setting does not fit the data set, or the method needs images that no setting names.
+        DataError: These images are not there; says how to get them.
     """
     app = settings.app
     models = builders(split.num_classes, split.input_shape)
@@ -124,7 +148,24 @@ def build_job(settings: Settings, split: Split, observer: HeldOut | None) -> Job
         seed=app.seed,
         threads=app.threads or all_cores(),
         device=app.device,
+        proxy=_proxy_images(settings, split.input_shape, app.seed if data_seed is None else data_seed),
         observer=observer,
+    )
+
+
+def _proxy_images(settings: Settings, input_shape: tuple[int, int, int], seed: int) -> torch.Tensor | None:
+    """Return the server's real images, uint8 [N, ch, H, W]; None for a method that has no use for them."""
+    data, method = settings.app.data, settings.method
+    if Need.PROXY_IMAGES not in method.needs:
+        return None
+    if data.proxy_name:
+        return images_of(data.proxy_name, input_shape, root=data.root, limit=data.proxy_limit, seed=seed)
+    if data.proxy:
+        train = open_half(settings, "train")
+        return train.take(server_share(train, seed=seed, proxy=data.proxy)).images
+    raise OptionError(
+        f"method {method.name!r} needs that {Need.PROXY_IMAGES.value}: allowed is 'data.proxy', a share of the "
+        "training images that no client gets (0.2, say), or 'data.proxy-name', another data set"
     )
 
 
@@ -168,13 +209,20 @@ def check_before_start(settings: Settings, num_supernodes: int) -> None:
     check_needs_of_settings(settings)
     if not os.environ.get("RAY_ADDRESS"):  # a cluster may have what this machine lacks
         resolve_device(app.device)
-    stored = len(open_split(app.data.name, "train", root=app.data.root, image_size=app.data.image_size).labels)
-    if num_supernodes > (examples := min(stored, app.data.limit or stored)):
+    train = open_half(settings, "train")
+    shared = clients_share(train, seed=app.seed, limit=app.data.limit, proxy=app.data.proxy)
+    if num_supernodes > len(shared):
         raise OptionError(
-            f"--num-supernodes is {num_supernodes}: allowed is at most {examples}, one training image per client"
+            f"--num-supernodes is {num_supernodes}: allowed is at most {len(shared)}, one training image per client"
         )
-    split = open_split(app.data.name, "test", root=app.data.root, image_size=app.data.image_size)
-    check_needs(settings.method, build_job(settings, split, None))
+    check_request(
+        train.labels[shared].numpy(),
+        app.data.partition_spec(),
+        num_clients=num_supernodes,
+        num_classes=train.num_classes,
+        domains=None if train.domains is None else train.domains[shared].numpy(),
+    )
+    check_needs(settings.method, build_job(settings, open_half(settings, "test"), None))
 
 
 def build_strategy(settings: Settings, job: Job) -> OneShot:

@@ -1,4 +1,4 @@
-"""The command line: ``oneshot run``, ``resume``, ``replay`` and ``methods``."""
+"""The command line: ``oneshot run``, ``resume``, ``replay``, ``compare``, ``import`` and ``methods``."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from server_app.build import (
     known_options,
     read_settings,
 )
+from server_app.compare_table import CompareFormat, print_comparison
 from server_app.console import Format, echo_to, errors, print_result, say
 from server_app.settings_text import merge_settings, with_absolute_paths
 from strategies.errors import OneShotError, OptionError
@@ -108,6 +109,60 @@ def replay(
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
     print_result(result, format)
+
+
+@cli.command()
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="run folders that hold uploads, of one data set")],
+    *,
+    methods: Annotated[str, typer.Option(help="server methods, comma-separated; all: those that the uploads permit")],
+    seeds: Annotated[int, typer.Option(min=1, help="seeds per run: its own, the next one, ...")] = 1,
+    set: Annotated[  # noqa: A002  the name of the flag
+        list[str] | None, typer.Option(help="settings that differ from the runs': key=value; repeatable")
+    ] = None,
+    model: Annotated[str, typer.Option(help="module:attribute that builds the models of foreign runs")] = "",
+    out: Annotated[Path | None, typer.Option(help="the comparison's folder, also of one that was cut off")] = None,
+    format: Annotated[CompareFormat, typer.Option("--format", help="what is printed")] = "text",  # noqa: A002
+) -> None:
+    """Run several server methods on the same stored uploads and print one table."""
+    shown: Format = "text" if format == "text" else "json"  # else standard output is the table's alone
+    with errors("json" if format == "json" else "text"):
+        from server_app.compare import Comparison, compare_runs
+
+        overrides = with_absolute_paths(merge_settings(set or [], {o.key: o.kind for o in known_options()}))
+        asked = Comparison(tuple(runs), methods, seeds, overrides, model, out)
+        try:
+            comparison = compare_runs(asked, log=lambda line: say(line, shown))
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED) from None
+    print_comparison(comparison, format)
+    if "error" in comparison:
+        sys.stderr.write(f"error: {comparison['error']}\n")
+        raise typer.Exit(1)
+
+
+@cli.command(name="import")
+def import_folder(
+    folder: Annotated[Path, typer.Argument(help="folder of checkpoints: .safetensors, .pt, .pth, .bin")],
+    *,
+    architecture: Annotated[str, typer.Option(help="architecture of the files for which --map names none")],
+    map: Annotated[Path | None, typer.Option(help="TOML file with what is known of the files")] = None,  # noqa: A002
+    run_config: Annotated[list[str] | None, typer.Option(help="settings, as for run: data.name=..., ...")] = None,
+    out: Annotated[Path | None, typer.Option(help="the new run folder; default: one in the usual place")] = None,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="leave out files that are refused")] = False,
+    format: FormatOption = "text",  # noqa: A002
+) -> None:
+    """Store a folder of checkpoints that nobody trained here as uploads of a new run folder, for replay."""
+    with errors(format):
+        from server_app.market import Request, import_checkpoints, import_lines
+
+        given = with_absolute_paths(merge_settings(run_config or [], {o.key: o.kind for o in known_options()}))
+        request = Request(folder, architecture, given, map, out, skip_bad)
+        try:
+            result = import_checkpoints(request, log=lambda line: say(line, format))
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED) from None
+    typer.echo(json.dumps(result) if format == "json" else "\n".join(import_lines(result)))
 
 
 @cli.command()
@@ -220,7 +275,9 @@ def _refuse_replay(folder: Path) -> None:
     if not (folder / "run.json").exists():
         return
     with RunFolder.open(folder, write=False) as run_folder:
-        source = run_folder.info.get("replay-of")
+        source, imported = (run_folder.info.get(key) for key in ("replay-of", "imported-from"))
+    if source is None and imported is not None:
+        raise OptionError(f"{folder} was imported, so it has no clients. To go on: oneshot replay {folder}")
     if source is not None:
         raise OptionError(
             f"{folder} is a replay, which has no clients. To go on: oneshot replay {source} --resume {folder}"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from server_app.build import Settings
 from server_app.evaluation import HeldOut, Row, best_accuracy, evaluate
-from server_app.report import model_card, plot_all
+from server_app.report import client_weights, model_card, plot_all
 from strategies.options import flatten
 from strategies.stage import TRAFFIC_FILE, StageReport, kept_digest, kept_round
 from strategies.store.files import atomic_write, read_json
@@ -50,6 +50,7 @@ def finish(
         "run_dir": str(folder.path),
         "method": settings.method.name,
         "seed": settings.app.seed,
+        **({"scaled": settings.scaled} if settings.scaled else {}),
         "accuracy": accuracy,
         "best_accuracy": best_accuracy(metrics, accuracy),
         "table": [row.as_json() for row in rows],
@@ -60,6 +61,7 @@ def finish(
         "mib_down_per_client": _mib_per_client(folder, "down"),
         "seconds": {},  # with those of the report, below
         "weights_sha256": kept_digest(folder),
+        **({"client_weights": weights} if (weights := client_weights(report.outcome)) else {}),
         "resumed_at": report.resumed_at,
     }
     _write_report(folder, settings, report, rows, metrics, result)
@@ -117,7 +119,13 @@ def table_lines(result: Mapping[str, Any]) -> list[str]:
     """Return the result as plain lines."""
     width = max((len(str(row["name"])) for row in result["table"]), default=0)
     lines = [f"{row['name']:<{width}}  {row['kind']:<8}  {row['accuracy']:6.2f} %" for row in result["table"]]
+    lines += [f"scaled: {scaled_line(result['scaled'])}"] if "scaled" in result else []
     return [*lines, moved_line(result), f"run folder: {result['run_dir']}"]
+
+
+def scaled_line(scaled: Mapping[str, Sequence[Any]]) -> str:
+    """Return which schedules are shorter than they were set: ``client.epochs 30 instead of 300``."""
+    return ", ".join(f"{key} {run} instead of {was}" for key, (was, run) in scaled.items())
 
 
 def moved_line(result: Mapping[str, Any]) -> str:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import importlib
+import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fl_app.config import AppConfig
 from server_app.build import Settings, build_job, check_same_run, held_out, read_settings
-from server_app.finish import finish
-from strategies.compute import choose
-from strategies.errors import OptionError, StoreError
-from strategies.method import METHODS, Job, Normalization
+from server_app.evaluation import HeldOut
+from server_app.finish import finish, scaled_line
+from server_app.report import client_weights
+from server_app.settled import check_settled
+from strategies.compute import ServerCompute, choose
+from strategies.errors import OneShotError, OptionError, StoreError
+from strategies.method import METHODS, Job, Normalization, check_needs
 from strategies.options import Scalar, flatten, options_of, parse, reject_unknown
-from strategies.stage import CHECKPOINT_S, StageReport, all_cores, kept_digest, kept_round, replay
+from strategies.stage import CHECKPOINT_S, StageReport, all_cores, kept_digest, kept_round, replay, usable_uploads
 from strategies.store.run_folder import RunFolder, default_run_dir
 
 
@@ -31,6 +36,7 @@ class Request:
         resume: The folder of a replay that was cut off.
         model: ``module:attribute`` that builds the models of a run of another project.
         compute: Where the server stage runs.
+        folder: The run folder of a new replay; None for one beside the run.
     """
 
     run: Path
@@ -39,10 +45,16 @@ class Request:
     resume: Path | None = None
     model: str = ""
     compute: str = "in-process"
+    folder: Path | None = None
 
 
-def replay_run(request: Request, *, log: Callable[[str], None]) -> dict[str, Any]:
+def replay_run(request: Request, *, log: Callable[[str], None], compute: ServerCompute | None = None) -> dict[str, Any]:
     """Run the method, keep its result in a run folder of its own, and return the result.
+
+    Args:
+        request: What is asked for.
+        log: Takes a line for the user.
+        compute: A place to run that the request has no name for; None for the one it names.
 
     Raises:
         OptionError: A setting is wrong, or the run's models cannot be built.
@@ -50,23 +62,20 @@ def replay_run(request: Request, *, log: Callable[[str], None]) -> dict[str, Any
     """
     began = time.monotonic()
     info = _begun(request) or _source(request)
-    settings = _settings(request, info)
-    if settings is not None:
-        images, split = held_out(settings)
-        job = build_job(settings, split, images)
-        name = settings.method.name
-    else:
-        images, job, name = None, _foreign_job(request, info), request.method or info["method"]
+    settings, images, job = _prepared(request, info)
+    name = settings.method.name if settings is not None else request.method or info["method"]
     with _target(request, {**info, **_facts(settings, name, job)}) as target:
         if (done := target.result()) is not None and done["status"] == "finished":
             return done
         log(f"replay of {request.run}; its folder is {target.path}")
+        if settings is not None and settings.scaled:
+            log(f"scaled: {scaled_line(settings.scaled)}")
         try:
             report = replay(
                 METHODS[name],
                 job,
                 request.run,
-                compute=choose(request.compute),
+                compute=compute or choose(request.compute),
                 target=target,
                 log=log,
                 checkpoint_s=settings.app.checkpoint_s if settings is not None else CHECKPOINT_S,
@@ -74,6 +83,10 @@ def replay_run(request: Request, *, log: Callable[[str], None]) -> dict[str, Any
         except KeyboardInterrupt:
             model = f" --model {request.model}" if request.model else ""
             log(f"interrupted. To go on: oneshot replay {request.run} --resume {target.path}{model}")
+            raise
+        except OneShotError:
+            if request.resume is None:
+                _remove_unbegun(target)
             raise
         seconds = {"server": report.seconds, "app": time.monotonic() - began}
         if settings is None or images is None:
@@ -86,6 +99,47 @@ def replay_run(request: Request, *, log: Callable[[str], None]) -> dict[str, Any
         return result
 
 
+def check_replay(request: Request) -> None:
+    """Refuse a replay under settings that are wrong, or that goes on under others than it began with.
+
+    Raises:
+        OptionError: A setting is wrong or differs, or the run's models cannot be built.
+        StoreError: A folder is not what it should be.
+    """
+    info = _begun(request) or _source(request)
+    if _settings(request, info) is None:
+        _foreign_job(request, info)
+
+
+def unmet_need(request: Request) -> str:
+    """Return what the method needs and the run does not have (label counts, real images), in one line, else "".
+
+    Raises:
+        OptionError: A setting is wrong.
+        StoreError: The folder holds no uploads, or a damaged one.
+    """
+    info = _source(request)
+    check_replay(request)
+    with RunFolder.open(request.run, write=False) as run:
+        uploads = usable_uploads(run.round(max(1, kept_round(run))))
+    try:
+        _, _, job = _prepared(request, info)
+        check_needs(METHODS[request.method or info["method"]], replace(job, uploads=uploads))
+    except OptionError as error:
+        return str(error)
+    return ""
+
+
+def _prepared(request: Request, info: Mapping[str, Any]) -> tuple[Settings | None, HeldOut | None, Job]:
+    """Return settings, held-out images and job; a run of another project has neither of the first two here."""
+    settings = _settings(request, info)
+    if settings is None:
+        return None, None, _foreign_job(request, info)
+    images, split = held_out(settings)
+    # A replay may have another seed; the clients' images are those of the run's.
+    return settings, images, build_job(settings, split, images, data_seed=info.get("data-seed"))
+
+
 def _source(request: Request) -> dict[str, Any]:
     """Return the facts of the run that holds the uploads, as those of its replay."""
     with RunFolder.open(request.run, write=False) as run:
@@ -94,7 +148,7 @@ def _source(request: Request) -> dict[str, Any]:
         other = f": it is a replay of {info['replay-of']}" if "replay-of" in info else ""
         raise StoreError(f"{request.run} holds no uploads{other}; allowed is a run folder with at least one")
     kept = {key: value for key, value in info.items() if key not in ("id", "created", "pid", "versions")}
-    return {**kept, "replay-of": str(request.run.resolve())}
+    return {**kept, "replay-of": str(request.run.resolve()), "data-seed": info["seed"]}
 
 
 def _begun(request: Request) -> dict[str, Any] | None:
@@ -121,6 +175,8 @@ def _settings(request: Request, info: Mapping[str, Any]) -> Settings | None:
     settings = read_settings({**stored, "resume": "", "run-dir": "", **wanted})
     if request.resume is not None:
         check_same_run(info, settings.flat)
+    else:
+        check_settled(stored, settings)
     return settings
 
 
@@ -135,7 +191,15 @@ def _target(request: Request, info: Mapping[str, Any]) -> RunFolder:
     if request.resume is not None:
         return RunFolder.open(request.resume)
     beside = request.run.absolute().parent
-    return RunFolder.create(default_run_dir("", f"replay-{info['method']}", parent=beside), info)
+    return RunFolder.create(request.folder or default_run_dir("", f"replay-{info['method']}", parent=beside), info)
+
+
+def _remove_unbegun(target: RunFolder) -> None:
+    """Remove the folder of a replay that was refused before its first epoch: there is nothing to go on with."""
+    work = target.round(1)
+    epochs = any("epoch" in row for row in work.metrics())
+    if work.load_checkpoint() is None and not epochs and not kept_round(target):
+        shutil.rmtree(target.path)
 
 
 def _foreign_job(request: Request, info: Mapping[str, Any]) -> Job:
@@ -147,11 +211,12 @@ def _foreign_job(request: Request, info: Mapping[str, Any]) -> Job:
             "that returns its nn.Module"
         )
     method = METHODS[name]
-    reject_unknown(request.overrides, [o.key for o in options_of(method.config, name)])
+    reject_unknown(request.overrides, ["seed", *(o.key for o in options_of(method.config, name))])
     begun = info.get("options", {}) if request.resume is not None else {}
     config: Any = parse(method.config, {**begun, **request.overrides}, name)
+    seed = AppConfig.from_settings({"seed": request.overrides.get("seed", info["seed"])}).seed
     if request.resume is not None:
-        check_same_run({"settings": begun}, flatten(config, name))
+        check_same_run({"settings": {**begun, "seed": info["seed"]}}, {**flatten(config, name), "seed": seed})
     shape = tuple(info["input-shape"])
     halves = (0.5,) * shape[0]
     mean, std = info.get("normalization", (halves, halves))
@@ -163,7 +228,7 @@ def _foreign_job(request: Request, info: Mapping[str, Any]) -> Job:
         input_shape=shape,
         normalization=Normalization(tuple(mean), tuple(std)),
         config=config,
-        seed=info["seed"],
+        seed=seed,
         threads=all_cores(),
     )
 
@@ -205,6 +270,7 @@ def _bare_result(target: RunFolder, name: str, report: StageReport, seconds: Map
         "mib_down_per_client": 0.0,
         "seconds": {phase: round(value, 2) for phase, value in seconds.items()},
         "weights_sha256": kept_digest(target),
+        **({"client_weights": weights} if (weights := client_weights(report.outcome)) else {}),
         "resumed_at": report.resumed_at,
         "plots": [],
     }

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from server_app.evaluation import Row
-from strategies.method import Method
+from strategies.method import Method, Outcome
 from strategies.stage import StageReport
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from server_app.compare_table import Line
 
 LEGEND_MOST = 20  # classes; more are told by a colour bar
 NAME_MOST = 28  # letters of a client's name; a longer one loses its middle
@@ -37,13 +39,15 @@ def plot_all(folder: Path, report: StageReport, rows: Sequence[Row], metrics: Se
     target.mkdir(exist_ok=True)
     counts = {u.client: u.label_counts for u in report.job.uploads if u.label_counts is not None}
     curve = [(row["epoch"], row["accuracy"]) for row in metrics if "epoch" in row and "accuracy" in row]
-    written = [_save(target / "accuracy.png", plot_accuracy(rows))]
+    written = [save(target / "accuracy.png", plot_accuracy(rows))]
     if counts:
-        written.append(_save(target / "labels.png", plot_labels(counts)))
+        written.append(save(target / "labels.png", plot_labels(counts)))
     if curve:
-        written.append(_save(target / "server_curve.png", plot_curve(curve, rows)))
+        written.append(save(target / "server_curve.png", plot_curve(curve, rows)))
+    if weights := client_weights(report.outcome):
+        written.append(save(target / "client_weights.png", plot_client_weights(weights)))
     if report.outcome.images is not None:
-        written.append(_save(target / "synthetic_images.png", plot_images(report.outcome.images.numpy())))
+        written.append(save(target / "synthetic_images.png", plot_images(report.outcome.images.numpy())))
     return written
 
 
@@ -73,6 +77,61 @@ def plot_accuracy(rows: Sequence[Row]) -> Figure:
     axes.set_xlim(0, 108)
     axes.set_xlabel("accuracy on held-out images, %")
     axes.set_title("Every client alone, and together")
+    return figure
+
+
+def client_weights(outcome: Outcome) -> dict[str, float]:
+    """Return every client's weight in the ensemble that a method ended with, in sum 1.
+
+    Empty without an ensemble, and for one whose combiner has no single weight per client.
+    """
+    spec = outcome.ensemble
+    if spec is None or spec.combiner != "weighted":
+        return {}
+    weights = spec.weights["weights"].double()
+    # Six digits are what the float32 behind them holds.
+    shares = [round(share, 6) for share in (weights / weights.sum()).tolist()]
+    return dict(zip(spec.clients, shares, strict=True))
+
+
+def plot_client_weights(weights: Mapping[str, float]) -> Figure:
+    """Draw every client's weight in the ensemble beside what all would have if they were equal."""
+    figure, axes, points = _row_figure(list(weights))
+    bars = axes.barh(range(len(weights)), list(weights.values()), color=COLOURS["client"])
+    # On white, for the dashed line may run through a number.
+    ground = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
+    axes.bar_label(bars, fmt="%.3f", padding=3, fontsize=points, bbox=ground)
+    uniform = 1 / len(weights)
+    axes.axvline(uniform, color=COLOURS["ensemble"], linestyle="--", linewidth=1.2, label=f"uniform, 1/{len(weights)}")
+    axes.set_xlim(0, 1.12 * max([uniform, *weights.values()]))
+    axes.set_xlabel("weight in the ensemble, of 1")
+    axes.set_title("What every client weighs in the end")
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize="small", frameon=False)
+    return figure
+
+
+def plot_comparison(lines: Sequence[Line]) -> Figure:
+    """Draw the mean of every line with its spread, and every single result as a dot."""
+    figure, axes, points = _row_figure([line.name for line in lines])
+    for place, line in enumerate(lines):
+        mean, spread, scores = line.accuracy or 0.0, line.spread or 0.0, line.accuracies or ()
+        axes.barh(place, mean, color=COLOURS[line.kind], label=line.kind)
+        if line.spread is not None:
+            axes.errorbar(mean, place, xerr=spread, color="black", capsize=3, linewidth=1.2)
+            axes.scatter(
+                scores, [place] * len(scores), s=9, color="white", edgecolors="black", linewidths=0.6, zorder=3
+            )
+        end = max(mean + spread, *scores, 0.0)
+        axes.annotate(line.accuracy_text, (end, place), (5, 0), textcoords="offset points", va="center", size=points)
+    axes.set_xlim(0, 125)  # room for the numbers behind a full bar
+    axes.set_xticks(range(0, 101, 20))
+    several = ": mean, sample standard deviation, single results" * any(line.spread is not None for line in lines)
+    axes.set_xlabel(f"accuracy on held-out images, %{several}")
+    axes.set_title("Methods on the same uploads")
+    handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    axes.legend(
+        handles.values(), handles.keys(), loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize="small", frameon=False
+    )
     return figure
 
 
@@ -205,6 +264,7 @@ def _palette(count: int) -> Any:
     return colormaps["tab10" if count <= 10 else "turbo"](np.linspace(0, 1, count))
 
 
-def _save(path: Path, figure: Figure) -> str:
+def save(path: Path, figure: Figure) -> str:
+    """Write a figure as a PNG and return the file's name."""
     figure.savefig(path, dpi=120)
     return path.name

@@ -11,13 +11,14 @@ Deviations: the defaults are those of the published code where it differs from t
     there: L_A at temperature 3 with factor 9; the perturbation is the sign of the gradient of softened probabilities,
     in normalised space; the weights see the pool of earlier epochs, and their step shrinks by 0.99 per epoch; the
     ensemble divides by the sum of w, so that the weights are clipped to [0, 1] and not normalised. The step mu is
-    0.1 / M as in the text, which at ten clients is the code's 0.01. Preset "paper" is the text.
+    0.1 / M as in the text, which at ten clients is the code's 0.01. Preset "paper" is the text, except that the weights
+    see the images as they are stored; Algorithm 1 diversifies them first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +58,9 @@ class CoBoostingConfig(DistillOptions, PoolOptions, SynthesisOptions):
         choices=("sign", "l2", "none"),
     )  # fmt: skip
     perturbation_size: float = option(8 / 255, "its size epsilon, in normalised pixels", above=0.0)
-    perturbation_temperature: float = option(4.0, "temperature of the probabilities it is the gradient of", above=0.0)
+    perturbation_temperature: float = option(
+        4.0, "temperature of the probabilities whose gradient's sign it is", above=0.0
+    )
     reweighting: bool = option(True, "the clients' weights w are learned; false: they stay equal")
     reweighting_step: float = option(0.0, "step mu of the weights; 0: 0.1 / number of clients", low=0.0)
     reweighting_decay: float = option(0.99, "what mu is multiplied by every epoch", above=0.0, high=1.0)
@@ -110,14 +113,9 @@ PRESETS: dict[str, dict[str, Any]] = {
 def fit(job: Job, progress: Progress) -> Outcome:
     """Run the server stage; the results are the last epoch's student and the ensemble with its final weights."""
     server = _Server(job, progress)
-    run_epochs(job, progress, server.stage, epochs=job.config.epochs, step=server.epoch)
-    weights = weights_of(server.combiner)
-    return Outcome(
-        student=weights_of(server.learner.student),
-        ensemble=EnsembleSpec(tuple(upload.client for upload in job.uploads), "weighted", weights),
-        timings=server.stage.seconds,
-        images=server.stage.sample(job.config.synthesis_batch_size),
-    )
+    outcome = run_epochs(job, progress, server.stage, epochs=job.config.epochs, step=server.epoch)
+    clients = tuple(upload.client for upload in job.uploads)
+    return replace(outcome, ensemble=EnsembleSpec(clients, "weighted", weights_of(server.combiner)))
 
 
 class _Server:
@@ -130,10 +128,9 @@ class _Server:
         self.teacher = teacher_of(job, self.combiner, config)
         self.learner = Learner(job, self.teacher, config, augmentation=config.pool_augmentation)
         self.images = GeneratedImages(job, config)
-        modules: dict[str, torch.nn.Module] = {"student": self.learner.student, "weights": self.combiner}
-        if not config.generator_reset:
-            modules["generator"] = self.images.generator
-        self.stage = Stage(modules, self.learner.optimizer, Pool(config.pool_cap, job.device))
+        modules = {"student": self.learner.student, "weights": self.combiner, **self.images.lasting()}
+        pool = Pool(config.pool_cap, job.device)
+        self.stage = Stage(modules, self.learner.optimizer, pool, made=config.synthesis_batch_size)
 
     def epoch(self, epoch: int) -> dict[str, float]:
         """One epoch in the order of the published code; Algorithm 1 adds the images before it reweighs."""

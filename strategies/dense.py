@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from .distillation import settings
-from .distillation.batchnorm import batchnorm_loss
+from .distillation.batchnorm import batchnorm_loss, note_without_statistics
 from .distillation.combiners import Mean
-from .distillation.epochs import Stage, run_epochs, weights_of
+from .distillation.epochs import Stage, run_epochs
 from .distillation.generated import Batch, GeneratedImages
 from .distillation.learner import Learner, teacher_of
 from .distillation.losses import adversarial_divergence, cross_entropy
@@ -109,12 +109,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 def fit(job: Job, progress: Progress) -> Outcome:
     """Run the server stage: T epochs of synthesis and distillation; the result is the last epoch's student."""
     server = _Server(job, progress)
-    run_epochs(job, progress, server.stage, epochs=job.config.epochs, step=server.epoch)
-    return Outcome(
-        student=weights_of(server.learner.student),
-        timings=server.stage.seconds,
-        images=server.stage.sample(job.config.synthesis_batch_size),
-    )
+    return run_epochs(job, progress, server.stage, epochs=job.config.epochs, step=server.epoch)
 
 
 class _Server:
@@ -124,15 +119,15 @@ class _Server:
         config: DenseConfig = job.config
         self.config, self.progress = config, progress
         self.teacher = teacher_of(job, Mean(), config, watched=config.bn_weight > 0)
+        if config.bn_weight:
+            note_without_statistics(self.teacher.members, progress)
         self.learner = Learner(job, self.teacher, config, augmentation=config.pool_augmentation)
         self.images = GeneratedImages(job, config)
         # In "fresh" mode the pool only remembers the newest images, for the report.
         self.fresh = config.distillation_data == "fresh"
         pool = Pool(config.synthesis_batch_size if self.fresh else config.pool_cap, job.device)
-        modules = {"student": self.learner.student}
-        if not config.generator_reset:
-            modules["generator"] = self.images.generator
-        self.stage = Stage(modules, self.learner.optimizer, pool)
+        modules = {"student": self.learner.student, **self.images.lasting()}
+        self.stage = Stage(modules, self.learner.optimizer, pool, made=config.synthesis_batch_size)
 
     def epoch(self, epoch: int) -> dict[str, float]:
         """Algorithm 1, one epoch: make images, remember them, distil."""
@@ -140,11 +135,17 @@ class _Server:
         with self.stage.clock("synthesis"):
             batch = self.synthesize(epoch, tick)
         with self.stage.clock("distillation"):
-            self.stage.pool.add(**self.learner.with_logits(self.config.stored(batch.images, batch.labels)))
-            newest = {"images": batch.images, "labels": batch.labels}
-            table = self.learner.with_logits(newest) if self.fresh else self.stage.pool.columns
-            loss = self.learner.learn(table, epoch, tick=tick)
+            loss = self.learner.learn(self.remember(batch), epoch, tick=tick)
         return {**batch.losses, "distillation": loss}
+
+    def remember(self, batch: Batch) -> dict[str, Tensor]:
+        """Add an epoch's images to the pool; return the images the student learns from."""
+        rows = self.config.stored(batch.images, batch.labels)
+        if self.fresh:
+            self.stage.pool.add(**rows)
+            return self.learner.with_logits({"images": batch.images, "labels": batch.labels})
+        self.stage.pool.add(**self.learner.with_logits(rows))
+        return self.stage.pool.columns
 
     def synthesize(self, epoch: int, tick: Callable[[], None]) -> Batch:
         """Make the images of an epoch; the loss is l_CE + lambda_1 l_BN + lambda_2 l_div."""

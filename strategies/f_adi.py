@@ -25,9 +25,9 @@ import torch
 from torch import Tensor
 
 from .distillation import settings
-from .distillation.batchnorm import batchnorm_loss
+from .distillation.batchnorm import batchnorm_loss, note_without_statistics
 from .distillation.combiners import Mean
-from .distillation.epochs import Stage, run_epochs, weights_of
+from .distillation.epochs import Stage, run_epochs
 from .distillation.generated import Batch
 from .distillation.inversion import Pixels, jitter
 from .distillation.learner import Learner, teacher_of
@@ -66,12 +66,7 @@ class FAdiConfig(DistillOptions, PoolOptions):
 def fit(job: Job, progress: Progress) -> Outcome:
     """Run the server stage: T epochs of inversion and distillation; the result is the last epoch's student."""
     server = _Server(job, progress)
-    run_epochs(job, progress, server.stage, epochs=job.config.epochs, step=server.epoch)
-    return Outcome(
-        student=weights_of(server.learner.student),
-        timings=server.stage.seconds,
-        images=server.stage.sample(job.config.inversion_batch_size),
-    )
+    return run_epochs(job, progress, server.stage, epochs=job.config.epochs, step=server.epoch)
 
 
 class _Server:
@@ -81,9 +76,12 @@ class _Server:
         config: FAdiConfig = job.config
         self.job, self.config, self.progress = job, config, progress
         self.teacher = teacher_of(job, Mean(), config, watched=config.bn_weight > 0)
+        if config.bn_weight:
+            note_without_statistics(self.teacher.members, progress)
         self.learner = Learner(job, self.teacher, config, augmentation=config.pool_augmentation)
         pool = Pool(config.pool_cap, job.device)
-        self.stage = Stage({"student": self.learner.student}, self.learner.optimizer, pool)
+        modules = {"student": self.learner.student}
+        self.stage = Stage(modules, self.learner.optimizer, pool, made=config.inversion_batch_size)
 
     def epoch(self, epoch: int) -> dict[str, float]:
         """One epoch: invert images, remember them, distil."""

@@ -11,7 +11,8 @@ Deviations: the papers that compare with it run it "with the same hyper-paramete
     the place of theirs in the shared loop: their generator, new in every epoch, a pool of images, and a student that
     learns from the pool instead of from the generator's current images. Weights (1, 5, 0.1) and the logarithm to base
     10 are those of the published code. The features are the mean over the clients of what enters their last linear
-    layer; where their lengths differ the activation loss is left out.
+    layer (84 numbers of LeNet-5, where the papers name the layer before, of 120); where a client has no such layer, or
+    the lengths differ, the activation loss is left out.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from torch import Tensor
 
 from .distillation import settings
 from .distillation.combiners import Mean
-from .distillation.epochs import Stage, run_epochs, weights_of
+from .distillation.epochs import Stage, run_epochs
 from .distillation.features import penultimate_features
 from .distillation.generated import Batch, GeneratedImages
 from .distillation.learner import Learner, teacher_of
@@ -56,12 +57,7 @@ class FDaflConfig(DistillOptions, PoolOptions, SynthesisOptions):
 def fit(job: Job, progress: Progress) -> Outcome:
     """Run the server stage: T epochs of synthesis and distillation; the result is the last epoch's student."""
     server = _Server(job, progress)
-    run_epochs(job, progress, server.stage, epochs=job.config.epochs, step=server.epoch)
-    return Outcome(
-        student=weights_of(server.learner.student),
-        timings=server.stage.seconds,
-        images=server.stage.sample(job.config.synthesis_batch_size),
-    )
+    return run_epochs(job, progress, server.stage, epochs=job.config.epochs, step=server.epoch)
 
 
 class _Server:
@@ -73,10 +69,9 @@ class _Server:
         self.teacher = teacher_of(job, Mean(), config, watched=config.activation_weight > 0)
         self.learner = Learner(job, self.teacher, config, augmentation=config.pool_augmentation)
         self.images = GeneratedImages(job, config)
-        modules = {"student": self.learner.student}
-        if not config.generator_reset:
-            modules["generator"] = self.images.generator
-        self.stage = Stage(modules, self.learner.optimizer, Pool(config.pool_cap, job.device))
+        modules = {"student": self.learner.student, **self.images.lasting()}
+        pool = Pool(config.pool_cap, job.device)
+        self.stage = Stage(modules, self.learner.optimizer, pool, made=config.synthesis_batch_size)
         self._told = False
 
     def epoch(self, epoch: int) -> dict[str, float]:
@@ -116,7 +111,9 @@ class _Server:
     def _no_features(self, view: View) -> Tensor:
         if not self._told:
             self._told = True
-            self.progress.record({"note": "the clients' features differ in length: there is no activation loss"})
+            self.progress.record(
+                {"note": "the clients' last linear layers are missing or differ in length: there is no activation loss"}
+            )
         return view.teacher.new_zeros(())
 
 

@@ -7,7 +7,8 @@ Symbols: f_k(x) -> members; AVGLOGITS -> combiners.Mean; d_j -> Job.proxy; T -> 
 Where: Eq. (2) and Algorithm 1, the server's part -> _Server.epoch.
 Deviations: the defaults are those of Co-Boosting's comparison: a fresh student, SGD, temperature 4, one pass over the
     images per epoch. Preset "paper" is the paper's own setting: start at the average of the uploads, Adam, a cosine
-    over 10,000 batches, temperature 1. The paper stops early on labelled validation images; here the server has no
+    over 10,000 batches, temperature 1; here the rate falls every 100 batches, and an epoch is at most one pass, so that
+    10,000 batches take 12,800 images. The paper stops early on labelled validation images; here the server has no
     labels, and the last step is the result.
 """
 
@@ -21,7 +22,7 @@ from .distillation import settings
 from .distillation.augment import AUGMENTATIONS
 from .distillation.average import example_weights, weighted_mean
 from .distillation.combiners import Mean
-from .distillation.epochs import Stage, run_epochs, weights_of
+from .distillation.epochs import Stage, run_epochs
 from .distillation.learner import Learner, teacher_of
 from .distillation.pool import Pool
 from .distillation.settings import DistillOptions
@@ -77,8 +78,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 def fit(job: Job, progress: Progress) -> Outcome:
     """Run the server stage: T epochs over the proxy images; the result is the last epoch's student."""
     server = _Server(job, progress)
-    run_epochs(job, progress, server.stage, epochs=job.config.epochs, step=server.epoch)
-    return Outcome(student=weights_of(server.learner.student), timings=server.stage.seconds)
+    return run_epochs(job, progress, server.stage, epochs=job.config.epochs, step=server.epoch)
 
 
 class _Server:
@@ -87,7 +87,7 @@ class _Server:
     def __init__(self, job: Job, progress: Progress) -> None:
         config: FedDfConfig = job.config
         self.config, self.progress = config, progress
-        if config.start == "average" and job.start is None:
+        if config.start == "average":
             job = replace(job, start=_average(job))
         teacher = teacher_of(job, Mean(), config)
         self.learner = Learner(job, teacher, config, augmentation=config.augmentation)

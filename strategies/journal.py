@@ -119,11 +119,14 @@ class Journal:
         self.tick()
 
     def record(self, row: Mapping[str, Any]) -> None:
-        """Add a row to the metrics.
+        """Add a row to the metrics; its ``"note"``, if it has one, is a line for the user.
 
         Raises:
             StoreError: The disk refuses.
         """
+        if "note" in row:
+            with self._lock:
+                self._say(f"{self._label}: {row['note']}")
         if self._folder:
             self._folder.record(row)
 

@@ -258,9 +258,11 @@ def check_needs(method: Method, job: Job) -> None:
 
 def _check_proxy(method: Method, job: Job) -> None:
     shape = tuple(job.input_shape)
-    found = "none" if job.proxy is None else f"images of shape {tuple(job.proxy.shape)}, {job.proxy.dtype}"
-    fits = job.proxy is not None and len(job.proxy) > 1 and tuple(job.proxy.shape[1:]) == shape
-    if not fits or "uint8" not in found:
+    found, fits = "none", False
+    if job.proxy is not None:
+        found = f"images of shape {tuple(job.proxy.shape)}, {job.proxy.dtype}"
+        fits = len(job.proxy) > 1 and tuple(job.proxy.shape[1:]) == shape and str(job.proxy.dtype) == "torch.uint8"
+    if not fits:
         raise OptionError(
             f"method {method.name!r} needs that {Need.PROXY_IMAGES.value}; here it holds {found}: allowed are at "
             f"least 2 of shape {shape}, uint8. Choose another method: {', '.join(_without(Need.PROXY_IMAGES))}"

@@ -7,12 +7,15 @@ A server reads a whole set, a client opens the training half and decodes its own
     mine = split.take(parts[2])
 """
 
-from .partitions import LAWS, PartitionSpec, label_counts, partition
+from .domains import GROUPS, check_left_out
+from .partitions import LAWS, PartitionSpec, check_request, label_counts, partition
 from .preprocessing import AUGMENTATIONS, augment, normalize
+from .proxy import clients_share, images_of, nobodys, server_share
 from .sources import SOURCES, ImageData, Normalization, Source, Split, data_root, load, open_split
 
 __all__ = [
     "AUGMENTATIONS",
+    "GROUPS",
     "LAWS",
     "SOURCES",
     "ImageData",
@@ -21,10 +24,16 @@ __all__ = [
     "Source",
     "Split",
     "augment",
+    "check_left_out",
+    "check_request",
+    "clients_share",
     "data_root",
+    "images_of",
     "label_counts",
     "load",
+    "nobodys",
     "normalize",
     "open_split",
     "partition",
+    "server_share",
 ]

@@ -1,8 +1,11 @@
-"""A folder of images as a data set: ``<root>/train/<class>/*`` and ``<root>/test/<class>/*``."""
+"""Folders of images: ``<class>/<image>`` below one folder, and the data set made of two of them.
+
+The set is ``<root>/train/<class>/*`` and ``<root>/test/<class>/*``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +15,10 @@ from strategies.errors import DataError
 
 from .preprocessing import resize
 
+Read = Callable[[torch.Tensor], torch.Tensor]
 
-def open_images(
-    root: Path, split: str, image_size: int
-) -> tuple[torch.Tensor, int, Callable[[torch.Tensor], torch.Tensor]]:
+
+def open_images(root: Path, split: str, image_size: int) -> tuple[torch.Tensor, int, Read]:
     """Find the images of one half; they are decoded as RGB and stretched to squares when they are read.
 
     Args:
@@ -30,26 +33,50 @@ def open_images(
         DataError: The layout is another, a class is not in both halves, or a class has no images.
     """
     _check_layout(root)
+    labels, classes, read = open_classes(root / split, image_size)
+    return labels, len(classes), read
+
+
+def open_classes(folder: Path, image_size: int) -> tuple[torch.Tensor, tuple[str, ...], Read]:
+    """Find the images of a folder of classes.
+
+    Args:
+        folder: Holds ``<class>/<image>``; classes are numbered in the order of their names.
+        image_size: Height and width of the result, in pixels.
+
+    Returns:
+        The labels, int64 [N], the names of the classes, and a function as in :func:`reader`.
+
+    Raises:
+        DataError: It has no class, or a class has no images.
+    """
     from fl_app.vision import torchvision
 
     try:
-        found = torchvision.datasets.ImageFolder(str(root / split))
+        found = torchvision.datasets.ImageFolder(str(folder))
     except OSError as error:
-        raise DataError(f"folder {root / split} under data.root has a class without images: {error}") from error
-    files = [file for file, _ in found.samples]
+        raise DataError(f"folder {folder} under data.root has a class without images: {error}") from error
+    return torch.tensor(found.targets), tuple(found.classes), reader([file for file, _ in found.samples], image_size)
+
+
+def reader(files: Sequence[str], image_size: int) -> Read:
+    """Return a function positions [B] -> uint8 [B, 3, size, size] that decodes these files and no other."""
+    from fl_app.vision import torchvision
+
+    load = torchvision.datasets.folder.default_loader
 
     def read(positions: torch.Tensor) -> torch.Tensor:
         images = torch.empty((len(positions), 3, image_size, image_size), dtype=torch.uint8)
         for row, position in enumerate(positions.tolist()):
-            images[row] = _decode(files[position], found.loader, image_size)
+            images[row] = _decode(files[position], load, image_size)
         return images
 
-    return torch.tensor(found.targets), len(found.classes), read
+    return read
 
 
-def _decode(file: str, loader: Callable[[str], object], image_size: int) -> torch.Tensor:
+def _decode(file: str, load: Callable[[str], object], image_size: int) -> torch.Tensor:
     try:
-        pixels = np.array(loader(file), dtype=np.uint8)
+        pixels = np.array(load(file), dtype=np.uint8)
     except (OSError, SyntaxError, ValueError) as error:
         # Pillow names a broken PNG a SyntaxError.
         raise DataError(f"image {file} under data.root cannot be decoded: {error}") from error

@@ -20,7 +20,9 @@ from .laws import Positions
 
 Law = Callable[[Sequence[Positions], int, np.random.Generator, "PartitionSpec"], list[Positions]]
 
-# Each law takes from the settings what it has a use for.
+BY_DOMAIN = "domains"
+
+# Each law takes from the settings what it has a use for; that of domains gets the positions of each domain, not class.
 LAWS: Mapping[str, Law] = {
     "dirichlet-classes": lambda by_class, n, rng, spec: laws.dirichlet_over_classes(
         by_class, n, rng, alpha=spec.alpha, sigma=spec.sigma
@@ -42,6 +44,8 @@ LAWS: Mapping[str, Law] = {
         by_class, n, rng, classes_per_client=spec.classes_per_client
     ),
     "iid": lambda by_class, n, rng, spec: laws.iid(by_class, n, rng),  # noqa: ARG005  one signature for all
+    # P1's feature shift (Tables 13 and 14): client k holds domain k, and nothing is drawn.
+    BY_DOMAIN: lambda by_domain, n, rng, spec: list(by_domain),  # noqa: ARG005
 }
 
 
@@ -52,7 +56,7 @@ class PartitionSpec:
     law: str = option(
         "dirichlet-classes",
         "the law of the division: Dirichlet over the classes of a client or over the clients of a class, P4's two "
-        "variants, log-normal sizes, a number of classes per client (FedOV's or P1's), or IID",
+        "variants, log-normal sizes, a number of classes per client (FedOV's or P1's), IID, or one domain per client",
         choices=tuple(LAWS),
     )
     alpha: float = option(0.3, "concentration of the Dirichlet laws; the smaller, the more skewed", above=0)
@@ -74,7 +78,13 @@ class PartitionSpec:
 
 
 def partition(
-    labels: npt.NDArray[np.integer], spec: PartitionSpec, *, num_clients: int, num_classes: int, seed: int
+    labels: npt.NDArray[np.integer],
+    spec: PartitionSpec,
+    *,
+    num_clients: int,
+    num_classes: int,
+    seed: int,
+    domains: npt.NDArray[np.integer] | None = None,
 ) -> list[Positions]:
     """Divide a training set among clients.
 
@@ -84,6 +94,7 @@ def partition(
         num_clients: n, at least 1.
         num_classes: C.
         seed: The run's seed; equal arguments give equal parts.
+        domains: The domain of each example [N], from 0; None if there are none.
 
     Returns:
         The positions of each client's examples, n arrays of int64 that share no position and are never empty.
@@ -93,10 +104,11 @@ def partition(
         OptionError: A setting does not fit the number of classes, clients or examples.
     """
     labels = np.asarray(labels)
-    _check_request(labels, spec, num_clients, num_classes)
+    check_request(labels, spec, num_clients=num_clients, num_classes=num_classes, domains=domains)
     rng = np.random.default_rng(derive_seed(seed, "partition"))
-    by_class = [np.flatnonzero(labels == label) for label in range(num_classes)]
-    parts = LAWS[spec.law](by_class, num_clients, rng, spec)
+    kinds, count = (labels, num_classes) if spec.law != BY_DOMAIN or domains is None else (domains, num_clients)
+    groups = [np.flatnonzero(kinds == kind) for kind in range(count)]
+    parts = LAWS[spec.law](groups, num_clients, rng, spec)
     for client, part in enumerate(parts):
         if len(part) == 0:
             raise DataError(
@@ -123,7 +135,15 @@ def label_counts(
     return np.array(counts, dtype=np.int64).reshape(len(parts), num_classes)
 
 
-def _check_request(labels: npt.NDArray[np.integer], spec: PartitionSpec, num_clients: int, num_classes: int) -> None:
+def check_request(
+    labels: npt.NDArray[np.integer],
+    spec: PartitionSpec,
+    *,
+    num_clients: int,
+    num_classes: int,
+    domains: npt.NDArray[np.integer] | None = None,
+) -> None:
+    """Refuse what :func:`partition` would refuse before it draws; the arguments and errors are the same."""
     total = len(labels)
     if not 1 <= num_clients <= total:
         raise DataError(f"{total} training examples for {num_clients} clients: allowed is 1 to {total} clients")
@@ -139,4 +159,16 @@ def _check_request(labels: npt.NDArray[np.integer], spec: PartitionSpec, num_cli
         raise OptionError(
             f"setting 'data.min-size' is {spec.min_size}: allowed is at most {total // num_clients} where "
             f"{num_clients} clients share {total} examples"
+        )
+    if spec.law == BY_DOMAIN:
+        _check_domains(domains, num_clients)
+
+
+def _check_domains(domains: npt.NDArray[np.integer] | None, num_clients: int) -> None:
+    if domains is None:
+        raise OptionError("setting 'data.law' is 'domains': allowed only for a data set that has domains")
+    if num_clients != (found := len(np.unique(domains))):
+        raise OptionError(
+            f"{num_clients} clients where 'data.law' is 'domains': allowed is {found}, one client for each domain that "
+            "is not left out"
         )

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from strategies.errors import OptionError
 
-AUGMENTATIONS = ("none", "crop-flip")
+AUGMENTATIONS = ("none", "flip", "crop-flip")
 PADDING = 4
 
 # Images per call: bounds what a resize holds besides its result.
@@ -63,6 +63,7 @@ def augment(images: torch.Tensor, kind: str, generator: torch.Generator) -> torc
     """Apply a data set's random augmentation, drawn anew for each image.
 
     ``crop-flip`` is the CIFAR one of P1 and P2: zero-pad by 4, crop at a random place, mirror every second image.
+    ``flip``, P3's for SVHN, mirrors alone.
 
     Args:
         images: uint8 or float [B, ch, H, W], before normalisation; left unchanged.
@@ -80,6 +81,9 @@ def augment(images: torch.Tensor, kind: str, generator: torch.Generator) -> torc
     if kind == "none":
         return images
     count, device = len(images), generator.device
+    if kind == "flip":
+        mirrored = torch.rand(count, generator=generator, device=device).to(images.device) < 0.5
+        return torch.where(mirrored[:, None, None, None], images.flip(3), images)
     top, left = torch.randint(0, 2 * PADDING + 1, (2, count), generator=generator, device=device).to(images.device)
     flip = torch.rand(count, generator=generator, device=device).to(images.device) < 0.5
     return crop_flip(images, top, left, flip=flip)

@@ -1,4 +1,4 @@
-"""Image data sets by name, as uint8 tensors: scikit-learn's digits, torchvision's, and folders of images.
+"""Image data sets by name, as uint8 tensors: scikit-learn's digits, torchvision's, folders, and sets of domains.
 
 Opening a split reads its labels and leaves the images as they are stored; only the positions that are asked for are
 decoded and resized. So a client that holds a hundredth of a training set does a hundredth of the work.
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,11 +22,14 @@ import torch
 
 from strategies.errors import OptionError
 
-from . import folders, torchvision_sets
+from . import domains, folders, torchvision_sets
 from .preprocessing import resize
 
-SOURCES = ("digits", *torchvision_sets.KNOWN, "imagefolder")
+SOURCES = ("digits", *torchvision_sets.KNOWN, "imagefolder", *domains.GROUPS)
 SPLITS = ("train", "test")
+
+# Sets of images of any size, whose papers do not say to which they are brought.
+SIZELESS = ("imagefolder", *(name for name, group in domains.GROUPS.items() if not group.image_size))
 
 # Of the 1797 embedded digits, in their order; the other 500 are held out.
 DIGITS_TRAIN = 1297
@@ -63,6 +66,7 @@ class Split:
         normalization: How the set's models see pixels.
         augmentation: What is done to training images: ``"none"`` or ``"crop-flip"``.
         read: positions [B] -> uint8 [B, ch, h, w] at any size.
+        domains: The domain of each example, int64 [N], from 0; None if the set has none.
     """
 
     labels: torch.Tensor
@@ -71,6 +75,7 @@ class Split:
     normalization: Normalization
     augmentation: str
     read: Callable[[torch.Tensor], torch.Tensor]
+    domains: torch.Tensor | None = None
 
     def take(self, positions: Sequence[int] | npt.NDArray[np.int64] | torch.Tensor | None = None) -> ImageData:
         """Decode the images at these positions [B], in this order; all of them without positions.
@@ -108,33 +113,41 @@ class Source:
         return channels, height, width
 
 
-def load(name: str, *, root: str = "", image_size: int = 0, download: bool = True) -> Source:
+def load(name: str, *, root: str = "", image_size: int = 0, left_out: str = "", download: bool = True) -> Source:
     """Read a whole data set; the arguments and errors are those of :func:`open_split`."""
-    train, test = (open_split(name, split, root=root, image_size=image_size, download=download) for split in SPLITS)
+    train, test = (
+        open_split(name, split, root=root, image_size=image_size, left_out=left_out, download=download)
+        for split in SPLITS
+    )
     return Source(train.take(), test.take(), train.num_classes, train.normalization, train.augmentation)
 
 
-def open_split(name: str, split: str, *, root: str = "", image_size: int = 0, download: bool = True) -> Split:
+def open_split(
+    name: str, split: str, *, root: str = "", image_size: int = 0, left_out: str = "", download: bool = True
+) -> Split:
     """Open the training or the test half of a data set.
 
     Args:
         name: One of :data:`SOURCES`.
         split: ``"train"`` or ``"test"``.
         root: The folder that holds the set in torchvision's layout, or ``train/<class>/`` and ``test/<class>/`` for
-            ``imagefolder``. Empty: the environment's ``ONESHOT_DATA``, else ``~/.cache/oneshot-fl/data``.
-        image_size: Height and width of the images in pixels; 0 for the set's own (``imagefolder`` has none).
+            ``imagefolder``; for sets of domains see :mod:`fl_app.data.domains`. Empty: the environment's
+            ``ONESHOT_DATA``, else ``~/.cache/oneshot-fl/data``.
+        image_size: Height and width of the images in pixels; 0 for the set's own (those of :data:`SIZELESS` have none).
+        left_out: The domain that is the test half, for a set of domains; empty for every other set.
         download: Whether torchvision may download a set that is not there.
 
     Raises:
-        OptionError: The name is unknown, or the size is not one.
+        OptionError: The name or the domain is unknown, or the size is not one.
         DataError: The set is not there, incomplete or damaged; says where it was looked for and how to get it.
     """
     if name not in SOURCES:
         raise OptionError(f"setting 'data.name' is {name!r}: known are {', '.join(SOURCES)}")
     if split not in SPLITS:
         raise ValueError(f"split {split!r}: known are {', '.join(SPLITS)}")
-    if image_size < 0 or (image_size == 0 and name == "imagefolder"):
-        lowest = "at least 1 for 'imagefolder'" if name == "imagefolder" else "0 (the data set's own) or greater"
+    domains.check_left_out(name, left_out)
+    if image_size < 0 or (image_size == 0 and name in SIZELESS):
+        lowest = f"at least 1 for {name!r}" if name in SIZELESS else "0 (the data set's own) or greater"
         raise OptionError(f"setting 'data.image-size' is {image_size}: allowed is {lowest}")
     place = data_root(root)
     if name == "digits":
@@ -142,6 +155,13 @@ def open_split(name: str, split: str, *, root: str = "", image_size: int = 0, do
     if name == "imagefolder":
         labels, classes, read = folders.open_images(place, split, image_size)
         return _split(labels, read, num_classes=classes, shape=(3, image_size))
+    if name in domains.GROUPS:
+        group = domains.GROUPS[name]
+        size = image_size or group.image_size
+        labels, domain, read = domains.open_group(
+            name, split, place, image_size=size, left_out=left_out, download=download
+        )
+        return replace(_split(labels, read, num_classes=group.num_classes, shape=(3, size)), domains=domain)
     known = torchvision_sets.KNOWN[name]
     labels, read = torchvision_sets.open_set(name, split, place, download=download)
     shape = (known.channels, image_size or known.image_size)

@@ -16,7 +16,7 @@ import torch
 from strategies.errors import DataError
 
 # What reading a damaged file ends with, in torchvision, numpy, scipy and pickle.
-_DAMAGE = (RuntimeError, OSError, ValueError, TypeError, AssertionError, EOFError, LookupError, pickle.UnpicklingError)
+DAMAGE = (RuntimeError, OSError, ValueError, TypeError, AssertionError, EOFError, LookupError, pickle.UnpicklingError)
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def open_set(
         _obtain(name, split, root, download=download)
     try:
         images, labels = _read(known, split, root)
-    except _DAMAGE as error:
+    except DAMAGE as error:
         raise DataError(
             f"data set {name!r} (data.name) in {root} (data.root) is incomplete or damaged ({error}): remove {target} "
             "to have it downloaded anew, or put a sound copy there"

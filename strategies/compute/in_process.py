@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from ..errors import ComputeError, OptionError
+from ..memory import kept_memory
 from ..method import Job, Method, Outcome, Progress, check_needs
 
 
@@ -27,7 +28,7 @@ class InProcess:
         """
         check_needs(method, job)
         job = replace(job, device=resolve_device(job.device))
-        with torch_threads(job.threads):
+        with torch_threads(job.threads), kept_memory():
             return method.fit(job, progress)
 
 

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+
+from .recompute import running_again
+
+if TYPE_CHECKING:
+    from ..method import Progress
 
 
 class BatchNormLoss:
@@ -41,7 +46,9 @@ class BatchNormLoss:
 
     def _collect(self, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
         if torch.is_grad_enabled():
-            self._terms.append(statistics_distance(inputs[0], layer.running_mean, layer.running_var))  # type: ignore[arg-type]
+            distance = statistics_distance(inputs[0], layer.running_mean, layer.running_var)  # type: ignore[arg-type]
+            if not running_again():
+                self._terms.append(distance)
 
 
 @contextmanager
@@ -52,6 +59,13 @@ def batchnorm_loss(members: Iterable[nn.Module]) -> Iterator[BatchNormLoss]:
         yield loss
     finally:
         loss.remove()
+
+
+def note_without_statistics(members: Iterable[nn.Module], progress: Progress) -> None:
+    """Record a note if no member has statistics that images could be compared with: the loss is zero then."""
+    layers = (layer for member in members for layer in member.modules() if isinstance(layer, _BatchNorm))
+    if not any(layer.track_running_stats for layer in layers):
+        progress.record({"note": "no client's model keeps batch-normalisation statistics: that loss is zero"})
 
 
 def statistics_distance(x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
@@ -65,6 +79,7 @@ def statistics_distance(x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
     Returns:
         A scalar.
     """
+    x = x.to(torch.promote_types(x.dtype, mean.dtype))  # 8 bits of a bfloat16 are too few for a variance
     batch_var, batch_mean = torch.var_mean(x, [d for d in range(x.dim()) if d != 1], correction=0)
     distance: Tensor = torch.linalg.vector_norm(batch_mean - mean) + torch.linalg.vector_norm(batch_var - var)
     return distance

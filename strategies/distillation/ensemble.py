@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..errors import UploadError
 from ..seeds import seeded_torch
+from .frozen import simplified
+from .recompute import recomputed
+from .stacked import stacks
 
 if TYPE_CHECKING:
     from ..method import ModelBuilder, Upload
@@ -17,22 +21,45 @@ if TYPE_CHECKING:
 Module = TypeVar("Module", bound=nn.Module)
 
 
+# Members whose activations are kept for the backward pass; those of the others are computed again, one at a time.
+KEPT = 10
+
+
 class Ensemble(nn.Module):
     """M frozen members and a combiner of their logits.
 
-    Members are in eval mode for good and keep no gradients of their weights; gradients reach the input.
+    Members are in eval mode for good and keep no gradients of their weights; gradients reach the input. Memory grows
+    with M by the weights: activations are kept for the first ``KEPT`` members only.
 
     Args:
-        members: Modules [B, ch, H, W] -> [B, C]; they are changed in place (frozen, memory layout).
+        members: Modules [B, ch, H, W] -> [B, C]; they are changed in place (frozen, memory layout, precision).
         combiner: A module [M, B, C] -> [B, C].
+        precision: ``"float32"`` leaves members as they are; ``"bfloat16"`` is their arithmetic then, logits are
+            float32 still.
+        form: ``"loop"`` calls one member after another, ``"stacked"`` those of one kind together (see
+            :mod:`.stacked`); ``"auto"`` stacks on a GPU. Members with hooks are always called one by one.
+        kinds: What each member is [M]: members of one kind differ in the values of their weights only. Without it
+            nothing is stacked.
     """
 
-    def __init__(self, members: Sequence[nn.Module], combiner: nn.Module) -> None:
+    def __init__(
+        self,
+        members: Sequence[nn.Module],
+        combiner: nn.Module,
+        *,
+        precision: str = "float32",
+        form: str = "auto",
+        kinds: Sequence[str] = (),
+    ) -> None:
         super().__init__()
-        self.members = nn.ModuleList([fast_layout(member) for member in members])
+        self.members = nn.ModuleList([fast_layout(_cast(member, precision)) for member in members])
         self.combiner = combiner
         self.requires_grad_(False)
         self.train(False)
+        self._dtype = torch.bfloat16 if precision == "bfloat16" else None
+        on_gpu = any(parameter.is_cuda for parameter in self.members.parameters())
+        stack = bool(kinds) and (form == "stacked" or (form == "auto" and on_gpu))
+        self._stacks = stacks(list(self.members), kinds, KEPT) if stack else []
 
     @classmethod
     def from_uploads(
@@ -42,13 +69,31 @@ class Ensemble(nn.Module):
         combiner: nn.Module,
         *,
         device: str = "cpu",
+        fold: bool = True,
+        precision: str = "float32",
+        form: str = "auto",
     ) -> Ensemble:
         """Build the ensemble of some uploads, in their order, reading one at a time.
+
+        Args:
+            uploads: The members.
+            builders: Architecture -> a module with fresh weights.
+            combiner: A module [M, B, C] -> [B, C].
+            device: Where it shall run.
+            fold: Whether members may be rewritten (:func:`.frozen.simplified`); false where somebody looks at their
+                batch normalisation or at the names of their weights.
+            precision: ``"float32"`` or ``"bfloat16"``.
+            form: ``"auto"``, ``"loop"`` or ``"stacked"``.
 
         Raises:
             UploadError: An upload's weights do not fit its architecture.
         """
-        return cls([_member(upload, builders).to(device) for upload in uploads], combiner.to(device))
+        members, kinds = [], []
+        for upload in uploads:
+            member = _member(upload, builders)
+            members.append((simplified(member) if fold else member).to(device))
+            kinds.append(upload.architecture)
+        return cls(members, combiner.to(device), precision=precision, form=form, kinds=kinds)
 
     def train(self, mode: bool = True) -> Ensemble:  # noqa: ARG002  the members' mode never changes
         """Stay in eval mode, whatever is asked."""
@@ -56,8 +101,15 @@ class Ensemble(nn.Module):
 
     def member_logits(self, x: Tensor) -> Tensor:
         """Return every member's logits [M, B, C] for normalised images [B, ch, H, W]."""
-        # On a CPU a plain loop over frozen members beats every stacked form (vmap, grouped convolution).
-        return torch.stack([member(x) for member in self.members])
+        x = _channels_last(x.to(self._dtype)) if self._dtype else _channels_last(x)
+        if self._stacks and not any(map(_has_hooks, self.members)):
+            order = [number for numbers, _ in self._stacks for number in numbers]
+            parts = torch.cat(_each([stack for _, stack in self._stacks], x, kept=1))
+            logits = parts[torch.tensor(order, device=x.device).argsort()]
+        else:
+            # On a CPU a plain loop over frozen members beats every stacked form (vmap, grouped convolution).
+            logits = torch.stack(_each(list(self.members), x, kept=KEPT))
+        return logits.float() if self._dtype else logits
 
     def forward(self, x: Tensor) -> Tensor:
         """Return combined logits [B, C] for normalised images [B, ch, H, W]."""
@@ -81,3 +133,28 @@ def _member(upload: Upload, builders: Mapping[str, ModelBuilder]) -> nn.Module:
     except RuntimeError as error:
         raise UploadError(f"upload of {upload.client!r} does not fit {upload.architecture!r}: {error}") from error
     return module
+
+
+def _each(models: Sequence[Callable[[Tensor], Tensor]], x: Tensor, *, kept: int) -> list[Tensor]:
+    """Ask all models, keeping the activations of the first few for the backward pass."""
+    backward = torch.is_grad_enabled() and x.requires_grad
+    return [recomputed(model, x) if backward and number >= kept else model(x) for number, model in enumerate(models)]
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    """Change the layout once for all members, where it is theirs."""
+    return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 and not x.is_cuda else x
+
+
+def _cast(member: Module, precision: str) -> Module:
+    if precision == "bfloat16":
+        for layer in member.modules():
+            # Running statistics would lose too much; torch takes them in float32 beside bfloat16 images.
+            if not isinstance(layer, _BatchNorm):
+                for tensor in (*layer.parameters(recurse=False), *layer.buffers(recurse=False)):
+                    tensor.data = tensor.data.bfloat16() if tensor.is_floating_point() else tensor.data
+    return member
+
+
+def _has_hooks(member: nn.Module) -> bool:
+    return any(layer._forward_pre_hooks or layer._forward_hooks for layer in member.modules())

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ..method import Snapshot
+from ..method import Outcome, Snapshot
 from ..seeds import seeded_torch
 from .pool import Pool, dequantize, quantize
 from .synthesis import frozen
@@ -33,12 +33,14 @@ class Stage:
         modules: What is trained; ``"student"`` is the result.
         optimizer: The student's.
         pool: The synthetic images.
+        made: How many of them an epoch makes.
         seconds: Phase -> seconds spent since the start of this process.
     """
 
     modules: dict[str, nn.Module]
     optimizer: torch.optim.Optimizer
     pool: Pool
+    made: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
@@ -48,16 +50,12 @@ class Stage:
         yield
         self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - begin
 
-    def sample(self, newest: int) -> Tensor | None:
-        """Return up to 64 of the newest images for the report, uint8 [N, ch, H, W] on the CPU; None without any.
-
-        Args:
-            newest: How many count as the newest.
-        """
+    def sample(self) -> Tensor | None:
+        """Return up to 64 of the last epoch's images, uint8 [N, ch, H, W] on the CPU; None without any."""
         if not len(self.pool):
             return None
         images = self.pool.columns["images"]
-        chosen = torch.linspace(max(0, len(images) - newest), len(images) - 1, SHOWN).long()
+        chosen = torch.linspace(max(0, len(images) - (self.made or len(images))), len(images) - 1, SHOWN).long()
         return quantize(dequantize(images[chosen])).cpu()
 
     def snapshot(self, epoch: int) -> Snapshot:
@@ -79,8 +77,8 @@ class Stage:
 
 def run_epochs(
     job: Job, progress: Progress, stage: Stage, *, epochs: int, step: Callable[[int], Mapping[str, float]]
-) -> None:
-    """Run the epochs that are not done yet.
+) -> Outcome:
+    """Run the epochs that are not done yet; the outcome is the last one's student.
 
     Args:
         job: Gives the seed and the observer.
@@ -102,6 +100,7 @@ def run_epochs(
         progress.record({"epoch": done, **values})
         progress.report(done, epochs, values)
         progress.checkpoint(lambda done=done: stage.snapshot(done))  # type: ignore[misc]
+    return Outcome(student=weights_of(stage.modules["student"]), timings=stage.seconds, images=stage.sample())
 
 
 def observe(job: Job, epoch: int, module: nn.Module) -> dict[str, float]:

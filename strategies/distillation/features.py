@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .recompute import running_again
+
 
 @contextmanager
 def penultimate_features(members: Iterable[nn.Module]) -> Iterator[Callable[[], Tensor | None]]:
@@ -23,9 +25,9 @@ def penultimate_features(members: Iterable[nn.Module]) -> Iterator[Callable[[], 
     last = [([None] + [layer for layer in member.modules() if isinstance(layer, nn.Linear)])[-1] for member in members]
 
     def watch(member: int) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-        # One slot per member: a forward pass that is repeated for its gradients fills it again.
         def keep(_: nn.Module, inputs: tuple[Any, ...]) -> None:
-            seen[member] = inputs[0]
+            if not running_again():
+                seen[member] = inputs[0]
 
         return keep
 

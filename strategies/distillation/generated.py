@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..seeds import generator, seeded_torch
 from .augment import AUGMENTATIONS, Standardize
@@ -50,11 +50,15 @@ class GeneratedImages:
         self.generator.reset(generator(job.seed, "generator"))
         self._standardize = Standardize(job.normalization).to(job.device)
 
+    def lasting(self) -> dict[str, nn.Module]:
+        """Return what outlives an epoch, by name: the generator, unless it starts anew every epoch."""
+        return {} if self.options.generator_reset else {"generator": self.generator}
+
     def batch(
         self,
         epoch: int,
         teacher: Ensemble,
-        student: torch.nn.Module | None,
+        student: nn.Module | None,
         *,
         terms: Sequence[Term],
         sort_labels: bool = False,
@@ -83,6 +87,6 @@ class GeneratedImages:
             inputs = self._standardize(augment(images, rng))
             return View(images, inputs, labels, teacher(inputs), student(inputs) if student is not None else None)
 
-        with frozen(student if student is not None else torch.nn.Module()):
+        with frozen(student if student is not None else nn.Module()):
             images, losses = synthesize(self.generator, noise, look, terms=terms, recipe=options.recipe(), tick=tick)
         return Batch(images, labels, losses)

@@ -18,8 +18,8 @@ class Pixels(nn.Module):
         self.images = nn.Parameter(start.clone(memory_format=torch.channels_last))
 
     def forward(self, noise: Tensor) -> Tensor:  # noqa: ARG002  a generator is given noise
-        """Return the images [B, ch, H, W]."""
-        return self.images
+        """Return the images [B, ch, H, W], in a copy: the optimiser then moves the pixels in place."""
+        return self.images.clone()
 
 
 def jitter(images: Tensor, most: int, rng: torch.Generator) -> Tensor:

@@ -32,7 +32,14 @@ def teacher_of(job: Job, combiner: nn.Module, options: DistillOptions, *, watche
         options: Of the distillation.
         watched: Whether a loss looks at the members' layers, which must then stay as they are.
     """
-    return Ensemble.from_uploads(job.uploads, job.builders, combiner, device=job.device)
+    return Ensemble.from_uploads(
+        job.uploads,
+        job.builders,
+        combiner,
+        device=job.device,
+        fold=not watched,
+        precision=options.teacher_precision,
+    )
 
 
 class Learner:

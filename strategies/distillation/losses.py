@@ -91,8 +91,9 @@ def information(logits: Tensor) -> Tensor:
     Returns:
         A scalar, at most zero.
     """
-    share = torch.softmax(logits, dim=1).mean(0)
-    return torch.xlogy(share, share).sum() / math.log(10)
+    # By logarithms throughout: a share that underflows to 0 has an infinite logarithm, and its gradient would be NaN.
+    log_share = torch.logsumexp(torch.log_softmax(logits, dim=1), dim=0) - math.log(len(logits))
+    return (log_share.exp() * log_share).sum() / math.log(10)
 
 
 def jensen_shannon(student: Tensor, teacher: Tensor, temperature: float = 3.0) -> Tensor:

@@ -78,7 +78,9 @@ class DistillOptions:
     """How the student learns from the ensemble."""
 
     epochs: int = option(500, "server epochs T", low=1)
-    steps_per_epoch: int = option(0, "most student steps per epoch; 0: one pass over all images", low=0)
+    steps_per_epoch: int = option(
+        0, "most batches per epoch that the student, and a reweighting, see; 0: one pass over all images", low=0
+    )
     batch_size: int = option(128, "images per student step b", low=2)
     kd_temperature: float = option(4.0, "temperature of the distillation loss", above=0.0)
     optimizer: str = option("sgd", "optimiser of the student", choices=("sgd", "adam"))

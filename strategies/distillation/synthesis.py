@@ -17,7 +17,7 @@ class View:
     """What the models made of one batch; a loss term sees this.
 
     Attributes:
-        images: Pixels as the generator made them [B, ch, H, W], in [0, 1].
+        images: Pixels as the generator made them [B, ch, H, W], in [0, 1]; an inversion's are normalised already.
         inputs: What the models were given: augmented and normalised.
         labels: The classes the images shall have [B].
         teacher: The teacher's logits [B, C].

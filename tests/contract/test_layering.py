@@ -22,7 +22,7 @@ SOURCES = {
     for package in PACKAGES
     for path in sorted((ROOT / package).rglob("*.py"))
 }
-BASICS = {"strategies.errors", "strategies.options", "strategies.seeds"}
+BASICS = {"strategies.errors", "strategies.memory", "strategies.options", "strategies.seeds"}
 
 
 @dataclass(frozen=True)

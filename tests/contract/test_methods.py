@@ -38,7 +38,7 @@ PINNED = {
     "label-count-ensemble": 0.610334,
     "feddf": 0.153180,
     "f-dafl": 0.125350,
-    "f-adi": 0.148258,
+    "f-adi": 0.150133,
     "dense": 0.150976,
     "co-boosting": 0.155494,
 }

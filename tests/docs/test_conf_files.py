@@ -1,87 +1,217 @@
-"""The settings of the papers' tables: they parse, and say what the method's presets say."""
+"""The settings of the papers' tables: they are read, hold what they must and no more, and say what the papers say."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from doc_pages import CONF, commands, name_of
+from doc_pages import CONF, ROOT, commands, name_of
 
+from fl_app.data import GROUPS
 from fl_app.data.torchvision_sets import KNOWN
 from fl_app.models import builders
-from server_app.build import Settings, known_options, read_settings
+from server_app.build import Settings, default_settings, known_options, read_settings
 from server_app.settings_text import merge_settings
+from strategies.co_boosting import CoBoostingConfig
 from strategies.dense import DenseConfig
+from strategies.method import METHODS
+from strategies.options import parse
 
 KINDS = {o.key: o.kind for o in known_options()}
 PARTS = {"dense-paper": "paper", "dense-published-code": "published-code"}
+ROWS = {"coboosting": ROOT / "conf" / "coboosting-rows.toml", "fedsyn": ROOT / "conf" / "fedsyn-rows.toml"}
 TABLES = [path for path in CONF if "-table" in path.stem]
-PUBLISHED = [path for path in CONF if path in TABLES or path.stem in PARTS]
+FEDSYN = [path for path in TABLES if path.stem.startswith("fedsyn")]
+PUBLISHED = [path for path in CONF if path.stem != "fmnist-short"]
+MIX_P1, MIX_P2 = "cnn5,cnn-torch,resnet18,mobilenet,shufflenet", "resnet18,cnn1,cnn5,wrn16-1,wrn40-1"
+
+
+@dataclass(frozen=True)
+class Table:
+    """What a paper says about one of its tables; the column that the file is."""
+
+    clients: int
+    alpha: float
+    model: str
+    law: str
+    more: dict[str, Any]
+
+
+def p1(clients: int, alpha: float, model: str, law: str = "dirichlet-classes", **more: Any) -> Table:
+    return Table(clients, alpha, model, law, {"client.epochs": 300, "client.clip": 10.0, **_keys(more)})
+
+
+def p2(clients: int, alpha: float, model: str, **more: Any) -> Table:
+    return Table(clients, alpha, model, "dirichlet-clients", {"client.epochs": 200, "client.clip": 0.0, **_keys(more)})
+
+
+def _keys(more: dict[str, Any]) -> dict[str, Any]:
+    return {key.replace("__", ".").replace("_", "-"): value for key, value in more.items()}
+
+
+# Where a paper does not say it (alpha of a law that has none), the app's default.
+PAPERS = {
+    "coboosting-table1-mnist": p1(10, 0.1, "lenet5"),
+    "coboosting-table1-fmnist": p1(10, 0.1, "lenet5"),
+    "coboosting-table1-svhn": p1(10, 0.1, "cnn5"),
+    "coboosting-table1-cifar10": p1(10, 0.1, "cnn5"),
+    "coboosting-table1-cifar100": p1(10, 0.1, "cnn5"),
+    "coboosting-table3-cifar10": p1(5, 0.1, MIX_P1, model__student="resnet18"),
+    "coboosting-table4-cifar10": p1(10, 0.1, "cnn5", "lognormal", data__sigma=0.4),
+    "coboosting-table5-cifar10": p1(10, 0.3, "cnn5", "classes", data__classes_per_client=2, fedavg__weights="uniform"),
+    "coboosting-table6-cifar10": p1(20, 0.1, "cnn5"),
+    "coboosting-table7-svhn": p1(10, 0.05, "cnn5"),
+    "coboosting-table7-cifar10": p1(10, 0.05, "cnn5"),
+    "coboosting-table12-tiny": p1(10, 0.1, "resnet18", data__image_size=64),
+    "coboosting-table13-digits": p1(3, 0.3, "cnn5", "domains", data__left_out="mnist", fedavg__weights="uniform"),
+    "coboosting-table14-pacs": p1(
+        3, 0.3, "resnet18", "domains", data__left_out="photo", data__image_size=64, fedavg__weights="uniform"
+    ),
+    "coboosting-table16-svhn": p1(10, 0.05, "cnn5", client__sam_rho=0.05),
+    "coboosting-table16-cifar10": p1(10, 0.05, "cnn5", client__sam_rho=0.05),
+    "coboosting-table17-cifar10": p1(10, 0.05, "vgg11"),
+    "fedsyn-table1-mnist": p2(5, 0.1, "mnist-cnn", data__image_size=28),
+    "fedsyn-table1-fmnist": p2(5, 0.1, "mnist-cnn", data__image_size=28),
+    "fedsyn-table1-svhn": p2(5, 0.1, "cnn5"),
+    "fedsyn-table1-cifar10": p2(5, 0.1, "cnn5"),
+    "fedsyn-table1-cifar100": p2(5, 0.1, "cnn5-wide"),
+    "fedsyn-table1-tiny": p2(5, 0.1, "resnet18", data__image_size=64),
+    "fedsyn-table2-cifar10": p2(5, 0.1, "cnn5", client__loss="ldam"),
+    "fedsyn-table3-cifar10": p2(5, 0.1, MIX_P2, model__student="resnet18"),
+    "fedsyn-table4-cifar10": p2(10, 0.5, "cnn5"),
+    "fedsyn-table5-cifar10": p2(5, 0.1, "cnn5", client__epochs=10, dense__rounds=5),
+    "fedsyn-table6-cifar10": p2(5, 0.5, "cnn5"),
+}
 # Data set in the name of the file -> data.name.
-DATA = {"fmnist": "fashion-mnist"}
+DATA = {"fmnist": "fashion-mnist", "tiny": "imagefolder", "digits": "domain-digits"}
+
+
+def given_by(*paths: Path) -> dict[str, Any]:
+    return dict(merge_settings([str(path) for path in paths], KINDS))
 
 
 def settings_of(*paths: Path) -> Settings:
-    return read_settings(merge_settings([str(path) for path in paths], KINDS))
+    return read_settings(given_by(*paths))
 
 
-def wanted_dense(path: Path) -> DenseConfig:
-    changes: dict[str, Any] = {}
-    if path.stem.startswith("fedsyn"):
-        return DenseConfig.preset("default", rounds=5 if "table5" in path.stem else 1)
-    if "cifar" not in path.stem:
-        changes["pool_augmentation"] = "none"
-    return DenseConfig.preset("co-boosting", **changes)
+def config_of(settings: Settings, name: str) -> Any:
+    return parse(METHODS[name].config, settings.flat, name)
+
+
+def augmented(path: Path) -> str:
+    return "crop-flip" if "cifar" in path.stem else "none"
+
+
+def test_every_table_has_its_published_values_here() -> None:
+    assert {path.stem for path in TABLES} == set(PAPERS)
 
 
 @pytest.mark.parametrize("path", TABLES, ids=name_of)
-def test_table_file_sets_the_published_values(path: Path) -> None:
+def test_table_file_sets_the_published_values_and_no_others(path: Path) -> None:
+    table, given, defaults = PAPERS[path.stem], given_by(path), default_settings()
+    data = path.stem.rpartition("-")[2]
+    mixed = "," in table.model
+    wanted = {
+        "method": "co-boosting" if path not in FEDSYN else "dense",
+        "data.name": DATA.get(data, data),
+        "data.law": table.law,
+        "data.alpha": table.alpha,
+        "model.per-client" if mixed else "model.name": table.model,
+        "client.batch-size": 128,
+        **table.more,
+    }
+    assert {key: value for key, value in given.items() if defaults[key] == value} == {}, "as by default"
+    own = {key: value for key, value in given.items() if not key.startswith(("dense.", "co-boosting.", "f-"))}
+    own = {key: value for key, value in own.items() if not key.startswith("feddf.")}
+    rounds = {key: value for key, value in given.items() if key == "dense.rounds"}
+    assert {**own, **rounds} == {key: value for key, value in wanted.items() if defaults[key] != value}
+    assert settings_of(path).app.client.lr == 0.01
+    assert settings_of(path).app.client.momentum == 0.9
+
+
+@pytest.mark.parametrize("path", TABLES, ids=name_of)
+def test_table_file_runs_its_paper_s_method_with_the_paper_s_values(path: Path) -> None:
     settings = settings_of(path)
-    app = settings.app
-    paper, table, data = path.stem.split("-")
-    assert settings.method_config == wanted_dense(path)
-    assert app.data.name == DATA.get(data, data)
-    assert (app.client.batch_size, app.client.lr, app.client.momentum) == (128, 0.01, 0.9)
-    if paper == "coboosting":
-        assert (app.client.epochs, app.client.clip) == (300, 10.0)
-        assert app.data.law == ("classes" if table == "table5" else "dirichlet-classes")
+    if path in FEDSYN:
+        rounds = PAPERS[path.stem].more.get("dense.rounds", 1)
+        assert settings.method_config == DenseConfig(rounds=rounds)
     else:
-        assert (app.client.epochs, app.client.clip) == (10 if table == "table5" else 200, 0.0)
-        assert app.data.law == "dirichlet-clients"
+        assert settings.method_config == CoBoostingConfig(pool_augmentation=augmented(path))
+
+
+@pytest.mark.parametrize("path", TABLES, ids=name_of)
+def test_table_file_with_the_rows_gives_every_method_what_its_paper_gave_it(path: Path) -> None:
+    alone = settings_of(path)
+    settings = settings_of(ROWS[path.stem.partition("-")[0]], path)
+    assert (settings.app, settings.method_config) == (alone.app, alone.method_config)
+    if path not in FEDSYN:
+        if "-table4-" in path.stem or "-table7-" in path.stem:
+            return  # tables without these rows
+        found = config_of(settings, "dense")
+        assert found == DenseConfig.preset("co-boosting", pool_augmentation=augmented(path))
+        for name in ("f-dafl", "f-adi"):
+            assert config_of(settings, name) == METHODS[name].config(pool_augmentation=augmented(path))
+        assert config_of(settings, "feddf") == METHODS["feddf"].config(augmentation=augmented(path))
+    else:
+        own = DenseConfig()
+        shared = ("epochs", "batch_size", "kd_temperature", "student_lr", "weight_decay", "schedule", "student_clip")
+        for name in ("f-dafl", "f-adi", "feddf"):
+            config = config_of(settings, name)
+            assert {key: getattr(config, key) for key in shared} == {key: getattr(own, key) for key in shared}
+        assert config_of(settings, "f-dafl").recipe() == own.recipe()
+
+
+def test_the_rows_of_every_table_are_long_as_it_is() -> None:
+    assert all(config_of(settings_of(ROWS["coboosting"]), name).epochs == 500 for name in ("dense", "f-dafl", "feddf"))
 
 
 @pytest.mark.parametrize("path", TABLES, ids=name_of)
 def test_table_file_names_architectures_that_take_its_images(path: Path) -> None:
     app = settings_of(path).app
-    known = KNOWN[app.data.name]
-    size = app.data.image_size or known.image_size
-    models = builders(known.num_classes, (known.channels, size, size))
+    if known := KNOWN.get(app.data.name):
+        classes, channels, size = known.num_classes, known.channels, known.image_size
+    elif group := GROUPS.get(app.data.name):
+        classes, channels, size = group.num_classes, 3, group.image_size
+    else:
+        classes, channels, size = 200, 3, 0
+    size = app.data.image_size or size
+    models = builders(classes, (channels, size, size))
     assert {*app.model.mix(), app.model.of_student()} <= models.keys()
 
 
-@pytest.mark.parametrize("path", [path for path in CONF if path.stem in PARTS], ids=name_of)
-def test_part_file_is_the_preset_whatever_it_is_combined_with(path: Path) -> None:
-    preset = DenseConfig.preset(PARTS[path.stem])
+@pytest.mark.parametrize("name", PARTS)
+def test_part_file_is_the_preset_whatever_table_of_its_paper_it_is_combined_with(name: str) -> None:
+    path, preset = ROOT / "conf" / f"{name}.toml", DenseConfig.preset(PARTS[name])
     assert settings_of(path).method_config == preset
-    for other in TABLES:
-        combined = settings_of(other, path)
-        assert combined.method_config == preset
-        assert combined.app == settings_of(other).app
+    for table in FEDSYN:
+        combined, alone = settings_of(table, path), settings_of(table)
+        assert combined.method_config == replace(preset, rounds=alone.method_config.rounds)
+        assert combined.app == alone.app
 
 
 @pytest.mark.parametrize("path", PUBLISHED, ids=name_of)
-def test_published_file_begins_with_its_table_its_command_and_its_length(path: Path) -> None:
+def test_published_file_begins_with_its_table_its_commands_and_its_length(path: Path) -> None:
     comment = path.read_text().partition("\n\n")[0]
     assert re.search(r"https://arxiv\.org/abs/\d", comment)
-    assert re.search(r"\bLong: ", comment.replace("\n# ", " "))
+    assert re.search(r"\bLong, ", comment.replace("\n# ", " "))
+    run, *later = commands(path)
+    assert run[:2] == ["oneshot", "run"]
+    assert name_of(path) in run
+    files = [word for word in run if word.endswith(".toml")]
+    clients = int(run[run.index("--num-supernodes") + 1])
     if path in TABLES:
         assert "Table" in comment
-    [words] = commands(path)
-    assert name_of(path) in words
-    clients = 5 if path.stem.startswith(("fedsyn", "dense", "coboosting-table3")) else 10
-    assert words[words.index("--num-supernodes") + 1] == str(clients)
+        assert "scale=0.1" in comment
+        assert clients == PAPERS[path.stem].clients
+        compared = {name for words in later for name in words[-1].split(",") if words[1] == "compare"}
+        rows = ROWS[path.stem.partition("-")[0]]
+        assert (name_of(rows) in files) == bool(compared & {"f-dafl", "f-adi"})
+    else:
+        [table] = [file for file in files if "-table" in file]
+        assert clients == PAPERS[Path(table).stem].clients
 
 
 @pytest.mark.parametrize("path", CONF, ids=name_of)

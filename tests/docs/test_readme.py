@@ -24,14 +24,15 @@ from server_app import cli
 from server_app.build import known_options, read_settings
 from server_app.settings_text import merge_settings
 from strategies.errors import OneShotError
-from strategies.flower.messages import Request, Signatures, read_reply
-from strategies.method import METHODS
+from strategies.flower.messages import Request, read_reply
+from strategies.method import METHODS, Job, Normalization, Silent, Upload
+from strategies.upload_checks import Signatures
 
 README = ROOT / "README.md"
 KINDS = {o.key: o.kind for o in known_options()}
 WITH_CODE = [page for page in PAGES if blocks(page, "python")]
 # Files of the examples, which a reader would write.
-EXAMPLES = {"strategies/trimmed_mean.py"}
+EXAMPLES = {"strategies/trimmed_mean.py", "strategies/disagreement.py"}
 SMALL = (
     "client.epochs=1 data.limit=200 dense.epochs=1 dense.generator-steps=1 dense.synthesis-batch-size=4 "
     "dense.batch-size=4"
@@ -131,6 +132,20 @@ def test_plug_in_client_app_sends_what_the_server_accepts(
     assert answer(("hospital-a",)).held
 
 
+def test_the_method_that_trains_on_the_page_about_methods_ends_with_a_student(
+    finished_run: Callable[[str, bool], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = ROOT / "docs" / "adding-a-method.md"
+    make_runs(page, finished_run)
+    names = execute(page, monkeypatch)
+    config = names["DisagreementConfig"](epochs=2, generator_steps=2, synthesis_batch_size=4, batch_size=4)
+    uploads = tuple(Upload(client, "net", lambda: names["Net"]().state_dict()) for client in ("a", "b"))
+    half = Normalization((0.5,) * 3, (0.5,) * 3)
+    job = Job(uploads, {"net": names["Net"]}, "net", 10, (3, 32, 32), half, config)
+    outcome = names["fit_disagreement"](job, Silent())
+    assert outcome.student.keys() == names["Net"]().state_dict().keys()
+
+
 @pytest.mark.parametrize("page", [*PAGES, *CONF], ids=name_of)
 def test_commands_are_accepted_by_their_programs(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
@@ -146,7 +161,8 @@ def check_oneshot(words: list[str]) -> None:
     given = group.commands[words[0]].make_context(words[0], words[1:]).params
     sources = list(given.get("run_config") or given.get("set") or [])
     settings = read_settings(merge_settings(sources, KINDS))
-    assert given.get("method", "") in ("", *METHODS), given["method"]
+    named = [given["method"]] if given.get("method") else given.get("methods", "").split(",")
+    assert {*named} <= {"", "all", *METHODS}, named
     assert settings.method.name in METHODS
 
 
@@ -244,13 +260,14 @@ def test_readme_run_replay_and_resume_do_what_they_say(tmp_path: Path) -> None:
         return result
 
     result = oneshot("run", "--run-config", SMALL, "--num-supernodes", "2")
-    keys = {key for row in rows(README.read_text(), "key") for key in row[0].split(", ")}
+    table = [row for row in rows(README.read_text(), "key") if not row[1].startswith("only ")]
+    keys = {key for row in table for key in row[0].split(", ")}
     assert result.keys() == keys
     run = Path(result["run_dir"])
     [tree] = [block for block in blocks(README, "") if block.startswith("runs/")]
     promised = re.findall(r"[\w.]+\.(?:json|jsonl|safetensors|md|png)\b", tree)
     absent = [name for name in promised if not list(run.rglob(name))]
-    assert absent == ["refusals.jsonl"], "nobody was refused"
+    assert absent == ["refusals.jsonl", "client_weights.png"], "nobody was refused, and DENSE learns no weights"
     replay = oneshot(*replayed.replace("$RUN", str(run)).split()[1:])
     assert [row["kind"] for row in replay["table"]][-1] == "ensemble"
     assert replay["table"][:2] == result["table"][:2]

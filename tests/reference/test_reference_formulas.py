@@ -7,13 +7,22 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from strategies.co_boosting import CoBoostingConfig, _Server
 from strategies.distillation.augment import Standardize
 from strategies.distillation.average import weighted_mean
 from strategies.distillation.batchnorm import statistics_distance
-from strategies.distillation.combiners import LabelCount, Mean, Weighted
+from strategies.distillation.combiners import LabelCount, Mean, Weighted, weighted_mean_gradient
 from strategies.distillation.generators import UpsampleConv
-from strategies.distillation.losses import adversarial_divergence, cross_entropy, soft_kl
-from strategies.method import Normalization
+from strategies.distillation.losses import (
+    adversarial_divergence,
+    cross_entropy,
+    hard_cross_entropy,
+    information,
+    jensen_shannon,
+    soft_kl,
+    total_variation,
+)
+from strategies.method import Job, Normalization, Silent, Upload
 
 Array = NDArray[np.float64]
 RNG = np.random.default_rng(20)
@@ -122,3 +131,112 @@ def test_standardize_equals_numpy() -> None:
     expected = np.stack([(pixels[:, c] - mean[c]) / std[c] for c in range(3)], axis=1)
     result = Standardize(Normalization(mean, std))(tensor(pixels).float())
     np.testing.assert_allclose(result.numpy(), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("exponent", [0.0, 0.5, 1.0, 3.0])
+def test_hard_cross_entropy_equals_numpy(exponent: float) -> None:
+    p = [row[y] for row, y in zip(softmax(TEACHER), LABELS, strict=True)]
+    expected = sum((1 - q) ** exponent * -math.log(q) for q in p) / len(p)
+    value = hard_cross_entropy(tensor(TEACHER), torch.from_numpy(LABELS), exponent)
+    assert float(value) == pytest.approx(expected, rel=1e-10)
+
+
+def test_information_equals_numpy() -> None:
+    share = softmax(TEACHER).mean(axis=0)
+    assert float(information(tensor(TEACHER))) == pytest.approx((share * np.log10(share)).sum(), rel=1e-10)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 3.0])
+def test_jensen_shannon_equals_numpy(temperature: float) -> None:
+    student, teacher = softmax(4 * STUDENT / temperature), softmax(4 * TEACHER / temperature)
+    assert min(student.min(), teacher.min()) < 0.01, "the clamp has something to do"
+    middle = np.clip((student + teacher) / 2, 0.01, 0.99)
+    halves = [kl(middle, np.clip(p, 0.01, 0.99)).mean() / 2 for p in (student, teacher)]
+    value = jensen_shannon(4 * tensor(STUDENT), 4 * tensor(TEACHER), temperature)
+    assert float(value) == pytest.approx(sum(halves), rel=1e-10)
+
+
+def test_total_variation_equals_loops() -> None:
+    x = RNG.normal(size=(2, 3, 4, 5))
+    expected = 0.0
+    for down, across in ((0, 1), (1, 0), (1, 1), (1, -1)):
+        squares = [
+            (x[n, c, i, j] - x[n, c, i + down, j + across]) ** 2
+            for n, c, i, j in np.ndindex(x.shape)
+            if i + down < 4 and 0 <= j + across < 5
+        ]
+        expected += math.sqrt(sum(squares))
+    assert float(total_variation(tensor(x))) == pytest.approx(expected, rel=1e-10)
+
+
+def test_gradient_of_the_weights_in_closed_form_equals_autograd() -> None:
+    labels, values = torch.from_numpy(LABELS), tensor(np.array([0.2, 0.9, 0.0])).requires_grad_()
+    combined = torch.einsum("m,mbc->bc", values / values.sum(), tensor(MEMBERS))
+    (expected,) = torch.autograd.grad(cross_entropy(combined, labels), values)
+    closed = weighted_mean_gradient(values.detach(), tensor(MEMBERS), labels)
+    torch.testing.assert_close(closed, expected, rtol=1e-10, atol=1e-13)
+
+
+class Linear:
+    """A client whose model is ``x -> W x + b`` on images of eight pixels."""
+
+    def __init__(self, weight: Array, bias: Array) -> None:
+        self.weight, self.bias = weight, bias
+
+    def __call__(self) -> dict[str, torch.Tensor]:
+        return {"1.weight": tensor(self.weight).float(), "1.bias": tensor(self.bias).float()}
+
+
+def co_boosting(clients: list[Linear], **options: object) -> _Server:
+    def build() -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, len(clients[0].bias)))
+
+    uploads = tuple(Upload(f"c{k}", "linear", client) for k, client in enumerate(clients))
+    config = CoBoostingConfig(latent=4, **options)  # type: ignore[arg-type]
+    space = Normalization((0.0,), (1.0,))
+    return _Server(Job(uploads, {"linear": build}, "linear", len(clients[0].bias), (1, 4, 4), space, config), Silent())
+
+
+@pytest.mark.parametrize("form", ["sign", "l2"])
+def test_perturbation_equals_numpy(form: str) -> None:
+    clients = [Linear(RNG.normal(size=(3, 16)), RNG.normal(size=3)) for _ in range(2)]
+    server = co_boosting(clients, perturbation=form, perturbation_size=0.25, perturbation_temperature=2.0)
+    server.combiner.load_state_dict({"weights": torch.tensor([0.2, 0.6])})
+    weight = 0.25 * clients[0].weight + 0.75 * clients[1].weight
+    bias = 0.25 * clients[0].bias + 0.75 * clients[1].bias
+    x = RNG.normal(size=(5, 1, 4, 4))
+    u = 2 * torch.rand(5, 3, generator=torch.Generator().manual_seed(4)).double().numpy() - 1
+    if form == "l2":  # the gradient of u . (W x + b)
+        gradient = u @ weight
+        step = gradient / np.sqrt((gradient**2).sum(axis=1, keepdims=True))
+    else:  # of u . sm((W x + b) / 2)
+        p = softmax((x.reshape(5, 16) @ weight.T + bias) / 2)
+        step = np.sign((p * (u - (p * u).sum(axis=1, keepdims=True))) @ weight / 2)
+    moved = server.perturb(tensor(x).float(), torch.Generator().manual_seed(4))
+    assert not moved.requires_grad
+    np.testing.assert_allclose(moved.numpy(), x + 0.25 * step.reshape(x.shape), rtol=1e-4, atol=1e-4)
+
+
+def test_weights_of_two_clients_move_as_by_hand() -> None:
+    # Client 0 always says class 1, client 1 always class 0, and class 1 is what the images shall have. The loss falls
+    # with w_0 and rises with w_1: two batches of two images are two steps of 0.3 from (0.5, 0.5), then the clip.
+    says = np.array([0.0, 4.0])
+    server = co_boosting(
+        [Linear(np.zeros((2, 16)), says), Linear(np.zeros((2, 16)), says[::-1].copy())],
+        reweighting_step=0.3, reweighting_decay=1.0, batch_size=2,
+    )  # fmt: skip
+    server.reweight(0)
+    assert server.combiner.weights.tolist() == [0.5, 0.5], "without images the weights stay"
+    server.stage.pool.add(images=torch.zeros(2, 1, 4, 4), labels=torch.ones(2, dtype=torch.long))
+    server.reweight(1)
+    torch.testing.assert_close(server.combiner.weights, torch.tensor([0.8, 0.2]))
+    server.reweight(2)
+    assert server.combiner.weights.tolist() == [1.0, 0.0]
+    inputs = torch.zeros(1, 1, 4, 4)
+    torch.testing.assert_close(server.teacher(inputs), torch.tensor([[0.0, 4.0]]))
+
+
+def test_combiner_of_weights_that_are_equal_is_the_mean_whatever_their_sum() -> None:
+    logits = tensor(MEMBERS).float()
+    for weight in (1 / 3, 0.01, 1.0):
+        torch.testing.assert_close(Weighted([weight] * 3)(logits), Mean()(logits))

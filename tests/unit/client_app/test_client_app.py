@@ -15,9 +15,10 @@ from client_app import app as client_app
 from fl_app.config import AppConfig, DataConfig
 from fl_app.data import open_split, partition
 from fl_app.models import build, builders
-from strategies.flower.messages import Request, Signatures, read_reply
+from strategies.flower.messages import Request, read_reply
 from strategies.options import flatten
 from strategies.seeds import seeded_torch
+from strategies.upload_checks import Signatures
 
 RUN = "0123456789abcdef" * 2
 CLIENTS = 4
@@ -258,6 +259,37 @@ def test_clients_of_one_architecture_start_from_the_same_weights_without_a_byte_
     assert len(starts) == 2
     assert same(starts[0], expected)
     assert same(starts[1], expected)
+
+
+def test_clients_when_their_starts_shall_differ_have_one_each_that_comes_again(
+    ask: Callable[..., Message], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts = spy_on_starts(monkeypatch)
+
+    for partition_id, run_id in ((1, RUN), (3, RUN), (1, RUN[::-1])):
+        ask(node={"partition-id": partition_id, "num-partitions": CLIENTS}, run_id=run_id, client__init="different")
+
+    first, other, again = starts
+    assert not same(first, other)
+    assert same(first, again)
+
+
+@pytest.mark.parametrize(("asked", "done"), [("data-set", "none"), ("flip", "flip"), ("crop-flip", "crop-flip")])
+def test_images_when_an_augmentation_is_named_are_changed_by_it_and_otherwise_by_the_data_set_s(
+    ask: Callable[..., Message], monkeypatch: pytest.MonkeyPatch, asked: str, done: str
+) -> None:
+    seen: list[str] = []
+    train = client_app.train
+
+    def watched(*args: Any, augmentation: str, **kwargs: Any) -> Any:
+        seen.append(augmentation)
+        return train(*args, augmentation=augmentation, **kwargs)
+
+    monkeypatch.setattr(client_app, "train", watched)
+
+    ask(client__augmentation=asked)
+
+    assert seen == [done]
 
 
 def test_start_weights_when_they_fit_are_the_start_and_otherwise_the_seed_is(

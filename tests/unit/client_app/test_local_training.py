@@ -1,14 +1,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from client_app.local_training import Epoch, train
+from client_app.losses import loss_of
 from fl_app.config import ClientConfig
 from fl_app.data import ImageData, Normalization
+from strategies.errors import OptionError
+from strategies.seeds import derive_seed
 
 HALF = Normalization((0.5,), (0.5,))
 FAST = ClientConfig(epochs=4, batch_size=8, lr=0.1)
@@ -79,7 +83,8 @@ def test_training_draws_augmentation_and_dropout_from_the_seed_and_leaves_the_gl
     again = model(dropout=0.5)
     torch.manual_seed(1234)
     assert torch.equal(first, weights(run(net=again, augmentation="crop-flip")[0]))
-    assert not torch.equal(first, weights(run(net=model(dropout=0.5), augmentation="none")[0]))
+    for other in ("none", "flip"):
+        assert not torch.equal(first, weights(run(net=model(dropout=0.5), augmentation=other)[0]))
 
 
 def test_one_step_is_that_of_clipped_sgd_worked_out_by_hand() -> None:
@@ -107,7 +112,8 @@ def test_clip_when_zero_lets_every_gradient_through() -> None:
     assert not torch.equal(free, clipped)
 
 
-def test_the_cosine_schedule_when_chosen_ends_near_a_rate_of_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+def rates_of(monkeypatch: pytest.MonkeyPatch, config: ClientConfig) -> list[float]:
+    """Train in full batches, and return the learning rate of every epoch."""
     rates: list[float] = []
     step = torch.optim.SGD.step
 
@@ -115,13 +121,123 @@ def test_the_cosine_schedule_when_chosen_ends_near_a_rate_of_zero(monkeypatch: p
         rates.append(self.param_groups[0]["lr"])
         return step(self)
 
-    monkeypatch.setattr(torch.optim.SGD, "step", watched)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.optim.SGD, "step", watched)
+        run(replace(config, batch_size=48))
+    return rates
 
-    run(replace(FAST, schedule="cosine", batch_size=48))
-    run(replace(FAST, schedule="constant", batch_size=48))
 
-    expected = [0.1 * (1 + torch.cos(torch.tensor(torch.pi * t / 4)).item()) / 2 for t in range(4)]
-    assert rates == pytest.approx(expected + [0.1] * 4)
+@pytest.mark.parametrize("last", [0.0, 0.02])
+def test_the_cosine_schedule_when_chosen_falls_towards_the_final_rate(
+    monkeypatch: pytest.MonkeyPatch, last: float
+) -> None:
+    rates = rates_of(monkeypatch, replace(FAST, schedule="cosine", final_lr=last))
+
+    falling = [(1 + torch.cos(torch.tensor(torch.pi * t / 4)).item()) / 2 for t in range(4)]
+    assert rates == pytest.approx([last + (0.1 - last) * part for part in falling])
+
+
+def test_the_constant_schedule_keeps_its_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert rates_of(monkeypatch, FAST) == [0.1] * 4
+
+
+def test_one_step_of_adam_when_chosen_moves_every_weight_that_matters_by_the_rate() -> None:
+    config = ClientConfig(epochs=1, batch_size=48, optimizer="adam", lr=1e-3, clip=0.0)
+
+    net, _ = run(config)
+
+    moved = (weights(net) - weights(model())).abs()
+    stirred = moved[moved > 0]  # the others' units are silent
+    assert len(stirred) > 0.5 * len(moved)
+    torch.testing.assert_close(stirred, torch.full_like(stirred, 1e-3), rtol=0.02, atol=0.0)
+
+
+def test_one_step_of_sam_is_clipped_sgd_with_the_gradient_of_the_neighbour_uphill() -> None:
+    data, net, reference = toy(8), model(), model()
+    images = (data.images.float() / 255 - 0.5) / 0.5
+    rho, config = 0.7, ClientConfig(epochs=1, batch_size=8, lr=0.5, momentum=0.0, clip=0.05)
+
+    def gradients() -> list[torch.Tensor]:
+        loss = nn.functional.cross_entropy(reference(images), data.labels)
+        return list(torch.autograd.grad(loss, list(reference.parameters())))
+
+    def length(vectors: list[torch.Tensor]) -> torch.Tensor:
+        return torch.cat([v.flatten() for v in vectors]).norm()
+
+    first = gradients()
+    with torch.no_grad():
+        for p, g in zip(reference.parameters(), first, strict=True):
+            p += rho * g / length(first)
+    second = gradients()
+
+    _, (epoch,) = run(replace(config, sam_rho=rho), net=net, data=data)
+
+    assert length(second) > config.clip
+    for moved, start, g in zip(net.parameters(), model().parameters(), second, strict=True):
+        torch.testing.assert_close(moved, start - config.lr * g * config.clip / length(second), rtol=1e-4, atol=1e-6)
+    assert epoch.loss == pytest.approx(nn.functional.cross_entropy(model()(images), data.labels).item(), rel=1e-5)
+
+
+def test_sam_when_there_is_batch_norm_counts_every_step_once() -> None:
+    net, _ = run(replace(FAST, sam_rho=0.05), net=model(norm=True))
+
+    assert isinstance(net, nn.Sequential)
+    assert net[2].num_batches_tracked == 4 * 6  # epochs, batches of 8 of 48
+
+
+def test_ldam_when_chosen_is_the_loss_that_is_minimised_and_reported() -> None:
+    data = toy(12)
+    config = ClientConfig(epochs=1, batch_size=12, loss="ldam", ldam_margin=0.8, ldam_scale=5.0)
+    images = (data.images.float() / 255 - 0.5) / 0.5
+
+    net, (epoch,) = run(config, data=data)
+
+    assert epoch.loss == pytest.approx(loss_of(config, data.labels)(model()(images), data.labels).item(), rel=1e-5)
+    assert not torch.equal(weights(net), weights(run(replace(config, loss="cross-entropy"), data=data)[0]))
+
+
+def test_clients_when_their_data_are_equal_train_in_orders_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    def trained(name: str) -> tuple[torch.Tensor, list[list[int]]]:
+        orders: list[list[int]] = []
+        randperm = torch.randperm
+
+        def watched(*args: int, generator: torch.Generator) -> torch.Tensor:
+            orders.append(randperm(*args, generator=generator).tolist())
+            return torch.tensor(orders[-1])
+
+        with monkeypatch.context() as patch:
+            patch.setattr(torch, "randperm", watched)
+            net, _ = run(seed=derive_seed(0, "client", name, 1))
+        return weights(net), orders
+
+    (first, orders), (again, same), (other, others) = map(trained, ("client-000", "client-000", "client-001"))
+
+    assert torch.equal(first, again)
+    assert orders == same
+    assert not torch.equal(first, other)
+    assert all(mine != theirs for mine, theirs in zip(orders, others, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"optimizer": "lion"}, "client.optimizer' is 'lion': allowed is one of 'sgd', 'adam'"),
+        ({"loss": "focal"}, "client.loss' is 'focal': allowed is one of 'cross-entropy', 'ldam'"),
+        ({"sam_rho": -0.1}, "client.sam-rho' is -0.1: allowed is a number at least 0"),
+        ({"ldam_scale": 0.0}, "client.ldam-scale' is 0.0: allowed is a number greater than 0"),
+        ({"ldam_margin": -1.0}, "client.ldam-margin' is -1.0: allowed is a number at least 0"),
+        ({"augmentation": "rotate"}, "client.augmentation' is 'rotate': allowed is one of 'data-set', 'none', 'flip'"),
+        ({"init": "random"}, "client.init' is 'random': allowed is one of 'same', 'different'"),
+        ({"final_lr": 0.001}, "client.final-lr' is 0.001: allowed is 0 unless 'client.schedule' is 'cosine'"),
+        ({"final_lr": 0.1, "schedule": "cosine"}, "client.final-lr' is 0.1: allowed is at most 'client.lr', 0.01"),
+    ],
+)
+def test_a_setting_when_it_is_none_is_refused_in_one_line(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError) as raised:
+        ClientConfig(**change)
+
+    assert message in str(raised.value)
+    assert "\n" not in str(raised.value)
 
 
 def test_a_leftover_of_one_image_when_there_is_batch_norm_is_left_out_of_its_epoch() -> None:

@@ -125,6 +125,16 @@ def test_augment_of_the_next_batch_uses_new_draws() -> None:
     assert not torch.equal(augment(images, "crop-flip", generator), augment(images, "crop-flip", generator))
 
 
+def test_flip_mirrors_about_half_of_the_images_and_leaves_the_others() -> None:
+    images = pixels(200, 1, 4, 6)
+
+    results = augment(images, "flip", torch.Generator().manual_seed(0))
+
+    mirrored = (results == images.flip(3)).flatten(1).all(1)
+    assert torch.equal(mirrored, ~(results == images).flatten(1).all(1))
+    assert 70 < mirrored.sum() < 130
+
+
 def test_augment_none_returns_the_images_and_draws_nothing() -> None:
     images, generator = pixels(2, 1, 4, 4), torch.Generator().manual_seed(0)
     state = generator.get_state()
@@ -133,5 +143,5 @@ def test_augment_none_returns_the_images_and_draws_nothing() -> None:
 
 
 def test_augment_of_an_unknown_kind_names_the_known_ones() -> None:
-    with pytest.raises(OptionError, match="'rotate': known are none, crop-flip"):
+    with pytest.raises(OptionError, match="'rotate': known are none, flip, crop-flip"):
         augment(pixels(1, 1, 4, 4), "rotate", torch.Generator())

@@ -15,24 +15,36 @@ from fl_app.data import open_split
 from fl_app.models import build
 from server_app.build import Settings, build_job, default_settings, held_out, read_settings
 from server_app.evaluation import HeldOut
-from strategies.method import Silent, Upload
+from strategies.method import METHODS, Silent, Upload
+from strategies.options import options_of
 from strategies.seeds import seeded_torch
 from strategies.stage import StageReport
 from strategies.store.files import write_json
 from strategies.store.run_folder import RunFolder
 
 # As little work as every method can do.
+TINY: dict[str, Any] = {
+    "epochs": 2,
+    "generator-steps": 2,
+    "inversion-steps": 2,
+    "inversion-batch-size": 8,
+    "synthesis-batch-size": 8,
+    "batch-size": 8,
+    "latent": 8,
+    "steps-per-epoch": 2,
+}
 SMALL: dict[str, Any] = {
     "method": "fedens",
     "compute": "in-process",
     "device": "cpu",
     "threads": 1,
-    "dense.epochs": 2,
-    "dense.generator-steps": 2,
-    "dense.synthesis-batch-size": 8,
-    "dense.batch-size": 8,
-    "dense.latent": 8,
-    "dense.steps-per-epoch": 2,
+    "data.proxy": 0.1,
+    **{
+        o.key: TINY[o.key.removeprefix(f"{name}.")]
+        for name in METHODS
+        for o in options_of(METHODS[name].config, name)
+        if o.key.removeprefix(f"{name}.") in TINY
+    },
 }
 
 

@@ -5,17 +5,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from PIL import Image
 
 from fl_app.config import AppConfig
+from fl_app.data import GROUPS, clients_share
 from server_app.build import (
     FREE_ON_RESUME,
     MAIN_JOB,
     build_job,
     build_strategy,
+    check_before_start,
     check_needs_of_settings,
     check_same_run,
     default_settings,
     held_out,
+    open_half,
     read_settings,
 )
 from strategies.dense import DenseConfig
@@ -54,7 +59,7 @@ def test_settings_when_a_method_is_named_have_its_config(name: str) -> None:
 @pytest.mark.parametrize(
     ("given", "parts"),
     [
-        ({"method": "fedprox"}, ["'method'", "'fedprox'", "dense, dw-fedens, fedavg, fedens, label-count-ensemble"]),
+        ({"method": "fedprox"}, ["'method'", "'fedprox'", ", ".join(sorted(METHODS))]),
         ({"sede": 1}, ["'sede'", "value 1", "did you mean 'seed'?"]),
         ({"dense.epoch": 5}, ["'dense.epoch'", "value 5", "did you mean 'dense.epochs'?"]),
         ({"dense.epochs": 0}, ["'dense.epochs'", "is 0", "at least 1"]),
@@ -213,3 +218,71 @@ def test_the_strategy_when_the_folder_to_resume_is_none_is_refused(tmp_path: Pat
 
     with pytest.raises(OptionError, match=f"'resume' is '{tmp_path}': allowed is the folder of a run"):
         build_strategy(settings, build_job(settings, split, images))
+
+
+def test_proxy_images_when_the_method_needs_them_are_a_share_that_no_client_gets() -> None:
+    settings = read_settings({"method": "feddf", "data.proxy": 0.2, "seed": 3})
+    split, train = open_half(settings, "test"), open_half(settings, "train")
+
+    proxy = build_job(settings, split, None).proxy
+
+    held = clients_share(train, seed=3, proxy=0.2)
+    kept = torch.tensor([position for position in range(1297) if position not in set(held.tolist())])
+    assert proxy is not None
+    assert len(proxy) == 259
+    assert torch.equal(proxy, train.take(kept).images)
+    other = build_job(settings, split, None, data_seed=4).proxy
+    assert other is not None
+    assert not torch.equal(other, proxy)
+    assert build_job(read_settings({"method": "fedens", "data.proxy": 0.2}), split, None).proxy is None
+
+
+def test_proxy_images_when_another_data_set_is_named_are_its_training_images(tmp_path: Path) -> None:
+    write_images(tmp_path)
+    given = {"method": "feddf", "data.name": "imagefolder", "data.root": str(tmp_path), "data.image-size": 8}
+    settings = read_settings({**given, "data.proxy-name": "digits", "model.name": "resnet8"})
+
+    with pytest.raises(OptionError, match="'data.proxy-name' is 'digits', whose images have 1 channels: .* with 3"):
+        build_job(settings, open_half(settings, "test"), None)
+
+    settings = read_settings({"method": "feddf", "data.proxy-name": "mnist", "data.root": str(tmp_path)})
+    with pytest.raises(DataError, match="'mnist' .* is not in"):
+        build_job(settings, open_half(settings, "test"), None)
+
+
+def write_images(root: Path) -> None:
+    for half in ("train", "test"):
+        (root / half / "ant").mkdir(parents=True)
+        Image.new("RGB", (9, 9)).save(root / half / "ant" / "a.png")
+
+
+def test_a_method_that_needs_proxy_images_when_none_are_named_is_refused_before_anything_starts() -> None:
+    with pytest.raises(OptionError, match="'feddf' needs that the server holds .*'data.proxy', .*or 'data.proxy-name'"):
+        check_before_start(read_settings({"method": "feddf"}), 5)
+    with pytest.raises(OptionError, match="here it holds images of shape .*allowed are at least 2"):
+        check_before_start(read_settings({"method": "feddf", "data.proxy": 0.001}), 5)
+
+    check_before_start(read_settings({"method": "feddf", "data.proxy": 0.2}), 5)
+    with pytest.raises(OptionError, match="--num-supernodes is 131: allowed is at most 130") as error:
+        check_before_start(read_settings({"data.proxy": 0.9}), 131)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("clients", [2, 4])
+def test_domains_when_clients_are_not_as_many_are_refused_before_anything_starts(tmp_path: Path, clients: int) -> None:
+    for number, domain in enumerate(GROUPS["pacs"].domains):
+        for name in ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person"):
+            (tmp_path / "PACS" / domain / name).mkdir(parents=True)
+            Image.new("RGB", (9, 9), (number, 0, 0)).save(tmp_path / "PACS" / domain / name / "a.png")
+    given = {"data.name": "pacs", "data.law": "domains", "data.left-out": "cartoon", "data.image-size": 32}
+    settings = read_settings({**given, "data.root": str(tmp_path), "model.name": "cnn5"})
+
+    with pytest.raises(OptionError, match=f"{clients} clients where 'data.law' is 'domains': allowed is 3") as error:
+        check_before_start(settings, clients)
+
+    assert "\n" not in str(error.value)
+    check_before_start(settings, 3)
+    images, split = held_out(settings)
+    assert images.data.images[:, 0].unique().tolist() == [2]
+    assert len(images.data.labels) == 7
+    assert build_job(settings, split, images).input_shape == (3, 32, 32)

@@ -56,6 +56,22 @@ def test_a_finished_run_has_a_result_file_with_exactly_the_agreed_keys(
     assert sorted(stored["plots"]) == sorted(file.name for file in (path / "report").iterdir())
 
 
+def test_the_weights_of_clients_when_the_ensemble_has_them_are_in_the_result_in_sum_1(
+    run_folder: Callable[..., Path], stage: Callable[..., Any]
+) -> None:
+    path = run_folder()
+
+    result = finished(path, stage, "dw-fedens")
+
+    report, _, _ = stage("dw-fedens")
+    examples = {upload.client: upload.num_examples for upload in report.job.uploads}
+    total = sum(examples.values())
+    assert result["client_weights"] == pytest.approx({name: n / total for name, n in examples.items()}, abs=1e-6)
+    assert len(set(result["client_weights"].values())) == 3
+    assert json.loads((path / "result.json").read_text())["client_weights"] == result["client_weights"]
+    assert "client_weights.png" in result["plots"]
+
+
 def test_bytes_when_few_are_told_to_the_byte(run_folder: Callable[..., Path], stage: Callable[..., Any]) -> None:
     result = finished(run_folder(), stage, "fedens")
 

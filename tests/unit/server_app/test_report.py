@@ -11,12 +11,26 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from matplotlib.collections import PathCollection
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
+from server_app.compare_table import Line
 from server_app.evaluation import HeldOut, Row, result_table
-from server_app.report import model_card, plot_accuracy, plot_all, plot_curve, plot_images, plot_labels
-from strategies.method import Method
+from server_app.report import (
+    COLOURS,
+    client_weights,
+    model_card,
+    plot_accuracy,
+    plot_all,
+    plot_client_weights,
+    plot_comparison,
+    plot_curve,
+    plot_images,
+    plot_labels,
+)
+from strategies.method import EnsembleSpec, Method, Outcome
 from strategies.outcomes import load_model
 from strategies.stage import StageReport, keep_outcome
 from strategies.store.run_folder import RunFolder
@@ -73,6 +87,73 @@ def test_bars_when_clients_are_many_carry_their_numbers_and_the_first_is_on_top(
     assert [round(bar.get_width(), 6) for bar in axes.patches] == [round(row.accuracy, 6) for row in rows(100)]
     assert_inside_and_apart(figure, axes.texts)
     assert axes.yaxis_inverted()
+
+
+@pytest.mark.parametrize("clients", [1, 10, 100])
+def test_weights_of_clients_are_drawn_beside_the_line_of_equal_ones(clients: int) -> None:
+    weights = {f"client-{k:03d}": 2 * (k + 1) / clients / (clients + 1) for k in range(clients)}
+
+    figure = plot_client_weights(weights)
+
+    axes = figure.axes[0]
+    assert [bar.get_width() for bar in axes.patches] == list(weights.values())
+    (line,) = axes.lines
+    assert (list(line.get_xdata()), line.get_linestyle()) == ([1 / clients] * 2, "--")
+    legend = axes.get_legend()
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()] == [f"uniform, 1/{clients}"]
+    assert axes.get_xlim()[1] > max(weights.values())
+    assert_inside_and_apart(figure, axes.get_yticklabels())
+    assert_inside_and_apart(figure, axes.texts)
+    assert legend.get_window_extent(drawn(figure)).x0 >= axes.get_window_extent().x1
+
+
+def test_weights_of_clients_are_those_of_a_weighted_ensemble_in_sum_1_and_of_no_other_outcome() -> None:
+    spec = EnsembleSpec(("a", "b"), "weighted", {"weights": torch.tensor([3.0, 1.0])})
+
+    assert client_weights(Outcome(student={}, ensemble=spec)) == {"a": 0.75, "b": 0.25}
+    assert client_weights(Outcome(student={})) == {}
+    assert client_weights(Outcome(ensemble=EnsembleSpec(("a",), "mean"))) == {}
+    by_class = EnsembleSpec(("a",), "label-count", {"weights": torch.ones(1, 10)})
+    assert client_weights(Outcome(ensemble=by_class)) == {}
+
+
+def line(name: str, kind: str, *scores: float) -> Line:
+    return Line(name, "x", kind, len(scores), scores, None, 1.0, 1.0, 1.0, 0.0, (3, 3))
+
+
+def test_a_comparison_is_drawn_as_asked_with_spread_single_results_and_the_colours_of_its_kinds() -> None:
+    lines = [
+        line("DENSE", "student", 60.0, 62.0, 70.0),
+        line("FedENS", "ensemble", 61.0),
+        line("B", "student", 1.0, 2.0),
+    ]
+
+    figure = plot_comparison(lines)
+
+    axes = figure.axes[0]
+    assert [bar.get_width() for bar in axes.patches] == [64.0, 61.0, 1.5]
+    assert [name.get_text() for name in axes.get_yticklabels()] == ["DENSE", "FedENS", "B"]
+    assert axes.yaxis_inverted()
+    assert [text.get_text() for text in axes.texts] == ["64.00 ± 5.29", "61.00", "1.50 ± 0.71"]
+    assert [to_hex(bar.get_facecolor()) for bar in axes.patches] == [COLOURS[each.kind] for each in lines]
+    dots = [dot for dots in axes.collections if isinstance(dots, PathCollection) for dot in dots.get_offsets().tolist()]
+    assert dots == [[60.0, 0.0], [62.0, 0.0], [70.0, 0.0], [1.0, 2.0], [2.0, 2.0]]
+    legend = axes.get_legend()
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()] == ["student", "ensemble"]
+    assert_inside_and_apart(figure, axes.texts)
+    assert_inside_and_apart(figure, axes.get_yticklabels())
+    assert_inside_and_apart(figure, [axes.title])
+    assert_inside_and_apart(figure, [axes.xaxis.label])
+
+
+def test_a_comparison_of_perfect_methods_has_room_for_its_numbers() -> None:
+    figure = plot_comparison([line("Label-count ensemble", "ensemble", 99.0, 100.0, 100.0)])
+
+    assert_inside_and_apart(figure, figure.axes[0].texts)
+    (text,) = figure.axes[0].texts
+    assert text.get_window_extent(drawn(figure)).x1 <= figure.axes[0].get_window_extent().x1 + 4
 
 
 def test_names_when_two_rows_have_the_same_keep_their_own_bars() -> None:

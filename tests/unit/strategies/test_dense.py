@@ -1,91 +1,32 @@
-import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, fields, replace
 from typing import Any
 
 import pytest
 import torch
+from method_fakes import (
+    OTHER,
+    TINY,
+    Book,
+    check_option,
+    check_resume_at_every_border,
+    check_teacher_stays,
+    close,
+    same,
+    tiny_job,
+    upload,
+)
 from torch import nn
 
 from strategies.dense import METHOD, DenseConfig, fit
-from strategies.distillation.augment import Standardize
+from strategies.distillation.augment import AUGMENTATIONS, Standardize
 from strategies.distillation.combiners import Mean
 from strategies.distillation.ensemble import Ensemble
 from strategies.errors import OptionError
-from strategies.method import Job, Normalization, Outcome, Silent, Snapshot, Upload
+from strategies.method import Outcome, Silent, Snapshot
 from strategies.outcomes import fresh_student, load_model
 
-SMALL = DenseConfig(epochs=4, generator_steps=2, batch_size=5, synthesis_batch_size=8, latent=8, student_lr=0.1)
-
-
-def narrow() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Dropout(0.2), nn.Linear(108, 16),
-        nn.BatchNorm1d(16), nn.Linear(16, 3),
-    )  # fmt: skip
-
-
-def wide() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(2, 6, 5), nn.ReLU(), nn.Flatten(), nn.Linear(96, 3))
-
-
-BUILDERS = {"narrow": narrow, "wide": wide}
-
-
-def job(config: DenseConfig = SMALL, *, seed: int = 0) -> Job:
-    def upload(k: int, architecture: str) -> Upload:
-        torch.manual_seed(k)
-        model = BUILDERS[architecture]()
-        model(torch.randn(8, 2, 8, 8))  # in train mode: running statistics that are not the initial ones
-        state = {name: 3 * value if name.endswith("weight") else value for name, value in model.state_dict().items()}
-        return Upload(f"c{k}", architecture, lambda: {name: value.clone() for name, value in state.items()})
-
-    uploads = (upload(0, "narrow"), upload(1, "wide"), upload(2, "narrow"))
-    return Job(uploads, BUILDERS, "narrow", 3, (2, 8, 8), Normalization((0.5, 0.4), (0.5, 0.6)), config, seed=seed)
-
-
-class InterruptedRunError(Exception):
-    """The process dies."""
-
-
-class Book(Silent):
-    """Keeps what a run says; takes a checkpoint at some epochs, and may die after one."""
-
-    def __init__(self, resume: Snapshot | None = None, take_at: tuple[int, ...] = (), die_at: int = 0) -> None:
-        self.snapshot, self.take_at, self.die_at = resume, take_at, die_at
-        self.rows: list[Mapping[str, Any]] = []
-        self.appended: dict[str, torch.Tensor] = dict(resume.appended) if resume else {}
-        self.reports = 0
-        self.epoch = 0
-
-    def resume(self) -> Snapshot | None:
-        return self.snapshot
-
-    def record(self, row: Mapping[str, Any]) -> None:
-        self.rows.append(row)
-
-    def report(self, step: int, total: int, values: Mapping[str, float] | None = None) -> None:  # noqa: ARG002
-        self.reports += 1
-        self.epoch = step
-
-    def checkpoint(self, take: Callable[[], Snapshot]) -> None:
-        if self.epoch in self.take_at:
-            snapshot: Snapshot = pickle.loads(pickle.dumps(take()))  # noqa: S301  our own bytes
-            for name, rows in snapshot.appended.items():
-                self.appended[name] = torch.cat([self.appended[name], rows]) if name in self.appended else rows
-            self.snapshot = replace(snapshot, appended=dict(self.appended))
-        if self.epoch == self.die_at:
-            raise InterruptedRunError
-
-
-def assert_same(one: Outcome, other: Outcome) -> None:
-    assert one.student is not None
-    assert other.student is not None
-    for name, value in one.student.items():
-        assert torch.equal(value, other.student[name]), name
-    assert one.images is not None
-    assert other.images is not None
-    assert torch.equal(one.images, other.images)
+SMALL = DenseConfig(**TINY | {"generator_lr": 1e-3})
 
 
 VARIANTS = {
@@ -99,57 +40,39 @@ VARIANTS = {
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_fit_resumed_after_a_crash_ends_with_the_same_bits(name: str) -> None:
-    config = VARIANTS[name]
-    whole = Book()
-    expected = fit(job(config), whole)
-    crashed = Book(take_at=(1, 2), die_at=3)
-    with pytest.raises(InterruptedRunError):
-        fit(job(config), crashed)
-    assert crashed.snapshot is not None
-    assert crashed.snapshot.step == 2
-    resumed = Book(resume=crashed.snapshot)
-    assert_same(fit(job(config), resumed), expected)
-    assert [row["epoch"] for row in resumed.rows] == [3, 4]
-    assert resumed.rows == whole.rows[2:]
-
-
-def test_fit_resumed_when_all_is_done_returns_the_same_result() -> None:
-    whole = Book(take_at=(2, 4))
-    expected = fit(job(), whole)
-    again = Book(resume=whole.snapshot)
-    assert_same(fit(job(), again), expected)
-    assert again.rows == []
+    check_resume_at_every_border(METHOD, VARIANTS[name])
 
 
 def test_checkpoints_carry_only_the_images_that_are_new() -> None:
     sizes: list[int] = []
 
-    class Sizes(Book):
+    class Sizes(Silent):
         def checkpoint(self, take: Callable[[], Snapshot]) -> None:
-            if self.epoch % 2 == 0:
-                snapshot = take()
-                sizes.append(len(snapshot.appended["images"]))
-                assert snapshot.appended["images"].dtype == torch.uint8
-                assert len(snapshot.appended["labels"]) == sizes[-1]
+            snapshot = take()
+            sizes.append(len(snapshot.appended["images"]))
+            assert snapshot.appended["images"].dtype == torch.uint8
+            assert len(snapshot.appended["labels"]) == sizes[-1]
 
-    fit(job(), Sizes())
-    assert sizes == [16, 16]
-
-
-def test_fit_with_the_same_seed_gives_the_same_bits_and_another_seed_others() -> None:
-    first = fit(job(), Silent())
-    assert_same(fit(job(), Silent()), first)
-    other = fit(job(seed=1), Silent())
-    assert first.student is not None
-    assert other.student is not None
-    assert not torch.equal(first.student["0.weight"], other.student["0.weight"])
+    fit(tiny_job(replace(SMALL, epochs=2)), Sizes())
+    assert sizes == [6, 6]
 
 
-def test_fit_reports_at_least_once_per_generator_step_and_records_its_losses() -> None:
+@pytest.fixture(scope="module")
+def usual() -> tuple[Outcome, Book]:
     book = Book()
-    fit(job(), book)
-    assert book.reports >= 4 * 2
-    assert [row["epoch"] for row in book.rows] == [1, 2, 3, 4]
+    return fit(tiny_job(SMALL), book), book
+
+
+def test_fit_with_the_same_seed_gives_the_same_bits_and_another_seed_others(usual: tuple[Outcome, Book]) -> None:
+    assert same(fit(tiny_job(SMALL), Silent()), usual[0])
+    assert not same(fit(tiny_job(SMALL, seed=1), Silent()), usual[0])
+
+
+def test_fit_reports_at_least_once_per_generator_step_and_records_its_losses(usual: tuple[Outcome, Book]) -> None:
+    book = usual[1]
+    assert book.reports >= 3 * 2
+    assert book.notes == []
+    assert [row["epoch"] for row in book.rows] == [1, 2, 3]
     for row in book.rows:
         assert row.keys() == {"epoch", "ce", "bn", "adversarial", "generator", "distillation"}
         total = row["ce"] + row["bn"] + 0.5 * row["adversarial"]
@@ -157,7 +80,26 @@ def test_fit_reports_at_least_once_per_generator_step_and_records_its_losses() -
         assert row["bn"] > 0
 
 
-def test_observer_scores_are_recorded_and_never_reach_the_result() -> None:
+@pytest.mark.parametrize(("weight", "notes"), [(1.0, 1), (0.0, 0)])
+def test_clients_without_batch_normalisation_have_a_loss_of_zero_and_one_note_says_so(
+    weight: float, notes: int
+) -> None:
+    uploads = (upload(0, "wide"), upload(1, "wide"))
+    book = Book()
+    fit(tiny_job(replace(SMALL, epochs=2, bn_weight=weight), uploads=uploads), book)
+    assert len(book.notes) == notes
+    assert [row.get("bn") for row in book.epochs] == [0.0 if weight else None] * 2
+
+
+def test_labels_of_a_batch_are_in_ascending_order() -> None:
+    book = Book(keep=True)
+    fit(tiny_job(replace(SMALL, epochs=1, synthesis_batch_size=16)), book)
+    labels = book.snapshots[0].appended["labels"].tolist()
+    assert labels == sorted(labels)
+    assert len(set(labels)) == 3
+
+
+def test_observer_scores_are_recorded_and_never_reach_the_result(usual: tuple[Outcome, Book]) -> None:
     seen: list[int] = []
 
     def observer(epoch: int, module: nn.Module) -> dict[str, float]:
@@ -166,24 +108,24 @@ def test_observer_scores_are_recorded_and_never_reach_the_result() -> None:
         return {"accuracy": float(torch.rand(()))}
 
     book = Book()
-    watched = fit(replace(job(), observer=observer), book)
-    assert seen == [1, 2, 3, 4]
+    watched = fit(replace(tiny_job(SMALL), observer=observer), book)
+    assert seen == [1, 2, 3]
     assert all("accuracy" in row for row in book.rows)
-    assert_same(watched, fit(job(), Silent()))
+    assert same(watched, usual[0])
 
 
 def test_fit_starts_from_the_start_weights_of_the_job() -> None:
-    start = fresh_student(job(seed=5)).state_dict()
+    start = fresh_student(tiny_job(SMALL, seed=5)).state_dict()
     still = replace(SMALL, epochs=1, student_lr=1e-12)
-    student = fit(replace(job(still), start=start), Silent()).student
+    student = fit(replace(tiny_job(still), start=start), Silent()).student
     assert student is not None
     torch.testing.assert_close(student["0.weight"], start["0.weight"])
-    assert not torch.equal(student["0.weight"], fresh_student(job(still)).state_dict()["0.weight"])
+    assert not torch.equal(student["0.weight"], fresh_student(tiny_job(still)).state_dict()["0.weight"])
 
 
 def test_student_comes_closer_to_the_ensemble_on_images_it_has_not_seen() -> None:
     config = replace(SMALL, epochs=15, generator_steps=5, synthesis_batch_size=32, batch_size=16, student_lr=0.02)
-    one = job(config)
+    one = tiny_job(config)
     teacher = Ensemble.from_uploads(one.uploads, one.builders, Mean())
     images = torch.rand(256, 2, 8, 8, generator=torch.Generator().manual_seed(3))
     inputs = Standardize(one.normalization)(images)
@@ -196,54 +138,38 @@ def test_student_comes_closer_to_the_ensemble_on_images_it_has_not_seen() -> Non
 
 
 def test_final_batch_of_one_sample_trains_a_student_with_batch_normalisation() -> None:
-    fit(job(replace(SMALL, epochs=1, synthesis_batch_size=6, batch_size=5)), Silent())
+    assert SMALL.synthesis_batch_size % SMALL.batch_size == 1
+    fit(tiny_job(replace(SMALL, epochs=1)), Silent())
 
 
-def test_images_of_the_outcome_are_bytes_of_the_input_shape() -> None:
-    images = fit(job(), Silent()).images
+def test_images_of_the_outcome_are_bytes_of_the_input_shape(usual: tuple[Outcome, Book]) -> None:
+    images = usual[0].images
     assert images is not None
     assert images.dtype == torch.uint8
     assert images.shape[1:] == (2, 8, 8)
 
 
-def test_cached_teacher_logits_give_the_result_of_a_teacher_that_is_asked_anew() -> None:
-    from strategies.distillation import augment
+def test_teachers_are_after_a_run_what_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_teacher_stays(METHOD, SMALL, monkeypatch)
 
+
+def test_cached_teacher_logits_give_the_result_of_a_teacher_that_is_asked_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     config = replace(SMALL, epochs=1)  # later epochs would amplify the last bit
-    cached = fit(job(config), Silent()).student
-    names = dict(augment.AUGMENTATIONS)
-    assert cached is not None
-    with pytest.MonkeyPatch.context() as patch:
-        # "flip" without a flip: read as augmented images, hence without the cache.
-        patch.setattr("strategies.dense.AUGMENTATIONS", {**names, "flip": names["none"]})
-        asked = fit(job(replace(config, pool_augmentation="flip")), Silent()).student
-    assert asked is not None
-    for name in cached:
-        torch.testing.assert_close(cached[name], asked[name], rtol=0, atol=1e-4)
+    cached = fit(tiny_job(config), Silent())
+    # "flip" without a flip: read as augmented images, hence without the cache.
+    monkeypatch.setattr("strategies.distillation.learner.AUGMENTATIONS", {"flip": AUGMENTATIONS["none"]})
+    close(fit(tiny_job(replace(config, pool_augmentation="flip")), Silent()), cached)
 
 
-OTHER: dict[str, Any] = {
-    "epochs": 2, "generator_steps": 2, "generator_lr": 0.01, "generator_clip": 1e-4, "generator_reset": False,
-    "generator_precision": "bfloat16", "latent": 9, "optimize_noise": False, "synthesis_batch_size": 9,
-    "keep_images": "last", "synthesis_augmentation": "flip", "ce_weight": 0.5, "bn_weight": 0.0,
-    "adversarial_weight": 0.0, "adversarial_temperature": 3.0, "distillation_data": "fresh", "pool_cap": 9,
-    "pool_augmentation": "flip", "steps_per_epoch": 1, "batch_size": 4, "kd_temperature": 4.0, "student_lr": 0.2,
-    "momentum": 0.5, "weight_decay": 0.1, "schedule": "cosine", "student_clip": 1e-3,
+DENSE_OTHER: dict[str, Any] = OTHER | {
+    "ce_weight": 0.5, "bn_weight": 0.0, "adversarial_weight": 0.0, "adversarial_temperature": 3.0,
+    "distillation_data": "fresh", "schedule": "cosine",
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def usual() -> Outcome:
-    return fit(job(replace(SMALL, epochs=3, generator_steps=3)), Silent())
-
-
 @pytest.mark.parametrize("name", [field.name for field in fields(DenseConfig) if field.name != "rounds"])
-def test_every_option_changes_the_result(name: str, usual: Outcome) -> None:
-    config = replace(SMALL, epochs=3, generator_steps=3)
-    student = fit(job(replace(config, **{name: OTHER[name]})), Silent()).student
-    assert student is not None
-    assert usual.student is not None
-    assert not torch.equal(student["0.weight"], usual.student["0.weight"])
+def test_every_option_changes_the_result(name: str) -> None:
+    check_option(METHOD, SMALL, name, DENSE_OTHER[name], epochs=3)
 
 
 PUBLISHED = {
@@ -251,7 +177,8 @@ PUBLISHED = {
         "epochs": 200, "generator_steps": 30, "generator_lr": 1e-3, "adversarial_weight": 0.5, "bn_weight": 1.0,
         "ce_weight": 1.0, "adversarial_temperature": 1.0, "batch_size": 128, "synthesis_batch_size": 128,
         "student_lr": 0.01, "momentum": 0.9, "weight_decay": 0.0, "kd_temperature": 1.0, "schedule": "constant",
-        "distillation_data": "fresh", "latent": 256,
+        "distillation_data": "fresh", "latent": 256, "keep_images": "last", "optimize_noise": False,
+        "generator_clip": 0.0, "student_clip": 0.0, "optimizer": "sgd",
     },
     "published-code": {
         "epochs": 200, "generator_steps": 30, "generator_lr": 1e-3, "adversarial_weight": 1.0, "bn_weight": 0.0,
@@ -262,9 +189,11 @@ PUBLISHED = {
         "generator_clip": 0.0, "student_clip": 0.0,
     },
     "co-boosting": {
-        "generator_steps": 30, "adversarial_temperature": 3.0, "bn_weight": 0.0, "kd_temperature": 4.0,
+        "epochs": 500, "generator_steps": 30, "adversarial_temperature": 3.0, "bn_weight": 0.0, "kd_temperature": 4.0,
         "weight_decay": 1e-4, "schedule": "cosine", "generator_clip": 10.0, "student_clip": 10.0, "batch_size": 128,
-        "synthesis_augmentation": "none", "student_lr": 0.01, "momentum": 0.9, "distillation_data": "pool",
+        "generator_reset": True, "keep_images": "best",
+        "pool_augmentation": "crop-flip", "synthesis_augmentation": "none", "student_lr": 0.01, "momentum": 0.9,
+        "distillation_data": "pool",
     },
 }  # fmt: skip
 
@@ -292,4 +221,4 @@ def test_config_out_of_range_names_its_key(field: str, value: object) -> None:
 
 def test_fit_for_images_that_four_does_not_divide_is_refused() -> None:
     with pytest.raises(OptionError, match="multiples of 4"):
-        METHOD.fit(replace(job(), input_shape=(2, 9, 9)), Silent())
+        METHOD.fit(replace(tiny_job(SMALL), input_shape=(2, 9, 9)), Silent())

@@ -206,3 +206,12 @@ def test_journal_without_a_folder_keeps_nothing_and_takes_nothing() -> None:
     journal.checkpoint(lambda: pytest.fail("nowhere to keep it"))
     journal.save(snapshot(1))
     assert journal.resumed_at == 0
+
+
+def test_note_in_a_row_is_kept_and_said_once(folder: RoundFolder) -> None:
+    lines: list[str] = []
+    journal = Journal(folder, lines.append, label="dense")
+    journal.record({"note": "no client has batch normalisation"})
+    journal.record({"epoch": 1})
+    assert lines == ["dense: no client has batch normalisation"]
+    assert folder.metrics() == [{"note": "no client has batch normalisation"}, {"epoch": 1}]

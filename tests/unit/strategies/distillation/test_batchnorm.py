@@ -1,8 +1,12 @@
+from collections.abc import Mapping
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
-from strategies.distillation.batchnorm import batchnorm_loss, statistics_distance
+from strategies.distillation.batchnorm import batchnorm_loss, note_without_statistics, statistics_distance
+from strategies.method import Silent
 
 
 def member(seed: int) -> nn.Module:
@@ -74,3 +78,26 @@ def test_hooks_are_gone_after_the_block_even_if_it_raises() -> None:
     with pytest.raises(KeyError), batchnorm_loss([model]):
         raise KeyError
     assert not any(layer._forward_pre_hooks for layer in model.modules())
+
+
+class Notes(Silent):
+    def __init__(self) -> None:
+        self.rows: list[Mapping[str, Any]] = []
+
+    def record(self, row: Mapping[str, Any]) -> None:
+        self.rows.append(row)
+
+
+@pytest.mark.parametrize(
+    ("members", "notes"),
+    [
+        ([nn.Linear(2, 2), member(0)], 0),
+        ([nn.Linear(2, 2), nn.Sequential(nn.BatchNorm2d(3, track_running_stats=False))], 1),
+        ([nn.Linear(2, 2), nn.LayerNorm(2)], 1),
+    ],
+)
+def test_note_is_recorded_where_no_member_keeps_statistics(members: list[nn.Module], notes: int) -> None:
+    progress = Notes()
+    note_without_statistics(members, progress)
+    assert len(progress.rows) == notes
+    assert all("batch-normalisation" in row["note"] for row in progress.rows)

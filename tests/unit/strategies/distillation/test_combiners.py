@@ -1,7 +1,14 @@
 import pytest
 import torch
 
-from strategies.distillation.combiners import COMBINERS, LabelCount, Mean, Weighted, build_combiner
+from strategies.distillation.combiners import (
+    COMBINERS,
+    LabelCount,
+    Mean,
+    Weighted,
+    build_combiner,
+    weighted_mean_gradient,
+)
 
 LOGITS = torch.tensor([[[1.0, 2.0, 3.0]], [[5.0, 6.0, 7.0]]])  # M = 2, B = 1, C = 3
 BUILT = {
@@ -60,3 +67,21 @@ def test_build_of_an_unknown_name_lists_the_known() -> None:
 def test_build_with_foreign_tensors_is_refused() -> None:
     with pytest.raises(ValueError, match="'mean' cannot be built"):
         build_combiner("mean", {"weights": torch.ones(2)})
+
+
+def test_weighted_mean_gradient_of_two_members_equals_the_one_by_hand() -> None:
+    # A = (1, 0); sm(A) = (s, 1 - s) with s = e / (1 + e); the residual is (s - 1, 1 - s).
+    logits = torch.tensor([[[0.0, 0.0]], [[2.0, 0.0]]])
+    s = torch.tensor(1.0).sigmoid()
+    expected = torch.stack([-(s - 1) / 2, (s - 1) / 2])  # <z_k - A, r> = (z_k1 - 1) (s - 1), over b sum w = 2
+    torch.testing.assert_close(weighted_mean_gradient(torch.ones(2), logits, torch.tensor([0])), expected)
+
+
+def test_weighted_mean_gradient_equals_automatic_differentiation() -> None:
+    rng = torch.Generator().manual_seed(0)
+    logits = torch.randn(4, 7, 3, dtype=torch.float64, generator=rng)
+    weights = torch.tensor([0.0, 0.3, 1.0, 0.7], dtype=torch.float64, requires_grad=True)
+    labels = torch.randint(3, (7,), generator=rng)
+    combined = torch.einsum("m,mbc->bc", weights, logits) / weights.sum()
+    (expected,) = torch.autograd.grad(torch.nn.functional.cross_entropy(combined, labels), weights)
+    torch.testing.assert_close(weighted_mean_gradient(weights.detach(), logits, labels), expected)

@@ -1,6 +1,7 @@
 import math
 import pickle
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -90,6 +91,34 @@ def test_restored_optimizer_state_has_the_layout_of_its_parameter() -> None:
     two.restore(one.snapshot(1))
     parameter = next(two.modules["student"].parameters())
     assert two.optimizer.state[parameter]["momentum_buffer"].stride() == parameter.stride()
+
+
+def test_restored_adam_goes_on_with_the_same_bits() -> None:
+    def adam() -> Stage:
+        one = stage()
+        return replace(one, optimizer=torch.optim.Adam(one.modules["student"].parameters(), 0.1), pool=Pool())
+
+    torch.manual_seed(4)
+    one, two = adam(), adam()
+    train(one)
+    train(one)
+    two.restore(pickle.loads(pickle.dumps(one.snapshot(2))))  # noqa: S301  our own bytes
+    for last in (one, two):
+        torch.manual_seed(5)
+        train(last)
+    for name, value in one.modules["student"].state_dict().items():
+        assert torch.equal(value, two.modules["student"].state_dict()[name]), name
+
+
+def test_sample_is_of_the_newest_images_and_in_bytes() -> None:
+    one = replace(stage(), made=100)
+    assert one.sample() is None
+    one.pool.add(images=torch.linspace(0, 1, 200).view(-1, 1, 1, 1))
+    images = one.sample()
+    assert images is not None
+    assert images.dtype == torch.uint8
+    assert images.shape == (64, 1, 1, 1)
+    assert (int(images[0]), int(images[-1])) == (int(255 * 100 / 199), 255)
 
 
 def test_step_draws_from_a_state_of_its_own_and_the_global_one_stays() -> None:

@@ -1,7 +1,15 @@
 import pytest
 import torch
 
-from strategies.distillation.losses import adversarial_divergence, cross_entropy, soft_kl
+from strategies.distillation.losses import (
+    adversarial_divergence,
+    cross_entropy,
+    hard_cross_entropy,
+    information,
+    jensen_shannon,
+    soft_kl,
+    total_variation,
+)
 
 RNG = torch.Generator().manual_seed(0)
 A, B = torch.randn(2, 6, 4, generator=RNG)
@@ -52,3 +60,59 @@ def test_adversarial_divergence_lets_the_gradient_through_both() -> None:
 def test_cross_entropy_of_equal_logits_is_the_logarithm_of_the_number_of_classes() -> None:
     loss = cross_entropy(torch.zeros(3, 10), torch.tensor([0, 4, 9]))
     torch.testing.assert_close(loss, torch.tensor(10.0).log())
+
+
+LABELS = torch.tensor([0, 3, 1, 2, 2, 0])
+
+
+def test_hard_cross_entropy_with_exponent_zero_is_cross_entropy_and_otherwise_less() -> None:
+    torch.testing.assert_close(hard_cross_entropy(A, LABELS, 0.0), cross_entropy(A, LABELS))
+    values = [float(hard_cross_entropy(A, LABELS, exponent)) for exponent in (0.0, 1.0, 2.0)]
+    assert values == sorted(values, reverse=True)
+    assert values[2] < values[0]
+
+
+def test_hard_cross_entropy_of_a_sure_ensemble_is_finite_and_zero() -> None:
+    sure = torch.tensor([[200.0, 0.0]], requires_grad=True)
+    loss = hard_cross_entropy(sure, torch.tensor([0]), 0.5)
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert float(loss.detach()) == 0.0
+    assert sure.grad is not None
+    assert bool(sure.grad.isfinite().all())
+
+
+def test_hard_cross_entropy_takes_its_factor_as_a_constant() -> None:
+    logits = A.clone().requires_grad_()
+    hard_cross_entropy(logits, LABELS, 2.0).backward()  # type: ignore[no-untyped-call]
+    p = A.softmax(1)
+    factor = (1 - p[torch.arange(6), LABELS]) ** 2
+    onehot = torch.nn.functional.one_hot(LABELS, 4)
+    torch.testing.assert_close(logits.grad, factor[:, None] * (p - onehot) / 6)
+
+
+def test_information_is_least_for_equally_frequent_classes_and_zero_for_a_single_one() -> None:
+    balanced = 100 * torch.eye(4)
+    torch.testing.assert_close(information(balanced), -torch.tensor(4.0).log10())
+    assert float(information(balanced[:1].repeat(5, 1))) == pytest.approx(0.0, abs=1e-30)
+    assert -0.60206 < float(information(A)) < 0
+
+
+def test_information_of_a_class_that_never_occurs_has_a_finite_gradient() -> None:
+    logits = torch.tensor([[0.0, -1e4], [1.0, -1e4]], requires_grad=True)
+    information(logits).backward()  # type: ignore[no-untyped-call]
+    assert logits.grad is not None
+    assert bool(logits.grad.isfinite().all())
+
+
+def test_jensen_shannon_is_zero_for_equals_positive_for_others_and_symmetric() -> None:
+    assert float(jensen_shannon(A, A)) == pytest.approx(0.0, abs=1e-7)
+    assert float(jensen_shannon(A, B)) > 0.001
+    torch.testing.assert_close(jensen_shannon(A, B, 2.0), jensen_shannon(B, A, 2.0))
+
+
+def test_total_variation_of_a_flat_image_is_zero_and_ignores_brightness_and_mirrors() -> None:
+    images = torch.rand(2, 3, 5, 4, generator=torch.Generator().manual_seed(1))
+    assert float(total_variation(torch.ones(2, 3, 5, 4))) == 0.0
+    torch.testing.assert_close(total_variation(images + 0.5), total_variation(images))
+    torch.testing.assert_close(total_variation(images.flip(3)), total_variation(images))
+    torch.testing.assert_close(total_variation(2 * images), 2 * total_variation(images))

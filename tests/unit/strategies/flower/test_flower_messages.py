@@ -13,7 +13,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from strategies.client import upload_facts
 from strategies.errors import UploadError
-from strategies.flower.messages import Reply, Request, Signatures, count_bytes, is_anonymous, read_reply
+from strategies.flower.messages import Reply, Request, count_bytes, is_anonymous, read_reply
+from strategies.upload_checks import Signatures
 
 Change = Callable[[RecordDict], None]
 

@@ -1,0 +1,78 @@
+"""Which training images the clients may hold, and which real images the server holds, without labels.
+
+FedDF (Lin et al., NeurIPS 2020, arXiv:2006.07242) distils on unlabelled images that the server has. In Co-Boosting's
+comparison (Dai et al., ICLR 2024) they are a fifth of the training set; how they are taken is not said there. Here they
+come off the end of one order that follows from the seed, and the clients' images off its beginning, so that a run with
+a limit leaves the same images to nobody that a later replay may take. Another data set can serve as well.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from strategies.errors import OptionError
+from strategies.seeds import generator
+
+from .sources import Split, open_split
+
+
+def clients_share(split: Split, *, seed: int, limit: int = 0, proxy: float = 0.0) -> torch.Tensor:
+    """Return the positions that all clients together hold, ascending.
+
+    Args:
+        split: The training half [N].
+        seed: The run's seed.
+        limit: At most so many, or so many of each domain where the set has domains; 0 for all.
+        proxy: The share that is kept from every client, in [0, 1).
+    """
+    order = _order(split, seed)
+    order = order[: len(order) - int(proxy * len(order))]
+    if not limit:
+        return order.sort().values
+    if split.domains is None:
+        return order[:limit].sort().values
+    of = split.domains[order]
+    return torch.cat([order[of == domain][:limit] for domain in range(int(of.max()) + 1)]).sort().values
+
+
+def server_share(split: Split, *, seed: int, proxy: float) -> torch.Tensor:
+    """Return the positions that the server holds: the last ``int(proxy * N)`` of the order, ascending."""
+    order = _order(split, seed)
+    return order[len(order) - int(proxy * len(order)) :].sort().values
+
+
+def nobodys(split: Split, *, seed: int, limit: int, proxy: float) -> int:
+    """Return how many images at the end of the order no client holds; the arguments are :func:`clients_share`'s."""
+    held = torch.isin(_order(split, seed), clients_share(split, seed=seed, limit=limit, proxy=proxy))
+    return len(held) - 1 - int(held.nonzero().max()) if held.any() else len(held)
+
+
+def images_of(name: str, input_shape: tuple[int, int, int], *, root: str, limit: int, seed: int) -> torch.Tensor:
+    """Return training images of another data set.
+
+    Args:
+        name: The data set, one without domains.
+        input_shape: (ch, H, W) of the images that are wanted.
+        root: Its folder, see :func:`~fl_app.data.sources.open_split`.
+        limit: At most so many, drawn by the seed; 0 for all.
+        seed: The run's seed.
+
+    Returns:
+        uint8 [N, ch, H, W].
+
+    Raises:
+        OptionError: It has another number of channels.
+        DataError: It is not there.
+    """
+    split = open_split(name, "train", root=root, image_size=input_shape[1])
+    if split.input_shape != input_shape:
+        raise OptionError(
+            f"setting 'data.proxy-name' is {name!r}, whose images have {split.input_shape[0]} channels: allowed are "
+            f"data sets with {input_shape[0]}, as 'data.name' has"
+        )
+    order = torch.randperm(len(split.labels), generator=generator(seed, "proxy"))
+    return split.take(order[: limit or len(order)].sort().values).images
+
+
+def _order(split: Split, seed: int) -> torch.Tensor:
+    return torch.randperm(len(split.labels), generator=generator(seed, "limit"))

@@ -1,0 +1,219 @@
+"""The table of a comparison: means and spreads over its cells, as text, Markdown and CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Any, Literal
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from server_app.finish import scaled_line
+
+CompareFormat = Literal["text", "json", "csv", "md"]
+COLUMNS = ("method", "kind", "n", "accuracy, %", "best, %", "wall, s", "CPU, s", "MiB", "uploads")
+NUMBERS = COLUMNS[2:]
+FILE_WIDTH = 100  # letters; wide enough for the table
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the table: one kind of outcome of one method.
+
+    Attributes:
+        name: The outcome, as the result table of a run names it.
+        method: The method's key.
+        kind: ``"baseline"``, ``"ensemble"`` or ``"student"``.
+        results: How many cells the line is made of.
+        accuracies: Of every cell on its held-out images, in %; None for runs of another project.
+        best_accuracy: Mean over the cells of the best server epoch's, in %; None if there are no epochs.
+        server_s: Mean wall time of the server stage.
+        server_cpu_s: Mean CPU time of the server stage, of all threads.
+        peak_mib: Mean of the most memory that the process held until the end of its server stage, in MiB.
+        gpu_mib: The same of the GPU, as torch counts it; 0 without one.
+        uploads: The fewest and the most uploads.
+    """
+
+    name: str
+    method: str
+    kind: str
+    results: int
+    accuracies: tuple[float, ...] | None
+    best_accuracy: float | None
+    server_s: float
+    server_cpu_s: float
+    peak_mib: float
+    gpu_mib: float
+    uploads: tuple[int, int]
+
+    @property
+    def accuracy(self) -> float | None:
+        """The mean over the cells, in %."""
+        return round(fmean(self.accuracies), 2) if self.accuracies else None
+
+    @property
+    def spread(self) -> float | None:
+        """The sample standard deviation over the cells (n - 1), in %; None for a single one."""
+        return round(stdev(self.accuracies), 2) if self.accuracies and len(self.accuracies) > 1 else None
+
+    @property
+    def accuracy_text(self) -> str:
+        """Mean and spread as people read them: ``61.50 ± 1.20``."""
+        mean = _text(self.accuracy, 2)
+        return f"{mean} ± {self.spread:.2f}" if self.spread is not None else mean
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the line as compare.json and the CSV hold it."""
+        return {
+            "method": self.method,
+            "name": self.name,
+            "kind": self.kind,
+            "results": self.results,
+            "accuracy": self.accuracy,
+            "accuracy_spread": self.spread,
+            "best_accuracy": self.best_accuracy,
+            "server_s": self.server_s,
+            "server_cpu_s": self.server_cpu_s,
+            "peak_mib": self.peak_mib,
+            "gpu_mib": self.gpu_mib,
+            "uploads": uploads_text(self.uploads),
+        }
+
+    def shown(self) -> tuple[str, ...]:
+        """Return the line as people read it, one text per column."""
+        return (
+            self.name,
+            self.kind,
+            str(self.results),
+            self.accuracy_text,
+            _text(self.best_accuracy, 2),
+            _text(self.server_s, 1),
+            _text(self.server_cpu_s, 1),
+            _text(self.peak_mib, 0),
+            uploads_text(self.uploads),
+        )
+
+
+def lines_of(cells: Sequence[Mapping[str, Any]]) -> list[Line]:
+    """Return the lines of finished cells, in the order in which methods and outcomes first come.
+
+    Args:
+        cells: See :func:`server_app.compare_cell.facts_of`.
+    """
+    groups: dict[tuple[str, str, str], list[tuple[Mapping[str, Any], float | None]]] = {}
+    for method in dict.fromkeys(cell["method"] for cell in cells):
+        for cell in (cell for cell in cells if cell["method"] == method):
+            for outcome in cell["outcomes"]:
+                key = (outcome["name"], method, outcome["kind"])
+                groups.setdefault(key, []).append((cell, outcome["accuracy"]))
+    return [_line(key, group) for key, group in groups.items()]
+
+
+def _line(key: tuple[str, str, str], group: Sequence[tuple[Mapping[str, Any], float | None]]) -> Line:
+    cells = [cell for cell, _ in group]
+    scores = tuple(score for _, score in group if score is not None)
+    bests = [cell["best_accuracy"] for cell in cells if key[2] == "student" and cell["best_accuracy"] is not None]
+    counts = [cell["uploads"] for cell in cells]
+
+    def mean(name: str) -> float:
+        return round(fmean(cell[name] for cell in cells), 2)
+
+    return Line(
+        *key,
+        results=len(cells),
+        accuracies=scores if len(scores) == len(cells) else None,
+        best_accuracy=round(fmean(bests), 2) if bests else None,
+        server_s=mean("server_s"),
+        server_cpu_s=mean("server_cpu_s"),
+        peak_mib=mean("peak_mib"),
+        gpu_mib=mean("gpu_mib"),
+        uploads=(min(counts), max(counts)),
+    )
+
+
+def uploads_text(uploads: tuple[int, int]) -> str:
+    """Return how many uploads there were: ``10``, or ``9-10`` if runs differ."""
+    fewest, most = uploads
+    return str(fewest) if fewest == most else f"{fewest}-{most}"
+
+
+def _text(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def as_csv(lines: Sequence[Line]) -> str:
+    """Return the lines as CSV; what is not known is empty."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(lines[0].as_json()) if lines else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(line.as_json() for line in lines)
+    return text.getvalue()
+
+
+def as_markdown(lines: Sequence[Line], notes: Sequence[str]) -> str:
+    """Return the lines as a Markdown table, what it is about before it and how to read it after it.
+
+    Args:
+        lines: The lines.
+        notes: Sentences, the first of which goes before the table.
+    """
+    rows = [COLUMNS, tuple("---:" if column in NUMBERS else "---" for column in COLUMNS)]
+    rows += [line.shown() for line in lines]
+    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return f"{notes[0]}\n\n{table}\n\n{' '.join(notes[1:])}\n"
+
+
+def notes_of(comparison: Mapping[str, Any]) -> list[str]:
+    """Return the sentences that a reader of the table needs, the first of them before the table."""
+    data, cells = comparison["data"], comparison["cells"]
+    runs, seeds = len(comparison["runs"]), comparison["seeds"]
+    counts = ", ".join(f"{n} {what}{'s' * (n > 1)}" for n, what in ((runs, "run"), (seeds, "seed")))
+    threads = "/".join(map(str, sorted({cell["threads"] for cell in cells})))
+    return [
+        f"Methods on the same uploads{f' ({data})' if data else ''}: {counts}.",
+        "Accuracy on held-out images: mean ± sample standard deviation of n results."
+        if data
+        else "No accuracies: the runs are of another project, whose held-out images are not here.",
+        *(["What draws nothing at random has one result per run."] if seeds > 1 else []),
+        *(["Best: the mean of the best server epochs, chosen on the held-out images themselves."] if data else []),
+        f"Wall and CPU: mean seconds of the server stage, its tests after every epoch included, on {threads} "
+        f"thread{'s' * (threads != '1')}. MiB: mean peak memory of its process, Python and torch included.",
+        *(f"Scaled, {method}: {text}." for method, text in _scaled(cells).items()),
+        *(f"Without {name}: {reason}." for name, reason in comparison["left_out"].items()),
+    ]
+
+
+def _scaled(cells: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return what the setting ``scale`` has shortened: method -> a sentence."""
+    return {cell["method"]: scaled_line(cell["scaled"]) for cell in cells if "scaled" in cell}
+
+
+def print_comparison(comparison: Mapping[str, Any], format: CompareFormat) -> None:  # noqa: A002
+    """Print a comparison; whatever a program reads is alone on standard output."""
+    lines, notes = lines_of(comparison["cells"]), notes_of(comparison)
+    if format != "text":
+        sys.stderr.flush()
+        texts = {"json": json.dumps(comparison) + "\n", "csv": as_csv(lines), "md": as_markdown(lines, notes)}
+        sys.stdout.write(texts[format])
+        sys.stdout.flush()
+        return
+    console = Console(markup=False, width=None if sys.stdout.isatty() else FILE_WIDTH)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    for column in COLUMNS:
+        table.add_column(column, justify="right" if column in NUMBERS else "left")
+    for line in lines:
+        table.add_row(*line.shown())
+    console.print(notes[0], highlight=False, soft_wrap=True)
+    console.print(table)
+    for note in notes[1:]:
+        console.print(note, highlight=False, soft_wrap=True)
+    for what, path in (("plot", comparison["plot"]), ("results", "compare.json")):
+        if path:
+            console.print(f"{what:<12} {comparison['compare_dir']}/{path}", highlight=False, soft_wrap=True)

@@ -1,0 +1,68 @@
+"""The benchmark of the server stage and of local training: ``make bench``, ``make bench ARGS=--quick``.
+
+One process, one thread. Its last line is one JSON object: {method: {model: how many times less CPU time}}.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+
+os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported
+
+import torch
+from agreement import agreement
+from budget import schedules
+from measure import say
+from resources import memory, teacher_speed
+from server_stage import Scale, speed
+
+PARTS = ("speed", "agreement", "teachers", "memory", "schedules", "local-training")
+
+
+def arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description="Measure the shipped code against plain loops of the published work.")
+    parser.add_argument("--quick", action="store_true", help="about two minutes: half the teachers, half the batch")
+    parser.add_argument("--pool", type=int, default=16, help="batches in the pool of the epoch that is reported")
+    parser.add_argument("--repetitions", type=int, default=0, help="of which medians are taken; 0: 3, quick 1")
+    parser.add_argument("--only", choices=PARTS, action="append", help="measure this part (may be given again)")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure what is asked for."""
+    given = arguments()
+    torch.set_num_threads(1)
+    quick, parts = given.quick, given.only or PARTS
+    repetitions = given.repetitions or (1 if quick else 3)
+    scale = Scale(pool=given.pool, repetitions=repetitions)
+    if quick:
+        scale = Scale(clients=5, batch=64, pool=given.pool, repetitions=repetitions)
+    ratios: dict[str, dict[str, float]] = {}
+    if "speed" in parts:
+        ratios |= speed(scale)
+        say()
+    if "agreement" in parts:
+        agreement(Scale(clients=2, batch=4), seeds=5 if quick else 9)
+        say()
+    if "teachers" in parts:
+        teacher_speed(scale)
+        say()
+    if "memory" in parts:
+        memory((5, 10, 20) if quick else (5, 10, 20, 50, 100), batch=16 if quick else 64)
+        say()
+    if "schedules" in parts:
+        schedules(epochs=12 if quick else 60, seeds=1 if quick else 3)
+        say()
+    if "local-training" in parts:
+        import local_training
+
+        ratios["local-training"] = local_training.main()
+        say()
+    say(json.dumps(ratios))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""Which training images a client takes for its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from client_app.app import Node, _positions, _split
+from fl_app.config import AppConfig
+from fl_app.data import GROUPS, open_split, server_share
+from fl_app.data.domains import THINGS
+from strategies.errors import OptionError
+from strategies.options import Scalar
+
+
+def positions(partition_id: int, clients: int, **settings: Scalar) -> torch.Tensor:
+    config = AppConfig.from_settings({f"data.{key.replace('_', '-')}": value for key, value in settings.items()})
+    node = Node(f"client-{partition_id:03d}", partition_id, clients, "cnn5", "", config.data.root, has_data=True)
+    return _positions(_split(config, node), config, node)
+
+
+def test_clients_when_a_share_is_the_server_s_hold_the_rest_among_them() -> None:
+    held = torch.cat([positions(k, 3, law="iid", proxy=0.2) for k in range(3)])
+
+    server = server_share(open_split("digits", "train"), seed=0, proxy=0.2)
+    assert sorted([*held.tolist(), *server.tolist()]) == list(range(1297))
+
+
+@pytest.mark.parametrize(("limit", "held"), [(0, 7), (3, 3)])
+def test_clients_when_each_holds_a_domain_hold_no_other(tmp_path: Path, limit: int, held: int) -> None:
+    for domain in GROUPS["pacs"].domains:
+        for name in THINGS:
+            (tmp_path / "PACS" / domain / name).mkdir(parents=True)
+            Image.new("RGB", (4, 4)).save(tmp_path / "PACS" / domain / name / "a.png")
+    asked = {"name": "pacs", "law": "domains", "left_out": "sketch", "image_size": 4, "root": str(tmp_path)}
+
+    parts = [positions(k, 3, limit=limit, **asked) for k in range(3)]
+
+    assert [len(part) for part in parts] == [held] * 3
+    assert [(part // 7).unique().tolist() for part in parts] == [[0], [1], [2]]
+    with pytest.raises(OptionError, match="2 clients where 'data.law' is 'domains': allowed is 3"):
+        positions(0, 2, **asked)

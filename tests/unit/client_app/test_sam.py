@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from client_app.sam import sharpen
+
+
+def net(*, norm: bool = False) -> nn.Sequential:
+    rng = torch.Generator().manual_seed(2)
+    model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4) if norm else nn.Tanh(), nn.Linear(4, 3))
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.randn(p.shape, generator=rng))
+    return model
+
+
+X, Y = torch.randn(9, 5, generator=torch.Generator().manual_seed(4)), torch.arange(9) % 3
+
+
+def gradients(model: nn.Module, parameters: list[torch.Tensor]) -> list[torch.Tensor]:
+    names = [name for name, _ in model.named_parameters()]
+    loss = F.cross_entropy(torch.func.functional_call(model, dict(zip(names, parameters, strict=True)), X), Y)
+    return list(torch.autograd.grad(loss, parameters))
+
+
+def first_pass(model: nn.Module) -> None:
+    F.cross_entropy(model(X), Y).backward()  # type: ignore[no-untyped-call]
+
+
+def test_a_parabola_worked_out_by_hand() -> None:
+    # L = w^2 / 2 . (1, 4): at w = (3, 1) the gradient is (3, 4), of length 5; w + 0.5 g / 5 = (3.3, 1.4).
+    model = nn.Linear(2, 1, bias=False)
+    curvature = torch.tensor([1.0, 4.0])
+
+    def loss() -> torch.Tensor:
+        return (curvature * model.weight[0] ** 2).sum() / 2
+
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[3.0, 1.0]]))
+    loss().backward()  # type: ignore[no-untyped-call]
+    sharpen(model, loss, rho=0.5)
+
+    assert model.weight.tolist() == [[3.0, 1.0]]
+    assert model.weight.grad is not None
+    torch.testing.assert_close(model.weight.grad, torch.tensor([[3.3, 5.6]]))
+
+
+def test_the_gradient_is_that_of_the_neighbour_uphill_and_the_weights_stay_to_the_bit() -> None:
+    model, rho = net(), 0.3
+    weights = [p.detach().clone().requires_grad_() for p in model.parameters()]
+    slope = gradients(model, weights)
+    length = torch.cat([g.flatten() for g in slope]).norm()
+    uphill = [(w + rho * g / length).detach().requires_grad_() for w, g in zip(weights, slope, strict=True)]
+    expected = gradients(model, uphill)
+
+    first_pass(model)
+    sharpen(model, lambda: F.cross_entropy(model(X), Y), rho=rho)
+
+    for p, start, wanted in zip(model.parameters(), weights, expected, strict=True):
+        assert torch.equal(p, start)
+        assert p.grad is not None
+        torch.testing.assert_close(p.grad, wanted)
+    assert not torch.allclose(slope[0], expected[0])
+
+
+def test_running_statistics_move_once_per_step_and_are_those_of_the_first_pass() -> None:
+    model, reference = net(norm=True), net(norm=True)
+    first_pass(reference)
+
+    first_pass(model)
+    sharpen(model, lambda: F.cross_entropy(model(X), Y), rho=5.0)
+
+    assert {k: v.tolist() for k, v in model[1].named_buffers()} == {
+        k: v.tolist() for k, v in reference[1].named_buffers()
+    }
+    assert model[1].num_batches_tracked == 1
+    assert model[1].track_running_stats
+    model(X)
+    assert model[1].num_batches_tracked == 2
+
+
+def test_running_statistics_when_the_second_pass_fails_are_tracked_again() -> None:
+    model = net(norm=True)
+    first_pass(model)
+
+    def broken() -> torch.Tensor:
+        raise RuntimeError("no second pass")
+
+    with pytest.raises(RuntimeError, match="no second pass"):
+        sharpen(model, broken, rho=0.1)
+
+    assert model[1].track_running_stats
+
+
+def test_a_gradient_of_zero_stays_one() -> None:
+    model = net()
+    (0.0 * model(X).sum()).backward()
+
+    sharpen(model, lambda: 0.0 * model(X).sum(), rho=0.05)
+
+    assert all(p.grad is not None and p.grad.abs().max() == 0 for p in model.parameters())
+    assert all(torch.isfinite(p).all() for p in model.parameters())

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from client_app.losses import ldam, loss_of, margins_of
+from fl_app.config import ClientConfig
+
+
+def by_formula(logits: np.ndarray, labels: np.ndarray, counts: np.ndarray, *, largest: float, scale: float) -> float:
+    """The formulas of the paper, one example after another."""
+    gamma = np.array([n ** (-1 / 4) if n else 0.0 for n in counts])
+    delta = largest * gamma / gamma.max()
+    losses = []
+    for z, y in zip(logits, labels, strict=True):
+        own = math.exp(scale * (z[y] - delta[y]))
+        others = sum(math.exp(scale * z[j]) for j in range(len(z)) if j != y)
+        losses.append(-math.log(own / (own + others)))
+    return float(np.mean(losses))
+
+
+def test_margins_worked_out_by_hand() -> None:
+    # 16^(-1/4) = 1/2, 1^(-1/4) = 1, 81^(-1/4) = 1/3: the rarest class is the second.
+    margins = margins_of(torch.tensor([16, 1, 0, 81]), 0.5)
+
+    torch.testing.assert_close(margins, torch.tensor([0.25, 0.5, 0.0, 1 / 6]))
+
+
+def test_ldam_worked_out_by_hand() -> None:
+    # The true logit 1 falls back by its margin to 0.5, as high as the other: half the probability each.
+    loss = ldam(torch.tensor([[1.0, 0.5]]), torch.tensor([0]), torch.tensor([0.5, 0.2]), scale=30.0)
+
+    assert loss.item() == pytest.approx(math.log(2), rel=1e-6)
+
+
+@pytest.mark.parametrize(("largest", "scale"), [(0.5, 30.0), (1.3, 4.0)])
+def test_ldam_when_classes_are_skewed_equals_the_formula(largest: float, scale: float) -> None:
+    rng = np.random.default_rng(3)
+    labels = np.concatenate([np.zeros(40, int), np.full(7, 1), np.full(2, 3)])
+    counts = np.bincount(labels, minlength=5)  # two classes are absent, the last among them
+    logits = rng.normal(size=(len(labels), 5)) * 0.3
+    config = ClientConfig(loss="ldam", ldam_margin=largest, ldam_scale=scale)
+
+    loss = loss_of(config, torch.from_numpy(labels))(torch.from_numpy(logits).float(), torch.from_numpy(labels))
+
+    expected = by_formula(logits, labels, counts, largest=largest, scale=scale)
+    assert loss.item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_ldam_when_margins_are_zero_is_the_scaled_cross_entropy() -> None:
+    logits, labels = torch.randn(6, 4, generator=torch.Generator().manual_seed(1)), torch.tensor([0, 1, 2, 3, 3, 0])
+
+    loss = loss_of(ClientConfig(loss="ldam", ldam_margin=0.0, ldam_scale=2.0), labels)(logits, labels)
+
+    torch.testing.assert_close(loss, F.cross_entropy(2 * logits, labels))
+
+
+def test_the_default_loss_is_cross_entropy() -> None:
+    logits, labels = torch.tensor([[0.2, 1.0, -1.0]]), torch.tensor([1])
+
+    assert torch.equal(loss_of(ClientConfig(), labels)(logits, labels), F.cross_entropy(logits, labels))

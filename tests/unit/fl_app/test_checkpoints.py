@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from fl_app.checkpoints import read_checkpoint
+from strategies.errors import UploadError
+
+STATE = {"fc.weight": torch.arange(6.0).reshape(2, 3), "fc.steps": torch.tensor(7)}
+
+
+def assert_state(found: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == STATE.keys()
+    assert all(torch.equal(found[key], value) for key, value in STATE.items())
+
+
+@pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod.", "module._orig_mod."])
+@pytest.mark.parametrize("wrapper", [None, "state_dict", "model", "model_state_dict", "net"])
+def test_a_training_script_s_checkpoint_is_its_state_dict(tmp_path: Path, wrapper: str | None, prefix: str) -> None:
+    state: dict[str, Any] = {prefix + key: value for key, value in STATE.items()}
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], 0.1).state_dict()
+    torch.save(state if wrapper is None else {"optimizer": optimizer, wrapper: state, "epoch": 3}, tmp_path / "a.pt")
+
+    assert_state(read_checkpoint(tmp_path / "a.pt"))
+
+
+def test_a_prefix_that_not_all_names_have_stays(tmp_path: Path) -> None:
+    save_file({"module.a": torch.ones(1), "b": torch.ones(1)}, tmp_path / "a.SafeTensors")
+
+    assert set(read_checkpoint(tmp_path / "a.SafeTensors")) == {"module.a", "b"}
+
+
+def test_half_precision_is_read_as_it_is(tmp_path: Path) -> None:
+    torch.save({"a": torch.ones(2).bfloat16()}, tmp_path / "a.pt")
+
+    assert read_checkpoint(tmp_path / "a.pt")["a"].dtype == torch.bfloat16
+
+
+def test_a_whole_module_is_refused_and_its_class_named(tmp_path: Path) -> None:
+    torch.save(nn.Linear(2, 2), tmp_path / "a.pt")
+
+    with pytest.raises(UploadError, match=r"a pickle that asks for 'torch.nn.modules.linear.Linear', which is no tens"):
+        read_checkpoint(tmp_path / "a.pt")
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_a_torchscript_archive_is_refused_as_code(tmp_path: Path) -> None:
+    torch.jit.save(torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2)), tmp_path / "a.pt")  # type: ignore[no-untyped-call]
+
+    with pytest.raises(UploadError, match="a TorchScript archive, which is code: allowed is a .safetensors file"):
+        read_checkpoint(tmp_path / "a.pt")
+
+
+@pytest.mark.parametrize("name", ["a.pt", "a.safetensors"])
+@pytest.mark.parametrize("content", [b"", b"hello\n", b"<html>gone</html>", b"\x80\x04", pickle.dumps([print])])
+def test_what_is_no_checkpoint_is_refused_without_advice_to_trust_it(
+    tmp_path: Path, name: str, content: bytes, recwarn: pytest.WarningsRecorder
+) -> None:
+    (tmp_path / name).write_bytes(content)
+
+    with pytest.raises(UploadError, match=rf"{name} cannot be read as weights: .*: allowed is a .safeten") as error:
+        read_checkpoint(tmp_path / name)
+
+    assert "weights_only" not in str(error.value)
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        ([1], "list"),
+        ({}, "an empty dict"),
+        ({"a": torch.ones(1), "b": 1}, "dict in which 'b' is int"),
+        ({3: torch.ones(1)}, "dict in which '3' is Tensor"),
+    ],
+)
+def test_what_is_no_state_dict_is_described(tmp_path: Path, content: object, kind: str) -> None:
+    torch.save(content, tmp_path / "a.pt")
+
+    with pytest.raises(UploadError, match=f"a.pt holds {kind}: allowed is a state_dict, name -> tensor"):
+        read_checkpoint(tmp_path / "a.pt")

@@ -1,0 +1,171 @@
+"""Data sets of several domains, on tiny files in their published layouts that the tests write themselves."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.io
+import torch
+from PIL import Image
+
+from fl_app.data import load, open_split
+from fl_app.data.domains import DIGITS, GROUPS, THINGS
+from fl_app.vision import torchvision
+from strategies.errors import DataError, OptionError
+
+HALVES = {"train": 12, "test": 10}
+
+
+def pixels(*shape: int, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+
+
+def write_folders(folder: Path, classes: tuple[str, ...], value: int, size: tuple[int, ...] = (9, 7, 3)) -> None:
+    for label, name in enumerate(classes):
+        (folder / name).mkdir(parents=True)
+        Image.fromarray(np.full(size, value + label, dtype=np.uint8)).save(folder / name / "a.png")
+
+
+def write_idx(file: Path, values: np.ndarray) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    head = struct.pack(">HBB", 0, 8, values.ndim) + struct.pack(f">{values.ndim}I", *values.shape)
+    file.write_bytes(head + values.tobytes())
+
+
+@pytest.fixture
+def digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """MNIST and SVHN as torchvision has them, MNIST-M and the synthetic digits as folders of classes."""
+    for half, count in HALVES.items():
+        name = "train" if half == "train" else "t10k"
+        labels = (np.arange(count) % 10).astype(np.uint8)
+        write_idx(tmp_path / "MNIST" / "raw" / f"{name}-images-idx3-ubyte", pixels(count, 28, 28, seed=count))
+        write_idx(tmp_path / "MNIST" / "raw" / f"{name}-labels-idx1-ubyte", labels)
+        write_matlab(tmp_path / f"{half}_32x32.mat", pixels(32, 32, 3, count, seed=1), labels)
+        write_folders(tmp_path / "MNIST-M" / half, DIGITS, 100)
+        write_folders(tmp_path / "SYN" / half, DIGITS, 50, size=(9, 7))
+    monkeypatch.setattr(torchvision.datasets.utils, "check_integrity", lambda *_: True)
+    monkeypatch.setattr("torchvision.datasets.svhn.check_integrity", lambda *_: True)
+    return tmp_path
+
+
+def write_matlab(file: Path, images: np.ndarray, labels: np.ndarray) -> None:
+    scipy.io.savemat(file, {"X": images, "y": labels[:, None]})
+
+
+@pytest.fixture
+def pacs(tmp_path: Path) -> Path:
+    for number, domain in enumerate(GROUPS["pacs"].domains):
+        write_folders(tmp_path / "PACS" / domain, THINGS, 50 * number)
+    return tmp_path
+
+
+def test_digits_hold_the_kept_domains_in_order_and_the_one_left_out_for_the_test(digits: Path) -> None:
+    source = load("domain-digits", root=str(digits), left_out="mnist-m", download=False)
+
+    assert (source.input_shape, source.num_classes, source.augmentation) == ((3, 32, 32), 10, "none")
+    train = open_split("domain-digits", "train", root=str(digits), left_out="mnist-m", download=False)
+    assert train.domains is not None
+    assert torch.bincount(train.domains).tolist() == [12, 12, 10]
+    assert source.train.labels.tolist() == [*range(10), 0, 1, *range(10), 0, 1, *range(10)]
+    mnist = load("mnist", root=str(digits), download=False).train.images
+    assert torch.equal(source.train.images[:12], mnist.expand(-1, 3, -1, -1))
+    assert torch.equal(source.train.images[12:24], load("svhn", root=str(digits), download=False).train.images)
+    assert source.train.images[24:, :, 0, 0].tolist() == [[50 + label] * 3 for label in range(10)]
+    assert source.test.images[:, 0, 0, 0].tolist() == [100 + label for label in range(10)]
+    assert source.test.labels.tolist() == list(range(10))
+
+
+def test_digits_as_they_were_published_are_read_alike(digits: Path) -> None:
+    folders = load("domain-digits", root=str(digits), left_out="syn", download=False)
+    place = digits / "MNIST-M"
+    for half in HALVES:
+        (place / f"mnist_m_{half}").mkdir()
+        lines = []
+        for label in DIGITS:
+            (place / half / label / "a.png").rename(place / f"mnist_m_{half}" / f"{label}.png")
+            lines.append(f"{label}.png {label}\n")
+        (place / f"mnist_m_{half}_labels.txt").write_text("".join(lines))
+
+    published = load("domain-digits", root=str(digits), left_out="syn", download=False)
+
+    for half in ("train", "test"):
+        ours, theirs = getattr(published, half), getattr(folders, half)
+        assert torch.equal(ours.images, theirs.images)
+        assert torch.equal(ours.labels, theirs.labels)
+
+
+def test_pacs_holds_whole_domains(pacs: Path) -> None:
+    source = load("pacs", root=str(pacs), left_out="art_painting", image_size=8)
+
+    assert (source.input_shape, source.num_classes) == ((3, 8, 8), 7)
+    firsts = source.train.images[:, 0, 0, 0].reshape(3, 7)
+    assert firsts.tolist() == [[value + label for label in range(7)] for value in (0, 100, 150)]
+    assert source.test.images[:, 0, 0, 0].tolist() == [50 + label for label in range(7)]
+    assert source.test.labels.tolist() == list(range(7))
+
+
+def test_images_when_taken_come_in_the_order_asked_for_and_no_other_is_decoded(pacs: Path) -> None:
+    broken = pacs / "PACS" / "cartoon" / "dog" / "a.png"
+    broken.write_bytes(b"no image")
+    split = open_split("pacs", "train", root=str(pacs), left_out="sketch", image_size=4)
+
+    taken = split.take([13, 2, 20])
+
+    assert taken.images[:, 1, 2, 2].tolist() == [56, 2, 106]
+    assert taken.labels.tolist() == [6, 2, 6]
+    with pytest.raises(DataError, match=f"image {broken} under data.root cannot be decoded"):
+        split.take([14])
+
+
+@pytest.mark.parametrize(
+    ("name", "left_out", "gone", "message"),
+    [
+        ("domain-digits", "syn", "MNIST-M", "no images in .*MNIST-M/train/<class> .*Ganin.*mnist_m_train_labels.txt"),
+        ("domain-digits", "mnist", "SYN", "no images in .*SYN/train/<class> .*Ganin.*folder of its digit"),
+        ("domain-digits", "syn", "MNIST", "'mnist' .* is not in .*torchvision.datasets.MNIST"),
+        ("pacs", "photo", "PACS/cartoon", "no images in .*PACS/cartoon/<class> .*Li et al., ICCV 2017"),
+    ],
+)
+def test_a_domain_that_is_not_there_says_how_to_get_it(
+    digits: Path, pacs: Path, name: str, left_out: str, gone: str, message: str
+) -> None:
+    (digits / gone).rename(digits / "elsewhere")
+
+    with pytest.raises(DataError, match=message) as error:
+        open_split(name, "train", root=str(pacs), left_out=left_out, image_size=8, download=False)
+
+    assert "\n" not in str(error.value)
+
+
+def test_a_domain_with_other_classes_names_them(pacs: Path) -> None:
+    (pacs / "PACS" / "photo" / "dog").rename(pacs / "PACS" / "photo" / "cat")
+
+    with pytest.raises(
+        DataError, match=r"PACS/photo under data.root has other classes .*: cat, dog\): wanted are dog, el"
+    ):
+        open_split("pacs", "train", root=str(pacs), left_out="sketch", image_size=8)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("MNIST-M/mnist_m_train_labels.txt", b"a.png\n", "labels.txt under data.root is damaged"),
+        ("MNIST-M/mnist_m_train_labels.txt", b"a.png 11\n", "has labels from 11 to 11: wanted are 0 to 9"),
+        ("MNIST-M/mnist_m_train_labels.txt", b"", "has no labels: wanted are 0 to 9"),
+    ],
+)
+def test_a_published_file_that_is_damaged_is_named(digits: Path, file: str, content: bytes, message: str) -> None:
+    (digits / file).write_bytes(content)
+
+    with pytest.raises(DataError, match=message):
+        open_split("domain-digits", "train", root=str(digits), left_out="mnist", download=False)
+
+
+def test_a_domain_or_a_size_that_is_none_is_refused() -> None:
+    with pytest.raises(OptionError, match="'data.left-out' is '': .* one of mnist, mnist-m, svhn, syn"):
+        open_split("domain-digits", "train")
+    with pytest.raises(OptionError, match="'data.image-size' is 0: allowed is at least 1 for 'pacs'"):
+        open_split("pacs", "train", left_out="photo")

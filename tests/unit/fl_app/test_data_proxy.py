@@ -1,0 +1,102 @@
+"""Which training images the clients hold, and which the server."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fl_app.config import DataConfig
+from fl_app.data import Split, clients_share, images_of, load, nobodys, open_split, server_share
+from fl_app.data.sources import Normalization
+from strategies.errors import OptionError
+from strategies.seeds import generator
+
+HALF = Normalization((0.5,), (0.5,))
+
+
+def split_of(total: int, domains: torch.Tensor | None = None) -> Split:
+    return Split(torch.zeros(total, dtype=torch.long), 1, (1, 1, 1), HALF, "none", lambda p: p, domains)
+
+
+@pytest.mark.parametrize(("limit", "proxy", "held"), [(0, 0.0, 50), (0, 0.2, 40), (30, 0.2, 30), (45, 0.2, 40)])
+def test_clients_get_the_begin_of_one_order_and_the_server_its_end(limit: int, proxy: float, held: int) -> None:
+    split, order = split_of(50), torch.randperm(50, generator=generator(3, "limit")).tolist()
+
+    clients, server = clients_share(split, seed=3, limit=limit, proxy=proxy), server_share(split, seed=3, proxy=0.2)
+
+    assert clients.tolist() == sorted(order[:held])
+    assert server.tolist() == sorted(order[40:])
+    assert nobodys(split, seed=3, limit=limit, proxy=proxy) == 50 - held
+    assert server_share(split, seed=4, proxy=0.2).tolist() != server.tolist()
+
+
+def test_a_limit_leaves_to_nobody_what_a_later_share_takes() -> None:
+    split = split_of(60)
+
+    clients, server = clients_share(split, seed=0, limit=48), server_share(split, seed=0, proxy=0.2)
+
+    assert sorted([*clients.tolist(), *server.tolist()]) == list(range(60))
+
+
+def test_a_limit_when_there_are_domains_is_one_of_each() -> None:
+    domains = torch.tensor([0] * 40 + [1] * 3 + [2] * 20)
+    split = split_of(63, domains)
+
+    held = clients_share(split, seed=1, limit=5)
+
+    assert torch.bincount(domains[held]).tolist() == [5, 3, 5]
+    kept = clients_share(split, seed=1, proxy=0.3)
+    assert not torch.isin(kept, server_share(split, seed=1, proxy=0.3)).any()
+    unseen = nobodys(split, seed=1, limit=5, proxy=0.0)
+    assert not torch.isin(server_share(split, seed=1, proxy=unseen / 63 + 1e-9), held).any()
+    assert torch.isin(server_share(split, seed=1, proxy=(unseen + 1) / 63 + 1e-9), held).any()
+
+
+def test_images_of_another_data_set_have_the_size_that_is_wanted() -> None:
+    images = images_of("digits", (1, 8, 8), root="", limit=0, seed=0)
+
+    assert torch.equal(images, load("digits", image_size=8).train.images)
+
+
+def test_images_of_another_data_set_when_limited_are_drawn_by_the_seed() -> None:
+    first, again, other = (images_of("digits", (1, 16, 16), root="", limit=7, seed=seed) for seed in (0, 0, 1))
+
+    assert first.shape == (7, 1, 16, 16)
+    assert first.dtype == torch.uint8
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_images_of_another_data_set_with_other_channels_are_refused_in_one_line() -> None:
+    with pytest.raises(OptionError, match="'data.proxy-name' is 'digits', whose images have 1 channels: .* with 3, as"):
+        images_of("digits", (3, 16, 16), root="", limit=0, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (
+            {"proxy": 0.2, "proxy_name": "svhn"},
+            r"'data.proxy' \(0.2\) and 'data.proxy-name' \('svhn'\): .* one of them",
+        ),
+        ({"proxy": 1.0}, "'data.proxy' is 1.0: allowed is a number at least 0.0 and at most 0.9"),
+        ({"proxy": -0.1}, "'data.proxy' is -0.1"),
+        ({"proxy_name": "digits"}, "'data.proxy-name' is 'digits': allowed beside 'data.name' 'digits' are mnist,"),
+        ({"proxy_name": "cifar"}, "'data.proxy-name' is 'cifar'"),
+        ({"proxy_name": "pacs"}, "'data.proxy-name' is 'pacs'"),
+        ({"proxy_limit": 3}, "'data.proxy-limit' is 3: allowed is 0 where 'data.proxy-name' names no data set"),
+        ({"left_out": "svhn"}, "'data.left-out' is 'svhn': .* 'digits', which has no domains, is ''"),
+        ({"name": "pacs"}, "'data.left-out' is '': allowed where 'data.name' is 'pacs' is one of photo, art_painting"),
+        ({"name": "pacs", "left_out": "svhn"}, "'data.left-out' is 'svhn': .* photo, art_painting, cartoon, sketch"),
+        ({"law": "domains"}, "'data.law' is 'domains' and 'data.name' 'digits': .* domain-digits, pacs"),
+    ],
+)
+def test_settings_that_do_not_belong_together_are_refused_in_one_line(values: dict, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        DataConfig(**values)
+
+
+def test_settings_of_domains_and_proxies_when_they_fit_are_accepted() -> None:
+    DataConfig(name="cifar10", proxy_name="cifar100", proxy_limit=5)
+    DataConfig(name="pacs", law="domains", left_out="sketch", image_size=32, proxy=0.2)
+    assert open_split("digits", "train").domains is None

@@ -1,0 +1,170 @@
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from strategies.distillation.combiners import Mean
+from strategies.distillation.ensemble import Ensemble
+from strategies.distillation.learner import Learner, teacher_of
+from strategies.distillation.losses import soft_kl
+from strategies.distillation.settings import DistillOptions
+from strategies.method import Job, Normalization, Upload
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+
+
+def upload(k: int) -> Upload:
+    rng = torch.Generator().manual_seed(k)
+    state = {"1.weight": torch.randn(3, 16, generator=rng), "1.bias": torch.randn(3, generator=rng)}
+    return Upload(f"c{k}", "net", lambda: state)
+
+
+JOB = Job((upload(0), upload(1)), {"net": net}, "net", 3, (1, 4, 4), Normalization((0.5,), (0.25,)), None, seed=2)
+IMAGES = torch.randint(0, 256, (9, 1, 4, 4), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+INPUTS = (IMAGES / 255 - 0.5) / 0.25
+SMALL = DistillOptions(epochs=4, batch_size=4, student_lr=0.1, momentum=0.0, weight_decay=0.0)
+
+
+class Counting(Ensemble):
+    asked = 0
+
+    def member_logits(self, x: torch.Tensor) -> torch.Tensor:
+        self.asked += 1
+        return super().member_logits(x)
+
+
+def learner(options: DistillOptions = SMALL, **rest: Any) -> Learner:
+    members = [net() for _ in JOB.uploads]
+    for member, one in zip(members, JOB.uploads, strict=True):
+        member.load_state_dict(one.read())
+    return Learner(JOB, Counting(members, Mean()), options, **rest)
+
+
+def asked(one: Learner) -> int:
+    assert isinstance(one.teacher, Counting)
+    return one.teacher.asked
+
+
+def weight(one: Learner) -> torch.Tensor:
+    found: torch.Tensor = one.student.state_dict()["1.weight"].clone()
+    return found
+
+
+def test_teacher_of_a_job_is_its_uploads_ensemble() -> None:
+    teacher = teacher_of(JOB, Mean(), SMALL)
+    states = [one.read() for one in JOB.uploads]
+    expected = sum(INPUTS.flatten(1) @ state["1.weight"].T + state["1.bias"] for state in states) / 2
+    torch.testing.assert_close(teacher(INPUTS), expected)
+
+
+def test_learn_is_one_step_per_batch_with_the_clipped_gradient_of_the_distillation_loss() -> None:
+    options = replace(SMALL, batch_size=9, kd_temperature=3.0, student_clip=0.5, momentum=0.9, weight_decay=0.01)
+    one, plain = learner(options), learner(options)
+    optimizer = torch.optim.SGD(plain.student.parameters(), 0.1, momentum=0.9, weight_decay=0.01)
+    for epoch in range(2):
+        optimizer.param_groups[0]["lr"] = (0.1, 0.1 * (2 + 2**0.5) / 4)[epoch]  # a quarter of the cosine
+        optimizer.zero_grad()
+        loss = soft_kl(plain.student(INPUTS), plain.teacher(INPUTS), 3.0)
+        loss.backward()  # type: ignore[no-untyped-call]
+        assert float(nn.utils.clip_grad_norm_(plain.student.parameters(), 0.5)) > 0.5
+        optimizer.step()
+        assert one.learn({"images": IMAGES}, epoch) == pytest.approx(float(loss.detach()), rel=1e-5)
+    torch.testing.assert_close(weight(one), weight(plain))
+
+
+def test_adam_is_torch_adam_with_the_same_rate_and_decay() -> None:
+    one = learner(replace(SMALL, optimizer="adam", weight_decay=0.5))
+    assert type(one.optimizer) is torch.optim.Adam
+    assert one.optimizer.defaults["lr"] == 0.1
+    assert one.optimizer.defaults["weight_decay"] == 0.5
+    assert one.optimizer.defaults["betas"] == (0.9, 0.999)
+
+
+@pytest.mark.parametrize(("schedule", "rates"), [("constant", [0.1, 0.1]), ("cosine", [0.1, 0.05])])
+def test_rate_follows_the_schedule(schedule: str, rates: list[float]) -> None:
+    one = learner(replace(SMALL, schedule=schedule))
+    for epoch, rate in zip((0, 2), rates, strict=True):
+        one.learn({"images": IMAGES}, epoch)
+        assert one.optimizer.param_groups[0]["lr"] == pytest.approx(rate)
+
+
+def test_pass_reads_every_image_once_in_an_order_of_its_epoch_and_stops_at_the_limit() -> None:
+    def order(epoch: int, options: DistillOptions = SMALL) -> tuple[list[int], int]:
+        one, seen, steps = learner(options), list[int](), list[int]()
+
+        def spy(inputs: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
+            seen.extend(int(torch.isclose(INPUTS, image).flatten(1).all(1).nonzero()) for image in inputs)
+            return inputs
+
+        one.learn({"images": IMAGES}, epoch, perturb=spy, tick=lambda: steps.append(1))
+        return seen, len(steps)
+
+    first, steps = order(0)
+    assert steps == 2  # 4 and 5: a single last image joins the batch before
+    assert sorted(first) == list(range(9))
+    assert order(0)[0] == first
+    assert order(1)[0] != first
+    limited = order(0, replace(SMALL, steps_per_epoch=1))
+    assert limited == (first[:4], 1)
+
+
+def test_known_logits_save_the_teacher_and_give_the_same_student() -> None:
+    known, asking = learner(), learner()
+    table = known.with_logits({"images": IMAGES})
+    torch.testing.assert_close(table["logits"], known.teacher(INPUTS))
+    before = asked(known)
+    known.learn(table, 0)
+    assert asked(known) == before
+    asking.learn({"images": IMAGES}, 0)
+    assert asked(asking) == 2
+    torch.testing.assert_close(weight(known), weight(asking))
+
+
+def test_images_that_change_when_read_get_no_logits_and_ask_the_teacher_every_time() -> None:
+    one = learner(augmentation="flip")
+    assert one.with_logits({"images": IMAGES}).keys() == {"images"}
+    assert not one.reads_unchanged
+    one.learn({"images": IMAGES, "logits": torch.full((9, 3), torch.nan)}, 0)
+    assert asked(one) == 2
+    assert bool(weight(one).isfinite().all())
+
+
+def test_perturbed_images_are_what_teacher_and_student_see() -> None:
+    one, plain = learner(replace(SMALL, batch_size=9)), learner(replace(SMALL, batch_size=9))
+    table = {"images": IMAGES, "logits": torch.full((9, 3), torch.nan)}  # of the images as they were: of no use
+    loss = one.learn(table, 0, perturb=lambda inputs, _: inputs + 1)
+    expected = soft_kl(plain.student(INPUTS + 1), plain.teacher(INPUTS + 1), 4.0)
+    assert loss == pytest.approx(float(expected.detach()), rel=1e-5)
+
+
+def test_member_logits_are_the_clients_own_in_the_order_of_images() -> None:
+    one = learner()
+    logits = one.member_logits(IMAGES)
+    assert logits.shape == (9, 2, 3)
+    assert logits.is_contiguous()
+    assert not logits.requires_grad
+    for k, member in enumerate(one.teacher.members):
+        torch.testing.assert_close(logits[:, k], member(INPUTS))
+
+
+def test_floating_images_are_read_as_they_are() -> None:
+    one = learner()
+    (inputs, rows), *_ = both(one)
+    torch.testing.assert_close(inputs, (rows["images"] - 0.5) / 0.25)
+
+
+def both(one: Learner) -> Iterator[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
+    return one.read({"images": IMAGES / 255}, torch.Generator().manual_seed(0))
+
+
+def test_student_is_seeded_by_the_job_and_starts_where_it_says() -> None:
+    assert torch.equal(weight(learner()), weight(learner()))
+    start = upload(5).read()
+    teacher = learner().teacher
+    torch.testing.assert_close(weight(Learner(replace(JOB, start=start), teacher, SMALL)), start["1.weight"])
+    assert not torch.equal(weight(Learner(replace(JOB, seed=3), teacher, SMALL)), weight(learner()))

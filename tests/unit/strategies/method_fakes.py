@@ -1,0 +1,168 @@
+"""What the tests of the distilling methods share: three tiny clients, a notebook, checks that all must pass."""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from strategies.distillation.ensemble import Ensemble
+from strategies.method import Job, Method, Normalization, Outcome, Silent, Snapshot, Upload
+
+SHAPE = (2, 8, 8)
+# Of the methods with a generator: as small as they get.
+TINY: dict[str, Any] = {
+    "epochs": 3, "generator_steps": 2, "batch_size": 5, "synthesis_batch_size": 6, "latent": 8, "student_lr": 0.1,
+    "generator_lr": 0.01,
+}  # fmt: skip
+# Another value for each option that the methods share; every one must make a difference.
+OTHER: dict[str, Any] = {
+    "epochs": 1, "generator_steps": 1, "generator_lr": 0.05, "generator_clip": 1e-4, "generator_reset": False,
+    "generator_precision": "bfloat16", "latent": 9, "optimize_noise": False, "synthesis_batch_size": 8,
+    "keep_images": "last", "synthesis_augmentation": "flip", "pool_cap": 7, "pool_precision": "float32",
+    "pool_augmentation": "flip", "steps_per_epoch": 1, "batch_size": 4, "kd_temperature": 2.0, "optimizer": "adam",
+    "student_lr": 0.2, "momentum": 0.5, "weight_decay": 0.1, "schedule": "constant", "student_clip": 1e-3,
+    "teacher_precision": "bfloat16",
+}  # fmt: skip
+
+
+def narrow() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Dropout(0.2), nn.Linear(108, 16),
+        nn.BatchNorm1d(16), nn.Linear(16, 3),
+    )  # fmt: skip
+
+
+def wide() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(2, 6, 5), nn.ReLU(), nn.Flatten(), nn.Linear(96, 3))
+
+
+BUILDERS = {"narrow": narrow, "wide": wide}
+
+
+def upload(k: int, architecture: str) -> Upload:
+    """Client k: its weights are drawn, its running statistics are not the initial ones, its logits differ by class."""
+    with torch.random.fork_rng():
+        torch.manual_seed(k)
+        model = BUILDERS[architecture]()
+        model(torch.randn(8, *SHAPE))
+    state = {name: 3 * value if name.endswith("weight") else value for name, value in model.state_dict().items()}
+    return Upload(f"c{k}", architecture, lambda: {name: value.clone() for name, value in state.items()}, 10 * (k + 1))
+
+
+UPLOADS = (upload(0, "narrow"), upload(1, "wide"), upload(2, "narrow"))
+PROXY = torch.randint(0, 256, (11, *SHAPE), generator=torch.Generator().manual_seed(9), dtype=torch.uint8)
+
+
+def tiny_job(config: Any, *, seed: int = 0, uploads: tuple[Upload, ...] = UPLOADS) -> Job:
+    space = Normalization((0.5, 0.4), (0.5, 0.6))
+    return Job(uploads, BUILDERS, "narrow", 3, SHAPE, space, config, seed=seed, proxy=PROXY)
+
+
+class Book(Silent):
+    """Keeps what a run says, and a snapshot of every epoch border if told to."""
+
+    def __init__(self, resume: Snapshot | None = None, *, keep: bool = False) -> None:
+        self.snapshot, self.keep = resume, keep
+        self.rows: list[Mapping[str, Any]] = []
+        self.snapshots: list[Snapshot] = []
+        self.reports = 0
+
+    def resume(self) -> Snapshot | None:
+        return self.snapshot
+
+    def record(self, row: Mapping[str, Any]) -> None:
+        self.rows.append(row)
+
+    def report(self, step: int, total: int, values: Mapping[str, float] | None = None) -> None:  # noqa: ARG002
+        self.reports += 1
+
+    def checkpoint(self, take: Callable[[], Snapshot]) -> None:
+        if self.keep:
+            snapshot: Snapshot = pickle.loads(pickle.dumps(take()))  # noqa: S301  our own bytes
+            appended = dict(self.snapshots[-1].appended) if self.snapshots else {}
+            for name, rows in snapshot.appended.items():
+                appended[name] = torch.cat([appended[name], rows]) if name in appended else rows
+            self.snapshots.append(replace(snapshot, appended=appended))
+
+    @property
+    def notes(self) -> list[str]:
+        return [row["note"] for row in self.rows if "note" in row]
+
+    @property
+    def epochs(self) -> list[Mapping[str, Any]]:
+        return [row for row in self.rows if "epoch" in row]
+
+
+def weights(outcome: Outcome) -> dict[str, torch.Tensor]:
+    """Everything an outcome's models are made of, and the images it shows."""
+    assert outcome.student is not None
+    found = dict(outcome.student)
+    if outcome.ensemble is not None:
+        found |= {f"ensemble.{name}": value for name, value in outcome.ensemble.weights.items()}
+    return found if outcome.images is None else {**found, "images": outcome.images}
+
+
+def same(one: Outcome, other: Outcome) -> bool:
+    first, second = weights(one), weights(other)
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def close(one: Outcome, other: Outcome, atol: float = 1e-4) -> None:
+    first, second = weights(one), weights(other)
+    for name in first.keys() - {"images"}:
+        torch.testing.assert_close(first[name], second[name], rtol=0, atol=atol, msg=name)
+
+
+def run(method: Method, config: Any, *, seed: int = 0) -> Outcome:
+    return method.fit(tiny_job(config, seed=seed), Silent())
+
+
+def check_resume_at_every_border(method: Method, config: Any, **also: Any) -> None:
+    """A process that dies between two borders goes on from the last one: nothing may show it."""
+    job = replace(tiny_job(config), **also)
+    whole = Book(keep=True)
+    expected = method.fit(job, whole)
+    assert [snapshot.step for snapshot in whole.snapshots] == [1, 2, 3]
+    for snapshot in whole.snapshots:
+        resumed = Book(snapshot)
+        assert same(method.fit(job, resumed), expected), f"resumed after epoch {snapshot.step}"
+        assert resumed.epochs == whole.epochs[snapshot.step :]
+    assert same(method.fit(job, Silent()), expected), "taking checkpoints changed the result"
+
+
+def check_teacher_stays(method: Method, config: Any, patch: pytest.MonkeyPatch) -> None:
+    """The members are after a run what they were before, running statistics included."""
+    module = importlib.import_module(f"strategies.{method.name.replace('-', '_')}")
+    build, made = module.teacher_of, list[tuple[Ensemble, dict[str, torch.Tensor]]]()
+
+    def spy(*args: Any, **kwargs: Any) -> Ensemble:
+        teacher: Ensemble = build(*args, **kwargs)
+        made.append((teacher, {name: value.clone() for name, value in teacher.members.state_dict().items()}))
+        return teacher
+
+    patch.setattr(module, "teacher_of", spy)
+    run(method, replace(config, epochs=2))
+    ((teacher, before),) = made
+    after = teacher.members.state_dict()
+    assert after.keys() == before.keys()
+    assert all(torch.equal(value, before[name]) for name, value in after.items())
+    assert not any(part.training for part in teacher.modules())
+    assert all(weight.grad is None for weight in teacher.parameters())
+
+
+_run_once = cache(run)
+
+
+def check_option(method: Method, config: Any, name: str, value: Any, *, epochs: int = 2) -> None:
+    """A few epochs with another value of an option end with another student, ensemble or images."""
+    config = replace(config, epochs=epochs)
+    assert getattr(config, name) != value
+    assert not same(run(method, replace(config, **{name: value})), _run_once(method, config))

@@ -1,0 +1,287 @@
+from collections.abc import Callable
+from dataclasses import asdict, fields, replace
+from typing import Any
+
+import pytest
+import torch
+from method_fakes import (
+    OTHER,
+    TINY,
+    UPLOADS,
+    Book,
+    check_option,
+    check_resume_at_every_border,
+    check_teacher_stays,
+    close,
+    run,
+    same,
+    tiny_job,
+)
+from torch import Tensor
+
+from strategies import dense
+from strategies.co_boosting import METHOD, CoBoostingConfig, fit
+from strategies.distillation.augment import AUGMENTATIONS
+from strategies.distillation.generated import Batch, GeneratedImages
+from strategies.distillation.learner import Learner
+from strategies.errors import OptionError
+from strategies.method import Outcome, Silent
+from strategies.outcomes import ensemble_of
+
+SMALL = CoBoostingConfig(**TINY, schedule="constant", reweighting_step=0.05)
+NOTHING: dict[str, Any] = {
+    "hard_exponent": 0.0, "adversarial_weight": 0.0, "perturbation": "none", "reweighting": False,
+}  # fmt: skip
+GRADIENT = "strategies.co_boosting.weighted_mean_gradient"
+THIRDS = torch.full((3,), 1 / 3)
+
+
+@pytest.fixture(scope="module")
+def usual() -> tuple[Outcome, Book]:
+    book = Book(keep=True)
+    return fit(tiny_job(SMALL), book), book
+
+
+def final(outcome: Outcome) -> Tensor:
+    assert outcome.ensemble is not None
+    return outcome.ensemble.weights["weights"]
+
+
+def weights_per_epoch(book: Book) -> list[Tensor]:
+    return [snapshot.state["modules"]["weights"]["weights"] for snapshot in book.snapshots]
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "paper": {"perturbation": "l2", "reweighting_data": "all", "keep_images": "last", "optimize_noise": False},
+    "weights-only": {"perturbation": "none", "pool_cap": 9, "optimizer": "adam", "student_lr": 0.01},
+    "augmented": {"pool_augmentation": "flip", "generator_reset": False, "reweighting_images": "agreed"},
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_fit_resumed_after_a_crash_ends_with_the_same_bits_and_the_same_weights(name: str) -> None:
+    check_resume_at_every_border(METHOD, replace(SMALL, **VARIANTS[name]))
+
+
+def test_fit_with_another_seed_gives_another_result(usual: tuple[Outcome, Book]) -> None:
+    assert same(run(METHOD, SMALL), usual[0])
+    assert not same(run(METHOD, SMALL, seed=1), usual[0])
+
+
+def test_outcome_has_the_student_and_the_ensemble_with_the_last_weights(usual: tuple[Outcome, Book]) -> None:
+    outcome, book = usual
+    assert outcome.student is not None
+    assert outcome.ensemble is not None
+    assert outcome.ensemble.clients == ("c0", "c1", "c2")
+    assert torch.equal(final(outcome), weights_per_epoch(book)[-1])
+    combiner = ensemble_of(tiny_job(SMALL), outcome.ensemble).combiner
+    assert torch.equal(combiner.get_buffer("weights"), final(outcome))
+
+
+def test_every_epoch_records_its_losses_and_the_largest_share(usual: tuple[Outcome, Book]) -> None:
+    outcome, book = usual
+    for row in book.rows:
+        assert row.keys() == {"epoch", "hard", "adversarial", "generator", "distillation", "largest-weight"}
+        assert row["generator"] == pytest.approx(row["hard"] + row["adversarial"], rel=1e-4)
+        assert row["adversarial"] < 0
+    assert book.rows[0]["largest-weight"] == pytest.approx(1 / 3)
+    assert book.rows[-1]["largest-weight"] == pytest.approx(float(final(outcome).max() / final(outcome).sum()))
+
+
+def test_labels_of_a_batch_are_not_sorted() -> None:
+    book = Book(keep=True)
+    fit(tiny_job(replace(SMALL, epochs=1, generator_steps=1, synthesis_batch_size=16)), book)
+    labels = book.snapshots[0].appended["labels"].tolist()
+    assert labels != sorted(labels)
+
+
+def test_weights_stay_in_the_first_epoch_unless_they_see_its_images(usual: tuple[Outcome, Book]) -> None:
+    earlier = weights_per_epoch(usual[1])
+    assert torch.equal(earlier[0], THIRDS)
+    assert not torch.equal(earlier[1], THIRDS)
+    book = Book(keep=True)
+    fit(tiny_job(replace(SMALL, epochs=1, reweighting_data="all")), book)
+    assert not torch.equal(weights_per_epoch(book)[0], THIRDS)
+
+
+@pytest.mark.parametrize(("data", "sizes"), [("earlier", [6, 5, 5, 2]), ("all", [6, 5, 5, 2, 5, 5, 5, 3])])
+def test_weights_see_each_image_of_the_pool_once_per_epoch(
+    data: str, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+
+    def spy(weights: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
+        assert logits.shape == (3, len(labels), 3)
+        seen.append(len(labels))
+        return torch.zeros(3)
+
+    monkeypatch.setattr(GRADIENT, spy)
+    outcome = run(METHOD, replace(SMALL, reweighting_data=data, perturbation="none"))
+    assert seen == sizes
+    assert torch.equal(final(outcome), THIRDS)
+
+
+def test_weights_move_by_the_sign_and_the_step_shrinks_every_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GRADIENT, lambda *_: torch.tensor([7.0, -1e-5, 0.0]))
+    moved = final(run(METHOD, replace(SMALL, reweighting_step=0.02, reweighting_decay=0.5)))
+    # Epoch 1 has one batch, epoch 2 three; the step is halved once, then twice.
+    change = 0.02 * 0.5 + 3 * 0.02 * 0.25
+    torch.testing.assert_close(moved, torch.tensor([1 / 3 - change, 1 / 3 + change, 1 / 3]))
+
+
+def test_step_of_zero_is_a_tenth_over_the_number_of_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GRADIENT, lambda *_: torch.tensor([1.0, 0.0, 0.0]))
+    moved = final(run(METHOD, replace(SMALL, epochs=2, reweighting_step=0.0)))
+    assert float(moved[0]) == pytest.approx(1 / 3 - 0.99 * 0.1 / 3)
+
+
+def test_weights_are_clipped_to_zero_and_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GRADIENT, lambda *_: torch.tensor([1.0, -1.0, -1.0]))
+    assert final(run(METHOD, replace(SMALL, epochs=2, reweighting_step=5.0))).tolist() == [0.0, 1.0, 1.0]
+
+
+def test_weights_that_would_all_be_zero_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GRADIENT, lambda *_: torch.ones(3))
+    assert torch.equal(final(run(METHOD, replace(SMALL, epochs=2, reweighting_step=5.0))), THIRDS)
+
+
+def test_agreed_images_are_those_that_the_ensemble_puts_into_their_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: dict[str, int] = {"all": 0, "agreed": 0}
+    for images in counts:
+
+        def spy(weights: Tensor, logits: Tensor, labels: Tensor, images: str = images) -> Tensor:
+            counts[images] += len(labels)
+            if images == "agreed":
+                assert torch.equal(logits.mean(0).argmax(1), labels)
+            return torch.zeros(3)
+
+        monkeypatch.setattr(GRADIENT, spy)
+        run(METHOD, replace(SMALL, epochs=2, reweighting_images=images, synthesis_batch_size=16))
+    assert 0 < counts["agreed"] < counts["all"]
+
+
+def test_clients_in_another_order_get_the_same_weights_in_that_order() -> None:
+    config = replace(SMALL, epochs=2, generator_steps=1)
+    usual = fit(tiny_job(config), Silent())
+    turned = fit(tiny_job(config, uploads=UPLOADS[::-1]), Silent())
+    assert not torch.equal(final(usual), THIRDS)
+    assert torch.equal(final(turned).flip(0), final(usual))
+
+
+def test_teachers_are_after_a_run_what_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_teacher_stays(METHOD, SMALL, monkeypatch)
+
+
+@pytest.mark.parametrize("perturbation", ["none", "sign"])
+def test_cached_logits_of_the_clients_give_the_result_of_asking_anew(
+    perturbation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = replace(SMALL, epochs=2, perturbation=perturbation, pool_augmentation="none", student_lr=1e-3)
+    cached = run(METHOD, config)
+    # "flip" without a flip: read as augmented images, hence without the cache.
+    monkeypatch.setattr("strategies.distillation.learner.AUGMENTATIONS", {"flip": AUGMENTATIONS["none"]})
+    asked = run(METHOD, replace(config, pool_augmentation="flip"))
+    assert not torch.equal(final(cached), THIRDS)
+    assert torch.equal(final(asked), final(cached))
+    close(asked, cached)
+
+
+def test_everything_switched_off_keeps_the_weights_and_the_images_and_uses_plain_cross_entropy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    changes: list[Callable[..., Tensor] | None] = []
+    learn = Learner.learn
+
+    def spy(self: Learner, *args: Any, perturb: Callable[..., Tensor] | None = None, **rest: Any) -> float:
+        changes.append(perturb)
+        return learn(self, *args, perturb=perturb, **rest)
+
+    monkeypatch.setattr(Learner, "learn", spy)
+    book = Book()
+    outcome = fit(tiny_job(replace(SMALL, **NOTHING)), book)
+    assert changes == [None] * 3
+    assert torch.equal(final(outcome), THIRDS)
+    assert all(row["generator"] == pytest.approx(row["hard"]) for row in book.rows)
+    assert "adversarial" not in book.rows[0]
+
+
+def test_everything_switched_off_is_dense_with_its_cross_entropy_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Equal weights are the mean ensemble; what is left to differ is the order of the labels.
+    config = {**TINY, "epochs": 2, "student_lr": 1e-3, "student_clip": 0.0, "generator_clip": 10.0, "momentum": 0.5}
+    config |= {"schedule": "constant", "weight_decay": 0.0, "kd_temperature": 2.0, "adversarial_weight": 0.0}
+    batch = GeneratedImages.batch
+
+    def unsorted(self: GeneratedImages, *args: Any, sort_labels: bool = False, **rest: Any) -> Batch:
+        return batch(self, *args, **rest)
+
+    monkeypatch.setattr(GeneratedImages, "batch", unsorted)
+    plain = run(dense.METHOD, dense.DenseConfig(**config, bn_weight=0.0))
+    ours = run(METHOD, CoBoostingConfig(**{**config, **NOTHING}))
+    close(replace(ours, ensemble=None), plain)
+
+
+CO_OTHER: dict[str, Any] = OTHER | {
+    "schedule": "cosine", "hard_exponent": 0.0, "adversarial_weight": 0.0, "adversarial_temperature": 1.0,
+    "perturbation": "l2", "perturbation_size": 0.5, "perturbation_temperature": 1.0, "reweighting": False,
+    "reweighting_step": 0.01, "reweighting_decay": 0.5, "reweighting_data": "all", "reweighting_images": "agreed",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(CoBoostingConfig)])
+def test_every_option_changes_the_result(name: str) -> None:
+    # One step of the weights may be the same on all images as on those agreed upon.
+    check_option(METHOD, SMALL, name, CO_OTHER[name], epochs=3 if name == "reweighting_images" else 2)
+
+
+SHARED = {
+    "epochs": 500, "generator_steps": 30, "generator_lr": 1e-3, "latent": 256, "batch_size": 128,
+    "synthesis_batch_size": 128, "student_lr": 0.01, "momentum": 0.9, "optimizer": "sgd", "kd_temperature": 4.0,
+    "perturbation_size": 8 / 255, "adversarial_weight": 1.0, "hard_exponent": 1.0, "reweighting": True,
+    "synthesis_augmentation": "none", "generator_reset": True,
+}  # fmt: skip
+CODE = {
+    "keep_images": "best", "optimize_noise": True, "generator_clip": 10.0, "adversarial_temperature": 3.0,
+    "perturbation": "sign", "perturbation_temperature": 4.0, "reweighting_decay": 0.99, "reweighting_data": "earlier",
+    "reweighting_images": "all", "weight_decay": 1e-4, "schedule": "cosine", "student_clip": 10.0,
+    "pool_precision": "uint8", "pool_cap": 0, "steps_per_epoch": 0,
+}  # fmt: skip
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "default": {**SHARED, **CODE, "reweighting_step": 0.0},
+    "published-code": {**SHARED, **CODE, "epochs": 200, "reweighting_step": 0.01, "pool_augmentation": "crop-flip"},
+    "paper": {
+        **SHARED, "keep_images": "last", "optimize_noise": False, "generator_clip": 0.0,
+        "adversarial_temperature": 1.0, "perturbation": "l2", "reweighting_step": 0.0, "reweighting_decay": 1.0,
+        "reweighting_data": "all", "weight_decay": 0.0, "schedule": "constant", "student_clip": 0.0,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_preset_has_the_published_values(name: str) -> None:
+    values = asdict(CoBoostingConfig.preset(name))
+    assert {key: values[key] for key in PUBLISHED[name]} == PUBLISHED[name]
+
+
+def test_preset_takes_changes_and_refuses_unknown_names() -> None:
+    assert CoBoostingConfig.preset("paper", epochs=3).epochs == 3
+    with pytest.raises(OptionError, match="'best' of CoBoostingConfig: known are default, paper, published-code"):
+        CoBoostingConfig.preset("best")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("epochs", 0),
+        ("pool_cap", 1),
+        ("perturbation", "fgsm"),
+        ("perturbation_size", 0.0),
+        ("reweighting_decay", 1.5),
+        ("reweighting_data", "newest"),
+        ("hard_exponent", -1.0),
+        ("optimizer", "lion"),
+    ],
+)
+def test_config_out_of_range_names_its_key(field: str, value: object) -> None:
+    with pytest.raises(OptionError, match=f"co-boosting.{field.replace('_', '-')}"):
+        CoBoostingConfig(**{field: value})  # type: ignore[arg-type]

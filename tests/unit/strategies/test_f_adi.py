@@ -1,0 +1,124 @@
+from dataclasses import asdict, fields, replace
+from typing import Any
+
+import pytest
+import torch
+from method_fakes import (
+    OTHER,
+    SHAPE,
+    Book,
+    check_option,
+    check_resume_at_every_border,
+    check_teacher_stays,
+    run,
+    same,
+    tiny_job,
+    upload,
+)
+
+from strategies.errors import OptionError
+from strategies.f_adi import METHOD, FAdiConfig, fit
+from strategies.method import Outcome
+from strategies.seeds import generator
+
+SMALL = FAdiConfig(epochs=3, inversion_steps=3, inversion_batch_size=6, batch_size=5, student_lr=0.1)
+WIDE = (upload(0, "wide"), upload(1, "wide"))
+
+
+@pytest.fixture(scope="module")
+def usual() -> Outcome:
+    return run(METHOD, SMALL)
+
+
+@pytest.mark.parametrize("changes", [{}, {"pool_cap": 9, "pool_augmentation": "flip", "optimizer": "adam"}])
+def test_fit_resumed_after_a_crash_ends_with_the_same_bits(changes: dict[str, Any]) -> None:
+    check_resume_at_every_border(METHOD, replace(SMALL, **changes))
+
+
+def test_fit_with_another_seed_gives_another_result(usual: Outcome) -> None:
+    assert same(run(METHOD, SMALL), usual)
+    assert not same(run(METHOD, SMALL, seed=1), usual)
+
+
+def test_losses_add_up_and_need_no_note() -> None:
+    book = Book()
+    fit(tiny_job(replace(SMALL, l2_weight=0.01)), book)
+    assert book.notes == []
+    for row in book.rows:
+        assert row.keys() == {"epoch", "ce", "tv", "l2", "bn", "competition", "generator", "distillation"}
+        total = row["ce"] + 1e-3 * row["tv"] + 0.01 * row["l2"] + 10 * row["bn"] + 10 * row["competition"]
+        assert row["generator"] == pytest.approx(total, rel=1e-4)
+        assert row["bn"] > 0
+        assert 0 <= row["competition"] <= 1
+
+
+@pytest.mark.parametrize(("weight", "notes"), [(10.0, 1), (0.0, 0)])
+def test_clients_without_batch_normalisation_leave_the_prior_and_one_note(weight: float, notes: int) -> None:
+    book = Book()
+    outcome = fit(tiny_job(replace(SMALL, bn_weight=weight), uploads=WIDE), book)
+    assert len(book.notes) == notes
+    assert [row.get("bn") for row in book.epochs] == [0.0 if weight else None] * 3
+    assert outcome.student is not None
+
+
+def test_images_begin_as_normal_noise_in_the_models_space_and_end_as_pixels() -> None:
+    book = Book(keep=True)
+    fit(tiny_job(replace(SMALL, epochs=1, inversion_lr=1e-12, pool_precision="float32")), book)
+    images, labels = (book.snapshots[0].appended[name] for name in ("images", "labels"))
+    rng = generator(0, "synthesis", 0)
+    noise = torch.randn(6, *SHAPE, generator=rng)
+    pixels = noise * torch.tensor([0.5, 0.6]).view(2, 1, 1) + torch.tensor([0.5, 0.4]).view(2, 1, 1)
+    torch.testing.assert_close(images, pixels.clamp(0, 1))
+    assert torch.equal(labels, torch.randint(3, (6,), generator=rng))
+    assert (float(images.min()), float(images.max())) == (0.0, 1.0)
+
+
+def test_images_of_the_outcome_are_bytes_of_the_input_shape(usual: Outcome) -> None:
+    assert usual.images is not None
+    assert usual.images.dtype == torch.uint8
+    assert usual.images.shape[1:] == SHAPE
+
+
+def test_inverted_images_please_the_ensemble_better_than_noise() -> None:
+    rows = []
+    for steps in (1, 25):
+        book = Book()
+        fit(tiny_job(replace(SMALL, epochs=1, inversion_steps=steps, jitter=0)), book)
+        rows.append(book.rows[0])
+    assert rows[1]["generator"] < 0.7 * rows[0]["generator"]
+
+
+def test_fit_for_images_that_four_does_not_divide_is_possible() -> None:
+    assert not METHOD.needs
+
+
+def test_teachers_are_after_a_run_what_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_teacher_stays(METHOD, SMALL, monkeypatch)
+
+
+ADI_OTHER: dict[str, Any] = OTHER | {
+    "inversion_steps": 2, "inversion_lr": 0.5, "inversion_batch_size": 8, "jitter": 0, "tv_weight": 5.0,
+    "l2_weight": 5.0, "bn_weight": 0.0, "competition_weight": 0.0, "competition_temperature": 0.5,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(FAdiConfig)])
+def test_every_option_changes_the_result(name: str) -> None:
+    check_option(METHOD, SMALL, name, ADI_OTHER[name])
+
+
+def test_defaults_are_the_published_values() -> None:
+    values = asdict(FAdiConfig())
+    published = {
+        "inversion_steps": 30, "inversion_lr": 0.1, "inversion_batch_size": 128, "keep_images": "best", "jitter": 2,
+        "tv_weight": 1e-3, "l2_weight": 0.0, "bn_weight": 10.0, "competition_weight": 10.0,
+        "competition_temperature": 3.0, "kd_temperature": 4.0, "epochs": 500, "student_lr": 0.01, "momentum": 0.9,
+        "weight_decay": 1e-4, "schedule": "cosine", "batch_size": 128, "student_clip": 10.0,
+    }  # fmt: skip
+    assert {key: values[key] for key in published} == published
+
+
+@pytest.mark.parametrize(("field", "value"), [("jitter", -1), ("pool_cap", 1), ("inversion_batch_size", 1)])
+def test_config_out_of_range_names_its_key(field: str, value: object) -> None:
+    with pytest.raises(OptionError, match=f"f-adi.{field.replace('_', '-')}"):
+        FAdiConfig(**{field: value})  # type: ignore[arg-type]

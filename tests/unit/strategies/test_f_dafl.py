@@ -1,0 +1,101 @@
+from dataclasses import asdict, fields, replace
+from typing import Any
+
+import pytest
+import torch
+from method_fakes import (
+    OTHER,
+    TINY,
+    Book,
+    check_option,
+    check_resume_at_every_border,
+    check_teacher_stays,
+    run,
+    same,
+    tiny_job,
+    upload,
+)
+
+from strategies.errors import OptionError
+from strategies.f_dafl import METHOD, FDaflConfig, fit
+from strategies.method import Outcome
+
+SMALL = FDaflConfig(**TINY)
+ALIKE = (upload(0, "narrow"), upload(1, "narrow"))
+
+
+@pytest.fixture(scope="module")
+def usual() -> Outcome:
+    return run(METHOD, SMALL)
+
+
+@pytest.mark.parametrize("changes", [{}, {"generator_reset": False, "pool_cap": 9, "pool_augmentation": "flip"}])
+def test_fit_resumed_after_a_crash_ends_with_the_same_bits(changes: dict[str, Any]) -> None:
+    check_resume_at_every_border(METHOD, replace(SMALL, **changes))
+
+
+def test_fit_with_another_seed_gives_another_result(usual: Outcome) -> None:
+    assert same(run(METHOD, SMALL), usual)
+    assert not same(run(METHOD, SMALL, seed=1), usual)
+
+
+def test_losses_of_clients_with_equal_features_add_up_and_need_no_note() -> None:
+    book = Book()
+    fit(tiny_job(SMALL, uploads=ALIKE), book)
+    assert book.notes == []
+    for row in book.rows:
+        assert row.keys() == {"epoch", "one-hot", "information", "activation", "generator", "distillation"}
+        total = row["one-hot"] + 5 * row["information"] + 0.1 * row["activation"]
+        assert row["generator"] == pytest.approx(total, rel=1e-4)
+        assert row["activation"] < 0
+        assert -torch.tensor(3.0).log10() - 1e-6 <= row["information"] < 0
+
+
+def test_features_that_differ_in_length_leave_no_activation_loss_and_one_note() -> None:
+    book = Book()
+    fit(tiny_job(SMALL), book)
+    assert len(book.notes) == 1
+    assert "differ in length" in book.notes[0]
+    assert [row["activation"] for row in book.epochs] == [0.0] * 3
+
+
+def test_activation_weight_of_zero_watches_nothing_and_says_nothing() -> None:
+    book = Book()
+    fit(tiny_job(replace(SMALL, epochs=1, activation_weight=0.0)), book)
+    assert book.notes == []
+    assert "activation" not in book.rows[0]
+
+
+def test_teachers_are_after_a_run_what_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_teacher_stays(METHOD, SMALL, monkeypatch)
+
+
+DAFL_OTHER: dict[str, Any] = OTHER | {"one_hot_weight": 0.1, "information_weight": 0.0, "activation_weight": 2.0}
+
+
+@pytest.mark.parametrize("name", [f.name for f in fields(FDaflConfig) if f.name != "activation_weight"])
+def test_every_option_changes_the_result(name: str) -> None:
+    check_option(METHOD, SMALL, name, DAFL_OTHER[name])
+
+
+def test_activation_weight_changes_the_result_where_features_are_alike() -> None:
+    outcomes = [
+        fit(tiny_job(replace(SMALL, epochs=1, activation_weight=weight), uploads=ALIKE), Book()) for weight in (0, 20)
+    ]
+    assert not same(*outcomes)
+
+
+def test_defaults_are_the_published_values() -> None:
+    values = asdict(FDaflConfig())
+    published = {
+        "one_hot_weight": 1.0, "information_weight": 5.0, "activation_weight": 0.1, "generator_steps": 30,
+        "generator_lr": 1e-3, "kd_temperature": 4.0, "epochs": 500, "batch_size": 128, "student_lr": 0.01,
+        "momentum": 0.9, "weight_decay": 1e-4, "schedule": "cosine", "latent": 256, "student_clip": 10.0,
+    }  # fmt: skip
+    assert {key: values[key] for key in published} == published
+
+
+@pytest.mark.parametrize(("field", "value"), [("information_weight", -1.0), ("pool_cap", 1), ("latent", 0)])
+def test_config_out_of_range_names_its_key(field: str, value: object) -> None:
+    with pytest.raises(OptionError, match=f"f-dafl.{field.replace('_', '-')}"):
+        FDaflConfig(**{field: value})  # type: ignore[arg-type]

@@ -1,0 +1,158 @@
+from dataclasses import asdict, fields, replace
+from typing import Any
+
+import pytest
+import torch
+from method_fakes import (
+    OTHER,
+    PROXY,
+    UPLOADS,
+    Book,
+    check_option,
+    check_resume_at_every_border,
+    check_teacher_stays,
+    run,
+    same,
+    tiny_job,
+    upload,
+)
+from torch import nn
+
+from strategies.distillation.augment import Standardize
+from strategies.distillation.combiners import Mean
+from strategies.distillation.ensemble import Ensemble
+from strategies.errors import OptionError
+from strategies.feddf import METHOD, FedDfConfig, fit
+from strategies.method import Outcome, Silent, check_needs
+from strategies.outcomes import fresh_student, load_model
+
+SMALL = FedDfConfig(epochs=3, batch_size=5, student_lr=0.1)
+STILL = replace(SMALL, epochs=1, student_lr=1e-12, start="average")
+
+
+@pytest.fixture(scope="module")
+def usual() -> Outcome:
+    return run(METHOD, SMALL)
+
+
+@pytest.mark.parametrize("changes", [{}, {"start": "average", "augmentation": "crop-flip", "optimizer": "adam"}])
+def test_fit_resumed_after_a_crash_ends_with_the_same_bits(changes: dict[str, Any]) -> None:
+    check_resume_at_every_border(METHOD, replace(SMALL, **changes))
+
+
+def test_fit_with_another_seed_gives_another_result(usual: Outcome) -> None:
+    assert same(run(METHOD, SMALL), usual)
+    assert not same(run(METHOD, SMALL, seed=1), usual)
+
+
+def test_student_comes_closer_to_the_ensemble_on_images_it_has_not_seen() -> None:
+    images = torch.randint(0, 256, (96, 2, 8, 8), generator=torch.Generator().manual_seed(3), dtype=torch.uint8)
+    one = tiny_job(replace(SMALL, epochs=20, batch_size=16, student_lr=0.02))
+    one = replace(one, proxy=images[:64])
+    teacher = Ensemble.from_uploads(one.uploads, one.builders, Mean())
+    inputs = Standardize(one.normalization)(images[64:] / 255)
+
+    def distance(student: nn.Module) -> float:
+        with torch.no_grad():
+            return float((student.eval()(inputs).softmax(1) - teacher(inputs).softmax(1)).abs().mean())
+
+    assert distance(load_model(fit(one, Silent()), one)) < 0.7 * distance(fresh_student(one))
+
+
+def test_start_at_the_average_weighs_uploads_of_the_students_architecture_by_their_examples() -> None:
+    student = run(METHOD, STILL).student
+    assert student is not None
+    first, last = UPLOADS[0].read(), UPLOADS[2].read()  # 10 and 30 examples; the one between is another architecture
+    for name in ("0.weight", "5.weight", "7.bias"):
+        torch.testing.assert_close(student[name], (first[name] + 3 * last[name]) / 4, msg=name)
+
+
+def test_start_at_the_average_of_clients_that_tell_no_numbers_is_the_plain_mean() -> None:
+    silent = tuple(replace(upload, num_examples=None) for upload in UPLOADS)
+    student = fit(tiny_job(STILL, uploads=silent), Silent()).student
+    assert student is not None
+    mean = (UPLOADS[0].read()["0.weight"] + UPLOADS[2].read()["0.weight"]) / 2
+    torch.testing.assert_close(student["0.weight"], mean)
+
+
+def test_start_at_the_average_without_the_students_architecture_is_refused() -> None:
+    with pytest.raises(OptionError, match="'feddf.start' is 'average', but no client has .* 'narrow'"):
+        fit(tiny_job(STILL, uploads=(upload(0, "wide"),)), Silent())
+
+
+def test_images_are_read_in_another_order_every_epoch_and_the_loss_is_recorded() -> None:
+    book = Book()
+    outcome = fit(tiny_job(replace(SMALL, student_lr=1e-12, momentum=0.0)), book)
+    assert [row["epoch"] for row in book.rows] == [1, 2, 3]
+    assert all(row["distillation"] > 0 for row in book.rows)
+    assert book.reports == 3 * 2 + 3  # 11 images: batches of 5 and 6
+    assert outcome.images is None
+    assert outcome.timings.keys() >= {"teacher", "distillation"}
+
+
+def test_student_whose_teachers_agree_with_it_stays() -> None:
+    # A single upload of the student's own architecture, met at its start: nothing to learn, up to train mode's noise.
+    alone = (upload(1, "wide"),)
+    one = replace(tiny_job(replace(STILL, epochs=2, student_lr=0.5, weight_decay=0.0), uploads=alone), student="wide")
+    student = fit(one, Silent()).student
+    assert student is not None
+    for name, value in alone[0].read().items():
+        torch.testing.assert_close(student[name], value, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("proxy", "found"),
+    [
+        (None, "holds none"),
+        (PROXY[:, :1], r"shape \(11, 1, 8, 8\)"),
+        (PROXY.float(), "float32"),
+        (PROXY[:1], r"shape \(1, 2, 8, 8\)"),
+    ],
+)
+def test_job_without_fitting_images_is_refused(proxy: torch.Tensor | None, found: str) -> None:
+    check_needs(METHOD, tiny_job(SMALL))
+    with pytest.raises(OptionError, match=f"'feddf' needs .*{found}.*Choose another method: .*dense"):
+        check_needs(METHOD, replace(tiny_job(SMALL), proxy=proxy))
+
+
+def test_teachers_are_after_a_run_what_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_teacher_stays(METHOD, SMALL, monkeypatch)
+
+
+DF_OTHER: dict[str, Any] = OTHER | {"start": "average", "augmentation": "flip"}
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(FedDfConfig)])
+def test_every_option_changes_the_result(name: str) -> None:
+    check_option(METHOD, SMALL, name, DF_OTHER[name])
+
+
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "default": {
+        "start": "fresh", "epochs": 500, "kd_temperature": 4.0, "student_lr": 0.01, "optimizer": "sgd",
+        "momentum": 0.9, "batch_size": 128, "steps_per_epoch": 0, "weight_decay": 1e-4, "student_clip": 10.0,
+        "schedule": "cosine", "augmentation": "none",
+    },
+    "paper": {
+        "start": "average", "kd_temperature": 1.0, "student_lr": 1e-3, "optimizer": "adam", "batch_size": 128,
+        "epochs": 100, "steps_per_epoch": 100, "schedule": "cosine", "weight_decay": 0.0, "student_clip": 0.0,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_preset_has_the_published_values(name: str) -> None:
+    values = asdict(FedDfConfig.preset(name))
+    assert {key: values[key] for key in PUBLISHED[name]} == PUBLISHED[name]
+
+
+def test_preset_takes_changes_and_refuses_unknown_names() -> None:
+    assert FedDfConfig.preset("paper", epochs=3).epochs == 3
+    with pytest.raises(OptionError, match="'best' of FedDfConfig: known are default, paper"):
+        FedDfConfig.preset("best")
+
+
+@pytest.mark.parametrize(("field", "value"), [("start", "zero"), ("augmentation", "blur"), ("batch_size", 1)])
+def test_config_out_of_range_names_its_key(field: str, value: object) -> None:
+    with pytest.raises(OptionError, match=f"feddf.{field.replace('_', '-')}"):
+        FedDfConfig(**{field: value})  # type: ignore[arg-type]

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+from strategies import memory
+from strategies.memory import kept_memory
+
+ROOT = Path(__file__).resolve().parents[3]
+
+# In a process of its own: what other tests left in the heap would serve the large blocks too.
+FAULTS = textwrap.dedent("""
+    import resource, torch
+    from strategies.memory import kept_memory
+
+    def faults():  # of making and dropping a tensor of 48 MiB, above what glibc ever keeps by itself
+        for _ in range(3):  # the heap grows once
+            torch.empty(12 * 2**20).fill_(1.0)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(4):
+            torch.empty(12 * 2**20).fill_(1.0)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    with kept_memory():
+        kept = faults()
+    print(kept, faults())
+""")
+
+
+@pytest.mark.skipif(memory._allocator()[0] is None, reason="the C library is not glibc")
+def test_memory_when_kept_is_not_mapped_anew_and_after_the_block_it_is() -> None:
+    done = subprocess.run([sys.executable, "-c", FAULTS], cwd=ROOT, capture_output=True, text=True, check=True)
+    kept, after = map(int, done.stdout.split())
+
+    assert kept < 100
+    assert after > 20 * max(kept, 1)
+
+
+def test_a_system_without_the_allocator_s_functions_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(memory.ctypes, "CDLL", None)  # would fail if it were asked
+
+    with kept_memory():
+        assert torch.ones(3).sum() == 3
+
+
+def test_the_block_s_error_comes_through() -> None:
+    with pytest.raises(ValueError, match="of the block"), kept_memory():
+        raise ValueError("of the block")
