@@ -252,6 +252,7 @@ def build_strategy(settings: Settings, job: Job) -> OneShot:
             max_upload_mib=app.max_upload_mib,
             checkpoint_s=app.checkpoint_s,
         ),
+        proxy=job.proxy,
         observer=job.observer,
         facts={"settings": dict(settings.flat), "num-supernodes": int(os.environ.get(SUPERNODES_VARIABLE, 0))},
     )

@@ -139,7 +139,8 @@ def epoch_seconds(case: Case, scale: Scale) -> dict[str, tuple[float, float]]:
         "replay published": lambda: replay_plain(case, state),
         "replay shipped": lambda: replay_shipped(case.method, server),
     }
-    seconds = interleaved(works, scale.repetitions)
+    shipped = [name for name in works if name.endswith("shipped")]
+    seconds = interleaved(works, scale.repetitions, in_a_stage=shipped)
     factors = {
         "synthesis": scale.steps / scale.timed_steps,
         "storing": 1.0,

@@ -25,7 +25,7 @@ PARTS = {"dense-paper": "paper", "dense-published-code": "published-code"}
 ROWS = {"coboosting": ROOT / "conf" / "coboosting-rows.toml", "fedsyn": ROOT / "conf" / "fedsyn-rows.toml"}
 TABLES = [path for path in CONF if "-table" in path.stem]
 FEDSYN = [path for path in TABLES if path.stem.startswith("fedsyn")]
-PUBLISHED = [path for path in CONF if path.stem != "fmnist-short"]
+PUBLISHED = [path for path in CONF if path.stem not in ("short", "fmnist-short")]
 MIX_P1, MIX_P2 = "cnn5,cnn-torch,resnet18,mobilenet,shufflenet", "resnet18,cnn1,cnn5,wrn16-1,wrn40-1"
 
 

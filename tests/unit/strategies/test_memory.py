@@ -18,12 +18,18 @@ FAULTS = textwrap.dedent("""
     import resource, torch
     from strategies.memory import kept_memory
 
-    def faults():  # of making and dropping a tensor of 48 MiB, above what glibc ever keeps by itself
-        for _ in range(3):  # the heap grows once
-            torch.empty(12 * 2**20).fill_(1.0)
+    def step():  # blocks of 40 to 64 MiB, above what glibc ever keeps by itself
+        first = torch.empty(12 * 2**20).fill_(1.0)
+        second = torch.empty(16 * 2**20).fill_(1.0)
+        del first
+        third = torch.empty(10 * 2**20).fill_(1.0)
+
+    def faults():
+        for _ in range(8):  # the heap grows to what a step needs
+            step()
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        for _ in range(4):
-            torch.empty(12 * 2**20).fill_(1.0)
+        for _ in range(8):
+            step()
         return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
     with kept_memory():
