@@ -63,7 +63,9 @@ def _read(path: Path) -> Any:
 
 
 def _unwrapped(found: Any) -> Any:
-    while isinstance(found, Mapping):
+    for _ in range(len(_WRAPPERS)):  # no deeper: a pickled dict may hold itself
+        if not isinstance(found, Mapping):
+            break
         inside = next((found[key] for key in _WRAPPERS if isinstance(found.get(key), Mapping)), None)
         if inside is None:
             break

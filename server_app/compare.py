@@ -7,10 +7,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
-from server_app.compare_cell import Cell, facts_of, run_cell
+from server_app.compare_cell import Cell, expected_seconds, facts_of, run_cell
 from server_app.compare_table import lines_of
 from server_app.guard import guarded, sigterm_as_interrupt
 from server_app.replay import check_replay, unmet_need
@@ -20,7 +19,7 @@ from strategies.errors import OptionError, StoreError
 from strategies.journal import duration
 from strategies.method import METHODS
 from strategies.options import Scalar
-from strategies.store.files import make_folder, store_errors, write_json
+from strategies.store.files import make_folder, read_json, store_errors, write_json
 from strategies.store.run_folder import RunFolder, default_run_dir
 
 FACTS_FILE, PLOT_FILE, CELLS_FOLDER = "compare.json", "comparison.png", "cells"
@@ -67,8 +66,9 @@ def compare_runs(asked: Comparison, *, log: Log) -> dict[str, Any]:
         KeyboardInterrupt: SIGINT or SIGTERM came; the log has said how to go on.
     """
     with sigterm_as_interrupt():
-        data = _data_of(asked.runs)
         folder = _folder(asked)
+        asked = _with_earlier(asked, folder)
+        data = _data_of(asked.runs)
         methods, left_out = _permitted(asked, folder)
         for name, reason in left_out.items():
             log(f"{name} is left out: {reason}")
@@ -135,6 +135,38 @@ def _folder(asked: Comparison) -> Path:
     if folder.exists() and not (folder.is_dir() and ((folder / FACTS_FILE).exists() or not any(folder.iterdir()))):
         raise StoreError(f"{folder}: holds no comparison; allowed for --out is a new folder, or one with {FACTS_FILE}")
     return folder
+
+
+def _with_earlier(asked: Comparison, folder: Path) -> Comparison:
+    """Add what the folder's comparison asked for before: its runs, methods and seeds stay in the table.
+
+    Raises:
+        OptionError: It was made under other settings: their cells must not share a line.
+    """
+    if not (folder / FACTS_FILE).exists():
+        return asked
+    before = read_json(folder / FACTS_FILE)
+    for key in sorted({*before["settings"], *asked.overrides}):
+        then, now = before["settings"].get(key), asked.overrides.get(key)
+        if then != now:
+            raise OptionError(
+                f"{folder} compares with {key}={_shown(then)}, now it is {_shown(now)}: allowed are the settings it "
+                "began with (--set), or a new folder"
+            )
+    runs = [Path(run) for run in before["runs"]]
+    named = [name.strip() for name in asked.methods.split(",") if name.strip()]
+    # Names that are wrong stay in the text, to be refused where they always are.
+    earlier = [] if ALL in named or not named else [name for name in before["methods"] if name not in named]
+    return replace(
+        asked,
+        runs=(*runs, *(run for run in asked.runs if run.absolute() not in runs)),
+        methods=",".join([*earlier, asked.methods]),
+        seeds=max(asked.seeds, before["seeds"]),
+    )
+
+
+def _shown(value: Scalar | None) -> str:
+    return "not set" if value is None else to_toml(value)
 
 
 def _permitted(asked: Comparison, folder: Path) -> tuple[list[str], dict[str, str]]:
@@ -208,28 +240,16 @@ def _run_cells(cells: Sequence[Cell], log: Log) -> dict[str, str]:
         log(f"{done} cell{'s have' if done > 1 else ' has'} finished before")
     with guarded() as (_, token):
         for number, cell in enumerate(todo):
-            left = f", about {duration(_expected(todo[number:], took))} left" if took else ""
+            left = f", about {duration(expected_seconds(todo[number:], took))} left" if took else ""
             verb = "goes on: " if cell.begun else ""
-            log(f"cell {done + number + 1} of {len(cells)}: {verb}{_title(cell)}{left}")
+            log(f"cell {done + number + 1} of {len(cells)}: {verb}{cell.title}{left}")
             began = time.monotonic()
             if reason := run_cell(cell, token, log):
-                failures[_title(cell)] = reason
-                log(f"{_title(cell)} failed: {reason}")
+                failures[cell.title] = reason
+                log(f"{cell.title} failed: {reason}")
             else:
                 took.append((cell.method, time.monotonic() - began))
     return failures
-
-
-def _expected(todo: Sequence[Cell], took: Sequence[tuple[str, float]]) -> float:
-    """Return the seconds that cells will take, by those of the same method, else of the same kind, else by all."""
-
-    def one(cell: Cell) -> float:
-        kind = METHODS[cell.method].kind
-        same = [seconds for method, seconds in took if method == cell.method]
-        alike = [seconds for method, seconds in took if METHODS[method].kind == kind]
-        return fmean(same or alike or [seconds for _, seconds in took])
-
-    return sum(map(one, todo))
 
 
 def _written(
@@ -266,7 +286,3 @@ def _check(cells: Sequence[Cell]) -> None:
             check_replay(cell.request())
         except OptionError as error:
             raise OptionError(f"{cell.folder}: {error}" if cell.begun else str(error)) from error
-
-
-def _title(cell: Cell) -> str:
-    return f"{cell.method}, seed {cell.seed}, {cell.run.name}"

@@ -11,9 +11,10 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from server_app.guard import TOKEN_KEY
@@ -49,6 +50,11 @@ class Cell:
     folder: Path
     overrides: Mapping[str, Scalar]
     model: str = ""
+
+    @property
+    def title(self) -> str:
+        """What the log calls it."""
+        return f"{self.method}, seed {self.seed}, {self.run.name}"
 
     @property
     def begun(self) -> bool:
@@ -118,6 +124,18 @@ def _follow(process: subprocess.Popen[str], text: str, log: Callable[[str], None
             else:
                 log(line.rstrip("\n"))
     return reason
+
+
+def expected_seconds(todo: Sequence[Cell], took: Sequence[tuple[str, float]]) -> float:
+    """Return the seconds that cells will take, by those of the same method, else of the same kind, else by all."""
+
+    def one(cell: Cell) -> float:
+        kind = METHODS[cell.method].kind
+        same = [seconds for method, seconds in took if method == cell.method]
+        alike = [seconds for method, seconds in took if METHODS[method].kind == kind]
+        return fmean(same or alike or [seconds for _, seconds in took])
+
+    return sum(map(one, todo))
 
 
 def facts_of(cell: Cell) -> dict[str, Any] | None:

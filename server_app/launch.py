@@ -250,6 +250,8 @@ def _environment(folder: Path, token: str) -> dict[str, str]:
         "RAY_prestart_worker_first_driver": "0",
         # Lines of different clients are alike to Ray, which would leave most of them out.
         "RAY_DEDUP_LOGS": "0",
+        # glibc keeps large blocks in the arena of the main thread only; the stages run in other threads.
+        "MALLOC_ARENA_MAX": "1",
         **given,
         **{key: str(Path(given[key]).expanduser().absolute()) for key in _PATHS if given.get(key)},
         "FLWR_HOME": str(folder),

@@ -9,7 +9,7 @@ from fl_app.config import AppConfig
 from fl_app.data import Split, nobodys
 from server_app.build import Settings, open_half
 from strategies.errors import OptionError
-from strategies.method import METHODS
+from strategies.method import METHODS, Need
 
 # Of the app's own settings; those of the methods are free as well.
 FREE_ON_REPLAY = (
@@ -37,7 +37,7 @@ def check_settled(stored: Mapping[str, Any], settings: Settings) -> None:
                 f"setting {key!r} is {value!r}, but the run was made with {begun[key]!r}: allowed is that value; a "
                 f"replay can change the options of the methods and {', '.join(FREE_ON_REPLAY)}"
             )
-    if settings.app.data.proxy:
+    if settings.app.data.proxy and Need.PROXY_IMAGES in settings.method.needs:
         made = AppConfig.from_settings({key: stored[key] for key in settings.flat if key in stored})
         check_unseen(settings, made, open_half(settings, "train"))
 

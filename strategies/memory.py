@@ -25,7 +25,8 @@ _USUAL = {M_MMAP_MAX: 65536, M_MMAP_THRESHOLD: 32 * 2**20, M_TRIM_THRESHOLD: 64 
 def kept_memory() -> Iterator[None]:
     """Keep freed memory in the process for a block of code, and give it back after; on Linux with glibc, else nothing.
 
-    No result changes by it. It holds for the whole process, and blocks of this kind must not overlap.
+    No result changes by it. It holds for the whole process, and blocks of this kind must not overlap. In another thread
+    than the main one, blocks from 64 MiB on are kept only in a process that was started with ``MALLOC_ARENA_MAX=1``.
     """
     mallopt, malloc_trim = _allocator()
     if mallopt is None or malloc_trim is None:

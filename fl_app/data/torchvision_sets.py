@@ -74,7 +74,7 @@ def open_set(
         images, labels = _read(known, split, root)
     except DAMAGE as error:
         raise DataError(
-            f"data set {name!r} (data.name) in {root} (data.root) is incomplete or damaged ({error}): remove {target} "
+            f"data set {name!r} in {root} (data.root) is incomplete or damaged ({error}): remove {target} "
             "to have it downloaded anew, or put a sound copy there"
         ) from error
     return labels, images.__getitem__
@@ -91,7 +91,7 @@ def _obtain(name: str, split: str, root: Path, *, download: bool) -> None:
             reason = f"it could not be downloaded: {error}"
     target = root / known.place.format(split=split)
     raise DataError(
-        f"data set {name!r} (data.name) is not in {root} (data.root) and {reason}. Get it where there is a network, "
+        f"data set {name!r} is not in {root} (data.root) and {reason}. Get it where there is a network, "
         f"with torchvision.datasets.{known.factory}({_arguments(known, split)}, download=True), and copy it to "
         f"{target}, or set data.root to the folder that holds {target.name}"
     )

@@ -85,3 +85,12 @@ def test_what_is_no_state_dict_is_described(tmp_path: Path, content: object, kin
 
     with pytest.raises(UploadError, match=f"a.pt holds {kind}: allowed is a state_dict, name -> tensor"):
         read_checkpoint(tmp_path / "a.pt")
+
+
+def test_a_dict_that_holds_itself_is_refused(tmp_path: Path) -> None:
+    content: dict[str, Any] = {}
+    content["model"] = content
+    torch.save(content, tmp_path / "a.pt")
+
+    with pytest.raises(UploadError, match="a.pt holds dict in which 'model' is dict: allowed is a state_dict"):
+        read_checkpoint(tmp_path / "a.pt")

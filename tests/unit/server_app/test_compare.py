@@ -25,7 +25,7 @@ from fl_app.models import build
 from server_app import cli as command_line
 from server_app import compare as comparing
 from server_app.compare import Comparison, compare_runs
-from server_app.compare_cell import Cell, run_cell, work
+from server_app.compare_cell import Cell, expected_seconds, run_cell, work
 from server_app.metered import Metered, peak_mib, usage_of
 from server_app.replay import Request, replay_run, unmet_need
 from strategies.compute import InProcess
@@ -141,6 +141,7 @@ def test_every_cell_is_a_normal_replay_folder_and_compare_json_holds_all_of_them
 
 
 @pytest.mark.usefixtures("both")
+@pytest.mark.slow
 def test_a_comparison_that_has_finished_does_no_work_and_one_with_more_does_the_rest(
     run_folder: MakeRun, ran: list[Any], tmp_path: Path
 ) -> None:
@@ -212,8 +213,22 @@ def test_a_method_that_needs_images_on_the_server_is_permitted_once_a_setting_na
         unmet_need(Request(run, "feddf", {"feddf.epochs": 0}))
 
 
+def test_a_folder_s_earlier_methods_stay_in_the_table_and_other_settings_are_refused(
+    run_folder: MakeRun, ran: list[Any], tmp_path: Path
+) -> None:
+    run, out = run_folder(), tmp_path / "out"
+    oneshot("compare", run, "--methods", "fedens", "--set", "dense.latent=5", "--out", out)
+    ended = oneshot("compare", run, "--methods", "dense", "--set", "dense.latent=5", "--out", out, "--format", "csv")
+
+    assert [line.split(",")[0] for line in ended.stdout.splitlines()[1:]] == ["fedens", "dense"]
+    assert ran == [("fedens", "run", 0), ("dense", "run", 0)]
+    refused = oneshot("compare", run, "--methods", "dense", "--out", out)
+    assert refused.exit_code == 1
+    assert "compares with dense.latent=5, now it is not set: allowed are the settings it began with" in refused.output
+
+
 def test_schedules_when_scaled_are_told_under_the_table(run_folder: MakeRun, ran: list[Any]) -> None:
-    ended = oneshot("compare", run_folder(), "--methods", "dense", "--set", "scale=0.5", "--format", "md")
+    ended = oneshot("compare", run_folder(scale=0.5), "--methods", "dense", "--format", "md")
 
     assert ended.exit_code == 0, ended.output
     assert ran == [("dense", "run", 0)]
@@ -376,7 +391,7 @@ def test_time_left_is_told_by_cells_of_the_same_method_else_of_its_kind() -> Non
 
     took = [("fedens", 2.0), ("dense", 10.0), ("dense", 20.0)]
 
-    assert comparing._expected(cells("dense", "dw-fedens", "fedavg"), took) == pytest.approx(15 + 2 + 32 / 3)
+    assert expected_seconds(cells("dense", "dw-fedens", "fedavg"), took) == pytest.approx(15 + 2 + 32 / 3)
 
 
 @pytest.mark.usefixtures("ran")
@@ -445,6 +460,7 @@ def test_a_server_stage_costs_its_own_time_only(run_folder: MakeRun, tmp_path: P
         usage_of(tmp_path)
 
 
+@pytest.mark.slow
 def test_peak_memory_counts_what_was_held_and_given_back() -> None:
     before = peak_mib()
 

@@ -66,7 +66,7 @@ def assert_inside_and_apart(figure: Figure, texts: Sequence[Any]) -> None:
         assert below.y1 <= above.y0 + 1.0, "names overlap"
 
 
-@pytest.mark.parametrize("clients", [1, 5, 100])
+@pytest.mark.parametrize("clients", [1, 5, pytest.param(100, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("plot", ["labels", "accuracy"])
 def test_names_when_there_are_few_or_many_clients_can_all_be_read(clients: int, plot: str) -> None:
     figure = plot_labels(counts(clients)) if plot == "labels" else plot_accuracy(rows(clients))
@@ -89,7 +89,7 @@ def test_bars_when_clients_are_many_carry_their_numbers_and_the_first_is_on_top(
     assert axes.yaxis_inverted()
 
 
-@pytest.mark.parametrize("clients", [1, 10, 100])
+@pytest.mark.parametrize("clients", [1, 10, pytest.param(100, marks=pytest.mark.slow)])
 def test_weights_of_clients_are_drawn_beside_the_line_of_equal_ones(clients: int) -> None:
     weights = {f"client-{k:03d}": 2 * (k + 1) / clients / (clients + 1) for k in range(clients)}
 

@@ -38,6 +38,7 @@ FAULTS = textwrap.dedent("""
 """)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(memory._allocator()[0] is None, reason="the C library is not glibc")
 def test_memory_when_kept_is_not_mapped_anew_and_after_the_block_it_is() -> None:
     done = subprocess.run([sys.executable, "-c", FAULTS], cwd=ROOT, capture_output=True, text=True, check=True)
