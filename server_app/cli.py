@@ -177,7 +177,7 @@ def methods(*, format: FormatOption = "text") -> None:  # noqa: A002
         facts = _method_facts(name, app_defaults)
         table = Table(title=f"{name}: {facts['title']} ({facts['source']})", title_justify="left", expand=True)
         for column in ("option", "default", "in this app", "allowed", "meaning"):
-            table.add_column(column, overflow="fold")
+            table.add_column(column, overflow="fold", no_wrap=column == "option")
         for entry in facts["options"]:
             shown = "" if entry["app_default"] == entry["default"] else str(entry["app_default"])
             table.add_row(entry["key"], str(entry["default"]), shown, entry["allowed"], entry["help"])
