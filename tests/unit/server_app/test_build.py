@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from urllib.error import URLError
 
 import pytest
 import torch
@@ -246,7 +247,13 @@ def test_the_strategy_when_the_method_needs_proxy_images_holds_them(tmp_path: Pa
     assert strategy.job.proxy is job.proxy
 
 
-def test_proxy_images_when_another_data_set_is_named_are_its_training_images(tmp_path: Path) -> None:
+def test_proxy_images_when_another_data_set_is_named_are_its_training_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_network(*_: object, **__: object) -> None:
+        raise URLError("no network in tests")
+
+    monkeypatch.setattr("urllib.request.urlopen", no_network)
     write_images(tmp_path)
     given = {"method": "feddf", "data.name": "imagefolder", "data.root": str(tmp_path), "data.image-size": 8}
     settings = read_settings({**given, "data.proxy-name": "digits", "model.name": "resnet8"})
@@ -255,7 +262,7 @@ def test_proxy_images_when_another_data_set_is_named_are_its_training_images(tmp
         build_job(settings, open_half(settings, "test"), None)
 
     settings = read_settings({"method": "feddf", "data.proxy-name": "mnist", "data.root": str(tmp_path)})
-    with pytest.raises(DataError, match="'mnist' .* is not in"):
+    with pytest.raises(DataError, match="'mnist' is not in .* no network in tests"):
         build_job(settings, open_half(settings, "test"), None)
 
 
