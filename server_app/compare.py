@@ -111,7 +111,7 @@ def _data_of(runs: Sequence[Path]) -> str | None:
                 raise OptionError(
                     f"{run} has {what} {of(info)!r}, {first[0]} has {of(first[1])!r}: allowed are runs with the same"
                 )
-    ids = [_info(run)["id"] for run in runs]
+    ids = [info["id"] for _, info in (first, *others)]
     if twice := [run for run, own in zip(runs, ids, strict=True) if ids.count(own) > 1]:
         raise OptionError(f"{twice[0]} is named twice: allowed is each run once")
     return _data_set(first[1])

@@ -11,8 +11,7 @@ from typing import Any
 
 from strategies.errors import OptionError
 from strategies.store.files import store_errors
-from strategies.store.uploads import CLIENT_NAME
-from strategies.upload_checks import check_label_counts, check_num_examples, some
+from strategies.upload_checks import CLIENT_NAME, check_label_counts, check_num_examples, some
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
 # The table of the map file that belongs to no file; no checkpoint has this name, for it has no suffix.

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from fl_app.config import AppConfig
-from server_app.build import Settings, build_job, check_same_run, held_out, read_settings
+from fl_app.data import Split
+from server_app.build import Settings, build_job, check_same_run, held_out, open_half, read_settings
 from server_app.evaluation import HeldOut
 from server_app.finish import finish, scaled_line
 from server_app.report import client_weights
@@ -123,7 +124,10 @@ def unmet_need(request: Request) -> str:
     with RunFolder.open(request.run, write=False) as run:
         uploads = usable_uploads(run.round(max(1, kept_round(run))))
     try:
-        _, _, job = _prepared(request, info)
+        settings = _settings(request, info)
+        job = (
+            _foreign_job(request, info) if settings is None else _job(settings, open_half(settings, "test"), None, info)
+        )
         check_needs(METHODS[request.method or info["method"]], replace(job, uploads=uploads))
     except OptionError as error:
         return str(error)
@@ -136,8 +140,12 @@ def _prepared(request: Request, info: Mapping[str, Any]) -> tuple[Settings | Non
     if settings is None:
         return None, None, _foreign_job(request, info)
     images, split = held_out(settings)
+    return settings, images, _job(settings, split, images, info)
+
+
+def _job(settings: Settings, split: Split, images: HeldOut | None, info: Mapping[str, Any]) -> Job:
     # A replay may have another seed; the clients' images are those of the run's.
-    return settings, images, build_job(settings, split, images, data_seed=info.get("data-seed"))
+    return build_job(settings, split, images, data_seed=info.get("data-seed"))
 
 
 def _source(request: Request) -> dict[str, Any]:

@@ -28,12 +28,12 @@ from torch import Tensor
 from .distillation import settings
 from .distillation.combiners import Weighted, weighted_mean_gradient
 from .distillation.epochs import Stage, run_epochs, weights_of
-from .distillation.generated import Batch, GeneratedImages
+from .distillation.generated import GeneratedImages
 from .distillation.learner import Learner, teacher_of
 from .distillation.losses import hard_cross_entropy, soft_kl
 from .distillation.pool import Pool, shuffled_batches
 from .distillation.settings import DistillOptions, PoolOptions, SynthesisOptions
-from .distillation.synthesis import Term, View
+from .distillation.synthesis import Batch, Term, View
 from .method import EnsembleSpec, Method, Need, Outcome
 from .options import check, option
 from .seeds import generator

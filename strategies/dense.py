@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -26,12 +25,12 @@ from .distillation import settings
 from .distillation.batchnorm import batchnorm_loss, note_without_statistics
 from .distillation.combiners import Mean
 from .distillation.epochs import Stage, run_epochs
-from .distillation.generated import Batch, GeneratedImages
-from .distillation.learner import Learner, teacher_of
+from .distillation.generated import GeneratedImages
+from .distillation.learner import Learner, add_to_pool, image_epoch, teacher_of
 from .distillation.losses import adversarial_divergence, cross_entropy
 from .distillation.pool import Pool
 from .distillation.settings import DistillOptions, PoolOptions, SynthesisOptions
-from .distillation.synthesis import Term, View
+from .distillation.synthesis import Batch, Term, View
 from .method import Method, Need, Outcome
 from .options import check, option
 
@@ -131,21 +130,21 @@ class _Server:
 
     def epoch(self, epoch: int) -> dict[str, float]:
         """Algorithm 1, one epoch: make images, remember them, distil."""
-        tick = partial(self.progress.report, epoch, self.config.epochs)
-        with self.stage.clock("synthesis"):
-            batch = self.synthesize(epoch, tick)
-        with self.stage.clock("distillation"):
-            loss = self.learner.learn(self.remember(batch), epoch, tick=tick)
-        return {**batch.losses, "distillation": loss}
+        return image_epoch(
+            epoch,
+            self.stage,
+            self.learner,
+            make=self.synthesize,
+            remember=self.remember,
+            progress=self.progress,
+        )
 
     def remember(self, batch: Batch) -> dict[str, Tensor]:
         """Add an epoch's images to the pool; return the images the student learns from."""
-        rows = self.config.stored(batch.images, batch.labels)
-        if self.fresh:
-            self.stage.pool.add(**rows)
-            return self.learner.with_logits({"images": batch.images, "labels": batch.labels})
-        self.stage.pool.add(**self.learner.with_logits(rows))
-        return self.stage.pool.columns
+        if not self.fresh:
+            return add_to_pool(batch, self.stage, self.learner, self.config)
+        self.stage.pool.add(**self.config.stored(batch.images, batch.labels))
+        return self.learner.with_logits({"images": batch.images, "labels": batch.labels})
 
     def synthesize(self, epoch: int, tick: Callable[[], None]) -> Batch:
         """Make the images of an epoch; the loss is l_CE + lambda_1 l_BN + lambda_2 l_div."""

@@ -28,13 +28,12 @@ from .distillation import settings
 from .distillation.batchnorm import batchnorm_loss, note_without_statistics
 from .distillation.combiners import Mean
 from .distillation.epochs import Stage, run_epochs
-from .distillation.generated import Batch
 from .distillation.inversion import Pixels, jitter
-from .distillation.learner import Learner, teacher_of
+from .distillation.learner import Learner, add_to_pool, image_epoch, teacher_of
 from .distillation.losses import cross_entropy, jensen_shannon, total_variation
 from .distillation.pool import Pool
 from .distillation.settings import DistillOptions, PoolOptions
-from .distillation.synthesis import Recipe, Term, View, frozen, synthesize
+from .distillation.synthesis import Batch, Recipe, Term, View, frozen, synthesize
 from .method import Method, Outcome
 from .options import check, option
 from .seeds import generator
@@ -85,13 +84,14 @@ class _Server:
 
     def epoch(self, epoch: int) -> dict[str, float]:
         """One epoch: invert images, remember them, distil."""
-        tick = partial(self.progress.report, epoch, self.config.epochs)
-        with self.stage.clock("synthesis"):
-            batch = self.synthesize(epoch, tick)
-        with self.stage.clock("distillation"):
-            self.stage.pool.add(**self.learner.with_logits(self.config.stored(batch.images, batch.labels)))
-            loss = self.learner.learn(self.stage.pool.columns, epoch, tick=tick)
-        return {**batch.losses, "distillation": loss}
+        return image_epoch(
+            epoch,
+            self.stage,
+            self.learner,
+            make=self.synthesize,
+            remember=partial(add_to_pool, stage=self.stage, learner=self.learner, options=self.config),
+            progress=self.progress,
+        )
 
     def synthesize(self, epoch: int, tick: Callable[[], None]) -> Batch:
         """Invert the images of an epoch, Eq. (10)."""

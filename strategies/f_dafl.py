@@ -28,12 +28,12 @@ from .distillation import settings
 from .distillation.combiners import Mean
 from .distillation.epochs import Stage, run_epochs
 from .distillation.features import penultimate_features
-from .distillation.generated import Batch, GeneratedImages
-from .distillation.learner import Learner, teacher_of
+from .distillation.generated import GeneratedImages
+from .distillation.learner import Learner, add_to_pool, image_epoch, teacher_of
 from .distillation.losses import cross_entropy, information
 from .distillation.pool import Pool
 from .distillation.settings import DistillOptions, PoolOptions, SynthesisOptions
-from .distillation.synthesis import Term, View
+from .distillation.synthesis import Batch, Term, View
 from .method import Method, Need, Outcome
 from .options import check, option
 
@@ -76,13 +76,14 @@ class _Server:
 
     def epoch(self, epoch: int) -> dict[str, float]:
         """One epoch: make images, remember them, distil."""
-        tick = partial(self.progress.report, epoch, self.config.epochs)
-        with self.stage.clock("synthesis"):
-            batch = self.synthesize(epoch, tick)
-        with self.stage.clock("distillation"):
-            self.stage.pool.add(**self.learner.with_logits(self.config.stored(batch.images, batch.labels)))
-            loss = self.learner.learn(self.stage.pool.columns, epoch, tick=tick)
-        return {**batch.losses, "distillation": loss}
+        return image_epoch(
+            epoch,
+            self.stage,
+            self.learner,
+            make=self.synthesize,
+            remember=partial(add_to_pool, stage=self.stage, learner=self.learner, options=self.config),
+            progress=self.progress,
+        )
 
     def synthesize(self, epoch: int, tick: Callable[[], None]) -> Batch:
         """Make the images of an epoch; the loss is L_oh + beta L_ie + alpha L_a."""

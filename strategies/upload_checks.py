@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 # Key of a state_dict -> shape and dtype name, for example ((6, 1, 5, 5), "float32").
 Signature = Mapping[str, tuple[tuple[int, ...], str]]
 
+CLIENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 MIB = 2**20
 _SHOWN = 4
 

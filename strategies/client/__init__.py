@@ -16,12 +16,11 @@ to train twice for one run, and can serve methods that need label counts::
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from flwr.app import ConfigRecord, Message, RecordDict
 
-CLIENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+from ..upload_checks import CLIENT_NAME as CLIENT_NAME
 
 
 def already_held(msg: Message, *, client: str) -> Message | None:

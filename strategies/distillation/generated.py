@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,28 +10,13 @@ from torch import Tensor, nn
 
 from ..seeds import generator, seeded_torch
 from .augment import AUGMENTATIONS, Standardize
-from .ensemble import Ensemble, fast_layout
+from .ensemble import Ensemble
 from .generators import DenseGenerator
-from .synthesis import Term, View, frozen, synthesize
+from .synthesis import Batch, Term, View, frozen, synthesize
 
 if TYPE_CHECKING:
     from ..method import Job
     from .settings import SynthesisOptions
-
-
-@dataclass(frozen=True)
-class Batch:
-    """What a synthesis ends with.
-
-    Attributes:
-        images: Pixels [b, ch, H, W] in [0, 1].
-        labels: The classes they were meant to have [b].
-        losses: The last step's loss terms by name, their weighted sum as ``"generator"``.
-    """
-
-    images: Tensor
-    labels: Tensor
-    losses: dict[str, float]
 
 
 class GeneratedImages:
@@ -46,7 +30,7 @@ class GeneratedImages:
     def __init__(self, job: Job, options: SynthesisOptions) -> None:
         self.job, self.options = job, options
         with seeded_torch(job.seed, "generator"):  # its initialisation draws from torch's global state
-            self.generator = fast_layout(DenseGenerator(options.latent, job.input_shape).to(job.device))
+            self.generator = DenseGenerator(options.latent, job.input_shape).to(job.device)
         self.generator.reset(generator(job.seed, "generator"))
         self._standardize = Standardize(job.normalization).to(job.device)
 

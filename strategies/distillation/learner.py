@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,13 +14,16 @@ from ..seeds import generator
 from .augment import AUGMENTATIONS, Standardize
 from .distill import distill
 from .ensemble import Ensemble, fast_layout
-from .epochs import learning_rate
+from .epochs import Stage, learning_rate
 from .pool import dequantize, shuffled_batches
+from .synthesis import Batch
 
 if TYPE_CHECKING:
-    from ..method import Job
-    from .settings import DistillOptions
+    from ..method import Job, Progress
+    from .settings import DistillOptions, PoolOptions
 
+# One epoch's images: given its number and what to call after each step.
+Make = Callable[[int, Callable[[], None]], Batch]
 Perturb = Callable[[Tensor, torch.Generator], Tensor]
 
 
@@ -129,6 +133,39 @@ class Learner:
     def _teach(self, inputs: Tensor) -> Tensor:
         logits: Tensor = self.teacher(inputs)
         return logits
+
+
+def image_epoch(
+    epoch: int,
+    stage: Stage,
+    learner: Learner,
+    *,
+    make: Make,
+    remember: Callable[[Batch], Mapping[str, Tensor]],
+    progress: Progress,
+) -> dict[str, float]:
+    """Make the images of an epoch, remember them, and distil; return the loss terms of both.
+
+    Args:
+        epoch: From 0.
+        stage: Its clock and pool.
+        learner: The student and its teacher.
+        make: Makes the images.
+        remember: Takes them, and returns the table that the student learns from.
+        progress: Told after each step.
+    """
+    tick = partial(progress.report, epoch, learner.options.epochs)
+    with stage.clock("synthesis"):
+        batch = make(epoch, tick)
+    with stage.clock("distillation"):
+        loss = learner.learn(remember(batch), epoch, tick=tick)
+    return {**batch.losses, "distillation": loss}
+
+
+def add_to_pool(batch: Batch, stage: Stage, learner: Learner, options: PoolOptions) -> dict[str, Tensor]:
+    """Add images to the pool, with the teacher's logits where they are the same for ever; return the whole pool."""
+    stage.pool.add(**learner.with_logits(options.stored(batch.images, batch.labels)))
+    return stage.pool.columns
 
 
 def _optimizer(student: nn.Module, options: DistillOptions) -> torch.optim.Optimizer:

@@ -41,6 +41,21 @@ class Term:
 
 
 @dataclass(frozen=True)
+class Batch:
+    """What a synthesis ends with.
+
+    Attributes:
+        images: Pixels [b, ch, H, W] in [0, 1].
+        labels: The classes they were meant to have [b].
+        losses: The last step's loss terms by name, their weighted sum as ``"generator"``.
+    """
+
+    images: Tensor
+    labels: Tensor
+    losses: dict[str, float]
+
+
+@dataclass(frozen=True)
 class Recipe:
     """How a batch is made.
 

@@ -18,9 +18,16 @@ from typing import TYPE_CHECKING, Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 
-from ..client import CLIENT_NAME
 from ..errors import UploadError
-from ..upload_checks import Signature, check_finite, check_keys, check_label_counts, check_num_examples, check_size
+from ..upload_checks import (
+    CLIENT_NAME,
+    Signature,
+    check_finite,
+    check_keys,
+    check_label_counts,
+    check_num_examples,
+    check_size,
+)
 from .decoding import decode_array
 
 if TYPE_CHECKING:

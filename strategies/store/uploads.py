@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import re
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
@@ -17,10 +16,10 @@ import torch
 
 from ..errors import StoreError, UploadError
 from ..method import Upload
+from ..upload_checks import CLIENT_NAME
 from .files import Weights, atomic_write, make_folder, read_weights, sha256_file, store_errors, weights_bytes
 from .lines import JsonLines
 
-CLIENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 

@@ -20,7 +20,7 @@ from published_models import plain_cnn5, plain_lenet5
 from side_by_side import Case, plain_state, same_draws, shipped_job, shipped_server
 
 from fl_app.models import build
-from strategies.distillation.generated import Batch
+from strategies.distillation.synthesis import Batch
 
 LOSSES = {"dense": published_loops.dense_loss, "co-boosting": published_loops.co_boosting_loss}
 TARGETS = {"dense": 2.0, "co-boosting": 2.5}

@@ -22,8 +22,9 @@ from torch import Tensor
 from strategies import dense
 from strategies.co_boosting import METHOD, CoBoostingConfig, fit
 from strategies.distillation.augment import AUGMENTATIONS
-from strategies.distillation.generated import Batch, GeneratedImages
+from strategies.distillation.generated import GeneratedImages
 from strategies.distillation.learner import Learner
+from strategies.distillation.synthesis import Batch
 from strategies.errors import OptionError
 from strategies.method import Outcome, Silent
 from strategies.outcomes import ensemble_of

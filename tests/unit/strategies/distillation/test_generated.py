@@ -6,10 +6,10 @@ from torch import nn
 
 from strategies.distillation.combiners import Mean
 from strategies.distillation.ensemble import Ensemble
-from strategies.distillation.generated import Batch, GeneratedImages
+from strategies.distillation.generated import GeneratedImages
 from strategies.distillation.losses import cross_entropy
 from strategies.distillation.settings import SynthesisOptions
-from strategies.distillation.synthesis import Term, View
+from strategies.distillation.synthesis import Batch, Term, View
 from strategies.method import Job, Normalization
 
 SMALL = SynthesisOptions(generator_steps=2, latent=4, synthesis_batch_size=12, generator_lr=0.01)
