@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from .errors import OptionError
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
     State = dict[str, torch.Tensor]
@@ -49,6 +50,8 @@ class Upload:
         read: Reads the weights anew at each call (never cached), so that uploads need not be in memory together.
         num_examples: Size of its training set; None for a pretrained model without data.
         label_counts: Training examples per class [C]; None if the client does not tell.
+        ranges: Of each layer that quantisation looks at, the smallest and the largest output on the client's own
+            data; None if the client does not tell.
     """
 
     client: str
@@ -56,6 +59,7 @@ class Upload:
     read: Callable[[], State]
     num_examples: int | None = None
     label_counts: tuple[int, ...] | None = None
+    ranges: Mapping[str, tuple[float, float]] | None = None
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,9 @@ class Job:
         device: A torch device, for example ``"cpu"`` or ``"cuda"``.
         start: Weights the student starts from; None for a fresh, seeded initialisation.
         proxy: Real images on the server, without labels: uint8 [N, ch, H, W] on the CPU; None if it has none.
+        labelled: Real images with their labels [N] on the server, as ``proxy``; None if it has none.
+        teacher: How the uploads' logits are combined where a method distils their ensemble; None: as the method has
+            it.
         observer: ``(epoch, module) -> scores``; runs under no_grad with mode and random state restored. Its scores
             are recorded and never reach the method.
     """
@@ -91,6 +98,8 @@ class Job:
     device: str = "cpu"
     start: State | None = None
     proxy: torch.Tensor | None = None
+    labelled: tuple[torch.Tensor, torch.Tensor] | None = None
+    teacher: EnsembleSpec | None = None
     observer: Observer | None = None
 
 
@@ -102,11 +111,13 @@ class EnsembleSpec:
         clients: Names of the members, in the order of the job.
         combiner: A key of ``distillation.combiners.COMBINERS``.
         weights: The combiner's tensors.
+        precision: ``"float32"``, or ``"int8"``: members are quantised as they are sent to clients.
     """
 
     clients: tuple[str, ...]
     combiner: str
     weights: State = field(default_factory=dict)
+    precision: str = "float32"
 
 
 @dataclass(frozen=True)
@@ -158,6 +169,55 @@ class Progress(Protocol):
         """Offer a checkpoint at an epoch border; ``take`` is called only if one is due."""
 
 
+@dataclass(frozen=True)
+class Question:
+    """What a method asks the clients after their upload.
+
+    Attributes:
+        kind: Which handler of the client answers.
+        facts: Numbers, texts, and lists of one of them.
+        arrays: Numpy arrays by name.
+    """
+
+    kind: str
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    arrays: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one client answers; the parts are those of :class:`Question`."""
+
+    client: str
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    arrays: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict)
+
+
+class Clients(Protocol):
+    """The clients, for a method that goes on with them after their upload."""
+
+    def ask(
+        self,
+        questions: Mapping[str, Question] | Question,
+        *,
+        phase: str,
+        check: Callable[[Answer], None] = ...,
+    ) -> dict[str, Answer]:
+        """Ask the connected clients and wait for a quorum of answers.
+
+        Args:
+            questions: One for all who are connected, or one by client name.
+            phase: What the bytes and refusals are booked under.
+            check: Raises UploadError for an answer that cannot be used: it is refused, and does not count.
+
+        Returns:
+            Answers by client name, in their order.
+
+        Raises:
+            QuorumError: Too few usable answers.
+        """
+
+
 class Silent:
     """A Progress that keeps nothing: for tests and for callers who only want the outcome."""
 
@@ -187,6 +247,8 @@ class Method:
         fit: The method itself.
         needs: What it refuses to start without.
         kind: What it ends with: ``"student"``, ``"ensemble"`` or ``"baseline"``, as the result table names it.
+        fit_with: The method where clients are in reach after their upload; None if it has no use for them.
+        uploads: What its clients train and send: a key of the client app's tasks.
     """
 
     name: str
@@ -196,6 +258,8 @@ class Method:
     fit: Callable[[Job, Progress], Outcome]
     needs: frozenset[Need] = frozenset()
     kind: str = "student"
+    fit_with: Callable[[Job, Progress, Clients], Outcome] | None = None
+    uploads: str = "classifier"
 
 
 class Registry(Mapping[str, Method]):

@@ -12,6 +12,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from safetensors.torch import save_file
 
 from client_app import app as client_app
+from client_app import work
 from fl_app.config import AppConfig, DataConfig
 from fl_app.data import open_split, partition
 from fl_app.models import build, builders
@@ -124,9 +125,9 @@ def test_training_when_repeated_gives_the_same_bits_and_other_seeds_clients_and_
 def test_an_upload_that_the_server_holds_is_answered_at_once(
     ask: Callable[..., Message], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_app, "train", never)
-    monkeypatch.setattr(client_app, "open_split", never)
-    monkeypatch.setattr(client_app.AppConfig, "from_settings", never)
+    monkeypatch.setattr(work, "train", never)
+    monkeypatch.setattr(work, "open_split", never)
+    monkeypatch.setattr(work.AppConfig, "from_settings", never)
 
     reply = ask(held=("client-000", "client-001"))
 
@@ -138,7 +139,7 @@ def test_a_client_when_asked_again_sends_what_it_kept_and_trains_nothing(
     ask: Callable[..., Message], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = ask()
-    monkeypatch.setattr(client_app, "train", never)
+    monkeypatch.setattr(work, "train", never)
 
     again = ask(held=("client-000",))
 
@@ -161,7 +162,7 @@ def test_a_client_when_its_architecture_was_changed_meanwhile_sends_what_it_kept
 def test_a_client_whose_name_is_none_says_so_and_trains_nothing(
     ask: Callable[..., Message], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_app, "train", never)
+    monkeypatch.setattr(work, "train", never)
 
     reply = ask(node={"client": "../alice", "partition-id": 1, "num-partitions": CLIENTS})
 
@@ -279,13 +280,13 @@ def test_images_when_an_augmentation_is_named_are_changed_by_it_and_otherwise_by
     ask: Callable[..., Message], monkeypatch: pytest.MonkeyPatch, asked: str, done: str
 ) -> None:
     seen: list[str] = []
-    train = client_app.train
+    train = work.train
 
     def watched(*args: Any, augmentation: str, **kwargs: Any) -> Any:
         seen.append(augmentation)
         return train(*args, augmentation=augmentation, **kwargs)
 
-    monkeypatch.setattr(client_app, "train", watched)
+    monkeypatch.setattr(work, "train", watched)
 
     ask(client__augmentation=asked)
 
@@ -313,13 +314,13 @@ SIGNATURES_STATE = build("lenet5", num_classes=10, input_shape=(1, 16, 16)).stat
 
 def spy_on_starts(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, torch.Tensor]]:
     starts: list[dict[str, torch.Tensor]] = []
-    train = client_app.train
+    train = work.train
 
     def watched(model: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         starts.append({key: value.clone() for key, value in model.state_dict().items()})
         return train(model, *args, **kwargs)
 
-    monkeypatch.setattr(client_app, "train", watched)
+    monkeypatch.setattr(work, "train", watched)
     return starts
 
 
@@ -327,7 +328,7 @@ def spy_on_starts(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, torch.Tenso
 def test_a_pretrained_client_in_simulation_uploads_its_file_and_trains_nothing(
     ask: Callable[..., Message], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
 ) -> None:
-    monkeypatch.setattr(client_app, "train", never)
+    monkeypatch.setattr(work, "train", never)
     path = tmp_path / f"trained-1{ending}"
     state = {key: torch.full_like(value, 0.5) for key, value in SIGNATURES_STATE.items()}
     (save_file if ending == ".safetensors" else torch.save)(state, path)
@@ -345,8 +346,8 @@ def test_a_pretrained_client_in_simulation_uploads_its_file_and_trains_nothing(
 def test_a_pretrained_node_without_data_opens_none_and_tells_no_number(
     ask: Callable[..., Message], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_app, "train", never)
-    monkeypatch.setattr(client_app, "cached_split", never)
+    monkeypatch.setattr(work, "train", never)
+    monkeypatch.setattr(work, "cached_split", never)
     save_file(SIGNATURES_STATE, tmp_path / "clinic-a.safetensors")
 
     reply = ask(node={"client": "clinic-a", "checkpoint": str(tmp_path / "{client}.safetensors")})

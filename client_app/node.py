@@ -1,0 +1,89 @@
+"""Who a client is, and what the server asks it; loads no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from strategies.client import CLIENT_NAME
+from strategies.errors import UploadError
+
+if TYPE_CHECKING:
+    from fl_app.config import AppConfig
+
+
+@dataclass(frozen=True)
+class Node:
+    """Who this client is.
+
+    Attributes:
+        client: Its stable name.
+        partition_id: Which part of the training set is its own.
+        num_partitions: Among how many the training set is divided.
+        architecture: Its model.
+        checkpoint: Where its pretrained model lies; empty if it trains.
+        data_root: Its own data folder; empty for the app's setting.
+        has_data: Whether it holds training examples at all.
+    """
+
+    client: str
+    partition_id: int
+    num_partitions: int
+    architecture: str
+    checkpoint: str
+    data_root: str
+    has_data: bool
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any], config: AppConfig) -> Node:
+        """Read the node's config; in simulation it is the partition alone, and the app's settings give the rest.
+
+        Raises:
+            UploadError: Its name is none: the server would refuse what it trains.
+        """
+        client = client_name(facts)
+        if not CLIENT_NAME.fullmatch(client):
+            raise UploadError(f"client is {client[:80]!r}: allowed are names that match {CLIENT_NAME.pattern}")
+        partition_id = int(facts.get("partition-id", 0))
+        return cls(
+            client=client,
+            partition_id=partition_id,
+            num_partitions=int(facts.get("num-partitions", 1)),
+            architecture=str(facts.get("architecture", "")) or config.model.of_client(partition_id),
+            checkpoint=str(facts.get("checkpoint", "")) or config.client.checkpoint,
+            data_root=str(facts.get("data-root", "")) or config.data.root,
+            has_data="partition-id" in facts or "data-root" in facts,
+        )
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the server's request says beside the weights; another strategy's request may say none of it.
+
+    Attributes:
+        run_id: The run folder's id; empty if the server keeps no run, then nothing is kept here either.
+        server_round: From 1.
+        seed: Of the run.
+        holdout: Share of its examples that the client keeps for what follows the upload, in [0, 1).
+    """
+
+    run_id: str
+    server_round: int
+    seed: int
+    holdout: float = 0.0
+
+    @classmethod
+    def of(cls, said: Mapping[str, Any], seed: int) -> Asked:
+        """Read a request's config; ``seed`` is the app's own, for a server that names none."""
+        return cls(
+            str(said.get("run-id", "")),
+            int(said.get("server-round", 1)),
+            int(said.get("seed", seed)),
+            float(said.get("holdout", 0.0)),
+        )
+
+
+def client_name(facts: Mapping[str, Any]) -> str:
+    """Return a node's stable name: the one in its config, else that of its partition."""
+    return str(facts.get("client", f"client-{int(facts.get('partition-id', 0)):03d}"))

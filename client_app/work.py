@@ -1,0 +1,151 @@
+"""What a client works out before it answers: which examples are its own, and the model that it sends.
+
+No Flower in here; ``client_app/app.py`` imports it only for messages that need it, for a deployed client starts a new
+process for every message.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from logging import getLogger
+
+import torch
+from safetensors import SafetensorError
+
+from client_app.keeping import Keep, Trained
+from client_app.local_training import Epoch, train
+from client_app.node import Asked, Node
+from client_app.pretrained import checkpoint_path, load_checkpoint
+from fl_app.config import AppConfig
+from fl_app.data import Split, clients_share, open_split, partition
+from fl_app.models import build
+from strategies.errors import DataError
+from strategies.seeds import derive_seed, generator, seeded_torch
+
+State = dict[str, torch.Tensor]
+
+# Flower's own logger, so that its lines reach the log of the run.
+LOG = getLogger("flwr")
+
+# A simulated client's process serves many clients: the data set is opened once.
+cached_split = functools.lru_cache(maxsize=2)(open_split)
+
+
+@dataclass(frozen=True)
+class Own:
+    """A client's own examples.
+
+    Attributes:
+        split: The training half of the data set.
+        train: Positions in it that the client trains on.
+        held: Positions that it keeps for what follows the upload.
+    """
+
+    split: Split
+    train: torch.Tensor
+    held: torch.Tensor
+
+    @property
+    def label_counts(self) -> tuple[int, ...]:
+        """Examples per class [C] that the client trains on."""
+        labels = self.split.labels[self.train]
+        return tuple(torch.bincount(labels, minlength=self.split.num_classes).tolist())
+
+
+def own_examples(config: AppConfig, node: Node, asked: Asked) -> Own:
+    """Return a client's examples; every client draws the same division.
+
+    Raises:
+        DataError: The data set is not there, or cannot be divided as asked.
+    """
+    data = config.data
+    split = cached_split(data.name, "train", root=node.data_root, image_size=data.image_size, left_out=data.left_out)
+    positions = _positions(split, config, node)
+    count = int(asked.holdout * len(positions))
+    order = torch.randperm(len(positions), generator=generator(asked.seed, "holdout", node.client))
+    return Own(split, positions[order[count:].sort().values], positions[order[:count].sort().values])
+
+
+def trained_model(config: AppConfig, node: Node, asked: Asked, start: State) -> tuple[Trained | None, State]:
+    """Return the model that a client sends: pretrained, or kept from an earlier question, or trained now.
+
+    Args:
+        config: The app's settings.
+        node: Who the client is.
+        asked: What the server asks.
+        start: Start weights; used if they fit the client's architecture.
+
+    Raises:
+        OneShotError: There is no such data set, architecture or file.
+    """
+    path = checkpoint_path(node.checkpoint, client=node.client, partition_id=node.partition_id)
+    if path is not None:
+        return _facts_of_pretrained(config, node, asked), load_checkpoint(path)
+    if not asked.run_id:
+        return _train(config, node, asked, start)
+    keep = Keep(config.client.state_dir, asked.run_id, node.client, asked.server_round)
+    kept = keep.load()
+    if kept is None:
+        kept = _train(config, node, asked, start)
+        try:
+            keep.save(*kept)
+        except (OSError, SafetensorError) as error:  # what is trained is worth more than its copy
+            LOG.warning("%s: what it trained is sent but not kept here: %s", node.client, error)
+    return kept
+
+
+def _train(config: AppConfig, node: Node, asked: Asked, start: State) -> tuple[Trained, State]:
+    own = own_examples(config, node, asked)
+    split, data = own.split, own.split.take(own.train)
+    # Clients of one architecture start from the same weights, unless they shall not, without a byte sent for it.
+    apart = (node.client,) if config.client.init == "different" else ()
+    with seeded_torch(asked.seed, "init", node.architecture, *apart):
+        model = build(node.architecture, num_classes=split.num_classes, input_shape=split.input_shape)
+    _load_start(model, start)
+
+    def report(epoch: Epoch) -> None:
+        if epoch.number in (1, config.client.epochs) or epoch.number % 10 == 0:
+            of = f"epoch {epoch.number} of {config.client.epochs}"
+            LOG.info("%s: %s, loss %.3f, accuracy %.1f %%", node.client, of, epoch.loss, 100 * epoch.accuracy)
+
+    last = train(
+        model,
+        data,
+        config.client,
+        normalization=split.normalization,
+        augmentation=split.augmentation if config.client.augmentation == "data-set" else config.client.augmentation,
+        seed=derive_seed(asked.seed, "client", node.client, asked.server_round),
+        report=report,
+    )
+    trained = Trained(node.architecture, len(own.train), own.label_counts, last.loss, last.accuracy)
+    return trained, model.state_dict()
+
+
+def _positions(split: Split, config: AppConfig, node: Node) -> torch.Tensor:
+    if not 0 <= node.partition_id < node.num_partitions:
+        raise DataError(f"partition-id is {node.partition_id}: allowed is 0 to {node.num_partitions - 1}")
+    chosen = clients_share(split, seed=config.seed, limit=config.data.limit, proxy=config.data.proxy)
+    parts = partition(
+        split.labels[chosen].numpy(),
+        config.data.partition_spec(),
+        num_clients=node.num_partitions,
+        num_classes=split.num_classes,
+        seed=config.seed,
+        domains=None if split.domains is None else split.domains[chosen].numpy(),
+    )
+    return chosen[torch.from_numpy(parts[node.partition_id])]
+
+
+def _load_start(model: torch.nn.Module, start: State) -> None:
+    wanted = {key: tuple(value.shape) for key, value in model.state_dict().items()}
+    if wanted == {key: tuple(value.shape) for key, value in start.items()}:
+        model.load_state_dict(start)
+
+
+def _facts_of_pretrained(config: AppConfig, node: Node, asked: Asked) -> Trained | None:
+    """Count the examples that its data folder holds; a node may hold nothing but its checkpoint."""
+    if not node.has_data:
+        return None
+    own = own_examples(config, node, asked)
+    return Trained(node.architecture, len(own.train), own.label_counts, float("nan"), float("nan"))
