@@ -14,7 +14,8 @@ from fl_app.models import builders
 from server_app.evaluation import HeldOut
 from strategies.compute.in_process import resolve_device
 from strategies.errors import OptionError
-from strategies.method import METHODS, Job, Method, Need, Normalization, check_needs
+from strategies.method import METHODS, Job, Method, Need, Normalization
+from strategies.needs import check_needs
 from strategies.options import Option, Scalar, flatten, options_of, parse, reject_unknown
 from strategies.stage import all_cores
 

@@ -20,7 +20,8 @@ from server_app.report import client_weights
 from server_app.settled import check_settled
 from strategies.compute import ServerCompute, choose
 from strategies.errors import OneShotError, OptionError, StoreError
-from strategies.method import METHODS, Job, Normalization, check_needs
+from strategies.method import METHODS, Job, Normalization
+from strategies.needs import check_needs
 from strategies.options import Scalar, flatten, options_of, parse, reject_unknown
 from strategies.stage import CHECKPOINT_S, StageReport, all_cores, kept_digest, kept_round, replay, usable_uploads
 from strategies.store.run_folder import RunFolder, default_run_dir

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from ..errors import ComputeError, OptionError
 from ..memory import kept_memory
-from ..method import Job, Method, Outcome, Progress, check_needs
+from ..method import Job, Method, Outcome, Progress
+from ..needs import check_needs
 
 
 class InProcess:

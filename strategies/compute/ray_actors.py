@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..errors import ComputeError
-from ..method import Job, Method, Outcome, Progress, Upload, check_needs
+from ..method import Job, Method, Outcome, Progress, Upload
+from ..needs import check_needs
 from .by_value import LIBRARY
 from .in_process import InProcess
 from .packing import pack, unpack

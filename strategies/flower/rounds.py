@@ -13,7 +13,8 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from ..compute import choose
-from ..method import Job, Method, check_needs
+from ..method import Job, Method
+from ..needs import check_needs
 from ..options import check, check_device, option
 from ..stage import (
     StageReport,

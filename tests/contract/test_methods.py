@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 import strategies
-from strategies.method import METHODS, Job, Method, Need, Normalization, Outcome, Silent, Upload, check_needs
+from strategies.method import METHODS, Job, Method, Need, Normalization, Outcome, Silent, Upload
+from strategies.needs import check_needs
 from strategies.options import flatten, options_of, parse
 from strategies.outcomes import load_model
 

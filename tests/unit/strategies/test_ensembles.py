@@ -8,7 +8,8 @@ from torch import nn
 
 from strategies import dw_fedens, fedens, label_count_ensemble
 from strategies.errors import OneShotError, OptionError
-from strategies.method import EnsembleSpec, Job, Method, Normalization, Outcome, Silent, Upload, check_needs
+from strategies.method import EnsembleSpec, Job, Method, Normalization, Outcome, Silent, Upload
+from strategies.needs import check_needs
 from strategies.outcomes import ensemble_of, load_model
 
 ENSEMBLES = [fedens.METHOD, dw_fedens.METHOD, label_count_ensemble.METHOD]

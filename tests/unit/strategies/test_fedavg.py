@@ -8,7 +8,8 @@ from torch import nn
 
 from strategies.errors import OptionError
 from strategies.fedavg import METHOD, FedAvgConfig, fit
-from strategies.method import Job, Normalization, Silent, Upload, check_needs
+from strategies.method import Job, Normalization, Silent, Upload
+from strategies.needs import check_needs
 from strategies.outcomes import load_model
 
 

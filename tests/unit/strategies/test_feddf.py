@@ -23,7 +23,8 @@ from strategies.distillation.combiners import Mean
 from strategies.distillation.ensemble import Ensemble
 from strategies.errors import OptionError
 from strategies.feddf import METHOD, FedDfConfig, fit
-from strategies.method import Outcome, Silent, check_needs
+from strategies.method import Outcome, Silent
+from strategies.needs import check_needs
 from strategies.outcomes import fresh_student, load_model
 
 SMALL = FedDfConfig(epochs=3, batch_size=5, student_lr=0.1)
