@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -26,11 +27,14 @@ def upload(msg: Message, context: Context) -> Message:
     name = client_name(context.node_config)
     if (reply := already_held(msg, client=name)) is not None:
         return reply
+    if msg.content.config_records.get("config", ConfigRecord()).get("iterative"):
+        return _one_round(msg, context, name)
     # Late: what a message does not need, the process that answers it does not load.
     import torch
 
     from client_app.work import trained_model
     from fl_app.config import AppConfig
+    from fl_app.models.uploaded import uploaded_name
 
     try:
         config = AppConfig.from_settings(context.run_config)
@@ -38,7 +42,46 @@ def upload(msg: Message, context: Context) -> Message:
         torch.set_num_threads(1)
         asked = Asked.of(msg.content.config_records.get("config", ConfigRecord()), config.seed)
         start = msg.content.array_records.get("arrays", ArrayRecord()).to_torch_state_dict()
-        return _reply(msg, config, node, *trained_model(config, node, asked, dict(start)))
+        trained, state = trained_model(config, node, asked, dict(start))
+        # A checkpoint without data has no facts of its own.
+        node = replace(node, architecture=uploaded_name(asked.task, node.architecture))
+        return _reply(msg, config, node, trained, state)
+    except OneShotError as error:
+        return failure(msg, client=name, reason=str(error))
+
+
+@app.train("fens")
+def fens(msg: Message, context: Context) -> Message:
+    """Answer a question of FENS about the examples that this client kept from training."""
+    from client_app.fens_half import FensHalf
+    from strategies.client.fens import answer
+
+    return answer(msg, FensHalf(context.run_config, context.node_config).local())
+
+
+@app.query()
+def introduce(msg: Message, context: Context) -> Message:
+    """Say who this client is."""
+    return Message(RecordDict({"upload": upload_facts(client=client_name(context.node_config))}), reply_to=msg)
+
+
+def _one_round(msg: Message, context: Context, name: str) -> Message:
+    """Answer one round of many with the server's model, trained on."""
+    import torch
+
+    from client_app.iterating import local_round
+    from fl_app.config import AppConfig
+    from strategies.client.corrections import read_round
+
+    try:
+        config, (said, sent) = AppConfig.from_settings(context.run_config), read_round(msg)
+        node = Node.of(context.node_config, config)
+        torch.set_num_threads(1)
+        trained, records, metrics = local_round(config, node, Asked.of(said, config.seed), said, sent)
+        reply = _reply(msg, config, node, trained, records["arrays"])
+        reply.content["metrics"] = MetricRecord({**reply.content.metric_records["metrics"], **metrics})
+        reply.content.update({key: ArrayRecord(state) for key, state in records.items() if key != "arrays"})
+        return reply
     except OneShotError as error:
         return failure(msg, client=name, reason=str(error))
 
@@ -50,12 +93,16 @@ def _reply(
     metrics = MetricRecord()
     if trained is not None:
         metrics["num-examples"] = trained.num_examples
-        if trained.loss == trained.loss:
-            metrics["train-loss"], metrics["train-accuracy"] = trained.loss, trained.accuracy
+        told = {"train-loss": trained.loss, "train-accuracy": trained.accuracy}
+        metrics.update({key: value for key, value in told.items() if value == value})  # NaN is what there is not
     # What was kept is what it was when it was trained.
     architecture = trained.architecture if trained is not None else node.architecture
     facts: ConfigRecord = upload_facts(
-        client=node.client, architecture=architecture, label_counts=counts, pretrained=bool(node.checkpoint)
+        client=node.client,
+        architecture=architecture,
+        label_counts=counts,
+        pretrained=bool(node.checkpoint),
+        ranges=None if trained is None else trained.ranges,
     )
     content = RecordDict({"arrays": ArrayRecord(state), "metrics": metrics, "upload": facts})
     return Message(content, reply_to=msg)

@@ -8,22 +8,14 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import shutil
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from strategies.errors import UploadError
-
-# A client's disk is not the server's archive: the newest runs are kept.
-RUNS_KEPT = 16
-
-# The ids that run folders have. Nothing else is made, or removed, in a folder that may be the user's own.
-RUN_ID = re.compile(r"[0-9a-f]{32}")
+from strategies.client.places import forget_old_runs, run_place
 
 
 @dataclass(frozen=True)
@@ -36,6 +28,7 @@ class Trained:
         label_counts: Examples per class [C].
         loss: Mean training loss of the last epoch.
         accuracy: Training accuracy of the last epoch, in [0, 1].
+        ranges: Layer -> smallest and largest activation on its training examples, if the server asked for them.
     """
 
     architecture: str
@@ -43,6 +36,7 @@ class Trained:
     label_counts: tuple[int, ...]
     loss: float
     accuracy: float
+    ranges: Mapping[str, tuple[float, float]] | None = None
 
 
 class Keep:
@@ -59,11 +53,7 @@ class Keep:
     """
 
     def __init__(self, state_dir: str, run_id: str, client: str, server_round: int) -> None:
-        if not RUN_ID.fullmatch(run_id):
-            raise UploadError(f"the server's run-id is {run_id[:80]!r}: allowed are 32 hexadecimal digits")
-        place = state_dir or os.environ.get("ONESHOT_CLIENT_STATE", "") or "~/.cache/oneshot-fl/clients"
-        self._root = Path(place).expanduser()
-        self._folder = self._root / run_id
+        self._folder = run_place(state_dir, run_id)
         self._weights = self._folder / f"{client}-{server_round}.safetensors"
         self._facts = self._weights.with_suffix(".json")
 
@@ -72,6 +62,8 @@ class Keep:
         try:
             facts = json.loads(self._facts.read_text())
             facts["label_counts"] = tuple(facts["label_counts"])
+            if facts.get("ranges") is not None:
+                facts["ranges"] = {layer: (low, high) for layer, (low, high) in facts["ranges"].items()}
             return Trained(**facts), load_file(self._weights)
         except (OSError, ValueError, TypeError, KeyError, SafetensorError):
             return None
@@ -88,17 +80,4 @@ class Keep:
         temporary.replace(self._weights)
         temporary.write_text(json.dumps(asdict(trained)))
         temporary.replace(self._facts)
-        self._forget_old_runs()
-
-    def _forget_old_runs(self) -> None:
-        # A folder's time is that of its newest file.
-        runs = sorted((path for path in self._root.iterdir() if RUN_ID.fullmatch(path.name)), key=_last_used)
-        for path in runs[:-RUNS_KEPT]:
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def _last_used(folder: Path) -> float:
-    try:
-        return folder.stat().st_mtime
-    except OSError:  # another client of this machine has just removed it
-        return 0.0
+        forget_old_runs(self._folder.parent)

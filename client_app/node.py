@@ -66,12 +66,18 @@ class Asked:
         server_round: From 1.
         seed: Of the run.
         holdout: Share of its examples that the client keeps for what follows the upload, in [0, 1).
+        per_class: Whether it keeps that share of each class, or of all at random.
+        calibrate: Whether it sends the ranges of its activations with its model.
+        task: What it trains and sends: a key of :data:`client_app.tasks.TASKS`.
     """
 
     run_id: str
     server_round: int
     seed: int
     holdout: float = 0.0
+    per_class: bool = False
+    calibrate: bool = False
+    task: str = "classifier"
 
     @classmethod
     def of(cls, said: Mapping[str, Any], seed: int) -> Asked:
@@ -81,6 +87,9 @@ class Asked:
             int(said.get("server-round", 1)),
             int(said.get("seed", seed)),
             float(said.get("holdout", 0.0)),
+            bool(said.get("holdout-per-class", False)),
+            bool(said.get("calibrate", False)),
+            str(said.get("task", "classifier")),
         )
 
 

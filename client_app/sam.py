@@ -38,7 +38,7 @@ def sharpen(model: nn.Module, loss: Callable[[], torch.Tensor], *, rho: float) -
         for parameter, gradient, _ in moved:
             parameter.add_(gradient, alpha=stride)
             parameter.grad = None
-    with _statistics_at_rest(model):
+    with statistics_at_rest(model):
         loss().backward()  # type: ignore[no-untyped-call]
     with torch.no_grad():
         for parameter, _, start in moved:
@@ -46,7 +46,7 @@ def sharpen(model: nn.Module, loss: Callable[[], torch.Tensor], *, rho: float) -
 
 
 @contextmanager
-def _statistics_at_rest(model: nn.Module) -> Iterator[None]:
+def statistics_at_rest(model: nn.Module) -> Iterator[None]:
     """Let batch normalisation use its batch, as in training, and leave its running statistics and its counter."""
     tracking = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
     for module in tracking:

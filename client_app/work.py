@@ -7,21 +7,25 @@ process for every message.
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 from logging import getLogger
 
 import torch
 from safetensors import SafetensorError
 
+from client_app.calibration import activation_ranges
 from client_app.keeping import Keep, Trained
-from client_app.local_training import Epoch, train
+from client_app.local_training import Epoch
 from client_app.node import Asked, Node
 from client_app.pretrained import checkpoint_path, load_checkpoint
+from client_app.tasks import task_of
 from fl_app.config import AppConfig
 from fl_app.data import Split, clients_share, open_split, partition
-from fl_app.models import build
+from fl_app.models.uploaded import uploaded_name
+from strategies.client.holdout import held_out
 from strategies.errors import DataError
-from strategies.seeds import derive_seed, generator, seeded_torch
+from strategies.seeds import derive_seed, seeded_torch
 
 State = dict[str, torch.Tensor]
 
@@ -62,9 +66,10 @@ def own_examples(config: AppConfig, node: Node, asked: Asked) -> Own:
     data = config.data
     split = cached_split(data.name, "train", root=node.data_root, image_size=data.image_size, left_out=data.left_out)
     positions = _positions(split, config, node)
-    count = int(asked.holdout * len(positions))
-    order = torch.randperm(len(positions), generator=generator(asked.seed, "holdout", node.client))
-    return Own(split, positions[order[count:].sort().values], positions[order[:count].sort().values])
+    labels = split.labels[positions].numpy() if asked.per_class else None
+    parts = held_out(len(positions), client=node.client, seed=asked.seed, share=asked.holdout, labels=labels)
+    train, held = (positions[torch.from_numpy(part)] for part in parts)
+    return Own(split, train, held)
 
 
 def trained_model(config: AppConfig, node: Node, asked: Asked, start: State) -> tuple[Trained | None, State]:
@@ -79,6 +84,7 @@ def trained_model(config: AppConfig, node: Node, asked: Asked, start: State) -> 
     Raises:
         OneShotError: There is no such data set, architecture or file.
     """
+    task_of(asked.task)  # an unknown one is refused whatever else there is
     path = checkpoint_path(node.checkpoint, client=node.client, partition_id=node.partition_id)
     if path is not None:
         return _facts_of_pretrained(config, node, asked), load_checkpoint(path)
@@ -96,20 +102,21 @@ def trained_model(config: AppConfig, node: Node, asked: Asked, start: State) -> 
 
 
 def _train(config: AppConfig, node: Node, asked: Asked, start: State) -> tuple[Trained, State]:
-    own = own_examples(config, node, asked)
+    own, task = own_examples(config, node, asked), task_of(asked.task)
     split, data = own.split, own.split.take(own.train)
     # Clients of one architecture start from the same weights, unless they shall not, without a byte sent for it.
     apart = (node.client,) if config.client.init == "different" else ()
     with seeded_torch(asked.seed, "init", node.architecture, *apart):
-        model = build(node.architecture, num_classes=split.num_classes, input_shape=split.input_shape)
+        model = task.build(node.architecture, split.num_classes, split.input_shape, config.client)
     _load_start(model, start)
 
     def report(epoch: Epoch) -> None:
         if epoch.number in (1, config.client.epochs) or epoch.number % 10 == 0:
             of = f"epoch {epoch.number} of {config.client.epochs}"
-            LOG.info("%s: %s, loss %.3f, accuracy %.1f %%", node.client, of, epoch.loss, 100 * epoch.accuracy)
+            right = "" if math.isnan(epoch.accuracy) else f", accuracy {100 * epoch.accuracy:.1f} %"
+            LOG.info("%s: %s, loss %.3f%s", node.client, of, epoch.loss, right)
 
-    last = train(
+    last = task.train(
         model,
         data,
         config.client,
@@ -118,8 +125,10 @@ def _train(config: AppConfig, node: Node, asked: Asked, start: State) -> tuple[T
         seed=derive_seed(asked.seed, "client", node.client, asked.server_round),
         report=report,
     )
-    trained = Trained(node.architecture, len(own.train), own.label_counts, last.loss, last.accuracy)
-    return trained, model.state_dict()
+    name = uploaded_name(asked.task, node.architecture)
+    ranges = activation_ranges(model, data, split.normalization, seed=asked.seed) if asked.calibrate else None
+    return Trained(name, len(own.train), own.label_counts, last.loss, last.accuracy, ranges), task.sent(model)
+
 
 
 def _positions(split: Split, config: AppConfig, node: Node) -> torch.Tensor:
@@ -148,4 +157,5 @@ def _facts_of_pretrained(config: AppConfig, node: Node, asked: Asked) -> Trained
     if not node.has_data:
         return None
     own = own_examples(config, node, asked)
-    return Trained(node.architecture, len(own.train), own.label_counts, float("nan"), float("nan"))
+    name = uploaded_name(asked.task, node.architecture)
+    return Trained(name, len(own.train), own.label_counts, float("nan"), float("nan"))

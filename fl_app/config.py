@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fl_app.data import AUGMENTATIONS, GROUPS, LAWS, SOURCES, PartitionSpec, check_left_out
+from fl_app.data import AUGMENTATIONS, DOMAINED, IMAGELESS, LAWS, SOURCES, PartitionSpec, check_left_out
 from fl_app.models import ARCHITECTURES
 from strategies.errors import OptionError
 from strategies.options import Scalar, check, check_device, option, parse
@@ -19,7 +19,7 @@ from strategies.options import Scalar, check, check_device, option, parse
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Which images, and how they are divided among the clients."""
+    """Which images, or other examples, and how they are divided among the clients."""
 
     name: str = option("digits", "data set", choices=SOURCES)
     root: str = option("", "folder of copies already on disk; empty: $ONESHOT_DATA, else the user's cache folder")
@@ -44,19 +44,21 @@ class DataConfig:
         check(self, "data")
         self.partition_spec()
         check_left_out(self.name, self.left_out)
-        if self.law == "domains" and self.name not in GROUPS:
+        if self.law == "domains" and self.name not in DOMAINED:
             raise OptionError(
                 f"setting 'data.law' is 'domains' and 'data.name' {self.name!r}: allowed with it are the data sets of "
-                f"domains: {', '.join(GROUPS)}"
+                f"domains: {', '.join(DOMAINED)}"
             )
         self._check_proxy()
 
     def _check_proxy(self) -> None:
-        allowed = [name for name in SOURCES if name not in (self.name, *GROUPS)]
+        # Images serve in place of images alone, and a set of domains would have to leave one out.
+        others = () if self.name in IMAGELESS else SOURCES
+        allowed = [name for name in others if name not in (self.name, *DOMAINED, *IMAGELESS)]
         if self.proxy_name and self.proxy_name not in allowed:
             raise OptionError(
                 f"setting 'data.proxy-name' is {self.proxy_name!r}: allowed beside 'data.name' {self.name!r} are "
-                f"{', '.join(allowed)}, or none"
+                f"{', '.join([*allowed, 'none'])}"
             )
         if self.proxy_name and self.proxy:
             raise OptionError(
@@ -127,6 +129,12 @@ class ClientConfig:
     ldam_margin: float = option(0.5, "margin of the client's rarest class, of ldam", low=0.0)
     ldam_scale: float = option(30.0, "scale s of the logits, of ldam", above=0.0)
     sam_rho: float = option(0.0, "radius rho of sharpness-aware minimisation; 0 = off, its paper has 0.05", low=0.0)
+    mixup_weight: float = option(0.01, "weight of mixed features, in training for FedOV", low=0.0)
+    attack_steps: int = option(5, "steps that make destroyed images look known, in training for FedOV", low=0)
+    attack_step: float = option(0.002, "change of a normalised pixel in each of them", low=0.0)
+    attack_radius: float = option(0.5, "largest change of a normalised pixel by all of them", low=0.0)
+    latent: int = option(10, "length of the noise z of a CVAE, in training for FedCVAE-Ens", low=1)
+    kl_weight: float = option(1.0, "weight beta of the CVAE's divergence", low=0.0)
     augmentation: str = option(
         "data-set", "change of the training images; data-set: the data set's own", choices=("data-set", *AUGMENTATIONS)
     )
@@ -137,6 +145,7 @@ class ClientConfig:
     )
     share_label_counts: bool = option(True, "tell the server how many examples of each class there are")
     checkpoint: str = option("", "upload this file and train nothing; {client} and {partition} are filled in")
+    max_ensemble_mib: float = option(0.0, "largest ensemble that a client accepts, MiB; 0 = any", low=0.0)
     state_dir: str = option("", "where a client keeps what it trained; empty: $ONESHOT_CLIENT_STATE, else the cache")
 
     def __post_init__(self) -> None:
@@ -177,6 +186,13 @@ class AppConfig:
     checkpoint_s: float = option(20.0, "seconds between two checkpoints of the server stage, at least", low=0.0)
     run_dir: str = option("", "run folder; empty: a new one under $ONESHOT_RUNS, else ./runs")
     resume: str = option("", "run folder of a run that was cut off; it goes on there")
+    teacher: str = option(
+        "method",
+        "the ensemble that a replay distils: the method's own, or the one that the replayed run ended with",
+        choices=("method", "run"),
+    )
+    uploads: str = option("", "run folder whose stored uploads are used: no client is asked to train")
+    forget: str = option("", "comma-separated clients whose uploads are left out of those")
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     client: ClientConfig = field(default_factory=ClientConfig)
@@ -185,9 +201,18 @@ class AppConfig:
         """Check every value."""
         check(self)
         check_device(self.device)
+        if self.data.name in IMAGELESS and self.client.augmentation not in ("data-set", "none"):
+            raise OptionError(
+                f"setting 'client.augmentation' is {self.client.augmentation!r}: allowed where 'data.name' is "
+                f"{self.data.name!r}, whose examples are no images, are data-set and none"
+            )
         if self.resume and self.run_dir and self.resume != self.run_dir:
             raise OptionError(
                 f"settings 'resume' ({self.resume}) and 'run-dir' ({self.run_dir}): allowed is one of them"
+            )
+        if self.forget and not self.uploads:
+            raise OptionError(
+                f"setting 'forget' is {self.forget!r}: allowed where 'uploads' names the run folder of the uploads"
             )
 
     @classmethod

@@ -22,6 +22,7 @@ from server_app.build import (
     read_settings,
 )
 from server_app.finish import describe_failure, finish, scaled_line, table_lines
+from server_app.forget import adopt_uploads
 from strategies.errors import OneShotError
 from strategies.store.run_folder import RunFolder
 
@@ -58,6 +59,7 @@ def _run(grid: Grid, given: dict[str, Any]) -> None:
             log(INFO, "the run is finished: its result is in %s", folder.path)
             return
         try:
+            adopt_uploads(folder, settings.app.uploads, settings.app.forget, min_uploads=settings.app.min_uploads)
             strategy.start(grid, timeout=settings.app.deadline_s)
         except OneShotError as error:
             strategy.close()

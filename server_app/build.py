@@ -9,19 +9,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fl_app.config import AppConfig, shortened
-from fl_app.data import Split, check_request, clients_share, images_of, open_split, server_share
+from fl_app.data import Split, check_request, clients_share
 from fl_app.models import builders
+from fl_app.models.uploaded import uploaded_builders
 from server_app.evaluation import HeldOut
+from server_app.forget import facts_of
+from server_app.iterating import check_iterative
+from server_app.server_data import labelled_images, open_half, proxy_images
 from strategies.compute.in_process import resolve_device
 from strategies.errors import OptionError
+from strategies.iterative import IterativeConfig
 from strategies.method import METHODS, Job, Method, Need, Normalization
 from strategies.needs import check_needs
 from strategies.options import Option, Scalar, flatten, options_of, parse, reject_unknown
 from strategies.stage import all_cores
 
 if TYPE_CHECKING:
-    import torch
-
+    from strategies.flower.iterative import Iterative
     from strategies.flower.one_shot import OneShot
 
 # The main job is small: these values, tried out on digits, take seconds where DENSE's own take an hour.
@@ -101,16 +105,6 @@ def held_out(settings: Settings) -> tuple[HeldOut, Split]:
     return HeldOut(split.take(), normalization), split
 
 
-def open_half(settings: Settings, half: str) -> Split:
-    """Open the training or the test half of the configured data set.
-
-    Raises:
-        DataError: It is not there; says how to get it.
-    """
-    data = settings.app.data
-    return open_split(data.name, half, root=data.root, image_size=data.image_size, left_out=data.left_out)
-
-
 def build_job(settings: Settings, split: Split, observer: HeldOut | None, *, data_seed: int | None = None) -> Job:
     """Return the server's job, without uploads.
 
@@ -138,9 +132,11 @@ def build_job(settings: Settings, split: Split, observer: HeldOut | None, *, dat
             f"setting 'data.classes-per-client' is {app.data.classes_per_client}: allowed is at most "
             f"{split.num_classes}, the number of classes"
         )
+    sent = uploaded_builders(settings.method.uploads, split.num_classes, split.input_shape, latent=app.client.latent)
+    seed = app.seed if data_seed is None else data_seed
     return Job(
         uploads=(),
-        builders=models,
+        builders={**models, **sent},
         student=student,
         num_classes=split.num_classes,
         input_shape=split.input_shape,
@@ -149,24 +145,9 @@ def build_job(settings: Settings, split: Split, observer: HeldOut | None, *, dat
         seed=app.seed,
         threads=app.threads or all_cores(),
         device=app.device,
-        proxy=_proxy_images(settings, split.input_shape, app.seed if data_seed is None else data_seed),
+        proxy=proxy_images(settings, split.input_shape, seed),
+        labelled=labelled_images(settings, seed),
         observer=observer,
-    )
-
-
-def _proxy_images(settings: Settings, input_shape: tuple[int, int, int], seed: int) -> torch.Tensor | None:
-    """Return the server's real images, uint8 [N, ch, H, W]; None for a method that has no use for them."""
-    data, method = settings.app.data, settings.method
-    if Need.PROXY_IMAGES not in method.needs:
-        return None
-    if data.proxy_name:
-        return images_of(data.proxy_name, input_shape, root=data.root, limit=data.proxy_limit, seed=seed)
-    if data.proxy:
-        train = open_half(settings, "train")
-        return train.take(server_share(train, seed=seed, proxy=data.proxy)).images
-    raise OptionError(
-        f"method {method.name!r} needs that {Need.PROXY_IMAGES.value}: allowed is 'data.proxy', a share of the "
-        "training images that no client gets (0.2, say), or 'data.proxy-name', another data set"
     )
 
 
@@ -190,6 +171,10 @@ def check_needs_of_settings(settings: Settings) -> None:
             f"setting 'client.share-label-counts' is False: allowed with method {method.name!r} is True; it needs that "
             f"{Need.LABEL_COUNTS.value}"
         )
+    if app.teacher == "run":
+        raise OptionError("setting 'teacher' is 'run': allowed in a replay, of a run that ended with an ensemble")
+    if isinstance(settings.method_config, IterativeConfig):
+        check_iterative(app, settings.method_config)
     if app.compute == "in-process":
         resolve_device(app.device)
 
@@ -226,37 +211,36 @@ def check_before_start(settings: Settings, num_supernodes: int) -> None:
     check_needs(settings.method, build_job(settings, open_half(settings, "test"), None))
 
 
-def build_strategy(settings: Settings, job: Job) -> OneShot:
+def build_strategy(settings: Settings, job: Job) -> OneShot | Iterative:
     """Return the Flower strategy of the configured method."""
-    from strategies.flower.one_shot import OneShot  # late: a replay needs no Flower
+    from strategies.flower.iterative import Iterative  # late: a replay needs no Flower
+    from strategies.flower.one_shot import OneShot
     from strategies.flower.rounds import RunOptions
 
     app = settings.app
     run_dir = app.resume or app.run_dir
     if app.resume and not (Path(app.resume).expanduser() / "run.json").exists():
         raise OptionError(f"setting 'resume' is {app.resume!r}: allowed is the folder of a run (it holds run.json)")
-    return OneShot(
-        settings.method,
-        job.builders,
-        student=job.student,
-        num_classes=job.num_classes,
-        input_shape=job.input_shape,
-        normalization=job.normalization,
-        config=job.config,
-        compute=app.compute,
-        run_dir=run_dir or None,
-        min_uploads=app.min_uploads,
-        seed=app.seed,
-        options=RunOptions(
-            threads=app.threads,
-            device=app.device,
-            max_upload_mib=app.max_upload_mib,
-            checkpoint_s=app.checkpoint_s,
-        ),
-        proxy=job.proxy,
-        observer=job.observer,
-        facts={"settings": dict(settings.flat), "num-supernodes": int(os.environ.get(SUPERNODES_VARIABLE, 0))},
-    )
+    shared: dict[str, Any] = {
+        "student": job.student,
+        "num_classes": job.num_classes,
+        "input_shape": job.input_shape,
+        "normalization": job.normalization,
+        "config": job.config,
+        "run_dir": run_dir or None,
+        "min_uploads": app.min_uploads,
+        "seed": app.seed,
+        "options": RunOptions(app.threads, app.device, app.max_upload_mib, app.checkpoint_s),
+        "observer": job.observer,
+        "facts": {
+            "settings": dict(settings.flat),
+            "num-supernodes": int(os.environ.get(SUPERNODES_VARIABLE, 0)),
+            **facts_of(app.uploads, app.forget),
+        },
+    }
+    if Need.CLIENTS in settings.method.needs:
+        return Iterative(job.builders, **shared)
+    return OneShot(settings.method, job.builders, compute=app.compute, proxy=job.proxy, **shared)
 
 
 # Set by `oneshot run` for the ServerApp that it starts; Flower does not tell a ServerApp how many nodes it simulates.

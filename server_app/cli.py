@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
-import time
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,25 +13,27 @@ from rich.console import Console
 from rich.table import Table
 
 from server_app.build import (
-    SUPERNODES_VARIABLE,
-    check_before_start,
     check_same_run,
     default_settings,
     known_options,
     read_settings,
 )
 from server_app.compare_table import CompareFormat, print_comparison
-from server_app.console import Format, echo_to, errors, print_result, say
+from server_app.console import Format, errors, print_result, say
+from server_app.run_command import (
+    DEFAULT_SUPERNODES,
+    INTERRUPTED,
+    app_folder,
+    launch_run,
+    stored_settings,
+    stored_supernodes,
+)
 from server_app.settings_text import merge_settings, with_absolute_paths
-from strategies.errors import OneShotError, OptionError
 from strategies.method import METHODS
 from strategies.options import Scalar, options_of
-from strategies.store.run_folder import RunFolder, default_run_dir
+from strategies.store.run_folder import default_run_dir
 
 FormatOption = Annotated[Format, typer.Option("--format", help="json prints one JSON object as the last line")]
-INTERRUPTED = 130
-DEFAULT_SUPERNODES = 5
-
 cli = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 
@@ -62,14 +61,14 @@ def run(
         if resume is not None:
             given["resume"] = str(resume)
         if given.get("resume"):
-            stored = _stored_settings(Path(str(given["resume"])))
+            stored = stored_settings(Path(str(given["resume"])))
             given = {**stored, **given, "resume": str(Path(str(given["resume"])).absolute()), "run-dir": ""}
-            num_supernodes = num_supernodes or _stored_supernodes(Path(str(given["resume"])))
+            num_supernodes = num_supernodes or stored_supernodes(Path(str(given["resume"])))
             check_same_run({"settings": stored}, read_settings(given).flat)
         settings = read_settings(given)
         if not settings.app.resume:
             given["run-dir"] = str(default_run_dir(settings.app.run_dir, settings.method.name))
-        _launch(_app_folder(app), given, num_supernodes or DEFAULT_SUPERNODES, failing)
+        launch_run(app_folder(app), given, num_supernodes or DEFAULT_SUPERNODES, failing)
 
 
 @cli.command(name="resume")
@@ -80,9 +79,9 @@ def resume_run(
 ) -> None:
     """Go on with a run that was cut off, with the settings it began with; prints the result of a finished one."""
     with errors(format) as failing:
-        stored = _stored_settings(folder)
+        stored = stored_settings(folder)
         given = {**stored, "resume": str(folder.absolute()), "run-dir": ""}
-        _launch(_app_folder(None), given, _stored_supernodes(folder), failing)
+        launch_run(app_folder(None), given, stored_supernodes(folder), failing)
 
 
 @cli.command()
@@ -139,6 +138,27 @@ def compare(
     if "error" in comparison:
         sys.stderr.write(f"error: {comparison['error']}\n")
         raise typer.Exit(1)
+
+
+@cli.command()
+def forget(
+    folder: Annotated[Path, typer.Argument(help="run folder that holds the uploads")],
+    *,
+    client: Annotated[list[str], typer.Option(help="whose upload to leave out; repeatable")],
+    run_config: Annotated[
+        list[str] | None,
+        typer.Option(help="settings that differ from the run's: a TOML file, or key=value; repeatable"),
+    ] = None,
+    format: FormatOption = "text",  # noqa: A002
+) -> None:
+    """Unlearn a client: run the server's part again, with the other clients, as if it had never been there."""
+    with errors(format) as failing:
+        from server_app.forget import forget_settings, what_is_left
+
+        changed = with_absolute_paths(merge_settings(run_config or [], {o.key: o.kind for o in known_options()}))
+        given = forget_settings(folder, client, {**stored_settings(folder), **changed})
+        launch_run(app_folder(None), given, stored_supernodes(folder), failing)
+        say(what_is_left(folder, client), format)
 
 
 @cli.command(name="import")
@@ -200,98 +220,3 @@ def _method_facts(name: str, app_defaults: Mapping[str, Scalar]) -> dict[str, An
     needs = [need.value for need in method.needs]
     return {"name": name, "title": method.title, "source": method.source, "kind": method.kind, "needs": needs,
             "options": options}  # fmt: skip
-
-
-def _launch(app: Path, given: Mapping[str, Scalar], num_supernodes: int, failing: errors) -> None:
-    from server_app.launch import launch
-
-    folder = Path(str(given.get("resume") or given["run-dir"]))
-    if (done := _finished(folder)) is not None and given.get("resume"):
-        print_result(done, failing.format)
-        return
-    if done is not None or (not given.get("resume") and (folder / "run.json").exists()):
-        raise OptionError(f"setting 'run-dir' is {str(folder)!r}, which holds a run: allowed is a new folder")
-    _refuse_replay(folder)
-    check_before_start(read_settings(given), num_supernodes)
-    began, written = time.monotonic(), _result_time(folder)
-    # The ServerApp notes it in run.json, so that a resumed run has the same clients.
-    os.environ[SUPERNODES_VARIABLE] = str(num_supernodes)
-    try:
-        launched = launch(app, settings=given, num_supernodes=num_supernodes, echo=echo_to(failing.format))
-    except KeyboardInterrupt:
-        sys.stderr.write(f"interrupted.{_how_to_go_on(folder)}\n")
-        raise typer.Exit(INTERRUPTED) from None
-    # A result that was here before is that of an earlier try.
-    result = _read_result(folder) if _result_time(folder) != written else None
-    if launched.exit_code != 0 or result is None or result["status"] != "finished":
-        failing.facts = {"run_dir": str(folder)} if (folder / "run.json").exists() else {}
-        reason = str((result or {}).get("error") or launched.reason or "it ended without a result")
-        raise OneShotError(f"the run failed: {reason.rstrip('.')}.{_how_to_go_on(folder)}")
-    total = time.monotonic() - began
-    known = result["seconds"]
-    result["seconds"] = {"start": round(total - known.pop("app", 0.0), 2), **known, "total": round(total, 2)}
-    with RunFolder.open(folder) as run_folder:
-        run_folder.write_result(result)
-    print_result(result, failing.format)
-
-
-def _finished(folder: Path) -> dict[str, Any] | None:
-    result = _read_result(folder)
-    return result if result is not None and result["status"] == "finished" else None
-
-
-def _read_result(folder: Path) -> dict[str, Any] | None:
-    if not (folder / "run.json").exists():
-        return None
-    with RunFolder.open(folder, write=False) as run_folder:
-        return run_folder.result()
-
-
-def _result_time(folder: Path) -> int:
-    file = folder / "result.json"
-    return file.stat().st_mtime_ns if file.exists() else 0
-
-
-def _how_to_go_on(folder: Path) -> str:
-    return f" To go on: oneshot resume {folder}" if (folder / "run.json").exists() else ""
-
-
-def _stored_settings(folder: Path) -> dict[str, Scalar]:
-    with RunFolder.open(folder, write=False) as run_folder:
-        stored = run_folder.info.get("settings")
-    if not isinstance(stored, dict):
-        raise OptionError(
-            f"{folder} was not begun by this app (run.json has no settings): resume it by its own project"
-        )
-    return dict(stored)
-
-
-def _stored_supernodes(folder: Path) -> int:
-    with RunFolder.open(folder, write=False) as run_folder:
-        return int(run_folder.info.get("num-supernodes") or DEFAULT_SUPERNODES)
-
-
-def _refuse_replay(folder: Path) -> None:
-    if not (folder / "run.json").exists():
-        return
-    with RunFolder.open(folder, write=False) as run_folder:
-        source, imported = (run_folder.info.get(key) for key in ("replay-of", "imported-from"))
-    if source is None and imported is not None:
-        raise OptionError(f"{folder} was imported, so it has no clients. To go on: oneshot replay {folder}")
-    if source is not None:
-        raise OptionError(
-            f"{folder} is a replay, which has no clients. To go on: oneshot replay {source} --resume {folder}"
-        )
-
-
-def _app_folder(given: Path | None) -> Path:
-    """Return the folder that Flower runs: the one given, the working directory, or where this app is installed."""
-    candidates = [given] if given is not None else [Path.cwd(), Path(__file__).resolve().parent.parent]
-    for folder in candidates:
-        try:
-            tool = tomllib.loads((folder / "pyproject.toml").read_text()).get("tool", {})
-        except (OSError, tomllib.TOMLDecodeError):
-            continue
-        if "app" in tool.get("flwr", {}):
-            return folder.resolve()
-    raise OptionError(f"{candidates[0]} is no Flower app: allowed is a folder whose pyproject.toml has [tool.flwr.app]")

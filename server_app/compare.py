@@ -9,20 +9,25 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from server_app.communication_plot import plot_communication
 from server_app.compare_cell import Cell, expected_seconds, facts_of, run_cell
-from server_app.compare_table import lines_of
+from server_app.compare_sources import data_of, info_of, own_results, with_uploads
+from server_app.compare_table import lines_of, points_of_lines
+from server_app.drawing import save
 from server_app.guard import guarded, sigterm_as_interrupt
 from server_app.replay import check_replay, unmet_need
-from server_app.report import plot_comparison, save
+from server_app.report import plot_comparison
 from server_app.settings_text import to_toml
 from strategies.errors import OptionError, StoreError
 from strategies.journal import duration
 from strategies.method import METHODS
 from strategies.options import Scalar
 from strategies.store.files import make_folder, read_json, store_errors, write_json
-from strategies.store.run_folder import RunFolder, default_run_dir
+from strategies.store.run_folder import default_run_dir
 
 FACTS_FILE, PLOT_FILE, CELLS_FOLDER = "compare.json", "comparison.png", "cells"
+COMMUNICATION_FILE = "communication.png"
+_WITH_CLIENTS = "it goes on with its clients after their upload; its own runs, if they are named, are in the table"
 ALL = "all"
 
 Log = Callable[[str], None]
@@ -68,7 +73,7 @@ def compare_runs(asked: Comparison, *, log: Log) -> dict[str, Any]:
     with sigterm_as_interrupt():
         folder = _folder(asked)
         asked = _with_earlier(asked, folder)
-        data = _data_of(asked.runs)
+        data, own = data_of(asked.runs), own_results(asked.runs)
         methods, left_out = _permitted(asked, folder)
         for name, reason in left_out.items():
             log(f"{name} is left out: {reason}")
@@ -84,6 +89,7 @@ def compare_runs(asked: Comparison, *, log: Log) -> dict[str, Any]:
             "seeds": asked.seeds,
             "settings": dict(asked.overrides),
             "command": _command(asked, folder),
+            "own": own,
         }
         with store_errors(folder):
             make_folder(folder)
@@ -95,37 +101,6 @@ def compare_runs(asked: Comparison, *, log: Log) -> dict[str, Any]:
             log(f"interrupted. To go on: {facts['command']}")
             raise
         return _written(folder, facts, cells, failures)
-
-
-def _info(run: Path) -> dict[str, Any]:
-    with RunFolder.open(run, write=False) as folder:
-        return folder.info
-
-
-def _data_of(runs: Sequence[Path]) -> str | None:
-    """Return the data set of all runs, None if it is another project's; refuse runs that cannot be compared."""
-    first, *others = [(run, _info(run)) for run in runs]
-    for run, info in others:
-        for what, of in _FACTS.items():
-            if of(info) != of(first[1]):
-                raise OptionError(
-                    f"{run} has {what} {of(info)!r}, {first[0]} has {of(first[1])!r}: allowed are runs with the same"
-                )
-    ids = [info["id"] for _, info in (first, *others)]
-    if twice := [run for run, own in zip(runs, ids, strict=True) if ids.count(own) > 1]:
-        raise OptionError(f"{twice[0]} is named twice: allowed is each run once")
-    return _data_set(first[1])
-
-
-def _data_set(info: Mapping[str, Any]) -> str | None:
-    return info["settings"]["data.name"] if isinstance(info.get("settings"), dict) else None
-
-
-_FACTS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
-    "data set": _data_set,
-    "number of classes": lambda info: info.get("num-classes"),
-    "input shape": lambda info: info.get("input-shape"),
-}
 
 
 def _folder(asked: Comparison) -> Path:
@@ -179,7 +154,10 @@ def _permitted(asked: Comparison, folder: Path) -> tuple[list[str], dict[str, st
         raise OptionError(f"--methods names {twice[0]!r} twice: allowed is each method once")
     methods = [METHODS[name].name for name in (METHODS if every else names)]
     left_out: dict[str, str] = {}
-    for name, run in ((name, run) for name in methods for run in asked.runs):
+    sources = with_uploads(asked.runs)
+    if every and sources:
+        left_out = {name: _WITH_CLIENTS for name in methods if METHODS[name].fit_with is not None}
+    for name, run in ((name, run) for name in methods for run in sources):
         reason = "" if name in left_out else unmet_need(replace(_cell(asked, run, name, folder).request(), resume=None))
         if reason and not every:
             raise OptionError(f"{run}: {reason}")
@@ -195,7 +173,7 @@ def _cells(asked: Comparison, methods: Sequence[str], folder: Path) -> list[Cell
     return [
         _cell(asked, run, method, folder, more)
         for more in range(asked.seeds)
-        for run in asked.runs
+        for run in with_uploads(asked.runs)
         for method in methods
         if more == 0 or METHODS[method].kind == "student"
     ]
@@ -203,7 +181,7 @@ def _cells(asked: Comparison, methods: Sequence[str], folder: Path) -> list[Cell
 
 def _cell(asked: Comparison, run: Path, method: str, folder: Path, more: int = 0) -> Cell:
     """Return the cell of a method on a run, with the seed that is so many ``more`` than the first."""
-    info = _info(run)
+    info = info_of(run)
     own = {key: value for key, value in asked.overrides.items() if _belongs(key, method)}
     if "method" in own:
         raise OptionError(f"setting 'method' is {own['method']!r}: methods are named by --methods")
@@ -255,10 +233,10 @@ def _run_cells(cells: Sequence[Cell], log: Log) -> dict[str, str]:
 def _written(
     folder: Path, facts: Mapping[str, Any], cells: Sequence[Cell], failures: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Write compare.json and the plot; return what the former holds."""
+    """Write compare.json and the plots; return what the former holds."""
     finished = [found for cell in cells if (found := facts_of(cell)) is not None]
-    lines = lines_of(finished)
-    plot = ""
+    lines = lines_of([*finished, *facts["own"]])
+    plot, points = "", points_of_lines(lines, facts["own"])
     if any(line.accuracies for line in lines):
         plot = save(folder / PLOT_FILE, plot_comparison(lines))
     result = {
@@ -268,6 +246,7 @@ def _written(
         "table": [line.as_json() for line in lines],
         "cells": finished,
         "plot": plot,
+        "communication_plot": save(folder / COMMUNICATION_FILE, plot_communication(points)) if points else "",
     }
     write_json(folder / FACTS_FILE, result)
     return result

@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from server_app.communication import cost_of_uploads, own_names
 from server_app.guard import TOKEN_KEY
 from server_app.metered import Metered, usage_of
 from server_app.replay import Request, replay_run
@@ -28,6 +29,7 @@ from strategies.stage import OUTCOME_FILE
 from strategies.store.files import read_json
 from strategies.store.run_folder import RunFolder
 
+SCORES_FILE = "scores.json"  # of the cells on the uploads of one run
 _ERROR = "error: "
 
 
@@ -65,7 +67,15 @@ class Cell:
         """Return the replay, which goes on if it has begun."""
         overrides = {**self.overrides, "seed": self.seed}
         resume = self.folder if self.begun else None
-        return Request(self.run, self.method, overrides, resume=resume, model=self.model, folder=self.folder)
+        return Request(
+            self.run,
+            self.method,
+            overrides,
+            resume=resume,
+            model=self.model,
+            folder=self.folder,
+            kept=self.folder.parent / SCORES_FILE,
+        )
 
 
 def work(cell: Cell, log: Callable[[str], None]) -> None:
@@ -150,7 +160,7 @@ def facts_of(cell: Cell) -> dict[str, Any] | None:
         result, info = folder.result(), folder.info
     if result is None or result["status"] != "finished":
         return None
-    usage = usage_of(cell.folder)
+    usage, cost = usage_of(cell.folder), cost_of_uploads(cell.run)
     return {
         "run": str(cell.run),
         "method": cell.method,
@@ -164,6 +174,7 @@ def facts_of(cell: Cell) -> dict[str, Any] | None:
         "server_cpu_s": round(usage.cpu_s, 2),
         "peak_mib": round(usage.peak_mib, 1),
         "gpu_mib": round(usage.gpu_mib, 1),
+        "mib_per_client": cost.traffic.mib_per_client if cost is not None else None,
         "total_s": result["seconds"]["total"],
         "threads": info["threads"],
         "resumed_at": result["resumed_at"],
@@ -175,8 +186,7 @@ def _outcomes(cell: Cell, result: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the rows of the result that are the method's own; without scores, what they would be."""
     method = METHODS[cell.method]
     if result["table"]:
-        own = (method.title, f"{method.title} ensemble")
-        return [dict(row) for row in result["table"] if row["kind"] != "client" and row["name"] in own]
+        return [dict(row) for row in result["table"] if row["kind"] != "client" and row["name"] in own_names(method)]
     kept = read_json(cell.folder / OUTCOME_FILE)
     both = kept["student"] and kept["combiner"]
     names = [(f"{method.title} ensemble" if both else method.title, "ensemble")] if kept["combiner"] else []

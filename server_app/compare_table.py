@@ -15,12 +15,13 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from server_app.communication import Curve, Point
 from server_app.finish import scaled_line
 
 CompareFormat = Literal["text", "json", "csv", "md"]
-COLUMNS = ("method", "kind", "n", "accuracy, %", "best, %", "wall, s", "CPU, s", "MiB", "uploads")
+COLUMNS = ("method", "kind", "n", "accuracy, %", "best, %", "wall, s", "CPU, s", "MiB", "MiB/client", "uploads")
 NUMBERS = COLUMNS[2:]
-FILE_WIDTH = 100  # letters; wide enough for the table
+FILE_WIDTH = 112  # letters; wide enough for the table
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,10 @@ class Line:
         server_cpu_s: Mean CPU time of the server stage, of all threads.
         peak_mib: Mean of the most memory that the process held until the end of its server stage, in MiB.
         gpu_mib: The same of the GPU, as torch counts it; 0 without one.
+        mib_per_client: Mean of what a client sent and got until the result was there, in MiB.
         uploads: The fewest and the most uploads.
+
+    What was not measured in every cell is None.
     """
 
     name: str
@@ -48,9 +52,10 @@ class Line:
     accuracies: tuple[float, ...] | None
     best_accuracy: float | None
     server_s: float
-    server_cpu_s: float
-    peak_mib: float
-    gpu_mib: float
+    server_cpu_s: float | None
+    peak_mib: float | None
+    gpu_mib: float | None
+    mib_per_client: float | None
     uploads: tuple[int, int]
 
     @property
@@ -83,6 +88,7 @@ class Line:
             "server_cpu_s": self.server_cpu_s,
             "peak_mib": self.peak_mib,
             "gpu_mib": self.gpu_mib,
+            "mib_per_client": self.mib_per_client,
             "uploads": uploads_text(self.uploads),
         }
 
@@ -97,6 +103,7 @@ class Line:
             _text(self.server_s, 1),
             _text(self.server_cpu_s, 1),
             _text(self.peak_mib, 0),
+            "-" if self.mib_per_client is None else f"{self.mib_per_client:.3g}",
             uploads_text(self.uploads),
         )
 
@@ -119,23 +126,45 @@ def lines_of(cells: Sequence[Mapping[str, Any]]) -> list[Line]:
 def _line(key: tuple[str, str, str], group: Sequence[tuple[Mapping[str, Any], float | None]]) -> Line:
     cells = [cell for cell, _ in group]
     scores = tuple(score for _, score in group if score is not None)
-    bests = [cell["best_accuracy"] for cell in cells if key[2] == "student" and cell["best_accuracy"] is not None]
+    # Rounds with clients, as epochs of a student, have a best one.
+    epochs = [cell for cell in cells if key[2] == "student" or "options" in cell]
+    bests = [cell["best_accuracy"] for cell in epochs if cell["best_accuracy"] is not None]
     counts = [cell["uploads"] for cell in cells]
 
-    def mean(name: str) -> float:
-        return round(fmean(cell[name] for cell in cells), 2)
+    def mean(name: str, digits: int = 2) -> float | None:
+        # A comparison of an earlier version did not know every amount.
+        found = [cell[name] for cell in cells if cell.get(name) is not None]
+        return round(fmean(found), digits) if len(found) == len(cells) else None
 
     return Line(
         *key,
         results=len(cells),
         accuracies=scores if len(scores) == len(cells) else None,
         best_accuracy=round(fmean(bests), 2) if bests else None,
-        server_s=mean("server_s"),
+        server_s=round(fmean(cell["server_s"] for cell in cells), 2),
         server_cpu_s=mean("server_cpu_s"),
         peak_mib=mean("peak_mib"),
         gpu_mib=mean("gpu_mib"),
+        mib_per_client=mean("mib_per_client", 6),
         uploads=(min(counts), max(counts)),
     )
+
+
+def points_of_lines(lines: Sequence[Line], own: Sequence[Mapping[str, Any]]) -> list[Point]:
+    """Return the lines that have an accuracy and are known to have cost something.
+
+    Args:
+        lines: The lines.
+        own: What runs ended with themselves; their outcomes may have a curve.
+    """
+    curves: dict[str, list[Curve]] = {}
+    for outcome in (outcome for facts in own for outcome in facts["outcomes"] if outcome.get("curve")):
+        curves.setdefault(outcome["name"], []).append(tuple((mib, score) for mib, score in outcome["curve"]))
+    return [
+        Point(line.name, line.kind, line.mib_per_client, line.accuracy, line.spread, tuple(curves.get(line.name, ())))
+        for line in lines
+        if line.accuracy is not None and line.mib_per_client
+    ]
 
 
 def uploads_text(uploads: tuple[int, int]) -> str:
@@ -172,7 +201,7 @@ def as_markdown(lines: Sequence[Line], notes: Sequence[str]) -> str:
 
 def notes_of(comparison: Mapping[str, Any]) -> list[str]:
     """Return the sentences that a reader of the table needs, the first of them before the table."""
-    data, cells = comparison["data"], comparison["cells"]
+    data, cells = comparison["data"], [*comparison["cells"], *comparison.get("own", [])]
     runs, seeds = len(comparison["runs"]), comparison["seeds"]
     counts = ", ".join(f"{n} {what}{'s' * (n > 1)}" for n, what in ((runs, "run"), (seeds, "seed")))
     threads = "/".join(map(str, sorted({cell["threads"] for cell in cells})))
@@ -185,6 +214,8 @@ def notes_of(comparison: Mapping[str, Any]) -> list[str]:
         *(["Best: the mean of the best server epochs, chosen on the held-out images themselves."] if data else []),
         f"Wall and CPU: mean seconds of the server stage, its tests after every epoch included, on {threads} "
         f"thread{'s' * (threads != '1')}. MiB: mean peak memory of its process, Python and torch included.",
+        "MiB/client: what a client sent and got until the result was there, mean; a replay costs what its uploads did.",
+        *(["As run: what the runs ended with themselves, with their clients."] if comparison.get("own") else []),
         *(f"Scaled, {method}: {text}." for method, text in _scaled(cells).items()),
         *(f"Without {name}: {reason}." for name, reason in comparison["left_out"].items()),
     ]
@@ -197,7 +228,7 @@ def _scaled(cells: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 def print_comparison(comparison: Mapping[str, Any], format: CompareFormat) -> None:  # noqa: A002
     """Print a comparison; whatever a program reads is alone on standard output."""
-    lines, notes = lines_of(comparison["cells"]), notes_of(comparison)
+    lines, notes = lines_of([*comparison["cells"], *comparison.get("own", [])]), notes_of(comparison)
     if format != "text":
         sys.stderr.flush()
         texts = {"json": json.dumps(comparison) + "\n", "csv": as_csv(lines), "md": as_markdown(lines, notes)}
@@ -214,6 +245,7 @@ def print_comparison(comparison: Mapping[str, Any], format: CompareFormat) -> No
     console.print(table)
     for note in notes[1:]:
         console.print(note, highlight=False, soft_wrap=True)
-    for what, path in (("plot", comparison["plot"]), ("results", "compare.json")):
+    plots = (("plot", comparison["plot"]), ("communication", comparison.get("communication_plot")))
+    for what, path in (*plots, ("results", "compare.json")):
         if path:
-            console.print(f"{what:<12} {comparison['compare_dir']}/{path}", highlight=False, soft_wrap=True)
+            console.print(f"{what:<14} {comparison['compare_dir']}/{path}", highlight=False, soft_wrap=True)

@@ -11,7 +11,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from server_app.finish import moved_line, scaled_line
+from server_app.communication import moved_lines
+from server_app.finish import scaled_line
 from server_app.log_lines import LogLines
 from strategies.errors import OneShotError
 
@@ -38,7 +39,7 @@ def print_result(result: Mapping[str, Any], format: Format) -> None:  # noqa: A0
         console.print(table)
     lines = [f"uploads      {result['uploads']} accepted, {result['refused']} refused"]
     lines += [f"             {entry['client']}: {entry['reason']}" for entry in result["refusals"]]
-    lines.append(f"moved        {moved_line(result)}")
+    lines += [f"{'' if number else 'moved':<13}{line}" for number, line in enumerate(moved_lines(result))]
     if "scaled" in result:
         lines.append(f"scaled       {scaled_line(result['scaled'])}")
     lines.append("seconds      " + ", ".join(f"{phase} {value:.1f}" for phase, value in result["seconds"].items()))

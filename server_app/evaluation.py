@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from fl_app.data import ImageData, normalize
-from strategies.distillation.combiners import Mean
+from server_app.kept_scores import Keep, KeptScores, fresh
+from strategies.distillation.combiners import build_combiner
 from strategies.distillation.ensemble import Ensemble
 from strategies.journal import Journal
-from strategies.method import METHODS, Job, Normalization, Silent
+from strategies.method import METHODS, EnsembleSpec, Job, Method, Normalization, Silent
 from strategies.outcomes import load_model
 from strategies.stage import StageReport
+from strategies.store.files import weights_sha256
+from strategies.upload_kinds import CLASSIFIER, CVAE, OPEN_SET
 
 BATCH = 500
+PLAIN = EnsembleSpec((), "mean")
 
 
 @dataclass(frozen=True)
@@ -82,8 +87,10 @@ class HeldOut:
         alone, together = torch.zeros(len(ensemble.members), dtype=torch.long), 0
         for images, labels in self.batches(device):
             logits = ensemble.member_logits(images)
-            alone += (logits.argmax(2) == labels).sum(1).cpu()
-            together += int((ensemble.combiner(logits).argmax(1) == labels).sum())
+            combined = ensemble.combine(logits, images)
+            # What a member says beyond the classes, "unknown", is none of them.
+            alone += (logits[..., : combined.shape[1]].argmax(2) == labels).sum(1).cpu()
+            together += int((combined.argmax(1) == labels).sum())
             self._count(len(ensemble.members))
         total = len(self.data.labels)
         return [percent(int(hits), total) for hits in alone], percent(together, total)
@@ -98,12 +105,22 @@ def _models_of(model: nn.Module) -> int:
     return len(model.members) if isinstance(model, Ensemble) else 1
 
 
-def evaluate(report: StageReport, method_name: str, held_out: HeldOut, *, log: Callable[[str], None]) -> list[Row]:
-    """Return :func:`result_table` and log how far it is; many large models on one core take minutes."""
-    outcome, uploads = report.outcome, len(report.job.uploads)
-    averaged = method_name != "fedavg" and _fits_fedavg(report.job)
-    own = uploads * (outcome.ensemble is not None and method_name != "fedens") + (outcome.student is not None)
-    models = uploads + averaged + own
+def evaluate(
+    report: StageReport, method_name: str, held_out: HeldOut, *, log: Callable[[str], None], kept: Path | None = None
+) -> list[Row]:
+    """Return :func:`result_table` and log how far it is; many large models on one core take minutes.
+
+    Args:
+        report: The finished server stage.
+        method_name: Its method.
+        held_out: The images nobody trained on or chose by.
+        log: Takes a line for the user.
+        kept: The file of the scores that methods on the same uploads have in common; None if there is none.
+    """
+    outcome, uploads, method = report.outcome, len(report.job.uploads), METHODS[method_name]
+    averaged = method.uploads == CLASSIFIER and method_name != "fedavg" and _fits_fedavg(report.job)
+    own = uploads * (outcome.ensemble is not None and not _is_of_all(method)) + (outcome.student is not None)
+    models = uploads * (method.uploads != CVAE) + averaged + own
     total, done = models * -(-len(held_out.data.labels) // BATCH), 0
     with Journal(None, log, label="evaluation", unit="batch") as journal:
 
@@ -112,29 +129,40 @@ def evaluate(report: StageReport, method_name: str, held_out: HeldOut, *, log: C
             done += models
             journal.report(done, total)
 
-        return result_table(report, method_name, replace(held_out, passed=count))
+        keep = fresh if kept is None else KeptScores(kept, report.job, held_out)
+        rows = result_table(report, method_name, replace(held_out, passed=count), keep=keep)
+        journal.report(total, total)  # what was kept needs no pass
+        return rows
 
 
-def result_table(report: StageReport, method_name: str, held_out: HeldOut) -> list[Row]:
+def result_table(report: StageReport, method_name: str, held_out: HeldOut, *, keep: Keep = fresh) -> list[Row]:
     """Compare the result with what the same uploads give without it.
 
     Args:
         report: The finished server stage.
         method_name: Its method.
         held_out: The images nobody trained on or chose by.
+        keep: Asked for the scores that follow from the uploads alone.
 
     Returns:
-        Every client, one-shot FedAvg where the architectures allow it, the averaged ensemble, the method's own.
+        Every client that sent a model which labels images; of classifiers, one-shot FedAvg where the architectures
+        allow it, and the averaged ensemble; the method's own.
     """
-    job, method = report.job, METHODS[method_name]
-    ensemble = Ensemble.from_uploads(job.uploads, job.builders, Mean())
-    alone, together = held_out.member_accuracies(ensemble)
-    rows = [Row(upload.client, "client", score) for upload, score in zip(job.uploads, alone, strict=True)]
-    for name in ("fedavg", "fedens"):
+    job, method, spec = report.job, METHODS[method_name], report.outcome.ensemble
+    if not job.uploads:  # clients that answered round by round have left none
+        title = getattr(job.config, "title", method.title)
+        return [Row(title, method.kind, held_out.accuracy(load_model(report.outcome, job)))]
+    rows, together = [], 0.0
+    if method.uploads != CVAE:
+        used = spec if spec and _is_of_all(method) else PLAIN
+        what = f"members, {used.combiner} {weights_sha256(used.weights)}"
+        alone, together = keep(what, lambda: _members(job, used, held_out))
+        rows = [Row(upload.client, "client", score) for upload, score in zip(job.uploads, alone, strict=True)]
+    for name in ("fedavg", "fedens") if method.uploads == CLASSIFIER else ():
         if name != method_name:
-            score = together if name == "fedens" else _fedavg(job, held_out)
+            score = together if name == "fedens" else keep("fedavg", lambda: _fedavg(job, held_out))
             rows += [] if score is None else [Row(METHODS[name].title, METHODS[name].kind, score)]
-    if method_name == "fedens":
+    if _is_of_all(method):
         rows.append(Row(method.title, method.kind, together))
     elif report.outcome.ensemble is not None:
         both = replace(report.outcome, student=None)
@@ -146,12 +174,22 @@ def result_table(report: StageReport, method_name: str, held_out: HeldOut) -> li
     return rows
 
 
+def _members(job: Job, spec: EnsembleSpec, held_out: HeldOut) -> tuple[list[float], float]:
+    combiner = build_combiner(spec.combiner, spec.weights)
+    return held_out.member_accuracies(Ensemble.from_uploads(job.uploads, job.builders, combiner))
+
+
 def _fedavg(job: Job, held_out: HeldOut) -> float | None:
     if not _fits_fedavg(job):
         return None
     method = METHODS["fedavg"]
     averaged = method.fit(replace(job, config=method.config(), device="cpu"), Silent())
     return held_out.accuracy(load_model(averaged, job))
+
+
+def _is_of_all(method: Method) -> bool:
+    """Whether a method ends with the ensemble of all uploads, whose score one pass gives together with theirs."""
+    return method.name == "fedens" or method.uploads == OPEN_SET
 
 
 def _fits_fedavg(job: Job) -> bool:

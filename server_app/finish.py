@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from server_app.build import Settings
+from server_app.communication import Cost, cost_of, moved_in, moved_lines, points_of, rounds_in
 from server_app.evaluation import HeldOut, Row, best_accuracy, evaluate
 from server_app.report import client_weights, model_card, plot_all
+from strategies.method import Outcome
 from strategies.options import flatten
-from strategies.stage import TRAFFIC_FILE, StageReport, kept_digest, kept_round
-from strategies.store.files import atomic_write, read_json
-from strategies.store.run_folder import RoundFolder, RunFolder
-
-KIB, MIB = 2**10, 2**20
+from strategies.stage import StageReport, kept_digest, kept_round
+from strategies.store.files import atomic_write
+from strategies.store.run_folder import RunFolder
 
 
 def finish(
@@ -25,6 +26,7 @@ def finish(
     *,
     seconds: Mapping[str, float],
     log: Callable[[str], None],
+    kept: Path | None = None,
 ) -> dict[str, Any]:
     """Score a finished server stage and write everything that people read about it.
 
@@ -35,16 +37,18 @@ def finish(
         held_out: The images that were kept from every client.
         seconds: Wall time per phase; what is spent here is added to "evaluation" and "app".
         log: Takes a line for the user.
+        kept: The file of the scores that methods on the same uploads have in common; None if there is none.
 
     Returns:
         The result, as written to result.json.
     """
     began = time.monotonic()
-    rows = evaluate(report, settings.method.name, held_out, log=log)
-    metrics = folder.round(kept_round(folder)).metrics() if report.outcome.student is not None else []
+    rows = evaluate(report, settings.method.name, held_out, log=log, kept=kept)
+    metrics = folder.round(kept_round(folder)).metrics()
     # A method's own result is the last row; with both outcomes that is the student.
     accuracy = rows[-1].accuracy
-    refused = [refusal for each in _rounds(folder) for refusal in each.refused()]
+    refused = [refusal for each in rounds_in(folder) for refusal in each.refused()]
+    cost = cost_of(folder)
     result: dict[str, Any] = {
         "status": "finished",
         "run_dir": str(folder.path),
@@ -52,19 +56,18 @@ def finish(
         "seed": settings.app.seed,
         **({"scaled": settings.scaled} if settings.scaled else {}),
         "accuracy": accuracy,
-        "best_accuracy": best_accuracy(metrics, accuracy),
+        "best_accuracy": best_accuracy(own_epochs(report.outcome, metrics), accuracy),
         "table": [row.as_json() for row in rows],
         "uploads": len(report.job.uploads),
         "refused": len(refused),
         "refusals": refused,
-        "mib_up_per_client": _mib_per_client(folder, "up"),
-        "mib_down_per_client": _mib_per_client(folder, "down"),
+        **_moved(folder, cost),
         "seconds": {},  # with those of the report, below
         "weights_sha256": kept_digest(folder),
         **({"client_weights": weights} if (weights := client_weights(report.outcome)) else {}),
         "resumed_at": report.resumed_at,
     }
-    _write_report(folder, settings, report, rows, metrics, result)
+    result["plots"] = _reported(folder, settings, report, rows, metrics, digest=result["weights_sha256"], cost=cost)
     spent = time.monotonic() - began
     phases = {**seconds, **{phase: seconds.get(phase, 0.0) + spent for phase in ("evaluation", "app")}}
     result["seconds"] = {phase: round(value, 2) for phase, value in phases.items()}
@@ -72,34 +75,62 @@ def finish(
     return result
 
 
-def _write_report(
+def _reported(
     folder: RunFolder,
     settings: Settings,
     report: StageReport,
-    rows: list[Row],
-    metrics: list[dict[str, Any]],
-    result: dict[str, Any],
-) -> None:
-    options = flatten(settings.method_config, settings.method.name)
-    facts = {"weights_sha256": result["weights_sha256"], "options": options}
+    rows: Sequence[Row],
+    metrics: Sequence[Mapping[str, Any]],
+    *,
+    digest: str,
+    cost: Cost | None,
+) -> list[str]:
+    """Write the model card and the plots; return the names of the latter."""
+    facts = {"weights_sha256": digest, "options": flatten(settings.method_config, settings.method.name)}
     atomic_write(folder.path / "model_card.md", model_card(settings.method, report, rows, facts).encode())
-    result["plots"] = plot_all(folder.path, report, rows, metrics)
+    points = points_of(settings.method, rows, metrics, cost) if cost is not None else []
+    return plot_all(folder.path, report, rows, own_epochs(report.outcome, metrics), points)
 
 
-def _rounds(folder: RunFolder) -> list[RoundFolder]:
-    return [folder.round(n) for n in range(1, 2 + len(list(folder.path.glob("round-*"))))]
+def _moved(folder: RunFolder, cost: Cost | None) -> dict[str, Any]:
+    """Return what a run's messages moved, and what its result cost, if that is known."""
+    moved = Cost(moved_in(folder)).as_json()["total"]
+    told = {key: moved[key] for key in ("mib_up_per_client", "mib_down_per_client")}
+    return {**told, **({"communication": cost.as_json()} if cost is not None else {})}
 
 
-def _mib_per_client(folder: RunFolder, way: str) -> float:
-    """Return what a client sent ("up") or got ("down") on average, over all rounds and restarts; a replay moves none.
+def own_epochs(outcome: Outcome, metrics: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the rows of the metrics whose accuracies are the result's own.
 
-    Six digits, about a byte: a request is a few hundred of them.
+    Rounds with the clients, whose rows tell what they moved, train the ensemble where there is one, else the student;
+    the epochs of a server stage train the student.
     """
-    moved: dict[str, int] = {}
-    for file in (each.path / TRAFFIC_FILE for each in _rounds(folder)):
-        for client, amount in (read_json(file)[way] if file.exists() else {}).items():
-            moved[client] = moved.get(client, 0) + amount
-    return round(sum(moved.values()) / len(moved) / MIB, 6) if moved else 0.0
+    rounds = [row for row in metrics if "mib_per_client" in row]
+    if outcome.student is None:
+        return rounds
+    return list(metrics) if outcome.ensemble is None else [row for row in metrics if "mib_per_client" not in row]
+
+
+def bare_result(target: RunFolder, name: str, report: StageReport, seconds: Mapping[str, float]) -> dict[str, Any]:
+    """Return the result of a foreign run's replay: its held-out images are not here, so there are no scores."""
+    return {
+        "status": "finished",
+        "run_dir": str(target.path),
+        "method": name,
+        "seed": report.job.seed,
+        "accuracy": None,
+        "best_accuracy": None,
+        "table": [],
+        "uploads": len(report.job.uploads),
+        "refused": 0,
+        "refusals": [],
+        **_moved(target, cost_of(target)),
+        "seconds": {phase: round(value, 2) for phase, value in seconds.items()},
+        "weights_sha256": kept_digest(target),
+        **({"client_weights": weights} if (weights := client_weights(report.outcome)) else {}),
+        "resumed_at": report.resumed_at,
+        "plots": [],
+    }
 
 
 def describe_failure(folder: RunFolder, settings: Settings, error: Exception) -> dict[str, Any]:
@@ -110,8 +141,8 @@ def describe_failure(folder: RunFolder, settings: Settings, error: Exception) ->
         "run_dir": str(folder.path),
         "method": settings.method.name,
         "seed": settings.app.seed,
-        "uploads": len(_rounds(folder)[-1].held()),
-        "refusals": _rounds(folder)[-1].refused(),
+        "uploads": len(rounds_in(folder)[-1].held()),
+        "refusals": rounds_in(folder)[-1].refused(),
     }
 
 
@@ -120,21 +151,9 @@ def table_lines(result: Mapping[str, Any]) -> list[str]:
     width = max((len(str(row["name"])) for row in result["table"]), default=0)
     lines = [f"{row['name']:<{width}}  {row['kind']:<8}  {row['accuracy']:6.2f} %" for row in result["table"]]
     lines += [f"scaled: {scaled_line(result['scaled'])}"] if "scaled" in result else []
-    return [*lines, moved_line(result), f"run folder: {result['run_dir']}"]
+    return [*lines, *moved_lines(result), f"run folder: {result['run_dir']}"]
 
 
 def scaled_line(scaled: Mapping[str, Sequence[Any]]) -> str:
     """Return which schedules are shorter than they were set: ``client.epochs 30 instead of 300``."""
     return ", ".join(f"{key} {run} instead of {was}" for key, (was, run) in scaled.items())
-
-
-def moved_line(result: Mapping[str, Any]) -> str:
-    """Return what every client sent and got, in a unit that shows it: ``240.4 KiB up, 150 B down per client``."""
-    return f"{_size(result['mib_up_per_client'])} up, {_size(result['mib_down_per_client'])} down per client"
-
-
-def _size(mib: float) -> str:
-    amount = mib * MIB
-    if amount >= MIB:
-        return f"{mib:.1f} MiB"
-    return f"{amount / KIB:.1f} KiB" if amount >= KIB else f"{amount:.0f} B"

@@ -13,18 +13,18 @@ from typing import Any
 
 from fl_app.config import AppConfig
 from fl_app.data import Split
-from server_app.build import Settings, build_job, check_same_run, held_out, open_half, read_settings
+from server_app.build import Settings, build_job, check_same_run, held_out, read_settings
 from server_app.evaluation import HeldOut
-from server_app.finish import finish, scaled_line
-from server_app.report import client_weights
+from server_app.finish import bare_result, finish, scaled_line
+from server_app.server_data import open_half
 from server_app.settled import check_settled
 from strategies.compute import ServerCompute, choose
 from strategies.errors import OneShotError, OptionError, StoreError
-from strategies.method import METHODS, Job, Normalization
+from strategies.method import METHODS, EnsembleSpec, Job, Normalization
 from strategies.needs import check_needs
 from strategies.options import Scalar, flatten, options_of, parse, reject_unknown
-from strategies.stage import CHECKPOINT_S, StageReport, all_cores, kept_digest, kept_round, replay, usable_uploads
-from strategies.store.run_folder import RunFolder, default_run_dir
+from strategies.stage import CHECKPOINT_S, all_cores, kept_round, replay, usable_uploads
+from strategies.store.run_folder import RunFolder, default_run_dir, load_ensemble
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ class Request:
         model: ``module:attribute`` that builds the models of a run of another project.
         compute: Where the server stage runs.
         folder: The run folder of a new replay; None for one beside the run.
+        kept: The file of the scores that replays of the same uploads have in common; None if there is none.
     """
 
     run: Path
@@ -48,6 +49,7 @@ class Request:
     model: str = ""
     compute: str = "in-process"
     folder: Path | None = None
+    kept: Path | None = None
 
 
 def replay_run(request: Request, *, log: Callable[[str], None], compute: ServerCompute | None = None) -> dict[str, Any]:
@@ -92,9 +94,9 @@ def replay_run(request: Request, *, log: Callable[[str], None], compute: ServerC
             raise
         seconds = {"server": report.seconds, "app": time.monotonic() - began}
         if settings is None or images is None:
-            result = _bare_result(target, name, report, seconds)
+            result = bare_result(target, name, report, seconds)
         else:
-            result = finish(target, settings, report, images, seconds=seconds, log=log)
+            result = finish(target, settings, report, images, seconds=seconds, log=log, kept=request.kept)
         # No Flower starts before a replay: what this process took is the whole.
         result["seconds"]["total"] = result["seconds"].pop("app")
         target.write_result(result)
@@ -146,7 +148,18 @@ def _prepared(request: Request, info: Mapping[str, Any]) -> tuple[Settings | Non
 
 def _job(settings: Settings, split: Split, images: HeldOut | None, info: Mapping[str, Any]) -> Job:
     # A replay may have another seed; the clients' images are those of the run's.
-    return build_job(settings, split, images, data_seed=info.get("data-seed"))
+    job = build_job(settings, split, images, data_seed=info.get("data-seed"))
+    return replace(job, teacher=_ensemble_of(Path(info["replay-of"]), job)) if settings.app.teacher == "run" else job
+
+
+def _ensemble_of(run: Path, job: Job) -> EnsembleSpec:
+    """Return the ensemble that a run ended with."""
+    try:
+        return load_ensemble(run, job.builders)[0]
+    except StoreError as error:
+        raise OptionError(
+            f"setting 'teacher' is 'run': allowed for a run that ended with an ensemble; {error}"
+        ) from error
 
 
 def _source(request: Request) -> dict[str, Any]:
@@ -260,26 +273,3 @@ def _models(text: str, student: str) -> dict[str, Callable[[], Any]]:
             f"or a dict of architecture name -> callable with {student!r} among them"
         )
     return models
-
-
-def _bare_result(target: RunFolder, name: str, report: StageReport, seconds: Mapping[str, float]) -> dict[str, Any]:
-    """Return the result of a foreign run's replay: its held-out images are not here, so there are no scores."""
-    return {
-        "status": "finished",
-        "run_dir": str(target.path),
-        "method": name,
-        "seed": report.job.seed,
-        "accuracy": None,
-        "best_accuracy": None,
-        "table": [],
-        "uploads": len(report.job.uploads),
-        "refused": 0,
-        "refusals": [],
-        "mib_up_per_client": 0.0,
-        "mib_down_per_client": 0.0,
-        "seconds": {phase: round(value, 2) for phase, value in seconds.items()},
-        "weights_sha256": kept_digest(target),
-        **({"client_weights": weights} if (weights := client_weights(report.outcome)) else {}),
-        "resumed_at": report.resumed_at,
-        "plots": [],
-    }

@@ -8,9 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from server_app.communication import Point
+from server_app.communication_plot import plot_communication
+from server_app.drawing import COLOURS, new_figure, row_figure, save
 from server_app.evaluation import Row
-from strategies.method import Method, Outcome
+from strategies.method import Job, Method, Outcome
+from strategies.needs import holds_images
 from strategies.stage import StageReport
+from strategies.upload_kinds import OPEN_SET, kind_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,18 +24,23 @@ if TYPE_CHECKING:
     from server_app.compare_table import Line
 
 LEGEND_MOST = 20  # classes; more are told by a colour bar
-NAME_MOST = 28  # letters of a client's name; a longer one loses its middle
-COLOURS = {"client": "#9aa5b1", "baseline": "#c97b3d", "ensemble": "#4c8c6b", "student": "#3566a8"}
 
 
-def plot_all(folder: Path, report: StageReport, rows: Sequence[Row], metrics: Sequence[Mapping[str, Any]]) -> list[str]:
+def plot_all(
+    folder: Path,
+    report: StageReport,
+    rows: Sequence[Row],
+    metrics: Sequence[Mapping[str, Any]],
+    points: Sequence[Point] = (),
+) -> list[str]:
     """Write the plots of a run into ``report/``.
 
     Args:
         folder: The run folder.
         report: The server stage.
         rows: The result table.
-        metrics: The rows of metrics.jsonl.
+        metrics: The rows of metrics.jsonl that tell the result's own accuracy.
+        points: What is known to have cost something.
 
     Returns:
         The names of the files written; a plot without data is left out.
@@ -39,11 +49,14 @@ def plot_all(folder: Path, report: StageReport, rows: Sequence[Row], metrics: Se
     target.mkdir(exist_ok=True)
     counts = {u.client: u.label_counts for u in report.job.uploads if u.label_counts is not None}
     curve = [(row["epoch"], row["accuracy"]) for row in metrics if "epoch" in row and "accuracy" in row]
+    rounds = any("mib_per_client" in row for row in metrics)
     written = [save(target / "accuracy.png", plot_accuracy(rows))]
     if counts:
         written.append(save(target / "labels.png", plot_labels(counts)))
     if curve:
-        written.append(save(target / "server_curve.png", plot_curve(curve, rows)))
+        written.append(save(target / "server_curve.png", plot_curve(curve, rows, rounds=rounds)))
+    if points:
+        written.append(save(target / "communication.png", plot_communication(points)))
     if weights := client_weights(report.outcome):
         written.append(save(target / "client_weights.png", plot_client_weights(weights)))
     if report.outcome.images is not None:
@@ -54,7 +67,7 @@ def plot_all(folder: Path, report: StageReport, rows: Sequence[Row], metrics: Se
 def plot_labels(counts: Mapping[str, Sequence[int]]) -> Figure:
     """Draw how many examples of each class every client trained on."""
     classes = len(next(iter(counts.values())))
-    figure, axes, _ = _row_figure(list(counts), least=0.8 + 0.2 * min(classes, LEGEND_MOST))
+    figure, axes, _ = row_figure(list(counts), least=0.8 + 0.2 * min(classes, LEGEND_MOST))
     left = np.zeros(len(counts))
     for label, colour in enumerate(_palette(classes)):
         share = np.array([row[label] for row in counts.values()])
@@ -71,7 +84,7 @@ def plot_labels(counts: Mapping[str, Sequence[int]]) -> Figure:
 
 def plot_accuracy(rows: Sequence[Row]) -> Figure:
     """Draw the result table."""
-    figure, axes, points = _row_figure([row.name for row in rows])
+    figure, axes, points = row_figure([row.name for row in rows])
     bars = axes.barh(range(len(rows)), [row.accuracy for row in rows], color=[COLOURS[row.kind] for row in rows])
     axes.bar_label(bars, fmt="%.1f", padding=3, fontsize=points)
     axes.set_xlim(0, 108)
@@ -96,7 +109,7 @@ def client_weights(outcome: Outcome) -> dict[str, float]:
 
 def plot_client_weights(weights: Mapping[str, float]) -> Figure:
     """Draw every client's weight in the ensemble beside what all would have if they were equal."""
-    figure, axes, points = _row_figure(list(weights))
+    figure, axes, points = row_figure(list(weights))
     bars = axes.barh(range(len(weights)), list(weights.values()), color=COLOURS["client"])
     # On white, for the dashed line may run through a number.
     ground = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
@@ -112,7 +125,7 @@ def plot_client_weights(weights: Mapping[str, float]) -> Figure:
 
 def plot_comparison(lines: Sequence[Line]) -> Figure:
     """Draw the mean of every line with its spread, and every single result as a dot."""
-    figure, axes, points = _row_figure([line.name for line in lines])
+    figure, axes, points = row_figure([line.name for line in lines])
     for place, line in enumerate(lines):
         mean, spread, scores = line.accuracy or 0.0, line.spread or 0.0, line.accuracies or ()
         axes.barh(place, mean, color=COLOURS[line.kind], label=line.kind)
@@ -135,18 +148,19 @@ def plot_comparison(lines: Sequence[Line]) -> Figure:
     return figure
 
 
-def plot_curve(curve: Sequence[tuple[int, float]], rows: Sequence[Row]) -> Figure:
-    """Draw the student's accuracy over the server epochs, between the baselines of the same uploads."""
-    figure, axes = _figure(8.0, 4.0)
+def plot_curve(curve: Sequence[tuple[int, float]], rows: Sequence[Row], *, rounds: bool = False) -> Figure:
+    """Draw the result's accuracy over the server epochs, or the rounds, between the baselines of the same uploads."""
+    own = rows[-1]
+    figure, axes = new_figure(8.0, 4.0)
     epochs, scores = zip(*curve, strict=True)
-    axes.plot(epochs, scores, color=COLOURS["student"], marker=".", label="student")
+    axes.plot(epochs, scores, color=COLOURS[own.kind], marker=".", label=own.name if rounds else "student")
     axes.locator_params(axis="x", integer=True)
     for row in rows:
-        if row.kind in ("baseline", "ensemble"):
+        if row.kind in ("baseline", "ensemble") and row is not own:
             axes.axhline(row.accuracy, color=COLOURS[row.kind], linestyle="--", linewidth=1, label=row.name)
-    axes.set_xlabel("server epoch")
+    axes.set_xlabel("round" if rounds else "server epoch")
     axes.set_ylabel("accuracy on held-out images, %")
-    axes.set_title("The server stage")
+    axes.set_title("Round by round" if rounds else "The server stage")
     axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize="small", frameon=False)
     return figure
 
@@ -161,7 +175,7 @@ def plot_images(images: np.ndarray[Any, Any]) -> Figure:
     for position, image in enumerate(shown):
         top, left = position // columns * (height + 1), position % columns * (width + 1)
         grid[:, top : top + height, left : left + width] = image
-    figure, axes = _figure(8.0, 8.0 * lines / columns + 0.5)
+    figure, axes = new_figure(8.0, 8.0 * lines / columns + 0.5)
     axes.imshow(grid.transpose(1, 2, 0).squeeze(), cmap="gray", vmin=0, vmax=255, interpolation="nearest")
     axes.set_axis_off()
     axes.set_title("Synthetic images the student was trained on")
@@ -179,8 +193,7 @@ def model_card(method: Method, report: StageReport, rows: Sequence[Row], facts: 
 
 Made by one-shot federated learning from {len(job.uploads)} uploads, with {method.title} ({method.source}).
 Architecture: {", ".join(own)}.
-Input: images of shape {job.input_shape} with pixels in [0, 1], normalised with mean {job.normalization.mean} and
-standard deviation {job.normalization.std}. Output: logits of {job.num_classes} classes.
+Input: {_input_of(job)}. Output: logits of {job.num_classes} classes.
 Weights (sha256): {facts["weights_sha256"]}. Seed: {job.seed}.
 
 ## Accuracy on held-out images, %
@@ -206,8 +219,21 @@ The scores hold for images like the held-out ones of this run.
 """
 
 
+def _input_of(job: Job) -> str:
+    if not holds_images(job.input_shape):
+        return f"examples of shape {job.input_shape}, as the data set gives them"
+    mean, std = job.normalization.mean, job.normalization.std
+    return f"""images of shape {job.input_shape} with pixels in [0, 1], normalised with mean {mean} and
+standard deviation {std}"""
+
+
 def _load_code(report: StageReport) -> str:
     job = report.job
+    if report.outcome.student is None and kind_of(job.uploads[0].architecture) == OPEN_SET:
+        return f"""from fl_app.models.uploaded import uploaded_builders
+from strategies import load_ensemble_module
+
+model = load_ensemble_module(".", uploaded_builders("open-set", {job.num_classes}, {job.input_shape}))"""
     if report.outcome.student is None:
         return f"""from fl_app.models import builders
 from strategies import load_ensemble_module
@@ -220,33 +246,6 @@ from fl_app.models import build
 model = build({job.student!r}, num_classes={job.num_classes}, input_shape={job.input_shape})
 model.load_state_dict(load_file("student.safetensors"))
 model.eval()"""
-
-
-def _figure(width: float, height: float) -> tuple[Figure, Axes]:
-    # Imported late, and without pyplot: a server has no display and needs no plots to train.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure, axes
-
-
-def _row_figure(names: Sequence[str], *, least: float = 0.0) -> tuple[Figure, Axes, float]:
-    """Return a figure, at least so many inches high, with a row per name, and the size of the names in points."""
-    # Rows are as high as the text needs, so that a hundred clients can still be read, in a figure that can be opened.
-    inches = min(0.35, max(0.13, 14.0 / len(names)))
-    points = min(10.0, 0.75 * 72 * inches)
-    figure, axes = _figure(8.0, max(least, 1.2 + inches * len(names)))
-    axes.set_yticks(range(len(names)), [_short(name) for name in names], fontsize=points)
-    axes.set_ylim(len(names) - 0.4, -0.6)
-    return figure, axes, points
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= NAME_MOST else f"{name[: NAME_MOST // 2]}…{name[-NAME_MOST // 2 + 1 :]}"
 
 
 def _colour_bar(figure: Figure, axes: Axes, classes: int) -> None:
@@ -262,9 +261,3 @@ def _palette(count: int) -> Any:
     from matplotlib import colormaps
 
     return colormaps["tab10" if count <= 10 else "turbo"](np.linspace(0, 1, count))
-
-
-def save(path: Path, figure: Figure) -> str:
-    """Write a figure as a PNG and return the file's name."""
-    figure.savefig(path, dpi=120)
-    return path.name

@@ -13,7 +13,7 @@ from strategies.errors import OptionError
 from strategies.options import Scalar, reject_unknown
 
 # Settings that name a file or a folder, beside the run folder itself.
-PATHS = ("data.root", "client.checkpoint", "client.state-dir")
+PATHS = ("data.root", "client.checkpoint", "client.state-dir", "uploads")
 
 
 def merge_settings(sources: Sequence[str], kinds: Mapping[str, type]) -> dict[str, Scalar]:

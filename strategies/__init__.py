@@ -15,8 +15,14 @@ if TYPE_CHECKING:
     from .dense import DenseConfig
     from .f_adi import FAdiConfig
     from .f_dafl import FDaflConfig
+    from .fed_et import FedEtConfig
     from .fedavg import FedAvgConfig
+    from .fedcvae_ens import FedCvaeEnsConfig
     from .feddf import FedDfConfig
+    from .fedkd import FedKdConfig
+    from .fedov import FedOvConfig
+    from .fens import FensConfig
+    from .flower.iterative import Iterative
     from .flower.one_shot import OneShot
     from .flower.rounds import RunOptions
     from .flower.strategies import (
@@ -25,11 +31,17 @@ if TYPE_CHECKING:
         CoBoosting,
         Dense,
         DWFedENS,
+        FedCvaeEns,
         FedDF,
         FedENS,
+        FedET,
+        FedKD,
+        FedOV,
+        Fens,
         LabelCountEnsemble,
         OneShotFedAvg,
     )
+    from .iterative import IterativeConfig
     from .method import METHODS, Job, Method, Normalization, Outcome
     from .outcomes import load_ensemble_module, load_model
 
@@ -44,10 +56,22 @@ _HOMES = {
     "FDAFL": "flower.strategies",
     "FDaflConfig": "f_dafl",
     "FedAvgConfig": "fedavg",
+    "FedCvaeEns": "flower.strategies",
+    "FedCvaeEnsConfig": "fedcvae_ens",
     "FedDF": "flower.strategies",
     "FedDfConfig": "feddf",
     "FedENS": "flower.strategies",
+    "Fens": "flower.strategies",
+    "FensConfig": "fens",
+    "FedET": "flower.strategies",
+    "FedEtConfig": "fed_et",
+    "FedKD": "flower.strategies",
+    "FedKdConfig": "fedkd",
+    "FedOV": "flower.strategies",
+    "FedOvConfig": "fedov",
     "InProcess": "compute",
+    "Iterative": "flower.iterative",
+    "IterativeConfig": "iterative",
     "Job": "method",
     "LabelCountEnsemble": "flower.strategies",
     "METHODS": "method",
@@ -75,10 +99,22 @@ __all__ = [
     "FAdiConfig",
     "FDaflConfig",
     "FedAvgConfig",
+    "FedCvaeEns",
+    "FedCvaeEnsConfig",
     "FedDF",
     "FedDfConfig",
     "FedENS",
+    "FedET",
+    "FedEtConfig",
+    "FedKD",
+    "FedKdConfig",
+    "FedOV",
+    "FedOvConfig",
+    "Fens",
+    "FensConfig",
     "InProcess",
+    "Iterative",
+    "IterativeConfig",
     "Job",
     "LabelCountEnsemble",
     "Method",

@@ -178,4 +178,5 @@ METHOD = Method(
     config=DenseConfig,
     fit=fit,
     needs=frozenset({Need.SIDES_OF_FOUR}),
+    takes_teacher=True,
 )

@@ -34,7 +34,7 @@ from .distillation.losses import cross_entropy, jensen_shannon, total_variation
 from .distillation.pool import Pool
 from .distillation.settings import DistillOptions, PoolOptions
 from .distillation.synthesis import Batch, Recipe, Term, View, frozen, synthesize
-from .method import Method, Outcome
+from .method import Method, Need, Outcome
 from .options import check, option
 from .seeds import generator
 
@@ -142,4 +142,6 @@ METHOD = Method(
     source="Yin et al., CVPR 2020, as in Zhang et al., NeurIPS 2022",
     config=FAdiConfig,
     fit=fit,
+    needs=frozenset({Need.IMAGES}),
+    takes_teacher=True,
 )

@@ -125,4 +125,5 @@ METHOD = Method(
     config=FDaflConfig,
     fit=fit,
     needs=frozenset({Need.SIDES_OF_FOUR}),
+    takes_teacher=True,
 )

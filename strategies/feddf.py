@@ -4,7 +4,7 @@ Paper: Lin, Kong, Stich, Jaggi, Ensemble Distillation for Robust Model Fusion in
     https://arxiv.org/abs/2006.07242; in one round, as the baseline of DENSE and Co-Boosting.
     Read version: a summary of the paper and of its code; no equation was checked against the text.
 Symbols: f_k(x) -> members; AVGLOGITS -> combiners.Mean; d_j -> Job.proxy; T -> epochs.
-Where: Eq. (2) and Algorithm 1, the server's part -> _Server.epoch.
+Where: Eq. (2) and Algorithm 1, the server's part -> real_images.learn_from_images.
 Deviations: the defaults are those of Co-Boosting's comparison: a fresh student, SGD, temperature 4, one pass over the
     images per epoch. Preset "paper" is the paper's own setting: start at the average of the uploads, Adam, a cosine
     over 10,000 batches, temperature 1; here the rate falls every 100 batches, and an epoch is at most one pass, so that
@@ -15,16 +15,14 @@ Deviations: the defaults are those of Co-Boosting's comparison: a fresh student,
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .distillation import settings
 from .distillation.augment import AUGMENTATIONS
 from .distillation.average import example_weights, weighted_mean
 from .distillation.combiners import Mean
-from .distillation.epochs import Stage, run_epochs
 from .distillation.learner import Learner, teacher_of
-from .distillation.pool import Pool
+from .distillation.real_images import learn_from_images
 from .distillation.settings import DistillOptions
 from .errors import OptionError
 from .method import Method, Need, Outcome
@@ -77,30 +75,11 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 def fit(job: Job, progress: Progress) -> Outcome:
     """Run the server stage: T epochs over the proxy images; the result is the last epoch's student."""
-    server = _Server(job, progress)
-    return run_epochs(job, progress, server.stage, epochs=job.config.epochs, step=server.epoch)
-
-
-class _Server:
-    """What one run of FedDF works with, and what an epoch does with it."""
-
-    def __init__(self, job: Job, progress: Progress) -> None:
-        config: FedDfConfig = job.config
-        self.config, self.progress = config, progress
-        if config.start == "average":
-            job = replace(job, start=_average(job))
-        teacher = teacher_of(job, Mean(), config)
-        self.learner = Learner(job, teacher, config, augmentation=config.augmentation)
-        self.stage = Stage({"student": self.learner.student}, self.learner.optimizer, Pool())
-        with self.stage.clock("teacher"):
-            assert job.proxy is not None  # noqa: S101  the need is checked before a method starts
-            self.images = self.learner.with_logits({"images": job.proxy})
-
-    def epoch(self, epoch: int) -> dict[str, float]:
-        """One pass over the proxy images, in a new order."""
-        tick = partial(self.progress.report, epoch, self.config.epochs)
-        with self.stage.clock("distillation"):
-            return {"distillation": self.learner.learn(self.images, epoch, tick=tick)}
+    config: FedDfConfig = job.config
+    if config.start == "average":
+        job = replace(job, start=_average(job))
+    learner = Learner(job, teacher_of(job, Mean(), config), config, augmentation=config.augmentation)
+    return learn_from_images(job, progress, learner)
 
 
 def _average(job: Job) -> State:
@@ -122,4 +101,5 @@ METHOD = Method(
     config=FedDfConfig,
     fit=fit,
     needs=frozenset({Need.PROXY_IMAGES}),
+    takes_teacher=True,
 )

@@ -102,7 +102,7 @@ class Journal:
             self._began = self._saved = monotonic()
             self._last = self._said = None
             if snapshot:
-                self._say(f"{self._label}: resumed after epoch {snapshot.step}")
+                self._say(f"{self._label}: resumed after {self._unit} {snapshot.step}")
         return snapshot
 
     def report(self, step: int, total: int, values: Mapping[str, float] | None = None) -> None:

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from .errors import OptionError
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
+
+    from .clients import Clients
 
     State = dict[str, torch.Tensor]
     ModelBuilder = Callable[[], torch.nn.Module]
@@ -28,8 +29,10 @@ class Need(enum.Enum):
 
     SAME_ARCHITECTURE = "every client's model has the same architecture"
     LABEL_COUNTS = "every client tells how many examples of each class it trained on"
+    IMAGES = "the examples are images"
     SIDES_OF_FOUR = "the height and the width of images are multiples of 4"
     PROXY_IMAGES = "the server holds real, unlabelled images"
+    CLIENTS = "clients answer in every round, which stored uploads cannot"
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,8 @@ class Job:
         builders: Architecture name -> callable that returns a fresh, untrained module.
         student: The architecture of the result.
         num_classes: C.
-        input_shape: (channels, height, width) of one image.
+        input_shape: (channels, height, width) of one image; (F, 1, 1) of a row of F features, (1, 1, L) of a text of
+            L tokens, both of which are stored as models take them.
         normalization: The input space of the models.
         config: The method's config, an instance of :attr:`Method.config`.
         seed: The run's seed; every draw is derived from it.
@@ -81,7 +85,7 @@ class Job:
         proxy: Real images on the server, without labels: uint8 [N, ch, H, W] on the CPU; None if it has none.
         labelled: Real images with their labels [N] on the server, as ``proxy``; None if it has none.
         teacher: How the uploads' logits are combined where a method distils their ensemble; None: as the method has
-            it.
+            it. Methods that learn or choose the combination themselves refuse one.
         observer: ``(epoch, module) -> scores``; runs under no_grad with mode and random state restored. Its scores
             are recorded and never reach the method.
     """
@@ -169,55 +173,6 @@ class Progress(Protocol):
         """Offer a checkpoint at an epoch border; ``take`` is called only if one is due."""
 
 
-@dataclass(frozen=True)
-class Question:
-    """What a method asks the clients after their upload.
-
-    Attributes:
-        kind: Which handler of the client answers.
-        facts: Numbers, texts, and lists of one of them.
-        arrays: Numpy arrays by name.
-    """
-
-    kind: str
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    arrays: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What one client answers; the parts are those of :class:`Question`."""
-
-    client: str
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    arrays: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict)
-
-
-class Clients(Protocol):
-    """The clients, for a method that goes on with them after their upload."""
-
-    def ask(
-        self,
-        questions: Mapping[str, Question] | Question,
-        *,
-        phase: str,
-        check: Callable[[Answer], None] = ...,
-    ) -> dict[str, Answer]:
-        """Ask the connected clients and wait for a quorum of answers.
-
-        Args:
-            questions: One for all who are connected, or one by client name.
-            phase: What the bytes and refusals are booked under.
-            check: Raises UploadError for an answer that cannot be used: it is refused, and does not count.
-
-        Returns:
-            Answers by client name, in their order.
-
-        Raises:
-            QuorumError: Too few usable answers.
-        """
-
-
 class Silent:
     """A Progress that keeps nothing: for tests and for callers who only want the outcome."""
 
@@ -249,6 +204,7 @@ class Method:
         kind: What it ends with: ``"student"``, ``"ensemble"`` or ``"baseline"``, as the result table names it.
         fit_with: The method where clients are in reach after their upload; None if it has no use for them.
         uploads: What its clients train and send: a key of the client app's tasks.
+        takes_teacher: Whether it distils the ensemble that :attr:`Job.teacher` names in place of its own.
     """
 
     name: str
@@ -260,6 +216,7 @@ class Method:
     kind: str = "student"
     fit_with: Callable[[Job, Progress, Clients], Outcome] | None = None
     uploads: str = "classifier"
+    takes_teacher: bool = False
 
 
 class Registry(Mapping[str, Method]):
@@ -286,5 +243,8 @@ class Registry(Mapping[str, Method]):
 
 
 METHODS = Registry(
-    ["fedavg", "fedens", "dw_fedens", "label_count_ensemble", "feddf", "f_dafl", "f_adi", "dense", "co_boosting"]
-)
+    [
+        "fedavg", "fedens", "dw_fedens", "label_count_ensemble", "fens", "feddf", "fedkd", "fed_et", "f_dafl", "f_adi",
+        "dense", "co_boosting", "fedov", "fedcvae_ens", "iterative",
+    ]
+)  # fmt: skip

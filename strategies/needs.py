@@ -6,9 +6,16 @@ from typing import TYPE_CHECKING
 
 from .errors import OptionError
 from .method import METHODS, Need
+from .upload_kinds import check_kind
 
 if TYPE_CHECKING:
     from .method import Job, Method
+
+# Combiners that no gradient passes through.
+WITHOUT_GRADIENT = frozenset({"voting", "open-set"})
+
+# What only methods need that make or change images.
+IMAGES_ONLY = frozenset({Need.IMAGES, Need.SIDES_OF_FOUR})
 
 
 def check_needs(method: Method, job: Job) -> None:
@@ -17,6 +24,23 @@ def check_needs(method: Method, job: Job) -> None:
     Raises:
         OptionError: Names the method, the need and the clients, or the shape, that do not meet it.
     """
+    check_kind(method, job)
+    if job.teacher is not None and not method.takes_teacher:
+        raise OptionError(
+            f"method {method.name!r} does not distil an ensemble that it is given ({job.teacher.combiner!r}). Choose "
+            f"another method: {', '.join(name for name in METHODS if METHODS[name].takes_teacher)}"
+        )
+    if job.teacher is not None and job.teacher.combiner in WITHOUT_GRADIENT and IMAGES_ONLY & method.needs:
+        raise OptionError(
+            f"method {method.name!r} makes images by the ensemble's gradient, and {job.teacher.combiner!r} has none: "
+            "allowed is another aggregator, or a method that learns from real images"
+        )
+    if Need.CLIENTS in method.needs and job.uploads:
+        raise OptionError(
+            f"method {method.name!r} needs that {Need.CLIENTS.value}: allowed is a run of its own (oneshot run), or "
+            f"another method: {', '.join(_without(Need.CLIENTS))}"
+        )
+    _check_examples(method, job)
     if Need.SIDES_OF_FOUR in method.needs and any(side % 4 for side in job.input_shape[1:]):
         raise OptionError(
             f"the images' shape is {tuple(job.input_shape)}: method {method.name!r} needs that "
@@ -32,7 +56,7 @@ def check_needs(method: Method, job: Job) -> None:
             )
     if Need.PROXY_IMAGES in method.needs:
         _check_proxy(method, job)
-    if Need.LABEL_COUNTS in method.needs:
+    if Need.LABEL_COUNTS in method.needs and job.teacher is None:  # which brings its own combiner
         silent = [u.client for u in job.uploads if u.label_counts is None]
         if silent:
             raise OptionError(
@@ -41,16 +65,42 @@ def check_needs(method: Method, job: Job) -> None:
             )
 
 
+def holds_images(input_shape: tuple[int, int, int]) -> bool:
+    """Say whether examples of this shape are images; rows of features are (F, 1, 1), texts of L tokens (1, 1, L)."""
+    return input_shape[1] > 1
+
+
+def _check_examples(method: Method, job: Job) -> None:
+    """Refuse a method that makes or changes images where the examples are none."""
+    if holds_images(job.input_shape):
+        return
+    shape = tuple(job.input_shape)
+    if method.needs & IMAGES_ONLY:
+        allowed = [name for name in METHODS if not METHODS[name].needs & IMAGES_ONLY]
+        raise OptionError(
+            f"the examples' shape is {shape}: method {method.name!r} needs that {Need.IMAGES.value}. Choose another "
+            f"method: {', '.join(allowed)}"
+        )
+    if getattr(job.config, "augmentation", "none") != "none":
+        raise OptionError(
+            f"setting '{method.name}.augmentation' is {job.config.augmentation!r}: allowed for examples of shape "
+            f"{shape}, which are no images, is none"
+        )
+
+
 def _check_proxy(method: Method, job: Job) -> None:
     shape = tuple(job.input_shape)
+    kinds = ("uint8",) if holds_images(job.input_shape) else ("float32", "int64")
     found, fits = "none", False
     if job.proxy is not None:
+        kind = str(job.proxy.dtype).removeprefix("torch.")
         found = f"images of shape {tuple(job.proxy.shape)}, {job.proxy.dtype}"
-        fits = len(job.proxy) > 1 and tuple(job.proxy.shape[1:]) == shape and str(job.proxy.dtype) == "torch.uint8"
+        fits = len(job.proxy) > 1 and tuple(job.proxy.shape[1:]) == shape and kind in kinds
     if not fits:
         raise OptionError(
             f"method {method.name!r} needs that {Need.PROXY_IMAGES.value}; here it holds {found}: allowed are at "
-            f"least 2 of shape {shape}, uint8. Choose another method: {', '.join(_without(Need.PROXY_IMAGES))}"
+            f"least 2 of shape {shape}, {' or '.join(kinds)}. Choose another method: "
+            f"{', '.join(_without(Need.PROXY_IMAGES))}"
         )
 
 

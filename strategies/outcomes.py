@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from .method import EnsembleSpec, Job, ModelBuilder, Outcome
+    from .method import EnsembleSpec, Job, ModelBuilder, Outcome, Upload
 
 
 def load_model(outcome: Outcome, job: Job) -> nn.Module:
@@ -37,8 +37,8 @@ def load_model(outcome: Outcome, job: Job) -> nn.Module:
     return ensemble_of(job, outcome.ensemble)
 
 
-def ensemble_of(job: Job, spec: EnsembleSpec) -> Ensemble:
-    """Build the ensemble that a spec names out of a job's uploads, reading one at a time.
+def members_of(job: Job, spec: EnsembleSpec) -> tuple[Upload, ...]:
+    """Return the uploads that a spec names, in its order.
 
     Raises:
         OneShotError: The job lacks a member's upload.
@@ -46,8 +46,18 @@ def ensemble_of(job: Job, spec: EnsembleSpec) -> Ensemble:
     uploads = {upload.client: upload for upload in job.uploads}
     if missing := [client for client in spec.clients if client not in uploads]:
         raise OneShotError(f"ensemble members without an upload: {', '.join(missing)}; there are {', '.join(uploads)}")
-    members = [uploads[client] for client in spec.clients]
-    return Ensemble.from_uploads(members, job.builders, build_combiner(spec.combiner, spec.weights), device=job.device)
+    return tuple(uploads[client] for client in spec.clients)
+
+
+def ensemble_of(job: Job, spec: EnsembleSpec) -> Ensemble:
+    """Build the ensemble that a spec names out of a job's uploads, reading one at a time.
+
+    Raises:
+        OneShotError: The job lacks a member's upload.
+    """
+    members = members_of(job, spec)
+    combiner = build_combiner(spec.combiner, spec.weights)
+    return Ensemble.from_uploads(members, job.builders, combiner, device=job.device, precision=spec.precision)
 
 
 def load_ensemble_module(path: Path, builders: Mapping[str, ModelBuilder], *, device: str = "cpu") -> Ensemble:
@@ -59,7 +69,8 @@ def load_ensemble_module(path: Path, builders: Mapping[str, ModelBuilder], *, de
     from .store.run_folder import load_ensemble  # files are asked for here only
 
     spec, members = load_ensemble(path, builders)
-    return Ensemble.from_uploads(members, builders, build_combiner(spec.combiner, spec.weights), device=device)
+    combiner = build_combiner(spec.combiner, spec.weights)
+    return Ensemble.from_uploads(members, builders, combiner, device=device, precision=spec.precision)
 
 
 def fresh_student(job: Job) -> nn.Module:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 CHECKPOINT_S = 20.0
 STAGE_FILE = "stage.json"
 OUTCOME_FILE = "outcome.json"
-TRAFFIC_FILE = "traffic.json"  # of the upload phase, one per round
+TRAFFIC_FILE = "traffic.json"  # one per round of uploads
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,8 @@ def run_stage(
         checkpoint_s: Seconds between two checkpoints, at least.
     """
     began = time.monotonic()
-    with Journal(folder, log, label=method.name, interval_s=checkpoint_s, tick=tick) as journal:
+    unit = "epoch" if method.fit_with is None else "round"
+    with Journal(folder, log, label=method.name, unit=unit, interval_s=checkpoint_s, tick=tick) as journal:
         outcome = compute.run(method, job, journal)
         resumed_at = journal.resumed_at
     # Wherever the stage ran, what is done with its outcome here is done on the CPU.

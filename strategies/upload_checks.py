@@ -19,6 +19,8 @@ Signature = Mapping[str, tuple[tuple[int, ...], str]]
 
 CLIENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 MIB = 2**20
+# Layers whose ranges one client may send, and the letters of a layer's name.
+MAX_LAYERS, MAX_LAYER_NAME = 4096, 256
 _SHOWN = 4
 
 
@@ -131,6 +133,35 @@ def check_label_counts(
     if num_examples is not None and sum(whole) != num_examples:
         raise UploadError(f"{what} sum to {sum(whole)}, but {total} is {num_examples}")
     return whole
+
+
+def check_ranges(layers: object, bounds: object, what: str) -> dict[str, tuple[float, float]]:
+    """Return the activation ranges of a model by layer, in float32, in which they are sent on.
+
+    Args:
+        layers: Names, as they were said.
+        bounds: Smallest and largest value of each layer in turn, as they were said.
+        what: The fields, for the message.
+
+    Raises:
+        UploadError: The names are no different texts of bounded length, or not each has two finite numbers in order.
+    """
+    names = layers if isinstance(layers, list) else []
+    texts = {name for name in names if isinstance(name, str) and len(name) <= MAX_LAYER_NAME}
+    if not isinstance(layers, list) or not len(texts) == len(names) <= MAX_LAYERS:
+        raise UploadError(
+            f"{what}: the layers are {layers!r:.80}: allowed are at most {MAX_LAYERS} different names of at most "
+            f"{MAX_LAYER_NAME} letters"
+        )
+    numbers = [bound for bound in bounds if type(bound) is float] if isinstance(bounds, list) else []
+    if not isinstance(bounds, list) or not len(numbers) == len(bounds) == 2 * len(names):
+        raise UploadError(f"{what} are {bounds!r:.80}: allowed are two real numbers for each of {len(names)} layers")
+    with np.errstate(over="ignore"):
+        pairs = np.array(numbers).astype(np.float32).reshape(-1, 2).tolist()
+    for name, (low, high) in zip(names, pairs, strict=True):
+        if not -np.inf < low <= high < np.inf:
+            raise UploadError(f"{what} of layer {name[:80]!r} are {low} and {high}: allowed are finite, smallest first")
+    return {name: (low, high) for name, (low, high) in zip(names, pairs, strict=True)}
 
 
 def some(names: Sequence[str], width: int = 80) -> str:

@@ -11,11 +11,24 @@ from .domains import GROUPS, check_left_out
 from .partitions import LAWS, PartitionSpec, check_request, label_counts, partition
 from .preprocessing import AUGMENTATIONS, augment, normalize
 from .proxy import clients_share, images_of, nobodys, server_share
-from .sources import SOURCES, ImageData, Normalization, Source, Split, data_root, load, open_split
+from .sources import (
+    DOMAINED,
+    IMAGELESS,
+    SOURCES,
+    ImageData,
+    Normalization,
+    Source,
+    Split,
+    data_root,
+    load,
+    open_split,
+)
 
 __all__ = [
     "AUGMENTATIONS",
+    "DOMAINED",
     "GROUPS",
+    "IMAGELESS",
     "LAWS",
     "SOURCES",
     "ImageData",

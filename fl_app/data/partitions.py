@@ -44,7 +44,7 @@ LAWS: Mapping[str, Law] = {
         by_class, n, rng, classes_per_client=spec.classes_per_client
     ),
     "iid": lambda by_class, n, rng, spec: laws.iid(by_class, n, rng),  # noqa: ARG005  one signature for all
-    # P1's feature shift (Tables 13 and 14): client k holds domain k, and nothing is drawn.
+    # P1's feature shift (Tables 13 and 14), and FLamby's natural centres: client k holds domain k, nothing is drawn.
     BY_DOMAIN: lambda by_domain, n, rng, spec: list(by_domain),  # noqa: ARG005
 }
 

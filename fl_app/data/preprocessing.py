@@ -1,7 +1,7 @@
 """From stored pixels to a model's input: resize, augment, normalise; all on batches, in plain torch.
 
 The order is that of the papers: resize when a data set is read, augment the pixels (the padding is black), then
-normalise.
+normalise. Pixels are uint8; what is stored in another type, rows of numbers and tokens, is a model's input already.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ def resize(images: torch.Tensor, size: int) -> torch.Tensor:
     """Resize to squares, bilinear with antialiasing: torchvision's ``Resize`` of 8-bit images, within one grey level.
 
     Args:
-        images: uint8 [N, ch, H, W] on the CPU.
+        images: uint8 [N, ch, H, W] on the CPU; of another type: no images.
         size: Height and width of the result, in pixels; images that have it already are returned as they are.
 
     Returns:
-        uint8 [N, ch, size, size].
+        uint8 [N, ch, size, size]; what is no images, as it is.
     """
-    if images.shape[-2:] == (size, size):
+    if images.dtype != torch.uint8 or images.shape[-2:] == (size, size):
         return images
     resized = images.new_empty((*images.shape[:2], size, size))
     for start in range(0, len(images), _CHUNK):
@@ -40,21 +40,18 @@ def resize(images: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def normalize(images: torch.Tensor, mean: Sequence[float], std: Sequence[float]) -> torch.Tensor:
-    """Return ``(pixel / 255 - mean) / std``.
+    """Return ``(pixel / 255 - mean) / std``; what is no pixels, as it is.
 
     Args:
-        images: uint8 [B, ch, H, W].
+        images: uint8 [B, ch, H, W]; of another type: a model's input already, of any shape.
         mean: One number per channel, of pixels in [0, 1].
         std: One number per channel, positive.
 
     Returns:
-        float32 [B, ch, H, W], on the device of the images.
-
-    Raises:
-        TypeError: The images are not uint8, so that their range is unknown.
+        float32 [B, ch, H, W], on the device of the images; or what was given.
     """
     if images.dtype != torch.uint8:
-        raise TypeError(f"normalize wants uint8 pixels, got {images.dtype}")
+        return images
     shift, scale = (torch.tensor(facts, device=images.device).view(-1, 1, 1) for facts in (mean, std))
     return images.float().div_(255).sub_(shift).div_(scale)
 

@@ -22,14 +22,18 @@ import torch
 
 from strategies.errors import OptionError
 
-from . import domains, folders, torchvision_sets
+from . import domains, folders, tables, text, torchvision_sets
 from .preprocessing import resize
 
-SOURCES = ("digits", *torchvision_sets.KNOWN, "imagefolder", *domains.GROUPS)
+SOURCES = ("digits", *torchvision_sets.KNOWN, "imagefolder", *domains.GROUPS, *tables.TABLES, *text.TEXTS)
 SPLITS = ("train", "test")
 
 # Sets of images of any size, whose papers do not say to which they are brought.
 SIZELESS = ("imagefolder", *(name for name, group in domains.GROUPS.items() if not group.image_size))
+
+# Sets whose examples come from several domains, and sets whose examples are no images.
+DOMAINED = (*domains.GROUPS, *tables.TABLES)
+IMAGELESS = (*tables.TABLES, *text.TEXTS)
 
 # Of the 1797 embedded digits, in their order; the other 500 are held out.
 DIGITS_TRAIN = 1297
@@ -44,10 +48,10 @@ class Normalization(NamedTuple):
 
 @dataclass(frozen=True)
 class ImageData:
-    """Decoded images with their labels.
+    """Decoded images with their labels; or examples of another kind, which a model takes as they are.
 
     Attributes:
-        images: uint8 [N, ch, H, W].
+        images: uint8 [N, ch, H, W]; rows of F features are float32 [N, F, 1, 1], texts of L tokens int64 [N, 1, 1, L].
         labels: int64 [N], in 0 .. C - 1.
     """
 
@@ -62,10 +66,10 @@ class Split:
     Attributes:
         labels: int64 [N], in 0 .. C - 1.
         num_classes: C.
-        input_shape: (ch, H, W) of what :meth:`take` returns.
+        input_shape: (ch, H, W) of what :meth:`take` returns; (F, 1, 1) of rows, (1, 1, L) of texts.
         normalization: How the set's models see pixels.
         augmentation: What is done to training images: ``"none"`` or ``"crop-flip"``.
-        read: positions [B] -> uint8 [B, ch, h, w] at any size.
+        read: positions [B] -> uint8 [B, ch, h, w] at any size; rows and texts as in :class:`ImageData`.
         domains: The domain of each example, int64 [N], from 0; None if the set has none.
     """
 
@@ -108,7 +112,7 @@ class Source:
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
-        """(ch, H, W) of one image."""
+        """(ch, H, W) of one image, or the shape of another example as in :class:`Split`."""
         channels, height, width = self.train.images.shape[1:]
         return channels, height, width
 
@@ -131,11 +135,12 @@ def open_split(
         name: One of :data:`SOURCES`.
         split: ``"train"`` or ``"test"``.
         root: The folder that holds the set in torchvision's layout, or ``train/<class>/`` and ``test/<class>/`` for
-            ``imagefolder``; for sets of domains see :mod:`fl_app.data.domains`. Empty: the environment's
-            ``ONESHOT_DATA``, else ``~/.cache/oneshot-fl/data``.
-        image_size: Height and width of the images in pixels; 0 for the set's own (those of :data:`SIZELESS` have none).
+            ``imagefolder``; for sets of domains see :mod:`fl_app.data.domains`, for others :mod:`fl_app.data.tables`
+            and :mod:`fl_app.data.text`. Empty: the environment's ``ONESHOT_DATA``, else ``~/.cache/oneshot-fl/data``.
+        image_size: Height and width of the images in pixels; 0 for the set's own (those of :data:`SIZELESS` have none),
+            and for those of :data:`IMAGELESS`.
         left_out: The domain that is the test half, for a set of domains; empty for every other set.
-        download: Whether torchvision may download a set that is not there.
+        download: Whether a set that is not there may be downloaded.
 
     Raises:
         OptionError: The name or the domain is unknown, or the size is not one.
@@ -146,9 +151,7 @@ def open_split(
     if split not in SPLITS:
         raise ValueError(f"split {split!r}: known are {', '.join(SPLITS)}")
     domains.check_left_out(name, left_out)
-    if image_size < 0 or (image_size == 0 and name in SIZELESS):
-        lowest = f"at least 1 for {name!r}" if name in SIZELESS else "0 (the data set's own) or greater"
-        raise OptionError(f"setting 'data.image-size' is {image_size}: allowed is {lowest}")
+    _check_size(name, image_size)
     place = data_root(root)
     if name == "digits":
         return _digits(split, image_size)
@@ -162,6 +165,12 @@ def open_split(
             name, split, place, image_size=size, left_out=left_out, download=download
         )
         return replace(_split(labels, read, num_classes=group.num_classes, shape=(3, size)), domains=domain)
+    if name in tables.TABLES:
+        labels, centre, rows = tables.open_centres(split, place, download=download)
+        return _as_they_are(labels, rows.__getitem__, num_classes=2, shape=(tables.FEATURES, 1, 1), domains=centre)
+    if name in text.TEXTS:
+        labels, read = text.open_news(split, place, download=download)
+        return _as_they_are(labels, read, num_classes=text.NUM_CLASSES, shape=(1, 1, text.LENGTH))
     known = torchvision_sets.KNOWN[name]
     labels, read = torchvision_sets.open_set(name, split, place, download=download)
     shape = (known.channels, image_size or known.image_size)
@@ -171,6 +180,17 @@ def open_split(
 def data_root(root: str = "") -> Path:
     """Return the folder of the data sets: the one given, else ``ONESHOT_DATA``, else one in the user's cache."""
     return Path(root or os.environ.get("ONESHOT_DATA", "") or "~/.cache/oneshot-fl/data").expanduser()
+
+
+def _check_size(name: str, image_size: int) -> None:
+    allowed = "0 (the data set's own) or greater"
+    if name in SIZELESS:
+        allowed = f"at least 1 for {name!r}"
+    elif name in IMAGELESS:
+        allowed = f"0 for {name!r}, whose examples are no images"
+    fits = image_size == 0 if name in IMAGELESS else image_size >= (name in SIZELESS)
+    if not fits:
+        raise OptionError(f"setting 'data.image-size' is {image_size}: allowed is {allowed}")
 
 
 def _digits(split: str, image_size: int) -> Split:
@@ -196,3 +216,16 @@ def _split(
     channels, size = shape
     half = (0.5,) * channels
     return Split(labels, num_classes, (channels, size, size), Normalization(half, half), augmentation, read)
+
+
+def _as_they_are(
+    labels: torch.Tensor,
+    read: Callable[[torch.Tensor], torch.Tensor],
+    *,
+    num_classes: int,
+    shape: tuple[int, int, int],
+    domains: torch.Tensor | None = None,
+) -> Split:
+    """Return the split of a set whose examples are what a model takes: its normalisation changes nothing."""
+    same = Normalization((0.0,) * shape[0], (1.0,) * shape[0])
+    return Split(labels, num_classes, shape, same, "none", read, domains)

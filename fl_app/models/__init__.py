@@ -1,6 +1,7 @@
-"""The model zoo: the image classifiers of the one-shot papers, built by name.
+"""The model zoo: the classifiers of the one-shot papers, built by name.
 
-Every model maps images [B, channels, H, W], normalised, to logits [B, C], and ends in one linear layer.
+Most map images [B, channels, H, W], normalised, to logits [B, C]; some map rows of features [B, F, 1, 1], and some
+texts of L tokens [B, 1, 1, L]. Every one has one linear layer last.
 """
 
 from __future__ import annotations
@@ -16,78 +17,119 @@ from strategies.errors import OptionError
 
 __all__ = ["ARCHITECTURES", "build", "builders", "penultimate"]
 
+Shape = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class _Examples:
+    """The examples that an architecture takes."""
+
+    what: str
+    fit: Callable[[int, int, int], bool]
+
+
+def _images(min_side: int) -> _Examples:
+    """Return images with sides of at least so many pixels, the smallest whose maps stay non-empty."""
+    return _Examples(
+        f"(channels, height, width) with 1 or 3 channels, height = width, and at least {min_side} pixels a side",
+        lambda channels, height, width: channels in (1, 3) and height == width >= min_side,
+    )
+
+
+_ROWS = _Examples("rows, (features, 1, 1)", lambda features, height, width: features > 0 and height == width == 1)
+_TEXTS = _Examples("texts, (1, 1, tokens)", lambda channels, height, tokens: channels == height == 1 and tokens > 0)
+
 
 @dataclass(frozen=True)
 class _Architecture:
-    """Where an architecture's function is, and the smallest side of an image whose maps stay non-empty."""
+    """Where an architecture's function is, and what it takes."""
 
     module: str  # imported when first built: torchvision takes a second, and the small nets do without it
     function: str
-    min_side: int
+    takes: _Examples
+    classes: int = 0  # how many it tells apart; 0: any number
+
+    def fits(self, num_classes: int, shape: Shape) -> bool:
+        """Say whether it takes such examples and tells so many classes apart."""
+        return len(shape) == 3 and self.takes.fit(*shape) and self.classes in (0, num_classes)
 
 
 _ZOO = {
-    "lenet5": _Architecture("lenet", "lenet5", 4),
-    "cnn5": _Architecture("cnn", "cnn5", 18),
-    "cnn5-wide": _Architecture("cnn", "cnn5_wide", 18),
-    "mnist-cnn": _Architecture("cnn", "mnist_cnn", 4),
-    "cnn1": _Architecture("cnn", "cnn1", 18),
-    "cnn-torch": _Architecture("lenet", "cnn_torch", 16),
-    "resnet18": _Architecture("resnet", "resnet18", 8),
-    "resnet34": _Architecture("resnet", "resnet34", 8),
-    "resnet18-imagenet": _Architecture("resnet", "resnet18_imagenet", 8),
-    "resnet34-imagenet": _Architecture("resnet", "resnet34_imagenet", 8),
-    "wrn16-1": _Architecture("wide_resnet", "wrn16_1", 8),
-    "wrn40-1": _Architecture("wide_resnet", "wrn40_1", 8),
-    "vgg11": _Architecture("vgg", "vgg11", 8),
-    "mobilenet": _Architecture("mobile", "mobilenet", 8),
-    "shufflenet": _Architecture("mobile", "shufflenet", 8),
-    "resnet8": _Architecture("resnet", "resnet8", 8),
-    "resnet8-ds": _Architecture("resnet", "resnet8_ds", 8),
+    "lenet5": _Architecture("lenet", "lenet5", _images(4)),
+    "cnn5": _Architecture("cnn", "cnn5", _images(18)),
+    "cnn5-wide": _Architecture("cnn", "cnn5_wide", _images(18)),
+    "mnist-cnn": _Architecture("cnn", "mnist_cnn", _images(4)),
+    "cnn1": _Architecture("cnn", "cnn1", _images(18)),
+    "cnn-torch": _Architecture("lenet", "cnn_torch", _images(16)),
+    "resnet18": _Architecture("resnet", "resnet18", _images(8)),
+    "resnet34": _Architecture("resnet", "resnet34", _images(8)),
+    "resnet18-imagenet": _Architecture("resnet", "resnet18_imagenet", _images(8)),
+    "resnet34-imagenet": _Architecture("resnet", "resnet34_imagenet", _images(8)),
+    "wrn16-1": _Architecture("wide_resnet", "wrn16_1", _images(8)),
+    "wrn40-1": _Architecture("wide_resnet", "wrn40_1", _images(8)),
+    "vgg11": _Architecture("vgg", "vgg11", _images(8)),
+    "mobilenet": _Architecture("mobile", "mobilenet", _images(8)),
+    "shufflenet": _Architecture("mobile", "shufflenet", _images(8)),
+    "resnet8": _Architecture("resnet", "resnet8", _images(8)),
+    "resnet8-ds": _Architecture("resnet", "resnet8_ds", _images(8)),
+    "logistic": _Architecture("tabular", "logistic", _ROWS, classes=2),
+    "mlp": _Architecture("tabular", "mlp", _ROWS),
+    "text-bag": _Architecture("text", "text_bag", _TEXTS),
 }
 
 ARCHITECTURES: tuple[str, ...] = tuple(_ZOO)
+_SMALLEST = 4  # pixels a side
 
 
-def build(name: str, *, num_classes: int, input_shape: tuple[int, int, int]) -> nn.Module:
+def build(name: str, *, num_classes: int, input_shape: Shape) -> nn.Module:
     """Build an untrained model; its weights are drawn from torch's global state, as every module's are.
 
     Args:
         name: One of :data:`ARCHITECTURES`.
         num_classes: C, at least 1.
-        input_shape: (channels, height, width) of one image: 1 or 3 channels, square.
+        input_shape: (channels, height, width) of one image: 1 or 3 channels, square; (F, 1, 1) of a row, (1, 1, L) of
+            a text.
 
     Returns:
-        A module in training mode: images [B, channels, H, W] -> logits [B, C].
+        A module in training mode: examples [B, *input_shape] -> logits [B, C].
 
     Raises:
-        OptionError: The name is unknown, or the architecture cannot take such images or so many classes.
+        OptionError: The name is unknown, or the architecture cannot take such examples or so many classes.
     """
     if name not in _ZOO:
         raise OptionError(f"unknown architecture {name!r}: known are {', '.join(ARCHITECTURES)}")
     architecture = _ZOO[name]
-    _check(f"architecture {name!r}", num_classes, input_shape, architecture.min_side)
+    _check_classes(f"architecture {name!r}", num_classes, architecture.classes)
+    if not architecture.fits(num_classes, input_shape):
+        raise OptionError(
+            f"architecture {name!r} cannot take examples of shape {tuple(input_shape)}: allowed is "
+            f"{architecture.takes.what}"
+        )
     function = getattr(importlib.import_module(f".{architecture.module}", __package__), architecture.function)
     model: nn.Module = function(num_classes, tuple(input_shape))
     return model
 
 
-def builders(num_classes: int, input_shape: tuple[int, int, int]) -> dict[str, Callable[[], nn.Module]]:
-    """Return a builder, which pickles, of every architecture that takes such images, by name.
+def builders(num_classes: int, input_shape: Shape) -> dict[str, Callable[[], nn.Module]]:
+    """Return a builder, which pickles, of every architecture that takes such examples, by name.
 
     Args:
         num_classes: C, at least 1.
-        input_shape: (channels, height, width) of one image: 1 or 3 channels, square.
+        input_shape: As in :func:`build`.
 
     Raises:
-        OptionError: No architecture can take such images or so many classes.
+        OptionError: No architecture can take such examples or so many classes.
     """
-    _check("the model zoo", num_classes, input_shape, min(entry.min_side for entry in _ZOO.values()))
-    return {
+    _check_classes("the model zoo", num_classes)
+    found: dict[str, Callable[[], nn.Module]] = {
         name: partial(build, name, num_classes=num_classes, input_shape=input_shape)
         for name, architecture in _ZOO.items()
-        if input_shape[1] >= architecture.min_side
+        if architecture.fits(num_classes, input_shape)
     }
+    if not found:
+        allowed = "; ".join(examples.what for examples in (_images(_SMALLEST), _ROWS, _TEXTS))
+        raise OptionError(f"the model zoo cannot take examples of shape {tuple(input_shape)}: allowed are {allowed}")
+    return found
 
 
 def penultimate(model: nn.Module) -> nn.Linear:
@@ -105,12 +147,6 @@ def penultimate(model: nn.Module) -> nn.Linear:
     return linear[-1]
 
 
-def _check(who: str, num_classes: int, input_shape: tuple[int, int, int], min_side: int) -> None:
-    shape = tuple(input_shape)
-    if len(shape) != 3 or shape[0] not in (1, 3) or shape[1] != shape[2] or shape[1] < min_side:
-        raise OptionError(
-            f"{who} cannot take images of shape {shape}: allowed is (channels, height, width) with 1 or 3 channels, "
-            f"height = width, and at least {min_side} pixels a side"
-        )
-    if num_classes < 1:
-        raise OptionError(f"{who} cannot tell {num_classes} classes apart: allowed is at least 1")
+def _check_classes(who: str, num_classes: int, only: int = 0) -> None:
+    if num_classes < 1 or num_classes != (only or num_classes):
+        raise OptionError(f"{who} cannot tell {num_classes} classes apart: allowed is {only or 'at least 1'}")

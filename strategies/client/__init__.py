@@ -16,7 +16,7 @@ to train twice for one run, and can serve methods that need label counts::
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from flwr.app import ConfigRecord, Message, RecordDict
 
@@ -37,7 +37,12 @@ def failure(msg: Message, *, client: str, reason: str) -> Message:
 
 
 def upload_facts(
-    *, client: str, architecture: str = "", label_counts: Sequence[int] | None = None, pretrained: bool = False
+    *,
+    client: str,
+    architecture: str = "",
+    label_counts: Sequence[int] | None = None,
+    pretrained: bool = False,
+    ranges: Mapping[str, tuple[float, float]] | None = None,
 ) -> ConfigRecord:
     """Return the record that goes beside "arrays" and "metrics".
 
@@ -46,6 +51,8 @@ def upload_facts(
         architecture: The name under which the server knows this model; empty if it knows one only.
         label_counts: Training examples per class [C], if the client is willing to tell.
         pretrained: The weights were not trained in this run.
+        ranges: What :func:`.calibration.calibrate` finds on the client's own examples; for methods that send models
+            in INT8.
     """
     facts = ConfigRecord({"client": client})
     if architecture:
@@ -54,4 +61,7 @@ def upload_facts(
         facts["label-counts"] = [int(count) for count in label_counts]
     if pretrained:
         facts["pretrained"] = True
+    if ranges:
+        facts["range-layers"] = list(ranges)
+        facts["ranges"] = [float(bound) for pair in ranges.values() for bound in pair]
     return facts

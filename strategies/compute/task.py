@@ -25,6 +25,8 @@ class Task:
         observer: A pickle; of None if there is none.
         start: The job's start weights, packed.
         proxy: The job's proxy images, packed.
+        labelled: The job's labelled images, packed.
+        teacher: The job's teacher, packed.
     """
 
     name: str
@@ -35,6 +37,8 @@ class Task:
     observer: bytes
     start: Any
     proxy: Any
+    labelled: Any
+    teacher: Any
 
     @classmethod
     def of(cls, method: Method, job: Job, cloudpickle: Any) -> Task:
@@ -61,6 +65,8 @@ class Task:
                 observer=None,
                 start=None,
                 proxy=None,
+                labelled=None,
+                teacher=None,
                 device="cuda" if job.device.startswith("cuda") else job.device,
             ),
             builders={
@@ -71,6 +77,8 @@ class Task:
             observer=dumps("the observer", job.observer, cloudpickle),
             start=pack(job.start),
             proxy=pack(job.proxy),
+            labelled=pack(job.labelled),
+            teacher=pack(job.teacher),
         )
 
     def open(self, uploads: Sequence[Upload]) -> tuple[Method, Job]:
@@ -88,6 +96,8 @@ class Task:
             observer=_loads(self.observer),
             start=unpack(self.start),
             proxy=unpack(self.proxy),
+            labelled=unpack(self.labelled),
+            teacher=unpack(self.teacher),
         )
         return method, job
 

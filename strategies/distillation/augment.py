@@ -29,8 +29,8 @@ class Standardize(nn.Module):
         self.register_buffer("std", torch.tensor(normalization.std).view(1, -1, 1, 1))
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Normalise pixels [B, ch, H, W] in [0, 1]."""
-        return (pixels - self.mean) / self.std
+        """Normalise pixels [B, ch, H, W] in [0, 1]; tokens, which are whole numbers, stay as they are."""
+        return (pixels - self.mean) / self.std if pixels.is_floating_point() else pixels
 
     def inverse(self, inputs: Tensor) -> Tensor:
         """Return the pixels [B, ch, H, W] of normalised images."""

@@ -1,7 +1,11 @@
 """Combiners: how the logits of M members become one, [M, B, C] -> [B, C].
 
 A combiner keeps what it was given as buffers and normalises when it is applied, so that one rebuilt from its stored
-tensors gives the same bits.
+tensors gives the same bits. Those of FENS (Allouah et al., *Revisiting Ensembling in One-Shot Federated Learning*,
+NeurIPS 2024, section 3 and Figure 8) are the forms of :mod:`..aggregator_forms` with tensors of the same names. All but
+voting pass gradients on to the logits.
+
+A combiner with the attribute ``sees_input`` is called with the members' input as well: see :meth:`.Ensemble.combine`.
 """
 
 from __future__ import annotations
@@ -10,6 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
+
+from .gate import Gate
+from .open_set import OpenSet
+from .trained import Linear, PerClass, TwoLayers, Voting
+from .two_class import TwoClassLabelCount, TwoClassLinear, TwoClassMean, TwoClassTwoLayers
 
 
 class Mean(nn.Module):
@@ -94,7 +103,21 @@ def weighted_mean_gradient(weights: Tensor, member_logits: Tensor, labels: Tenso
     return torch.einsum("mbc,bc->m", member_logits - combined, residual) / (len(labels) * total)
 
 
-COMBINERS: Mapping[str, Callable[..., nn.Module]] = {"mean": Mean, "weighted": Weighted, "label-count": LabelCount}
+COMBINERS: Mapping[str, Callable[..., nn.Module]] = {
+    "mean": Mean,
+    "weighted": Weighted,
+    "label-count": LabelCount,
+    "linear": Linear,
+    "per-class": PerClass,
+    "nn": TwoLayers,
+    "voting": Voting,
+    "moe": Gate,
+    "two-class-average": TwoClassMean,
+    "two-class-weighted": TwoClassLabelCount,
+    "two-class-per-class": TwoClassLinear,
+    "two-class-nn": TwoClassTwoLayers,
+    "open-set": OpenSet,
+}
 
 
 def build_combiner(name: str, weights: Mapping[str, Tensor]) -> nn.Module:

@@ -9,26 +9,28 @@ from torch import Tensor, nn
 
 from .losses import soft_kl
 
+# A student's logits [B, C] and the teacher's answers [B, ...] to a scalar.
+Loss = Callable[[Tensor, Tensor], Tensor]
+
 
 def distill(
     student: nn.Module,
     batches: Iterable[tuple[Tensor, Tensor]],
     optimizer: torch.optim.Optimizer,
     *,
-    temperature: float = 1.0,
+    loss: Loss = soft_kl,
     clip: float = 0.0,
     tick: Callable[[], None] = lambda: None,
 ) -> float:
     """Pull a student's predictions towards a teacher's, one optimiser step per batch, in train mode.
 
-    The loss is :func:`.losses.soft_kl`; the teacher's logits come with the batches, because a pool that is read
-    without augmentation knows them already.
+    The teacher's answers come with the batches, because a pool that is read without augmentation knows them already.
 
     Args:
         student: [B, ch, H, W] -> logits [B, C]; trained in place.
-        batches: Pairs of normalised images [B, ch, H, W] and teacher logits [B, C] without gradient.
+        batches: Pairs of normalised images [B, ch, H, W] and the teacher's answers [B, ...] without gradient.
         optimizer: Of the student's parameters.
-        temperature: T > 0 of the loss.
+        loss: What is minimised; by default :func:`.losses.soft_kl` at temperature 1, where answers are logits [B, C].
         clip: Largest norm of the gradient; 0 does not clip.
         tick: Called after each step.
 
@@ -37,13 +39,13 @@ def distill(
     """
     student.train()
     losses = []
-    for images, teacher_logits in batches:
-        loss = soft_kl(student(images), teacher_logits, temperature)
+    for images, answers in batches:
+        value = loss(student(images), answers)
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        value.backward()  # type: ignore[no-untyped-call]
         if clip:
             nn.utils.clip_grad_norm_(student.parameters(), clip)
         optimizer.step()
-        losses.append(loss.detach())
+        losses.append(value.detach())
         tick()
     return float(torch.stack(losses).mean()) if losses else 0.0

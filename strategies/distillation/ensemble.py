@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..errors import UploadError
+from ..quantization import as_int8
 from ..seeds import seeded_torch
 from .frozen import simplified
 from .recompute import recomputed
@@ -33,7 +34,7 @@ class Ensemble(nn.Module):
 
     Args:
         members: Modules [B, ch, H, W] -> [B, C]; they are changed in place (frozen, memory layout, precision).
-        combiner: A module [M, B, C] -> [B, C].
+        combiner: A module [M, B, C] -> [B, C]; one with the attribute ``sees_input`` takes the images as well.
         precision: ``"float32"`` leaves members as they are; ``"bfloat16"`` is their arithmetic then, logits are
             float32 still.
         form: ``"loop"`` calls one member after another, ``"stacked"`` those of one kind together (see
@@ -82,7 +83,9 @@ class Ensemble(nn.Module):
             device: Where it shall run.
             fold: Whether members may be rewritten (:func:`.frozen.simplified`); false where somebody looks at their
                 batch normalisation or at the names of their weights.
-            precision: ``"float32"`` or ``"bfloat16"``.
+            precision: ``"float32"``, ``"bfloat16"``, or ``"int8"``: each member computes what its quantised form does
+                (:mod:`strategies.quantization`), with the weights that clients are sent; it is neither rewritten nor
+                stacked.
             form: ``"auto"``, ``"loop"`` or ``"stacked"``.
 
         Raises:
@@ -90,9 +93,15 @@ class Ensemble(nn.Module):
         """
         members, kinds = [], []
         for upload in uploads:
-            member = _member(upload, builders)
-            members.append((simplified(member) if fold else member).to(device))
+            member = member_of(upload, builders)
+            if precision == "int8":
+                member = as_int8(member, upload.ranges)
+            elif fold:
+                member = simplified(member)
+            members.append(member.to(device))
             kinds.append(upload.architecture)
+        if precision == "int8":
+            return cls(members, combiner.to(device), form="loop")
         return cls(members, combiner.to(device), precision=precision, form=form, kinds=kinds)
 
     def train(self, mode: bool = True) -> Ensemble:  # noqa: ARG002  the members' mode never changes
@@ -101,7 +110,8 @@ class Ensemble(nn.Module):
 
     def member_logits(self, x: Tensor) -> Tensor:
         """Return every member's logits [M, B, C] for normalised images [B, ch, H, W]."""
-        x = _channels_last(x.to(self._dtype)) if self._dtype else _channels_last(x)
+        # Tokens are whole numbers, of which bfloat16 holds those up to 256 alone.
+        x = _channels_last(x.to(self._dtype) if self._dtype and x.is_floating_point() else x)
         if self._stacks and not any(map(_has_hooks, self.members)):
             order = [number for numbers, _ in self._stacks for number in numbers]
             parts = torch.cat(_each([stack for _, stack in self._stacks], x, kept=1))
@@ -113,7 +123,12 @@ class Ensemble(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return combined logits [B, C] for normalised images [B, ch, H, W]."""
-        combined: Tensor = self.combiner(self.member_logits(x))
+        return self.combine(self.member_logits(x), x)
+
+    def combine(self, logits: Tensor, x: Tensor) -> Tensor:
+        """Return the combined logits [B, C] of member logits [M, B, C], for the images x that they are of."""
+        sees_input = getattr(self.combiner, "sees_input", False)
+        combined: Tensor = self.combiner(logits, x) if sees_input else self.combiner(logits)
         return combined
 
 
@@ -125,7 +140,12 @@ def fast_layout(module: Module) -> Module:
     return module
 
 
-def _member(upload: Upload, builders: Mapping[str, ModelBuilder]) -> nn.Module:
+def member_of(upload: Upload, builders: Mapping[str, ModelBuilder]) -> nn.Module:
+    """Return one upload as a module in training mode, on the CPU; the caller's random state does not move.
+
+    Raises:
+        UploadError: Its weights do not fit its architecture.
+    """
     with seeded_torch(0, "member"):  # its fresh weights are overwritten; the caller's random state must not move
         module = builders[upload.architecture]()
     try:

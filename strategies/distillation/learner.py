@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from ..outcomes import fresh_student
+from ..outcomes import fresh_student, members_of
 from ..seeds import generator
 from .augment import AUGMENTATIONS, Standardize
-from .distill import distill
+from .combiners import build_combiner
+from .distill import Loss, distill
 from .ensemble import Ensemble, fast_layout
 from .epochs import Stage, learning_rate
+from .losses import soft_kl
 from .pool import dequantize, shuffled_batches
 from .synthesis import Batch
 
@@ -28,40 +30,64 @@ Perturb = Callable[[Tensor, torch.Generator], Tensor]
 
 
 def teacher_of(job: Job, combiner: nn.Module, options: DistillOptions, *, watched: bool = False) -> Ensemble:
-    """Return the ensemble of a job's uploads, in the arithmetic that its options ask for.
+    """Return the ensemble that a job's student learns from, in the arithmetic that its options ask for.
+
+    It is the job's own :attr:`~strategies.method.Job.teacher` where that is given, say with a trained aggregator: its
+    members, its combiner, and their quantisation, which bfloat16 arithmetic would undo. Else it is all uploads under
+    the method's combiner.
 
     Args:
-        job: Its uploads, builders and device.
-        combiner: A module [M, B, C] -> [B, C].
+        job: Its uploads, builders, device and teacher.
+        combiner: The method's own, a module [M, B, C] -> [B, ...].
         options: Of the distillation.
         watched: Whether a loss looks at the members' layers, which must then stay as they are.
+
+    Raises:
+        OneShotError: The job's teacher has a member without an upload.
     """
+    uploads, precision = job.uploads, options.teacher_precision
+    if (spec := job.teacher) is not None:
+        uploads, combiner = members_of(job, spec), build_combiner(spec.combiner, spec.weights)
+        precision = precision if spec.precision == "float32" else spec.precision
     return Ensemble.from_uploads(
-        job.uploads,
+        uploads,
         job.builders,
         combiner,
         device=job.device,
         fold=not watched,
-        precision=options.teacher_precision,
+        precision=precision,
     )
 
 
 class Learner:
-    """A student, its optimiser, and the teacher whose logits it is pulled to.
+    """A student, its optimiser, and the teacher whose answers it is pulled to.
 
     Args:
         job: Gives the student's architecture and start, the seed and the device.
         teacher: The ensemble.
         options: Of the distillation.
         augmentation: A key of ``AUGMENTATIONS``: how images are changed each time they are read.
+        loss: What is minimised; by default :func:`.losses.soft_kl` at the options' temperature.
+        asked_once: Whether the teacher judges the images as they are, whatever change of them the student sees.
     """
 
-    def __init__(self, job: Job, teacher: Ensemble, options: DistillOptions, *, augmentation: str = "none") -> None:
+    def __init__(
+        self,
+        job: Job,
+        teacher: Ensemble,
+        options: DistillOptions,
+        *,
+        augmentation: str = "none",
+        loss: Loss | None = None,
+        asked_once: bool = False,
+    ) -> None:
         self.job, self.teacher, self.options = job, teacher, options
+        self._loss = loss or partial(soft_kl, temperature=options.kd_temperature)
         self.student = fast_layout(fresh_student(job))
         self.standardize = Standardize(job.normalization).to(job.device)
         self.optimizer = _optimizer(self.student, options)
         self._augment, self.reads_unchanged = AUGMENTATIONS[augmentation], augmentation == "none"
+        self._known_for_ever = self.reads_unchanged or asked_once
 
     def learn(
         self,
@@ -74,8 +100,8 @@ class Learner:
         """Pass once over a table of images, one optimiser step per batch, and return the mean loss.
 
         Args:
-            table: ``images`` [N, ch, H, W], uint8 or in [0, 1]; where they are read unchanged, ``logits`` [N, C] of
-                the teacher may come with them and save its forward pass.
+            table: ``images`` [N, ch, H, W], uint8 or in [0, 1]; where the teacher's answers stay the same, its
+                ``logits`` [N, C] may come with them and save its forward pass.
             epoch: From 0; gives the order, the augmentation and the learning rate.
             perturb: A change of the normalised images [B, ch, H, W] that teacher and student both see.
             tick: Called after each step.
@@ -87,15 +113,15 @@ class Learner:
             self.student,
             self._lessons(table, epoch, perturb),
             self.optimizer,
-            temperature=options.kd_temperature,
+            loss=self._loss,
             clip=options.student_clip,
             tick=tick,
         )
 
     @torch.no_grad()
     def with_logits(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Add the teacher's ``logits`` [N, C] where images are read unchanged: there they are the same for ever."""
-        if not self.reads_unchanged:
+        """Add the teacher's ``logits`` [N, C] where they are the same for ever, as with images read unchanged."""
+        if not self._known_for_ever:
             return dict(rows)
         parts = [self.teacher(self._inputs(part)) for part in torch.split(rows["images"], self.options.batch_size)]
         return {**rows, "logits": torch.cat(parts)}
@@ -118,7 +144,7 @@ class Learner:
         for inputs, rows in self.read(table, rng):
             if perturb is not None:
                 inputs = perturb(inputs, rng)
-            known = rows.get("logits") if perturb is None and self.reads_unchanged else None
+            known = rows.get("logits") if perturb is None and self._known_for_ever else None
             yield inputs, self._teach(inputs) if known is None else known
 
     @torch.no_grad()

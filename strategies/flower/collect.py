@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from logging import INFO, WARNING
 from typing import TYPE_CHECKING
 
@@ -12,9 +12,9 @@ from flwr.app import Message
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from ..errors import QuorumError, StoreError, UploadError
+from ..errors import QuorumError, UploadError
 from ..stage import TRAFFIC_FILE
-from ..store.files import read_json, write_json
+from ..traffic import MIB, UPLOAD_PHASE, Traffic
 from ..upload_checks import Signature
 from .exchange import Exchange
 from .messages import Request, count_bytes, is_anonymous, read_reply
@@ -23,14 +23,6 @@ if TYPE_CHECKING:
     from ..store.run_folder import RoundFolder
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
-
-
-@dataclass
-class Traffic:
-    """Bytes of the messages of one round, per client."""
-
-    up: dict[str, int] = field(default_factory=dict)
-    down: dict[str, int] = field(default_factory=dict)
 
 
 class Collector:
@@ -61,8 +53,7 @@ class Collector:
         self.clients = {client for client in folder.held() if not is_anonymous(client)}
         self._refused_before = len(folder.refused())
         # What was moved before a crash counts too.
-        self._traffic_file = folder.path / TRAFFIC_FILE
-        self.traffic = Traffic(**read_json(self._traffic_file)) if self._traffic_file.exists() else Traffic()
+        self.traffic = Traffic.read(folder.path / TRAFFIC_FILE)
 
     def collect(self, grid: Grid, request: Request, *, timeout: float, min_uploads: int) -> Exchange:
         """Ask every node and store what comes, until all have answered or the deadline.
@@ -165,20 +156,15 @@ class Collector:
                 num_examples=checked.num_examples,
                 label_counts=checked.label_counts,
                 pretrained=checked.pretrained,
+                ranges=checked.ranges,
             )
         self.clients.add(name)
         self._reported[name] = (checked.num_examples or 0, checked.metrics)
-        self.traffic.up[name] = count_bytes(reply.content)
-        self.traffic.down[name] = self._asked_bytes.get(reply.metadata.src_node_id, 0)
-        self._keep_traffic()
+        size, asked = count_bytes(reply.content), self._asked_bytes.get(reply.metadata.src_node_id, 0)
+        self.traffic.add(UPLOAD_PHASE, name, up=size, down=asked)
+        self.traffic.save(lambda line: log(WARNING, "%s", line))
         fate = "came late: kept for replay, not part of this result" if self._closed else "stored"
-        log(INFO, "upload of %s: %s, %.2f MiB, %s", name, checked.architecture, self.traffic.up[name] / 2**20, fate)
-
-    def _keep_traffic(self) -> None:
-        try:
-            write_json(self._traffic_file, asdict(self.traffic))
-        except StoreError as error:  # the upload is stored; an account that lacks a line must not end the run
-            log(WARNING, "%s", error)
+        log(INFO, "upload of %s: %s, %.2f MiB, %s", name, checked.architecture, size / MIB, fate)
 
     def _refuse(self, client: str, reason: str) -> None:
         self._folder.refuse(client, reason)

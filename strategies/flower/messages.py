@@ -2,7 +2,8 @@
 
 Request  "arrays": start weights, may be empty.  "config": the caller's train_config and the keys named below.
 Reply    "arrays": a state_dict.  "metrics": "num-examples" and floats.
-         "upload", optional: "client", "architecture", "label-counts", "pretrained", "held", "error".
+         "upload", optional: "client", "architecture", "label-counts", "pretrained", "held", "error"; "range-layers",
+         names of layers, with "ranges", the smallest and the largest output of each in turn.
 
 Stock ClientApps send no "upload" record. Their architecture is the only known one whose keys and shapes fit; their
 name follows from their weights, because node ids are random per run and the order of arrival says nothing.
@@ -26,12 +27,13 @@ from ..upload_checks import (
     check_keys,
     check_label_counts,
     check_num_examples,
+    check_ranges,
     check_size,
 )
 from .decoding import decode_array
 
 if TYPE_CHECKING:
-    from ..method import State
+    from ..method import Job, Method, State
 
 ANONYMOUS = re.compile(r"anonymous-[0-9a-f]{12}(-[0-9]+)?")
 
@@ -47,6 +49,7 @@ class Request:
         run_id: The run folder's id: a client keys what it keeps on its own disk by it.
         seed: The seed of the run.
         held: Names whose uploads of this round are here already: they answer at once without work.
+        asks: What else the method wants of the clients: "holdout", "holdout-per-class", "calibrate", "task".
     """
 
     start: ArrayRecord
@@ -55,6 +58,19 @@ class Request:
     run_id: str
     seed: int
     held: tuple[str, ...] = ()
+    asks: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, method: Method, job: Job, start: ArrayRecord, server_round: int, **said: Any) -> Request:
+        """Return a method's request; ``said`` are the other attributes, ``seed`` and ``asks`` apart."""
+        config, asks = job.config, {}
+        if getattr(config, "holdout", 0.0):
+            asks = {"holdout": config.holdout, "holdout-per-class": config.holdout_per_class}
+        if getattr(config, "precision", "") == "int8":
+            asks["calibrate"] = True
+        if method.uploads != "classifier":
+            asks["task"] = method.uploads
+        return cls(start, server_round=server_round, seed=job.seed, asks=asks, **said)
 
     def message(self, node_id: int, message_type: str = MessageType.TRAIN) -> Message:
         """Return the message to one node."""
@@ -62,6 +78,7 @@ class Request:
         config["server-round"] = self.server_round
         config["run-id"] = self.run_id
         config["seed"] = self.seed
+        config.update(self.asks)
         config.pop("held", None)  # ours alone
         if self.held:  # Flower cannot count the bytes of an empty list
             config["held"] = list(self.held)
@@ -84,6 +101,7 @@ class Reply:
         held: The server holds its upload already.
         anonymous: It gave no name; ``client`` follows from its weights.
         metrics: Further numbers it reports.
+        ranges: Smallest and largest output of its model's layers, by layer; None if it does not tell.
     """
 
     client: str
@@ -95,6 +113,7 @@ class Reply:
     held: bool = False
     anonymous: bool = False
     metrics: Mapping[str, float] = field(default_factory=dict)
+    ranges: Mapping[str, tuple[float, float]] | None = None
 
 
 def read_reply(
@@ -139,6 +158,7 @@ def read_reply(
         pretrained=pretrained,
         anonymous="client" not in facts,
         metrics={k: float(v) for k, v in metrics.items() if isinstance(v, (int, float)) and k != "num-examples"},
+        ranges=_ranges(facts, sender),
     )
 
 
@@ -230,3 +250,10 @@ def _label_counts(
         return None
     what, total = f"{sender}: upload.label-counts", "metrics['num-examples']"
     return check_label_counts(counts, num_classes, what, num_examples=num_examples, total=total)
+
+
+def _ranges(facts: ConfigRecord, sender: str) -> dict[str, tuple[float, float]] | None:
+    layers, bounds = facts.get("range-layers", []), facts.get("ranges", [])
+    if layers == bounds == []:
+        return None
+    return check_ranges(layers, bounds, f"{sender}: upload.ranges")

@@ -241,7 +241,8 @@ class OneShot(Strategy):
         """Return one request for every connected node."""
         self._asked_with = arrays
         held = tuple(self.folder.round(server_round).held())
-        request = Request(arrays, config, server_round, self.folder.id, self.job.seed, held)
+        said = {"config": config, "run_id": self.folder.id, "held": held}
+        request = Request.of(self.method, self.job, arrays, server_round, **said)
         return [request.message(node_id) for node_id in sorted(grid.get_node_ids())]
 
     def aggregate_train(
@@ -271,7 +272,7 @@ class OneShot(Strategy):
     def _evaluate_on_server(
         self, arrays: ArrayRecord, start: ArrayRecord, result: Result, evaluate_fn: EvaluateFn | None
     ) -> None:
-        server_round, scores = rounds_of(self.job.config), MetricRecord()
+        server_round, scores = rounds_of(self.method, self.job.config), MetricRecord()
         if self.report.outcome.student is None:
             reason = "it is an ensemble, not one set of arrays"
         else:
@@ -291,7 +292,7 @@ class OneShot(Strategy):
     def _evaluate_on_clients(
         self, grid: Grid, arrays: ArrayRecord, result: Result, config: ConfigRecord, timeout: float
     ) -> None:
-        server_round = rounds_of(self.job.config)
+        server_round = rounds_of(self.method, self.job.config)
         if self.report.outcome.student is None or self._fraction_evaluate == 0.0:
             return
         if (scores := self._evaluation.run(grid, server_round, arrays, config, timeout)) is not None:

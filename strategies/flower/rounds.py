@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from logging import INFO
+from logging import INFO, WARNING
 from typing import TYPE_CHECKING, Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message
@@ -13,10 +13,12 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from ..compute import choose
+from ..compute.with_clients import WithClients
 from ..method import Job, Method
 from ..needs import check_needs
 from ..options import check, check_device, option
 from ..stage import (
+    TRAFFIC_FILE,
     StageReport,
     keep_outcome,
     kept_report,
@@ -26,8 +28,11 @@ from ..stage import (
     run_stage,
     unpin_clients,
 )
+from ..traffic import Traffic
 from ..upload_checks import Signature, Signatures
-from .collect import Collector, Traffic
+from ..upload_kinds import of_kind
+from .clients import GridClients, Limits
+from .collect import Collector
 from .exchange import is_simulation
 from .messages import Request
 from .models import check_student
@@ -110,6 +115,7 @@ class Rounds:
         self.min_uploads = min_uploads
         self._options = options
         self._signatures = Signatures(job.builders)
+        self._sendable = Signatures(of_kind(job.builders, method.uploads))
 
     def run(
         self, folder: RunFolder, grid: Grid, arrays: ArrayRecord, *, timeout: float, train_config: ConfigRecord
@@ -130,15 +136,17 @@ class Rounds:
             QuorumError: Too few uploads.
             OptionError: The method's needs are not met.
         """
-        done, rounds = kept_round(folder), rounds_of(self._job.config)
+        done, rounds = kept_round(folder), rounds_of(self._method, self._job.config)
         if done:
             log(INFO, "round %d of %d is finished: its result is read from the run folder", done, rounds)
             self.report = kept_report(folder, replace(self._job, uploads=folder.round(done).uploads()))
             arrays = self.student_arrays() or arrays
         for server_round in range(done + 1, rounds + 1):
-            request = Request(arrays, train_config, server_round, folder.id, self._job.seed)
+            said = {"config": train_config, "run_id": folder.id}
+            request = Request.of(self._method, self._job, arrays, server_round, **said)
             tick = self._collect(folder.round(server_round), grid, request, timeout)
-            self._run_stage(folder, server_round, arrays, owns_ray=not is_simulation(grid), tick=tick)
+            place = self._place(folder, server_round, grid, timeout)
+            self._run_stage(folder, server_round, arrays, place=place, tick=tick)
             arrays = self.student_arrays() or arrays
         return arrays
 
@@ -151,7 +159,7 @@ class Rounds:
         collector.check_quorum(self.min_uploads, self.min_uploads, 0.0)
         pin_clients(round_folder, collector.clients)
         # Whoever owns the loop owns Ray: it is used where it runs.
-        self._run_stage(folder, server_round, arrays, owns_ray=None, tick=None)
+        self._run_stage(folder, server_round, arrays, place=self._chosen(owns_ray=None), tick=None)
 
     def student_arrays(self) -> ArrayRecord | None:
         """Return the last student's weights; None if there is none."""
@@ -175,9 +183,38 @@ class Rounds:
 
     def _collector(self, folder: RoundFolder) -> Collector:
         max_bytes = int(self._options.max_upload_mib * 2**20)
-        collector = Collector(folder, self._signatures, num_classes=self._job.num_classes, max_bytes=max_bytes)
+        collector = Collector(folder, self._sendable, num_classes=self._job.num_classes, max_bytes=max_bytes)
         self.account.traffic = collector.traffic
         return collector
+
+    def _chosen(self, *, owns_ray: bool | None) -> ServerCompute:
+        compute = self.compute if self.compute is not None else "ray"
+        return choose(compute, owns_ray=owns_ray) if isinstance(compute, str) else compute
+
+    def _place(self, folder: RunFolder, server_round: int, grid: Grid, timeout: float) -> ServerCompute:
+        """Return where the server stage runs: where the clients are, if the method goes on with them."""
+        if self._method.fit_with is None:
+            return self._chosen(owns_ray=not is_simulation(grid))
+        round_folder = folder.round(server_round)
+        # Late uploads are booked in the collector's account: one file has one account.
+        if self.account.traffic.path != round_folder.path / TRAFFIC_FILE:
+            self.account.traffic = Traffic.read(round_folder.path / TRAFFIC_FILE)
+        # What clients keep on their disks bears the id of the run that they uploaded to.
+        forgotten = tuple(folder.info.get("forgotten", ()))
+        common = {
+            "run-id": str(folder.info.get("uploads-id", folder.id)),
+            "seed": self._job.seed,
+            "forget-others": bool(forgotten),
+        }
+        clients = GridClients(
+            grid,
+            round_folder,
+            self.account.traffic,
+            common=common,
+            limits=Limits(timeout_s=timeout),
+            left_out=forgotten,
+        )
+        return WithClients(clients)
 
     def _run_stage(
         self,
@@ -185,7 +222,7 @@ class Rounds:
         server_round: int,
         arrays: ArrayRecord,
         *,
-        owns_ray: bool | None,
+        place: ServerCompute,
         tick: Callable[[], None] | None,
     ) -> None:
         began, round_folder = time.monotonic(), folder.round(server_round)
@@ -193,11 +230,10 @@ class Rounds:
         uploads = tuple(upload for upload in round_folder.uploads() if upload.client in clients)
         job = replace(self._job, uploads=uploads, start=self._student_start(arrays))
         check_needs(self._method, job)
-        compute = self.compute if self.compute is not None else "ray"
-        compute = choose(compute, owns_ray=owns_ray) if isinstance(compute, str) else compute
         self.report = run_stage(
-            self._method, job, compute, round_folder, log=say, tick=tick, checkpoint_s=self._options.checkpoint_s
+            self._method, job, place, round_folder, log=say, tick=tick, checkpoint_s=self._options.checkpoint_s
         )
+        self.account.traffic.save(lambda line: log(WARNING, "%s", line))
         keep_outcome(folder, self.report, server_round)
         self.account.spend("server", began)
 
@@ -206,9 +242,12 @@ class Rounds:
         return dict(arrays.to_torch_state_dict()) if signature_of(arrays) == wanted else None
 
 
-def rounds_of(config: Any) -> int:
-    """Return how many times a method asks the clients: its option ``rounds``, else once."""
-    return int(getattr(config, "rounds", 1))
+def rounds_of(method: Method, config: Any) -> int:
+    """Return how many times a method asks for uploads: its option ``rounds``, else once.
+
+    A method that goes on with its clients counts its own rounds: they follow one upload.
+    """
+    return 1 if method.fit_with is not None else int(getattr(config, "rounds", 1))
 
 
 def signature_of(arrays: ArrayRecord) -> Signature:

@@ -39,10 +39,28 @@ class LabelCountEnsemble(OneShot):
     __init__ = partialmethod(OneShot.__init__, METHODS["label-count-ensemble"])
 
 
+class Fens(OneShot):
+    """FENS: the ensemble of the uploads, its aggregator trained by the clients in many small rounds."""
+
+    __init__ = partialmethod(OneShot.__init__, METHODS["fens"])
+
+
 class FedDF(OneShot):
     """FedDF: the ensemble distilled on real, unlabelled images of the server (``proxy=``)."""
 
     __init__ = partialmethod(OneShot.__init__, METHODS["feddf"])
+
+
+class FedKD(OneShot):
+    """FedKD: the label-count ensemble distilled on real, unlabelled images of the server, logit by logit."""
+
+    __init__ = partialmethod(OneShot.__init__, METHODS["fedkd"])
+
+
+class FedET(OneShot):
+    """Fed-ET: a student of the uploads' consensus and dissent on real, unlabelled images of the server."""
+
+    __init__ = partialmethod(OneShot.__init__, METHODS["fed-et"])
 
 
 class FDAFL(OneShot):
@@ -67,3 +85,15 @@ class Dense(OneShot):
     """DENSE (FedSyn): a generator trained against the ensemble, a student distilled on its images."""
 
     __init__ = partialmethod(OneShot.__init__, METHODS["dense"])
+
+
+class FedOV(OneShot):
+    """FedOV: the vote of open-set classifiers, those leading to whom a sample is the least unknown."""
+
+    __init__ = partialmethod(OneShot.__init__, METHODS["fedov"])
+
+
+class FedCvaeEns(OneShot):
+    """FedCVAE-Ens: a student of images that the clients' decoders make; clients upload ``cvae-decoder``."""
+
+    __init__ = partialmethod(OneShot.__init__, METHODS["fedcvae-ens"])

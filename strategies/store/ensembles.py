@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import StoreError
 from ..method import EnsembleSpec, Upload
 from .files import make_folder, read_json, read_weights, save_weights, store_errors, write_json
-from .uploads import StoredWeights, verify
+from .uploads import StoredWeights, stored_ranges, verify
 
 if TYPE_CHECKING:
     from ..method import ModelBuilder
@@ -46,6 +46,7 @@ def save_ensemble(
     combiner = save_weights(folder / "combiner.safetensors", spec.weights)
     facts = {
         "combiner": {"name": spec.combiner, "file": "combiner.safetensors", "sha256": combiner.sha256},
+        "precision": spec.precision,
         "members": members,
         "architectures": architectures or {},
     }
@@ -74,12 +75,13 @@ def load_ensemble(path: Path, builders: Mapping[str, ModelBuilder]) -> tuple[Ens
         members = tuple(_load_member(folder, member) for member in facts["members"])
         name, file, sha256 = (facts["combiner"][key] for key in ("name", "file", "sha256"))
         weights = read_weights(folder / file, sha256)
-    except (KeyError, TypeError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise StoreError(f"{folder / _FACTS}: damaged, lacks {error}") from error
     if unknown := sorted({member.architecture for member in members} - set(builders)):
         known = ", ".join(sorted(builders)) or "none"
         raise StoreError(f"{folder}: unknown architecture {', '.join(unknown)}; known are {known}")
-    return EnsembleSpec(tuple(member.client for member in members), name, weights), members
+    precision = facts.get("precision", "float32")  # early ensembles do not say
+    return EnsembleSpec(tuple(member.client for member in members), name, weights, precision), members
 
 
 def _save_member(folder: Path, upload: Upload) -> dict[str, Any]:
@@ -97,6 +99,7 @@ def _save_member(folder: Path, upload: Upload) -> dict[str, Any]:
         "sha256": sha256,
         "num_examples": upload.num_examples,
         "label_counts": upload.label_counts,
+        "ranges": upload.ranges,
     }
 
 
@@ -119,4 +122,5 @@ def _load_member(folder: Path, member: dict[str, Any]) -> Upload:
         read=StoredWeights(file, member["sha256"]),
         num_examples=member["num_examples"],
         label_counts=None if counts is None else tuple(counts),
+        ranges=stored_ranges(member.get("ranges")),
     )

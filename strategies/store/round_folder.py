@@ -42,6 +42,7 @@ class RoundFolder:
         num_examples: int | None,
         label_counts: Sequence[int] | None,
         pretrained: bool = False,
+        ranges: Mapping[str, tuple[float, float]] | None = None,
     ) -> Upload:
         """Store an upload; once this returns it survives any crash.
 
@@ -52,6 +53,7 @@ class RoundFolder:
             num_examples: Size of its training set; None for a pretrained model without data.
             label_counts: Training examples per class [C]; None if the client did not tell.
             pretrained: Whether the client trained nothing itself.
+            ranges: Smallest and largest output of its model's layers, by layer; None if the client did not tell.
 
         Returns:
             The upload, whose ``read`` reads the stored file.
@@ -63,7 +65,7 @@ class RoundFolder:
         """
         self._writing()
         counts = None if label_counts is None else tuple(int(count) for count in label_counts)
-        facts = {"num_examples": num_examples, "label_counts": counts, "pretrained": pretrained}
+        facts = {"num_examples": num_examples, "label_counts": counts, "pretrained": pretrained, "ranges": ranges}
         return self._uploads.accept(client, architecture, state, facts)
 
     def refuse(self, client: str, reason: str) -> None:

@@ -36,6 +36,7 @@ class UploadRecord:
         num_examples: Size of its training set; None for a pretrained model without data.
         label_counts: Training examples per class [C]; None if the client did not tell.
         pretrained: Whether the client trained nothing itself.
+        ranges: Smallest and largest output of its model's layers, by layer; None if the client did not tell.
     """
 
     client: str
@@ -46,6 +47,7 @@ class UploadRecord:
     num_examples: int | None = None
     label_counts: tuple[int, ...] | None = None
     pretrained: bool = False
+    ranges: Mapping[str, tuple[float, float]] | None = None
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ class UploadStore:
             client: The client's name.
             architecture: The architecture it named.
             state: Its weights.
-            facts: ``num_examples``, ``label_counts`` and ``pretrained`` of :class:`UploadRecord`.
+            facts: ``num_examples``, ``label_counts``, ``pretrained`` and ``ranges`` of :class:`UploadRecord`.
 
         Raises:
             UploadError: The name is no client name or has an upload already, or the disk refuses; nothing is kept.
@@ -142,15 +144,16 @@ class UploadStore:
 
     def _upload(self, record: UploadRecord) -> Upload:
         read = StoredWeights(self._file(record.client), record.sha256)
-        return Upload(record.client, record.architecture, read, record.num_examples, record.label_counts)
+        return Upload(record.client, record.architecture, read, record.num_examples, record.label_counts, record.ranges)
 
     def _record(self, row: dict[str, Any]) -> UploadRecord:
         try:
-            counts = row["label_counts"]
-            record = UploadRecord(**{**row, "label_counts": None if counts is None else tuple(counts)})
+            counts, ranges = row["label_counts"], stored_ranges(row.get("ranges"))  # early lines say no ranges
+            facts = {"label_counts": None if counts is None else tuple(counts), "ranges": ranges}
+            record = UploadRecord(**{**row, **facts})
             if not CLIENT_NAME.fullmatch(record.client):
                 raise ValueError(record.client)
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise StoreError(f"{self.index.path}: damaged line {row}") from error
         return record
 
@@ -172,6 +175,17 @@ class UploadStore:
         except OSError:
             free = "unknown"
         return f"{client}: {reason}, its upload is not stored in {file}: {needed} bytes needed, {free} bytes free"
+
+
+def stored_ranges(row: Mapping[str, Any] | None) -> dict[str, tuple[float, float]] | None:
+    """Return ranges as they were before they were written as JSON.
+
+    Raises:
+        AttributeError: They are no mapping.
+        ValueError: A layer has not two numbers.
+        TypeError: A layer has no numbers.
+    """
+    return None if row is None else {layer: (float(low), float(high)) for layer, (low, high) in row.items()}
 
 
 def verify(file: Path, sha256: str, what: str) -> None:

@@ -11,6 +11,8 @@ import pytest
 from doc_pages import CONF, ROOT, commands, name_of
 
 from fl_app.data import GROUPS
+from fl_app.data.tables import FEATURES
+from fl_app.data.text import LENGTH, NUM_CLASSES
 from fl_app.data.torchvision_sets import KNOWN
 from fl_app.models import builders
 from server_app.build import Settings, default_settings, known_options, read_settings
@@ -22,9 +24,13 @@ from strategies.options import parse
 
 KINDS = {o.key: o.kind for o in known_options()}
 PARTS = {"dense-paper": "paper", "dense-published-code": "published-code"}
-ROWS = {"coboosting": ROOT / "conf" / "coboosting-rows.toml", "fedsyn": ROOT / "conf" / "fedsyn-rows.toml"}
-TABLES = [path for path in CONF if "-table" in path.stem]
+ROWS = {paper: ROOT / "conf" / f"{paper}-rows.toml" for paper in ("coboosting", "fedsyn", "fens")}
+FIGURES = ("fens-agnews",)  # files of a figure
+TABLES = [path for path in CONF if "-table" in path.stem or path.stem in FIGURES]
 FEDSYN = [path for path in TABLES if path.stem.startswith("fedsyn")]
+FENS = [path for path in TABLES if path.stem.startswith("fens")]
+# Paper -> the method that a file of its tables runs.
+RUN = {"coboosting": "co-boosting", "fedsyn": "dense", "fens": "fedkd"}
 PUBLISHED = [path for path in CONF if path.stem not in ("short", "fmnist-short")]
 MIX_P1, MIX_P2 = "cnn5,cnn-torch,resnet18,mobilenet,shufflenet", "resnet18,cnn1,cnn5,wrn16-1,wrn40-1"
 
@@ -46,6 +52,14 @@ def p1(clients: int, alpha: float, model: str, law: str = "dirichlet-classes", *
 
 def p2(clients: int, alpha: float, model: str, **more: Any) -> Table:
     return Table(clients, alpha, model, "dirichlet-clients", {"client.epochs": 200, "client.clip": 0.0, **_keys(more)})
+
+
+def p3(clients: int, alpha: float, model: str, **more: Any) -> Table:
+    local = {
+        "client.epochs": 500, "client.batch-size": 16, "client.lr": 0.0025, "client.momentum": 0.0, "client.clip": 0.0,
+        "client.schedule": "cosine", "client.final-lr": 0.001, "client.init": "different",
+    }  # fmt: skip
+    return Table(clients, alpha, model, "dirichlet-clients", {**local, **_keys(more)})
 
 
 def _keys(more: dict[str, Any]) -> dict[str, Any]:
@@ -84,9 +98,28 @@ PAPERS = {
     "fedsyn-table4-cifar10": p2(10, 0.5, "cnn5"),
     "fedsyn-table5-cifar10": p2(5, 0.1, "cnn5", client__epochs=10, dense__rounds=5),
     "fedsyn-table6-cifar10": p2(5, 0.5, "cnn5"),
-}
+    "fens-table1-cifar10": p3(20, 0.1, "resnet8", data__proxy_name="cifar100"),
+    "fens-table14-heart": Table(4, 0.3, "logistic", "domains", {
+        "client.epochs": 50, "client.batch-size": 4, "client.optimizer": "adam", "client.lr": 0.001, "client.clip": 0.0,
+        "method": "fens", "fens.aggregator": "per-class", "fens.rounds": 50, "fens.local-steps": 5,
+        "fens.batch-size": 2, "fens.client-lr": 0.1, "fens.server-lr": 0.1, "fens.holdout-per-class": True,
+    }),
+    # Local training is our choice; the server's values are the default.
+    "fens-agnews": Table(10, 0.1, "text-bag", "dirichlet-clients", {
+        "client.epochs": 10, "client.batch-size": 32, "client.optimizer": "adam", "client.lr": 0.001,
+        "client.clip": 0.0, "data.proxy": 0.4, "method": "fens",
+    }),
+}  # fmt: skip
 # Data set in the name of the file -> data.name.
-DATA = {"fmnist": "fashion-mnist", "tiny": "imagefolder", "digits": "domain-digits"}
+DATA = {
+    "fmnist": "fashion-mnist",
+    "tiny": "imagefolder",
+    "digits": "domain-digits",
+    "heart": "heart-disease",
+    "agnews": "ag-news",
+}
+# data.name of examples that are no images -> classes, shape.
+OTHERS = {"heart-disease": (2, (FEATURES, 1, 1)), "ag-news": (NUM_CLASSES, (1, 1, LENGTH))}
 
 
 def given_by(*paths: Path) -> dict[str, Any]:
@@ -99,6 +132,19 @@ def settings_of(*paths: Path) -> Settings:
 
 def config_of(settings: Settings, name: str) -> Any:
     return parse(METHODS[name].config, settings.flat, name)
+
+
+def stated_for(name: str, path: Path) -> dict[str, Any]:
+    """Return the options of a method that its paper states for a table."""
+    return {
+        key.removeprefix(f"{name}.").replace("-", "_"): value
+        for key, value in PAPERS[path.stem].more.items()
+        if key.startswith(f"{name}.")
+    }
+
+
+def paper_of(path: Path) -> str:
+    return path.stem.partition("-")[0]
 
 
 def augmented(path: Path) -> str:
@@ -115,7 +161,7 @@ def test_table_file_sets_the_published_values_and_no_others(path: Path) -> None:
     data = path.stem.rpartition("-")[2]
     mixed = "," in table.model
     wanted = {
-        "method": "co-boosting" if path not in FEDSYN else "dense",
+        "method": RUN[paper_of(path)],
         "data.name": DATA.get(data, data),
         "data.law": table.law,
         "data.alpha": table.alpha,
@@ -124,12 +170,13 @@ def test_table_file_sets_the_published_values_and_no_others(path: Path) -> None:
         **table.more,
     }
     assert {key: value for key, value in given.items() if defaults[key] == value} == {}, "as by default"
-    own = {key: value for key, value in given.items() if not key.startswith(("dense.", "co-boosting.", "f-"))}
-    own = {key: value for key, value in own.items() if not key.startswith("feddf.")}
-    rounds = {key: value for key, value in given.items() if key == "dense.rounds"}
-    assert {**own, **rounds} == {key: value for key, value in wanted.items() if defaults[key] != value}
-    assert settings_of(path).app.client.lr == 0.01
-    assert settings_of(path).app.client.momentum == 0.9
+    others = METHODS.keys() - {"fedavg"}  # whose settings there the next two tests are about
+    stated = {key for key in given if key.partition(".")[0] not in others or key in table.more}
+    assert {key: given[key] for key in stated} == {
+        key: value for key, value in wanted.items() if defaults[key] != value
+    }
+    assert settings_of(path).app.client.lr == table.more.get("client.lr", 0.01)
+    assert settings_of(path).app.client.momentum == table.more.get("client.momentum", 0.9)
 
 
 @pytest.mark.parametrize("path", TABLES, ids=name_of)
@@ -138,6 +185,8 @@ def test_table_file_runs_its_paper_s_method_with_the_paper_s_values(path: Path) 
     if path in FEDSYN:
         rounds = PAPERS[path.stem].more.get("dense.rounds", 1)
         assert settings.method_config == DenseConfig(rounds=rounds)
+    elif path in FENS:
+        assert settings.method_config == settings.method.config(**stated_for(settings.method.name, path))
     else:
         assert settings.method_config == CoBoostingConfig(pool_augmentation=augmented(path))
 
@@ -145,8 +194,16 @@ def test_table_file_runs_its_paper_s_method_with_the_paper_s_values(path: Path) 
 @pytest.mark.parametrize("path", TABLES, ids=name_of)
 def test_table_file_with_the_rows_gives_every_method_what_its_paper_gave_it(path: Path) -> None:
     alone = settings_of(path)
-    settings = settings_of(ROWS[path.stem.partition("-")[0]], path)
-    assert (settings.app, settings.method_config) == (alone.app, alone.method_config)
+    settings = settings_of(ROWS[paper_of(path)], path)
+    assert settings.app == alone.app
+    if path in FENS and "cifar" not in path.stem:
+        return  # tables without these rows
+    if path in FENS:
+        assert config_of(settings, "fedavg") == METHODS["fedavg"].config(bn_buffers="first")
+        for name in ("fedkd", "fed-et"):
+            assert config_of(settings, name) == METHODS[name].config(augmentation=augmented(path))
+        return
+    assert settings.method_config == alone.method_config
     if path not in FEDSYN:
         if "-table4-" in path.stem or "-table7-" in path.stem:
             return  # tables without these rows
@@ -178,7 +235,7 @@ def test_table_file_names_architectures_that_take_its_images(path: Path) -> None
     else:
         classes, channels, size = 200, 3, 0
     size = app.data.image_size or size
-    models = builders(classes, (channels, size, size))
+    models = builders(*OTHERS.get(app.data.name, (classes, (channels, size, size))))
     assert {*app.model.mix(), app.model.of_student()} <= models.keys()
 
 
@@ -196,19 +253,19 @@ def test_part_file_is_the_preset_whatever_table_of_its_paper_it_is_combined_with
 def test_published_file_begins_with_its_table_its_commands_and_its_length(path: Path) -> None:
     comment = path.read_text().partition("\n\n")[0]
     assert re.search(r"https://arxiv\.org/abs/\d", comment)
-    assert re.search(r"\bLong, ", comment.replace("\n# ", " "))
+    assert re.search(r"\b(Long|Short), ", comment.replace("\n# ", " "))
     run, *later = commands(path)
     assert run[:2] == ["oneshot", "run"]
     assert name_of(path) in run
     files = [word for word in run if word.endswith(".toml")]
     clients = int(run[run.index("--num-supernodes") + 1])
     if path in TABLES:
-        assert "Table" in comment
+        assert ("Figure" if path.stem in FIGURES else "Table") in comment
         assert "scale=0.1" in comment
         assert clients == PAPERS[path.stem].clients
         compared = {name for words in later for name in words[-1].split(",") if words[1] == "compare"}
-        rows = ROWS[path.stem.partition("-")[0]]
-        assert (name_of(rows) in files) == bool(compared & {"f-dafl", "f-adi"})
+        rows = ROWS[paper_of(path)]
+        assert (name_of(rows) in files) == bool(compared & {"f-dafl", "f-adi", "fedkd"})
     else:
         [table] = [file for file in files if "-table" in file]
         assert clients == PAPERS[Path(table).stem].clients

@@ -15,6 +15,8 @@ from torch import nn
 
 import strategies
 from fl_app.data import GROUPS, LAWS, SOURCES, open_split
+from fl_app.data.tables import FEATURES
+from fl_app.data.text import LENGTH, NUM_CLASSES
 from fl_app.data.torchvision_sets import KNOWN
 from fl_app.models import ARCHITECTURES, build, builders
 from server_app.build import default_settings
@@ -30,9 +32,12 @@ PLUG_IN, UPLOADS = ROOT / "docs" / "plug-in.md", ROOT / "docs" / "uploads.md"
 NEEDS = {
     Need.SAME_ARCHITECTURE: "one architecture",
     Need.LABEL_COUNTS: "label counts",
+    Need.IMAGES: "images",
     Need.SIDES_OF_FOUR: "image sides in fours",
     Need.PROXY_IMAGES: "images of the server",
 }
+# What models take that take no images -> its shape.
+OTHERS = {"row": (FEATURES, 1, 1), "text": (1, 1, LENGTH)}
 PRESETS = {"dense": dense.PRESETS, "co-boosting": co_boosting.PRESETS, "feddf": feddf.PRESETS}
 
 
@@ -56,11 +61,12 @@ ZOO = rows(README.read_text().partition("<summary>Architectures</summary>")[2], 
 @pytest.mark.parametrize("row", ZOO, ids=lambda row: row[0])
 def test_readme_describes_an_architecture_as_it_is(row: list[str]) -> None:
     name, parameters, smallest, normalised = row[:4]
-    shape = {"lenet5": (1, 32, 32), "mnist-cnn": (1, 28, 28)}.get(name, (3, 32, 32))
-    model = build(name, num_classes=10, input_shape=shape)
+    shape = {"lenet5": (1, 32, 32), "mnist-cnn": (1, 28, 28), **OTHERS}.get(smallest if smallest in OTHERS else name)
+    model = build(name, num_classes=2 if name == "logistic" else 10, input_shape=shape or (3, 32, 32))
     assert f"{sum(p.numel() for p in model.parameters()):,}" == parameters
     assert ("yes" if any(isinstance(layer, nn.BatchNorm2d) for layer in model.modules()) else "no") == normalised
-    assert [takes(name, int(smallest) + more) for more in (-1, 0)] == [False, True]
+    if smallest not in OTHERS:
+        assert [takes(name, int(smallest) + more) for more in (-1, 0)] == [False, True]
 
 
 def takes(name: str, side: int) -> bool:
@@ -85,6 +91,8 @@ def test_readme_lists_the_data_sets_as_they_are() -> None:
     for name, group in GROUPS.items():
         side = f"{group.image_size} x {group.image_size}" if group.image_size else "data.image-size"
         assert table[name][:2] == [f"3 x {side}", str(group.num_classes)]
+    assert table["heart-disease"][:2] == [f"rows of {FEATURES} features", "2"]
+    assert table["ag-news"][:2] == [f"texts of {LENGTH} words", str(NUM_CLASSES)]
 
 
 def test_readme_lists_what_a_node_is_told() -> None:

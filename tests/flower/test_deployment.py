@@ -21,10 +21,12 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
-SETTINGS = (
-    "method='dense' dense.epochs=2 dense.generator-steps=2 dense.synthesis-batch-size=16 dense.latent=16 "
-    "client.epochs=2 data.image-size=8 threads=1 deadline-s=150"
-)
+SETTINGS = "client.epochs=2 data.image-size=8 threads=1 deadline-s=150"
+METHODS = {
+    "DENSE": "method='dense' dense.epochs=2 dense.generator-steps=2 dense.synthesis-batch-size=16 dense.latent=16",
+    # Few, long rounds: each takes seconds here.
+    "FENS": "method='fens' fens.aggregator='per-class' fens.rounds=2 fens.local-steps=20 fens.server-lr=0.1",
+}
 
 
 def free_port() -> int:
@@ -32,7 +34,8 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def test_deployment_with_a_training_node_and_a_checkpoint_node_finishes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", METHODS)
+def test_deployment_with_a_training_node_and_a_checkpoint_node_finishes(tmp_path: Path, method: str) -> None:
     torch.manual_seed(0)
     checkpoint = tmp_path / "beta.safetensors"
     save_file(build("resnet8-ds", num_classes=10, input_shape=(1, 8, 8)).state_dict(), checkpoint)
@@ -70,7 +73,7 @@ def test_deployment_with_a_training_node_and_a_checkpoint_node_finishes(tmp_path
                 "--port", str(free_port()), "--node-config", node_config,
             )  # fmt: skip
         time.sleep(3.0)
-        config = f"{SETTINGS} run-dir='{run_dir}'"
+        config = f"{METHODS[method]} {SETTINGS} run-dir='{run_dir}'"
         run = start("operator", "flwr", "run", str(ROOT), "dep", "--stream", "-c", config)
         deadline = time.monotonic() + 240
         while not (run_dir / "result.json").exists() and time.monotonic() < deadline:
@@ -80,10 +83,17 @@ def test_deployment_with_a_training_node_and_a_checkpoint_node_finishes(tmp_path
         run.kill()
     result = json.loads((run_dir / "result.json").read_text())
     assert result["status"] == "finished", result
-    assert [row["name"] for row in result["table"]] == ["alpha", "beta", "FedENS", "DENSE"]
+    assert [row["name"] for row in result["table"]] == ["alpha", "beta", "FedENS", method]
     records = [json.loads(line) for line in (run_dir / "uploads.jsonl").read_text().splitlines()]
     facts = {record["client"]: record for record in records}
     assert facts["beta"]["pretrained"] is True
     assert facts["beta"]["num_examples"] is None
     assert facts["alpha"]["architecture"] == "lenet5"
     assert facts["alpha"]["num_examples"] > 0
+    if method == "FENS":
+        traffic = json.loads((run_dir / "traffic.json").read_text())["phases"]
+        assert traffic["aggregator"]["up"]["alpha"] > 0
+        assert "beta" not in traffic["aggregator"]["up"]
+        # The node without data has a model in the ensemble, and no part in the rounds.
+        ((client, reason),) = [(row["client"], row["reason"]) for row in result["refusals"]]
+        assert (client, reason) == ("beta", "it holds no examples: it takes no part in the rounds")

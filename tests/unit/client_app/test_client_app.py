@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from safetensors.torch import save_file
 
 from client_app import app as client_app
 from client_app import work
+from client_app.tasks import TASKS
 from fl_app.config import AppConfig, DataConfig
 from fl_app.data import open_split, partition
 from fl_app.models import build, builders
@@ -63,6 +65,10 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Messag
 
 def never(*_: object, **__: object) -> None:
     raise AssertionError("the client works though it should not")
+
+
+def replace_training(monkeypatch: pytest.MonkeyPatch, train: Callable[..., Any]) -> None:
+    monkeypatch.setitem(TASKS, "classifier", replace(TASKS["classifier"], train=train))
 
 
 def facts_of(reply: Message) -> ConfigRecord:
@@ -125,7 +131,7 @@ def test_training_when_repeated_gives_the_same_bits_and_other_seeds_clients_and_
 def test_an_upload_that_the_server_holds_is_answered_at_once(
     ask: Callable[..., Message], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(work, "train", never)
+    replace_training(monkeypatch, never)
     monkeypatch.setattr(work, "open_split", never)
     monkeypatch.setattr(work.AppConfig, "from_settings", never)
 
@@ -139,7 +145,7 @@ def test_a_client_when_asked_again_sends_what_it_kept_and_trains_nothing(
     ask: Callable[..., Message], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = ask()
-    monkeypatch.setattr(work, "train", never)
+    replace_training(monkeypatch, never)
 
     again = ask(held=("client-000",))
 
@@ -162,7 +168,7 @@ def test_a_client_when_its_architecture_was_changed_meanwhile_sends_what_it_kept
 def test_a_client_whose_name_is_none_says_so_and_trains_nothing(
     ask: Callable[..., Message], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(work, "train", never)
+    replace_training(monkeypatch, never)
 
     reply = ask(node={"client": "../alice", "partition-id": 1, "num-partitions": CLIENTS})
 
@@ -192,7 +198,7 @@ def test_a_client_when_its_disk_refuses_sends_what_it_trained_all_the_same(
     [
         ({"node": {"partition-id": 4, "num-partitions": 4}}, "partition-id is 4: allowed is 0 to 3"),
         ({"node": {"partition-id": -1, "num-partitions": 4}}, "partition-id is -1: allowed is 0 to 3"),
-        ({"model__name": "cnn5"}, "architecture 'cnn5' cannot take images of shape (1, 16, 16)"),
+        ({"model__name": "cnn5"}, "architecture 'cnn5' cannot take examples of shape (1, 16, 16)"),
         ({"client__checkpoint": "/nowhere/{partition}.pt"}, "checkpoint /nowhere/1.pt is not there"),
         ({"client__checkpoint": "{x}"}, "setting 'client.checkpoint' is '{x}'"),
         ({"client__epochs": 0}, "setting 'client.epochs' is 0"),
@@ -280,13 +286,13 @@ def test_images_when_an_augmentation_is_named_are_changed_by_it_and_otherwise_by
     ask: Callable[..., Message], monkeypatch: pytest.MonkeyPatch, asked: str, done: str
 ) -> None:
     seen: list[str] = []
-    train = work.train
+    train = TASKS["classifier"].train
 
     def watched(*args: Any, augmentation: str, **kwargs: Any) -> Any:
         seen.append(augmentation)
         return train(*args, augmentation=augmentation, **kwargs)
 
-    monkeypatch.setattr(work, "train", watched)
+    replace_training(monkeypatch, watched)
 
     ask(client__augmentation=asked)
 
@@ -314,13 +320,13 @@ SIGNATURES_STATE = build("lenet5", num_classes=10, input_shape=(1, 16, 16)).stat
 
 def spy_on_starts(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, torch.Tensor]]:
     starts: list[dict[str, torch.Tensor]] = []
-    train = work.train
+    train = TASKS["classifier"].train
 
     def watched(model: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         starts.append({key: value.clone() for key, value in model.state_dict().items()})
         return train(model, *args, **kwargs)
 
-    monkeypatch.setattr(work, "train", watched)
+    replace_training(monkeypatch, watched)
     return starts
 
 
@@ -328,7 +334,7 @@ def spy_on_starts(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, torch.Tenso
 def test_a_pretrained_client_in_simulation_uploads_its_file_and_trains_nothing(
     ask: Callable[..., Message], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
 ) -> None:
-    monkeypatch.setattr(work, "train", never)
+    replace_training(monkeypatch, never)
     path = tmp_path / f"trained-1{ending}"
     state = {key: torch.full_like(value, 0.5) for key, value in SIGNATURES_STATE.items()}
     (save_file if ending == ".safetensors" else torch.save)(state, path)
@@ -346,7 +352,7 @@ def test_a_pretrained_client_in_simulation_uploads_its_file_and_trains_nothing(
 def test_a_pretrained_node_without_data_opens_none_and_tells_no_number(
     ask: Callable[..., Message], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(work, "train", never)
+    replace_training(monkeypatch, never)
     monkeypatch.setattr(work, "cached_split", never)
     save_file(SIGNATURES_STATE, tmp_path / "clinic-a.safetensors")
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from client_app import keeping
-from client_app.keeping import RUNS_KEPT, Keep, Trained
+from client_app.keeping import Keep, Trained
+from strategies.client.places import RUNS_KEPT
 from strategies.errors import UploadError
 
 RUN = "0123456789abcdef" * 2

@@ -103,6 +103,34 @@ def test_a_law_whose_settings_do_not_fit_each_other_is_refused_before_any_client
     assert AppConfig.from_settings({"data.law": "lognormal", "data.sigma": 0.5}).data.sigma == 0.5
 
 
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        (
+            {"data.name": "ag-news", "data.law": "domains"},
+            r"'data.law' is 'domains' .* domain-digits, pacs, heart-disease",
+        ),
+        ({"data.name": "heart-disease", "data.left-out": "va"}, "'data.left-out' is 'va'"),
+        (
+            {"data.name": "ag-news", "client.augmentation": "flip"},
+            "'client.augmentation' is 'flip': .* data-set and none",
+        ),
+        ({"data.name": "ag-news", "data.proxy-name": "mnist"}, "'data.proxy-name' is 'mnist': .* are none$"),
+        ({"data.proxy-name": "ag-news"}, "'data.proxy-name' is 'ag-news': .* mnist, .*imagefolder, none$"),
+    ],
+)
+def test_settings_of_images_are_refused_for_rows_and_texts(given: dict[str, str], line: str) -> None:
+    with pytest.raises(OptionError, match=line):
+        AppConfig.from_settings(given)
+
+
+def test_settings_of_rows_and_texts_are_allowed() -> None:
+    heart = AppConfig.from_settings({"data.name": "heart-disease", "data.law": "domains", "model.name": "logistic"})
+    news = AppConfig.from_settings({"data.name": "ag-news", "data.proxy": 0.4, "client.augmentation": "none"})
+
+    assert (heart.data.law, news.data.proxy) == ("domains", 0.4)
+
+
 def test_resume_and_run_dir_when_both_are_named_are_refused() -> None:
     with pytest.raises(OptionError, match=r"'resume' \(runs/a\) and 'run-dir' \(runs/b\)"):
         AppConfig(resume="runs/a", run_dir="runs/b")

@@ -7,13 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fl_app.models import ARCHITECTURES, build, penultimate
+from fl_app.models import build, builders, penultimate
 from fl_app.models.wide_resnet import PreActivationBlock
 from strategies.seeds import generator, seeded_torch
 
 State = dict[str, torch.Tensor]
 Shape = tuple[int, int, int]
 
+IMAGES = tuple(builders(10, (3, 32, 32)))
 HE_NORMAL = ("vgg11", "wrn16-1", "wrn40-1", "resnet18-imagenet", "resnet34-imagenet")
 
 
@@ -169,7 +170,7 @@ def test_vgg11_classifier_starts_small_and_unbiased() -> None:
     assert not layer.bias.any()
 
 
-@pytest.mark.parametrize("name", [n for n in ARCHITECTURES if n not in (*HE_NORMAL, "resnet34")])
+@pytest.mark.parametrize("name", [n for n in IMAGES if n not in (*HE_NORMAL, "resnet34")])
 def test_weights_of_the_other_nets_follow_torchs_default_law(name: str) -> None:
     for module in seeded(name, (3, 32, 32)).modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
@@ -179,7 +180,7 @@ def test_weights_of_the_other_nets_follow_torchs_default_law(name: str) -> None:
             assert largest > 0.85 * bound
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", IMAGES)
 def test_normalisation_layers_start_neutral_with_torchs_momentum(name: str) -> None:
     model = seeded(name, (3, 32, 32)) if "34" not in name else skeleton(name, (3, 32, 32))
     for module in model.modules():

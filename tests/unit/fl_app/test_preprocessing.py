@@ -72,9 +72,11 @@ def test_normalize_with_halves_maps_black_to_minus_one_and_white_to_one() -> Non
     assert images.flatten().tolist() == [0, 255]
 
 
-def test_normalize_of_floats_is_refused() -> None:
-    with pytest.raises(TypeError, match="uint8"):
-        normalize(torch.zeros(1, 1, 2, 2), (0.5,), (0.5,))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+def test_rows_and_tokens_are_neither_resized_nor_normalised(dtype: torch.dtype) -> None:
+    examples = torch.arange(12).view(2, 1, 1, 6).to(dtype)
+    assert normalize(examples, (0.5,), (0.5,)) is examples
+    assert resize(examples, 1) is examples
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])

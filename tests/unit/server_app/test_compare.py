@@ -125,7 +125,8 @@ def test_every_cell_is_a_normal_replay_folder_and_compare_json_holds_all_of_them
     assert folder.parent == run.parent
     assert json.loads((folder / "compare.json").read_text()) == json.loads(json.dumps(found))
     assert (found["status"], found["data"], found["runs"]) == ("finished", "digits", [str(run)])
-    assert (folder / found["plot"]).stat().st_size > 1000
+    for plot in (found["plot"], found["communication_plot"]):
+        assert (folder / plot).stat().st_size > 1000
     assert [(cell["method"], cell["seed"]) for cell in found["cells"]] == [("fedens", 0), ("dense", 0), ("dense", 1)]
     for cell in found["cells"]:
         with RunFolder.open(Path(cell["run_dir"]), write=False) as replay:
@@ -516,7 +517,7 @@ def test_runs_of_another_project_are_compared_without_accuracies(
     ]
     digests = {cell["seed"]: cell["weights_sha256"] for cell in found["cells"] if cell["method"] == "dense"}
     assert digests[4] != digests[5]
-    assert found["plot"] == ""
+    assert (found["plot"], found["communication_plot"]) == ("", "")
     assert oneshot(*words[:2], "--methods", "label-count-ensemble", "--model", "compared_net:Net").exit_code == 1
 
 
@@ -543,8 +544,8 @@ def test_what_a_program_reads_is_alone_on_standard_output(run_folder: MakeRun, o
         assert float(rows[2]["accuracy"]) > 0
     else:
         head, *lines = [line for line in ended.stdout.splitlines() if line.startswith("|")]
-        assert head == "| method | kind | n | accuracy, % | best, % | wall, s | CPU, s | MiB | uploads |"
-        assert {line.count("|") for line in lines} == {10}
+        assert head == "| method | kind | n | accuracy, % | best, % | wall, s | CPU, s | MiB | MiB/client | uploads |"
+        assert {line.count("|") for line in lines} == {11}
         assert len(lines) == 4
         assert re.fullmatch(r"\| DENSE \| student \| 2 \| \d+\.\d\d ± \d+\.\d\d \| 90\.50 \| .*", lines[3])
         assert ended.stdout.startswith("Methods on the same uploads (digits): 1 run, 2 seeds.\n\n|")
@@ -557,13 +558,16 @@ def test_the_table_for_people_has_every_column_and_names_plot_and_folder(run_fol
     assert ended.exit_code == 0, ended.output
     assert ended.stderr == ""
     lines = [line.split() for line in ended.stdout.splitlines()]
-    assert ["method", "kind", "n", "accuracy,", "%", "best,", "%", "wall,", "s", "CPU,", "s", "MiB", "uploads"] in lines
+    head = "method kind n accuracy, % best, % wall, s CPU, s MiB MiB/client uploads"
+    assert head.split() in lines
+    assert [line[-2:] for line in lines if line[:1] == ["FedAvg"] and len(line) > 4] == [["0.0011", "3"]]
     assert [line[:3] for line in lines if line[:1] == ["DENSE"] and len(line) > 4] == [
         ["DENSE", "ensemble", "ensemble"],
         ["DENSE", "student", "1"],
     ]
-    assert lines[-2:] == [
+    assert lines[-3:] == [
         ["plot", str(tmp_path / "out" / "comparison.png")],
+        ["communication", str(tmp_path / "out" / "communication.png")],
         ["results", str(tmp_path / "out" / "compare.json")],
     ]
 

@@ -8,15 +8,18 @@ from typing import Any
 import pytest
 
 from server_app.build import read_settings
-from server_app.finish import describe_failure, finish, moved_line, table_lines
+from server_app.communication import moved_lines
+from server_app.finish import describe_failure, finish, own_epochs, table_lines
 from strategies.errors import QuorumError
+from strategies.method import EnsembleSpec, Outcome
 from strategies.stage import keep_outcome
 from strategies.store.files import write_json
 from strategies.store.run_folder import RunFolder
+from strategies.traffic import Traffic
 
 KEYS = [
     "status", "run_dir", "method", "seed", "accuracy", "best_accuracy", "table", "uploads", "refused", "refusals",
-    "mib_up_per_client", "mib_down_per_client", "seconds", "weights_sha256", "resumed_at", "plots",
+    "mib_up_per_client", "mib_down_per_client", "communication", "seconds", "weights_sha256", "resumed_at", "plots",
 ]  # fmt: skip
 
 
@@ -77,7 +80,7 @@ def test_bytes_when_few_are_told_to_the_byte(run_folder: Callable[..., Path], st
 
     assert result["mib_up_per_client"] * 2**20 == pytest.approx(1001, abs=1)
     assert result["mib_down_per_client"] * 2**20 == pytest.approx(150, abs=1)
-    assert moved_line(result) == "1001 B up, 150 B down per client"
+    assert moved_lines(result) == ["1001 B up, 150 B down per client"]
 
 
 def test_rounds_when_there_are_two_count_together_and_the_last_gives_the_metrics(
@@ -97,6 +100,40 @@ def test_rounds_when_there_are_two_count_together_and_the_last_gives_the_metrics
     assert [entry["client"] for entry in result["refusals"]] == ["node-7", "client-001"]
     assert result["mib_up_per_client"] * 2**20 == pytest.approx((1000 + 1001 + 1002 + 2000) / 3, abs=1)
     assert result["mib_down_per_client"] * 2**20 == pytest.approx((3 * 150 + 3000) / 3, abs=1)
+
+
+def test_accuracies_are_the_result_s_own_of_rounds_with_clients_or_of_a_student_s_epochs() -> None:
+    rounds = [{"epoch": 1, "accuracy": 70.0, "mib_per_client": 2.0}]
+    epochs = [{"epoch": 1, "accuracy": 60.0}]
+    spec = EnsembleSpec(("alice",), "mean")
+
+    assert own_epochs(Outcome(ensemble=spec), rounds) == rounds
+    assert own_epochs(Outcome(ensemble=spec), epochs) == []  # of a student that was not the result
+    assert own_epochs(Outcome(student={}), rounds) == rounds
+    assert own_epochs(Outcome(student={}, ensemble=spec), [*rounds, *epochs]) == epochs
+
+
+def test_a_run_of_several_phases_tells_each_of_them(run_folder: Callable[..., Path], stage: Callable[..., Any]) -> None:
+    path = run_folder()
+    traffic = Traffic.read(path / "traffic.json")
+    traffic.add("ensemble", "client-001", up=30, down=6000)
+    traffic.save(pytest.fail)
+
+    result = finished(path, stage, "fedens")
+
+    cost = result["communication"]
+    assert (cost["counted"], cost["clients"]) == ("messages", 3)
+    assert cost["phases"]["upload"]["mib_up"] * 2**20 == pytest.approx(3003, abs=2)
+    assert cost["phases"]["ensemble"]["mib_down"] * 2**20 == pytest.approx(6000, abs=1)
+    assert cost["phases"]["ensemble"]["mib_down_per_client"] * 2**20 == pytest.approx(2000, abs=1)
+    assert result["mib_down_per_client"] == cost["total"]["mib_down_per_client"]
+    assert result["mib_down_per_client"] * 2**20 == pytest.approx(2150, abs=1)
+    assert "communication.png" in result["plots"]
+    assert table_lines(result)[-4:-1] == [
+        "1011 B up, 2.1 KiB down per client",
+        "upload: 1001 B up, 150 B down",
+        "ensemble: 10 B up, 2.0 KiB down",
+    ]
 
 
 def test_a_failed_run_says_why_and_keeps_what_came(run_folder: Callable[..., Path], small: Mapping[str, Any]) -> None:
@@ -127,21 +164,3 @@ def test_the_table_when_printed_has_a_line_per_row_and_the_bytes_moved() -> None
         "run folder: runs/x",
     ]
     assert table_lines({**result, "table": []})[-1] == "run folder: runs/x"
-
-
-@pytest.mark.parametrize(
-    ("amount", "text"),
-    [
-        (0, "0 B"),
-        (1, "1 B"),
-        (1023, "1023 B"),
-        (1024, "1.0 KiB"),
-        (246_184, "240.4 KiB"),
-        (2**20, "1.0 MiB"),
-        (44_700_000, "42.6 MiB"),
-    ],
-)
-def test_an_amount_of_bytes_is_told_in_a_unit_that_shows_it(amount: int, text: str) -> None:
-    mib = round(amount / 2**20, 6)
-
-    assert moved_line({"mib_up_per_client": mib, "mib_down_per_client": mib}) == f"{text} up, {text} down per client"

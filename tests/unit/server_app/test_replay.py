@@ -14,13 +14,13 @@ from torch import nn
 from server_app.replay import Request, replay_run
 from strategies.errors import OneShotError, OptionError, StoreError
 from strategies.journal import Journal
-from strategies.method import METHODS, Snapshot
+from strategies.method import METHODS, Need, Snapshot
 from strategies.store.run_folder import RunFolder
 
 MakeRun = Callable[..., Path]
 KEYS = {
     "status", "run_dir", "method", "seed", "accuracy", "best_accuracy", "table", "uploads", "refused", "refusals",
-    "mib_up_per_client", "mib_down_per_client", "seconds", "weights_sha256", "resumed_at", "plots",
+    "mib_up_per_client", "mib_down_per_client", "communication", "seconds", "weights_sha256", "resumed_at", "plots",
 }  # fmt: skip
 
 
@@ -41,7 +41,11 @@ def files_of(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-@pytest.mark.parametrize("method", list(METHODS))
+# Uploads of other kinds are in test_upload_kinds.py.
+@pytest.mark.parametrize(
+    "method",
+    [name for name in METHODS if Need.CLIENTS not in METHODS[name].needs and METHODS[name].uploads == "classifier"],
+)
 def test_every_method_when_replayed_leaves_its_result_beside_the_run_and_the_run_as_it_was(
     run_folder: MakeRun, method: str
 ) -> None:

@@ -16,6 +16,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
+from server_app.communication import Point
 from server_app.compare_table import Line
 from server_app.evaluation import HeldOut, Row, result_table
 from server_app.report import (
@@ -119,7 +120,7 @@ def test_weights_of_clients_are_those_of_a_weighted_ensemble_in_sum_1_and_of_no_
 
 
 def line(name: str, kind: str, *scores: float) -> Line:
-    return Line(name, "x", kind, len(scores), scores, None, 1.0, 1.0, 1.0, 0.0, (3, 3))
+    return Line(name, "x", kind, len(scores), scores, None, 1.0, 1.0, 1.0, 0.0, 0.25, (3, 3))
 
 
 def test_a_comparison_is_drawn_as_asked_with_spread_single_results_and_the_colours_of_its_kinds() -> None:
@@ -207,6 +208,18 @@ def test_the_curve_has_whole_epochs_and_its_legend_beside_it() -> None:
     assert all(float(tick).is_integer() for tick in axes.get_xticks())
 
 
+def test_the_curve_of_rounds_with_clients_is_its_result_s_own() -> None:
+    table = [*rows(2)[:-1], Row("FENS", "ensemble", 90.0)]
+    figure = plot_curve([(5, 20.0), (10, 40.0)], table, rounds=True)
+
+    axes = figure.axes[0]
+    legend = axes.get_legend()
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()] == ["FENS", "FedAvg (one shot)", "FedENS"]
+    assert to_hex(axes.lines[0].get_color()) == COLOURS["ensemble"]
+    assert axes.get_xlabel() == "round"
+
+
 @pytest.mark.parametrize("shape", [(64, 1, 16, 16), (10, 3, 32, 32), (1, 1, 8, 8), (100, 3, 8, 8)])
 def test_the_grid_of_images_holds_the_images(shape: tuple[int, int, int, int]) -> None:
     images = np.random.default_rng(0).integers(0, 255, shape, dtype=np.uint8)
@@ -231,9 +244,11 @@ def test_the_plots_of_a_run_when_written_are_readable_files_of_a_sensible_size(
     uploads = tuple(replace(few[0], client=f"client-{k:03d}") for k in range(clients))
     report = replace(report, job=replace(report.job, uploads=uploads))
 
-    written = plot_all(tmp_path, report, rows(clients), [{"epoch": 1, "accuracy": 50.0}, {"note": "no epoch"}])
+    points = [Point(row.name, row.kind, 0.25, row.accuracy) for row in RESULTS]
+    metrics: list[dict[str, Any]] = [{"epoch": 1, "accuracy": 50.0}, {"note": "no epoch"}]
+    written = plot_all(tmp_path, report, rows(clients), metrics, points)
 
-    assert written == ["accuracy.png", "labels.png", "server_curve.png", "synthetic_images.png"]
+    assert written == ["accuracy.png", "labels.png", "server_curve.png", "communication.png", "synthetic_images.png"]
     for name in written:
         height, width = imread(tmp_path / "report" / name).shape[:2]
         assert width == 960

@@ -54,7 +54,9 @@ def upload(k: int, architecture: str) -> Upload:
         model = BUILDERS[architecture]()
         model(torch.randn(8, *SHAPE))
     state = {name: 3 * value if name.endswith("weight") else value for name, value in model.state_dict().items()}
-    return Upload(f"c{k}", architecture, lambda: {name: value.clone() for name, value in state.items()}, 10 * (k + 1))
+    counts = (4 + k, 6 * k, 6 + 3 * k)
+    read = lambda: {name: value.clone() for name, value in state.items()}  # noqa: E731
+    return Upload(f"c{k}", architecture, read, sum(counts), counts)
 
 
 UPLOADS = (upload(0, "narrow"), upload(1, "wide"), upload(2, "narrow"))

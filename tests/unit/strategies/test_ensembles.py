@@ -1,5 +1,6 @@
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,9 @@ from strategies import dw_fedens, fedens, label_count_ensemble
 from strategies.errors import OneShotError, OptionError
 from strategies.method import EnsembleSpec, Job, Method, Normalization, Outcome, Silent, Upload
 from strategies.needs import check_needs
-from strategies.outcomes import ensemble_of, load_model
+from strategies.outcomes import ensemble_of, load_ensemble_module, load_model
+from strategies.quantization import as_int8
+from strategies.store.ensembles import save_ensemble
 
 ENSEMBLES = [fedens.METHOD, dw_fedens.METHOD, label_count_ensemble.METHOD]
 IMAGES = torch.rand(4, 1, 4, 4, generator=torch.Generator().manual_seed(9))
@@ -113,3 +116,19 @@ def test_ensemble_of_an_absent_client_names_it() -> None:
 def test_load_of_an_empty_outcome_is_refused() -> None:
     with pytest.raises(OneShotError, match="neither a student nor an ensemble"):
         load_model(Outcome(), job(fedens.METHOD))
+
+
+def test_ensemble_in_int8_quantises_its_members_in_memory_and_from_a_folder(tmp_path: Path) -> None:
+    one = job(fedens.METHOD)
+    first = replace(one.uploads[0], ranges={"1": (-0.25, 0.5)})
+    one = replace(one, uploads=(first, one.uploads[1]))
+    spec = EnsembleSpec(("a", "b"), "mean", precision="int8")
+    expected = torch.zeros(4, 3)
+    for upload in one.uploads:
+        model = BUILDERS[upload.architecture]()
+        model.load_state_dict(upload.read())
+        expected = expected + as_int8(model, upload.ranges)(IMAGES) / 2
+    save_ensemble(tmp_path, spec, one.uploads)
+    for ensemble in (ensemble_of(one, spec), load_ensemble_module(tmp_path, BUILDERS)):
+        torch.testing.assert_close(ensemble(IMAGES), expected, rtol=0, atol=1e-6)
+    assert not torch.allclose(ensemble_of(one, replace(spec, precision="float32"))(IMAGES), expected, atol=1e-4)

@@ -2,17 +2,19 @@
 
 import pickle
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from strategies.compute.packing import pack, unpack
+from strategies.compute.ray_actors import _facts
 from strategies.compute.relay import Relay
 from strategies.compute.task import Task
 from strategies.compute.worker import Event, Failure, Outbox, OutboxProgress, Worker, code_digest
 from strategies.errors import ComputeError, OptionError, UploadError
-from strategies.method import Job, Method, Normalization, Outcome, Progress, Silent, Snapshot, Upload
+from strategies.method import EnsembleSpec, Job, Method, Normalization, Outcome, Progress, Silent, Snapshot, Upload
 
 
 def fit_sum(job: Job, progress: Progress) -> Outcome:
@@ -65,6 +67,18 @@ def test_worker_with_a_task_says_everything_in_order_and_ends() -> None:
     assert torch.equal(unpack(events[-1][1][0]).student["total"], torch.full((2,), 4.0))
 
 
+def fit_ranges(job: Job, progress: Progress) -> Outcome:
+    return Outcome({"ranges": torch.tensor([u.ranges["fc"] for u in job.uploads if u.ranges is not None])})
+
+
+def test_worker_hands_the_ranges_of_uploads_to_the_method() -> None:
+    worker = worker_with([1.0])
+    upload = Upload("c1", "m", dict, ranges={"fc": (-0.5, 2.0)})
+    worker.add_upload(_facts(upload), lambda: pack({"w": torch.ones(2)}))
+    events = run(worker, Task.of(*job(fit_ranges), Plain))
+    assert unpack(events[-1][1][0]).student["ranges"].tolist() == [[-0.5, 2.0]]
+
+
 def test_worker_with_a_snapshot_goes_on_from_it() -> None:
     snapshot = pack(Snapshot(1, {"total": torch.full((2,), 10.0)}))
     events = run(worker_with([1.0]), Task.of(*job(), Plain), snapshot)
@@ -102,6 +116,20 @@ def test_task_open_returns_what_was_packed() -> None:
     assert (again.uploads, again.seed, again.threads, again.config) == ((upload,), 7, 2, {"lr": 0.1})
     assert again.builders["m"] is torch.nn.Flatten
     assert again.observer is None
+
+
+def test_task_open_returns_the_servers_images_labels_and_teacher() -> None:
+    images, labels = torch.zeros(2, 1, 2, 2, dtype=torch.uint8), torch.tensor([1, 0])
+    teacher = EnsembleSpec(("a", "b"), "weighted", {"weights": torch.tensor([0.25, 0.75])}, precision="int8")
+    packed = Task.of(*job(proxy=images, labelled=(images, labels), teacher=teacher), Plain)
+    assert (packed.job.proxy, packed.job.labelled, packed.job.teacher) == (None, None, None)
+    _, again = packed.open([])
+    assert again.labelled is not None
+    assert again.teacher is not None
+    assert torch.equal(again.labelled[0], images)
+    assert torch.equal(again.labelled[1], labels)
+    assert torch.equal(again.teacher.weights["weights"], torch.tensor([0.25, 0.75]))
+    assert replace(again.teacher, weights={}) == replace(teacher, weights={})
 
 
 def test_failure_of_a_subclass_of_ours_keeps_the_nearest_known_class() -> None:

@@ -57,3 +57,10 @@ def test_standardize_subtracts_the_mean_and_divides_by_the_deviation_per_channel
     pixels = torch.tensor([0.5, 1.0]).view(1, 2, 1, 1)
     result = Standardize(Normalization((0.5, 0.0), (0.25, 0.5)))(pixels)
     assert result.flatten().tolist() == [0.0, 2.0]
+
+
+def test_standardize_leaves_tokens_as_they_are() -> None:
+    tokens = torch.tensor([[[[3, 30_001, 0]]]])
+    found = Standardize(Normalization((0.5,), (0.5,)))(tokens)
+    assert found.dtype == torch.int64
+    assert torch.equal(found, tokens)

@@ -1,3 +1,5 @@
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -29,7 +31,8 @@ def test_distill_equals_sgd_written_out() -> None:
             for parameter, gradient in zip(plain.parameters(), gradients, strict=True):
                 parameter.sub_(0.1 * gradient)
         losses.append(float(loss.detach()))
-    mean = distill(model, BATCHES, torch.optim.SGD(model.parameters(), 0.1), temperature=4.0)
+    loss_at_4 = partial(soft_kl, temperature=4.0)
+    mean = distill(model, BATCHES, torch.optim.SGD(model.parameters(), 0.1), loss=loss_at_4)
     torch.testing.assert_close(model.weight, plain.weight)
     assert mean == pytest.approx(sum(losses) / 3, rel=1e-5)
 
@@ -60,6 +63,22 @@ def test_clip_bounds_the_step() -> None:
     distill(model, BATCHES[:1], torch.optim.SGD(model.parameters(), 1.0), clip=1e-3)
     step = torch.stack([(a - b).norm() for a, b in zip(model.parameters(), before, strict=True)]).norm()
     assert float(step.detach()) == pytest.approx(1e-3, rel=1e-2)
+
+
+def test_distill_hands_the_loss_what_came_with_the_images() -> None:
+    model = student()
+    images, answers = BATCHES[0][0], torch.arange(8.0)  # no logits: whatever the loss understands
+    seen = []
+
+    def loss(logits: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+        seen.append((logits.detach(), given))
+        return (logits.sum(1) * given).mean()
+
+    expected = model(images).detach()
+    distill(model, [(images, answers)], torch.optim.SGD(model.parameters(), 0.1), loss=loss)
+    ((logits, given),) = seen
+    torch.testing.assert_close(logits, expected)
+    assert given is answers
 
 
 def test_distill_without_batches_changes_nothing() -> None:

@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ from strategies.distillation.combiners import Mean
 from strategies.distillation.ensemble import Ensemble
 from strategies.distillation.recompute import running_again
 from strategies.method import Upload
+from strategies.packed import pack_member, unpack_member
+from strategies.quantization import as_int8, calibrate
 
 
 def net(width: int) -> nn.Module:
@@ -140,3 +143,55 @@ def test_bfloat16_members_give_float32_logits_close_to_the_others(fold: bool, im
     for ours, theirs in zip(rough, exact, strict=True):
         assert ours.dtype == torch.float32
         assert 0 < float((ours - theirs).norm()) <= 0.05 * float(theirs.norm())
+
+
+def calibrated(images: Tensor, *, one_less: bool = False) -> list[Upload]:
+    """The uploads, with ranges of these images; one of them without if told to."""
+    found = []
+    for upload in uploads():
+        model = BUILDERS[upload.architecture]()
+        model.load_state_dict(upload.read())
+        silent = one_less and upload.client == "c1"
+        found.append(upload if silent else replace(upload, ranges=calibrate(model, [images])))
+    return found
+
+
+@pytest.mark.parametrize("form", ["auto", "loop", "stacked"])
+@pytest.mark.parametrize("one_less", [False, True])
+def test_int8_members_are_the_quantised_uploads_whatever_form_is_asked_for(
+    form: str, one_less: bool, images: Tensor
+) -> None:
+    chosen = calibrated(images, one_less=one_less)
+    model = Ensemble.from_uploads(chosen, BUILDERS, Mean(), precision="int8", form=form)
+    assert not model._stacks
+    assert all(any(isinstance(layer, nn.BatchNorm2d) for layer in member.modules()) for member in model.members)
+    logits = model.member_logits(images)
+    for upload, ours in zip(chosen, logits, strict=True):
+        alone = BUILDERS[upload.architecture]()
+        alone.load_state_dict(upload.read())
+        member = as_int8(alone, upload.ranges).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        assert torch.equal(ours, member(images))
+        assert not torch.equal(ours, alone.eval()(images))
+
+
+def test_int8_members_have_the_weights_and_grids_that_clients_are_sent(images: Tensor) -> None:
+    chosen = calibrated(images)
+    model = Ensemble.from_uploads(chosen, BUILDERS, Mean(), precision="int8")
+    for upload, member in zip(chosen, model.members, strict=True):
+        packed = pack_member(upload.architecture, upload.read(), precision="int8", ranges=upload.ranges)
+        sent = unpack_member(packed, BUILDERS[upload.architecture])
+        assert all(torch.equal(value, member.state_dict()[key]) for key, value in sent.state_dict().items())
+        assert not sent.training
+        sent.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        assert torch.equal(sent(images), member(images))
+
+
+def test_int8_members_that_are_recomputed_give_the_same_gradients(
+    images: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Ensemble.from_uploads(calibrated(images), BUILDERS, Mean(), precision="int8")
+    expected = answers(model, images)
+    monkeypatch.setattr(module, "KEPT", 1)
+    for ours, theirs in zip(answers(model, images), expected, strict=True):
+        assert torch.equal(ours, theirs)
+    assert float(expected[1].abs().max()) > 0

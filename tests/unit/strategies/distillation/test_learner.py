@@ -9,9 +9,10 @@ from torch import nn
 from strategies.distillation.combiners import Mean
 from strategies.distillation.ensemble import Ensemble
 from strategies.distillation.learner import Learner, teacher_of
-from strategies.distillation.losses import soft_kl
+from strategies.distillation.losses import logit_distance, soft_kl
 from strategies.distillation.settings import DistillOptions
-from strategies.method import Job, Normalization, Upload
+from strategies.errors import OneShotError
+from strategies.method import EnsembleSpec, Job, Normalization, Upload
 
 
 def net() -> nn.Module:
@@ -60,6 +61,48 @@ def test_teacher_of_a_job_is_its_uploads_ensemble() -> None:
     states = [one.read() for one in JOB.uploads]
     expected = sum(INPUTS.flatten(1) @ state["1.weight"].T + state["1.bias"] for state in states) / 2
     torch.testing.assert_close(teacher(INPUTS), expected)
+
+
+def test_teacher_of_a_job_with_a_teacher_is_that_one() -> None:
+    spec = EnsembleSpec(("c1", "c0"), "weighted", {"weights": torch.tensor([3.0, 1.0])})
+    teacher = teacher_of(replace(JOB, teacher=spec), Mean(), SMALL)
+    first, second = (INPUTS.flatten(1) @ one.read()["1.weight"].T + one.read()["1.bias"] for one in JOB.uploads)
+    torch.testing.assert_close(teacher(INPUTS), (3 * second + first) / 4)
+
+
+def test_teacher_of_a_job_whose_teacher_has_a_part_of_the_clients_reads_no_others() -> None:
+    def unread() -> dict[str, torch.Tensor]:
+        raise AssertionError
+
+    one = replace(JOB, uploads=(replace(JOB.uploads[0], read=unread), JOB.uploads[1]))
+    teacher = teacher_of(replace(one, teacher=EnsembleSpec(("c1",), "mean")), Mean(), SMALL)
+    torch.testing.assert_close(teacher(INPUTS), learner().teacher.members[1](INPUTS))
+
+
+def test_teacher_of_a_job_whose_teacher_has_an_absent_member_names_it() -> None:
+    with pytest.raises(OneShotError, match="without an upload: c7; there are c0, c1"):
+        teacher_of(replace(JOB, teacher=EnsembleSpec(("c0", "c7"), "mean")), Mean(), SMALL)
+
+
+@pytest.mark.parametrize(
+    ("of_teacher", "of_options", "used"),
+    [("float32", "float32", "float32"), ("float32", "bfloat16", "bfloat16"), ("int8", "bfloat16", "int8")],
+)
+def test_teacher_that_is_quantised_stays_so_whatever_arithmetic_the_options_ask_for(
+    of_teacher: str, of_options: str, used: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(Ensemble, "from_uploads", lambda *_, precision, **__: asked.append(precision))
+    spec = EnsembleSpec(("c0", "c1"), "mean", precision=of_teacher)
+    teacher_of(replace(JOB, teacher=spec), Mean(), replace(SMALL, teacher_precision=of_options))
+    assert asked == [used]
+
+
+def test_learn_minimises_the_loss_it_is_given() -> None:
+    options = replace(SMALL, batch_size=9)
+    one, plain = learner(options, loss=logit_distance), learner(options)
+    expected = logit_distance(plain.student(INPUTS), plain.teacher(INPUTS))
+    assert one.learn({"images": IMAGES}, 0) == pytest.approx(float(expected.detach()), rel=1e-5)
 
 
 def test_learn_is_one_step_per_batch_with_the_clipped_gradient_of_the_distillation_loss() -> None:
@@ -132,6 +175,24 @@ def test_images_that_change_when_read_get_no_logits_and_ask_the_teacher_every_ti
     one.learn({"images": IMAGES, "logits": torch.full((9, 3), torch.nan)}, 0)
     assert asked(one) == 2
     assert bool(weight(one).isfinite().all())
+
+
+def test_teacher_asked_once_judges_the_images_as_they_are_while_the_student_sees_changed_ones() -> None:
+    seen: list[torch.Tensor] = []
+    one = learner(augmentation="crop-flip", asked_once=True, loss=lambda logits, known: spy(logits, known))
+
+    def spy(logits: torch.Tensor, known: torch.Tensor) -> torch.Tensor:
+        seen.append(known)
+        return logits.square().mean()
+
+    table = one.with_logits({"images": IMAGES})
+    torch.testing.assert_close(table["logits"], one.teacher(INPUTS))
+    before = asked(one)
+    (inputs, rows), *_ = one.read(table, torch.Generator().manual_seed(0))
+    assert not torch.equal(inputs, (rows["images"] / 255 - 0.5) / 0.25)
+    one.learn(table, 0)
+    assert asked(one) == before
+    torch.testing.assert_close(torch.cat(seen).sort(0).values, table["logits"].sort(0).values)
 
 
 def test_perturbed_images_are_what_teacher_and_student_see() -> None:

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 
@@ -7,6 +8,7 @@ from strategies.distillation.losses import (
     hard_cross_entropy,
     information,
     jensen_shannon,
+    logit_distance,
     soft_kl,
     total_variation,
 )
@@ -35,6 +37,19 @@ def test_soft_kl_gradient_of_the_student_is_temperature_times_the_difference_of_
     soft_kl(student, B, 2.0).backward()  # type: ignore[no-untyped-call]
     expected = 2.0 * ((A / 2).softmax(1) - (B / 2).softmax(1)) / len(A)
     torch.testing.assert_close(student.grad, expected)
+
+
+def test_logit_distance_is_the_mean_absolute_difference_over_images_and_classes() -> None:
+    expected = np.abs(A.numpy() - B.numpy()).sum() / (6 * 4)
+    assert float(logit_distance(A, B)) == pytest.approx(expected, rel=1e-6)
+    assert float(logit_distance(A, A)) == 0.0
+    torch.testing.assert_close(logit_distance(A + 2.0, A), torch.tensor(2.0))
+
+
+def test_logit_distance_pulls_every_logit_with_the_same_force() -> None:
+    student = A.clone().requires_grad_()
+    logit_distance(student, B).backward()  # type: ignore[no-untyped-call]
+    torch.testing.assert_close(student.grad, (A - B).sign() / 24)
 
 
 def test_adversarial_divergence_where_both_agree_is_zero() -> None:

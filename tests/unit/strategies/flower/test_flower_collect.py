@@ -22,9 +22,8 @@ from flower_fakes import (
 )
 from flwr.app import ArrayRecord, Message, RecordDict
 
-from strategies.client import failure
+from strategies.client import failure, upload_facts
 from strategies.errors import QuorumError, StoreError
-from strategies.flower import collect
 from strategies.flower.collect import Collector, last_line
 from strategies.flower.exchange import Exchange
 from strategies.flower.messages import Request, count_bytes
@@ -276,7 +275,7 @@ def full_disk(*_: Any) -> None:
 def test_collect_when_the_account_cannot_be_written_goes_on(
     folder: RoundFolder, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(collect, "write_json", full_disk)
+    monkeypatch.setattr("strategies.traffic.write_json", full_disk)
     take(folder, FakeGrid({1: named("alice", 1)}))
     assert folder.held() == ["alice"]
     assert "traffic.json: No space left on device" in said
@@ -293,3 +292,14 @@ def test_exchange_poll_when_receiving_fails_has_dropped_the_id() -> None:
     with pytest.raises(StoreError, match="the folder is gone"):
         found.wait(1.0, 1, lambda: "")
     assert found.waiting_for == ()
+
+
+def test_collect_stores_the_ranges_that_come_with_an_upload(folder: RoundFolder) -> None:
+    def calibrated(message: Message) -> Message:
+        facts = upload_facts(client="alice", ranges={"0": (-0.5, 1.25), "<input>": (0.0, 1.0)})
+        return Message(records(weights(1), facts=facts), reply_to=message)
+
+    take(folder, FakeGrid({1: calibrated, 2: named("bob", 2)}))
+    alice, bob = folder.uploads()
+    assert alice.ranges == {"0": (-0.5, 1.25), "<input>": (0.0, 1.0)}
+    assert bob.ranges is None

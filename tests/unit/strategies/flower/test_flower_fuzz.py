@@ -33,8 +33,10 @@ texts = st.text(max_size=70)
 scalars = st.one_of(whole, st.floats(), texts, st.binary(max_size=9), st.booleans())
 lists = st.one_of(*(st.lists(kind, max_size=6) for kind in (whole, st.floats(), texts, st.booleans())))
 facts = st.dictionaries(
-    st.sampled_from(["client", "architecture", "label-counts", "pretrained", "held", "error", "more"]),
-    st.one_of(scalars, lists, st.sampled_from(["alice", "net", True, [1, 2, 3, 4]])),
+    st.sampled_from(
+        ["client", "architecture", "label-counts", "range-layers", "ranges", "pretrained", "held", "error", "more"]
+    ),
+    st.one_of(scalars, lists, st.sampled_from(["alice", "net", True, [1, 2, 3, 4], ["0"], [0.0, 1.0]])),
 )
 numbers = st.one_of(whole, st.floats(), st.lists(st.floats(), max_size=4), st.just(10))
 metrics = st.dictionaries(st.sampled_from(["num-examples", "loss"]), numbers)
@@ -73,6 +75,7 @@ def check(found: Reply | str) -> None:
     elif not found.held:
         assert found.num_examples is not None or found.pretrained
         assert all(torch.isfinite(tensor).all() for tensor in found.state.values())
+        assert all(-np.inf < low <= high < np.inf for low, high in (found.ranges or {}).values())
         if found.architecture == "net":
             net().load_state_dict(found.state)
 

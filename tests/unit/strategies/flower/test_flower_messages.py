@@ -32,6 +32,10 @@ def fact(key: str, value: Any) -> Change:
     return lambda content: content["upload"].__setitem__(key, value)
 
 
+def ranges(layers: Any, bounds: Any) -> Change:
+    return lambda content: content["upload"].update({"range-layers": layers, "ranges": bounds})
+
+
 def without_fact(key: str) -> Change:
     return lambda content: content["upload"].__delitem__(key)
 
@@ -97,6 +101,38 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "label counts boolean": (fact("label-counts", [True] * 4), r"upload\.label-counts is .*: allowed are 4 whole"),
     "label counts no list": (fact("label-counts", 10), r"upload\.label-counts is 10: allowed are 4 whole"),
     "label counts' sum": (fact("label-counts", [1] * 4), r"sum to 4, but metrics\['num-examples'\] is 10"),
+    "range layers no list": (
+        ranges("conv", [0.0, 1.0]),
+        r"upload\.ranges: the layers are 'conv': allowed are at most 4096",
+    ),
+    "range layers twice": (
+        ranges(["a", "a"], [0.0, 1.0] * 2),
+        r"the layers are \['a', 'a'\]: allowed are .* different",
+    ),
+    "range layers no texts": (
+        ranges([1.0], [0.0, 1.0]),
+        r"the layers are \[1\.0\]: allowed are .* names of at most 256",
+    ),
+    "range layer's long name": (ranges(["x" * 257], [0.0, 1.0]), r"the layers are \['x+: allowed are"),
+    "range layers too many": (
+        ranges([str(k) for k in range(4097)], [0.0, 1.0] * 4097),
+        r"upload\.ranges: the layers are \['0', .*: allowed are at most 4096 different names",
+    ),
+    "ranges without layers": (
+        fact("ranges", [0.0, 1.0]),
+        r"upload\.ranges are \[0\.0, 1\.0\]: .* for each of 0 layers",
+    ),
+    "range layers alone": (
+        fact("range-layers", ["a"]),
+        r"upload\.ranges are \[\]: allowed are two real numbers for each",
+    ),
+    "ranges too few": (ranges(["a", "b"], [0.0, 1.0, 2.0]), r"two real numbers for each of 2 layers"),
+    "ranges no list": (ranges(["a"], "no\nlist"), r"upload\.ranges are 'no\\nlist': allowed are two real numbers"),
+    "ranges no numbers": (ranges(["a"], [True, False]), r"upload\.ranges are \[True, False\]: allowed are two real"),
+    "ranges nan": (ranges(["a"], [0.0, float("nan")]), r"of layer 'a' are 0\.0 and nan: allowed are finite, smallest"),
+    "ranges inf": (ranges(["a"], [-float("inf"), 0.0]), r"of layer 'a' are -inf and 0\.0: allowed are finite"),
+    "ranges too large": (ranges(["a"], [0.0, 1e39]), r"of layer 'a' are 0\.0 and inf: allowed are finite"),
+    "ranges upside down": (ranges(["a", "b"], [0.0, 1.0, 2.0, 1.0]), r"of layer 'b' are 2\.0 and 1\.0: allowed are"),
     "too many array records": (two_array_records, r"the reply has 2 array records, allowed is one, named 'arrays'"),
     "no array record": (no_arrays, r"the reply has 0 array records, allowed is one, named 'arrays'"),
     "failure": (fact("error", "the disk\nis gone"), r"^alice: the disk is gone$"),
@@ -241,3 +277,19 @@ def test_count_bytes_counts_names_texts_and_arrays() -> None:
     )
     assert count_bytes(content) == sum(record.count_bytes() for record in content.values())
     assert count_bytes(RecordDict({"c": ConfigRecord({"empty": "", "none": []})})) == 9
+
+
+def test_read_reply_returns_the_ranges_of_our_client_half_in_float32() -> None:
+    told = {"": (-0.5, 0.1), "features.0": (0.0, 0.0), "<input>": (-1e-46, 2.0)}
+    content = good(**upload_facts(client="alice", ranges=told))
+    count_bytes(content)
+    found = read(content).ranges
+    assert found == {"": (-0.5, float(np.float32(0.1))), "features.0": (0.0, 0.0), "<input>": (0.0, 2.0)}
+    assert list(found or {}) == list(told)
+
+
+@pytest.mark.parametrize("told", [None, {}])
+def test_read_reply_without_ranges_has_none(told: dict[str, tuple[float, float]] | None) -> None:
+    facts = upload_facts(client="alice", ranges=told)
+    assert list(facts) == ["client"]
+    assert read(good(**facts)).ranges is None

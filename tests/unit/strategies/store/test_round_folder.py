@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import pickle
 import signal
@@ -295,3 +296,25 @@ def test_writing_when_open_for_reading_is_refused_everywhere(tmp_path: Path) -> 
         with pytest.raises(StoreError, match="open for reading only"):
             write()
     assert names(tmp_path) == []
+
+
+def test_ranges_come_back_with_the_same_bits_and_lines_without_them_are_read(folder: RoundFolder) -> None:
+    ranges = {"conv": (-0.10000000149011612, 3.3e38), "": (0.0, 1e-38)}
+    upload = folder.accept("a", "x", weights(1.0), num_examples=1, label_counts=None, ranges=ranges)
+    give(folder, "b")
+    assert upload.ranges == ranges
+    first, second = RoundFolder(folder.path, None).uploads()
+    assert (first.ranges, second.ranges) == (ranges, None)
+    index = folder.path / "uploads.jsonl"
+    rows = [json.loads(line) for line in index.read_text().splitlines()]
+    index.write_text("".join(json.dumps({k: v for k, v in row.items() if k != "ranges"}) + "\n" for row in rows))
+    assert [early.ranges for early in folder.uploads()] == [None, None]
+
+
+@pytest.mark.parametrize("ranges", [[1, 2], {"conv": [1]}, {"conv": ["a", 2]}, {"conv": None}])
+def test_records_with_damaged_ranges_is_a_store_error(folder: RoundFolder, ranges: object) -> None:
+    give(folder, "a")
+    index = folder.path / "uploads.jsonl"
+    index.write_text(json.dumps({**json.loads(index.read_text()), "ranges": ranges}) + "\n")
+    with pytest.raises(StoreError, match="damaged line"):
+        folder.records()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -117,4 +119,35 @@ def test_load_ensemble_with_a_cut_file_names_it(run: RunFolder, name: str) -> No
     path = run.path / "ensemble" / name
     path.write_bytes(path.read_bytes()[:-3])
     with pytest.raises(StoreError, match=f"{name}: damaged"):
+        load_ensemble(run.path, BUILDERS)
+
+
+def test_ensemble_keeps_its_precision_and_the_ranges_of_its_members(run: RunFolder) -> None:
+    ranges = {"conv": (-0.1, 2.5), "": (0.0, 1e-30)}
+    run.round().accept("d", "x", {"w": torch.ones(2)}, num_examples=3, label_counts=None, ranges=ranges)
+    run.save_ensemble(EnsembleSpec(("d", "a"), "mean", precision="int8"), run.round().uploads())
+    spec, members = load_ensemble(run.path, BUILDERS)
+    assert spec.precision == "int8"
+    assert [member.ranges for member in members] == [ranges, None]
+
+
+def test_ensemble_from_before_there_was_a_precision_is_float32(run: RunFolder) -> None:
+    run.save_ensemble(replace(SPEC, precision="int8"), run.round().uploads())
+    file = run.path / "ensemble" / "ensemble.json"
+    facts = json.loads(file.read_text())
+    del facts["precision"], facts["members"][0]["ranges"], facts["members"][1]["ranges"]
+    file.write_text(json.dumps(facts))
+    spec, members = load_ensemble(run.path, BUILDERS)
+    assert spec.precision == "float32"
+    check(spec, members)
+
+
+@pytest.mark.parametrize("ranges", [[1, 2], {"conv": [1]}, {"conv": ["a", 2]}, {"conv": None}])
+def test_load_ensemble_with_damaged_ranges_names_the_file(run: RunFolder, ranges: object) -> None:
+    run.save_ensemble(SPEC, run.round().uploads())
+    file = run.path / "ensemble" / "ensemble.json"
+    facts = json.loads(file.read_text())
+    facts["members"][0]["ranges"] = ranges
+    file.write_text(json.dumps(facts))
+    with pytest.raises(StoreError, match="ensemble.json: damaged"):
         load_ensemble(run.path, BUILDERS)

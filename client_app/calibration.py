@@ -1,0 +1,35 @@
+"""The ranges that a client's activations have on its own training examples, for INT8."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from fl_app.data import ImageData, Normalization, normalize
+from strategies.client.calibration import calibrate
+from strategies.seeds import generator
+
+# The range of so many examples is close to that of all, and takes seconds with the largest model.
+EXAMPLES, BATCH = 512, 128
+
+
+def activation_ranges(
+    model: nn.Module, data: ImageData, normalization: Normalization, *, seed: int
+) -> dict[str, tuple[float, float]]:
+    """Return the smallest and the largest output of each layer on at most :data:`EXAMPLES` examples.
+
+    Args:
+        model: On the CPU; left as it is.
+        data: What the client trained on, as it is stored: nothing is augmented.
+        normalization: How its model sees pixels.
+        seed: Which examples, if there are more.
+
+    Returns:
+        Layer name -> (smallest, largest); empty without examples.
+
+    Raises:
+        UploadError: A layer's output is not finite.
+    """
+    chosen = torch.randperm(len(data.labels), generator=generator(seed, "calibration"))[:EXAMPLES]
+    parts = (part for part in torch.split(chosen.sort().values, BATCH) if len(part))
+    return calibrate(model, (normalize(data.images[part], *normalization) for part in parts))

@@ -1,0 +1,80 @@
+"""What FENS needs of this app's clients; everything heavy is loaded only by the messages that need it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from client_app.node import Asked, Node, client_name
+from strategies.client.fens import Local, Told
+from strategies.client.fens import Own as OwnModel
+from strategies.errors import UploadError
+
+if TYPE_CHECKING:
+    import torch
+
+    from client_app.work import Own
+    from fl_app.config import AppConfig
+
+
+@dataclass(frozen=True)
+class FensHalf:
+    """One client of this app, as FENS sees it.
+
+    Attributes:
+        settings: The run's flat settings.
+        facts: The node's config.
+    """
+
+    settings: Mapping[str, Any]
+    facts: Mapping[str, Any]
+
+    def local(self) -> Local:
+        """Return what :mod:`strategies.client.fens` asks for."""
+        limit = self.facts.get("max-ensemble-mib", self.settings.get("client.max-ensemble-mib", 0.0))
+        return Local(
+            client=client_name(self.facts),
+            examples=self._examples,
+            build=self._build,
+            own=self._own_model,
+            state_dir=str(self.settings.get("client.state-dir", "")),
+            max_ensemble_mib=float(limit),
+        )
+
+    def _examples(self, told: Told) -> tuple[torch.Tensor, torch.Tensor]:
+        from fl_app.data import normalize
+
+        node, own = self._own(told)
+        if not node.has_data:
+            raise UploadError("it holds no examples: it takes no part in the rounds")
+        data = own.split.take(own.held)
+        return normalize(data.images, *own.split.normalization), data.labels
+
+    def _build(self, architecture: str, told: Told) -> torch.nn.Module:
+        from fl_app.models import build
+
+        _, own = self._own(told)
+        return build(architecture, num_classes=told.num_classes, input_shape=own.split.input_shape)
+
+    def _own_model(self, told: Told) -> OwnModel | None:
+        from client_app.keeping import Keep
+
+        kept = Keep(str(self.settings.get("client.state-dir", "")), told.run_id, client_name(self.facts), 1).load()
+        return None if kept is None else OwnModel(kept[0].architecture, kept[1], kept[0].ranges)
+
+    def _own(self, told: Told) -> tuple[Node, Own]:
+        import torch
+
+        from client_app.work import own_examples
+
+        torch.set_num_threads(1)
+        config = self._config()
+        node = Node.of(self.facts, config)
+        asked = Asked(told.run_id, 1, told.seed, told.holdout, told.per_class)
+        return node, own_examples(config, node, asked)
+
+    def _config(self) -> AppConfig:
+        from fl_app.config import AppConfig
+
+        return AppConfig.from_settings(dict(self.settings))

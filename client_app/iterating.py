@@ -1,0 +1,91 @@
+"""A client's part of one round of many: train the server's model on, by the rules of its strategy.
+
+Nothing of a round is kept but what the strategy remembers from round to round: it is short, and asked for once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from client_app.keeping import Trained
+from client_app.local_training import hits, minimise
+from client_app.losses import loss_of
+from client_app.node import Asked, Node
+from client_app.work import State, own_examples
+from fl_app.config import AppConfig, ClientConfig
+from fl_app.data import augment, normalize
+from fl_app.models import build
+from strategies.client.corrections import LocalUpdate
+from strategies.client.round_state import RoundState
+from strategies.errors import UploadError
+from strategies.seeds import derive_seed, seeded_torch
+
+
+def local_round(
+    config: AppConfig, node: Node, asked: Asked, said: Mapping[str, Any], sent: Mapping[str, State]
+) -> tuple[Trained, dict[str, State], dict[str, float]]:
+    """Return what a client answers: the facts of its training, array records by name, and metrics.
+
+    Args:
+        config: The app's settings.
+        node: Who the client is.
+        asked: What the server asks.
+        said: All of the request's config.
+        sent: The request's arrays by name of record.
+
+    Raises:
+        OneShotError: There is no such data set or architecture, or the server's weights do not fit this client.
+    """
+    if node.checkpoint:
+        raise UploadError(f"client.checkpoint is {node.checkpoint[:200]!r}: allowed is none, for rounds are trained")
+    own, client = own_examples(config, node, asked), _client_config(config.client, said)
+    split = own.split
+    with seeded_torch(asked.seed, "init", node.architecture):
+        model = build(node.architecture, num_classes=split.num_classes, input_shape=split.input_shape)
+    memory = RoundState.of(client.state_dir, asked.run_id, node.client)
+    momentum = client.momentum if client.optimizer == "sgd" else 0.0
+    update = LocalUpdate(model, said, sent, momentum=momentum, memory=memory)
+    data, kind = split.take(own.train), client.augmentation
+    criterion, kind = loss_of(client, data.labels), split.augmentation if kind == "data-set" else kind
+
+    def objective(inputs: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = model(inputs)
+        return criterion(logits, labels) + update.penalty(model), hits(logits, labels)
+
+    def prepare(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        return normalize(augment(images, kind, generator), *split.normalization)
+
+    seed = derive_seed(asked.seed, "client", node.client, asked.server_round)
+    with counted_steps(model, update.step):
+        last = minimise(model, data, client, objective=objective, prepare=prepare, seed=seed)
+    trained = Trained(node.architecture, len(own.train), own.label_counts, last.loss, last.accuracy)
+    return trained, *update.finish(model)
+
+
+@contextmanager
+def counted_steps(model: nn.Module, step: Callable[[float], None]) -> Iterator[None]:
+    """Call ``step`` with the learning rate after every step that an optimiser takes on a model's parameters."""
+    parameters = {id(parameter) for parameter in model.parameters()}
+
+    def count(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ARG001
+        for group in optimizer.param_groups[:1]:
+            if id(group["params"][0]) in parameters:
+                step(float(group["lr"]))
+
+    handle = register_optimizer_step_post_hook(count)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _client_config(config: ClientConfig, said: Mapping[str, Any]) -> ClientConfig:
+    factor = float(said.get("lr-factor", 1.0))
+    return replace(config, lr=config.lr * factor, final_lr=config.final_lr * factor)

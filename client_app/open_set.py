@@ -1,0 +1,172 @@
+"""Local training of FedOV: a classifier with one more output, "unknown", which it learns from destroyed images.
+
+Paper: Diao, Li, He, Towards Addressing Label Skews in One-Shot Federated Learning, ICLR 2023,
+    https://openreview.net/forum?id=rzrqh85f4Sc. Read version: a summary of the paper and of its code.
+Symbols: C -> the number of classes, and the index of "unknown"; x_dd -> destroyed; x_dd' -> attacked.
+Where: destructive augmentation -> client_app.destruction; the five terms of the loss -> open_set_loss.
+Deviations: what is mixed are the inputs of the last linear layer, each pair by a share that is uniform in (0, 1).
+    Batch normalisation's running statistics take the clean images alone; the others normalise by their own batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from client_app.destruction import destroy
+from client_app.local_training import Epoch, hits, minimise
+from client_app.losses import loss_of
+from client_app.sam import statistics_at_rest
+from fl_app.config import ClientConfig
+from fl_app.data import ImageData, Normalization, augment, normalize
+from fl_app.models import penultimate
+from strategies.seeds import generator
+
+# How far the true logit is lowered, so that it plays no part in the softmax.
+LOWERED = 1e4
+
+
+def train(
+    model: nn.Module,
+    data: ImageData,
+    config: ClientConfig,
+    *,
+    normalization: Normalization,
+    augmentation: str,
+    seed: int,
+    report: Callable[[Epoch], None] | None = None,
+) -> Epoch:
+    """Train an open-set classifier in place; see :func:`client_app.local_training.train`.
+
+    Args:
+        model: Maps images to C + 1 logits; the last one means "unknown".
+        data: uint8 images [N, ch, H, H] with labels [N], in 0 .. C - 1.
+        config: Epochs, batch size, optimiser, loss of the labels, and the weights of what is added.
+        normalization: The model's input space.
+        augmentation: A key of :data:`fl_app.data.AUGMENTATIONS`, applied before an image is destroyed.
+        seed: Fixes the order of the images, their augmentation and destruction, and dropout.
+        report: Called after every epoch.
+
+    Returns:
+        The last epoch; its accuracy is that among the C classes.
+    """
+    criterion, rng = loss_of(config, data.labels), generator(seed, "unknown")
+
+    def objective(inputs: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        features, logits = features_and_logits(model, inputs)
+        known = criterion(logits, labels)
+        loss = known + unknown_loss(model, inputs, labels, features=features, logits=logits, config=config, rng=rng)
+        return loss, hits(logits[:, :-1], labels)
+
+    def prepare(images: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
+        return normalize(augment(images, augmentation, rng), *normalization)
+
+    return minimise(model, data, config, objective=objective, prepare=prepare, seed=seed, report=report)
+
+
+def unknown_loss(
+    model: nn.Module,
+    inputs: torch.Tensor,
+    labels: torch.Tensor,
+    *,
+    features: torch.Tensor,
+    logits: torch.Tensor,
+    config: ClientConfig,
+    rng: torch.Generator,
+) -> torch.Tensor:
+    """Return what FedOV adds to the cross-entropy of the labels; "unknown" is class C in each of its four terms.
+
+    ``CE(f(x_dd), C) + CE(f(x) without y, C) + w CE(mixed, C) + CE(f(x_dd'), C)``
+
+    Args:
+        model: f, in training mode.
+        inputs: x, normalised [B, ch, H, H].
+        labels: y [B].
+        features: What enters f's last linear layer for x [B, F].
+        logits: f(x) [B, C + 1].
+        config: The weight w of mixed features, and the attack.
+        rng: A CPU generator.
+
+    Returns:
+        A scalar.
+    """
+    destroyed = destroy(inputs, rng)
+    with statistics_at_rest(model):
+        attacked = attack(
+            model,
+            destroyed,
+            steps=config.attack_steps,
+            step=config.attack_step,
+            radius=config.attack_radius,
+        )
+        strange = to_unknown(model(destroyed)) + to_unknown(model(attacked))
+    mixed = mixed_features(features, labels, rng)
+    return (
+        strange
+        + to_unknown(without_label(logits, labels))
+        + config.mixup_weight * to_unknown(penultimate(model)(mixed))
+    )
+
+
+def to_unknown(logits: torch.Tensor) -> torch.Tensor:
+    """Return ``mean_i -log sm(logits_i)[C]``, a scalar, for logits [B, C + 1]; 0 for none."""
+    if not len(logits):
+        return logits.sum()
+    return -torch.log_softmax(logits, dim=1)[:, -1].mean()
+
+
+def without_label(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return logits [B, C + 1] whose true one, that of labels [B], is lowered by :data:`LOWERED`."""
+    return logits - LOWERED * F.one_hot(labels, logits.shape[1]).to(logits.dtype)
+
+
+def mixed_features(features: torch.Tensor, labels: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
+    """Mix each image's features with those of another, drawn at random; pairs of one class are left out.
+
+    Args:
+        features: h [B, F].
+        labels: y [B].
+        rng: A CPU generator.
+
+    Returns:
+        ``s h_i + (1 - s) h_j`` [P, F] of the P pairs with different labels.
+    """
+    other, share = torch.randperm(len(labels), generator=rng), torch.rand(len(labels), 1, generator=rng)
+    return (share * features + (1 - share) * features[other])[labels != labels[other]]
+
+
+def attack(model: nn.Module, images: torch.Tensor, *, steps: int, step: float, radius: float) -> torch.Tensor:
+    """Move images to where the model is less sure that they are unknown.
+
+    Each step adds ``step * sign(grad CE(f(x), C))`` and stays within ``radius`` of the start, per value.
+
+    Args:
+        model: f, to C + 1 logits; its weights get no gradient.
+        images: Normalised [B, ch, H, W]; left unchanged.
+        steps: How many.
+        step: Of each value, in the input space.
+        radius: Most that a value changes by.
+
+    Returns:
+        [B, ch, H, W], without gradient.
+    """
+    moved = images
+    for _ in range(steps):
+        moved = moved.detach().requires_grad_(True)
+        (slope,) = torch.autograd.grad(to_unknown(model(moved)), moved)
+        moved = torch.clamp(moved + step * slope.sign(), images - radius, images + radius)
+    return moved.detach()
+
+
+def features_and_logits(model: nn.Module, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what enters the model's last linear layer [B, F], and its logits [B, C + 1], for images [B, ch, H, W]."""
+    seen: list[torch.Tensor] = []
+    hook = penultimate(model).register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    try:
+        logits = model(inputs)
+    finally:
+        hook.remove()
+    return seen[0], logits

@@ -1,0 +1,142 @@
+"""Data sets of rows, each row an example of F features: the same things measured at several places.
+
+``heart-disease``: Fed-Heart-Disease of FLamby (Ogier du Terrail et al., NeurIPS 2022, arXiv:2210.04620), as FENS uses
+it (Allouah et al., NeurIPS 2024, Tables 14 and 15): the heart disease data of Detrano et al. (1989), collected by four
+centres, who are four clients. The columns that hardly any centre but the first filled in, 10 to 12, are dropped, then
+every row that misses a value; chest pain and resting ECG become dummies without their first level; 34 % of each
+centre, in the shares of its classes, are the test. A centre standardises its training rows by their own means and
+deviations; the test, of all centres together, is standardised by those of all training rows, as FLamby's pooled one
+is: by each centre's own, every client but the smallest would score some points less than in FENS's table. The classes
+are healthy (0) and ill (1).
+
+Deviation: a feature that does not vary is only centred.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from strategies.errors import DataError
+
+from .files import Remote, obtain
+
+Labels = npt.NDArray[np.int64]
+Positions = npt.NDArray[np.int64]
+Reals = npt.NDArray[np.float64]
+
+TABLES = ("heart-disease",)
+
+CENTRES: Mapping[str, str] = {
+    "cleveland": "2d91a8ff69cfd9616aa47b59d6f843db",
+    "hungarian": "22e96bee155b5973568101c93b3705f6",
+    "switzerland": "9a87f7577310b3917730d06ba9349e20",
+    "va": "4249d03ca7711e84f4444768c9426170",
+}
+ADDRESS = "https://archive.ics.uci.edu/ml/machine-learning-databases/heart-disease"
+
+# Columns of a file: 13 measurements, and the diagnosis, 0 (healthy) to 4.
+COLUMNS, DIAGNOSIS = 14, 13
+SPARSE = (10, 11, 12)  # slope, vessels, thal
+LEVELS: Mapping[int, tuple[int, ...]] = {2: (1, 2, 3, 4), 6: (0, 1, 2)}  # chest pain, resting ECG
+FEATURES = COLUMNS - 1 - len(SPARSE) + sum(len(levels) - 2 for levels in LEVELS.values())
+
+# FLamby's, so that its test rows are these.
+TEST_SHARE, SPLIT_SEED = 0.34, 43
+
+
+def open_centres(split: str, root: Path, *, download: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Open one half of Fed-Heart-Disease; both hold the rows of one centre after those of the other.
+
+    Args:
+        split: ``"train"`` or ``"test"``.
+        root: The folder that holds ``heart-disease/processed.<centre>.data``.
+        download: Whether the files may be downloaded if they are not there.
+
+    Returns:
+        The labels, int64 [N], the number of each row's centre, int64 [N], and the rows, float32 [N, 13, 1, 1].
+
+    Raises:
+        DataError: A file is not there, or damaged; says how to get it.
+    """
+    folder = root / "heart-disease"
+    files = {_file(centre): Remote(f"{ADDRESS}/{_file(centre)}", md5) for centre, md5 in CENTRES.items()}
+    obtain("heart-disease", folder, files, download=download)
+    labels, rows, trains = [], [], []
+    for file in files:
+        every, features = read_centre(folder / file)
+        train, test = _halves(every)
+        chosen = train if split == "train" else test
+        labels.append(every[chosen])
+        rows.append(features[chosen])
+        trains.append(features[train])
+    scales = trains if split == "train" else [np.concatenate(trains)] * len(trains)
+    found = np.concatenate([standardized(part, scale) for part, scale in zip(rows, scales, strict=True)])
+    centre = torch.repeat_interleave(torch.tensor([len(part) for part in labels]))
+    return torch.from_numpy(np.concatenate(labels)), centre, torch.from_numpy(found).float()[:, :, None, None]
+
+
+def standardized(rows: Reals, scale: Reals) -> Reals:
+    """Return rows [n, F] less the means of other rows [m, F], in units of their deviations."""
+    deviation = scale.std(axis=0, ddof=1)
+    units: Reals = (rows - scale.mean(axis=0)) / np.where(deviation > 1e-9, deviation, 1.0)  # equal up to rounding
+    return units
+
+
+def read_centre(file: Path) -> tuple[Labels, Reals]:
+    """Return the labels [n] and the features [n, 13] of a centre's complete rows, not standardised.
+
+    Raises:
+        DataError: The file is damaged.
+    """
+    try:
+        rows = np.array([[_number(text) for text in line.split(",")] for line in file.read_text().splitlines()])
+        if rows.ndim != 2 or rows.shape[1] != COLUMNS:
+            raise ValueError(f"rows of shape {rows.shape[1:]}")
+        rows = np.delete(rows, SPARSE, axis=1)
+        rows = rows[~np.isnan(rows).any(axis=1)]
+        if len(rows) < 4:
+            raise ValueError(f"{len(rows)} complete rows")
+        return (rows[:, -1] > 0).astype(np.int64), _with_dummies(rows[:, :-1])
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"file {file} under data.root is damaged: {error}; wanted are lines of {COLUMNS} numbers, '?' where one is "
+            "not known"
+        ) from error
+
+
+def _file(centre: str) -> str:
+    return f"processed.{centre}.data"
+
+
+def _number(text: str) -> float:
+    return float("nan") if text.strip() == "?" else float(text)
+
+
+def _with_dummies(rows: Reals) -> Reals:
+    """Replace each categorical column by one of zeros and ones per level but the first, after the other columns."""
+    dummies = []
+    for column, levels in LEVELS.items():
+        if not np.isin(rows[:, column], levels).all():
+            raise ValueError(f"column {column} has other values than {', '.join(map(str, levels))}")
+        dummies.append(rows[:, [column]] == np.array(levels[1:]))
+    return np.hstack([np.delete(rows, list(LEVELS), axis=1), *dummies])
+
+
+def _halves(labels: Labels) -> tuple[Positions, Positions]:
+    """Divide a centre's rows; return the positions of its training and of its test rows, ascending."""
+    from sklearn.model_selection import train_test_split
+
+    stratify = labels if np.bincount(labels, minlength=2).min() > 2 else None
+    train, test = train_test_split(
+        np.arange(len(labels)),
+        train_size=1 - TEST_SHARE,
+        test_size=TEST_SHARE,
+        random_state=SPLIT_SEED,
+        stratify=stratify,
+    )
+    return np.sort(train), np.sort(test)

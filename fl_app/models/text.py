@@ -1,0 +1,45 @@
+"""Models of texts, which take tokens as [B, 1, 1, L]; see :mod:`fl_app.data.text` for what a token is.
+
+``text-bag`` stands in for FENS's DistilBERT (Allouah et al., NeurIPS 2024), whose weights are a download: the mean of
+the words' vectors, as in Joulin et al., Bag of Tricks for Efficient Text Classification, EACL 2017.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from ..data.text import BUCKETS
+from .layers import chain
+
+WIDTH = 64
+
+
+def text_bag(num_classes: int, input_shape: tuple[int, int, int]) -> nn.Module:  # noqa: ARG001  any length is its own
+    """Build embedding, mean over the words, 64-64-C with ReLU, for texts [B, 1, 1, L]; logits [B, C]."""
+    return chain(
+        words=MeanOfWords(BUCKETS, WIDTH),
+        fc1=nn.Linear(WIDTH, WIDTH),
+        relu1=nn.ReLU(inplace=True),
+        fc2=nn.Linear(WIDTH, num_classes),
+    )
+
+
+class MeanOfWords(nn.Module):
+    """The mean of the vectors of a text's words; token 0 is none, and a text without words is at zero.
+
+    Args:
+        tokens: Number of tokens, 0 included.
+        width: Length of a vector.
+    """
+
+    def __init__(self, tokens: int, width: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(tokens, width, padding_idx=0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map tokens [B, 1, 1, L], of any type that holds them exactly, to [B, width]."""
+        tokens = x.flatten(1).long()
+        words = (tokens != 0).sum(1, keepdim=True).clamp(min=1)
+        total: torch.Tensor = self.embedding(tokens).sum(1)
+        return total / words

@@ -1,0 +1,125 @@
+"""The runs of a comparison: whether they can be compared, which hold uploads, and what they ended with themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from server_app.communication import curve_of, own_names
+from strategies.errors import OptionError
+from strategies.method import METHODS
+from strategies.stage import kept_round
+from strategies.store.run_folder import RunFolder
+from strategies.traffic import UPLOAD_PHASE
+
+AS_RUN = ", as run"
+
+
+def info_of(run: Path) -> dict[str, Any]:
+    """Return what run.json says.
+
+    Raises:
+        StoreError: It is no run folder.
+    """
+    with RunFolder.open(run, write=False) as folder:
+        return folder.info
+
+
+def data_of(runs: Sequence[Path]) -> str | None:
+    """Return the data set of all runs, None if it is another project's.
+
+    Raises:
+        OptionError: The runs cannot be compared, or one is named twice.
+        StoreError: One is no run folder.
+    """
+    first, *others = [(run, info_of(run)) for run in runs]
+    for run, info in others:
+        for what, of in _FACTS.items():
+            if of(info) != of(first[1]):
+                raise OptionError(
+                    f"{run} has {what} {of(info)!r}, {first[0]} has {of(first[1])!r}: allowed are runs with the same"
+                )
+    ids = [info["id"] for _, info in (first, *others)]
+    if twice := [run for run, own in zip(runs, ids, strict=True) if ids.count(own) > 1]:
+        raise OptionError(f"{twice[0]} is named twice: allowed is each run once")
+    return _data_set(first[1])
+
+
+def _data_set(info: Mapping[str, Any]) -> str | None:
+    return info["settings"]["data.name"] if isinstance(info.get("settings"), dict) else None
+
+
+_FACTS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
+    "data set": _data_set,
+    "number of classes": lambda info: info.get("num-classes"),
+    "input shape": lambda info: info.get("input-shape"),
+}
+
+
+def with_uploads(runs: Sequence[Path]) -> list[Path]:
+    """Return the runs that methods can work on; one that is nothing but a result of its own is none of them."""
+    own = {facts["run"] for facts in own_results(runs)}
+    return [run for run in runs if str(run.absolute()) not in own or _holds_uploads(run)]
+
+
+def _holds_uploads(run: Path) -> bool:
+    with RunFolder.open(run, write=False) as folder:
+        return bool(folder.round(max(1, kept_round(folder))).held())
+
+
+def own_results(runs: Sequence[Path]) -> list[dict[str, Any]]:
+    """Return what runs ended with that no replay can repeat: those whose clients did more than upload once.
+
+    Returns:
+        Facts as those of a cell, see :func:`server_app.compare_cell.facts_of`; what only a cell measures is missing.
+        Outcomes of one name that differ in options of their method are told apart by these.
+
+    Raises:
+        StoreError: A file of a run folder is damaged.
+    """
+    found = [facts for run in runs if (facts := _own_result(run)) is not None]
+    by_method: dict[str, list[Mapping[str, Any]]] = {}
+    for facts in found:
+        by_method.setdefault(facts["method"], []).append(facts["options"])
+    return [_named(facts, by_method[facts["method"]]) for facts in found]
+
+
+def _own_result(run: Path) -> dict[str, Any] | None:
+    with RunFolder.open(run, write=False) as folder:
+        result, info, metrics = folder.result(), folder.info, folder.round(max(1, kept_round(folder))).metrics()
+    cost = (result or {}).get("communication", {})
+    if result is None or set(cost.get("phases", ())) <= {UPLOAD_PHASE}:
+        return None
+    rows = [row for row in result["table"] if row["kind"] != "client"]
+    if not rows:  # of another project: there are no scores
+        return None
+    own = [dict(row) for row in rows if row is rows[-1] or row["name"] in own_names(METHODS[result["method"]])]
+    trained = next((row for row in own if row["kind"] == "ensemble"), own[-1])
+    trained["curve"] = [list(place) for place in curve_of(metrics, cost)]
+    prefix = f"{result['method']}."
+    return {
+        "run": str(run.absolute()),
+        "method": result["method"],
+        "seed": result["seed"],
+        "run_dir": result["run_dir"],
+        "weights_sha256": result["weights_sha256"],
+        "outcomes": own,
+        "best_accuracy": result["best_accuracy"],
+        "uploads": result["uploads"],
+        "server_s": result["seconds"].get("server", 0.0),
+        "mib_per_client": cost["total"]["mib_up_per_client"] + cost["total"]["mib_down_per_client"],
+        "total_s": result["seconds"].get("total", result["seconds"].get("app", 0.0)),
+        "threads": info["threads"],
+        "resumed_at": result["resumed_at"],
+        "options": {key: value for key, value in info.get("settings", {}).items() if key.startswith(prefix)},
+        **({"scaled": result["scaled"]} if "scaled" in result else {}),
+    }
+
+
+def _named(facts: Mapping[str, Any], options: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Give the outcomes names that no replay has, with the values in which runs of the method differ."""
+    values = facts["options"].items()
+    differing = [str(value) for key, value in values if any(other.get(key) != value for other in options)]
+    suffix = "".join(f", {value}" for value in differing) + AS_RUN
+    return {**facts, "outcomes": [{**row, "name": row["name"] + suffix} for row in facts["outcomes"]]}

@@ -1,0 +1,214 @@
+"""The forms of the aggregators in numpy: initial parameters, the formula, and its gradient, derived by hand.
+
+A form takes parameters and member logits [M, B, C]. It returns the combined logits [B, C] and the way back: from the
+gradient of a loss by them, g [B, C], to its gradients by the parameters. Below, z_i [B, C] are the logits of member i,
+and p_i is their softmax. Source: see :mod:`.aggregators`.
+
+Models of two classes have logits (0, z), so that z is the log-odds of class 1; from other logits it is
+``d = z_1 - z_0``. The forms for two classes take it from each member and return (0, z) again, so that cross-entropy is
+their paper's binary one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+
+from . import voting
+
+Array = np.ndarray[Any, Any]
+Params = dict[str, Array]
+Pullback = Callable[[Array], Params]
+
+# Stands for zero where a logarithm is taken: the smallest normal float32.
+TINY = np.finfo(np.float32).tiny
+# Hidden units for Camelyon16, the paper's set of two classes with a network.
+TWO_CLASS_HIDDEN = 8
+
+
+class Sizes(NamedTuple):
+    """What the shapes of parameters follow from: M members, C classes, k hidden units."""
+
+    members: int
+    classes: int
+    hidden: int
+
+
+def uniform(rng: np.random.Generator, bound: float, *shape: int) -> Array:
+    """Draw float32 numbers of a shape from U(-bound, bound)."""
+    return rng.uniform(-bound, bound, shape).astype(np.float32)
+
+
+# What is not trained
+
+
+def draw_nothing(_: np.random.Generator, __: Sizes) -> Params:
+    """Return no parameters."""
+    return {}
+
+
+def draw_label_counts(_: np.random.Generator, sizes: Sizes) -> Params:
+    """Return label counts of zero [M, C]."""
+    return {"weights": np.zeros((sizes.members, sizes.classes), np.float32)}
+
+
+def draw_votes(_: np.random.Generator, sizes: Sizes) -> Params:
+    """Return counts of votes of zero [M, C, C]."""
+    return {"counts": np.zeros((sizes.members, sizes.classes, sizes.classes), np.float32)}
+
+
+def average(_: Mapping[str, Array], logits: Array) -> tuple[Array, Pullback]:
+    """``(1/M) sum_i z_i``."""
+    return logits.mean(0), _no_way_back
+
+
+def weighted(params: Mapping[str, Array], logits: Array) -> tuple[Array, Pullback]:
+    """``sum_i lambda_i * z_i``, ``lambda_i[c] = n_i^c / sum_j n_j^c``; zero for a class that nobody holds."""
+    return np.einsum("mc,mbc->bc", _label_shares(params["weights"]), logits), _no_way_back
+
+
+def vote(params: Mapping[str, Array], logits: Array) -> tuple[Array, Pullback]:
+    """The log-likelihood of every class under the members' votes: :func:`.voting.scores`."""
+    return voting.scores(params["counts"], logits), _no_way_back
+
+
+# What is trained. Xavier's bound is sqrt(6 / (fan in + fan out)); that of torch's layers is 1 / sqrt(fan in).
+
+
+def draw_linear(rng: np.random.Generator, sizes: Sizes) -> Params:
+    """Return weights [M] by Xavier for M inputs and one output, and a bias [1] of one."""
+    bound = math.sqrt(6 / (sizes.members + 1))
+    return {"weight": uniform(rng, bound, sizes.members), "bias": np.ones(1, np.float32)}
+
+
+def linear(params: Mapping[str, Array], logits: Array) -> tuple[Array, Pullback]:
+    """``sum_i w_i z_i + b``; the one b moves all classes alike, so that it changes no decision."""
+    combined = np.tensordot(params["weight"], logits, axes=1) + params["bias"]
+    return combined, lambda g: {"weight": np.tensordot(logits, g, axes=2), "bias": g.sum().reshape(1)}
+
+
+def draw_per_class(rng: np.random.Generator, sizes: Sizes) -> Params:
+    """Return weights [M, C] by Xavier."""
+    bound = math.sqrt(6 / (sizes.members + sizes.classes))
+    return {"weight": uniform(rng, bound, sizes.members, sizes.classes)}
+
+
+def per_class(params: Mapping[str, Array], logits: Array) -> tuple[Array, Pullback]:
+    """``sum_i lambda_i * z_i``, one weight per member and class."""
+    combined = np.einsum("mc,mbc->bc", params["weight"], logits)
+    return combined, lambda g: {"weight": np.einsum("bc,mbc->mc", g, logits)}
+
+
+def draw_nn(rng: np.random.Generator, sizes: Sizes) -> Params:
+    """Return two layers, M C -> k -> C, as torch starts them."""
+    return _draw_layers(rng, sizes.members * sizes.classes, sizes.hidden, sizes.classes)
+
+
+def nn(params: Mapping[str, Array], logits: Array) -> tuple[Array, Pullback]:
+    """``W2 ReLU(W1 z + b1) + b2``, z the logits of all members one after the other [B, M C]."""
+    z = logits.transpose(1, 0, 2).reshape(logits.shape[1], -1)
+    hidden = np.maximum(z @ params["weight1"].T + params["bias1"], 0)
+
+    def pull(g: Array) -> Params:
+        back = (g @ params["weight2"]) * (hidden > 0)
+        return {"weight1": back.T @ z, "bias1": back.sum(0), "weight2": g.T @ hidden, "bias2": g.sum(0)}
+
+    return hidden @ params["weight2"].T + params["bias2"], pull
+
+
+def draw_in_torch(_: np.random.Generator, __: Sizes) -> NoReturn:
+    """Refuse: the gate's parameters follow from the shape of its input, see :func:`.distillation.gate.start_gate`."""
+    raise ValueError("aggregator 'moe' looks at the members' input: distillation.gate starts and trains it")
+
+
+def apply_in_torch(_: Mapping[str, Array], __: Array) -> NoReturn:
+    """Refuse: the gate sees the members' input, not only their logits."""
+    raise ValueError("aggregator 'moe' looks at the members' input: distillation.gate applies and trains it")
+
+
+# For two classes
+
+
+def two_class_average(_: Mapping[str, Array], logits: Array) -> tuple[Array, Pullback]:
+    """``log(s_1 / s_0)``, ``s_c = (1/M) sum_i p_i(c)``: averaged are probabilities."""
+    return _odds(_log_sum_exp(_log_softmax(logits))), _no_way_back
+
+
+def two_class_weighted(params: Mapping[str, Array], logits: Array) -> tuple[Array, Pullback]:
+    """``log(s_1 / s_0)``, ``s_c = sum_i lambda_i[c] p_i(c)``; a class that nobody holds is all but impossible."""
+    shares = np.maximum(_label_shares(params["weights"]), TINY)
+    return _odds(_log_sum_exp(np.log(shares)[:, None] + _log_softmax(logits))), _no_way_back
+
+
+def draw_two_class_per_class(rng: np.random.Generator, sizes: Sizes) -> Params:
+    """Return a layer M -> 1 as torch starts it: weights [M] and a bias [1]."""
+    bound = sizes.members**-0.5
+    return {"weight": uniform(rng, bound, sizes.members), "bias": uniform(rng, bound, 1)}
+
+
+def two_class_per_class(params: Mapping[str, Array], logits: Array) -> tuple[Array, Pullback]:
+    """``sum_i w_i d_i + b``, the aggregator for Fed-Heart-Disease."""
+    d = logits[..., 1] - logits[..., 0]
+    combined = _beside_zero(params["weight"] @ d + params["bias"])
+    return combined, lambda g: {"weight": d @ g[:, 1], "bias": g[:, 1].sum().reshape(1)}
+
+
+def draw_two_class_nn(rng: np.random.Generator, sizes: Sizes) -> Params:
+    """Return two layers, M -> 8 -> 1, as torch starts them."""
+    return _draw_layers(rng, sizes.members, TWO_CLASS_HIDDEN, 1)
+
+
+def two_class_nn(params: Mapping[str, Array], logits: Array) -> tuple[Array, Pullback]:
+    """``W2 sigmoid(W1 d + b1) + b2``, the aggregator for Camelyon16."""
+    d = (logits[..., 1] - logits[..., 0]).T
+    hidden = (1 + np.tanh((d @ params["weight1"].T + params["bias1"]) / 2)) / 2  # the sigmoid, without overflow
+
+    def pull(g: Array) -> Params:
+        g = g[:, 1:]
+        back = (g @ params["weight2"]) * hidden * (1 - hidden)
+        return {"weight1": back.T @ d, "bias1": back.sum(0), "weight2": g.T @ hidden, "bias2": g.sum(0)}
+
+    return _beside_zero((hidden @ params["weight2"].T + params["bias2"])[:, 0]), pull
+
+
+def _draw_layers(rng: np.random.Generator, inputs: int, hidden: int, outputs: int) -> Params:
+    return {
+        "weight1": uniform(rng, inputs**-0.5, hidden, inputs),
+        "bias1": uniform(rng, inputs**-0.5, hidden),
+        "weight2": uniform(rng, hidden**-0.5, outputs, hidden),
+        "bias2": uniform(rng, hidden**-0.5, outputs),
+    }
+
+
+def _no_way_back(_: Array) -> Params:
+    return {}
+
+
+def _label_shares(counts: Array) -> Array:
+    total = counts.sum(0)
+    shares: Array = counts / np.where(total > 0, total, 1)
+    return shares
+
+
+def _log_softmax(logits: Array) -> Array:
+    shifted = logits - logits.max(-1, keepdims=True)
+    log_p: Array = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    return log_p
+
+
+def _log_sum_exp(values: Array) -> Array:
+    """Return ``log sum_i exp(v_i)`` over members, [M, B, C] -> [B, C]; small probabilities do not become zero."""
+    largest = values.max(0)
+    total: Array = largest + np.log(np.exp(values - largest).sum(0))
+    return total
+
+
+def _odds(log_s: Array) -> Array:
+    return _beside_zero(log_s[:, 1] - log_s[:, 0])
+
+
+def _beside_zero(z: Array) -> Array:
+    return np.stack([np.zeros_like(z), z], axis=1)

@@ -1,0 +1,39 @@
+"""Which of its examples a client keeps from training, for what follows its upload."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import OptionError
+from ..seeds import derive_seed
+
+Positions = npt.NDArray[np.int64]
+
+
+def held_out(
+    count: int,
+    *,
+    client: str,
+    seed: int,
+    share: float = 0.1,
+    labels: npt.NDArray[np.integer] | None = None,
+) -> tuple[Positions, Positions]:
+    """Divide a client's examples: positions to train on, and positions to keep; both ascending.
+
+    Args:
+        count: n, the client's examples.
+        client: Its name; equal names and seeds give equal parts.
+        seed: Of the run.
+        share: Of the kept ones, in [0, 1): ``int(share * n)`` are kept.
+        labels: The class of each example [n]: the share is then kept of every class by itself; None: of all at random.
+
+    Raises:
+        OptionError: The share is out of its range.
+    """
+    if not 0.0 <= share < 1.0:
+        raise OptionError(f"the share of examples to keep is {share}: allowed is a number from 0, below 1")
+    order = np.random.default_rng(derive_seed(seed, "holdout", client)).permutation(count)
+    groups = [order] if labels is None else [order[labels[order] == kind] for kind in np.unique(labels)]
+    kept = np.concatenate([group[: int(share * len(group))] for group in groups]) if count else order
+    return np.setdiff1d(order, kept), np.sort(kept)

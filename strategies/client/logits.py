@@ -1,0 +1,127 @@
+"""The logits of an ensemble on a client's own examples: computed once, kept on its disk. Needs numpy only."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .places import forget_old_runs, run_place
+
+# Ensembles whose logits a client keeps of one run, the newest.
+ENSEMBLES_KEPT = 4
+
+# A simulated client's process serves many clients and many rounds: what it has just read it need not read again.
+_RECENT: OrderedDict[tuple[str, int], Logits] = OrderedDict()
+_RECENT_BYTES = 2**28
+
+
+@dataclass(frozen=True)
+class Logits:
+    """An ensemble's logits on one client's held examples.
+
+    Attributes:
+        members: Digest of each member [M].
+        values: float32 [M, n, C].
+        labels: int64 [n].
+        inputs: What the members saw, normalised, float32 [n, ...]; empty [0] where the aggregator does not look at it.
+    """
+
+    members: tuple[str, ...]
+    values: npt.NDArray[np.float32]
+    labels: npt.NDArray[np.int64]
+    inputs: npt.NDArray[Any]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes in memory."""
+        return self.values.nbytes + self.labels.nbytes + self.inputs.nbytes
+
+
+class LogitCache:
+    """The files of one client and one run.
+
+    Args:
+        state_dir: See :func:`.places.run_place`.
+        run_id: The run whose uploads the ensembles are made of.
+        client: The client's name.
+    """
+
+    def __init__(self, state_dir: str, run_id: str, client: str) -> None:
+        self._folder = run_place(state_dir, run_id) / f"{client}-ensembles"
+
+    def load(self, ensemble: str) -> Logits | None:
+        """Return the logits of the ensemble with this digest, or None; a torn file counts as nothing."""
+        path = self._path(ensemble)
+        try:
+            key = (str(path), path.stat().st_mtime_ns)
+        except OSError:
+            return None
+        if key in _RECENT:
+            return _RECENT[key]
+        found = _read(path)
+        if found is not None:
+            _remember(key, found)
+        return found
+
+    def known(self, members: Sequence[str]) -> Logits | None:
+        """Return the logits of an ensemble whose members are all in a kept one, in the order asked for."""
+        for path in self._files():
+            kept = _read(path)
+            if kept is not None and set(members) <= set(kept.members):
+                rows = [kept.members.index(member) for member in members]
+                return Logits(tuple(members), kept.values[rows], kept.labels, kept.inputs)
+        return None
+
+    def save(self, ensemble: str, logits: Logits) -> None:
+        """Write the logits of an ensemble; of the others the newest stay.
+
+        Raises:
+            OSError: The disk refuses.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._path(ensemble)
+        temporary = path.with_suffix(f".{os.getpid()}.tmp")
+        with temporary.open("wb") as file:
+            members = np.array(logits.members, dtype=np.str_)
+            np.savez(file, members=members, values=logits.values, labels=logits.labels, inputs=logits.inputs)
+        temporary.replace(path)
+        for old in self._files()[ENSEMBLES_KEPT:]:
+            old.unlink(missing_ok=True)
+        forget_old_runs(self._folder.parent.parent)
+
+    def forget_others(self, ensemble: str) -> None:
+        """Remove the logits of all ensembles of this run but one: a member of theirs is to be forgotten."""
+        for path in self._files():
+            if path != self._path(ensemble):
+                path.unlink(missing_ok=True)
+
+    def _path(self, ensemble: str) -> Path:
+        return self._folder / f"{ensemble}.npz"
+
+    def _files(self) -> list[Path]:
+        return sorted(self._folder.glob("*.npz"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
+
+
+def _read(path: Path) -> Logits | None:
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            members = tuple(str(member) for member in arrays["members"])
+            return Logits(members, arrays["values"], arrays["labels"], arrays["inputs"])
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile):
+        return None
+
+
+def _remember(key: tuple[str, int], logits: Logits) -> None:
+    _RECENT[key] = logits
+    while (
+        len(_RECENT) > 1 and sum(each.values.nbytes + each.inputs.nbytes for each in _RECENT.values()) > _RECENT_BYTES
+    ):
+        _RECENT.popitem(last=False)

@@ -1,0 +1,46 @@
+"""Where a client keeps what belongs to one run, on its own disk."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+from ..errors import UploadError
+
+# A client's disk is not the server's archive: the newest runs are kept.
+RUNS_KEPT = 16
+
+# The ids that run folders have. Nothing else is made, or removed, in a folder that may be the user's own.
+RUN_ID = re.compile(r"[0-9a-f]{32}")
+
+
+def run_place(state_dir: str, run_id: str) -> Path:
+    """Return a client's folder for one run; it need not exist.
+
+    Args:
+        state_dir: The client's folder; empty: ``$ONESHOT_CLIENT_STATE``, else one in the user's cache.
+        run_id: The run folder's id, as the server sends it.
+
+    Raises:
+        UploadError: The id is none of a run folder.
+    """
+    if not RUN_ID.fullmatch(run_id):
+        raise UploadError(f"the server's run-id is {run_id[:80]!r}: allowed are 32 hexadecimal digits")
+    place = state_dir or os.environ.get("ONESHOT_CLIENT_STATE", "") or "~/.cache/oneshot-fl/clients"
+    return Path(place).expanduser() / run_id
+
+
+def forget_old_runs(root: Path) -> None:
+    """Remove all but the newest runs' folders; a folder's time is that of its newest file."""
+    runs = sorted((path for path in root.iterdir() if RUN_ID.fullmatch(path.name)), key=_last_used)
+    for path in runs[:-RUNS_KEPT]:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _last_used(folder: Path) -> float:
+    try:
+        return folder.stat().st_mtime
+    except OSError:  # another client of this machine has just removed it
+        return 0.0

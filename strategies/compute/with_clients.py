@@ -1,0 +1,40 @@
+"""Runs a method that goes on with the clients after their upload: in this process, for here are the clients."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ..errors import OptionError
+from ..memory import kept_memory
+from ..needs import check_needs
+from .in_process import resolve_device, torch_threads
+
+if TYPE_CHECKING:
+    from ..clients import Clients
+    from ..method import Job, Method, Outcome, Progress
+
+
+class WithClients:
+    """A place whose method may ask the clients.
+
+    Args:
+        clients: The clients.
+    """
+
+    def __init__(self, clients: Clients) -> None:
+        self._clients = clients
+
+    def run(self, method: Method, job: Job, progress: Progress) -> Outcome:
+        """Run ``method`` on ``job``, with the clients in reach.
+
+        Raises:
+            OptionError: The method has no use for clients, or the job lacks what it needs.
+            QuorumError: Too few clients answer.
+        """
+        if method.fit_with is None:
+            raise OptionError(f"method {method.name!r} asks the clients nothing after their upload")
+        check_needs(method, job)
+        job = replace(job, device=resolve_device(job.device))
+        with torch_threads(job.threads), kept_memory():
+            return method.fit_with(job, progress, self._clients)

@@ -1,0 +1,34 @@
+"""The server stage on real images that the server holds: one pass over them per epoch."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from .epochs import Stage, run_epochs
+from .pool import Pool
+
+if TYPE_CHECKING:
+    from ..method import Job, Outcome, Progress
+    from .learner import Learner
+
+
+def learn_from_images(job: Job, progress: Progress, learner: Learner) -> Outcome:
+    """Run all epochs of a student on the job's proxy images; the outcome is the last epoch's student.
+
+    Args:
+        job: Its proxy images, uint8 [N, ch, H, W], which the method must need (``Need.PROXY_IMAGES``).
+        progress: Told after each step; gives the epoch to go on from.
+        learner: The student and its teacher, who is asked before the first epoch where its answers stay the same.
+    """
+    epochs = learner.options.epochs
+    stage = Stage({"student": learner.student}, learner.optimizer, Pool())
+    with stage.clock("teacher"):
+        assert job.proxy is not None  # noqa: S101  the need is checked before a method starts
+        images = learner.with_logits({"images": job.proxy})
+
+    def epoch(number: int) -> dict[str, float]:
+        with stage.clock("distillation"):
+            return {"distillation": learner.learn(images, number, tick=partial(progress.report, number, epochs))}
+
+    return run_epochs(job, progress, stage, epochs=epochs, step=epoch)

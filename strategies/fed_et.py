@@ -1,0 +1,137 @@
+"""Fed-ET: the student learns the labels that the uploads agree on, and a little of those who disagree.
+
+Paper: Cho, Manoel, Joshi, Sim, Dimitriadis, Heterogeneous Ensemble Knowledge Transfer for Training Large Models in
+    Federated Learning, IJCAI 2022, https://arxiv.org/abs/2204.12703; in one shot, as the baseline of FENS (Allouah et
+    al., NeurIPS 2024, https://arxiv.org/abs/2411.07182). Read version: a summary; no equation was checked against the
+    text.
+Symbols: s_k(x) -> decisions, sm(f_k(x) / T); a_k(x) -> confidence; s -> consensus; s_div -> dissent; S(x) -> student;
+    lambda -> diversity_weight; T -> kd_temperature, in the paper 1.
+Where: the weights by variance -> confidence; consensus and dissent -> Judgement; the server's loss -> transfer_loss.
+Deviations: one round, so that nothing of the student goes back to the clients. Optimiser, rate, batch and epochs of
+    the one-shot form are unpublished: they are FedKD's, the other baseline on real images of that comparison, and like
+    there the ensemble judges each image once, as it is. Where nobody disagrees there is no diversity term. With T
+    other than 1 that term has the factor T^2, as in distillation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from .distillation.augment import AUGMENTATIONS
+from .distillation.learner import Learner, teacher_of
+from .distillation.losses import cross_entropy
+from .distillation.real_images import learn_from_images
+from .distillation.settings import DistillOptions
+from .method import Method, Need, Outcome
+from .options import check, option
+
+if TYPE_CHECKING:
+    from .method import Job, Progress
+
+
+@dataclass(frozen=True)
+class FedEtConfig(DistillOptions):
+    """Options of Fed-ET; the weight is the paper's, the schedule FedKD's."""
+
+    epochs: int = option(200, "server epochs T", low=1)
+    batch_size: int = option(512, "images per student step b", low=2)
+    kd_temperature: float = option(1.0, "temperature of the soft decisions", above=0.0)
+    optimizer: str = option("adam", "optimiser of the student", choices=("sgd", "adam"))
+    student_lr: float = option(1e-3, "learning rate of the student eta_S", above=0.0)
+    weight_decay: float = option(0.0, "its weight decay", low=0.0)
+    schedule: str = option("constant", "its learning rate over the epochs", choices=("constant", "cosine"))
+    student_clip: float = option(0.0, "largest norm of the student's gradient; 0: no limit", low=0.0)
+    diversity_weight: float = option(0.05, "weight lambda of the clients who disagree; 0: labels alone", low=0.0)
+    augmentation: str = option(
+        "none", "change of the images each time the student reads them", choices=tuple(AUGMENTATIONS)
+    )
+
+    def __post_init__(self) -> None:
+        check(self, "fed-et")
+
+
+def fit(job: Job, progress: Progress) -> Outcome:
+    """Run the server stage: T epochs over the proxy images; the result is the last epoch's student."""
+    config: FedEtConfig = job.config
+    teacher = teacher_of(job, Judgement(config.kd_temperature), config)
+    loss = partial(transfer_loss, weight=config.diversity_weight, temperature=config.kd_temperature)
+    learner = Learner(job, teacher, config, augmentation=config.augmentation, loss=loss, asked_once=True)
+    return learn_from_images(job, progress, learner)
+
+
+class Judgement(nn.Module):
+    """What the clients make of an image together: their consensus, and what those think who do not share it.
+
+    Args:
+        temperature: T > 0 of the clients' soft decisions.
+    """
+
+    def __init__(self, temperature: float = 1.0) -> None:
+        super().__init__()
+        self._temperature = temperature
+
+    def forward(self, logits: Tensor) -> Tensor:
+        """Combine member logits [M, B, C] to [B, 2, C].
+
+        Of each image, row 0 is the consensus ``s = sum_k a_k s_k``, and row 1 is ``s_div``, the same sum over the
+        clients with ``argmax s_k != argmax s`` alone, their weights scaled to sum to one; zeros where there are none.
+        """
+        decisions = torch.softmax(logits / self._temperature, dim=2)
+        weights = confidence(decisions)
+        consensus = torch.einsum("mb,mbc->bc", weights, decisions)
+        dissenting = weights * (decisions.argmax(2) != consensus.argmax(1))
+        total = dissenting.sum(0)
+        share = dissenting / torch.where(total > 0, total, torch.ones_like(total))
+        return torch.stack([consensus, torch.einsum("mb,mbc->bc", share, decisions)], dim=1)
+
+
+def confidence(decisions: Tensor) -> Tensor:
+    """Return ``a_k = Var_c(s_k) / sum_j Var_c(s_j)``: who is sure of an image counts more.
+
+    Args:
+        decisions: s, probabilities [M, B, C].
+
+    Returns:
+        Weights [M, B] that sum to one over M; equal ones where nobody prefers any class.
+    """
+    variance = decisions.var(2, correction=0)
+    total = variance.sum(0)
+    equal = torch.full_like(variance, 1 / len(variance))
+    return torch.where(total > 0, variance / torch.where(total > 0, total, torch.ones_like(total)), equal)
+
+
+def transfer_loss(student: Tensor, judgement: Tensor, *, weight: float = 0.05, temperature: float = 1.0) -> Tensor:
+    """Return ``mean_i CE(S_i, argmax s_i) + lambda T^2 mean_i KL(s_div,i || sm(S_i / T))``.
+
+    The loss of Fed-ET's server (Cho et al., IJCAI 2022). An image that nobody disagrees on has no second part; the
+    mean is over the whole batch.
+
+    Args:
+        student: Logits S [B, C], unnormalised.
+        judgement: Consensus and dissent [B, 2, C] of :class:`Judgement`.
+        weight: lambda >= 0.
+        temperature: T > 0.
+
+    Returns:
+        A scalar, at least zero.
+    """
+    consensus, dissent = judgement.unbind(1)
+    # x log x is 0 at 0: a row of zeros adds nothing, to the gradient neither.
+    log_student = torch.log_softmax(student / temperature, dim=1)
+    divergence = (torch.xlogy(dissent, dissent) - dissent * log_student).sum(1).mean()
+    return cross_entropy(student, consensus.argmax(1)) + weight * temperature**2 * divergence
+
+
+METHOD = Method(
+    name="fed-et",
+    title="Fed-ET",
+    source="Cho et al., IJCAI 2022, as in Allouah et al., NeurIPS 2024",
+    config=FedEtConfig,
+    fit=fit,
+    needs=frozenset({Need.PROXY_IMAGES}),
+)

@@ -1,0 +1,99 @@
+"""The rules of federated learning in rounds, as pure functions: what a server does with the models of one round.
+
+Papers: FedNova: Wang, Liu, Liang, Joshi, Poor, Tackling the Objective Inconsistency Problem in Heterogeneous Federated
+    Optimization, NeurIPS 2020, https://arxiv.org/abs/2007.07481. SCAFFOLD: Karimireddy, Kale, Mohri, Reddi, Stich,
+    Suresh, SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020,
+    https://arxiv.org/abs/1910.06378.
+
+Sums are in double precision and in the order that is given; results have the dtypes of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+# Name of a parameter -> its values.
+Arrays = Mapping[str, npt.NDArray[Any]]
+
+
+def weighted_mean(models: Sequence[Arrays], weights: Sequence[float]) -> dict[str, npt.NDArray[np.float64]]:
+    """Return ``sum_i w_i x_i / sum_i w_i``, parameter by parameter, in double precision.
+
+    Args:
+        models: At least one; equal names and shapes.
+        weights: One for each model, not negative, not all 0.
+    """
+    total = float(sum(weights))
+    return {
+        name: sum(
+            (weight * model[name].astype(np.float64) for model, weight in zip(models, weights, strict=True)),
+            start=np.zeros(models[0][name].shape),
+        )
+        / total
+        for name in models[0]
+    }
+
+
+def fednova_step(
+    start: Arrays,
+    ends: Sequence[Arrays],
+    *,
+    weights: Sequence[float],
+    travels: Sequence[float],
+    server_lr: float = 1.0,
+) -> dict[str, npt.NDArray[Any]]:
+    """Return the next model of FedNova, ``x - tau_eff sum_i p_i eta d_i``, with ``d_i = (x - x_i) / (eta ||a_i||_1)``.
+
+    FedNova's update rule, with its effective steps ``tau_eff = sum_i p_i ||a_i||_1``; it equals FedAvg where all
+    clients take equally many steps.
+
+    Args:
+        start: The model x that the clients started from.
+        ends: Their models x_i.
+        weights: Their numbers of examples n_i; p_i = n_i / sum n.
+        travels: Their eta ||a_i||_1, positive: local steps times the learning rate, for plain SGD; see
+            :class:`strategies.client.corrections.Travel`.
+        server_lr: What the step is multiplied by.
+    """
+    effective = float(np.average(travels, weights=weights))
+    shares = [weight / travel for weight, travel in zip(weights, travels, strict=True)]
+    # sum_i p_i (x_i - x) / travel_i, with the shares' own sum taken out of the mean again.
+    scale = server_lr * effective * sum(shares) / float(sum(weights))
+    mean = weighted_mean([moved(start, end) for end in ends], shares)
+    return plus(start, mean, scale)
+
+
+def scaffold_step(start: Arrays, ends: Sequence[Arrays], *, server_lr: float = 1.0) -> dict[str, npt.NDArray[Any]]:
+    """Return the next model of SCAFFOLD, ``x + eta_g / |S| sum_{i in S} (y_i - x)``; Algorithm 1, lines 16 and 17.
+
+    Args:
+        start: The model x that the clients started from.
+        ends: Their models y_i.
+        server_lr: eta_g.
+    """
+    return plus(start, weighted_mean([moved(start, end) for end in ends], [1.0] * len(ends)), server_lr)
+
+
+def next_control(control: Arrays, changes: Sequence[Arrays], *, num_clients: int) -> dict[str, npt.NDArray[Any]]:
+    """Return the server's next control variate, ``c + 1/N sum_{i in S} (c_i+ - c_i)``; Algorithm 1, line 17.
+
+    Args:
+        control: c.
+        changes: ``c_i+ - c_i`` of the clients of this round.
+        num_clients: N, all clients, of this round or not.
+    """
+    return plus(control, weighted_mean(changes, [1.0] * len(changes)), len(changes) / num_clients)
+
+
+def moved(start: Arrays, end: Arrays) -> dict[str, npt.NDArray[np.float64]]:
+    """Return ``end - start`` in double precision."""
+    return {name: end[name].astype(np.float64) - start[name] for name in start}
+
+
+def plus(start: Arrays, step: Arrays, scale: float = 1.0) -> dict[str, npt.NDArray[Any]]:
+    """Return ``start + scale * step`` in the dtypes of ``start``."""
+    return {name: (value + scale * step[name]).astype(value.dtype) for name, value in start.items()}

@@ -1,0 +1,52 @@
+"""FedOV: the server keeps open-set classifiers; those who do not know a sample leave the vote to those who do.
+
+Paper: Diao, Li, He, Towards Addressing Label Skews in One-Shot Federated Learning, ICLR 2023,
+    https://openreview.net/forum?id=rzrqh85f4Sc; named as a baseline by FENS (Allouah et al., NeurIPS 2024,
+    https://arxiv.org/abs/2411.07182). Read version: a summary of the paper and of its code.
+Symbols: C -> job.num_classes; the classifiers have C + 1 outputs, the last is "unknown"; v -> voters.
+Where: the server's vote -> distillation.open_set.OpenSet; what the clients train is their app's, under the task
+    "open-set".
+Deviations: none known of the vote; the paper reports every v, and its default is all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .distillation.open_set import OpenSet
+from .method import EnsembleSpec, Method, Need, Outcome
+from .options import check, option
+
+if TYPE_CHECKING:
+    from .method import Job, Progress
+
+
+@dataclass(frozen=True)
+class FedOvConfig:
+    """Options of FedOV."""
+
+    voters: int = option(0, "clients v who vote on a sample, those to whom it is least unknown; 0: all", low=0)
+
+    def __post_init__(self) -> None:
+        check(self, "fedov")
+
+
+def fit(job: Job, progress: Progress) -> Outcome:
+    """Name the ensemble of all uploads and who votes in it; nothing is trained."""
+    vote = OpenSet(job.config.voters)
+    progress.report(1, 1)
+    clients = tuple(upload.client for upload in job.uploads)
+    return Outcome(ensemble=EnsembleSpec(clients, "open-set", dict(vote.state_dict())))
+
+
+METHOD = Method(
+    name="fedov",
+    title="FedOV",
+    source="Diao et al., ICLR 2023",
+    config=FedOvConfig,
+    fit=fit,
+    needs=frozenset({Need.IMAGES}),
+    kind="ensemble",
+    uploads="open-set",
+)

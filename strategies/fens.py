@@ -1,0 +1,196 @@
+"""FENS: the uploaded models are an ensemble, and the clients train a tiny aggregator of its logits together.
+
+Paper: Allouah, Dhasade, Guerraoui, Gupta, Kermarrec, Pinot, Pires, Sharma, Revisiting Ensembling in One-Shot Federated
+    Learning, NeurIPS 2024, https://arxiv.org/abs/2411.07182.
+    Read version: a summary of the paper, its appendix and its code; no equation was checked against the text.
+Symbols: theta_i -> Job.uploads; pi_i(x) -> member logits z [M, B, C]; f_lambda -> aggregators.AGGREGATORS; lambda ->
+    params; D_i^10 -> the share ``holdout`` that a client keeps from training; K -> local_steps; R -> rounds.
+Where: Algorithm 1, phase 1 -> the clients' upload, fens_clients.Dialogue.send; phase 2 -> _trained; the server's step
+    of Table 8 -> fed_adam.FedAdam; the aggregators of section 3 -> aggregators.AGGREGATORS.
+Deviations: the last round is the result; the published code reports the best of all rounds on the test set. INT8 is
+    calibrated on the clients' own training examples, not on test images. The clients send their counts of votes, not
+    their shares, so that a merge is that of pooled examples. On a server with labelled images ``fit`` trains the
+    aggregator there, by the same steps, as one client.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .aggregators import AGGREGATORS, Aggregator, aggregator_for
+from .errors import OptionError
+from .fed_adam import FedAdam
+from .fens_trainers import Dialogue, ServersImages, Trainers
+from .method import EnsembleSpec, Method, Outcome, Snapshot
+from .options import check, option
+from .packed import PRECISIONS
+
+if TYPE_CHECKING:
+    from .aggregator_forms import Params
+    from .clients import Clients
+    from .distillation.ensemble import Ensemble
+    from .method import Job, Progress
+
+# From here on the paper's gate has a weight per member and class.
+MANY_CLASSES = 100
+
+
+@dataclass(frozen=True)
+class FensConfig:
+    """Options of FENS; the defaults are Table 8's for CIFAR-10."""
+
+    aggregator: str = option("nn", "how the members' logits become one prediction", choices=tuple(AGGREGATORS))
+    hidden: int = option(40, "hidden units k of the aggregator 'nn'", low=1)
+    rounds: int = option(500, "federated rounds R of the aggregator", low=1)
+    local_steps: int = option(1, "steps K of a client in each round", low=1)
+    batch_size: int = option(128, "held examples per step", low=1)
+    client_lr: float = option(1.0, "learning rate eta_l of the clients' steps", above=0.0)
+    server_lr: float = option(0.001, "learning rate eta_s of the server's FedAdam", above=0.0)
+    precision: str = option("int8", "precision in which the ensemble goes to the clients", choices=PRECISIONS)
+    holdout: float = option(0.1, "share of its examples that a client keeps for the aggregator", above=0.0, high=0.9)
+    holdout_per_class: bool = option(False, "the share is kept of every class, not of all examples at random")
+    train_on: str = option("clients", "where the aggregator is trained", choices=("clients", "server"))
+    quorum: float = option(0.5, "share of the uploading clients without whose answers a round fails", low=0.0, high=1.0)
+    patience_s: float = option(60.0, "seconds after which a round goes on without the clients that are late", above=0.0)
+    evaluate_every: int = option(5, "rounds between two scores of the aggregator; 0: none", low=0)
+
+    def __post_init__(self) -> None:
+        check(self, "fens")
+
+
+def fit(job: Job, progress: Progress) -> Outcome:
+    """Train the aggregator on the server's own labelled images, without a client; a static one needs none.
+
+    Raises:
+        OptionError: The aggregator is trained, and the server has no labelled images.
+    """
+    return _fitted(job, progress, ServersImages(job))
+
+
+def fit_with(job: Job, progress: Progress, clients: Clients) -> Outcome:
+    """Send the ensemble to the clients, and train the aggregator with them, round by round."""
+    if job.config.train_on == "server":
+        return fit(job, progress)
+    return _fitted(job, progress, Dialogue(job, clients))
+
+
+def _fitted(job: Job, progress: Progress, trainers: Trainers) -> Outcome:
+    began, aggregator = time.monotonic(), aggregator_for(job.config.aggregator, job.num_classes)
+    if aggregator.kind == "static":
+        params = aggregator.from_counts(_label_counts(job, aggregator))
+    elif aggregator.kind == "voted":
+        params = aggregator.from_counts(trainers.votes())
+    else:
+        params = _trained(job, progress, aggregator, trainers)
+    return Outcome(ensemble=_spec(job, aggregator, params), timings={"aggregator": time.monotonic() - began})
+
+
+def _trained(job: Job, progress: Progress, aggregator: Aggregator, trainers: Trainers) -> Params:
+    """Run the federated rounds; go on in the round where an earlier process was cut off."""
+    config: FensConfig = job.config
+    adam = FedAdam(config.server_lr)
+    params = _start(job, aggregator)
+    state, first = adam.start(params), 0
+    if (snapshot := progress.resume()) is not None:
+        (params, state), first = map(_as_numpy, snapshot.state), snapshot.step
+    scores = _Scores(job, progress, aggregator)
+    for number in range(first + 1, config.rounds + 1):
+        updates = trainers.round(number, params)
+        if updates:
+            params, state = adam.step(params, state, updates)
+        scores.record(number, params, updates=len(updates), mib=trainers.mib_per_client)
+        progress.checkpoint(partial(_snapshot, number, params, state))
+    return params
+
+
+class _Scores:
+    """Says how far the rounds are, and every now and then how good the aggregator is."""
+
+    def __init__(self, job: Job, progress: Progress, aggregator: Aggregator) -> None:
+        self._job, self._progress, self._aggregator = job, progress, aggregator
+        self._ensemble: Ensemble | None = None
+
+    def record(self, number: int, params: Params, *, updates: int, mib: float) -> None:
+        config, last = self._job.config, number == self._job.config.rounds
+        scores: dict[str, float] = {}
+        if self._job.observer is not None and config.evaluate_every and (number % config.evaluate_every == 0 or last):
+            scores = self._observed(number, params)
+            self._progress.record({"epoch": number, "clients": updates, "mib_per_client": round(mib, 6), **scores})
+        self._progress.report(number, config.rounds, scores)
+
+    def _observed(self, number: int, params: Params) -> dict[str, float]:
+        from .distillation.combiners import build_combiner
+        from .distillation.epochs import observe
+        from .outcomes import ensemble_of
+
+        spec = _spec(self._job, self._aggregator, params)
+        if self._ensemble is None:
+            self._ensemble = ensemble_of(self._job, spec)
+        self._ensemble.combiner = build_combiner(spec.combiner, spec.weights)
+        return observe(self._job, number, self._ensemble)
+
+
+def _start(job: Job, aggregator: Aggregator) -> Params:
+    """Return the parameters before the first round."""
+    if aggregator.kind == "torch":
+        from .distillation.gate import start_gate
+
+        return start_gate(
+            job.seed,
+            members=len(job.uploads),
+            classes=job.num_classes,
+            input_shape=job.input_shape,
+            per_class=job.num_classes >= MANY_CLASSES,
+        )
+    config: FensConfig = job.config
+    return aggregator.start(job.seed, members=len(job.uploads), classes=job.num_classes, hidden=config.hidden)
+
+
+def _label_counts(job: Job, aggregator: Aggregator) -> Any:
+    """Return the label counts of the uploads [M, C], if the aggregator is made of them.
+
+    Raises:
+        OptionError: It is, and clients did not send theirs.
+    """
+    silent = [upload.client for upload in job.uploads if upload.label_counts is None]
+    if aggregator.counts and silent:
+        raise OptionError(
+            f"setting 'fens.aggregator' is {aggregator.name!r}: allowed where every client tells its label counts; "
+            f"silent are {', '.join(silent)}"
+        )
+    return [upload.label_counts for upload in job.uploads] if aggregator.counts else []
+
+
+def _spec(job: Job, aggregator: Aggregator, params: Params) -> EnsembleSpec:
+    import torch
+
+    weights = {key: torch.from_numpy(np.array(value)) for key, value in params.items()}
+    clients = tuple(upload.client for upload in job.uploads)
+    return EnsembleSpec(clients, aggregator.combiner, weights, job.config.precision)
+
+
+def _snapshot(number: int, params: Params, state: Params) -> Snapshot:
+    import torch
+
+    return Snapshot(number, [{key: torch.from_numpy(value) for key, value in each.items()} for each in (params, state)])
+
+
+def _as_numpy(tensors: Mapping[str, Any]) -> Params:
+    return {key: tensor.numpy() for key, tensor in tensors.items()}
+
+
+METHOD = Method(
+    name="fens",
+    title="FENS",
+    source="Allouah et al., NeurIPS 2024",
+    config=FensConfig,
+    fit=fit,
+    kind="ensemble",
+    fit_with=fit_with,
+)

@@ -1,0 +1,42 @@
+"""The steps of one trainer in one round of FENS, whichever form the aggregator has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from .aggregator_training import Sgd, local_steps
+from .aggregators import TORCH_ONLY
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from .aggregator_forms import Params
+
+
+def round_steps(
+    aggregator: str,
+    params: Mapping[str, np.ndarray[Any, Any]],
+    *,
+    inputs: np.ndarray[Any, Any],
+    logits: np.ndarray[Any, Any],
+    labels: np.ndarray[Any, Any],
+    sgd: Sgd,
+    seed: int,
+) -> Params:
+    """Return the parameters after the K steps of one trainer.
+
+    Args:
+        aggregator: A key of AGGREGATORS that is trained.
+        params: lambda, float32.
+        inputs: What the members saw, float32 [n, ...]; looked at by an aggregator with a gate only, which needs torch.
+        logits: Of the members, float32 [M, n, C].
+        labels: int64 [n].
+        sgd: K, B and eta_l.
+        seed: Of this trainer and round.
+    """
+    if aggregator in TORCH_ONLY:
+        from .distillation.gate import gate_steps
+
+        return gate_steps(params, inputs=inputs, logits=logits, labels=labels, sgd=sgd, seed=seed)
+    return local_steps(aggregator, params, logits=logits, labels=labels, sgd=sgd, seed=seed)

@@ -1,0 +1,257 @@
+"""Who trains the aggregator of FENS: the clients, asked round by round, or the server's own labelled images."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from .aggregator_training import Sgd
+from .aggregators import aggregator_for, check_params
+from .clients import Question
+from .errors import OptionError, UploadError
+from .packed import ensemble_digest, pack_member, to_wire
+from .seeds import derive_seed
+from .voting import merged, vote_counts
+
+if TYPE_CHECKING:
+    import torch
+
+    from .aggregator_forms import Params
+    from .clients import Answer, Clients
+    from .method import Job
+
+ENSEMBLE_PHASE, AGGREGATOR_PHASE = "ensemble", "aggregator"
+# Inputs per forward pass of the ensemble.
+BATCH = 256
+
+
+class Trainers(Protocol):
+    """Who holds the examples that the aggregator is trained on."""
+
+    @property
+    def mib_per_client(self) -> float:
+        """MiB that a client has sent and got so far, on average."""
+
+    def round(self, number: int, params: Params) -> list[tuple[Params, int]]:
+        """Return what each made of the parameters, with the number of examples that its steps saw."""
+
+    def votes(self) -> np.ndarray[Any, Any]:
+        """Return how often each member labels examples of each class how, merged [M, C, C]."""
+
+
+class Dialogue:
+    """The clients: each gets the ensemble once, keeps its logits, and does its steps in every round.
+
+    Args:
+        job: The job with its uploads; its config is a ``FensConfig``.
+        clients: The clients.
+
+    Raises:
+        QuorumError: Too few clients have taken the ensemble.
+    """
+
+    def __init__(self, job: Job, clients: Clients) -> None:
+        self._job, self._clients, self._config = job, clients, job.config
+        self._quorum = max(1, math.ceil(job.config.quorum * len(job.uploads)))
+        self._aggregator = aggregator_for(job.config.aggregator, job.num_classes)
+        # Packed one by one: in int8 all of them take a quarter of the uploads.
+        self._members = [
+            pack_member(upload.architecture, upload.read(), precision=job.config.precision, ranges=upload.ranges)
+            for upload in job.uploads
+        ]
+        digests = [member.digest for member in self._members]
+        self._ensemble = ensemble_digest(digests)
+        self._about = {
+            "members": digests,
+            "architectures": [member.architecture for member in self._members],
+            "sizes": [member.bytes for member in self._members],
+            "precision": job.config.precision,
+        }
+        self._sent = False
+
+    @property
+    def mib_per_client(self) -> float:
+        """MiB that a client has sent and got so far, on average."""
+        return self._clients.mib_per_client
+
+    def send(self, names: Collection[str] | None = None) -> None:
+        """Bring the ensemble to those clients, or to all: each gets the members that it has no copy of."""
+        offer = self._question("offer", self._about)
+        answers = self._clients.ask(
+            offer if names is None else dict.fromkeys(sorted(names), offer),
+            phase=ENSEMBLE_PHASE,
+            quorum=self._quorum if names is None else 0,
+            check=self._check_ensemble,
+        )
+        lacking = {name: self._parcel(answer) for name, answer in answers.items() if "needs" in answer.facts}
+        if lacking:
+            self._clients.ask(
+                lacking,
+                phase=ENSEMBLE_PHASE,
+                quorum=max(0, self._quorum - (len(answers) - len(lacking))) if names is None else 0,
+                check=self._check_ensemble,
+            )
+
+    def round(self, number: int, params: Params) -> list[tuple[Params, int]]:
+        """Ask every client for its steps of one round; who has not the ensemble gets it, and is in the next.
+
+        Args:
+            number: The round, from 1.
+            params: lambda, which all start from.
+        """
+        config = self._config
+        facts = {"round": number, "steps": config.local_steps, "batch-size": config.batch_size, "lr": config.client_lr}
+        answers = self._ask("round", facts, params, check=partial(self._check_round, number, params))
+        sgd = Sgd(config.local_steps, config.batch_size, config.client_lr)
+        return [(dict(answer.arrays), sgd.seen(int(answer.facts["examples"]))) for answer in answers.values()]
+
+    def votes(self) -> np.ndarray[Any, Any]:
+        """Ask every client for its counts of votes, and return their sum [M, C, C]."""
+        answers = self._ask("votes", {}, {}, check=self._check_votes)
+        return merged([answer.arrays["counts"] for answer in answers.values()])
+
+    def _ask(self, step: str, facts: Mapping[str, Any], arrays: Params, check: Any) -> dict[str, Answer]:
+        if not self._sent:
+            self.send()
+            self._sent = True
+        answers = self._clients.ask(
+            self._question(step, {"aggregator": self._aggregator.name, **facts}, arrays),
+            phase=AGGREGATOR_PHASE,
+            quorum=self._quorum,
+            patience_s=self._config.patience_s,
+            check=check,
+        )
+        if behind := {name for name, answer in answers.items() if _misses(answer)}:
+            self.send(behind)
+        return {name: answer for name, answer in answers.items() if name not in behind}
+
+    def _question(self, step: str, facts: Mapping[str, Any], arrays: Params | None = None) -> Question:
+        common = {
+            "step": step, "ensemble": self._ensemble, "num-classes": self._job.num_classes,
+            "holdout": self._config.holdout, "per-class": self._config.holdout_per_class,
+            "sees-inputs": self._aggregator.kind == "torch",
+        }  # fmt: skip
+        return Question("fens", {**common, **facts}, arrays or {})
+
+    def _parcel(self, answer: Answer) -> Question:
+        """Return the message with the members that one client lacks."""
+        arrays: Params = {}
+        facts: dict[str, Any] = dict(self._about)
+        for number in answer.facts["needs"]:
+            more, layers = to_wire(number, self._members[number])
+            arrays |= more
+            facts |= layers
+        return self._question("ensemble", facts, arrays)
+
+    def _check_ensemble(self, answer: Answer) -> None:
+        if answer.facts.get("ensemble") != self._ensemble:
+            raise UploadError(
+                f"{answer.client}: it answers for ensemble {str(answer.facts.get('ensemble'))[:12]!r}: allowed is "
+                f"{self._ensemble[:12]!r}"
+            )
+        needs = answer.facts.get("needs", [])
+        if not all(type(number) is int and 0 <= number < len(self._members) for number in needs):
+            raise UploadError(
+                f"{answer.client}: it needs members {str(needs)[:80]}: allowed are 0 to {len(self._members) - 1}"
+            )
+
+    def _check_round(self, number: int, params: Params, answer: Answer) -> None:
+        self._check_ensemble(answer)
+        if _misses(answer):
+            return
+        if answer.facts.get("round") != number:
+            raise UploadError(f"{answer.client}: it answers round {answer.facts.get('round')!r}: allowed is {number}")
+        examples = answer.facts.get("examples")
+        if type(examples) is not int or examples < 1:
+            raise UploadError(f"{answer.client}: examples is {examples!r}: allowed is a whole number from 1")
+        try:
+            check_params(params, answer.arrays)
+        except ValueError as error:
+            raise UploadError(f"{answer.client}: round {number}: {error}") from error
+
+    def _check_votes(self, answer: Answer) -> None:
+        self._check_ensemble(answer)
+        if _misses(answer):
+            return
+        shape = (len(self._members), self._job.num_classes, self._job.num_classes)
+        counts = answer.arrays.get("counts")
+        if counts is None or counts.shape != shape or counts.dtype != np.int64 or counts.min() < 0:
+            found = "missing" if counts is None else f"{counts.dtype}{list(counts.shape)}"
+            raise UploadError(f"{answer.client}: counts is {found}: allowed are int64{list(shape)} from 0")
+
+
+class ServersImages:
+    """The server's own labelled images as the only trainer: its rounds are one client's.
+
+    Args:
+        job: The job with its uploads and, if they are asked for, its labelled images.
+    """
+
+    mib_per_client = 0.0
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def round(self, number: int, params: Params) -> list[tuple[Params, int]]:
+        """Do the local steps of one round."""
+        from .fens_steps import round_steps
+
+        inputs, logits, labels = self._seen
+        config, seed = self._job.config, self._job.seed
+        sgd = Sgd(config.local_steps, config.batch_size, config.client_lr)
+        trained = round_steps(
+            aggregator_for(config.aggregator, self._job.num_classes).name,
+            params,
+            inputs=inputs,
+            logits=logits,
+            labels=labels,
+            sgd=sgd,
+            seed=derive_seed(seed, "fens", "server", number),
+        )
+        return [(trained, sgd.seen(len(labels)))]
+
+    def votes(self) -> np.ndarray[Any, Any]:
+        """Count how each member labels the images of each class [M, C, C]."""
+        _, logits, labels = self._seen
+        return vote_counts(logits, labels)
+
+    @cached_property
+    def _seen(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """Inputs [n, ch, H, W], the members' logits [M, n, C], and labels [n]."""
+        import torch
+
+        job = self._job
+        if job.labelled is None:
+            raise OptionError(
+                f"setting 'fens.aggregator' is {job.config.aggregator!r}, which is trained: allowed without clients is "
+                "a server with labelled images, or 'average' or 'weighted'"
+            )
+        images, labels = job.labelled
+        inputs = _normalized(job, images)
+        ensemble = _plain_ensemble(job)
+        with torch.no_grad():
+            parts = [ensemble.member_logits(part.to(job.device)).cpu() for part in torch.split(inputs, BATCH)]
+        return inputs.numpy(), torch.cat(parts, dim=1).numpy(), labels.numpy()
+
+
+def _misses(answer: Answer) -> bool:
+    return answer.facts.get("missing") is True
+
+
+def _normalized(job: Job, images: torch.Tensor) -> torch.Tensor:
+    from .distillation.augment import Standardize
+
+    inputs: torch.Tensor = Standardize(job.normalization)(images.float() / 255)
+    return inputs
+
+
+def _plain_ensemble(job: Job) -> Any:
+    from .method import EnsembleSpec
+    from .outcomes import ensemble_of
+
+    clients = tuple(upload.client for upload in job.uploads)
+    return ensemble_of(job, EnsembleSpec(clients, "mean", precision=job.config.precision))

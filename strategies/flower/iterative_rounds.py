@@ -1,0 +1,212 @@
+"""The rounds of an iterative run: ask, combine, test, checkpoint, and go on where an earlier process has stopped."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+
+from ..compute.in_process import resolve_device, torch_threads
+from ..distillation.epochs import observe
+from ..errors import OptionError, QuorumError
+from ..iterative import TITLES
+from ..journal import Journal
+from ..method import Job, Outcome, Snapshot
+from ..outcomes import fresh_student
+from ..stage import TRAFFIC_FILE, StageReport, keep_outcome
+from ..traffic import MIB, Traffic
+from ..upload_checks import Signatures
+from .global_model import Base, GlobalModel, base_of
+from .round_trip import Limits, RoundTrip
+from .rounds import Account, say, signature_of
+
+if TYPE_CHECKING:
+    from ..method import State
+    from ..store.run_folder import RunFolder
+
+    EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+
+# A run whose clients answer nothing any more ends here, and can be resumed.
+LOST_MOST = 3
+
+
+class IterativeRounds:
+    """Runs the rounds.
+
+    Args:
+        job: The job, without uploads.
+        base: The strategy that combines a round's models; None for the one that the job's config names.
+        min_uploads: The quorum.
+        max_bytes: Largest accepted answer.
+
+    Attributes:
+        base: The strategy.
+        account: What the rounds cost in this process.
+        train_metrics: Round -> what the clients report, averaged by the strategy.
+        scores: Round -> what ``evaluate_fn`` has returned.
+    """
+
+    def __init__(self, job: Job, base: Base | None, *, min_uploads: int, max_bytes: int) -> None:
+        self.base = base or base_of(job.config)
+        self.account = Account()
+        self.train_metrics: dict[int, dict[str, float]] = {}
+        self.scores: dict[int, MetricRecord] = {}
+        self._job, self._min_uploads, self._max_bytes = job, min_uploads, max_bytes
+        self._signatures = Signatures({job.student: job.builders[job.student]})
+        self._module = fresh_student(replace(job, device="cpu"))
+        self._model = GlobalModel(self.base, job, self._module.state_dict())
+        self._trip: RoundTrip | None = None
+        self._lost = 0
+
+    @property
+    def state(self) -> State:
+        """The weights after the last round, in copies."""
+        return {name: value.detach().clone().contiguous() for name, value in self._model.state.items()}
+
+    def run(
+        self,
+        folder: RunFolder,
+        grid: Grid,
+        *,
+        timeout: float,
+        config: Mapping[str, Any],
+        evaluate_fn: EvaluateFn | None = None,
+    ) -> StageReport:
+        """Run the rounds that the folder's checkpoint has not seen, and keep the last one's model.
+
+        Args:
+            folder: The run folder.
+            grid: Flower's grid.
+            timeout: Seconds that the clients have for each round.
+            config: Sent to the clients with every request.
+            evaluate_fn: Called for round 0, and as often as the observer.
+
+        Raises:
+            QuorumError: Too few clients are connected, or too few have answered in several rounds.
+            OneShotError: The strategy's model holds NaN or infinities.
+        """
+        began, kept, rounds = time.monotonic(), folder.round(1), self._job.config.rounds
+        job = replace(self._job, device=resolve_device(self._job.device))
+        self._module.to(job.device)
+        label = TITLES[self._job.config.strategy]
+        with torch_threads(job.threads), Journal(kept, say, label=label, unit="round") as journal:
+            trip = self.begin(folder, grid, timeout)
+            done = self._restore(journal.resume(), trip)
+            if not done:
+                self._test(0, evaluate_fn)
+            for number in range(done + 1, rounds + 1):
+                values = self._one_round(number, trip, config, evaluate_fn)
+                journal.record({"epoch": number, **values, **_moved(self.account.traffic)})
+                journal.report(number, rounds, values)
+                journal.save(Snapshot(number, {**self._model.snapshot(), "lost": self._lost, "most": trip.most}))
+            resumed_at = journal.resumed_at
+        outcome = Outcome(student=self.state, timings=dict(self.account.seconds))
+        report = StageReport(outcome, replace(job, device="cpu"), resumed_at, time.monotonic() - began)
+        keep_outcome(folder, report)
+        return report
+
+    def begin(self, folder: RunFolder, grid: Grid, timeout: float) -> RoundTrip:
+        """Return what asks the clients; all rounds of a process are asked by the same."""
+        if self._trip is None:
+            kept = folder.round(1)
+            self.account.traffic = Traffic.read(kept.path / TRAFFIC_FILE)
+            limits = Limits(self._min_uploads, timeout, self._max_bytes, self._job.num_classes)
+            self._trip = RoundTrip(
+                grid, kept, self.account.traffic, run_id=folder.id, signatures=self._signatures, limits=limits
+            )
+        return self._trip
+
+    def requests(self, server_round: int, trip: RoundTrip, config: Mapping[str, Any]) -> dict[int, RecordDict]:
+        """Return what a round asks of each of its nodes."""
+        rounds, seed = self._job.config, self._job.seed
+        nodes = trip.nodes(server_round, fraction=rounds.fraction, seed=seed)
+        said = {
+            **config,
+            "server-round": server_round,
+            "run-id": trip.run_id,
+            "seed": seed,
+            "iterative": True,
+            "lr-factor": rounds.lr_decay ** (server_round - 1),
+            "num-clients": trip.most,
+        }
+        return self._model.requests(server_round, said, nodes)
+
+    def start_from(self, arrays: ArrayRecord) -> bool:
+        """Take other weights than those at hand; False if they are not of this architecture."""
+        if signature_of(arrays) != dict(self._signatures[self._job.student]):
+            return False
+        self._model.state = dict(arrays.to_torch_state_dict())
+        return True
+
+    def take(self, server_round: int, replies: Iterable[Message]) -> dict[str, float] | None:
+        """Move to the next model by replies that somebody else has collected; None without a quorum: it stays.
+
+        Raises:
+            OptionError: No round has been asked for.
+        """
+        if self._trip is None:
+            raise OptionError("replies came before any request: allowed is configure_train(), then aggregate_train()")
+        answers = self._trip.read(replies, self._model.check_answer)
+        return self._model.take(server_round, answers) if len(answers) >= self._quorum(self._trip) else None
+
+    def _one_round(
+        self, number: int, trip: RoundTrip, config: Mapping[str, Any], evaluate_fn: EvaluateFn | None
+    ) -> dict[str, float]:
+        began = time.monotonic()
+        contents = self.requests(number, trip, config)
+        answers = trip.ask(contents, self._model.check_answer, f"round {number} of {self._job.config.rounds}")
+        self.account.spend("clients", began)
+        began = time.monotonic()
+        values: dict[str, float] = {"answers": len(answers)}
+        if len(answers) >= self._quorum(trip):
+            self.train_metrics[number] = self._model.take(number, answers)
+            values |= self.train_metrics[number]
+            self._lost = 0
+        else:
+            self._lose(number, len(answers), trip)
+        self.account.spend("server", began)
+        if number % self._job.config.evaluate_every == 0 or number == self._job.config.rounds:
+            values |= self._test(number, evaluate_fn)
+        return values
+
+    def _lose(self, number: int, answers: int, trip: RoundTrip) -> None:
+        self._lost += 1
+        line = f"round {number}: {answers} usable answers, needed are {self._quorum(trip)}"
+        if self._lost >= LOST_MOST:
+            raise QuorumError(f"{line}, for the {LOST_MOST}rd time without a break. The run can be resumed")
+        say(f"{line}: the model stays what it is")
+
+    def _quorum(self, trip: RoundTrip) -> int:
+        asked: int = math.ceil(self._job.config.fraction * trip.most - 1e-9)
+        return max(1, min(self._min_uploads, asked))
+
+    def _test(self, number: int, evaluate_fn: EvaluateFn | None) -> dict[str, float]:
+        began = time.monotonic()
+        if evaluate_fn is not None and (scores := evaluate_fn(number, ArrayRecord(self.state))) is not None:
+            self.scores[number] = scores
+        self._module.load_state_dict(self._model.state)
+        found = observe(self._job, number, self._module) if number else {}
+        self.account.spend("evaluation", began)
+        return found
+
+    def _restore(self, snapshot: Snapshot | None, trip: RoundTrip) -> int:
+        if snapshot is None:
+            return 0
+        self._model.restore(snapshot.state)
+        self._lost, trip.most = snapshot.state["lost"], snapshot.state["most"]
+        return snapshot.step
+
+
+def _moved(traffic: Traffic) -> dict[str, float]:
+    """Return the MiB per client so far: up, down, and both."""
+    clients = max(1, len(traffic.clients)) * MIB
+    ways = {"mib_up": traffic.up, "mib_down": traffic.down}
+    return {
+        **{way: sum(moved.values()) / clients for way, moved in ways.items()},
+        "mib_per_client": traffic.mib_per_client,
+    }

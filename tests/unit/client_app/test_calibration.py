@@ -1,0 +1,86 @@
+"""The ranges that a client sends: of its own examples as they are, few enough, and the same ones again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from client_app import calibration
+from client_app.calibration import activation_ranges
+from fl_app.data import ImageData, Normalization
+from strategies.errors import UploadError
+from strategies.quantization import INPUT
+
+SPACE = Normalization((0.5,), (0.25,))
+
+
+def data(count: int) -> ImageData:
+    """Image i is all of grey level i, at most 255."""
+    levels = torch.arange(count).clamp(max=255).to(torch.uint8)
+    return ImageData(levels[:, None, None, None].expand(count, 1, 4, 4), torch.zeros(count, dtype=torch.int64))
+
+
+class Watched(nn.Module):
+    """Notes the inputs that it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(16, 2)
+        self.seen: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append(x)
+        return self.fc(x.flatten(1))  # type: ignore[no-any-return]
+
+
+def levels(model: Watched) -> list[int]:
+    """Return the grey levels of the images that a model was asked."""
+    return [round(level) for level in ((torch.cat(model.seen)[:, 0, 0, 0] * 0.25 + 0.5) * 255).tolist()]
+
+
+def test_ranges_are_of_the_normalised_examples_as_they_are() -> None:
+    model = Watched()
+    ranges = activation_ranges(model, data(200), SPACE, seed=0)
+    assert ranges[INPUT] == pytest.approx((-2.0, (199 / 255 - 0.5) / 0.25), abs=1e-5)
+    logits = model.fc(torch.cat(model.seen).flatten(1))
+    assert ranges["fc"] == pytest.approx((logits.min().item(), logits.max().item()), rel=1e-5)
+    assert levels(model) == list(range(200))
+    assert model.training
+
+
+def test_ranges_of_many_examples_are_those_of_a_seeded_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibration, "EXAMPLES", 50)
+    monkeypatch.setattr(calibration, "BATCH", 20)
+
+    def asked(seed: int) -> tuple[list[int], list[int]]:
+        model = Watched()
+        activation_ranges(model, data(256), SPACE, seed=seed)
+        return levels(model), [len(batch) for batch in model.seen]
+
+    first, sizes = asked(1)
+    assert sizes == [20, 20, 10]
+    assert len(set(first)) == 50
+    assert asked(1)[0] == first
+    assert asked(2)[0] != first
+
+
+@pytest.mark.parametrize("change", [lambda: None, lambda: torch.manual_seed(7)])
+def test_ranges_draw_from_no_shared_random_state(change: Callable[[], None]) -> None:
+    change()
+    before = torch.get_rng_state()
+    activation_ranges(nn.Sequential(nn.Flatten(), nn.Dropout(), nn.ReLU()), data(600), SPACE, seed=0)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_ranges_without_examples_are_none() -> None:
+    assert activation_ranges(nn.Flatten(), data(0), SPACE, seed=0) == {}
+
+
+def test_ranges_of_a_model_that_diverged_are_refused() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 2))
+    nn.init.constant_(model[1].weight, 3e38)  # type: ignore[arg-type]
+    with pytest.raises(UploadError, match="layer '1' gives NaN or Inf"):
+        activation_ranges(model, data(3), SPACE, seed=0)

@@ -1,0 +1,213 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from client_app.local_training import Epoch
+from client_app.open_set import (
+    attack,
+    features_and_logits,
+    mixed_features,
+    to_unknown,
+    train,
+    unknown_loss,
+    without_label,
+)
+from fl_app.config import ClientConfig
+from fl_app.data import ImageData, Normalization
+
+Floats = np.ndarray[Any, np.dtype[np.float64]]
+HALF = Normalization((0.5,), (0.5,))
+LOGITS = torch.tensor([[1.0, -2.0, 0.5, 0.2], [0.0, 3.0, 1.0, -1.0], [2.0, 2.0, -4.0, 1.5]])
+LABELS = torch.tensor([2, 1, 0])
+
+
+def random_generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def log_softmax(values: Floats) -> Floats:
+    shifted = values - values.max(1, keepdims=True)
+    result: Floats = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
+    return result
+
+
+def array(values: torch.Tensor) -> Floats:
+    return values.detach().double().numpy()
+
+
+def small(outputs: int = 4) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        return nn.Sequential(
+            nn.Conv2d(1, 3, 3), nn.Tanh(), nn.Flatten(), nn.Linear(3 * 36, 8), nn.Tanh(), nn.Linear(8, outputs)
+        )
+
+
+def normed() -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(6)
+        return nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(108, 4))
+
+
+def images(count: int = 6) -> torch.Tensor:
+    return torch.rand(count, 1, 8, 8, generator=random_generator(1)) * 2 - 1
+
+
+def test_loss_of_unknown_when_counted_in_numpy_is_the_same() -> None:
+    assert float(to_unknown(LOGITS)) == pytest.approx(-log_softmax(array(LOGITS))[:, -1].mean(), rel=1e-6)
+
+
+def test_loss_of_unknown_of_no_image_is_zero_with_a_gradient() -> None:
+    loss = to_unknown(LOGITS.clone().requires_grad_(True)[:0])
+    loss.backward()  # type: ignore[no-untyped-call]
+
+    assert float(loss.detach()) == 0.0
+
+
+def test_loss_without_the_true_class_is_the_one_of_a_softmax_over_the_others() -> None:
+    found = float(to_unknown(without_label(LOGITS, LABELS)))
+
+    rest = np.stack([np.delete(row, label) for row, label in zip(array(LOGITS), LABELS.tolist(), strict=True)])
+    assert found == pytest.approx(-log_softmax(rest)[:, -1].mean(), rel=1e-6)
+
+
+def test_mixed_features_lie_between_those_of_two_images_of_different_classes() -> None:
+    labels = torch.tensor([0, 0, 1, 1, 2, 2])
+    features = 10.0 ** torch.arange(6)[:, None].double().repeat(1, 2)
+
+    for seed in range(20):
+        mixed = array(mixed_features(features, labels, random_generator(seed)))
+        rng = random_generator(seed)
+        other, share = torch.randperm(6, generator=rng), torch.rand(6, 1, generator=rng)
+        pairs = [(i, int(j)) for i, j in enumerate(other) if labels[i] != labels[j]]
+        wanted = [share[i] * features[i] + (1 - share[i]) * features[j] for i, j in pairs]
+        np.testing.assert_allclose(mixed, torch.stack(wanted).numpy(), rtol=1e-6)
+
+
+def test_mixed_features_of_a_client_with_one_class_are_none() -> None:
+    assert mixed_features(torch.ones(4, 3), torch.ones(4).long(), random_generator()).shape == (0, 3)
+
+
+def test_features_are_what_enters_the_last_layer_and_no_hook_stays() -> None:
+    model = small()
+
+    features, logits = features_and_logits(model, images())
+
+    torch.testing.assert_close(features, model[:5](images()))  # type: ignore[index]
+    torch.testing.assert_close(logits, model[5](features))  # type: ignore[index]
+    assert not any(layer._forward_pre_hooks for layer in model.modules())
+
+
+def test_attack_steps_along_the_sign_of_the_gradient_and_makes_images_look_known() -> None:
+    model, start = small(), images()
+    leaf = start.clone().requires_grad_(True)
+    (slope,) = torch.autograd.grad(to_unknown(model(leaf)), leaf)
+
+    one = attack(model, start, steps=1, step=0.01, radius=0.5)
+    many = attack(model, start, steps=10, step=0.01, radius=0.5)
+
+    torch.testing.assert_close(one, start + 0.01 * slope.sign())
+    losses = [float(to_unknown(model(batch)).detach()) for batch in (start, one, many)]
+    assert losses == sorted(losses)
+    assert losses[0] < losses[2]
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_attack_stays_within_its_radius() -> None:
+    moved = attack(small(), images(), steps=8, step=0.1, radius=0.25)
+
+    change = (moved - images()).abs()
+    assert float(change.max()) == pytest.approx(0.25)
+
+
+def test_loss_when_counted_term_by_term_in_numpy_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, inputs, labels = small(), images(), torch.tensor([0, 1, 2, 0, 1, 2])
+    config = ClientConfig(mixup_weight=0.3, attack_steps=2, attack_step=0.05)
+    destroyed = inputs.flip(3)
+    monkeypatch.setattr("client_app.open_set.destroy", lambda given, _: given.flip(3))
+    features, logits = features_and_logits(model, inputs)
+
+    loss = unknown_loss(model, inputs, labels, features=features, logits=logits, config=config, rng=random_generator(3))
+
+    def strange(batch: torch.Tensor) -> float:
+        return float(-log_softmax(array(model(batch)))[:, -1].mean())
+
+    attacked = attack(model, destroyed, steps=2, step=0.05, radius=0.5)
+    mixed = model[5](mixed_features(features, labels, random_generator(3)))  # type: ignore[index]
+    rest = np.stack([np.delete(row, label) for row, label in zip(array(logits), labels.tolist(), strict=True)])
+    without, between = (-log_softmax(values)[:, -1].mean() for values in (rest, array(mixed)))
+    terms = [strange(destroyed), without, between, strange(attacked)]
+    assert float(loss.detach()) == pytest.approx(np.dot([1, 1, 0.3, 1], terms), rel=1e-5)
+
+
+def test_running_statistics_take_the_clean_images_alone() -> None:
+    model, other = normed(), normed()
+    inputs, labels = images(), torch.tensor([0, 1, 2, 0, 1, 2])
+
+    features, logits = features_and_logits(model, inputs)
+    unknown_loss(model, inputs, labels, features=features, logits=logits, config=ClientConfig(), rng=random_generator())
+    other(inputs)
+
+    for key, value in other.state_dict().items():
+        assert torch.equal(value, model.state_dict()[key]), key
+    assert model[1].track_running_stats  # type: ignore[index]
+
+
+def stripes(count: int = 48) -> ImageData:
+    """Bright bars: class 0 stands upright, class 1 lies."""
+    labels = torch.arange(count) % 2
+    pixels = torch.zeros(count, 1, 8, 8, dtype=torch.uint8)
+    for number, label in enumerate(labels.tolist()):
+        place = 1 + number % 6
+        pixels[number, 0].t()[place] = 250 if label == 0 else 0
+        pixels[number, 0][place] = 250 if label == 1 else pixels[number, 0][place]
+    return ImageData(pixels, labels)
+
+
+SETTINGS = ClientConfig(epochs=25, optimizer="adam", lr=0.01, batch_size=16, clip=0.0)
+
+
+def trained(seed: int = 0, **changes: Any) -> tuple[nn.Module, Epoch]:
+    model, config = small(3), ClientConfig(**{**vars(SETTINGS), **changes})
+    last = train(model, stripes(), config, normalization=HALF, augmentation="none", seed=seed)
+    return model, last
+
+
+def test_training_learns_the_classes_and_that_destroyed_images_are_unknown() -> None:
+    model, last = trained()
+
+    noise = torch.rand(64, 1, 8, 8, generator=random_generator(9)) * 2 - 1
+    clean = stripes().images / 127.5 - 1
+    with torch.no_grad():
+        strange, known = (model(batch).softmax(1)[:, -1].mean() for batch in (noise, clean))
+    assert last.number == 25
+    assert last.accuracy > 0.9
+    assert strange > known + 0.1
+
+
+def test_training_with_the_same_seed_gives_the_same_bits_and_with_another_others() -> None:
+    states = [trained(seed, epochs=2)[0].state_dict() for seed in (0, 0, 1)]
+
+    assert all(torch.equal(value, states[1][key]) for key, value in states[0].items())
+    assert not all(torch.equal(value, states[2][key]) for key, value in states[0].items())
+
+
+def test_training_leaves_the_global_random_state_alone() -> None:
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+
+    trained(epochs=1)
+
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("change", [{"mixup_weight": 1.0}, {"attack_steps": 0}, {"attack_step": 0.1}])
+def test_every_option_changes_the_result(change: dict[str, Any]) -> None:
+    one, other = trained(epochs=1)[0].state_dict(), trained(epochs=1, **change)[0].state_dict()
+
+    assert not all(torch.equal(value, other[key]) for key, value in one.items())

@@ -1,0 +1,332 @@
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from typer.testing import CliRunner
+
+from server_app import cli as command_line
+from server_app.communication import (
+    Cost,
+    Point,
+    cost_of,
+    cost_of_uploads,
+    curve_of,
+    moved_in,
+    moved_lines,
+    points_of,
+)
+from server_app.communication_plot import plot_communication
+from server_app.drawing import COLOURS
+from server_app.evaluation import Row
+from server_app.replay import Request, replay_run
+from strategies.errors import StoreError
+from strategies.method import METHODS, Upload
+from strategies.store.files import write_json
+from strategies.store.run_folder import RunFolder
+from strategies.traffic import MIB, Moved, Traffic
+
+MakeRun = Callable[..., Path]
+
+
+def run_uploads(run: Path) -> tuple[Upload, ...]:
+    with RunFolder.open(run, write=False) as folder:
+        return folder.round(1).uploads()
+
+
+ROWS = [
+    Row("client-000", "client", 30.0),
+    Row("FedAvg (one shot)", "baseline", 40.0),
+    Row("FedENS", "ensemble", 60.0),
+    Row("DENSE", "student", 61.5),
+]
+
+
+def three_phases() -> Traffic:
+    traffic = Traffic()
+    for client in ("alice", "bob"):
+        traffic.add("upload", client, up=4 * MIB, down=MIB)
+        traffic.add("aggregator", client, up=MIB // 2, down=MIB // 2)
+    traffic.add("ensemble", "alice", up=512, down=8 * MIB)
+    return traffic
+
+
+def test_a_cost_tells_every_phase_in_total_and_per_client_and_phases_add_up() -> None:
+    cost = Cost(three_phases()).as_json()
+
+    assert (cost["counted"], cost["clients"]) == ("messages", 2)
+    assert list(cost["phases"]) == ["upload", "aggregator", "ensemble"]
+    assert cost["phases"]["upload"] == {
+        "mib_up": 8.0, "mib_down": 2.0, "mib_up_per_client": 4.0, "mib_down_per_client": 1.0,
+    }  # fmt: skip
+    # One of the two clients got the ensemble: the mean is over both.
+    assert cost["phases"]["ensemble"]["mib_down_per_client"] == 4.0
+    assert cost["phases"]["ensemble"]["mib_up"] == pytest.approx(512 / MIB, abs=1e-6)
+    for key, amount in cost["total"].items():
+        assert sum(phase[key] for phase in cost["phases"].values()) == pytest.approx(amount, abs=2e-6)
+    assert Cost(three_phases()).of_uploads() == 5.0
+    assert Cost(Traffic()).of_uploads() == 0.0
+
+
+def test_a_run_costs_what_its_messages_moved_in_all_its_rounds(run_folder: MakeRun) -> None:
+    with RunFolder.open(run_folder()) as folder:
+        path = folder.round(2).path
+        path.mkdir()
+        write_json(path / "traffic.json", {"phases": {"upload": {"up": {"client-000": 500}, "down": {}}}})
+        moved, cost = moved_in(folder), cost_of(folder)
+
+    assert cost == Cost(moved)
+    assert moved.up == {"client-000": 1500, "client-001": 1001, "client-002": 1002}
+    assert moved.down == dict.fromkeys(moved.up, 150)
+
+
+def test_a_replay_costs_what_its_uploads_did_and_moves_nothing(
+    run_folder: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server_app.finish.plot_all", lambda *_: [])
+    run = run_folder()
+    traffic = Traffic.read(run / "traffic.json")
+    traffic.add("ensemble", "client-000", down=MIB)
+    traffic.save(pytest.fail)
+
+    result = replay_run(Request(run, "fedens", {}), log=lambda _: None)
+
+    assert (result["mib_up_per_client"], result["mib_down_per_client"]) == (0.0, 0.0)
+    cost = result["communication"]
+    assert cost["counted"] == "source"
+    # The ensemble that the source run sent to its clients is none of this method's cost.
+    assert list(cost["phases"]) == ["upload"]
+    assert cost["total"]["mib_up"] * MIB == pytest.approx(3003, abs=2)
+    assert cost["total"]["mib_down_per_client"] * MIB == pytest.approx(150, abs=1)
+    assert moved_lines(result) == ["0 B up, 0 B down per client; the uploads cost 1001 B up, 150 B down"]
+
+
+def test_uploads_that_came_by_no_message_cost_their_size(run_folder: MakeRun) -> None:
+    run = run_folder()
+    (run / "traffic.json").unlink()
+    sizes = {path.stem: path.stat().st_size for path in (run / "uploads").iterdir()}
+
+    cost = cost_of_uploads(run)
+
+    assert cost is not None
+    assert (cost.counted, cost.traffic.up) == ("sizes", sizes)
+    assert set(cost.traffic.down.values()) == {0}
+    with RunFolder.open(run, write=False) as folder:
+        assert cost_of(folder) == cost
+
+
+def test_the_cost_of_a_replay_whose_source_is_gone_is_not_known(run_folder: MakeRun, tmp_path: Path) -> None:
+    run = run_folder()
+    with RunFolder.create(tmp_path / "replay", {"replay-of": str(run), "method": "fedens"}) as folder:
+        assert cost_of(folder) == Cost(Traffic.read(run / "traffic.json"), "source")
+        shutil.rmtree(run)
+        assert cost_of(folder) is None
+    assert cost_of_uploads(tmp_path / "replay") is None
+
+
+def test_a_run_on_the_uploads_of_another_costs_what_these_did_and_its_own_messages(
+    run_folder: MakeRun, tmp_path: Path
+) -> None:
+    run = run_folder()
+    info = {"uploads-of": str(run), "forgotten": ["client-001"], "method": "fedens"}
+    with RunFolder.create(tmp_path / "without", info) as folder:
+        for upload in run_uploads(run):
+            if upload.client != "client-001":
+                folder.round(1).accept(
+                    upload.client, upload.architecture, upload.read(), num_examples=5, label_counts=None
+                )
+        account = Traffic.read(folder.path / "traffic.json")
+        account.add("aggregator", "client-000", up=10, down=20)
+        account.save(pytest.fail)
+
+        cost = cost_of(folder)
+        assert cost is not None
+        assert (cost.counted, list(cost.traffic.phases)) == ("source", ["upload", "aggregator"])
+        assert cost.traffic.up == {"client-000": 1010, "client-002": 1002}
+        told = Cost(moved_in(folder)).as_json()["total"]
+        assert moved_lines({**told, "communication": cost.as_json()}) == [
+            "10 B up, 20 B down per client",
+            "upload: 1001 B up, 150 B down, in another run",
+            "aggregator: 5 B up, 10 B down",
+        ]
+        # A run that works on its uploads in turn, or replays them, counts those of the first run.
+        again = cost_of_uploads(folder.path, without=["client-000"])
+        assert again == Cost(Traffic({"upload": Moved({"client-002": 1002}, {"client-002": 150})}), "source")
+        shutil.rmtree(run)
+        gone = cost_of(folder)
+    assert gone is not None
+    assert (gone.counted, sorted(gone.traffic.phases)) == ("sizes", ["aggregator", "upload"])
+
+
+def test_a_damaged_account_is_one_line(run_folder: MakeRun) -> None:
+    run = run_folder()
+    (run / "traffic.json").write_text('{"phases": 3}')
+
+    with RunFolder.open(run) as folder, pytest.raises(StoreError, match=r"traffic.json is no account of messages"):
+        cost_of(folder)
+    assert cost_of_uploads(run) is None
+
+
+def test_own_rows_cost_the_whole_run_and_the_others_the_uploads() -> None:
+    rows = [*ROWS[:3], Row("DENSE ensemble", "ensemble", 63.0), ROWS[3]]
+    rounds: list[dict[str, Any]] = [
+        {"epoch": 1, "accuracy": 50.0, "mib_per_client": 7.0},
+        {"epoch": 2, "accuracy": 61.5},
+        {"note": "late"},
+    ]
+
+    points = points_of(METHODS["dense"], rows, rounds, Cost(three_phases()))
+
+    whole = three_phases().mib_per_client
+    assert {point.name: point.mib for point in points} == {
+        "FedAvg (one shot)": 5.0, "FedENS": 5.0, "DENSE ensemble": whole, "DENSE": whole,
+    }  # fmt: skip
+    # What rounds with the clients train is the ensemble, where there is one.
+    assert {point.name: point.curves for point in points if point.curves} == {"DENSE ensemble": (((7.0, 50.0),),)}
+    (student,) = points_of(METHODS["dense"], [ROWS[3]], rounds, Cost(three_phases()))
+    assert student.curves == (((7.0, 50.0),),)
+
+
+def test_rows_without_uploads_to_be_made_of_are_left_out() -> None:
+    traffic = Traffic()
+    traffic.add("rounds", "alice", up=MIB)
+
+    points = points_of(METHODS["dense"], ROWS, [], Cost(traffic))
+
+    assert [(point.name, point.mib) for point in points] == [("DENSE", 1.0)]
+
+
+def test_a_curve_is_made_of_rows_that_tell_bytes_and_accuracy() -> None:
+    rows: list[dict[str, Any]] = [
+        {"epoch": 1, "accuracy": 0.0, "mib_per_client": 1.0},
+        {"epoch": 2, "mib_per_client": 2.0},
+        {"epoch": 3, "accuracy": None, "mib_per_client": 3.0},
+        {"epoch": 4, "accuracy": 9.0, "mib_per_client": 0.0},  # has no place on a logarithmic axis
+        {"epoch": 5, "accuracy": 10.0, "mib_per_client": 5.0},
+    ]
+
+    own = Cost(three_phases()).as_json()
+    assert curve_of(rows, own) == ((1.0, 0.0), (5.0, 10.0))
+    # On the uploads of another run, what these cost comes before.
+    assert curve_of(rows, {**own, "counted": "source"}) == ((6.0, 0.0), (10.0, 10.0))
+
+
+def test_several_phases_when_printed_have_a_line_each(capsys: pytest.CaptureFixture[str]) -> None:
+    cost = Cost(three_phases()).as_json()
+    result = {**cost["total"], "communication": cost}
+
+    assert moved_lines(result) == [
+        "4.5 MiB up, 5.5 MiB down per client",
+        "upload: 4.0 MiB up, 1.0 MiB down",
+        "aggregator: 512.0 KiB up, 512.0 KiB down",
+        "ensemble: 256 B up, 4.0 MiB down",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("amount", "text"),
+    [
+        (0, "0 B"),
+        (1, "1 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (246_184, "240.4 KiB"),
+        (2**20, "1.0 MiB"),
+        (44_700_000, "42.6 MiB"),
+    ],
+)
+def test_an_amount_of_bytes_is_told_in_a_unit_that_shows_it(amount: int, text: str) -> None:
+    mib = round(amount / 2**20, 6)
+
+    assert moved_lines({"mib_up_per_client": mib, "mib_down_per_client": mib}) == [f"{text} up, {text} down per client"]
+
+
+def points(count: int = 12) -> list[Point]:
+    kinds = ("baseline", "ensemble", "student")
+    return [Point(f"Method {k} of the comparison", kinds[k % 3], 0.25, 40.0 + k / 4) for k in range(count)]
+
+
+def texts_of(figure: Figure) -> list[str]:
+    legend = figure.axes[0].get_legend()
+    assert legend is not None
+    return [text.get_text() for text in legend.get_texts()]
+
+
+def assert_readable(figure: Figure) -> None:
+    figure.canvas.draw()
+    axes, renderer = figure.axes[0], figure.canvas.get_renderer()  # type: ignore[attr-defined]
+    legend = axes.get_legend()
+    assert legend is not None
+    assert legend.get_window_extent(renderer).x0 >= axes.get_window_extent().x1
+    least, most = axes.get_xlim()
+    ticks = [
+        label for place, label in zip(axes.get_xticks(), axes.get_xticklabels(), strict=True) if least <= place <= most
+    ]
+    assert len(ticks) >= 2
+    for texts in (legend.get_texts(), ticks, [axes.title], [axes.xaxis.label], [axes.yaxis.label]):
+        boxes = [text.get_window_extent(renderer) for text in texts]
+        for box in boxes:
+            assert 0 <= box.x0 < box.x1 <= figure.bbox.x1
+            assert 0 <= box.y0 < box.y1 <= figure.bbox.y1
+        for one, other in pairwise(boxes):
+            assert not one.overlaps(other)
+
+
+def test_the_plot_names_every_result_with_the_best_first_and_tells_them_apart() -> None:
+    figure = plot_communication(points())
+
+    axes = figure.axes[0]
+    assert axes.get_xscale() == "log"
+    assert texts_of(figure)[0] == "Method 11 of the comparison, 42.8 %"
+    assert len(texts_of(figure)) == 12
+    looks = [(line.get_marker(), to_hex(line.get_color())) for line in axes.lines if line.get_marker() in set("osD^v")]
+    assert len(looks) == len(set(looks)) == 12
+    assert {colour for _, colour in looks} == {COLOURS[kind] for kind in ("baseline", "ensemble", "student")}
+    assert_readable(figure)
+
+
+@pytest.mark.parametrize("amounts", [[0.25], [0.0008, 0.0011], [0.2, 60.0], [0.001, 9000.0]])
+def test_the_axis_of_mib_has_readable_numbers_over_few_and_many_decades(amounts: Sequence[float]) -> None:
+    figure = plot_communication([Point(f"m{mib}", "student", mib, 50.0) for mib in amounts])
+
+    least, most = figure.axes[0].get_xlim()
+    assert least < min(amounts) <= max(amounts) < most
+    assert_readable(figure)
+
+
+def test_rounds_when_drawn_are_a_curve_in_the_colour_of_their_result() -> None:
+    curve = ((5.0, 30.0), (6.0, 50.0), (7.0, 55.0))
+    figure = plot_communication([*points(2), Point("FENS", "ensemble", 7.0, 56.0, 2.0, (curve, curve[:2]))])
+
+    axes = figure.axes[0]
+    drawn = [line for line in axes.lines if line.get_linewidth() == 1.0 and line.get_marker() == "None"]
+    places = [np.column_stack([np.asarray(line.get_xdata()), np.asarray(line.get_ydata())]) for line in drawn]
+    assert [each.tolist() for each in places] == [np.array(curve).tolist(), np.array(curve[:2]).tolist()]
+    assert {to_hex(line.get_color()) for line in drawn} == {COLOURS["ensemble"]}
+    assert texts_of(figure)[0] == "FENS, 56.0 ± 2.0 %"
+    assert_readable(figure)
+
+
+def test_the_printed_result_of_a_run_with_phases_has_them_under_the_bytes(run_folder: MakeRun) -> None:
+    cost = Cost(three_phases()).as_json()
+    run = run_folder()
+    result = {
+        "status": "finished", "run_dir": str(run), "method": "fedens", "seed": 0, "table": [], "uploads": 3,
+        "refused": 0, "refusals": [], **cost["total"], "communication": cost, "seconds": {"server": 1.0},
+    }  # fmt: skip
+    (run / "result.json").write_text(json.dumps(result))
+
+    ended = CliRunner().invoke(command_line.cli, ["resume", str(run)])
+
+    assert (
+        "moved        4.5 MiB up, 5.5 MiB down per client\n             upload: 4.0 MiB up, 1.0 MiB down\n"
+        in ended.output
+    )

@@ -1,0 +1,258 @@
+"""What strategies ask of local training: against autograd and numbers by hand."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+from torch import nn
+
+from strategies.client.corrections import (
+    ControlVariates,
+    LocalUpdate,
+    Proximal,
+    SparseUpdate,
+    Travel,
+    parameters_of,
+    read_round,
+)
+from strategies.client.round_state import RoundState
+from strategies.errors import UploadError
+from strategies.ternary import decode, encode, sparse_ternary
+
+State = dict[str, torch.Tensor]
+
+
+def net(seed: int = 0) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+
+
+def like(model: nn.Module, seed: int) -> State:
+    rng = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(value.shape, generator=rng) for name, value in model.named_parameters()}
+
+
+def loss_of(model: nn.Module) -> torch.Tensor:
+    inputs = torch.linspace(-1, 1, 15).view(5, 3)
+    return nn.functional.cross_entropy(model(inputs), torch.tensor([0, 1, 0, 1, 1]))
+
+
+def gradients(model: nn.Module, *terms: torch.Tensor) -> State:
+    model.zero_grad()
+    torch.stack(terms).sum().backward()
+    return {name: value.grad.clone() for name, value in model.named_parameters() if value.grad is not None}
+
+
+def moved(model: nn.Module, step: State, scale: float = 1.0) -> nn.Module:
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            value.add_(step[name], alpha=scale)
+    return model
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_travel_is_how_far_sgd_carries_a_weight_whose_gradient_is_one(momentum: float) -> None:
+    weight, travel = torch.zeros(1, requires_grad=True), Travel(momentum)
+    optimizer = torch.optim.SGD([weight], lr=0.1, momentum=momentum)
+    for lr in (0.1, 0.1, 0.05, 0.02):
+        optimizer.param_groups[0]["lr"] = lr
+        weight.grad = torch.ones(1)
+        optimizer.step()
+        travel.step(lr)
+    assert travel.length == pytest.approx(-weight.item(), rel=1e-6)
+    assert momentum or travel.length == pytest.approx(0.27)
+
+
+def test_proximal_term_adds_mu_times_the_way_to_the_gradient() -> None:
+    model = net()
+    term = Proximal(model, 0.3)
+    step = like(model, 1)
+    moved(model, step)
+    plain, found = gradients(model, loss_of(model)), gradients(model, loss_of(model), term.penalty(model))
+    for name, value in step.items():
+        torch.testing.assert_close(found[name], plain[name] + 0.3 * value, rtol=1e-4, atol=1e-5)
+    assert term.penalty(model).item() == pytest.approx(0.15 * sum(float(v.square().sum()) for v in step.values()))
+
+
+def test_control_variates_add_the_server_s_and_take_off_the_client_s() -> None:
+    model = net()
+    server, own = like(model, 1), like(model, 2)
+    control = ControlVariates(model, server, own)
+    plain, found = gradients(model, loss_of(model)), gradients(model, loss_of(model), control.penalty(model))
+    for name in server:
+        torch.testing.assert_close(found[name], plain[name] + server[name] - own[name], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_new_control_variate_is_the_mean_gradient_of_the_steps(momentum: float) -> None:
+    model = net().eval()  # so that batch norm's gradient depends on the weights alone
+    server, own, gradient = like(model, 1), like(model, 2), like(model, 3)
+    control, travel = ControlVariates(model, server, own), Travel(momentum)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
+    for _ in range(5):
+        # A client whose own gradient is the same everywhere.
+        constant = torch.stack([(value * gradient[name]).sum() for name, value in model.named_parameters()]).sum()
+        gradients(model, constant, control.penalty(model))
+        optimizer.step()
+        travel.step(0.1)
+    new, change = control.finish(model, travel.length)
+    for name in server:
+        torch.testing.assert_close(new[name], gradient[name], rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(change[name], new[name] - own[name], rtol=1e-3, atol=1e-4)
+
+
+def test_control_variates_of_a_new_client_are_zero_and_of_another_model_refused() -> None:
+    model = net()
+    server = like(model, 1)
+    found = gradients(model, ControlVariates(model, server, {}).penalty(model))
+    assert all(torch.equal(found[name], server[name]) for name in server)
+    with pytest.raises(UploadError, match="control variate has other names or shapes"):
+        ControlVariates(model, {"0.weight": torch.zeros(1)}, {})
+
+
+def test_sparse_updates_and_what_they_leave_out_add_up_to_the_whole() -> None:
+    left, sent, whole = None, 0.0, 0.0
+    for round_ in range(4):
+        model = net()
+        update = SparseUpdate(model, 0.1, left)
+        step = like(model, round_)
+        moved(model, step)
+        code, left = update.finish(model)
+        arrays = {name: value.numpy() for name, value in code.items()}
+        sent += decode(arrays, len(left), 0.1, "update").dense()
+        whole += np.concatenate([step[name].numpy().ravel() for name in sorted(step)])
+    np.testing.assert_allclose(sent + left.numpy(), whole, atol=1e-5)
+    assert np.count_nonzero(sent) <= 4 * 3
+
+
+# One client's part of a round.
+
+
+def sent_by_server(model: nn.Module, **records: State) -> dict[str, State]:
+    return {"arrays": {name: value.clone() for name, value in model.state_dict().items()}, **records}
+
+
+def test_local_update_without_anything_asked_sends_the_weights() -> None:
+    start, model = net(1), net(2)
+    update = LocalUpdate(model, {}, sent_by_server(start), momentum=0.5)
+    assert all(torch.equal(value, start.state_dict()[name]) for name, value in model.state_dict().items())
+    assert update.penalty(model).item() == 0.0
+    update.step(0.1)
+    update.step(0.1)
+    records, metrics = update.finish(moved(model, like(model, 3)))
+    assert list(records) == ["arrays"]
+    assert all(torch.equal(value, model.state_dict()[name]) for name, value in records["arrays"].items())
+    assert metrics == {"travel": pytest.approx(0.1 * (1 + 1.5))}
+
+
+def test_local_update_adds_what_the_request_names() -> None:
+    model, start = net(), net(1)
+    server = like(start, 5)
+    said = {"proximal-mu": 0.3, "server-round": 1}
+    update = LocalUpdate(model, said, sent_by_server(start, control=server))
+    step = like(model, 6)
+    found = gradients(moved(model, step), update.penalty(model))
+    for name in server:
+        torch.testing.assert_close(found[name], 0.3 * step[name] + server[name], rtol=1e-4, atol=1e-5)
+
+
+def scaffold_round(memory: RoundState, number: int, seed: int) -> State:
+    """Take part in a round that moves the weights by what follows from the seed; returns c - c_i of its steps."""
+    model = net()
+    update = LocalUpdate(model, {"server-round": number}, sent_by_server(net(), control=like(model, 9)), memory=memory)
+    found = gradients(model, update.penalty(model))
+    update.step(0.1)
+    update.finish(moved(model, like(model, seed)))
+    return found
+
+
+def equal(one: State, other: State) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_control_variate_is_remembered_and_a_round_that_is_asked_again_is_answered_alike(tmp_path: Path) -> None:
+    memory = RoundState(tmp_path / "run", "alice")
+    first, second = scaffold_round(memory, 1, 1), scaffold_round(memory, 2, 2)
+    assert equal(first, like(net(), 9))  # c_i is 0
+    assert equal(scaffold_round(memory, 2, 2), second)
+    assert not equal(scaffold_round(RoundState(tmp_path / "other", "alice"), 2, 2), second)
+    scaffold_round(memory, 3, 3)
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
+        "alice-state-2.safetensors",
+        "alice-state-3.safetensors",
+    ]
+    again = RoundState(tmp_path / "run2", "alice")
+    assert equal(scaffold_round(again, 1, 1), first)
+
+
+@pytest.fixture
+def said() -> Any:
+    lines: list[str] = []
+
+    class Ear(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(record.getMessage())
+
+    ear, logger = Ear(), logging.getLogger("flwr")
+    logger.addHandler(ear)
+    yield lines
+    logger.removeHandler(ear)
+
+
+@pytest.mark.parametrize("damage", ["gone", "torn"])
+def test_lost_state_starts_from_zero_and_says_so(tmp_path: Path, said: list[str], damage: str) -> None:
+    memory = RoundState(tmp_path / "run", "alice")
+    scaffold_round(memory, 1, 1)
+    assert said == []
+    for path in (tmp_path / "run").iterdir():
+        path.unlink() if damage == "gone" else path.write_bytes(b"torn")
+    lost = scaffold_round(memory, 2, 2)
+    assert equal(lost, scaffold_round(RoundState(None, "alice"), 2, 2))
+    assert "alice: nothing of earlier rounds is kept here: it goes on from zero" in said
+
+
+def test_disk_that_refuses_costs_the_memory_only(tmp_path: Path, said: list[str]) -> None:
+    (tmp_path / "run").write_text("a file where the folder would be")
+    assert scaffold_round(RoundState(tmp_path / "run", "alice"), 1, 1)
+    assert any("alice: its state of round 1 is not kept" in line for line in said)
+
+
+def test_ternary_update_of_the_server_is_added_to_the_weights_of_the_round_before(tmp_path: Path) -> None:
+    memory, said = RoundState(tmp_path / "run", "alice"), {"server-round": 1, "stc-density": 0.2}
+    start, model = net(1), net()
+    LocalUpdate(model, said, sent_by_server(start), memory=memory).finish(moved(model, like(model, 2)))
+    names = sorted(parameters_of(start))
+    size = sum(parameters_of(start)[name].numel() for name in names)
+    step = sparse_ternary(np.random.default_rng(0).standard_normal(size).astype(np.float32), 0.2)
+    code = {name: torch.from_numpy(value) for name, value in encode(step, 0.2).items()}
+    buffers = {name: value for name, value in start.state_dict().items() if name not in names}
+    sent = {"arrays": buffers, "ternary": code}
+    LocalUpdate(model, {**said, "server-round": 2}, sent, memory=memory)
+    flat = torch.cat([parameters_of(model)[name].flatten() for name in names])
+    wanted = torch.cat([parameters_of(start)[name].flatten() for name in names]) + torch.from_numpy(step.dense())
+    assert torch.equal(flat, wanted)
+    # Two rounds later the weights that it belongs to are not here.
+    with pytest.raises(UploadError, match="the weights of the round before, .* are not here"):
+        LocalUpdate(model, {**said, "server-round": 4}, sent, memory=memory)
+
+
+def test_weights_of_another_model_are_refused() -> None:
+    with pytest.raises(UploadError, match="server's weights have other names or shapes"):
+        LocalUpdate(net(), {}, {"arrays": {"0.weight": torch.zeros(4, 3)}})
+
+
+def test_read_round_gives_config_and_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+    content = RecordDict({"config": ConfigRecord({"proximal-mu": 0.5}), "arrays": ArrayRecord({"w": torch.ones(2)})})
+    said, sent = read_round(Message(content, dst_node_id=1, message_type="train"))
+    assert said == {"proximal-mu": 0.5}
+    assert sent["arrays"]["w"].tolist() == [1.0, 1.0]

@@ -1,0 +1,194 @@
+"""Questions after the upload, over Flower's grid: who is asked, who is waited for, what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import Clock
+from flower_fakes import Client, FakeGrid, failing, silent
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+
+from strategies.clients import Answer, Question
+from strategies.errors import QuorumError, UploadError
+from strategies.flower import clients as module
+from strategies.flower.clients import MOST_FAILURES, GridClients, Limits
+from strategies.store.run_folder import RunFolder
+from strategies.traffic import Traffic
+
+QUESTION = Question("fens", {"step": "round", "round": 1}, {"weight": np.ones(3, np.float32)})
+
+
+def replies(
+    name: Any, *, arrays: dict[str, Any] | None = None, heard: list[Message] | None = None, **facts: Any
+) -> Client:
+    def answer(message: Message) -> Message:
+        if heard is not None:
+            heard.append(message)
+        record = ArrayRecord({key: Array(np.asarray(value)) for key, value in (arrays or {}).items()})
+        content = RecordDict({"answer": ConfigRecord({"client": name, **facts}), "arrays": record})
+        return Message(content, reply_to=message)
+
+    return answer
+
+
+@pytest.fixture
+def talk(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Callable[..., GridClients]:
+    monkeypatch.setattr(module, "time", clock)
+    folder = RunFolder.create(tmp_path / "run", {})
+
+    def made(grid: FakeGrid, *, timeout: float = 100.0, left_out: tuple[str, ...] = ()) -> GridClients:
+        found = GridClients(
+            grid,  # type: ignore[arg-type]
+            folder.round(1),
+            Traffic(),
+            common={"run-id": "f00", "seed": 5},
+            limits=Limits(timeout, 1000),
+            left_out=left_out,
+        )
+        found.folder = folder.round(1)  # type: ignore[attr-defined]
+        return found
+
+    return made
+
+
+def refusals(clients: Any) -> list[tuple[str, str]]:
+    return [(row["client"], row["reason"]) for row in clients.folder.refused()]
+
+
+def test_a_question_to_all_reaches_every_node_and_answers_come_in_the_order_of_names(talk: Any) -> None:
+    heard: list[Message] = []
+    bob = replies("bob", arrays={"weight": np.ones(1, np.float32)}, heard=heard)
+    grid = FakeGrid({1: bob, 2: replies("alice", round=1)})
+
+    answers = talk(grid).ask(QUESTION, phase="aggregator", quorum=2)
+
+    assert list(answers) == ["alice", "bob"]
+    assert answers["alice"].facts == {"round": 1}
+    assert grid.of_type("train.fens") == [1, 2]
+    config = heard[0].content.config_records["config"]
+    assert dict(config) == {"run-id": "f00", "seed": 5, "step": "round", "round": 1}
+
+
+def test_arrays_arrive_as_they_were_sent(talk: Any) -> None:
+    sent = np.arange(6, dtype=np.float32).reshape(2, 3)
+    answers = talk(FakeGrid({1: replies("alice", arrays={"w": sent})})).ask(QUESTION, phase="p")
+
+    np.testing.assert_array_equal(answers["alice"].arrays["w"], sent)
+
+
+def test_named_questions_reach_the_named_alone_once_their_names_are_known(talk: Any) -> None:
+    grid = FakeGrid({1: replies("alice"), 2: replies("bob")})
+    clients = talk(grid)
+    clients.ask(QUESTION, phase="p")
+
+    answers = clients.ask({"bob": Question("fens", {"step": "x"}), "nobody": QUESTION}, phase="p")
+
+    assert list(answers) == ["bob"]
+    assert [m.metadata.dst_node_id for m in grid.asked] == [1, 2, 2]
+
+
+def test_bytes_are_booked_by_client_and_phase(talk: Any) -> None:
+    clients = talk(FakeGrid({1: replies("alice", arrays={"w": np.zeros(100, np.float32)})}))
+    clients.ask(QUESTION, phase="ensemble")
+    clients.ask(QUESTION, phase="aggregator")
+
+    phases = clients._traffic.phases
+    assert set(phases) == {"ensemble", "aggregator"}
+    assert 400 < phases["ensemble"].up["alice"] < 700
+    assert 12 < phases["ensemble"].down["alice"] < 300
+    assert clients.mib_per_client == pytest.approx(2 * phases["ensemble"].total / 2**20)
+
+
+def test_a_late_client_is_not_waited_for_beyond_the_patience_and_is_asked_again_when_it_is_free(talk: Any) -> None:
+    grid = FakeGrid({1: replies("alice"), 2: replies("bob")}, delays={2: 1500})
+    clients = talk(grid)
+
+    first = clients.ask(QUESTION, phase="p", quorum=1, patience_s=3.0)
+    assert list(first) == ["alice"]
+    clients.ask(QUESTION, phase="p", quorum=1, patience_s=1.0)
+    assert [m.metadata.dst_node_id for m in grid.asked] == [1, 2, 1]  # it is busy with its first question
+    grid._delays[2] = 0
+    clients.ask(QUESTION, phase="p", quorum=1, patience_s=1.0)
+    assert [m.metadata.dst_node_id for m in grid.asked] == [1, 2, 1, 1, 2]
+
+
+def test_without_a_quorum_it_fails_at_the_deadline_and_names_who_is_silent(talk: Any) -> None:
+    clients = talk(FakeGrid({1: replies("alice"), 2: silent}, simulation=False), timeout=20.0)
+
+    reason = "aggregator: 1 usable answers within 20 s, needed are 2; no answer from node-2"
+    with pytest.raises(QuorumError, match=reason):
+        clients.ask(QUESTION, phase="aggregator", quorum=2, patience_s=2.0)
+
+
+def test_a_simulation_whose_clients_have_all_answered_badly_fails_at_once(talk: Any, clock: Clock) -> None:
+    with pytest.raises(QuorumError):
+        talk(FakeGrid({1: failing("boom")})).ask(QUESTION, phase="p", quorum=1)
+    assert clock.now < 10
+
+
+def test_in_deployment_a_client_that_joins_meanwhile_is_asked(talk: Any) -> None:
+    grid = FakeGrid({1: replies("alice"), 2: replies("bob")}, simulation=False, joins={2: 4})
+
+    assert list(talk(grid).ask(QUESTION, phase="p", quorum=2)) == ["alice", "bob"]
+
+
+def test_a_node_that_fails_is_refused_once_and_given_up_after_some_questions(talk: Any) -> None:
+    grid = FakeGrid({1: replies("alice"), 2: failing("no such handler")})
+    clients = talk(grid)
+    for _ in range(MOST_FAILURES + 2):
+        clients.ask(QUESTION, phase="p", quorum=1)
+
+    assert grid.of_type("train.fens").count(2) == MOST_FAILURES
+    assert refusals(clients) == [("node-2", "no such handler")]
+
+
+def test_a_client_that_says_it_cannot_is_left_out_and_its_reason_is_kept(talk: Any) -> None:
+    grid = FakeGrid({1: replies("alice"), 2: replies("bob", error="it holds no examples")})
+    clients = talk(grid)
+    clients.ask(QUESTION, phase="p")
+    clients.ask(QUESTION, phase="p")
+
+    assert refusals(clients) == [("bob", "it holds no examples")]
+    assert grid.of_type("train.fens") == [1, 2, 1]
+
+
+def test_a_client_to_be_left_out_is_neither_heard_nor_asked_twice(talk: Any) -> None:
+    grid = FakeGrid({1: replies("alice"), 2: replies("bob")})
+    clients = talk(grid, left_out=("bob",))
+
+    assert list(clients.ask(QUESTION, phase="p")) == ["alice"]
+    assert list(clients.ask(QUESTION, phase="p")) == ["alice"]
+    assert grid.of_type("train.fens") == [1, 2, 1]
+
+
+def test_an_answer_that_fails_the_check_is_refused_and_the_others_count(talk: Any) -> None:
+    def check(answer: Answer) -> None:
+        if answer.client == "bob":
+            raise UploadError("bob: weight holds NaN")
+
+    clients = talk(FakeGrid({1: replies("alice"), 2: replies("bob")}))
+
+    assert list(clients.ask(QUESTION, phase="p", quorum=1, check=check)) == ["alice"]
+    assert refusals(clients) == [("bob", "weight holds NaN")]
+
+
+@pytest.mark.parametrize(
+    ("node", "reason"),
+    [
+        (replies("../bob"), "answer.client is '../bob': allowed are names that match"),
+        (replies(7), "answer.client is '7': allowed are names that match"),
+        (replies("bob", arrays={"w": np.zeros(500, np.float32)}), "allowed are"),
+        (replies("bob", arrays={"w": np.zeros(3, np.float64)}), "arrays['w'] is 'float64': allowed are float32, int64"),
+        (replies("alice"), "two nodes answer under this name, the second is refused"),
+    ],
+)
+def test_an_answer_of_a_wrong_form_is_refused(talk: Any, node: Client, reason: str) -> None:
+    clients = talk(FakeGrid({1: replies("alice"), 2: node}))
+
+    assert list(clients.ask(QUESTION, phase="p", quorum=1)) == ["alice"]
+    ((_, found),) = refusals(clients)
+    assert reason in found

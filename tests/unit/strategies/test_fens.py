@@ -1,0 +1,324 @@
+"""FENS: the talk with the clients, the rounds, what they end with, and what goes wrong on the way."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fens_fakes import CLASSES, RUN, TINY, DirectClients, changed, examples, fens_job, fitted, same, weights
+from method_fakes import BUILDERS, UPLOADS, Book
+
+from strategies import fens_trainers
+from strategies.aggregators import AGGREGATORS
+from strategies.clients import Answer
+from strategies.errors import OptionError, QuorumError
+from strategies.fens import METHOD, FensConfig
+from strategies.method import Job, Silent
+from strategies.outcomes import ensemble_of
+from strategies.seeds import derive_seed
+
+
+def member_logits(job: Job, x: torch.Tensor) -> np.ndarray[Any, Any]:
+    parts = []
+    for upload in job.uploads:
+        module = BUILDERS[upload.architecture]()
+        module.load_state_dict(upload.read())
+        with torch.no_grad():
+            parts.append(module.eval()(x).numpy())
+    return np.stack(parts)
+
+
+def softmax(z: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    e = np.exp(z - z.max(1, keepdims=True))
+    return e / e.sum(1, keepdims=True)
+
+
+def naive_rounds(job: Job, config: FensConfig) -> np.ndarray[Any, Any]:
+    """Algorithm 1's second phase and Table 8's FedAdam, client by client, for per-class weights."""
+    lam = AGGREGATORS["per-class"].start(job.seed, members=3, classes=CLASSES)["weight"].astype(np.float64)
+    held = {u.client: examples(u.client) for u in job.uploads}
+    logits = {client: member_logits(job, x).astype(np.float64) for client, (x, _) in held.items()}
+    m, v = np.zeros_like(lam), np.zeros_like(lam)
+    for number in range(1, config.rounds + 1):
+        total, delta = 0.0, np.zeros_like(lam)
+        for client, (_, labels) in held.items():
+            mine, z, y = lam.copy(), logits[client], labels.numpy()
+            rng = np.random.default_rng(derive_seed(derive_seed(job.seed, "fens", client, number), "batches"))
+            order = rng.permutation(len(y))
+            for step in range(config.local_steps):
+                batch = order[step * config.batch_size : (step + 1) * config.batch_size]
+                residual = softmax((mine[:, None] * z[:, batch]).sum(0)) - np.eye(CLASSES)[y[batch]]
+                mine -= config.client_lr * (residual[None] * z[:, batch]).sum(1) / len(batch)
+            seen = min(len(y), config.local_steps * config.batch_size)
+            total, delta = total + seen, delta + seen * (mine - lam)
+        delta /= total
+        m, v = 0.9 * m + 0.1 * delta, 0.99 * v + 0.01 * delta**2
+        lam = lam + config.server_lr * m / (np.sqrt(v) + 1e-3)
+    return lam
+
+
+def test_rounds_equal_the_paper_s_algorithm_written_client_by_client(tmp_path: Path) -> None:
+    job = fens_job()
+
+    found = weights(fitted(DirectClients(tmp_path), job))["weight"]
+
+    np.testing.assert_allclose(found, naive_rounds(job, TINY), rtol=2e-4, atol=1e-5)
+
+
+def test_the_result_predicts_by_the_members_logits_under_the_trained_weights(tmp_path: Path) -> None:
+    job = fens_job()
+    outcome = fitted(DirectClients(tmp_path), job)
+    x, _ = examples("c1")
+
+    assert outcome.ensemble is not None
+    predicted = ensemble_of(job, outcome.ensemble)(x)
+
+    wanted = (weights(outcome)["weight"][:, None] * member_logits(job, x)).sum(0)
+    np.testing.assert_allclose(predicted.detach().numpy(), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_training_beats_the_mean_on_the_held_examples(tmp_path: Path) -> None:
+    job = fens_job(replace(TINY, rounds=60))
+    outcome = fitted(DirectClients(tmp_path), job)
+
+    def hits(weight: np.ndarray[Any, Any]) -> int:
+        found = 0
+        for client in ("c0", "c1", "c2"):
+            x, labels = examples(client)
+            found += int(((weight[:, None] * member_logits(job, x)).sum(0).argmax(1) == labels.numpy()).sum())
+        return found
+
+    assert hits(weights(outcome)["weight"]) > hits(np.full((3, CLASSES), 1 / 3))
+
+
+@pytest.mark.parametrize("aggregator", ["linear", "per-class", "nn"])
+def test_same_seed_gives_same_bits_and_another_seed_others(tmp_path: Path, aggregator: str) -> None:
+    config = replace(TINY, aggregator=aggregator, hidden=5)
+    first = fitted(DirectClients(tmp_path / "a"), fens_job(config))
+
+    assert same(first, fitted(DirectClients(tmp_path / "b"), fens_job(config)))
+    assert not same(first, fitted(DirectClients(tmp_path / "c"), fens_job(config, seed=1)))
+
+
+def test_a_run_cut_off_in_any_round_ends_with_the_same_bits(tmp_path: Path) -> None:
+    whole = Book(keep=True)
+    expected = fitted(DirectClients(tmp_path), progress=whole)
+
+    assert [snapshot.step for snapshot in whole.snapshots] == [1, 2, 3, 4, 5, 6]
+    for snapshot in whole.snapshots:
+        clients = DirectClients(tmp_path)
+        assert same(fitted(clients, progress=Book(snapshot)), expected)
+        assert clients.steps("ensemble") == []  # their logits are on their disks
+        assert len(clients.steps("round")) == 3 * (6 - snapshot.step)
+
+
+def test_the_ensemble_goes_once_to_every_client_and_its_own_model_stays_where_it_is(tmp_path: Path) -> None:
+    clients = DirectClients(tmp_path)
+    fitted(clients)
+
+    assert clients.steps("ensemble") == ["c0", "c1", "c2"]
+    whole = sum(value.nbytes for u in UPLOADS for value in (t.numpy() for t in u.read().values()))
+    assert {size for _, step, size in clients.asked if step == "ensemble"} == {whole}
+    assert sum(size for _, step, size in clients.asked if step == "offer") == 0
+
+
+def test_int8_sends_about_a_quarter_and_predicts_nearly_the_same(tmp_path: Path) -> None:
+    sizes, outcomes = {}, {}
+    for precision in ("float32", "int8"):
+        clients = DirectClients(tmp_path / precision)
+        outcomes[precision] = fitted(clients, fens_job(replace(TINY, precision=precision, rounds=1)))
+        sizes[precision] = max(size for _, step, size in clients.asked if step == "ensemble")
+
+    assert 0.25 < sizes["int8"] / sizes["float32"] < 0.35
+    spec, (x, _) = outcomes["int8"].ensemble, examples("c0", 50)
+    assert spec is not None
+    assert spec.precision == "int8"
+    logits = [ensemble_of(fens_job(), replace(spec, precision=precision))(x) for precision in ("float32", "int8")]
+    assert 0 < (logits[0] - logits[1]).abs().max() < 0.1 * logits[0].abs().max()
+
+
+def test_a_client_that_was_away_is_in_again_and_needs_nothing_new(tmp_path: Path) -> None:
+    clients = DirectClients(tmp_path, away={2: {"c1"}, 3: {"c1"}})
+    fitted(clients)
+
+    assert clients.steps("round").count("c1") == 4
+    assert clients.steps("ensemble") == ["c0", "c1", "c2"]
+
+
+def test_a_client_that_lost_its_disk_gets_the_ensemble_again_and_the_others_go_on(tmp_path: Path) -> None:
+    clients = DirectClients(tmp_path)
+    lost: list[str] = []
+
+    def lose(answer: Answer) -> Answer:
+        if answer.facts.get("round") == 2 and answer.client == "c2" and not lost:
+            lost.append("c2")
+            for path in tmp_path.rglob("c2-ensembles/*.npz"):
+                path.unlink()
+        return answer
+
+    clients.spoil = lose
+    fitted(clients)
+
+    assert lost
+    assert clients.steps("ensemble") == ["c0", "c1", "c2", "c2"]
+    assert clients.refused == []
+
+
+def test_a_round_without_a_quorum_fails_and_says_how_many_are_needed(tmp_path: Path) -> None:
+    clients = DirectClients(tmp_path, away={3: {"c0", "c1"}})
+
+    with pytest.raises(QuorumError, match="aggregator: 1 usable answers, needed are 2"):
+        fitted(clients)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (lambda a: replace(a, arrays={k: v * np.nan for k, v in a.arrays.items()}), "holds NaN or Inf"),
+        (lambda a: replace(a, arrays={k: v[:1] for k, v in a.arrays.items()}), "is float32 [1, 3]: allowed is"),
+        (lambda a: changed(a, ensemble="other"), "c1: it answers for ensemble 'other': allowed is"),
+        (lambda a: changed(a, round=5), "c1: it answers round 5: allowed is 1"),
+        (lambda a: changed(a, examples=0), "c1: examples is 0: allowed is a whole number from 1"),
+    ],
+)
+def test_an_answer_that_cannot_be_used_costs_that_answer(tmp_path: Path, spoil: Any, reason: str) -> None:
+    def spoiled(answer: Answer) -> Answer:
+        return spoil(answer) if answer.client == "c1" and answer.facts.get("round") == 1 else answer
+
+    clients = DirectClients(tmp_path / "spoiled", spoil=spoiled)
+    outcome = fitted(clients)
+
+    assert [name for name, _ in clients.refused] == ["c1"]
+    assert reason in clients.refused[0][1]
+    assert same(outcome, fitted(DirectClients(tmp_path / "away", away={1: {"c1"}})))
+
+
+def test_a_client_without_examples_to_keep_takes_no_part_and_says_so_once(tmp_path: Path) -> None:
+    clients = DirectClients(tmp_path, held=lambda name: examples(name, 0 if name == "c0" else 9))
+    fitted(clients)
+
+    ((name, reason),) = clients.refused
+    assert name == "c0"
+    assert "keeps 0.1 of its examples for the aggregator, and that is none" in reason
+    assert set(clients.steps("round")) == {"c1", "c2"}
+
+
+def test_an_ensemble_too_large_for_a_node_is_refused_before_it_is_sent(tmp_path: Path) -> None:
+    clients = DirectClients(tmp_path, limit=1e-3)
+
+    with pytest.raises(QuorumError):
+        fitted(clients)
+
+    assert "MiB: allowed on this node are 0.001 MiB" in clients.refused[0][1]
+    assert clients.steps("ensemble") == []
+
+
+def test_an_ensemble_with_a_tampered_member_is_refused_by_the_client(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clients = DirectClients(tmp_path)
+    honest = fens_trainers.to_wire
+
+    def tampered(number: int, packed: Any) -> Any:
+        arrays, facts = honest(number, packed)
+        return {key: value + 1 for key, value in arrays.items()}, facts
+
+    monkeypatch.setattr(fens_trainers, "to_wire", tampered)
+    with pytest.raises(QuorumError):
+        fitted(clients)
+
+    assert "is not what was offered: its digest differs" in clients.refused[0][1]
+
+
+def test_forgetting_a_client_equals_a_run_that_never_had_it(tmp_path: Path) -> None:
+    fitted(DirectClients(tmp_path / "all"))
+    left = fens_job(clients=("c0", "c2"))
+    never = fitted(DirectClients(tmp_path / "never", names=("c0", "c2")), left)
+
+    clients = DirectClients(tmp_path / "all", names=("c0", "c2"))
+    clients.common["forget-others"] = True
+    forgot = fitted(clients, left)
+
+    assert same(forgot, never)
+    assert clients.steps("ensemble") == []  # the logits of the others were here
+    assert len(list((tmp_path / "all" / RUN).rglob("c0-ensembles/*.npz"))) == 1  # and those with c1's are gone
+
+
+@pytest.mark.parametrize("aggregator", ["average", "weighted"])
+def test_a_static_aggregator_asks_no_client(tmp_path: Path, aggregator: str) -> None:
+    clients = DirectClients(tmp_path)
+    outcome = fitted(clients, fens_job(replace(TINY, aggregator=aggregator)))
+
+    assert clients.asked == []
+    assert outcome.ensemble is not None
+    wanted = {"average": "mean", "weighted": "label-count"}[aggregator]
+    assert outcome.ensemble.combiner == wanted
+
+
+def test_weighted_without_label_counts_is_refused_and_names_who_is_silent(tmp_path: Path) -> None:
+    job = fens_job(replace(TINY, aggregator="weighted"))
+    job = replace(job, uploads=(replace(job.uploads[0], label_counts=None), *job.uploads[1:]))
+
+    with pytest.raises(OptionError, match="allowed where every client tells its label counts; silent are c0"):
+        fitted(DirectClients(tmp_path), job)
+
+
+def test_votes_are_the_counts_of_all_clients_together(tmp_path: Path) -> None:
+    job = fens_job(replace(TINY, aggregator="voting"))
+    outcome = fitted(DirectClients(tmp_path), job)
+
+    wanted = np.zeros((3, CLASSES, CLASSES))
+    for client in ("c0", "c1", "c2"):
+        x, labels = examples(client)
+        for i, z in enumerate(member_logits(job, x)):
+            for vote, label in zip(z.argmax(1), labels.tolist(), strict=True):
+                wanted[i, label, vote] += 1
+    np.testing.assert_array_equal(weights(outcome)["counts"], wanted)
+
+
+def test_a_server_with_labelled_images_trains_alone_as_one_client_would(tmp_path: Path) -> None:
+    images = torch.randint(0, 256, (30, 2, 8, 8), generator=torch.Generator().manual_seed(3), dtype=torch.uint8)
+    labels = torch.randint(0, CLASSES, (30,), generator=torch.Generator().manual_seed(4))
+    config = replace(TINY, train_on="server", rounds=3)
+    job = replace(fens_job(config), labelled=(images, labels))
+    clients = DirectClients(tmp_path)
+
+    outcome = fitted(clients, job)
+
+    assert clients.asked == []
+    assert same(outcome, METHOD.fit(job, Silent()))
+    x = (images.float() / 255 - 0.5) / 0.5
+    lam = AGGREGATORS["per-class"].start(0, members=3, classes=CLASSES)["weight"]
+    assert not np.array_equal(weights(outcome)["weight"], lam)
+    z = member_logits(job, x)
+
+    def loss(weight: np.ndarray[Any, Any]) -> float:
+        p = softmax((weight[:, None] * z).sum(0))
+        return float(-np.log(p[np.arange(30), labels.numpy()]).mean())
+
+    assert loss(weights(outcome)["weight"]) < loss(lam)
+
+
+def test_a_trained_aggregator_without_clients_and_labels_is_refused() -> None:
+    with pytest.raises(OptionError, match="'per-class', which is trained: allowed without clients is a server with"):
+        METHOD.fit(fens_job(), Silent())
+
+
+def test_scores_are_recorded_every_few_rounds_and_do_not_change_the_result(tmp_path: Path) -> None:
+    book = Book()
+    job = replace(fens_job(replace(TINY, evaluate_every=4)), observer=lambda epoch, model: {"accuracy": 1.0 * epoch})
+
+    outcome = fitted(DirectClients(tmp_path / "a"), job, book)
+
+    assert [(row["epoch"], row["accuracy"], row["clients"]) for row in book.epochs] == [(4, 4.0, 3), (6, 6.0, 3)]
+    assert same(outcome, fitted(DirectClients(tmp_path / "b")))
+
+
+def test_the_gate_is_trained_on_what_the_members_saw(tmp_path: Path) -> None:
+    config = replace(TINY, aggregator="moe", rounds=2)
+    with pytest.raises(OptionError, match="aggregator 'moe' looks at images, and the input is 2 x 8 x 8"):
+        fitted(DirectClients(tmp_path), fens_job(config))

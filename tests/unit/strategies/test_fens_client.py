@@ -1,0 +1,145 @@
+"""The client half of FENS: what it keeps on its disk, what it can do without torch, and two lines for any ClientApp."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fens_fakes import RUN, DirectClients, fens_job, fitted
+
+from strategies.client import logits as module
+from strategies.client.fens import respond
+from strategies.client.holdout import held_out
+from strategies.client.logits import ENSEMBLES_KEPT, LogitCache, Logits
+from strategies.errors import OptionError, UploadError
+
+MEMBERS = ("m0", "m1", "m2")
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def logits(members: tuple[str, ...] = MEMBERS, seed: int = 0) -> Logits:
+    rng = np.random.default_rng(seed)
+    values = rng.normal(size=(len(members), 5, 4)).astype(np.float32)
+    return Logits(members, values, rng.integers(0, 4, 5), np.zeros(0, np.float32))
+
+
+@pytest.fixture(autouse=True)
+def nothing_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_RECENT", type(module._RECENT)())
+
+
+def test_logits_come_back_from_disk_as_they_were(tmp_path: Path) -> None:
+    LogitCache(str(tmp_path), RUN, "alice").save("e0", logits())
+
+    found = LogitCache(str(tmp_path), RUN, "alice").load("e0")
+
+    assert found is not None
+    assert found.members == MEMBERS
+    np.testing.assert_array_equal(found.values, logits().values)
+    np.testing.assert_array_equal(found.labels, logits().labels)
+    assert LogitCache(str(tmp_path), RUN, "bob").load("e0") is None
+    assert LogitCache(str(tmp_path), "b" * 32, "alice").load("e0") is None
+
+
+def test_logits_are_kept_of_the_newest_ensembles_only(tmp_path: Path) -> None:
+    cache = LogitCache(str(tmp_path), RUN, "alice")
+    for number in range(ENSEMBLES_KEPT + 2):
+        cache.save(f"e{number}", logits(seed=number))
+        time.sleep(0.01)
+
+    kept = [number for number in range(ENSEMBLES_KEPT + 2) if cache.load(f"e{number}") is not None]
+    assert kept == list(range(2, ENSEMBLES_KEPT + 2))
+
+
+def test_logits_of_fewer_members_are_found_among_those_of_more(tmp_path: Path) -> None:
+    cache = LogitCache(str(tmp_path), RUN, "alice")
+    cache.save("e0", logits())
+
+    found = cache.known(["m2", "m0"])
+
+    assert found is not None
+    np.testing.assert_array_equal(found.values, logits().values[[2, 0]])
+    assert cache.known(["m0", "other"]) is None
+
+
+def test_a_torn_file_counts_as_nothing(tmp_path: Path) -> None:
+    cache = LogitCache(str(tmp_path), RUN, "alice")
+    cache.save("e0", logits())
+    (path,) = tmp_path.rglob("*.npz")
+    path.write_bytes(path.read_bytes()[:200])
+
+    assert cache.load("e0") is None
+    assert cache.known(["m0"]) is None
+
+
+def test_a_run_id_that_is_a_path_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UploadError, match="the server's run-id is '../../etc': allowed are 32 hexadecimal digits"):
+        LogitCache(str(tmp_path), "../../etc", "alice")
+
+
+@pytest.mark.parametrize("facts", [{}, {"step": "round"}, {"step": "dance"}])
+def test_a_question_that_is_none_is_answered_with_what_it_lacks(tmp_path: Path, facts: dict[str, str]) -> None:
+    common = {"run-id": RUN, "seed": 0, "holdout": 0.1, "per-class": False, "num-classes": 3, "ensemble": "e0"}
+    given = {**common, **facts} if facts.get("step") == "dance" else facts
+
+    said, arrays = respond(given, {}, DirectClients(tmp_path).local("c0"))
+
+    assert "missing or unknown" in said["error"]
+    assert not arrays
+
+
+def test_held_out_examples_are_a_tenth_and_the_same_every_time() -> None:
+    train, held = held_out(95, client="alice", seed=3)
+
+    assert len(held) == 9
+    assert sorted([*train, *held]) == list(range(95))
+    np.testing.assert_array_equal(held_out(95, client="alice", seed=3)[1], held)
+    assert not np.array_equal(held_out(95, client="bob", seed=3)[1], held)
+    assert not np.array_equal(held_out(95, client="alice", seed=4)[1], held)
+
+
+def test_held_out_per_class_takes_the_share_of_each() -> None:
+    labels = np.array([0] * 40 + [1] * 20 + [2] * 4)
+    train, held = held_out(64, client="alice", seed=0, share=0.25, labels=labels)
+
+    assert np.bincount(labels[held]).tolist() == [10, 5, 1]
+    assert sorted([*train, *held]) == list(range(64))
+
+
+def test_held_out_of_nothing_is_nothing_and_a_whole_share_is_refused() -> None:
+    assert [len(part) for part in held_out(0, client="a", seed=0)] == [0, 0]
+    with pytest.raises(OptionError, match="the share of examples to keep is 1.0: allowed is a number from 0, below 1"):
+        held_out(5, client="a", seed=0, share=1.0)
+
+
+def test_a_round_runs_where_torch_cannot_be_imported(tmp_path: Path) -> None:
+    """A deployed client starts a new process for every round: it must not wait for torch."""
+    clients = DirectClients(tmp_path)
+    fitted(clients, fens_job())
+    ensemble = next(tmp_path.rglob("c0-ensembles/*.npz")).stem
+    script = f"""
+        import sys
+        sys.modules["torch"] = None
+        import client_app.app
+        import numpy as np
+        from strategies.client.fens import Local, respond
+
+        def never(*args):
+            raise AssertionError("a round needs neither data nor models")
+
+        facts = {{
+            "run-id": {RUN!r}, "seed": 0, "holdout": 0.1, "per-class": False, "num-classes": 3,
+            "ensemble": {ensemble!r}, "step": "round", "round": 1, "aggregator": "per-class",
+            "steps": 2, "batch-size": 4, "lr": 0.5,
+        }}
+        local = Local("c0", never, never, never, state_dir={str(tmp_path)!r})
+        said, arrays = respond(facts, {{"weight": np.ones((3, 3), np.float32)}}, local)
+        assert said["examples"] == 9, said
+        assert not np.array_equal(arrays["weight"], np.ones((3, 3)))
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, cwd=ROOT)
