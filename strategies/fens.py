@@ -34,7 +34,7 @@ from .packed import PRECISIONS
 if TYPE_CHECKING:
     from .aggregator_forms import Params
     from .clients import Clients
-    from .distillation.ensemble import Ensemble
+    from .distillation.remembered import Remembered
     from .method import Job, Progress
 
 # From here on the paper's gate has a weight per member and class.
@@ -114,7 +114,7 @@ class _Scores:
 
     def __init__(self, job: Job, progress: Progress, aggregator: Aggregator) -> None:
         self._job, self._progress, self._aggregator = job, progress, aggregator
-        self._ensemble: Ensemble | None = None
+        self._scored: Remembered | None = None
 
     def record(self, number: int, params: Params, *, updates: int, mib: float) -> None:
         config, last = self._job.config, number == self._job.config.rounds
@@ -127,13 +127,14 @@ class _Scores:
     def _observed(self, number: int, params: Params) -> dict[str, float]:
         from .distillation.combiners import build_combiner
         from .distillation.epochs import observe
+        from .distillation.remembered import Remembered
         from .outcomes import ensemble_of
 
         spec = _spec(self._job, self._aggregator, params)
-        if self._ensemble is None:
-            self._ensemble = ensemble_of(self._job, spec)
-        self._ensemble.combiner = build_combiner(spec.combiner, spec.weights)
-        return observe(self._job, number, self._ensemble)
+        if self._scored is None:
+            self._scored = Remembered(ensemble_of(self._job, spec))
+        self._scored.ensemble.combiner = build_combiner(spec.combiner, spec.weights).to(self._job.device)
+        return observe(self._job, number, self._scored)
 
 
 def _start(job: Job, aggregator: Aggregator) -> Params:
