@@ -130,7 +130,6 @@ def _train(config: AppConfig, node: Node, asked: Asked, start: State) -> tuple[T
     return Trained(name, len(own.train), own.label_counts, last.loss, last.accuracy, ranges), task.sent(model)
 
 
-
 def _positions(split: Split, config: AppConfig, node: Node) -> torch.Tensor:
     if not 0 <= node.partition_id < node.num_partitions:
         raise DataError(f"partition-id is {node.partition_id}: allowed is 0 to {node.num_partitions - 1}")

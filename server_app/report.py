@@ -189,9 +189,10 @@ def model_card(method: Method, report: StageReport, rows: Sequence[Row], facts: 
     own = [job.student] if outcome.student is not None else sorted({upload.architecture for upload in job.uploads})
     table = "\n".join(f"| {row.name} | {row.kind} | {row.accuracy:.2f} |" for row in rows)
     options = "\n".join(f"- `{key}` = {value!r}" for key, value in sorted(facts.get("options", {}).items()))
+    how = f"one-shot federated learning from {len(job.uploads)} uploads" if job.uploads else "rounds of training"
     return f"""# {method.title}: {what}
 
-Made by one-shot federated learning from {len(job.uploads)} uploads, with {method.title} ({method.source}).
+Made by {how}, with {getattr(job.config, "title", method.title)} ({method.source}).
 Architecture: {", ".join(own)}.
 Input: {_input_of(job)}. Output: logits of {job.num_classes} classes.
 Weights (sha256): {facts["weights_sha256"]}. Seed: {job.seed}.

@@ -7,7 +7,8 @@ from typing import Any
 
 from fl_app.config import AppConfig
 from fl_app.data import Split, nobodys
-from server_app.build import Settings, open_half
+from server_app.build import Settings
+from server_app.server_data import open_half
 from strategies.errors import OptionError
 from strategies.method import METHODS, Need
 

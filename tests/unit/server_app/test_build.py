@@ -44,7 +44,11 @@ def test_settings_when_none_are_given_are_the_main_job() -> None:
 
     assert settings.app == AppConfig()
     assert settings.method is METHODS["dense"]
-    main_job = {key.removeprefix("dense.").replace("-", "_"): value for key, value in MAIN_JOB.items()}
+    main_job = {
+        key.removeprefix("dense.").replace("-", "_"): value
+        for key, value in MAIN_JOB.items()
+        if key.startswith("dense.")
+    }
     assert settings.method_config == DenseConfig(**main_job)
     assert dict(settings.flat) == default_settings()
 

@@ -6,6 +6,7 @@ import json
 import random
 import re
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +126,7 @@ def test_fedavg_is_the_mean_of_the_answers_by_their_examples(tmp_path: Path) -> 
 @pytest.mark.parametrize("name", TITLES)
 def test_clients_are_shown_by_name_whatever_their_nodes(tmp_path: Path, name: str) -> None:
     first = result_of(iterative(tmp_path / "a", strategy=name), three(tmp_path / "disk-a"))
-    nodes = list(reversed(three(tmp_path / "disk-b").values()))
+    nodes = three(tmp_path / "disk-b").values()  # carol first
     turned = result_of(iterative(tmp_path / "b", strategy=name), dict(enumerate(nodes, start=1)))
     assert equal(first, turned)
 
@@ -243,11 +244,10 @@ def test_spoilt_answer_is_refused_and_the_others_count(
 
 
 def test_round_in_which_every_client_fails_keeps_the_model(tmp_path: Path, said: list[str]) -> None:
-    good = three()
-
     def sometimes(client: Client) -> Client:
         def answer(message: Message) -> Message | None:
-            return (failing("busy") if message.content["config"]["server-round"] == 2 else client)(message)
+            failed = message.content["config"]["server-round"] % 2 == 0
+            return (failing("busy") if failed else client)(message)
 
         return answer
 
@@ -257,10 +257,11 @@ def test_round_in_which_every_client_fails_keeps_the_model(tmp_path: Path, said:
         states.append({key: value.clone() for key, value in module.state_dict().items()})
         return {}
 
-    result_of(iterative(tmp_path / "run", observer=observer), {n: sometimes(c) for n, c in good.items()})
-    assert equal(states[0], states[1])
-    assert not equal(states[1], states[2])
-    assert [row["answers"] for row in rows_of(tmp_path / "run")] == [3, 0, 3]
+    clients = {node: sometimes(client) for node, client in three().items()}
+    result_of(iterative(tmp_path / "run", rounds=6, observer=observer), clients)
+    assert [equal(before, after) for before, after in pairwise(states)] == [True, False, True, False, True]
+    # Three rounds are lost, but never one after the other.
+    assert [row["answers"] for row in rows_of(tmp_path / "run")] == [3, 0, 3, 0, 3, 0]
     assert "round 2: 0 usable answers, needed are 2: the model stays what it is" in said
 
 
@@ -390,6 +391,25 @@ def test_stc_client_that_lost_its_state_gets_the_whole_model_in_the_round_after(
     iterative(tmp_path / "run", strategy="stc", rounds=3).start(FakeGrid(clients))
     assert [row["answers"] for row in rows_of(tmp_path / "run")] == [3, 2, 3]
     assert [sent for name, _, sent in asked if name == "alice"] == [["arrays"], ["arrays", "ternary"], ["arrays"]]
+
+
+def test_stc_server_adds_what_an_update_left_out_to_the_next(tmp_path: Path) -> None:
+    strategy = Stc(density=0.1, fraction_train=1.0, min_train_nodes=1, min_available_nodes=1)
+    start = {"w": torch.zeros(40)}
+    model, wanted = ArrayRecord(start), torch.zeros(40)
+    for number in range(1, 5):
+        grid = FakeGrid({1: silent})
+        (question,) = strategy.configure_train(number, model, ConfigRecord(), grid)  # type: ignore[arg-type]
+        step = torch.randn(40, generator=torch.Generator().manual_seed(number))
+        wanted += step
+        answer = {"w": model.to_torch_state_dict()["w"] + step}
+        content = RecordDict({"arrays": ArrayRecord(answer), "metrics": MetricRecord({"num-examples": 5})})
+        found, _ = strategy.aggregate_train(number, [Message(content, reply_to=question)])
+        assert found is not None
+        assert ((found.to_torch_state_dict()["w"] - model.to_torch_state_dict()["w"]).abs() > 1e-6).sum() == 4
+        model = found
+    assert strategy.left is not None
+    torch.testing.assert_close(model.to_torch_state_dict()["w"] + torch.from_numpy(strategy.left), wanted)
 
 
 def test_scaffold_keeps_the_mean_of_the_clients_control_variates(tmp_path: Path) -> None:

@@ -1,0 +1,176 @@
+"""A client's part of a round: the server's model trained on by the rules of a strategy, through the app itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+from torch import nn
+
+from client_app import app as client_app
+from client_app.iterating import counted_steps
+from fl_app.config import AppConfig
+from fl_app.models import build, builders
+from strategies.flower.messages import read_reply
+from strategies.options import flatten
+from strategies.seeds import seeded_torch
+from strategies.upload_checks import Signatures
+
+RUN = "0123456789abcdef" * 2
+SIGNATURES = Signatures(builders(10, (1, 16, 16)))
+State = dict[str, torch.Tensor]
+
+
+def model_state(seed: int = 0) -> State:
+    with seeded_torch(seed):
+        model = build("lenet5", num_classes=10, input_shape=(1, 16, 16))
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+START = model_state()
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Message]:
+    """Return a function that asks a client for one round, and returns its reply."""
+    for name in ("_task_id", "_run_id", "_node_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1, raising=True)
+
+    def asked(
+        server_round: int = 1, *, said: dict[str, Any] | None = None, control: State | None = None, **settings: Any
+    ) -> Message:
+        small = {"client.epochs": 1, "client.state-dir": str(tmp_path / "state"), "client.batch-size": 64}
+        given = {key.replace("__", ".").replace("_", "-"): value for key, value in settings.items()}
+        config = {"iterative": True, "server-round": server_round, "run-id": RUN, "seed": 0, **(said or {})}
+        content = RecordDict({"arrays": ArrayRecord(START), "config": ConfigRecord(config)})
+        if control is not None:
+            content["control"] = ArrayRecord(control)
+        context = Context(
+            run_id=1, node_id=9, node_config={"partition-id": 1, "num-partitions": 4}, state=RecordDict(),
+            run_config={**flatten(AppConfig()), **small, **given},
+        )  # fmt: skip
+        return client_app.app(Message(content, dst_node_id=9, message_type=MessageType.TRAIN), context)
+
+    return asked
+
+
+def arrays_of(reply: Message, name: str = "arrays") -> State:
+    return dict(reply.content.array_records[name].to_torch_state_dict())
+
+
+def same(left: State, right: State) -> bool:
+    return left.keys() == right.keys() and all(torch.equal(left[key], right[key]) for key in left)
+
+
+def way(state: State) -> float:
+    return sum(float((value - START[name]).square().sum()) for name, value in state.items()) ** 0.5
+
+
+def test_answer_is_one_that_the_server_accepts_and_tells_how_far_it_went(ask: Callable[..., Message]) -> None:
+    reply = ask(client__momentum=0.0)
+    checked = read_reply(reply.content, SIGNATURES, num_classes=10, max_bytes=2**20, sender="node-9")
+    assert (checked.client, checked.architecture) == ("client-001", "lenet5")
+    assert checked.num_examples is not None
+    assert checked.label_counts is not None
+    assert checked.metrics.keys() == {"train-loss", "train-accuracy", "travel"}
+    # As many steps of 0.01 as there are batches of 64; one of a single image is left out.
+    steps = checked.num_examples // 64 + (checked.num_examples % 64 > 1)
+    assert checked.metrics["travel"] == pytest.approx(0.01 * steps)
+    assert set(reply.content) == {"arrays", "metrics", "upload"}
+    assert not same(arrays_of(reply), START)
+
+
+def test_rounds_keep_no_model_and_are_drawn_each_by_its_number(ask: Callable[..., Message], tmp_path: Path) -> None:
+    first = arrays_of(ask(1))
+    assert same(arrays_of(ask(1)), first)
+    assert not same(arrays_of(ask(2)), first)
+    assert not (tmp_path / "state").exists()
+
+
+def test_proximal_term_keeps_the_client_near_the_server_s_model(ask: Callable[..., Message]) -> None:
+    plain, near = arrays_of(ask()), arrays_of(ask(said={"proximal-mu": 5.0}))
+    assert 0 < way(near) < 0.9 * way(plain)
+
+
+def test_learning_rate_is_multiplied_by_what_the_server_says(ask: Callable[..., Message]) -> None:
+    slow = ask(said={"lr-factor": 0.5})
+    assert same(arrays_of(slow), arrays_of(ask(client__lr=0.005)))
+    cosine = {"client__schedule": "cosine", "client__final_lr": 0.008, "client__epochs": 2}
+    assert same(
+        arrays_of(ask(said={"lr-factor": 0.5}, **cosine)),
+        arrays_of(ask(client__lr=0.005, **{**cosine, "client__final_lr": 0.004})),
+    )
+
+
+def test_control_variate_of_the_server_steers_and_the_client_s_own_is_remembered(
+    ask: Callable[..., Message], tmp_path: Path
+) -> None:
+    zeros = {name: torch.zeros_like(value) for name, value in START.items()}
+    first = ask(1, control=zeros, client__momentum=0.0)
+    assert same(arrays_of(first), arrays_of(ask(1, client__momentum=0.0)))
+    change = arrays_of(first, "control")
+    travel = first.content.metric_records["metrics"]["travel"]
+    for name, value in arrays_of(first).items():
+        torch.testing.assert_close(change[name], (START[name] - value) / travel)
+    names = [path.name for path in (tmp_path / "state" / RUN).iterdir()]
+    assert names == ["client-001-state-1.safetensors"]
+    # c - c_i is now the other way: what it did in the first round is taken off.
+    second = ask(2, control=zeros, client__momentum=0.0)
+    assert not same(arrays_of(second), arrays_of(ask(2, client__momentum=0.0)))
+
+
+def test_stc_sends_a_hundredth_of_the_weights(ask: Callable[..., Message]) -> None:
+    reply = ask(said={"stc-density": 0.01})
+    assert len(reply.content.array_records["arrays"]) == 0  # no buffers in this model
+    size = sum(len(array.data) for array in reply.content.array_records["ternary"].values())
+    assert size < 0.01 * sum(value.numel() * 4 for value in START.values())
+
+
+@pytest.mark.parametrize(
+    ("settings", "said", "reason"),
+    [
+        ({"client__checkpoint": "x.pt"}, {}, "client.checkpoint is 'x.pt': allowed is none, for rounds are trained"),
+        ({"model__name": "cnn-torch"}, {}, "the server's weights have other names or shapes"),
+        ({}, {"run-id": "../../etc"}, "the server's run-id is '../../etc'"),
+        ({"data__name": "svhn", "data__root": "nowhere"}, {}, "svhn"),
+    ],
+)
+def test_client_that_cannot_take_part_says_why(
+    ask: Callable[..., Message], settings: dict[str, Any], said: dict[str, Any], reason: str
+) -> None:
+    facts = ask(said=said, **settings).content.config_records["upload"]
+    assert facts["client"] == "client-001"
+    assert reason in str(facts["error"])
+
+
+def test_client_says_its_name_when_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_task_id", "_run_id", "_node_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1, raising=True)
+    content = RecordDict({"config": ConfigRecord({"names": True})})
+    message = Message(content, dst_node_id=9, message_type=MessageType.QUERY)
+    context = Context(run_id=1, node_id=9, node_config={"client": "clinic"}, state=RecordDict(), run_config={})
+    assert client_app.app(message, context).content["upload"] == ConfigRecord({"client": "clinic"})
+
+
+def test_counted_steps_are_those_of_the_model_alone_and_of_the_block() -> None:
+    model, other, rates = nn.Linear(2, 2), nn.Linear(2, 2), list[float]()
+    optimizers = [torch.optim.SGD(each.parameters(), lr=lr) for each, lr in ((model, 0.5), (other, 0.1))]
+    with counted_steps(model, rates.append):
+        for optimizer in optimizers:
+            optimizer.step()
+        optimizers[0].param_groups[0]["lr"] = 0.25
+        optimizers[0].step()
+    optimizers[0].step()
+    assert rates == [0.5, 0.25]
