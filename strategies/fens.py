@@ -3,10 +3,10 @@
 Paper: Allouah, Dhasade, Guerraoui, Gupta, Kermarrec, Pinot, Pires, Sharma, Revisiting Ensembling in One-Shot Federated
     Learning, NeurIPS 2024, https://arxiv.org/abs/2411.07182.
     Read version: a summary of the paper, its appendix and its code; no equation was checked against the text.
-Symbols: theta_i -> Job.uploads; pi_i(x) -> member logits z [M, B, C]; f_lambda -> aggregators.AGGREGATORS; lambda ->
+Symbols: theta_i -> Job.uploads; pi_i(x) -> member logits z [M, B, C]; f_lambda -> AGGREGATORS; lambda ->
     params; D_i^10 -> the share ``holdout`` that a client keeps from training; K -> local_steps; R -> rounds.
 Where: Algorithm 1, phase 1 -> the clients' upload, fens_clients.Dialogue.send; phase 2 -> _trained; the server's step
-    of Table 8 -> fed_adam.FedAdam; the aggregators of section 3 -> aggregators.AGGREGATORS.
+    of Table 8 -> aggregation.fed_adam; the aggregators of section 3 -> aggregation.aggregators.
 Deviations: the last round is the result; the published code reports the best of all rounds on the test set. INT8 is
     calibrated on the clients' own training examples, not on test images. The clients send their counts of votes, not
     their shares, so that a merge is that of pooled examples. On a server with labelled images ``fit`` trains the
@@ -23,16 +23,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .aggregators import AGGREGATORS, Aggregator, aggregator_for
+from .aggregation.aggregators import AGGREGATORS, Aggregator, aggregator_for
+from .aggregation.fed_adam import FedAdam
+from .aggregation.trainers import Dialogue, ServersImages, Trainers
 from .errors import OptionError
-from .fed_adam import FedAdam
-from .fens_trainers import Dialogue, ServersImages, Trainers
 from .method import EnsembleSpec, Method, Outcome, Snapshot
 from .options import check, option
 from .packed import PRECISIONS
 
 if TYPE_CHECKING:
-    from .aggregator_forms import Params
+    from .aggregation.forms import Params
     from .clients import Clients
     from .distillation.remembered import Remembered
     from .method import Job, Progress

@@ -25,12 +25,12 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from ..aggregator_training import Sgd
+from ..aggregation.steps import round_steps
+from ..aggregation.training import Sgd
+from ..aggregation.voting import vote_counts
 from ..errors import OneShotError, OptionError, UploadError
-from ..fens_steps import round_steps
 from ..packed import PackedMember, ensemble_digest, from_wire, pack_member, unpack_member
 from ..seeds import derive_seed
-from ..voting import vote_counts
 from .logits import LogitCache, Logits
 
 if TYPE_CHECKING:

@@ -2,8 +2,8 @@
 
 A combiner keeps what it was given as buffers and normalises when it is applied, so that one rebuilt from its stored
 tensors gives the same bits. Those of FENS (Allouah et al., *Revisiting Ensembling in One-Shot Federated Learning*,
-NeurIPS 2024, section 3 and Figure 8) are the forms of :mod:`..aggregator_forms` with tensors of the same names. All but
-voting pass gradients on to the logits.
+NeurIPS 2024, section 3 and Figure 8) are the forms of :mod:`..aggregation.forms`, with tensors of the same names. All
+but voting pass gradients on to the logits.
 
 A combiner with the attribute ``sees_input`` is called with the members' input as well: see :meth:`.Ensemble.combine`.
 """

@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..aggregator_forms import uniform
-from ..aggregator_training import Sgd
+from ..aggregation.forms import uniform
+from ..aggregation.training import Sgd
 from ..errors import OptionError
 from ..seeds import derive_seed, seeded_torch
 
@@ -109,7 +109,7 @@ def start_gate(
 def gate_steps(
     params: Mapping[str, Array], *, inputs: Array, logits: Array, labels: Array, sgd: Sgd, seed: int
 ) -> dict[str, Array]:
-    """Return the gate's parameters after K steps, as :func:`.aggregator_training.local_steps` for the other forms.
+    """Return the gate's parameters after K steps, as :func:`..aggregation.training.local_steps` for the other forms.
 
     Args:
         params: lambda, float32; not changed.

@@ -1,4 +1,4 @@
-"""The combiners that clients train together, in torch: what :mod:`..aggregator_forms` has in numpy, tensor for tensor.
+"""The combiners that clients train together, in torch: what :mod:`..aggregation.forms` has in numpy, tensor for tensor.
 
 Allouah et al., *Revisiting Ensembling in One-Shot Federated Learning*, NeurIPS 2024, section 3 and Figure 8. Below,
 z_i [B, C] are the logits of member i.
@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..voting import FLOOR
+from ..aggregation.voting import FLOOR
 
 
 class Linear(nn.Module):
@@ -79,7 +79,7 @@ class TwoLayers(nn.Module):
 class Voting(nn.Module):
     """The log-likelihood of every class under the members' votes, ``sum_i log P_i[r][vote_i]``.
 
-    In torch what :func:`..voting.scores` is; a vote passes no gradient on.
+    In torch what :func:`..aggregation.voting.scores` is; a vote passes no gradient on.
 
     Args:
         counts: Merged counts [M, C, C]: member, true class r, its vote c.
@@ -99,7 +99,7 @@ class Voting(nn.Module):
         return likelihoods.sum(0).float()
 
     def _shares(self) -> Tensor:
-        """Return P [M, C, C] as :func:`..voting.vote_shares` does."""
+        """Return P [M, C, C] as :func:`..aggregation.voting.vote_shares` does."""
         counts = self.counts.double()
         seen = counts.sum((0, 2)) > 0
         seen = seen if bool(seen.any()) else ~seen

@@ -2,7 +2,7 @@
 
 Allouah et al., *Revisiting Ensembling in One-Shot Federated Learning*, NeurIPS 2024, the forms for Fed-Heart-Disease
 and Camelyon16, whose models have one logit z; here that is (0, z), and so is what these return. In torch what
-:mod:`..aggregator_forms` has in numpy, tensor for tensor.
+:mod:`..aggregation.forms` has in numpy, tensor for tensor.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from strategies.aggregator_training import Sgd, local_steps
-from strategies.aggregators import AGGREGATORS, TORCH_ONLY, Array, Params
+from strategies.aggregation.aggregators import AGGREGATORS, TORCH_ONLY, Array, Params
+from strategies.aggregation.training import Sgd, local_steps
 from strategies.distillation.combiners import build_combiner
 
 HERE = [name for name in AGGREGATORS if name not in TORCH_ONLY]

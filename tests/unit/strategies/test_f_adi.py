@@ -18,7 +18,7 @@ from method_fakes import (
 
 from strategies.errors import OptionError
 from strategies.f_adi import METHOD, FAdiConfig, fit
-from strategies.method import Outcome
+from strategies.method import Need, Outcome
 from strategies.seeds import generator
 
 SMALL = FAdiConfig(epochs=3, inversion_steps=3, inversion_batch_size=6, batch_size=5, student_lr=0.1)
@@ -89,7 +89,7 @@ def test_inverted_images_please_the_ensemble_better_than_noise() -> None:
 
 
 def test_fit_for_images_that_four_does_not_divide_is_possible() -> None:
-    assert not METHOD.needs
+    assert Need.SIDES_OF_FOUR not in METHOD.needs
 
 
 def test_teachers_are_after_a_run_what_they_were(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,8 @@ import torch
 from fens_fakes import CLASSES, RUN, TINY, DirectClients, changed, examples, fens_job, fitted, same, weights
 from method_fakes import BUILDERS, UPLOADS, Book
 
-from strategies import fens_trainers
-from strategies.aggregators import AGGREGATORS
+from strategies.aggregation import trainers
+from strategies.aggregation.aggregators import AGGREGATORS
 from strategies.clients import Answer
 from strategies.errors import OptionError, QuorumError
 from strategies.fens import METHOD, FensConfig
@@ -221,13 +221,13 @@ def test_an_ensemble_with_a_tampered_member_is_refused_by_the_client(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clients = DirectClients(tmp_path)
-    honest = fens_trainers.to_wire
+    honest = trainers.to_wire
 
     def tampered(number: int, packed: Any) -> Any:
         arrays, facts = honest(number, packed)
         return {key: value + 1 for key, value in arrays.items()}, facts
 
-    monkeypatch.setattr(fens_trainers, "to_wire", tampered)
+    monkeypatch.setattr(trainers, "to_wire", tampered)
     with pytest.raises(QuorumError):
         fitted(clients)
 

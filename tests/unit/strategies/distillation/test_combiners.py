@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from strategies.aggregators import AGGREGATORS
+from strategies.aggregation.aggregators import AGGREGATORS
+from strategies.aggregation.voting import FLOOR
 from strategies.distillation.combiners import (
     COMBINERS,
     LabelCount,
@@ -17,7 +18,6 @@ from strategies.distillation.gate import Gate, start_gate
 from strategies.distillation.open_set import OpenSet
 from strategies.distillation.trained import Linear, PerClass, TwoLayers, Voting
 from strategies.distillation.two_class import TwoClassLabelCount, TwoClassLinear, TwoClassMean, TwoClassTwoLayers
-from strategies.voting import FLOOR
 
 LOGITS = torch.tensor([[[1.0, 2.0, 3.0]], [[5.0, 6.0, 7.0]]])  # M = 2, B = 1, C = 3
 PAIR = torch.tensor([[[0.0, math.log(3)]], [[1.0, 1.0]]])  # probabilities of class 1: 3/4 and 1/2

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from strategies.aggregator_training import Sgd
+from strategies.aggregation.training import Sgd
 from strategies.distillation.combiners import build_combiner
 from strategies.distillation.ensemble import Ensemble
 from strategies.distillation.gate import NAMES, Gate, gate_steps, mixture, start_gate

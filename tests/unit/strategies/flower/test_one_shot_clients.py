@@ -205,8 +205,9 @@ def test_every_method_of_the_registry_has_its_strategy() -> None:
     facts = {"num_classes": CLASSES, "input_shape": SHAPE, "proxy": torch.zeros(2, *SHAPE, dtype=torch.uint8)}
     methods = {kind(net, **facts).method.name for kind in classes if kind is not OneShot}
     assert {*methods, "iterative"} == set(METHODS)  # which is no OneShot
-    assert rounds_of(METHODS["fedavg"].config()) == 1
-    assert rounds_of(DenseConfig(rounds=7)) == 7
+    assert rounds_of(METHODS["fedavg"], METHODS["fedavg"].config()) == 1
+    assert rounds_of(METHODS["dense"], DenseConfig(rounds=7)) == 7
+    assert rounds_of(METHODS["fens"], METHODS["fens"].config()) == 1  # its rounds follow one upload
 
 
 def test_start_averages_what_the_clients_report_by_their_examples(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Aggregators: how the logits of M members become one, as the tiny functions whose parameters FENS's clients train.
 
 Numpy alone: in deployment every message of a round starts a new process, and importing torch would take longer than the
-round's steps. :mod:`.distillation.combiners` has the same forms in torch for the server, with the same tensors under
+round's steps. :mod:`..distillation.combiners` has the same forms in torch for the server, with the same tensors under
 the same names.
 
 Allouah et al., *Revisiting Ensembling in One-Shot Federated Learning*, NeurIPS 2024, section 3 and Figure 8.
@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from . import aggregator_forms as forms
-from .aggregator_forms import Array, Params, Pullback, Sizes
-from .errors import OptionError
-from .seeds import derive_seed
+from ..errors import OptionError
+from ..seeds import derive_seed
+from . import forms
+from .forms import Array, Params, Pullback, Sizes
 
 
 @dataclass(frozen=True)

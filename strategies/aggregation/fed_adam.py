@@ -58,7 +58,7 @@ class FedAdam:
             params: lambda, which every client started from.
             state: Of the last round, or :meth:`start`; not changed.
             updates: Of every client that answered: its lambda_i, and how many examples its steps saw
-                (:meth:`.aggregator_training.Sgd.seen`), which in proportion are r_i.
+                (:meth:`.training.Sgd.seen`), which in proportion are r_i.
 
         Raises:
             ValueError: There are none, all weigh nothing, or one is not of this form or not finite.

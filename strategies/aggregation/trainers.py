@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from .aggregator_training import Sgd
+from ..clients import Question
+from ..errors import OptionError, UploadError
+from ..packed import ensemble_digest, pack_member, to_wire
+from ..seeds import derive_seed
 from .aggregators import aggregator_for, check_params
-from .clients import Question
-from .errors import OptionError, UploadError
-from .packed import ensemble_digest, pack_member, to_wire
-from .seeds import derive_seed
+from .training import Sgd
 from .voting import merged, vote_counts
 
 if TYPE_CHECKING:
     import torch
 
-    from .aggregator_forms import Params
-    from .clients import Answer, Clients
-    from .method import Job
+    from ..clients import Answer, Clients
+    from ..method import Job
+    from .forms import Params
 
 ENSEMBLE_PHASE, AGGREGATOR_PHASE = "ensemble", "aggregator"
 # Inputs per forward pass of the ensemble.
@@ -198,7 +198,7 @@ class ServersImages:
 
     def round(self, number: int, params: Params) -> list[tuple[Params, int]]:
         """Do the local steps of one round."""
-        from .fens_steps import round_steps
+        from .steps import round_steps
 
         inputs, logits, labels = self._seen
         config, seed = self._job.config, self._job.seed
@@ -243,15 +243,15 @@ def _misses(answer: Answer) -> bool:
 
 
 def _normalized(job: Job, images: torch.Tensor) -> torch.Tensor:
-    from .distillation.augment import Standardize
+    from ..distillation.augment import Standardize
 
     inputs: torch.Tensor = Standardize(job.normalization)(images.float() / 255)
     return inputs
 
 
 def _plain_ensemble(job: Job) -> Any:
-    from .method import EnsembleSpec
-    from .outcomes import ensemble_of
+    from ..method import EnsembleSpec
+    from ..outcomes import ensemble_of
 
     clients = tuple(upload.client for upload in job.uploads)
     return ensemble_of(job, EnsembleSpec(clients, "mean", precision=job.config.precision))

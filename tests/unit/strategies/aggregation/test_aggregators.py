@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from strategies.aggregator_training import Sgd, local_steps
-from strategies.aggregators import (
+from strategies.aggregation.aggregators import (
     AGGREGATORS,
     STATIC,
     TORCH_ONLY,
@@ -19,11 +18,12 @@ from strategies.aggregators import (
     check_params,
     cross_entropy,
 )
+from strategies.aggregation.fed_adam import FedAdam
+from strategies.aggregation.training import Sgd, local_steps
+from strategies.aggregation.voting import merged, vote_counts
 from strategies.errors import OptionError
-from strategies.fed_adam import FedAdam
-from strategies.voting import merged, vote_counts
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 TRAINED = [name for name, entry in AGGREGATORS.items() if entry.kind == "trained"]
 HERE = [name for name in AGGREGATORS if name not in TORCH_ONLY]
 MEMBERS, EXAMPLES = 4, 30
@@ -463,10 +463,10 @@ def test_a_step_and_a_vote_where_torch_is_blocked_work() -> None:
 import sys
 sys.modules["torch"] = None
 import numpy as np
-from strategies.aggregator_training import Sgd, local_steps
-from strategies.aggregators import AGGREGATORS
-from strategies.fed_adam import FedAdam
-from strategies.voting import vote_counts
+from strategies.aggregation.training import Sgd, local_steps
+from strategies.aggregation.aggregators import AGGREGATORS
+from strategies.aggregation.fed_adam import FedAdam
+from strategies.aggregation.voting import vote_counts
 z, y = np.ones((2, 6, 3), np.float32), np.arange(6) % 3
 for name in ("linear", "per-class", "nn"):
     params = AGGREGATORS[name].start(0, members=2, classes=3)

@@ -4,7 +4,7 @@ import math
 import numpy as np
 import pytest
 
-from strategies.voting import FLOOR, Array, merged, scores, vote_counts, vote_shares
+from strategies.aggregation.voting import FLOOR, Array, merged, scores, vote_counts, vote_shares
 
 
 def one_hot(votes: list[list[int]], classes: int) -> Array:
