@@ -119,7 +119,10 @@ def evaluate(
     """
     outcome, uploads, method = report.outcome, len(report.job.uploads), METHODS[method_name]
     averaged = method.uploads == CLASSIFIER and method_name != "fedavg" and _fits_fedavg(report.job)
-    own = uploads * (outcome.ensemble is not None and not _is_of_all(method)) + (outcome.student is not None)
+    passes = (
+        0 if outcome.ensemble is None or _is_of_all(method) else 1 + (outcome.ensemble.precision != PLAIN.precision)
+    )
+    own = uploads * passes + (outcome.student is not None)
     models = uploads * (method.uploads != CVAE) + averaged + own
     total, done = models * -(-len(held_out.data.labels) // BATCH), 0
     with Journal(None, log, label="evaluation", unit="batch") as journal:
@@ -167,6 +170,9 @@ def result_table(report: StageReport, method_name: str, held_out: HeldOut, *, ke
     elif report.outcome.ensemble is not None:
         both = replace(report.outcome, student=None)
         title = f"{method.title} ensemble" if report.outcome.student is not None else method.title
+        if spec is not None and spec.precision != PLAIN.precision:  # what quantisation costs
+            exact = replace(both, ensemble=replace(spec, precision=PLAIN.precision))
+            rows.append(Row(f"{title}, members in float32", "ensemble", held_out.accuracy(load_model(exact, job))))
         rows.append(Row(title, "ensemble", held_out.accuracy(load_model(both, job))))
     if report.outcome.student is not None:
         kind = method.kind if method.kind != "ensemble" else "student"
@@ -185,6 +191,11 @@ def _fedavg(job: Job, held_out: HeldOut) -> float | None:
     method = METHODS["fedavg"]
     averaged = method.fit(replace(job, config=method.config(), device="cpu"), Silent())
     return held_out.accuracy(load_model(averaged, job))
+
+
+def _passes(method: Method, spec: EnsembleSpec | None) -> int:
+    """How often the method's own ensemble is asked: twice if its members are quantised, never if it is that of all."""
+    return 0 if spec is None or _is_of_all(method) else 1 + (spec.precision != PLAIN.precision)
 
 
 def _is_of_all(method: Method) -> bool:

@@ -15,7 +15,7 @@ from strategies.method import METHODS, Need
 # Of the app's own settings; those of the methods are free as well.
 FREE_ON_REPLAY = (
     "method", "seed", "threads", "device", "checkpoint-s", "data.root", "data.proxy", "data.proxy-name",
-    "data.proxy-limit", "model.student",
+    "data.proxy-limit", "model.student", "teacher",
 )  # fmt: skip
 
 
