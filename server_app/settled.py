@@ -38,7 +38,8 @@ def check_settled(stored: Mapping[str, Any], settings: Settings) -> None:
                 f"setting {key!r} is {value!r}, but the run was made with {begun[key]!r}: allowed is that value; a "
                 f"replay can change the options of the methods and {', '.join(FREE_ON_REPLAY)}"
             )
-    if settings.app.data.proxy and Need.PROXY_IMAGES in settings.method.needs:
+    uses_share = Need.PROXY_IMAGES in settings.method.needs or hasattr(settings.method_config, "train_on")
+    if settings.app.data.proxy and uses_share:
         made = AppConfig.from_settings({key: stored[key] for key in settings.flat if key in stored})
         check_unseen(settings, made, open_half(settings, "train"))
 

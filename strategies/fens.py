@@ -10,7 +10,8 @@ Where: Algorithm 1, phase 1 -> the clients' upload, fens_clients.Dialogue.send; 
 Deviations: the last round is the result; the published code reports the best of all rounds on the test set. INT8 is
     calibrated on the clients' own training examples, not on test images. The clients send their counts of votes, not
     their shares, so that a merge is that of pooled examples. On a server with labelled images ``fit`` trains the
-    aggregator there, by the same steps, as one client.
+    aggregator there, by the same steps, as one client. With ``start = "label-counts"`` the per-class weights begin
+    where the static ones are, so that few rounds are enough; the paper draws them.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import numpy as np
 
 from .aggregation.aggregators import AGGREGATORS, Aggregator, aggregator_for
 from .aggregation.fed_adam import FedAdam
+from .aggregation.forms import label_shares
 from .aggregation.trainers import Dialogue, ServersImages, Trainers
 from .errors import OptionError
 from .method import EnsembleSpec, Method, Outcome, Snapshot
@@ -47,6 +49,11 @@ class FensConfig:
 
     aggregator: str = option("nn", "how the members' logits become one prediction", choices=tuple(AGGREGATORS))
     hidden: int = option(40, "hidden units k of the aggregator 'nn'", low=1)
+    start: str = option(
+        "drawn",
+        "what 'per-class' starts from: drawn weights, or the clients' label counts",
+        choices=("drawn", "label-counts"),
+    )
     rounds: int = option(500, "federated rounds R of the aggregator", low=1)
     local_steps: int = option(1, "steps K of a client in each round", low=1)
     batch_size: int = option(128, "held examples per step", low=1)
@@ -62,6 +69,11 @@ class FensConfig:
 
     def __post_init__(self) -> None:
         check(self, "fens")
+        if self.start == "label-counts" and self.aggregator != "per-class":
+            raise OptionError(
+                f"setting 'fens.start' is 'label-counts' and 'fens.aggregator' {self.aggregator!r}: allowed with it is "
+                "'per-class'"
+            )
 
 
 def fit(job: Job, progress: Progress) -> Outcome:
@@ -83,7 +95,8 @@ def fit_with(job: Job, progress: Progress, clients: Clients) -> Outcome:
 def _fitted(job: Job, progress: Progress, trainers: Trainers) -> Outcome:
     began, aggregator = time.monotonic(), aggregator_for(job.config.aggregator, job.num_classes)
     if aggregator.kind == "static":
-        params = aggregator.from_counts(_label_counts(job, aggregator))
+        counts = _label_counts(job, "fens.aggregator", job.config.aggregator) if aggregator.counts else []
+        params = aggregator.from_counts(counts)
     elif aggregator.kind == "voted":
         params = aggregator.from_counts(trainers.votes())
     else:
@@ -150,22 +163,24 @@ def _start(job: Job, aggregator: Aggregator) -> Params:
             per_class=job.num_classes >= MANY_CLASSES,
         )
     config: FensConfig = job.config
+    if config.start == "label-counts" and aggregator.name == "per-class":
+        return {"weight": label_shares(np.array(_label_counts(job, "fens.start", config.start), np.float32))}
     return aggregator.start(job.seed, members=len(job.uploads), classes=job.num_classes, hidden=config.hidden)
 
 
-def _label_counts(job: Job, aggregator: Aggregator) -> Any:
-    """Return the label counts of the uploads [M, C], if the aggregator is made of them.
+def _label_counts(job: Job, key: str, value: str) -> Any:
+    """Return the label counts of the uploads [M, C].
 
     Raises:
-        OptionError: It is, and clients did not send theirs.
+        OptionError: Clients did not send theirs; names the setting that wants them.
     """
     silent = [upload.client for upload in job.uploads if upload.label_counts is None]
-    if aggregator.counts and silent:
+    if silent:
         raise OptionError(
-            f"setting 'fens.aggregator' is {aggregator.name!r}: allowed where every client tells its label counts; "
-            f"silent are {', '.join(silent)}"
+            f"setting {key!r} is {value!r}: allowed where every client tells its label counts; silent are "
+            f"{', '.join(silent)}"
         )
-    return [upload.label_counts for upload in job.uploads] if aggregator.counts else []
+    return [upload.label_counts for upload in job.uploads]
 
 
 def _spec(job: Job, aggregator: Aggregator, params: Params) -> EnsembleSpec:

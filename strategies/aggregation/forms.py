@@ -67,7 +67,7 @@ def average(_: Mapping[str, Array], logits: Array) -> tuple[Array, Pullback]:
 
 def weighted(params: Mapping[str, Array], logits: Array) -> tuple[Array, Pullback]:
     """``sum_i lambda_i * z_i``, ``lambda_i[c] = n_i^c / sum_j n_j^c``; zero for a class that nobody holds."""
-    return np.einsum("mc,mbc->bc", _label_shares(params["weights"]), logits), _no_way_back
+    return np.einsum("mc,mbc->bc", label_shares(params["weights"]), logits), _no_way_back
 
 
 def vote(params: Mapping[str, Array], logits: Array) -> tuple[Array, Pullback]:
@@ -139,7 +139,7 @@ def two_class_average(_: Mapping[str, Array], logits: Array) -> tuple[Array, Pul
 
 def two_class_weighted(params: Mapping[str, Array], logits: Array) -> tuple[Array, Pullback]:
     """``log(s_1 / s_0)``, ``s_c = sum_i lambda_i[c] p_i(c)``; a class that nobody holds is all but impossible."""
-    shares = np.maximum(_label_shares(params["weights"]), TINY)
+    shares = np.maximum(label_shares(params["weights"]), TINY)
     return _odds(_log_sum_exp(np.log(shares)[:, None] + _log_softmax(logits))), _no_way_back
 
 
@@ -187,7 +187,8 @@ def _no_way_back(_: Array) -> Params:
     return {}
 
 
-def _label_shares(counts: Array) -> Array:
+def label_shares(counts: Array) -> Array:
+    """Return ``n_i^c / sum_j n_j^c`` [M, C]; zero for a class that nobody holds."""
     total = counts.sum(0)
     shares: Array = counts / np.where(total > 0, total, 1)
     return shares

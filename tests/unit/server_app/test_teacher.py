@@ -48,7 +48,7 @@ def test_a_replay_distils_the_ensemble_that_the_run_ended_with(run_folder: MakeR
 
 
 def test_a_run_without_an_ensemble_is_no_teacher(run_folder: MakeRun) -> None:
-    with pytest.raises(OptionError, match="setting 'teacher' is 'run': allowed where the run ended with an ensemble"):
+    with pytest.raises(OptionError, match="setting 'teacher' is 'run': allowed for a run that ended with an ensemble"):
         replayed(run_folder(), "feddf", teacher="run")
 
 
@@ -92,3 +92,10 @@ def test_fens_trained_on_the_server_shows_what_quantisation_costs(run_folder: Ma
     assert names[-2:] == ["FENS, members in float32", "FENS"]
     assert abs(table[-1]["accuracy"] - table[-2]["accuracy"]) < 3
     assert table[-1]["accuracy"] > next(row["accuracy"] for row in table if row["name"] == "FedENS")
+
+
+def test_labelled_images_that_the_clients_trained_on_are_refused_in_a_replay(run_folder: MakeRun) -> None:
+    run = run_folder(**{"data.proxy": 0.0})
+
+    with pytest.raises(OptionError, match="setting 'data.proxy' is 0.1, the last 129 of 1297 training images"):
+        replayed(run, "fens", fens__train_on="server", data__proxy=0.1)

@@ -322,3 +322,18 @@ def test_the_gate_is_trained_on_what_the_members_saw(tmp_path: Path) -> None:
     config = replace(TINY, aggregator="moe", rounds=2)
     with pytest.raises(OptionError, match="aggregator 'moe' looks at images, and the input is 2 x 8 x 8"):
         fitted(DirectClients(tmp_path), fens_job(config))
+
+
+def test_per_class_weights_may_start_from_the_label_counts(tmp_path: Path) -> None:
+    config = replace(TINY, start="label-counts", server_lr=1e-9, rounds=1)
+    counts = np.array([u.label_counts for u in UPLOADS], dtype=np.float64)
+
+    found = weights(fitted(DirectClients(tmp_path), fens_job(config)))["weight"]
+
+    np.testing.assert_allclose(found, counts / counts.sum(0), rtol=1e-5, atol=1e-6)
+    with pytest.raises(OptionError, match="'fens.start' is 'label-counts' and 'fens.aggregator' 'nn': allowed with it"):
+        FensConfig(start="label-counts", aggregator="nn")
+    job = fens_job(config)
+    job = replace(job, uploads=(replace(job.uploads[0], label_counts=None), *job.uploads[1:]))
+    with pytest.raises(OptionError, match="setting 'fens.start' is 'label-counts': allowed where every client"):
+        fitted(DirectClients(tmp_path), job)
