@@ -37,7 +37,9 @@ def print_result(result: Mapping[str, Any], format: Format) -> None:  # noqa: A0
         # Not the table's title, which would be wrapped to the table's width.
         console.print(f"accuracy on held-out images ({result['method']}, seed {result['seed']})", highlight=False)
         console.print(table)
-    lines = [f"uploads      {result['uploads']} accepted, {result['refused']} refused"]
+    # Clients that answer round by round upload nothing.
+    counted = result["uploads"] or result["refused"]
+    lines = [f"uploads      {result['uploads']} accepted, {result['refused']} refused"] if counted else []
     lines += [f"             {entry['client']}: {entry['reason']}" for entry in result["refusals"]]
     lines += [f"{'' if number else 'moved':<13}{line}" for number, line in enumerate(moved_lines(result))]
     if "scaled" in result:
