@@ -23,6 +23,7 @@ from server_app.build import (
 )
 from server_app.finish import describe_failure, finish, scaled_line, table_lines
 from server_app.forget import adopt_uploads
+from server_app.settled import check_adopted
 from strategies.errors import OneShotError
 from strategies.store.run_folder import RunFolder
 
@@ -47,6 +48,8 @@ def _run(grid: Grid, given: dict[str, Any]) -> None:
     began = time.monotonic()
     settings = read_settings(given)
     check_needs_of_settings(settings)
+    if not settings.app.resume:  # a run that goes on has its copies
+        check_adopted(settings, int(os.environ.get(SUPERNODES_VARIABLE, 0)))
     if settings.scaled:
         _say(f"scaled: {scaled_line(settings.scaled)}")
     images, split = held_out(settings)

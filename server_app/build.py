@@ -20,7 +20,7 @@ from strategies.compute.in_process import resolve_device
 from strategies.errors import OptionError
 from strategies.iterative import IterativeConfig
 from strategies.method import METHODS, Job, Method, Need, Normalization
-from strategies.needs import check_needs
+from strategies.needs import check_needs, wants_label_counts
 from strategies.options import Option, Scalar, flatten, options_of, parse, reject_unknown
 from strategies.stage import all_cores
 
@@ -169,7 +169,7 @@ def check_needs_of_settings(settings: Settings) -> None:
             f"setting {key!r} is {value!r} and the student's architecture {app.model.of_student()!r}: allowed with "
             f"method {method.name!r} is one architecture for all"
         )
-    if Need.LABEL_COUNTS in method.needs and not app.client.share_label_counts:
+    if wants_label_counts(method, settings.method_config) and not app.client.share_label_counts:
         raise OptionError(
             f"setting 'client.share-label-counts' is False: allowed with method {method.name!r} is True; it needs that "
             f"{Need.LABEL_COUNTS.value}"
@@ -238,7 +238,7 @@ def build_strategy(settings: Settings, job: Job) -> OneShot | Iterative:
         "facts": {
             "settings": dict(settings.flat),
             "num-supernodes": int(os.environ.get(SUPERNODES_VARIABLE, 0)),
-            **facts_of(app.uploads, app.forget),
+            **({} if app.resume else facts_of(app.uploads, app.forget)),  # a run that goes on has them
         },
     }
     if Need.CLIENTS in settings.method.needs:
@@ -252,7 +252,7 @@ SUPERNODES_VARIABLE = "ONESHOT_NUM_SUPERNODES"
 # What may differ when a run goes on: where it works and how long it waits says nothing about what it computes.
 FREE_ON_RESUME = (
     "resume", "run-dir", "compute", "data.root", "client.state-dir", "min-uploads", "deadline-s", "checkpoint-s",
-    "max-upload-mib",
+    "max-upload-mib", "client.max-ensemble-mib", "fens.quorum", "fens.patience-s", "fens.ensemble-patience-s",
 )  # fmt: skip
 
 

@@ -65,6 +65,10 @@ def run(
             given = {**stored, **given, "resume": str(Path(str(given["resume"])).absolute()), "run-dir": ""}
             num_supernodes = num_supernodes or stored_supernodes(Path(str(given["resume"])))
             check_same_run({"settings": stored}, read_settings(given).flat)
+        if (source := given.get("uploads")) and not given.get("resume"):  # its clients are those of that run
+            made = stored_settings(Path(str(source)))
+            given = {**made, "resume": "", "run-dir": "", "uploads": "", "forget": "", **given}
+            num_supernodes = num_supernodes or stored_supernodes(Path(str(source)))
         settings = read_settings(given)
         if not settings.app.resume:
             given["run-dir"] = str(default_run_dir(settings.app.run_dir, settings.method.name))
@@ -156,7 +160,8 @@ def forget(
         from server_app.forget import forget_settings, what_is_left
 
         changed = with_absolute_paths(merge_settings(run_config or [], {o.key: o.kind for o in known_options()}))
-        given = forget_settings(folder, client, {**stored_settings(folder), **changed})
+        run_dir = str(changed.pop("run-dir", ""))
+        given = forget_settings(folder, client, {**stored_settings(folder), **changed}, run_dir=run_dir)
         launch_run(app_folder(None), given, stored_supernodes(folder), failing)
         say(what_is_left(folder, client), format)
 

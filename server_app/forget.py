@@ -11,23 +11,40 @@ from strategies.stage import kept_round, pin_clients, pinned_clients, usable_upl
 from strategies.store.run_folder import RunFolder, default_run_dir
 
 
-def forget_settings(run: Path, clients: Sequence[str], stored: Mapping[str, Scalar]) -> dict[str, Scalar]:
+def forget_settings(
+    run: Path, clients: Sequence[str], stored: Mapping[str, Scalar], *, run_dir: str = ""
+) -> dict[str, Scalar]:
     """Return the settings of a run on the uploads of ``run`` without those of some clients.
 
+    Args:
+        run: The run folder.
+        clients: Whose uploads are left out, beside those that the run itself left out.
+        stored: The run's settings.
+        run_dir: The folder of the new run; empty for one beside ``run``.
+
     Raises:
-        OptionError: A client has no upload there, or too few would be left.
+        OptionError: A client has no upload there, or the run's clients are out of reach.
         StoreError: ``run`` is no run folder.
     """
     before = _names(str(stored.get("forget", "")))
     with RunFolder.open(run, write=False) as folder:
-        held = folder.round(max(1, kept_round(folder))).held()
+        held, info = folder.round(max(1, kept_round(folder))).held(), folder.info
+    if "replay-of" in info:
+        raise OptionError(
+            f"{run} is a replay and holds no uploads: allowed is the run that it replays, {info['replay-of']}"
+        )
+    if not info.get("num-supernodes"):
+        raise OptionError(
+            f"{run} had real clients, which this command cannot reach: allowed is  flwr run . YOUR-SERVER --run-config "
+            f"\"uploads='{run.absolute()}' forget='{','.join(clients)}'\"  with the run's other settings"
+        )
     if unknown := sorted(set(clients) - set(held)):
         known = ", ".join(sorted(set(held) - before))
         raise OptionError(f"--client {', '.join(unknown)}: no such upload in {run}; allowed are {known}")
     names = ",".join(sorted(before | set(clients)))
     left = {"uploads": str(run.absolute()), "forget": names, "resume": ""}
-    method = str(stored.get("method", "run"))
-    return {**stored, **left, "run-dir": str(default_run_dir("", f"{method}-without-{clients[0]}", parent=run.parent))}
+    folder_name = f"{stored.get('method', 'run')}-without-{clients[0]}"
+    return {**stored, **left, "run-dir": run_dir or str(default_run_dir("", folder_name, parent=run.parent))}
 
 
 def what_is_left(run: Path, clients: Sequence[str]) -> str:
@@ -49,8 +66,8 @@ def facts_of(uploads: str, forget: str) -> dict[str, object]:
         return {}
     with RunFolder.open(Path(uploads), write=False) as source:
         # What clients keep on their own disks bears the id of the run that they uploaded to.
-        origin = source.info.get("uploads-id", source.id)
-    return {"uploads-of": uploads, "uploads-id": origin, "forgotten": sorted(_names(forget))}
+        origin, before = source.info.get("uploads-id", source.id), source.info.get("forgotten", [])
+    return {"uploads-of": uploads, "uploads-id": origin, "forgotten": sorted(_names(forget) | set(before))}
 
 
 def adopt_uploads(target: RunFolder, uploads: str, forget: str, *, min_uploads: int) -> None:
@@ -65,7 +82,13 @@ def adopt_uploads(target: RunFolder, uploads: str, forget: str, *, min_uploads: 
     left_out = _names(forget)
     with RunFolder.open(Path(uploads), write=False) as source:
         round_folder = source.round(max(1, kept_round(source)))
-        chosen = [upload for upload in usable_uploads(round_folder) if upload.client not in left_out]
+        # What came after the server stage had begun had no part in that run.
+        took_part = pinned_clients(round_folder)
+        chosen = [
+            upload
+            for upload in usable_uploads(round_folder)
+            if upload.client not in left_out and (took_part is None or upload.client in took_part)
+        ]
         pretrained = {record.client: record.pretrained for record in round_folder.records()}
     if not chosen:
         raise StoreError(f"{uploads}: no uploads are stored here that are not to be forgotten")

@@ -14,6 +14,7 @@ import typer
 
 from server_app.build import SUPERNODES_VARIABLE, check_before_start, read_settings
 from server_app.console import echo_to, errors, print_result
+from server_app.settled import check_adopted
 from strategies.errors import OneShotError, OptionError
 from strategies.options import Scalar
 from strategies.store.run_folder import RunFolder
@@ -43,7 +44,10 @@ def launch_run(app: Path, given: Mapping[str, Scalar], num_supernodes: int, fail
     if done is not None or (not given.get("resume") and (folder / "run.json").exists()):
         raise OptionError(f"setting 'run-dir' is {str(folder)!r}, which holds a run: allowed is a new folder")
     _refuse_replay(folder)
-    check_before_start(read_settings(given), num_supernodes)
+    settings = read_settings(given)
+    if not settings.app.resume:
+        check_adopted(settings, num_supernodes)
+    check_before_start(settings, num_supernodes)
     began, written = time.monotonic(), _result_time(folder)
     # The ServerApp notes it in run.json, so that a resumed run has the same clients.
     os.environ[SUPERNODES_VARIABLE] = str(num_supernodes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from fl_app.config import AppConfig
@@ -11,12 +12,71 @@ from server_app.build import Settings
 from server_app.server_data import open_half
 from strategies.errors import OptionError
 from strategies.method import METHODS, Need
+from strategies.options import options_of, parse
+from strategies.store.run_folder import RunFolder
 
 # Of the app's own settings; those of the methods are free as well.
 FREE_ON_REPLAY = (
     "method", "seed", "threads", "device", "checkpoint-s", "data.root", "data.proxy", "data.proxy-name",
     "data.proxy-limit", "model.student", "teacher",
 )  # fmt: skip
+
+
+# What a run on the uploads of another may set anew beside the methods' options: where and for how long it works.
+FREE_ON_ADOPTION = (
+    "method", "uploads", "forget", "threads", "device", "compute", "checkpoint-s", "deadline-s", "min-uploads",
+    "max-upload-mib", "data.root", "client.state-dir", "client.max-ensemble-mib", "run-dir", "resume", "scale",
+)  # fmt: skip
+HELD_BY = ("holdout", "holdout_per_class")
+
+
+def check_adopted(settings: Settings, num_supernodes: int) -> None:
+    """Refuse a run on the uploads of another whose clients would not hold what they held when they uploaded.
+
+    A client divides its examples anew by these settings: were they others, it would keep for the aggregator what the
+    uploaded models were trained on.
+
+    Args:
+        settings: Of the run, with "uploads".
+        num_supernodes: Its simulated clients; 0 where they are real.
+
+    Raises:
+        OptionError: Names the setting, its value and what is allowed.
+        StoreError: There is no run where "uploads" says.
+    """
+    if not settings.app.uploads:
+        return
+    with RunFolder.open(Path(settings.app.uploads), write=False) as source:
+        info = source.info
+    stored, method = info.get("settings"), settings.method
+    if not isinstance(stored, dict):
+        raise OptionError(f"setting 'uploads' is {settings.app.uploads!r}: allowed is the folder of a run of this app")
+    for key, value in settings.flat.items():
+        free = key in FREE_ON_ADOPTION or key.partition(".")[0] in METHODS
+        if not free and stored.get(key, value) != value:
+            raise OptionError(
+                f"setting {key!r} is {value!r}, but the run whose uploads these are was made with {stored[key]!r}: "
+                "allowed is that value; its clients divided their examples by it"
+            )
+    if num_supernodes != (made := int(info.get("num-supernodes", 0))):
+        raise OptionError(f"--num-supernodes is {num_supernodes}: allowed is {made}, that of the run of the uploads")
+    before = config_of(stored)
+    for name in HELD_BY if getattr(settings.method_config, "kept_share", 0.0) else ():
+        value, was = getattr(settings.method_config, name), getattr(before, name, 0.0)
+        if value != was or not getattr(before, "kept_share", 0.0):
+            key = f"{method.name}.{name.replace('_', '-')}"
+            raise OptionError(
+                f"setting {key!r} is {value!r}, but the clients of {settings.app.uploads} kept "
+                f"{was if getattr(before, 'kept_share', 0.0) else 'nothing'} from training: allowed is a run whose "
+                "clients did as this one's"
+            )
+
+
+def config_of(stored: Mapping[str, Any]) -> Any:
+    """Return the config of the method that a run was made with."""
+    name = str(stored["method"])
+    keys = {option.key for option in options_of(METHODS[name].config, name)}
+    return parse(METHODS[name].config, {key: value for key, value in stored.items() if key in keys}, name)
 
 
 def check_settled(stored: Mapping[str, Any], settings: Settings) -> None:

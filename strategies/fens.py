@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .aggregation.aggregators import AGGREGATORS, Aggregator, aggregator_for
+from .aggregation.aggregators import AGGREGATORS, STATIC, Aggregator, aggregator_for
 from .aggregation.fed_adam import FedAdam
 from .aggregation.forms import label_shares
 from .aggregation.trainers import Dialogue, ServersImages, Trainers
@@ -65,6 +65,9 @@ class FensConfig:
     train_on: str = option("clients", "where the aggregator is trained", choices=("clients", "server"))
     quorum: float = option(0.5, "share of the uploading clients without whose answers a round fails", low=0.0, high=1.0)
     patience_s: float = option(60.0, "seconds after which a round goes on without the clients that are late", above=0.0)
+    ensemble_patience_s: float = option(
+        600.0, "seconds after which the rounds begin without the clients that are late with the ensemble", above=0.0
+    )
     evaluate_every: int = option(5, "rounds between two scores of the aggregator; 0: none", low=0)
 
     def __post_init__(self) -> None:
@@ -74,6 +77,33 @@ class FensConfig:
                 f"setting 'fens.start' is 'label-counts' and 'fens.aggregator' {self.aggregator!r}: allowed with it is "
                 "'per-class'"
             )
+
+    @property
+    def wants_label_counts(self) -> bool:
+        """Whether every client has to tell its label counts."""
+        return self.aggregator in ("weighted", "two-class-weighted") or self.start == "label-counts"
+
+    @property
+    def kept_share(self) -> float:
+        """The share that a client keeps from training: none where nobody would use it."""
+        alone = self.train_on == "server" or self.aggregator in STATIC
+        return 0.0 if alone else self.holdout
+
+
+def check_job(job: Job) -> None:
+    """Refuse, before a client has worked, an aggregator that does not suit the classes or the examples.
+
+    Raises:
+        OptionError: Names the setting, its value and what is allowed.
+    """
+    aggregator = aggregator_for(job.config.aggregator, job.num_classes)
+    if job.config.start == "label-counts" and aggregator.name != "per-class":
+        raise OptionError(
+            "setting 'fens.start' is 'label-counts', and there are 2 classes, whose aggregator 'per-class' has another "
+            "form: allowed is 'drawn'"
+        )
+    if aggregator.kind == "torch":
+        _start(job, aggregator)
 
 
 def fit(job: Job, progress: Progress) -> Outcome:
@@ -157,13 +187,13 @@ def _start(job: Job, aggregator: Aggregator) -> Params:
 
         return start_gate(
             job.seed,
-            members=len(job.uploads),
+            members=max(1, len(job.uploads)),
             classes=job.num_classes,
             input_shape=job.input_shape,
             per_class=job.num_classes >= MANY_CLASSES,
         )
     config: FensConfig = job.config
-    if config.start == "label-counts" and aggregator.name == "per-class":
+    if config.start == "label-counts":
         return {"weight": label_shares(np.array(_label_counts(job, "fens.start", config.start), np.float32))}
     return aggregator.start(job.seed, members=len(job.uploads), classes=job.num_classes, hidden=config.hidden)
 
@@ -209,4 +239,5 @@ METHOD = Method(
     fit=fit,
     kind="ensemble",
     fit_with=fit_with,
+    check=check_job,
 )

@@ -50,12 +50,16 @@ def open_run(
     return folder
 
 
+# How long clients are waited for, and for how many, says nothing about what is computed of their answers.
+WAITING = ("quorum", "patience_s", "ensemble_patience_s")
+
+
 def _check_same_run(folder: RunFolder, asked: Mapping[str, Any]) -> None:
     """Refuse to go on with a run that began as another one: its uploads, checkpoint and result would be mixed up."""
     begun, now = folder.info, plain(asked)
     then = {**begun, **begun.get("config", {})}
     for key, value in {**now, **now["config"]}.items():
-        if key != "config" and then.get(key, value) != value:
+        if key not in ("config", *WAITING) and then.get(key, value) != value:
             raise OptionError(
                 f"{key} is {value!r}, but the run in {folder.path} began with {then[key]!r}: "
                 "go on with the same settings, or name another run_dir"

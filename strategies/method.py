@@ -204,6 +204,7 @@ class Method:
         kind: What it ends with: ``"student"``, ``"ensemble"`` or ``"baseline"``, as the result table names it.
         fit_with: The method where clients are in reach after their upload; None if it has no use for them.
         uploads: What its clients train and send: a key of the client app's tasks.
+        check: Refuses a job, its uploads perhaps still missing, for reasons of the method's own.
         takes_teacher: Whether it distils the ensemble that :attr:`Job.teacher` names in place of its own.
     """
 
@@ -216,6 +217,7 @@ class Method:
     kind: str = "student"
     fit_with: Callable[[Job, Progress, Clients], Outcome] | None = None
     uploads: str = "classifier"
+    check: Callable[[Job], None] | None = None
     takes_teacher: bool = False
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .errors import OptionError
 from .method import METHODS, Need
@@ -25,16 +25,7 @@ def check_needs(method: Method, job: Job) -> None:
         OptionError: Names the method, the need and the clients, or the shape, that do not meet it.
     """
     check_kind(method, job)
-    if job.teacher is not None and not method.takes_teacher:
-        raise OptionError(
-            f"method {method.name!r} does not distil an ensemble that it is given ({job.teacher.combiner!r}). Choose "
-            f"another method: {', '.join(name for name in METHODS if METHODS[name].takes_teacher)}"
-        )
-    if job.teacher is not None and job.teacher.combiner in WITHOUT_GRADIENT and IMAGES_ONLY & method.needs:
-        raise OptionError(
-            f"method {method.name!r} makes images by the ensemble's gradient, and {job.teacher.combiner!r} has none: "
-            "allowed is another aggregator, or a method that learns from real images"
-        )
+    _check_teacher(method, job)
     if Need.CLIENTS in method.needs and job.uploads:
         raise OptionError(
             f"method {method.name!r} needs that {Need.CLIENTS.value}: allowed is a run of its own (oneshot run), or "
@@ -56,13 +47,35 @@ def check_needs(method: Method, job: Job) -> None:
             )
     if Need.PROXY_IMAGES in method.needs:
         _check_proxy(method, job)
-    if Need.LABEL_COUNTS in method.needs and job.teacher is None:  # which brings its own combiner
+    if method.check is not None:
+        method.check(job)
+    if wants_label_counts(method, job.config) and job.teacher is None:  # which brings its own combiner
         silent = [u.client for u in job.uploads if u.label_counts is None]
         if silent:
             raise OptionError(
                 f"method {method.name!r} needs label counts, which these clients did not send: {', '.join(silent)}. "
                 f"Choose another method: {', '.join(_without(Need.LABEL_COUNTS))}"
             )
+
+
+def _check_teacher(method: Method, job: Job) -> None:
+    if job.teacher is None:
+        return
+    if not method.takes_teacher:
+        raise OptionError(
+            f"method {method.name!r} does not distil an ensemble that it is given ({job.teacher.combiner!r}). Choose "
+            f"another method: {', '.join(name for name in METHODS if METHODS[name].takes_teacher)}"
+        )
+    if job.teacher.combiner in WITHOUT_GRADIENT and IMAGES_ONLY & method.needs:
+        raise OptionError(
+            f"method {method.name!r} makes images by the ensemble's gradient, and {job.teacher.combiner!r} has none: "
+            "allowed is another aggregator, or a method that learns from real images"
+        )
+
+
+def wants_label_counts(method: Method, config: Any) -> bool:
+    """Say whether a method needs label counts, by itself or as it is configured."""
+    return Need.LABEL_COUNTS in method.needs or bool(getattr(config, "wants_label_counts", False))
 
 
 def holds_images(input_shape: tuple[int, int, int]) -> bool:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from ..clients import Question
-from ..errors import OptionError, UploadError
-from ..packed import ensemble_digest, pack_member, to_wire
+from ..errors import OptionError, QuorumError, UploadError
+from ..packed import PackedMember, ensemble_digest, pack_member, to_wire
 from ..seeds import derive_seed
 from .aggregators import aggregator_for, check_params
 from .training import Sgd
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 ENSEMBLE_PHASE, AGGREGATOR_PHASE = "ensemble", "aggregator"
 # Inputs per forward pass of the ensemble.
 BATCH = 256
+# The square of a larger change would be infinite in FedAdam's memory, and nothing would ever move again.
+LARGEST = 1e9
 
 
 class Trainers(Protocol):
@@ -56,22 +58,32 @@ class Dialogue:
 
     def __init__(self, job: Job, clients: Clients) -> None:
         self._job, self._clients, self._config = job, clients, job.config
-        self._quorum = max(1, math.ceil(job.config.quorum * len(job.uploads)))
+        # 0.28 of 25 is 7, also where floating point says a little more.
+        self._quorum = max(1, math.ceil(job.config.quorum * len(job.uploads) - 1e-9))
         self._aggregator = aggregator_for(job.config.aggregator, job.num_classes)
-        # Packed one by one: in int8 all of them take a quarter of the uploads.
-        self._members = [
-            pack_member(upload.architecture, upload.read(), precision=job.config.precision, ranges=upload.ranges)
-            for upload in job.uploads
+        self._sent = False
+
+    @cached_property
+    def _members(self) -> list[PackedMember]:
+        # In int8 all of them take a quarter of the uploads.
+        precision = self._config.precision
+        return [
+            pack_member(upload.architecture, upload.read(), precision=precision, ranges=upload.ranges)
+            for upload in self._job.uploads
         ]
-        digests = [member.digest for member in self._members]
-        self._ensemble = ensemble_digest(digests)
-        self._about = {
-            "members": digests,
+
+    @cached_property
+    def _about(self) -> dict[str, Any]:
+        return {
+            "members": [member.digest for member in self._members],
             "architectures": [member.architecture for member in self._members],
             "sizes": [member.bytes for member in self._members],
-            "precision": job.config.precision,
+            "precision": self._config.precision,
         }
-        self._sent = False
+
+    @cached_property
+    def _ensemble(self) -> str:
+        return ensemble_digest(self._about["members"])
 
     @property
     def mib_per_client(self) -> float:
@@ -79,22 +91,21 @@ class Dialogue:
         return self._clients.mib_per_client
 
     def send(self, names: Collection[str] | None = None) -> None:
-        """Bring the ensemble to those clients, or to all: each gets the members that it has no copy of."""
+        """Bring the ensemble to those clients, or to all: each gets the members that it has no copy of.
+
+        Those who are slower than the patience come in when they are ready.
+        """
         offer = self._question("offer", self._about)
+        how: dict[str, Any] = {
+            "phase": ENSEMBLE_PHASE, "patience_s": self._config.ensemble_patience_s, "check": self._check_ensemble,
+        }  # fmt: skip
+        quorum = self._quorum if names is None else 0
         answers = self._clients.ask(
-            offer if names is None else dict.fromkeys(sorted(names), offer),
-            phase=ENSEMBLE_PHASE,
-            quorum=self._quorum if names is None else 0,
-            check=self._check_ensemble,
+            offer if names is None else dict.fromkeys(sorted(names), offer), quorum=quorum, **how
         )
         lacking = {name: self._parcel(answer) for name, answer in answers.items() if "needs" in answer.facts}
         if lacking:
-            self._clients.ask(
-                lacking,
-                phase=ENSEMBLE_PHASE,
-                quorum=max(0, self._quorum - (len(answers) - len(lacking))) if names is None else 0,
-                check=self._check_ensemble,
-            )
+            self._clients.ask(lacking, quorum=max(0, quorum - (len(answers) - len(lacking))), **how)
 
     def round(self, number: int, params: Params) -> list[tuple[Params, int]]:
         """Ask every client for its steps of one round; who has not the ensemble gets it, and is in the next.
@@ -115,19 +126,23 @@ class Dialogue:
         return merged([answer.arrays["counts"] for answer in answers.values()])
 
     def _ask(self, step: str, facts: Mapping[str, Any], arrays: Params, check: Any) -> dict[str, Answer]:
+        """Ask all; who has lost the ensemble, or never had it, gets it and is asked once more."""
         if not self._sent:
             self.send()
             self._sent = True
-        answers = self._clients.ask(
-            self._question(step, {"aggregator": self._aggregator.name, **facts}, arrays),
-            phase=AGGREGATOR_PHASE,
-            quorum=self._quorum,
-            patience_s=self._config.patience_s,
-            check=check,
-        )
+        question = self._question(step, {"aggregator": self._aggregator.name, **facts}, arrays)
+        how: dict[str, Any] = {"phase": AGGREGATOR_PHASE, "patience_s": self._config.patience_s, "check": check}
+        answers = self._clients.ask(question, quorum=self._quorum, **how)
         if behind := {name for name, answer in answers.items() if _misses(answer)}:
             self.send(behind)
-        return {name: answer for name, answer in answers.items() if name not in behind}
+            answers |= self._clients.ask(dict.fromkeys(sorted(behind), question), **how)
+        usable = {name: answers[name] for name in sorted(answers) if not _misses(answers[name])}
+        if len(usable) < self._quorum:
+            raise QuorumError(
+                f"{AGGREGATOR_PHASE}: {len(usable)} clients keep the ensemble's logits, needed are {self._quorum}; "
+                f"without are {', '.join(sorted(set(answers) - set(usable)))}: can they write to their state folder?"
+            )
+        return usable
 
     def _question(self, step: str, facts: Mapping[str, Any], arrays: Params | None = None) -> Question:
         common = {
@@ -153,10 +168,10 @@ class Dialogue:
                 f"{answer.client}: it answers for ensemble {str(answer.facts.get('ensemble'))[:12]!r}: allowed is "
                 f"{self._ensemble[:12]!r}"
             )
-        needs = answer.facts.get("needs", [])
-        if not all(type(number) is int and 0 <= number < len(self._members) for number in needs):
+        needs, members = answer.facts.get("needs", []), set(range(len(self._members)))
+        if not isinstance(needs, list) or len(needs) > len(members) or set(needs) - members:
             raise UploadError(
-                f"{answer.client}: it needs members {str(needs)[:80]}: allowed are 0 to {len(self._members) - 1}"
+                f"{answer.client}: it needs members {str(needs)[:80]}: allowed are 0 to {len(members) - 1}, each once"
             )
 
     def _check_round(self, number: int, params: Params, answer: Answer) -> None:
@@ -171,7 +186,9 @@ class Dialogue:
         try:
             check_params(params, answer.arrays)
         except ValueError as error:
-            raise UploadError(f"{answer.client}: round {number}: {error}") from error
+            raise UploadError(f"{answer.client}: {error}") from error
+        if any(np.abs(array).max(initial=0) > LARGEST for array in answer.arrays.values()):
+            raise UploadError(f"{answer.client}: its parameters go beyond {LARGEST:g}: allowed is less")
 
     def _check_votes(self, answer: Answer) -> None:
         self._check_ensemble(answer)
@@ -242,10 +259,15 @@ def _misses(answer: Answer) -> bool:
     return answer.facts.get("missing") is True
 
 
-def _normalized(job: Job, images: torch.Tensor) -> torch.Tensor:
-    from ..distillation.augment import Standardize
+def _normalized(job: Job, examples: torch.Tensor) -> torch.Tensor:
+    import torch
 
-    inputs: torch.Tensor = Standardize(job.normalization)(images.float() / 255)
+    from ..distillation.augment import Standardize
+    from ..distillation.pool import dequantize
+
+    if examples.dtype != torch.uint8:  # rows and texts are as their models want them
+        return examples
+    inputs: torch.Tensor = Standardize(job.normalization)(dequantize(examples))
     return inputs
 
 

@@ -17,81 +17,21 @@ message starts a new process, which would otherwise spend most of its time on th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from ..aggregation.steps import round_steps
-from ..aggregation.training import Sgd
-from ..aggregation.voting import vote_counts
-from ..errors import OneShotError, OptionError, UploadError
-from ..packed import PackedMember, ensemble_digest, from_wire, pack_member, unpack_member
-from ..seeds import derive_seed
-from .logits import LogitCache, Logits
+from ..errors import OptionError
+from .fens_answers import Local as Local
+from .fens_answers import Own as Own
+from .fens_answers import Told as Told
+from .fens_answers import respond as respond
 
 if TYPE_CHECKING:
     import torch
 
-    from ..method import ModelBuilder, State
-
-Arrays = Mapping[str, np.ndarray[Any, Any]]
-Said = tuple[dict[str, Any], Arrays]
-
-BATCH = 256
-MIB = 2**20
-
-
-@dataclass(frozen=True)
-class Told:
-    """What the server says with every question of FENS, as far as a client's own examples depend on it.
-
-    Attributes:
-        run_id: The run whose uploads the ensemble is made of.
-        seed: Of the run.
-        holdout: Share of its examples that the client has kept from training.
-        per_class: Whether it is kept per class.
-        num_classes: C.
-    """
-
-    run_id: str
-    seed: int
-    holdout: float
-    per_class: bool
-    num_classes: int
-
-
-@dataclass(frozen=True)
-class Own:
-    """A client's copy of the model that it uploaded, with the ranges of its activations if it sent them."""
-
-    architecture: str
-    state: State
-    ranges: Mapping[str, tuple[float, float]] | None = None
-
-
-@dataclass(frozen=True)
-class Local:
-    """What FENS needs of a client; everything is asked for only when a message needs it.
-
-    Attributes:
-        client: Its name.
-        examples: Its held examples: normalised inputs [n, ...] and labels int64 [n].
-        build: An architecture's name -> a fresh module.
-        own: Its copy of its own upload, so that it need not be sent; None if it has none any more.
-        state_dir: Where it keeps logits; see :func:`.places.run_place`.
-        max_ensemble_mib: The largest ensemble that it accepts, in MiB; 0: any.
-    """
-
-    client: str
-    examples: Callable[[Told], tuple[torch.Tensor, torch.Tensor]]
-    build: Callable[[str, Told], torch.nn.Module]
-    own: Callable[[Told], Own | None] = lambda told: None  # noqa: ARG005  a foreign client keeps none
-    state_dir: str = ""
-    max_ensemble_mib: float = 0.0
+    from ..method import ModelBuilder
 
 
 def serve(
@@ -145,148 +85,3 @@ def answer(msg: Message, local: Local) -> Message:
     record = ArrayRecord({key: Array(value) for key, value in made.items()})
     content = RecordDict({"answer": ConfigRecord({"client": local.client, **said}), "arrays": record})
     return Message(content, reply_to=msg)
-
-
-def respond(facts: Mapping[str, Any], arrays: Arrays, local: Local) -> Said:
-    """Answer one question of FENS with facts and arrays; what cannot be done is said in the answer.
-
-    Args:
-        facts: Of the question, with "run-id" and "seed".
-        arrays: Of the question.
-        local: What the client has.
-    """
-    try:
-        return _STEPS[str(facts["step"])](_Asked(facts, arrays, local))
-    except KeyError as error:
-        return {"error": f"the server's question has a missing or unknown {error}"}, {}
-    except (OneShotError, OSError) as error:
-        return {"error": str(error)}, {}
-
-
-@dataclass
-class _Asked:
-    """One question with what the client has to answer it."""
-
-    facts: Mapping[str, Any]
-    arrays: Arrays
-    local: Local
-
-    def __post_init__(self) -> None:
-        facts = self.facts
-        self.ensemble = str(facts["ensemble"])
-        self.told = Told(
-            run_id=str(facts["run-id"]),
-            seed=int(facts["seed"]),
-            holdout=float(facts["holdout"]),
-            per_class=bool(facts["per-class"]),
-            num_classes=int(facts["num-classes"]),
-        )
-        self.cache = LogitCache(self.local.state_dir, self.told.run_id, self.local.client)
-
-
-def _offer(asked: _Asked) -> Said:
-    """Say whether the ensemble's logits are here, and if not, which members are to be sent."""
-    facts, local = asked.facts, asked.local
-    members = [str(member) for member in facts["members"]]
-    if ensemble_digest(members) != asked.ensemble:
-        raise UploadError("the offered ensemble's digest is not that of its members")
-    logits = _cached(asked) or _kept(asked, members)
-    if facts.get("forget-others") is True:
-        asked.cache.forget_others(asked.ensemble)
-    if logits is not None:
-        return {"ensemble": asked.ensemble, "examples": len(logits.labels)}, {}
-    own = asked.local.own(asked.told)
-    digest = "" if own is None else _packed(own, str(facts["precision"])).digest
-    needed = [number for number, member in enumerate(members) if member != digest]
-    size = sum(int(facts["sizes"][number]) for number in needed) / MIB
-    if 0 < local.max_ensemble_mib < size:
-        raise UploadError(f"the ensemble is {size:.1f} MiB: allowed on this node are {local.max_ensemble_mib:g} MiB")
-    examples = len(_examples(asked)[1])
-    return {"ensemble": asked.ensemble, "examples": examples, "needs": needed}, {}
-
-
-def _cached(asked: _Asked) -> Logits | None:
-    """Return the ensemble's logits, with the inputs if the aggregator looks at them; None if they are not all here."""
-    found = asked.cache.load(asked.ensemble)
-    return None if found is not None and asked.facts.get("sees-inputs") and not found.inputs.size else found
-
-
-def _kept(asked: _Asked, members: list[str]) -> Logits | None:
-    """Find the logits among those of a larger ensemble, and keep them as this one's."""
-    found = asked.cache.known(members)
-    if found is None or (asked.facts.get("sees-inputs") and not found.inputs.size):
-        return None
-    asked.cache.save(asked.ensemble, found)
-    return found
-
-
-def _packed(own: Own, precision: str) -> PackedMember:
-    return pack_member(own.architecture, own.state, precision=precision, ranges=own.ranges)
-
-
-def _examples(asked: _Asked) -> tuple[torch.Tensor, torch.Tensor]:
-    inputs, labels = asked.local.examples(asked.told)
-    if len(labels) == 0:
-        raise UploadError(
-            f"it keeps {asked.told.holdout:g} of its examples for the aggregator, and that is none: "
-            "it takes no part in the rounds; allowed is a larger 'fens.holdout', or more examples"
-        )
-    return inputs, labels
-
-
-def _compute(asked: _Asked) -> Said:
-    """Compute the logits of every member on the held examples, and keep them."""
-    import torch
-
-    facts, arrays, precision = asked.facts, asked.arrays, str(asked.facts["precision"])
-    members, architectures = [str(m) for m in facts["members"]], [str(a) for a in facts["architectures"]]
-    sent = {int(key.split("/", 1)[0]) for key in arrays}
-    own = asked.local.own(asked.told) if len(sent) < len(members) else None
-    copy = None if own is None else _packed(own, precision)
-    inputs, labels = _examples(asked)
-    values = []
-    for number, (digest, architecture) in enumerate(zip(members, architectures, strict=True)):
-        packed = copy
-        if number in sent:
-            packed = from_wire(number, arrays, facts, architecture=architecture, precision=precision)
-        if packed is None or packed.digest != digest:
-            raise UploadError(f"member {number} of the ensemble is not what was offered: its digest differs")
-        module = unpack_member(packed, partial(asked.local.build, architecture, asked.told))
-        with torch.no_grad():
-            values.append(torch.cat([module(part) for part in torch.split(inputs, BATCH)]).float().numpy())
-    seen = inputs.float().numpy() if facts.get("sees-inputs") else np.zeros(0, np.float32)
-    logits = Logits(tuple(members), np.stack(values), np.asarray(labels, dtype=np.int64), seen)
-    asked.cache.save(asked.ensemble, logits)
-    return {"ensemble": asked.ensemble, "examples": len(logits.labels)}, {}
-
-
-def _round(asked: _Asked) -> Said:
-    """Do the local steps of one round; a client that has lost the logits says so."""
-    facts, logits = asked.facts, _cached(asked)
-    if logits is None:
-        return {"ensemble": asked.ensemble, "missing": True}, {}
-    number, aggregator = int(facts["round"]), str(facts["aggregator"])
-    sgd = Sgd(int(facts["steps"]), int(facts["batch-size"]), float(facts["lr"]))
-    params = round_steps(
-        aggregator,
-        asked.arrays,
-        inputs=logits.inputs,
-        logits=logits.values,
-        labels=logits.labels,
-        sgd=sgd,
-        seed=derive_seed(asked.told.seed, "fens", asked.local.client, number),
-    )
-    return {"ensemble": asked.ensemble, "round": number, "examples": len(logits.labels)}, params
-
-
-def _votes(asked: _Asked) -> Said:
-    """Count how each member labels the held examples of each class."""
-    logits = _cached(asked)
-    if logits is None:
-        return {"ensemble": asked.ensemble, "missing": True}, {}
-    return {"ensemble": asked.ensemble}, {"counts": vote_counts(logits.values, logits.labels).astype(np.int64)}
-
-
-_STEPS: Mapping[str, Callable[[_Asked], Said]] = {
-    "offer": _offer, "ensemble": _compute, "round": _round, "votes": _votes,
-}  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import zipfile
 from collections import OrderedDict
@@ -52,10 +53,12 @@ class LogitCache:
         state_dir: See :func:`.places.run_place`.
         run_id: The run whose uploads the ensembles are made of.
         client: The client's name.
+        held: What tells its held examples from those that it would hold under other settings.
     """
 
-    def __init__(self, state_dir: str, run_id: str, client: str) -> None:
-        self._folder = run_place(state_dir, run_id) / f"{client}-ensembles"
+    def __init__(self, state_dir: str, run_id: str, client: str, held: str = "") -> None:
+        self._run, self._name = run_place(state_dir, run_id), f"{client}-ensembles-"
+        self._folder = self._run / f"{self._name}{hashlib.sha256(held.encode()).hexdigest()[:8]}"
 
     def load(self, ensemble: str) -> Logits | None:
         """Return the logits of the ensemble with this digest, or None; a torn file counts as nothing."""
@@ -95,11 +98,12 @@ class LogitCache:
         temporary.replace(path)
         for old in self._files()[ENSEMBLES_KEPT:]:
             old.unlink(missing_ok=True)
-        forget_old_runs(self._folder.parent.parent)
+        os.utime(self._run)  # by which the oldest run is told
+        forget_old_runs(self._run.parent)
 
     def forget_others(self, ensemble: str) -> None:
         """Remove the logits of all ensembles of this run but one: a member of theirs is to be forgotten."""
-        for path in self._files():
+        for path in self._run.glob(f"{self._name}*/*.npz"):
             if path != self._path(ensemble):
                 path.unlink(missing_ok=True)
 

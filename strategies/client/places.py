@@ -33,7 +33,7 @@ def run_place(state_dir: str, run_id: str) -> Path:
 
 
 def forget_old_runs(root: Path) -> None:
-    """Remove all but the newest runs' folders; a folder's time is that of its newest file."""
+    """Remove all but the newest runs' folders; a folder's time is that of its newest entry, or what it was set to."""
     runs = sorted((path for path in root.iterdir() if RUN_ID.fullmatch(path.name)), key=_last_used)
     for path in runs[:-RUNS_KEPT]:
         shutil.rmtree(path, ignore_errors=True)

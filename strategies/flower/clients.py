@@ -112,6 +112,8 @@ class GridClients:
         self._failures: Counter[int] = Counter()
         self._late: dict[str, _Sent] = {}
         self._refused: set[tuple[str, str]] = set()
+        self._seen: set[int] = set()
+        self._saved_phase = ""
         self._joined = time.monotonic()
         self._simulated = is_simulation(grid)
 
@@ -136,7 +138,7 @@ class GridClients:
                 not waited for.
             phase: What the bytes are booked under.
             quorum: Usable answers without which there is no going on.
-            patience_s: Seconds after which a quorum, and one answer at least, is enough; None: all are waited for.
+            patience_s: Seconds after which a quorum is enough; None: all are waited for.
             check: Raises UploadError for an answer that cannot be used.
 
         Raises:
@@ -159,7 +161,10 @@ class GridClients:
             if not self._enough(under_way, quorum, patience):
                 time.sleep(SIMULATION_POLL_S if self._simulated else POLL_S)
         self._late.update(under_way.pending)
-        self._traffic.save(lambda line: log(WARNING, "%s", line), interval_s=SAVE_EVERY_S)
+        # Rounds are many and alike; what went before them, an ensemble say, must not be lost with the process.
+        interval_s = SAVE_EVERY_S if phase == self._saved_phase else 0.0
+        self._traffic.save(lambda line: log(WARNING, "%s", line), interval_s=interval_s)
+        self._saved_phase = phase
         self._check_quorum(under_way, quorum)
         return dict(sorted(under_way.answers.items()))
 
@@ -170,16 +175,19 @@ class GridClients:
 
     def _enough(self, under_way: _UnderWay, quorum: int, patience: float) -> bool:
         waited, here = under_way.waited, len(under_way.answers)
-        if waited >= self._limits.timeout_s or (waited >= patience and here >= max(1, quorum)):
+        if waited >= self._limits.timeout_s or (waited >= patience and here >= quorum):
             return True
         settled = time.monotonic() - self._joined >= SETTLE_S
-        # A simulation's clients are all there, and none comes back.
-        return not under_way.pending and settled and (here >= quorum or self._simulated)
+        # A simulation's clients are all there, and none comes back; elsewhere one that has answered badly may be
+        # followed by one that joins, for a while.
+        given_up = self._simulated or (waited >= patience and bool(under_way.asked))
+        return not under_way.pending and settled and (here >= quorum or given_up)
 
     def _push(self, under_way: _UnderWay) -> None:
         busy = {sent.node for sent in self._late.values()}
         for node in sorted(set(self._grid.get_node_ids()) - under_way.asked - busy):
-            if node not in self._names and node not in self._failures:
+            if node not in self._seen:
+                self._seen.add(node)
                 self._joined = time.monotonic()
             name = self._names.get(node, "")
             question = under_way.contents.get(name, under_way.contents.get(""))

@@ -64,8 +64,8 @@ class Request:
     def of(cls, method: Method, job: Job, start: ArrayRecord, server_round: int, **said: Any) -> Request:
         """Return a method's request; ``said`` are the other attributes, ``seed`` and ``asks`` apart."""
         config, asks = job.config, {}
-        if getattr(config, "holdout", 0.0):
-            asks = {"holdout": config.holdout, "holdout-per-class": config.holdout_per_class}
+        if share := getattr(config, "kept_share", 0.0):
+            asks = {"holdout": share, "holdout-per-class": config.holdout_per_class}
         if getattr(config, "precision", "") == "int8":
             asks["calibrate"] = True
         if method.uploads != "classifier":

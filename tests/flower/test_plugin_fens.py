@@ -91,4 +91,4 @@ def test_plugin_of_fens_needs_two_lines_of_the_client_and_ends_with_a_good_ensem
     assert set(traffic) == {"upload", "ensemble", "aggregator"}
     assert set(traffic["aggregator"]["up"]) == {"ward-0", "ward-1", "ward-2"}
     # Each keeps the logits of the one ensemble on its disk.
-    assert len(list((tmp_path / "clients").rglob("ward-*-ensembles/*.npz"))) == CLIENTS
+    assert len(list((tmp_path / "clients").rglob("ward-*-ensembles-*/*.npz"))) == CLIENTS

@@ -182,6 +182,10 @@ def test_a_resumed_run_when_only_places_and_patience_differ_goes_on() -> None:
         "min-uploads": 1,
         "deadline-s": 9.0,
         "max-upload-mib": 1.0,
+        "client.max-ensemble-mib": 9.0,
+        "fens.quorum": 0.1,
+        "fens.patience-s": 5.0,
+        "fens.ensemble-patience-s": 5.0,
         "checkpoint-s": 1.0,
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,11 @@ import pytest
 import torch
 
 from fl_app.config import AppConfig
+from server_app.build import read_settings
 from server_app.forget import adopt_uploads, facts_of, forget_settings, what_is_left
+from server_app.settled import check_adopted
 from strategies.errors import OptionError, StoreError
-from strategies.stage import pinned_clients
+from strategies.stage import pin_clients, pinned_clients
 from strategies.store.run_folder import RunFolder
 
 MakeRun = Callable[..., Path]
@@ -120,3 +123,67 @@ def test_the_user_is_told_what_still_holds_the_upload(run_folder: MakeRun) -> No
 def test_forget_without_a_run_to_forget_from_is_refused() -> None:
     with pytest.raises(OptionError, match="setting 'forget' is 'client-001': allowed where 'uploads' names"):
         AppConfig(forget="client-001")
+
+
+def test_forgetting_in_a_run_of_real_clients_says_the_command_that_reaches_them(run_folder: MakeRun) -> None:
+    run = run_folder()
+    info = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**info, "num-supernodes": 0}))
+
+    with pytest.raises(OptionError, match="had real clients, .* flwr run . YOUR-SERVER .*forget='client-001'"):
+        forget_settings(run, ["client-001"], stored(run))
+
+
+def test_what_a_run_forgot_stays_forgotten_in_runs_on_its_uploads(tmp_path: Path, run_folder: MakeRun) -> None:
+    first = facts_of(str(run_folder()), "client-001")
+    with RunFolder.create(tmp_path / "second", first):
+        pass
+
+    assert facts_of(str(tmp_path / "second"), "client-000")["forgotten"] == ["client-000", "client-001"]
+
+
+def test_an_upload_that_came_too_late_for_the_run_is_not_adopted(tmp_path: Path, run_folder: MakeRun) -> None:
+    run = run_folder()
+    with RunFolder.open(run) as folder:
+        pin_clients(folder.round(1), ["client-000", "client-001"])
+        state = folder.round(1).uploads()[0].read()
+        folder.round(1).accept("client-009", "lenet5", state, num_examples=5, label_counts=None)
+
+    with adopted(tmp_path, run) as new:
+        assert new.round(1).held() == ["client-000", "client-001"]
+
+
+def adoption(run: Path, *, clients: int = 3, **changes: Any) -> None:
+    given = {**stored(run), "uploads": str(run), **changes}
+    check_adopted(read_settings(given), clients)
+
+
+def test_another_aggregator_on_the_uploads_of_a_run_is_allowed(run_folder: MakeRun) -> None:
+    run = run_folder(method="fens")
+
+    adoption(run, **{"fens.aggregator": "linear", "fens.rounds": 7, "min-uploads": 1})
+    adoption(run, method="dense")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"data.alpha": 0.7}, "setting 'data.alpha' is 0.7, but the run whose uploads these are was made with 0.3"),
+        ({"seed": 4}, "setting 'seed' is 4, but the run whose uploads these are was made with 0"),
+        ({"fens.holdout": 0.3}, "setting 'fens.holdout' is 0.3, but the clients of .* kept 0.1 from training"),
+        ({"clients": 9}, "--num-supernodes is 9: allowed is 3"),
+    ],
+)
+def test_settings_by_which_clients_would_hold_other_examples_are_refused(
+    run_folder: MakeRun, changes: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(OptionError, match=reason):
+        adoption(run_folder(method="fens"), **changes)
+
+
+def test_rounds_on_uploads_of_clients_that_kept_nothing_are_refused(run_folder: MakeRun) -> None:
+    run = run_folder(method="dense")
+
+    with pytest.raises(OptionError, match="'fens.holdout' is 0.1, but the clients of .* kept nothing from training"):
+        adoption(run, method="fens")
+    adoption(run, method="fens", **{"fens.aggregator": "average"})

@@ -18,6 +18,7 @@ from strategies.clients import Answer
 from strategies.errors import OptionError, QuorumError
 from strategies.fens import METHOD, FensConfig
 from strategies.method import Job, Silent
+from strategies.needs import check_needs
 from strategies.outcomes import ensemble_of
 from strategies.seeds import derive_seed
 
@@ -156,7 +157,7 @@ def test_a_client_that_lost_its_disk_gets_the_ensemble_again_and_the_others_go_o
     def lose(answer: Answer) -> Answer:
         if answer.facts.get("round") == 2 and answer.client == "c2" and not lost:
             lost.append("c2")
-            for path in tmp_path.rglob("c2-ensembles/*.npz"):
+            for path in tmp_path.rglob("c2-ensembles-*/*.npz"):
                 path.unlink()
         return answer
 
@@ -166,6 +167,102 @@ def test_a_client_that_lost_its_disk_gets_the_ensemble_again_and_the_others_go_o
     assert lost
     assert clients.steps("ensemble") == ["c0", "c1", "c2", "c2"]
     assert clients.refused == []
+
+
+def test_clients_that_keep_nothing_end_the_run_and_are_named(tmp_path: Path) -> None:
+    clients = DirectClients(tmp_path)
+
+    def forgetful(answer: Answer) -> Answer:
+        for path in tmp_path.rglob("*.npz"):
+            path.unlink()
+        return answer
+
+    clients.spoil = forgetful
+    with pytest.raises(QuorumError, match="0 clients keep the ensemble's logits, needed are 2; without are c0, c1, c2"):
+        fitted(clients)
+
+
+def test_a_client_that_lost_its_disk_before_the_votes_is_asked_again(tmp_path: Path) -> None:
+    clients, lost = DirectClients(tmp_path), list[str]()
+
+    def lose(answer: Answer) -> Answer:
+        if len(clients.steps("ensemble")) == 3 and not lost:
+            lost.append("c1")
+            for path in tmp_path.rglob("c1-ensembles-*/*.npz"):
+                path.unlink()
+        return answer
+
+    clients.spoil = lose
+    outcome = fitted(clients, fens_job(replace(TINY, aggregator="voting")))
+
+    assert weights(outcome)["counts"].sum() == 3 * 3 * 9  # members, clients, examples
+    assert clients.steps("votes") == ["c0", "c1", "c2", "c1"]
+
+
+def test_logits_of_other_held_examples_are_not_taken_for_these(tmp_path: Path) -> None:
+    fitted(DirectClients(tmp_path))
+    clients = DirectClients(tmp_path)
+
+    fitted(clients, fens_job(replace(TINY, holdout=0.5)))
+
+    assert clients.steps("ensemble") == ["c0", "c1", "c2"]
+
+
+@pytest.mark.parametrize("needs", [7, [0, 0, 1, 1], [3], [-1], ["0"], "all"])
+def test_needs_that_are_none_cost_the_client_that_says_them(tmp_path: Path, needs: Any) -> None:
+    def greedy(answer: Answer) -> Answer:
+        return changed(answer, needs=needs) if answer.client == "c1" and "needs" in answer.facts else answer
+
+    clients = DirectClients(tmp_path, spoil=greedy)
+    fitted(clients)
+
+    assert any(name == "c1" and "it needs members" in reason for name, reason in clients.refused)
+
+
+def test_a_huge_update_is_refused_and_later_rounds_still_learn(tmp_path: Path) -> None:
+    def huge(answer: Answer) -> Answer:
+        if answer.client == "c1" and answer.facts.get("round") == 1:
+            return replace(answer, arrays={key: value + np.float32(1e25) for key, value in answer.arrays.items()})
+        return answer
+
+    clients = DirectClients(tmp_path, spoil=huge)
+    outcome = fitted(clients)
+
+    assert clients.refused == [("c1", "c1: its parameters go beyond 1e+09: allowed is less")]
+    assert np.isfinite(weights(outcome)["weight"]).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "classes", "reason"),
+    [
+        ({"aggregator": "two-class-nn"}, 3, "two-class-nn"),
+        ({"aggregator": "moe"}, 3, "aggregator 'moe' looks at images"),
+        ({"aggregator": "per-class", "start": "label-counts"}, 2, "'fens.start' is 'label-counts', and there are 2"),
+    ],
+)
+def test_what_suits_neither_classes_nor_examples_is_refused_before_a_client_works(
+    changes: dict[str, Any], classes: int, reason: str
+) -> None:
+    job = replace(fens_job(replace(TINY, **changes)), uploads=(), num_classes=classes)
+
+    with pytest.raises(OptionError, match=reason):
+        check_needs(METHOD, job)
+
+
+@pytest.mark.parametrize(
+    ("changes", "kept"),
+    [({}, 0.1), ({"train_on": "server"}, 0.0), ({"aggregator": "average"}, 0.0), ({"aggregator": "voting"}, 0.1)],
+)
+def test_clients_keep_a_share_only_where_somebody_uses_it(changes: dict[str, Any], kept: float) -> None:
+    assert FensConfig(**changes).kept_share == kept
+
+
+def test_rows_on_the_server_reach_the_members_as_they_are() -> None:
+    rows = torch.randn(5, 2, 8, 8)
+
+    torch.testing.assert_close(trainers._normalized(fens_job(), rows), rows)
+    pixels = torch.full((1, 2, 8, 8), 255, dtype=torch.uint8)
+    assert trainers._normalized(fens_job(), pixels).unique().tolist() == [1.0]
 
 
 def test_a_round_without_a_quorum_fails_and_says_how_many_are_needed(tmp_path: Path) -> None:
@@ -245,7 +342,7 @@ def test_forgetting_a_client_equals_a_run_that_never_had_it(tmp_path: Path) -> N
 
     assert same(forgot, never)
     assert clients.steps("ensemble") == []  # the logits of the others were here
-    assert len(list((tmp_path / "all" / RUN).rglob("c0-ensembles/*.npz"))) == 1  # and those with c1's are gone
+    assert len(list((tmp_path / "all" / RUN).rglob("c0-ensembles-*/*.npz"))) == 1  # and those with c1's are gone
 
 
 @pytest.mark.parametrize("aggregator", ["average", "weighted"])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from strategies.client import logits as module
 from strategies.client.fens import respond
 from strategies.client.holdout import held_out
 from strategies.client.logits import ENSEMBLES_KEPT, LogitCache, Logits
+from strategies.client.places import RUNS_KEPT
 from strategies.errors import OptionError, UploadError
 
 MEMBERS = ("m0", "m1", "m2")
@@ -84,7 +87,7 @@ def test_a_run_id_that_is_a_path_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("facts", [{}, {"step": "round"}, {"step": "dance"}])
 def test_a_question_that_is_none_is_answered_with_what_it_lacks(tmp_path: Path, facts: dict[str, str]) -> None:
-    common = {"run-id": RUN, "seed": 0, "holdout": 0.1, "per-class": False, "num-classes": 3, "ensemble": "e0"}
+    common = {"run-id": RUN, "seed": 0, "holdout": 0.1, "per-class": False, "num-classes": 3, "ensemble": "e" * 64}
     given = {**common, **facts} if facts.get("step") == "dance" else facts
 
     said, arrays = respond(given, {}, DirectClients(tmp_path).local("c0"))
@@ -121,7 +124,7 @@ def test_a_round_runs_where_torch_cannot_be_imported(tmp_path: Path) -> None:
     """A deployed client starts a new process for every round: it must not wait for torch."""
     clients = DirectClients(tmp_path)
     fitted(clients, fens_job())
-    ensemble = next(tmp_path.rglob("c0-ensembles/*.npz")).stem
+    ensemble = next(tmp_path.rglob("c0-ensembles-*/*.npz")).stem
     script = f"""
         import sys
         sys.modules["torch"] = None
@@ -143,3 +146,36 @@ def test_a_round_runs_where_torch_cannot_be_imported(tmp_path: Path) -> None:
         assert not np.array_equal(arrays["weight"], np.ones((3, 3)))
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, cwd=ROOT)
+
+
+@pytest.mark.parametrize("step", ["offer", "ensemble", "round", "votes"])
+def test_an_ensemble_whose_name_is_a_path_is_refused(tmp_path: Path, step: str) -> None:
+    facts = {
+        "run-id": RUN, "seed": 0, "holdout": 0.1, "per-class": False, "num-classes": 3, "step": step,
+        "ensemble": "../../../victim",
+    }  # fmt: skip
+
+    said, _ = respond(facts, {}, DirectClients(tmp_path).local("c0"))
+
+    assert said["error"] == "the server's ensemble is '../../../victim': allowed are 64 hexadecimal digits"
+
+
+def test_what_a_client_s_own_code_lacks_is_not_blamed_on_the_server(tmp_path: Path) -> None:
+    def broken(_: str) -> Any:
+        raise KeyError("label")
+
+    clients = DirectClients(tmp_path, held=broken)
+    with pytest.raises(KeyError, match="label"):
+        fitted(clients, fens_job())
+
+
+def test_logits_that_are_written_make_their_run_the_newest(tmp_path: Path) -> None:
+    cache = LogitCache(str(tmp_path), RUN, "alice")
+    cache.save("e0", logits())
+    os.utime(tmp_path / RUN, (1, 1))
+    for number in range(RUNS_KEPT):
+        (tmp_path / f"{number:032x}").mkdir()
+
+    cache.save("e1", logits())
+
+    assert cache.load("e1") is not None

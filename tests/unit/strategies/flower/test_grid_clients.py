@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Clock
 from flower_fakes import Client, FakeGrid, failing, silent
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
@@ -36,7 +35,7 @@ def replies(
 
 
 @pytest.fixture
-def talk(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Callable[..., GridClients]:
+def talk(tmp_path: Path, clock: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., GridClients]:
     monkeypatch.setattr(module, "time", clock)
     folder = RunFolder.create(tmp_path / "run", {})
 
@@ -124,7 +123,7 @@ def test_without_a_quorum_it_fails_at_the_deadline_and_names_who_is_silent(talk:
         clients.ask(QUESTION, phase="aggregator", quorum=2, patience_s=2.0)
 
 
-def test_a_simulation_whose_clients_have_all_answered_badly_fails_at_once(talk: Any, clock: Clock) -> None:
+def test_a_simulation_whose_clients_have_all_answered_badly_fails_at_once(talk: Any, clock: Any) -> None:
     with pytest.raises(QuorumError):
         talk(FakeGrid({1: failing("boom")})).ask(QUESTION, phase="p", quorum=1)
     assert clock.now < 10
@@ -192,3 +191,32 @@ def test_an_answer_of_a_wrong_form_is_refused(talk: Any, node: Client, reason: s
     assert list(clients.ask(QUESTION, phase="p", quorum=1)) == ["alice"]
     ((_, found),) = refusals(clients)
     assert reason in found
+
+
+def test_a_client_that_connects_during_a_named_question_does_not_hold_it_up(talk: Any, clock: Any) -> None:
+    grid = FakeGrid({1: replies("alice"), 2: replies("bob")}, simulation=False, joins={2: 3})
+    clients = talk(grid)
+    clients._names[1] = "alice"
+
+    before = clock.now
+    clients.ask({"alice": QUESTION}, phase="p")
+
+    assert clock.now - before < 10
+
+
+def test_a_hung_client_costs_the_patience_and_not_the_deadline(talk: Any, clock: Any) -> None:
+    clients = talk(FakeGrid({1: replies("alice"), 2: silent}, simulation=False), timeout=3600.0)
+
+    assert list(clients.ask(QUESTION, phase="p", quorum=1, patience_s=7.0)) == ["alice"]
+    assert clock.now < 10
+
+
+def test_answers_that_are_all_unusable_are_given_up_after_the_patience(talk: Any, clock: Any) -> None:
+    def check(answer: Answer) -> None:
+        raise UploadError(f"{answer.client}: weight holds NaN")
+
+    clients = talk(FakeGrid({1: replies("alice")}, simulation=False), timeout=3600.0)
+
+    with pytest.raises(QuorumError, match="0 usable answers within"):
+        clients.ask(QUESTION, phase="p", quorum=1, patience_s=7.0, check=check)
+    assert clock.now < 10
