@@ -102,6 +102,15 @@ def test_bytes_are_booked_by_client_and_phase(talk: Any) -> None:
     assert clients.mib_per_client == pytest.approx(2 * phases["ensemble"].total / 2**20)
 
 
+def test_what_a_phase_moved_is_on_disk_when_the_next_has_begun(talk: Any, tmp_path: Path) -> None:
+    clients = talk(FakeGrid({1: replies("alice")}))
+    clients._traffic.path = tmp_path / "traffic.json"
+    for phase in ("ensemble", "ensemble", "aggregator"):
+        clients.ask(QUESTION, phase=phase)
+
+    assert Traffic.read(tmp_path / "traffic.json").phases == clients._traffic.phases
+
+
 def test_a_late_client_is_not_waited_for_beyond_the_patience_and_is_asked_again_when_it_is_free(talk: Any) -> None:
     grid = FakeGrid({1: replies("alice"), 2: replies("bob")}, delays={2: 1500})
     clients = talk(grid)

@@ -1,0 +1,102 @@
+"""FENS under faults: after SIGKILL it ends with the same bits, and in deployment a node may go and come back."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deployments import deployment
+from test_faults import Command, kill_simulation, nothing_left, run_folder, uploads_in
+
+pytestmark = [pytest.mark.slow, pytest.mark.ray]
+
+CLIENTS, ROUNDS = 3, 60
+SETTINGS = (
+    f"method=fens client.epochs=2 fens.rounds={ROUNDS} fens.server-lr=0.05 fens.evaluate-every=1 checkpoint-s=0 "
+    f"threads=1 min-uploads={CLIENTS}"
+)
+RUN = ["run", "--num-supernodes", str(CLIENTS), "--run-config", SETTINGS]
+# With a patience of more than a round's time, so that only a node that is gone is not waited for.
+DEPLOYED = (
+    "method='fens' client.epochs=2 data.image-size=8 threads=1 deadline-s=150 fens.aggregator='per-class' "
+    "fens.server-lr=0.1 fens.rounds=8 fens.local-steps=20 fens.evaluate-every=1 fens.quorum=0.5 fens.patience-s=15.0"
+)
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    """The scored rounds of a run folder."""
+    path = folder / "metrics.jsonl"
+    lines = path.read_text().split("\n")[:-1] if path.exists() else []  # the last may not be whole yet
+    return [json.loads(line) for line in lines]
+
+
+def moved(folder: Path) -> dict[str, dict[str, dict[str, int]]]:
+    """Phase -> way -> client -> bytes."""
+    phases: dict[str, dict[str, dict[str, int]]] = json.loads((folder / "traffic.json").read_text())["phases"]
+    return phases
+
+
+def test_fens_killed_between_two_rounds_resumes_to_the_same_bits(tmp_path: Path) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    for folder in (whole, cut):
+        folder.mkdir()
+    status, expected = Command(RUN, whole).wait()
+    assert status == 0
+    nothing_left(whole)
+
+    first = Command(RUN, cut)
+    first.until(lambda: (cut / "runs").exists() and len(rows(run_folder(cut))) >= 5)
+    kill_simulation(first, cut)
+    assert first.wait()[0] != 0
+    nothing_left(cut)
+    assert len(first.trained()) == len(uploads_in(cut)) == CLIENTS
+    assert 5 <= len(rows(run_folder(cut))) < ROUNDS
+
+    second = Command(["resume", str(run_folder(cut))], cut)
+    status, result = second.wait()
+    assert status == 0
+    nothing_left(cut)
+    assert second.trained() == set(), "a client trained twice"
+    assert 5 <= result["resumed_at"] < ROUNDS
+    assert result["weights_sha256"] == expected["weights_sha256"]
+    assert result["table"] == expected["table"]
+    assert [row["epoch"] for row in rows(run_folder(cut))] == list(range(1, ROUNDS + 1))
+
+    once, twice = moved(run_folder(whole)), moved(run_folder(cut))
+    assert twice["upload"] == once["upload"]
+    # The ensemble was sent once, and that is on the account; a client that has its logits is only asked for them.
+    for client, size in once["ensemble"]["down"].items():
+        assert size <= twice["ensemble"]["down"][client] < 1.25 * size, client
+
+
+def test_fens_goes_on_without_a_node_that_is_killed_and_with_it_when_it_is_back(tmp_path: Path) -> None:
+    run_dir, beta = tmp_path / "run", 'partition-id=1 num-partitions=2 client="beta"'
+    with deployment(tmp_path) as here:
+        here.node("alpha", 'partition-id=0 num-partitions=2 client="alpha"')
+        node = here.node("beta", beta)
+        here.run(f"{DEPLOYED} run-dir='{run_dir}'")
+
+        here.until(lambda: len(rows(run_dir)) >= 2)
+        os.kill(node.pid, signal.SIGKILL)
+        node.wait()
+        killed = len(rows(run_dir))
+        here.until(lambda: any(row["clients"] == 1 for row in rows(run_dir)[killed:]))
+        before, back = moved(run_dir), len(rows(run_dir))
+        here.node("beta", beta)
+        here.until((run_dir / "result.json").exists)
+        logs = here.logs()
+    result = json.loads((run_dir / "result.json").read_text())
+    assert result["status"] == "finished", result
+    assert result["refusals"] == []
+    took_part = [row["clients"] for row in rows(run_dir)]
+    assert 2 in took_part[:killed], logs
+    assert 2 in took_part[back:], logs  # one answer per name: both
+    after = moved(run_dir)
+    assert after["aggregator"]["up"]["beta"] > before["aggregator"]["up"]["beta"]
+    # Under the same name it finds the logits on its disk.
+    assert after["ensemble"] == before["ensemble"]
+    assert logs.count("epoch 1 of") <= 2, "a client trained twice"
