@@ -35,7 +35,8 @@ def test_deployment_with_a_training_node_and_a_checkpoint_node_finishes(tmp_path
         here.until((run_dir / "result.json").exists)
     result = json.loads((run_dir / "result.json").read_text())
     assert result["status"] == "finished", result
-    assert [row["name"] for row in result["table"]] == ["alpha", "beta", "FedENS", method]
+    exact = ["FENS, members in float32"] if method == "FENS" else []  # what its members lose in int8 is shown
+    assert [row["name"] for row in result["table"]] == ["alpha", "beta", "FedENS", *exact, method]
     records = [json.loads(line) for line in (run_dir / "uploads.jsonl").read_text().splitlines()]
     facts = {record["client"]: record for record in records}
     assert facts["beta"]["pretrained"] is True
