@@ -33,12 +33,16 @@ TITLES = {
     "fedprox": "FedProx",
     "fednova": "FedNova",
     "scaffold": "SCAFFOLD",
+    "feddyn": "FedDyn",
     "fedadam": "FedAdam",
     "fedyogi": "FedYogi",
     "stc": "FedAvg with STC",
 }
 # A server's learning rate where the setting names none; the average is the next model where there is no rate.
 OWN_LR = {"fednova": 1.0, "scaffold": 1.0, "fedadam": 0.01, "fedyogi": 0.01}
+
+# Methods that end with one model of the uploads' architecture, and ask neither for clients nor for labelled images.
+REFINERS = ("flboost", "fed-gen", "dense", "co-boosting", "f-dafl", "f-adi", "feddf")
 
 
 @dataclass(frozen=True)
@@ -55,9 +59,14 @@ class IterativeConfig:
     beta2: float = option(0.99, "decay of the second moment, of fedadam and fedyogi", low=0.0, high=0.9999)
     tau: float = option(0.001, "adaptivity tau, of fedadam and fedyogi", above=0.0)
     mu: float = option(0.01, "weight mu of the proximal term, of fedprox", above=0.0)
+    dyn_alpha: float = option(0.01, "weight alpha of the dynamic regulariser, of feddyn", above=0.0)
     stc_density: float = option(0.01, "share p of the entries that are sent, of stc", above=0.0, high=1.0)
     lr_decay: float = option(1.0, "what the clients' learning rate is multiplied by from round to round", above=0.0)
     evaluate_every: int = option(1, "rounds between two tests on held-out data; the last round is tested", low=1)
+    checkpoint_every: int = option(1, "rounds between two checkpoints, from which a killed run goes on", low=1)
+    refiner: str = option(
+        "none", "method that fine-tunes the global model on the server in every round", choices=("none", *REFINERS)
+    )
 
     def __post_init__(self) -> None:
         """Check every value, and those that belong together."""

@@ -82,6 +82,8 @@ class Job:
         threads: Torch threads of the server stage; results are equal bit for bit at equal threads.
         device: A torch device, for example ``"cpu"`` or ``"cuda"``.
         start: Weights the student starts from; None for a fresh, seeded initialisation.
+        server_round: The round of federated learning that the uploads are of, from 1; 1 where there is one only.
+        memory: What the method left in the round before (:attr:`Outcome.memory`); None in its first.
         proxy: Real images on the server, without labels: uint8 [N, ch, H, W] on the CPU; None if it has none.
         labelled: Real images with their labels [N] on the server, as ``proxy``; None if it has none.
         teacher: How the uploads' logits are combined where a method distils their ensemble; None: as the method has
@@ -101,6 +103,8 @@ class Job:
     threads: int = 1
     device: str = "cpu"
     start: State | None = None
+    server_round: int = 1
+    memory: State | None = None
     proxy: torch.Tensor | None = None
     labelled: tuple[torch.Tensor, torch.Tensor] | None = None
     teacher: EnsembleSpec | None = None
@@ -133,12 +137,14 @@ class Outcome:
         ensemble: The ensemble the method ends with; None if it has none of its own.
         timings: Phase -> seconds of this process; a resumed run counts from its resumption.
         images: A sample of synthetic images [N, ch, H, W] in uint8, for the report; None if the method makes none.
+        memory: What the method goes on from where it runs in every round: its generator's weights, on the CPU.
     """
 
     student: State | None = None
     ensemble: EnsembleSpec | None = None
     timings: Mapping[str, float] = field(default_factory=dict)
     images: torch.Tensor | None = None
+    memory: State = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -206,6 +212,8 @@ class Method:
         uploads: What its clients train and send: a key of the client app's tasks.
         check: Refuses a job, its uploads perhaps still missing, for reasons of the method's own.
         takes_teacher: Whether it distils the ensemble that :attr:`Job.teacher` names in place of its own.
+        lends: Set where what the method remembers of a round goes to the clients with the next round's request, as
+            the array record ``generator``: what the request's config tells of it, given the job of the round.
     """
 
     name: str
@@ -219,6 +227,7 @@ class Method:
     uploads: str = "classifier"
     check: Callable[[Job], None] | None = None
     takes_teacher: bool = False
+    lends: Callable[[Job], Mapping[str, str | int | float]] | None = None
 
 
 class Registry(Mapping[str, Method]):
