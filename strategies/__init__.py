@@ -16,12 +16,15 @@ if TYPE_CHECKING:
     from .f_adi import FAdiConfig
     from .f_dafl import FDaflConfig
     from .fed_et import FedEtConfig
+    from .fed_gen import FedGenConfig
     from .fedavg import FedAvgConfig
     from .fedcvae_ens import FedCvaeEnsConfig
     from .feddf import FedDfConfig
     from .fedkd import FedKdConfig
     from .fedov import FedOvConfig
     from .fens import FensConfig
+    from .flboost import FlBoostConfig
+    from .flower.flboost import FLBoost
     from .flower.iterative import Iterative
     from .flower.one_shot import OneShot
     from .flower.rounds import RunOptions
@@ -44,6 +47,7 @@ if TYPE_CHECKING:
     from .iterative import IterativeConfig
     from .method import METHODS, Job, Method, Normalization, Outcome
     from .outcomes import load_ensemble_module, load_model
+    from .refinement import Refiner
 
 _HOMES = {
     "CoBoosting": "flower.strategies",
@@ -65,10 +69,13 @@ _HOMES = {
     "FensConfig": "fens",
     "FedET": "flower.strategies",
     "FedEtConfig": "fed_et",
+    "FedGenConfig": "fed_gen",
     "FedKD": "flower.strategies",
     "FedKdConfig": "fedkd",
     "FedOV": "flower.strategies",
     "FedOvConfig": "fedov",
+    "FLBoost": "flower.flboost",
+    "FlBoostConfig": "flboost",
     "InProcess": "compute",
     "Iterative": "flower.iterative",
     "IterativeConfig": "iterative",
@@ -81,6 +88,7 @@ _HOMES = {
     "OneShotFedAvg": "flower.strategies",
     "Outcome": "method",
     "RayActors": "compute",
+    "Refiner": "refinement",
     "RunOptions": "flower.rounds",
     "ServerCompute": "compute",
     "load_ensemble_module": "outcomes",
@@ -98,6 +106,7 @@ __all__ = [
     "DenseConfig",
     "FAdiConfig",
     "FDaflConfig",
+    "FLBoost",
     "FedAvgConfig",
     "FedCvaeEns",
     "FedCvaeEnsConfig",
@@ -106,12 +115,14 @@ __all__ = [
     "FedENS",
     "FedET",
     "FedEtConfig",
+    "FedGenConfig",
     "FedKD",
     "FedKdConfig",
     "FedOV",
     "FedOvConfig",
     "Fens",
     "FensConfig",
+    "FlBoostConfig",
     "InProcess",
     "Iterative",
     "IterativeConfig",
@@ -123,6 +134,7 @@ __all__ = [
     "OneShotFedAvg",
     "Outcome",
     "RayActors",
+    "Refiner",
     "RunOptions",
     "ServerCompute",
     "load_ensemble_module",

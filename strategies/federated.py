@@ -3,7 +3,8 @@
 Papers: FedNova: Wang, Liu, Liang, Joshi, Poor, Tackling the Objective Inconsistency Problem in Heterogeneous Federated
     Optimization, NeurIPS 2020, https://arxiv.org/abs/2007.07481. SCAFFOLD: Karimireddy, Kale, Mohri, Reddi, Stich,
     Suresh, SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020,
-    https://arxiv.org/abs/1910.06378.
+    https://arxiv.org/abs/1910.06378. FedDyn: Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama, Federated
+    Learning Based on Dynamic Regularization, ICLR 2021, https://arxiv.org/abs/2111.04263.
 
 Sums are in double precision and in the order that is given; results have the dtypes of the model.
 """
@@ -87,6 +88,26 @@ def next_control(control: Arrays, changes: Sequence[Arrays], *, num_clients: int
         num_clients: N, all clients, of this round or not.
     """
     return plus(control, weighted_mean(changes, [1.0] * len(changes)), len(changes) / num_clients)
+
+
+def feddyn_step(
+    start: Arrays, ends: Sequence[Arrays], *, drift: Arrays, num_clients: int
+) -> tuple[dict[str, npt.NDArray[Any]], dict[str, npt.NDArray[Any]]]:
+    """Return the next model of FedDyn, and the mean drift of all clients that it holds; Algorithm 1, lines 12 and 13.
+
+    With the clients' ``h_k += w_k - w``, of which the paper's ``h`` is ``-alpha`` times the mean over all clients, the
+    server needs no h_k to know that mean: ``mean_h += 1/N sum_{k in S} (w_k - w)``. The next model is
+    ``1/|S| sum_{k in S} w_k + mean_h``.
+
+    Args:
+        start: The model w that the clients started from.
+        ends: Their models w_k.
+        drift: mean_h before the round.
+        num_clients: N, all clients, of this round or not.
+    """
+    mean = weighted_mean([moved(start, end) for end in ends], [1.0] * len(ends))
+    now = plus(drift, mean, len(ends) / num_clients)
+    return plus(start, {name: step + now[name] for name, step in mean.items()}), now
 
 
 def moved(start: Arrays, end: Arrays) -> dict[str, npt.NDArray[np.float64]]:

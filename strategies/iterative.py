@@ -5,15 +5,17 @@ Paper: McMahan et al., Communication-Efficient Learning of Deep Networks from De
     https://arxiv.org/abs/2003.00295 (FedAdam, FedYogi); the others in federated.py, ternary.py and
     client/corrections.py. Read version: none anew; the settings of the comparison are those of FENS (Allouah et al.,
     NeurIPS 2024, https://arxiv.org/abs/2411.07182), as its published code has them; it is what one-shot methods are
-    compared with.
-Symbols: eta -> server_lr; tau, beta_1, beta_2 of FedAdam and FedYogi -> tau, beta1, beta2; mu of FedProx -> mu; p of
-    STC -> stc_density; R -> rounds; C -> fraction.
-Where: FedAvg, FedProx, FedAdam, FedYogi -> Flower's own strategies; FedNova, SCAFFOLD -> federated.py,
-    flower/fednova.py, flower/scaffold.py; STC -> ternary.py, flower/stc.py; the clients' half -> client/corrections.py.
-Deviations: buffers of batch normalisation are averaged by examples under every strategy, and no correction, step of the
-    server or compression touches them. Flower's FedAdam corrects the bias of its moments, Reddi et al.'s does not. STC
-    weighs clients by their examples, and compresses the model's parameters as one vector. A local epoch goes once over
-    the data, so that clients of different sizes take different numbers of steps; SCAFFOLD's paper counts steps.
+    compared with. A refiner, any method of one model, makes it what FLBoost is (flboost.py).
+Symbols: eta -> server_lr; tau, beta_1, beta_2 of FedAdam and FedYogi -> tau, beta1, beta2; mu of FedProx -> mu;
+    alpha of FedDyn -> dyn_alpha; p of STC -> stc_density; R -> rounds; C -> fraction.
+Where: FedAvg, FedProx, FedAdam, FedYogi -> Flower's own strategies; FedNova, SCAFFOLD, FedDyn -> federated.py,
+    flower/fednova.py, flower/scaffold.py, flower/feddyn.py; STC -> ternary.py, flower/stc.py; refiners ->
+    refinement.py; the clients' half -> client/corrections.py.
+Deviations: no correction, step of the server or compression touches buffers of batch normalisation: they are averaged,
+    plainly under SCAFFOLD and FedDyn, whose models are, too, and by examples under the others. Flower's FedAdam
+    corrects the bias of its moments, Reddi et al.'s does not. STC weighs clients by their examples, and compresses the
+    model's parameters as one vector. A local epoch goes once over the data, so that clients of different sizes take
+    different numbers of steps; SCAFFOLD's paper counts steps.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .errors import OptionError
-from .method import Method, Need, Outcome
+from .method import METHODS, Method, Need, Outcome
 from .options import check, option
 
 if TYPE_CHECKING:
@@ -42,7 +44,7 @@ TITLES = {
 OWN_LR = {"fednova": 1.0, "scaffold": 1.0, "fedadam": 0.01, "fedyogi": 0.01}
 
 # Methods that end with one model of the uploads' architecture, and ask neither for clients nor for labelled images.
-REFINERS = ("flboost", "fed-gen", "dense", "co-boosting", "f-dafl", "f-adi", "feddf")
+REFINERS = ("flboost", "fed-gen", "dense", "co-boosting", "f-dafl", "f-adi", "feddf", "fedkd", "fed-et")
 
 
 @dataclass(frozen=True)
@@ -78,9 +80,15 @@ class IterativeConfig:
             )
 
     @property
+    def label(self) -> str:
+        """What the rounds' log lines begin with."""
+        refiner = "" if self.refiner == "none" else f"{METHODS[self.refiner].title} over "
+        return refiner + TITLES[self.strategy]
+
+    @property
     def title(self) -> str:
         """What the result table calls the result."""
-        return f"{TITLES[self.strategy]}, {self.rounds} rounds"
+        return f"{self.label}, {self.rounds} rounds"
 
 
 def fit(job: Job, progress: Progress) -> Outcome:  # noqa: ARG001  the signature of every method

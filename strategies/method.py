@@ -256,6 +256,6 @@ class Registry(Mapping[str, Method]):
 METHODS = Registry(
     [
         "fedavg", "fedens", "dw_fedens", "label_count_ensemble", "fens", "feddf", "fedkd", "fed_et", "f_dafl", "f_adi",
-        "dense", "co_boosting", "fedov", "fedcvae_ens", "iterative",
+        "dense", "co_boosting", "flboost", "fedov", "fedcvae_ens", "fed_gen", "iterative",
     ]
 )  # fmt: skip

@@ -13,8 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import OptionError
 from .method import METHODS, Job, Method, Need, Outcome, Silent, Upload
+from .needs import check_needs
 
 if TYPE_CHECKING:
+    import torch
+
     from .compute import ServerCompute
     from .method import State
 
@@ -45,6 +48,17 @@ class Refiner:
                 f"{self.method.config.__name__}"
             )
 
+    def check(self, job: Job) -> None:
+        """Refuse a job of rounds that the method could not work on.
+
+        Args:
+            job: Of the rounds, without uploads.
+
+        Raises:
+            OptionError: Says what is missing.
+        """
+        check_needs(self.method, replace(job, config=self.config))
+
     @classmethod
     def of(cls, name: str, **changes: Any) -> Refiner:
         """Return a method of the library by name, with some changes of its default config.
@@ -73,6 +87,7 @@ class Refinement:
 
     Attributes:
         memory: What the last round has left; empty before the first.
+        images: A sample of the last round's synthetic images [N, ch, H, W] in uint8; None without any.
     """
 
     def __init__(
@@ -85,6 +100,7 @@ class Refinement:
         tick: Callable[[], None] | None = None,
     ) -> None:
         self.memory: State = {}
+        self.images: torch.Tensor | None = None
         self._method = refiner.method
         # The rounds are tested as rounds; what the method's own epochs score would be noise between them.
         self._job = replace(job, config=refiner.config, observer=None)
@@ -124,7 +140,7 @@ class Refinement:
             )
             self.memory = {}
             return start, {**heard.values, **took}
-        self.memory = dict(outcome.memory)
+        self.memory, self.images = dict(outcome.memory), outcome.images
         return dict(outcome.student or start), {**heard.values, **took}
 
     def _hear(self, line: str) -> None:

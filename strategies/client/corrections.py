@@ -7,131 +7,66 @@ In a few lines::
     update = LocalUpdate(model, *read_round(msg), momentum=0.9, memory=RoundState.of("", run_id, "hospital-a"))
     for images, labels in batches:
         optimizer.zero_grad()
-        (criterion(model(images), labels) + update.penalty(model)).backward()
+        logits = model(images)
+        (criterion(logits, labels) + update.penalty(model, logits, labels)).backward()
         optimizer.step()
         update.step(lr)
     records, metrics = update.finish(model)
 
 ``records`` and ``metrics`` are what the answer holds beside its number of examples. ``update`` reads the request:
-FedProx sends ``proximal-mu``, SCAFFOLD its control variate, STC its density; without any of them the penalty is 0.
-Each part can be used alone.
+FedProx sends ``proximal-mu``, FedDyn ``feddyn-alpha``, SCAFFOLD its control variate, STC its density, FedGen its
+generator; without any of them the penalty is 0. Where several are sent, all count. Each part can be used alone:
 
-Papers: FedProx: Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020,
-    https://arxiv.org/abs/1812.06127. FedNova, SCAFFOLD: see :mod:`strategies.federated`. STC: see
-    :mod:`strategies.ternary`.
-Deviations: SCAFFOLD's K eta_l, the way that a gradient of 1 moves a weight in K steps, is counted for SGD with momentum
-    too (:class:`Travel`), so that its control variates stay mean gradients; without momentum it is K eta_l.
+* :class:`.regularizers.Proximal`, :class:`.regularizers.DynamicRegularizer`;
+* :class:`.control.ControlVariates`, :class:`.control.Travel`, which FedNova asks for;
+* :class:`.sparse_update.SparseUpdate`;
+* :class:`.generated.GeneratedExamples`.
+
+Their papers and deviations are named there. What has to outlive a round is :mod:`.round_state`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 from flwr.app import ConfigRecord, Message
 from torch import nn
 
-from ..errors import UploadError
-from ..ternary import decode, encode, flat, sparse_ternary, unflat
-from .round_state import LOG, RoundState
-
-State = dict[str, torch.Tensor]
-
-
-@dataclass
-class Travel:
-    """How far SGD's steps carry a weight whose gradient is 1 all the time: eta ||a_i||_1 of FedNova.
-
-    Plain SGD goes K eta in K steps. With momentum rho a gradient counts in all later steps, too.
-
-    Attributes:
-        momentum: rho, in [0, 1).
-        length: The way so far.
-    """
-
-    momentum: float = 0.0
-    length: float = 0.0
-    _speed: float = 0.0
-
-    def step(self, lr: float) -> None:
-        """Count one step with the learning rate ``lr``."""
-        self._speed = self.momentum * self._speed + 1.0
-        self.length += lr * self._speed
+from .control import ControlVariates as ControlVariates
+from .control import Travel as Travel
+from .generated import GeneratedExamples
+from .parameters import State, part_of
+from .parameters import parameters_of as parameters_of
+from .regularizers import DynamicRegularizer as DynamicRegularizer
+from .regularizers import Proximal as Proximal
+from .round_state import RoundState
+from .sparse_update import SparseUpdate as SparseUpdate
+from .sparse_update import load_start as load_start
 
 
-class Proximal:
-    """FedProx: ``mu / 2 ||w - w_t||^2`` is added to the loss; its Eq. (2).
-
-    Args:
-        model: It holds w_t.
-        mu: At least 0.
-    """
-
-    def __init__(self, model: nn.Module, mu: float) -> None:
-        self._start, self._mu = parameters_of(model), mu
+class OnWeights(Protocol):
+    """A correction that looks at the weights alone."""
 
     def penalty(self, model: nn.Module) -> torch.Tensor:
-        """Return the term, a scalar; its gradient is ``mu (w - w_t)``."""
-        apart = [(value - self._start[name]).square().sum() for name, value in model.named_parameters()]
-        return self._mu / 2 * torch.stack(apart).sum()
+        """Return what is added to the loss of a batch, a scalar."""
 
 
-class ControlVariates:
-    """SCAFFOLD: local steps follow ``g - c_i + c``; Algorithm 1, lines 9 to 14, option II.
+class OnBatches(Protocol):
+    """A correction that looks at what the model makes of a batch."""
 
-    Args:
-        model: It holds x, which local training starts from.
-        server: c, by name of parameter.
-        own: c_i; empty for a client that has none yet: zeros.
-    """
-
-    def __init__(self, model: nn.Module, server: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor]) -> None:
-        self._start = parameters_of(model)
-        if _shapes(server) != _shapes(self._start):
-            raise UploadError("the server's control variate has other names or shapes than the model's parameters")
-        self._server = dict(server)
-        fits = _shapes(own) == _shapes(self._start)
-        self._own = dict(own) if fits else {name: torch.zeros_like(value) for name, value in self._start.items()}
-        self._added = {name: self._server[name] - self._own[name] for name in self._start}
-
-    def penalty(self, model: nn.Module) -> torch.Tensor:
-        """Return ``<w, c - c_i>``, a scalar; its gradient is ``c - c_i``."""
-        return torch.stack([(value * self._added[name]).sum() for name, value in model.named_parameters()]).sum()
-
-    def finish(self, model: nn.Module, travel: float) -> tuple[State, State]:
-        """Return ``c_i+ = c_i - c + (x - y_i) / (K eta_l)`` and the change ``c_i+ - c_i``.
+    def penalty(self, model: nn.Module, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Return what is added to the loss of a batch, a scalar.
 
         Args:
-            model: It holds y_i.
-            travel: K eta_l, see :class:`Travel`.
+            model: In training.
+            logits: [B, C], with their graph.
+            labels: [B].
         """
-        ends = parameters_of(model)
-        change = {name: (self._start[name] - ends[name]) / travel - self._server[name] for name in ends}
-        return {name: self._own[name] + change[name] for name in change}, change
 
-
-class SparseUpdate:
-    """STC: the update is sent as its largest entries' signs; what that leaves out is added to the next update.
-
-    Args:
-        model: It holds the weights that local training starts from.
-        density: p, the share of entries that is sent, in (0, 1].
-        left: What earlier rounds left out, float32 [n]; None for nothing.
-    """
-
-    def __init__(self, model: nn.Module, density: float, left: torch.Tensor | None) -> None:
-        self._start, self._density = _arrays(parameters_of(model)), density
-        size = sum(value.size for value in self._start.values())
-        self._left = left.numpy() if left is not None and left.shape == (size,) else 0.0
-
-    def finish(self, model: nn.Module) -> tuple[State, torch.Tensor]:
-        """Return the code of the update (see :func:`strategies.ternary.encode`), and what it leaves out [n]."""
-        wanted = flat(_arrays(parameters_of(model))) - flat(self._start) + self._left
-        sent = sparse_ternary(wanted, self._density)
-        code = {name: torch.from_numpy(value) for name, value in encode(sent, self._density).items()}
-        return code, torch.from_numpy(wanted - sent.dense())
+    def step(self) -> None:
+        """Take note that the batch was trained on."""
 
 
 class LocalUpdate:
@@ -143,6 +78,7 @@ class LocalUpdate:
         sent: The request's arrays by name of record.
         momentum: Of the client's SGD; 0 for none.
         memory: What the client remembers; None: nothing, every round begins anew.
+        label_counts: Its examples per class [C], for a generator's labels; None: those that its batches show.
 
     Raises:
         UploadError: The request does not fit the model, or what it builds on is not here any more.
@@ -156,43 +92,79 @@ class LocalUpdate:
         *,
         momentum: float = 0.0,
         memory: RoundState | None = None,
+        label_counts: Sequence[int] | None = None,
     ) -> None:
-        self._round = int(said.get("server-round", 1))
+        self._round, self._safe = int(said.get("server-round", 1)), _whole(said, "safe-round")
         self._memory = memory or RoundState(None, str(said.get("client", "client")))
         self._travel = Travel(momentum)
-        density, mu = float(said.get("stc-density", 0.0)), float(said.get("proximal-mu", 0.0))
-        remembering = bool(density) or "control" in sent
-        known, kept = self._memory.before(self._round) if remembering else (0, {})
-        load_start(model, sent, density, kept if known == self._round - 1 else {})
-        if remembering and not kept and self._round > 1:
-            LOG.warning("%s: nothing of earlier rounds is kept here: it goes on from zero", self._memory.client)
-        self._proximal = Proximal(model, mu) if mu else None
-        self._control = ControlVariates(model, sent["control"], _part(kept, "own.")) if "control" in sent else None
+        density, mu, alpha = (float(said.get(key, 0.0)) for key in ("stc-density", "proximal-mu", "feddyn-alpha"))
+        self._recalled = None
+        if density or alpha or "control" in sent:
+            self._recalled = self._memory.recall(self._round, _whole(said, "last-round"))
+        kept = self._recalled.state if self._recalled else {}
+        load_start(model, sent, density, kept if self._recalled and self._recalled.round == self._round - 1 else {})
+        self._control = ControlVariates(model, sent["control"], part_of(kept, "own.")) if "control" in sent else None
+        self._dynamic = DynamicRegularizer(model, alpha, part_of(kept, "drift.")) if alpha else None
         self._sparse = SparseUpdate(model, density, kept.get("left")) if density else None
         self._start = parameters_of(model) if density else {}
+        proximal = Proximal(model, mu) if mu else None
+        self._on_weights: list[OnWeights] = [part for part in (proximal, self._control, self._dynamic) if part]
+        self._on_batches: list[OnBatches] = []
+        if "generator" in sent:
+            self._on_batches.append(
+                GeneratedExamples(
+                    model, said, sent["generator"],
+                    client=self._memory.client, server_round=self._round, label_counts=label_counts,
+                )
+            )  # fmt: skip
 
-    def penalty(self, model: nn.Module) -> torch.Tensor:
-        """Return what is added to the loss of a batch, a scalar; 0 if the strategy adds nothing."""
-        terms = [part.penalty(model) for part in (self._proximal, self._control) if part is not None]
+    def penalty(
+        self, model: nn.Module, logits: torch.Tensor | None = None, labels: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return what is added to the loss of a batch, a scalar; 0 if the strategy adds nothing.
+
+        Args:
+            model: In training.
+            logits: Its outputs for the batch [B, C]; without them, corrections that look at the batch add nothing.
+            labels: [B].
+        """
+        terms = [part.penalty(model) for part in self._on_weights]
+        if logits is not None and labels is not None:
+            terms += [part.penalty(model, logits, labels) for part in self._on_batches]
         return torch.stack(terms).sum() if terms else torch.zeros(())
 
     def step(self, lr: float) -> None:
         """Count a step that was taken with the learning rate ``lr``."""
         self._travel.step(lr)
+        for part in self._on_batches:
+            part.step()
 
     def finish(self, model: nn.Module) -> tuple[dict[str, State], dict[str, float]]:
-        """Return the array records and the metrics of the answer, and remember what the next round needs."""
+        """Return the array records and the metrics of the answer, and remember what the next round needs.
+
+        Metrics: ``travel``, the way of the steps; of strategies that remember also ``restarted``, 1 where the server
+        counts on a state that is lost here, else 0.
+
+        Raises:
+            UploadError: SCAFFOLD asks, and no step was counted.
+        """
         state = {name: value.detach().cpu() for name, value in model.state_dict().items()}
         records: dict[str, State] = {"arrays": state}
+        kept: State = {}
         if self._control is not None:
             own, records["control"] = self._control.finish(model, self._travel.length)
-            self._memory.save(self._round, {f"own.{name}": value for name, value in own.items()})
+            kept |= {f"own.{name}": value for name, value in own.items()}
+        if self._dynamic is not None:
+            kept |= {f"drift.{name}": value for name, value in self._dynamic.finish(model).items()}
         if self._sparse is not None:
-            records["ternary"], left = self._sparse.finish(model)
+            records["ternary"], kept["left"] = self._sparse.finish(model)
             records["arrays"] = {name: value for name, value in state.items() if name not in self._start}
-            start = {f"start.{name}": value for name, value in self._start.items()}
-            self._memory.save(self._round, {**start, "left": left})
-        return records, {"travel": self._travel.length}
+            kept |= {f"start.{name}": value for name, value in self._start.items()}
+        metrics = {"travel": self._travel.length}
+        if self._recalled is not None:
+            self._memory.save(self._round, kept, self._safe)
+            metrics["restarted"] = float(self._recalled.restarted)
+        return records, metrics
 
 
 def read_round(msg: Message) -> tuple[dict[str, Any], dict[str, State]]:
@@ -202,43 +174,5 @@ def read_round(msg: Message) -> tuple[dict[str, Any], dict[str, State]]:
     return dict(config), {name: dict(record.to_torch_state_dict()) for name, record in records.items()}
 
 
-def load_start(model: nn.Module, sent: Mapping[str, State], density: float, kept: State) -> None:
-    """Give a model the weights of a request: as they were sent, or those of the round before and a ternary update.
-
-    Args:
-        model: It is changed.
-        sent: The request's arrays by name of record.
-        density: p of the ternary update.
-        kept: What the client remembers of the round before; empty if it was not in it.
-
-    Raises:
-        UploadError: They do not fit the model, or the weights that the update belongs to are not here.
-    """
-    state = {**sent.get("arrays", {})}
-    if "ternary" in sent:
-        before = _arrays(_part(kept, "start."))
-        if not before:
-            raise UploadError("the weights of the round before, which the server's update belongs to, are not here")
-        code = {name: value.numpy() for name, value in sent["ternary"].items()}
-        step = unflat(decode(code, flat(before).size, density, "the server's update").dense(), before)
-        state.update({name: torch.from_numpy(value + step[name]) for name, value in before.items()})
-    if _shapes(state) != _shapes(model.state_dict()):
-        raise UploadError("the server's weights have other names or shapes than this client's model")
-    model.load_state_dict(state)
-
-
-def parameters_of(model: nn.Module) -> State:
-    """Return copies of a model's trainable parameters by name; buffers are no part of any correction."""
-    return {name: value.detach().clone() for name, value in model.named_parameters()}
-
-
-def _part(kept: Mapping[str, torch.Tensor], prefix: str) -> State:
-    return {name.removeprefix(prefix): value for name, value in kept.items() if name.startswith(prefix)}
-
-
-def _arrays(state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    return {name: value.cpu().numpy() for name, value in state.items()}
-
-
-def _shapes(state: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(value.shape) for name, value in state.items()}
+def _whole(said: Mapping[str, Any], key: str) -> int | None:
+    return int(said[key]) if key in said else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import OptionError
@@ -30,6 +31,12 @@ class ServerCompute(Protocol):
 
         Raises:
             OneShotError: The method refused the job, or the place cannot run it.
+        """
+
+    def kept(self) -> AbstractContextManager[ServerCompute]:
+        """Return a block for many runs, one after another: what a first run has to start serves the later ones too.
+
+        The block yields the place to run them at, for one thread. Results are those of as many single runs.
         """
 
 

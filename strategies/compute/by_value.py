@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import site
 import sys
@@ -20,22 +21,23 @@ LIBRARY = (__package__ or "").rpartition(".")[0]
 _REFUSALS = (pickle.PicklingError, TypeError, AttributeError, ValueError, RuntimeError)
 
 
-def dumps(what: str, value: Any, cloudpickle: Any) -> bytes:
+def dumps(what: str, value: Any, cloudpickle: Any, modules: Sequence[ModuleType] | None = None) -> bytes:
     """Pickle ``value``: code of user modules by value, of installed packages and of this library by reference.
 
     Args:
         what: What it is to the user, for the error.
         value: What is pickled.
         cloudpickle: The pickler, ``ray.cloudpickle``.
+        modules: What :func:`user_modules` returns, for callers who pickle much; None to look for them.
 
     Raises:
         ComputeError: It cannot be pickled; names ``what``.
     """
     refusal: Exception | None = None
     # Second try, all by reference: a module may hold what no pickle takes, a lock say, and yet be importable there.
-    for modules in (user_modules(), []):
+    for by_value in (user_modules() if modules is None else modules, []):
         try:
-            with _by_value(modules, cloudpickle):
+            with _by_value(by_value, cloudpickle):
                 return bytes(cloudpickle.dumps(value))
         except _REFUSALS as error:
             refusal = error
@@ -54,7 +56,10 @@ def user_modules() -> list[ModuleType]:
             continue
         # vars(): some modules import others when asked for an attribute.
         file = vars(module).get("__file__")
-        if isinstance(file, str) and installed.isdisjoint(Path(file).absolute().parents):
+        # As it is written first: there are thousands of modules, and nearly all are installed.
+        if not isinstance(file, str) or file.startswith(installed):
+            continue
+        if not str(Path(file).absolute()).startswith(installed):
             found.append(module)
     return found
 
@@ -64,11 +69,12 @@ def _holds_library(name: str) -> bool:
     return f"{name}.".startswith(f"{LIBRARY}.") or LIBRARY.startswith(f"{name}.")
 
 
-def _installed_folders() -> set[Path]:
+def _installed_folders() -> tuple[str, ...]:
     paths = sysconfig.get_paths()
     names = [paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")]
     names += [*site.getsitepackages(), site.getusersitepackages()]
-    return {folder for name in names for folder in (Path(name).absolute(), Path(name).resolve())}
+    folders = {folder for name in names for folder in (Path(name).absolute(), Path(name).resolve())}
+    return tuple(f"{folder}{os.sep}" for folder in folders)
 
 
 @contextmanager

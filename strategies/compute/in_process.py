@@ -32,6 +32,11 @@ class InProcess:
         with torch_threads(job.threads), kept_memory():
             return method.fit(job, progress)
 
+    @contextmanager
+    def kept(self) -> Iterator[InProcess]:
+        """Yield this place: there is nothing to start."""
+        yield self
+
 
 def resolve_device(name: str) -> str:
     """Return the torch device of this process that ``name`` stands for; ``"auto"``: a GPU if one is visible.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,18 +28,20 @@ class PackedTensor:
     array: npt.NDArray[Any]
 
 
-def pack(value: Any) -> Any:
+def pack(value: Any, *, copy: bool = True) -> Any:
     """Copy a tree, every tensor replaced by a :class:`PackedTensor`.
 
     Args:
         value: Dicts, lists, tuples and dataclasses of tensors on any device, arrays, and other values, which pass as
-            they are. The copy shares no memory with it: the caller may go on changing its tensors.
+            they are.
+        copy: Whether the copy shares no memory with it, so that the caller may go on changing its tensors. False for
+            what is handed to Ray at once, which copies it itself.
     """
     import torch
 
     if isinstance(value, torch.Tensor):
-        return _pack_tensor(value)
-    return _walk(value, pack)
+        return _pack_tensor(value, copy)
+    return _walk(value, partial(pack, copy=copy))
 
 
 def unpack(value: Any) -> Any:
@@ -61,16 +64,16 @@ def _walk(value: Any, visit: Any) -> Any:
     return value
 
 
-def _pack_tensor(tensor: Any) -> PackedTensor:
+def _pack_tensor(tensor: Any, copy: bool) -> PackedTensor:
     import torch
 
-    copy = tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+    plain = tensor.detach().to("cpu", copy=copy, memory_format=torch.contiguous_format).contiguous()
     name = str(tensor.dtype).removeprefix("torch.")
     try:
-        return PackedTensor(name, copy.numpy())
+        return PackedTensor(name, plain.numpy())
     except TypeError:  # numpy has no such dtype
         bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
-        return PackedTensor(name, copy.view(bits).numpy())
+        return PackedTensor(name, plain.view(bits).numpy())
 
 
 def _unpack_tensor(packed: PackedTensor) -> Any:

@@ -7,75 +7,25 @@ comes back as events, which are replayed on the driver's Progress. This is the o
 from __future__ import annotations
 
 import logging
-import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from ..errors import ComputeError
-from ..method import Job, Method, Outcome, Progress, Upload
 from ..needs import check_needs
-from .by_value import LIBRARY
 from .in_process import InProcess
-from .packing import pack, unpack
+from .kept_actor import KeptActor, Session, Terms
 from .ray_start import NoRoomError, start_ray
 from .relay import Relay
-from .task import Task
-from .worker import Failure, code_digest
+
+if TYPE_CHECKING:
+    from ..method import Job, Method, Outcome, Progress
 
 _log = logging.getLogger(__name__)
-
-# The most seconds between two calls of Progress.tick, and those that an actor waits for something to say.
-_TICK_S = 0.4
-_POLL_S = 10.0
-
-
-@dataclass(frozen=True)
-class _Session:
-    """Ray while it is in use.
-
-    Attributes:
-        ray: The module.
-        tick: Called while waiting.
-        code: (digest, folder) of this library when the run began.
-        paths: Where actors find this library, in front of their own ``sys.path``.
-    """
-
-    ray: Any
-    tick: Callable[[], None]
-    code: tuple[str, str]
-    paths: tuple[str, ...]
-
-    def answer(self, reference: Any, wait_s: float = math.inf) -> Any:
-        """Return what an actor answers.
-
-        Args:
-            reference: The answer to come.
-            wait_s: How long it may take.
-
-        Raises:
-            TimeoutError: It did not within ``wait_s`` seconds.
-        """
-        deadline = time.monotonic() + wait_s
-        while not self.ray.wait([reference], timeout=_TICK_S)[0]:
-            if time.monotonic() > deadline:
-                raise TimeoutError
-            self.tick()
-        self.tick()
-        return self.ray.get(reference)
-
-
-@dataclass(frozen=True)
-class _Parcel:
-    """A task, and its uploads in Ray's object store: the facts of each, and the reference of its packed weights."""
-
-    task: Task
-    uploads: tuple[tuple[Mapping[str, Any], Any], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,36 +65,55 @@ class RayActors:
             ComputeError: The method failed otherwise, something cannot be pickled, the actor runs other code or died
                 too often; without ``fallback`` also: Ray is missing or has no room.
         """
-        check_needs(method, job)
-        relay = Relay(progress)
-        try:
-            with self._session(relay.tick) as session:
-                return self._supervise(session, method, job, relay)
-        except NoRoomError as reason:
-            if not self.fallback:
-                raise
-            _log.warning("%s: the server stage runs in this process", reason)
-        return InProcess().run(method, job, progress)
+        with self.kept() as kept:
+            return kept.run(method, job, progress)
 
     @contextmanager
-    def _session(self, tick: Callable[[], None]) -> Iterator[_Session]:
+    def kept(self) -> Iterator[_Kept]:
+        """Yield a place whose runs share one actor, and a Ray of this process's own if it has to start one.
+
+        Both are made at the first run and end with the block. A run that finds no room says so once; it and all that
+        follow it in the block run in this process. What an actor has of a job is sent again where it has changed:
+        method, builders, config and observer if their pickles differ, images on the server if they are other tensors
+        or torch has written into them. With a GPU, the actor holds its share of it from run to run, but no memory.
+        """
+        kept = _Kept(self)
+        try:
+            yield kept
+        finally:
+            kept.end()
+
+    @contextmanager
+    def session(self, tick: Callable[[], None]) -> Iterator[Session]:
+        """Use the Ray that there is, or start one for the block.
+
+        Args:
+            tick: Called while waiting for it.
+
+        Raises:
+            NoRoomError: Ray is missing or does not start.
+        """
         try:
             import ray
         except ImportError as error:
             raise NoRoomError("Ray is not installed") from error
         if self.owns_ray is False:
             self._await_ray(ray, tick)
-        code, paths = code_digest(), tuple(str(Path(path).absolute()) for path in sys.path)
+        paths = tuple(str(Path(path).absolute()) for path in sys.path)
         if ray.is_initialized():
-            yield _Session(ray, tick, code, paths)
+            yield Session.of(ray, paths, _actor_class())
             return
         cluster = self.address or os.environ.get("RAY_ADDRESS", "")
+        session = None
         try:
             start_ray(ray, cluster)
             # A cluster gets the code itself; what lies at the same paths over there may be something else.
-            yield _Session(ray, tick, code, () if cluster else paths)
+            session = Session.of(ray, () if cluster else paths, _actor_class())
+            yield session
         finally:
-            ray.shutdown()
+            # Ray may have ended meanwhile, and another, which somebody else needs, have taken its place.
+            if session is None or session.lasts():
+                ray.shutdown()
 
     def _await_ray(self, ray: Any, tick: Callable[[], None]) -> None:
         deadline = time.monotonic() + self.wait_s
@@ -154,67 +123,54 @@ class RayActors:
             tick()
             time.sleep(0.05)
 
-    def _supervise(self, session: _Session, method: Method, job: Job, relay: Relay) -> Outcome:
-        ray = session.ray
-        task = Task.of(method, job, ray.cloudpickle)
-        # One by one: a reference keeps nothing in this process.
-        uploads = tuple((_facts(upload), ray.put(pack(upload.read()))) for upload in relay.ticking(job.uploads))
-        deaths = 0
-        while True:
+
+class _Kept:
+    """Where the runs of one block go."""
+
+    def __init__(self, place: RayActors) -> None:
+        self._place = place
+        self._actor: KeptActor | None = None
+        self._open = ExitStack()
+        self._here = False
+
+    def run(self, method: Method, job: Job, progress: Progress) -> Outcome:
+        """Run ``method`` on ``job``; see :meth:`RayActors.run`."""
+        check_needs(method, job)
+        relay = Relay(progress)
+        if not self._here:
             try:
-                return self._attempt(session, _Parcel(task, uploads), relay)
-            except (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError) as error:
-                deaths += 1
-                if deaths > self.max_restarts:
-                    raise ComputeError(
-                        f"method {method.name!r}: {deaths} Ray actors died, the last: {error}"
-                    ) from error
-                _log.warning("the Ray actor died; restart %d of %d from the last checkpoint", deaths, self.max_restarts)
-            except ray.exceptions.RayError as error:
-                cause = getattr(error, "cause", None) or error
-                raise ComputeError(f"method {method.name!r} in a Ray actor: {type(cause).__name__}: {cause}") from error
+                return self._found(relay.tick).run(method, job, relay)
+            except NoRoomError as reason:
+                if not self._place.fallback:
+                    raise
+                self._here = True
+                self.end()
+                _log.warning("%s: the server stage runs in this process", reason)
+        return InProcess().run(method, job, progress)
 
-    def _attempt(self, session: _Session, parcel: _Parcel, relay: Relay) -> Outcome:
-        ray = session.ray
-        actor = self._new_actor(session, parcel.task.job.device)
-        try:
-            self._check_code(session, actor)
-            for facts, reference in parcel.uploads:
-                # In a list it arrives as a reference: the actor fetches the arrays each time the method reads them.
-                actor.add_upload.remote(facts, [reference])
-            session.answer(actor.start.remote(parcel.task, pack(relay.resume()), relay.interval_s))
-            while True:
-                for kind, args in session.answer(actor.poll.remote(_POLL_S)):
-                    if kind == "done":
-                        outcome: Outcome = unpack(*args)
-                        return outcome
-                    if kind == "failed":
-                        _raise(*args, method=parcel.task.name)
-                    relay.deliver(kind, args)
-        finally:
-            if ray.is_initialized():
-                ray.kill(actor)
+    @contextmanager
+    def kept(self) -> Iterator[_Kept]:
+        """Yield this place, which is kept already."""
+        yield self
 
-    def _new_actor(self, session: _Session, device: str) -> Any:
-        share = 0.0 if device == "cpu" else self.num_gpus
-        if share is None:
-            free = session.ray.available_resources().get("GPU", 0.0)
-            share = min(1.0, math.floor(free * 1e4) / 1e4)
-        if device == "cuda" and not share:
-            raise NoRoomError("Ray has no free GPU")
-        # num_cpus: Flower's simulated clients may hold every CPU; an actor that asks for one could wait for ever.
-        actor = session.ray.remote(_actor_class()).options(num_cpus=0, num_gpus=share, max_restarts=0)
-        return actor.remote(LIBRARY, session.paths)
+    def end(self) -> None:
+        """Kill the actor, and end Ray if it was started here."""
+        self._actor = None
+        self._open.close()
 
-    def _check_code(self, session: _Session, actor: Any) -> None:
-        try:
-            digest, folder = session.answer(actor.open.remote(), self.wait_s)
-        except TimeoutError as error:
-            raise NoRoomError(f"Ray had no room for an actor within {self.wait_s:g} s") from error
-        own_digest, own_folder = session.code
-        if digest != own_digest:
-            meanwhile = "; it was edited meanwhile" if folder == own_folder else ""
-            raise ComputeError(f"the Ray actor runs other code, {folder}, than the driver, {own_folder}{meanwhile}")
+    def _found(self, tick: Callable[[], None]) -> KeptActor:
+        """Return the actor of the runs before, or a new one if there is none or its Ray is gone."""
+        place = self._place
+        if self._actor is not None and not self._actor.reachable():
+            self.end()
+            if place.owns_ray is False:
+                raise NoRoomError("the simulation's Ray has ended")
+            _log.warning("Ray has ended since the last run; another takes its place")
+        if self._actor is None:
+            session = self._open.enter_context(place.session(tick))
+            self._actor = KeptActor(session, Terms(place.num_gpus, place.max_restarts, place.wait_s))
+            self._open.callback(self._actor.end)
+        return self._actor
 
 
 def _actor_class() -> type:
@@ -250,13 +206,3 @@ def _actor_class() -> type:
             return self.worker.poll(wait_s)
 
     return Actor
-
-
-def _facts(upload: Upload) -> dict[str, Any]:
-    return {field.name: getattr(upload, field.name) for field in fields(upload) if field.name != "read"}
-
-
-def _raise(failure: Failure, *, method: str) -> NoReturn:
-    if not failure.kind:
-        _log.error("the traceback in the Ray actor:\n%s", failure.trace)
-    raise failure.error(method) from RuntimeError(failure.trace)

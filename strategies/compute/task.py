@@ -5,11 +5,17 @@ from __future__ import annotations
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..method import METHODS, Job, Method, Upload
-from .by_value import dumps
+from .by_value import dumps, user_modules
 from .packing import pack, unpack
+
+if TYPE_CHECKING:
+    import torch
+
+# Of a job, what each run brings anew.
+_OF_THE_RUN = ("start", "memory", "teacher")
 
 
 @dataclass(frozen=True)
@@ -18,27 +24,17 @@ class Task:
 
     Attributes:
         name: The method's name.
-        method: A pickle of it; None if the name is enough, since it is in METHODS.
         job: The job without uploads and without what follows.
-        builders: Architecture name -> pickle.
-        config: A pickle.
-        observer: A pickle; of None if there is none.
-        start: The job's start weights, packed.
-        proxy: The job's proxy images, packed.
-        labelled: The job's labelled images, packed.
-        teacher: The job's teacher, packed.
+        parts: What seldom changes from run to run, by name: pickles of the ``method`` (None if its name is enough,
+            since it is in METHODS), of the ``builders`` by architecture, of the ``config`` and of the ``observer``,
+            and the job's images ``proxy`` and ``labelled``. A part that is missing is that of the run before.
+        state: The job's ``start``, ``memory`` and ``teacher``.
     """
 
     name: str
-    method: bytes | None
     job: Job
-    builders: Mapping[str, bytes]
-    config: bytes
-    observer: bytes
-    start: Any
-    proxy: Any
-    labelled: Any
-    teacher: Any
+    parts: Mapping[str, Any]
+    state: Mapping[str, Any]
 
     @classmethod
     def of(cls, method: Method, job: Job, cloudpickle: Any) -> Task:
@@ -52,34 +48,33 @@ class Task:
         Raises:
             ComputeError: Something cannot be pickled; names it.
         """
+        modules = user_modules()
+
+        def pickled(what: str, value: Any) -> bytes:
+            return dumps(what, value, cloudpickle, modules)
+
         known = method.name in METHODS and METHODS[method.name] is method
-        return cls(
-            name=method.name,
-            method=None if known else dumps(f"method {method.name!r}", method, cloudpickle),
-            # The actor sees only the GPU that Ray gave it, whatever its number is.
-            job=replace(
-                job,
-                uploads=(),
-                builders={},
-                config=None,
-                observer=None,
-                start=None,
-                proxy=None,
-                labelled=None,
-                teacher=None,
-                device="cuda" if job.device.startswith("cuda") else job.device,
-            ),
-            builders={
-                name: dumps(f"the builder of architecture {name!r}", builder, cloudpickle)
+        parts = {
+            "method": None if known else pickled(f"method {method.name!r}", method),
+            "builders": {
+                name: pickled(f"the builder of architecture {name!r}", builder)
                 for name, builder in job.builders.items()
             },
-            config=dumps("the method's config", job.config, cloudpickle),
-            observer=dumps("the observer", job.observer, cloudpickle),
-            start=pack(job.start),
-            proxy=pack(job.proxy),
-            labelled=pack(job.labelled),
-            teacher=pack(job.teacher),
-        )
+            "config": pickled("the method's config", job.config),
+            "observer": pickled("the observer", job.observer),
+            "proxy": job.proxy,
+            "labelled": job.labelled,
+        }
+        nothing = dict.fromkeys(("config", "observer", "proxy", "labelled", *_OF_THE_RUN))
+        bare: dict[str, Any] = {"uploads": (), "builders": {}, **nothing}
+        # The actor sees only the GPU that Ray gave it, whatever its number is.
+        device = "cuda" if job.device.startswith("cuda") else job.device
+        state = {name: getattr(job, name) for name in _OF_THE_RUN}
+        return cls(method.name, replace(job, device=device, **bare), parts, state)
+
+    def packed(self, sent: Sent) -> Task:
+        """Return the task for an actor, without the parts that it has; the tensors stay this one's."""
+        return replace(self, parts=sent.lacks(self.parts), state=pack(self.state, copy=False))
 
     def open(self, uploads: Sequence[Upload]) -> tuple[Method, Job]:
         """Return the method and the job, complete again.
@@ -87,19 +82,60 @@ class Task:
         Args:
             uploads: In the order of client names.
         """
-        method = METHODS[self.name] if self.method is None else _loads(self.method)
+        parts = self.parts
+        method = METHODS[self.name] if parts["method"] is None else _loads(parts["method"])
         job = replace(
             self.job,
             uploads=tuple(uploads),
-            builders={name: _loads(builder) for name, builder in self.builders.items()},
-            config=_loads(self.config),
-            observer=_loads(self.observer),
-            start=unpack(self.start),
-            proxy=unpack(self.proxy),
-            labelled=unpack(self.labelled),
-            teacher=unpack(self.teacher),
+            builders={name: _loads(builder) for name, builder in parts["builders"].items()},
+            config=_loads(parts["config"]),
+            observer=_loads(parts["observer"]),
+            proxy=unpack(parts["proxy"]),
+            labelled=unpack(parts["labelled"]),
+            **unpack(self.state),
         )
         return method, job
+
+
+class Sent:
+    """The parts that an actor has."""
+
+    def __init__(self) -> None:
+        self._marks: dict[str, Any] = {}
+
+    def lacks(self, parts: Mapping[str, Any]) -> dict[str, Any]:
+        """Return those parts, packed, that differ from what the actor has."""
+        marks = self._marks
+        return {
+            name: pack(part, copy=False)
+            for name, part in parts.items()
+            if name not in marks or marks[name] != _mark(part)
+        }
+
+    def note(self, parts: Mapping[str, Any]) -> None:
+        """Take note that the actor has these parts now."""
+        self._marks = {name: _mark(part) for name, part in parts.items()}
+
+
+class _Seen:
+    """A tensor at a moment: equal to itself for as long as torch writes nothing into it."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        # The tensor itself: were it gone, another could be at its address.
+        self._tensor, self._version = tensor, tensor._version
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Seen) and self._tensor is other._tensor and self._version == other._version
+
+    __hash__ = None  # type: ignore[assignment]  # it changes with its tensor
+
+
+def _mark(part: Any) -> Any:
+    import torch
+
+    if isinstance(part, torch.Tensor):
+        return _Seen(part)
+    return tuple(map(_mark, part)) if isinstance(part, tuple) else part
 
 
 def _loads(pickled: bytes) -> Any:

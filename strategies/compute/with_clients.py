@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -38,3 +40,8 @@ class WithClients:
         job = replace(job, device=resolve_device(job.device))
         with torch_threads(job.threads), kept_memory():
             return method.fit_with(job, progress, self._clients)
+
+    @contextmanager
+    def kept(self) -> Iterator[WithClients]:
+        """Yield this place: there is nothing to start."""
+        yield self

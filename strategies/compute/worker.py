@@ -1,14 +1,15 @@
-"""The actor's end of the wire: runs one job in a thread and queues what it says. Knows nothing of Ray."""
+"""The actor's end of the wire: runs jobs in a thread and queues what it says. Knows nothing of Ray."""
 
 from __future__ import annotations
 
 import hashlib
+import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -114,16 +115,17 @@ class OutboxProgress:
 
 
 class Worker:
-    """Runs one task."""
+    """Runs tasks, one after another."""
 
     def __init__(self) -> None:
         self._outbox = Outbox()
         self._uploads: list[Upload] = []
+        self._parts: Mapping[str, Any] = {}
         # A thread of its own: the actor's main thread has to answer polls.
         self._thread = ThreadPoolExecutor(1)
 
     def add_upload(self, facts: Mapping[str, Any], read_packed: Callable[[], Any]) -> None:
-        """Add an upload.
+        """Add an upload to the next task.
 
         Args:
             facts: The fields of :class:`Upload` but ``read``.
@@ -132,23 +134,23 @@ class Worker:
         self._uploads.append(Upload(**facts, read=lambda: unpack(read_packed())))
 
     def start(self, task: Task, snapshot: Any, interval_s: float) -> None:
-        """Start the task and return at once.
+        """Start a task and return at once.
 
         Args:
-            task: The task.
+            task: The task; what it leaves out of its parts is as in the task before.
             snapshot: The packed snapshot to go on from, or None.
             interval_s: Least seconds between two checkpoints.
         """
         progress = OutboxProgress(self._outbox, unpack(snapshot), interval_s)
-        self._thread.submit(self._work, task, progress).add_done_callback(self._end)
+        # Uploads are this task's alone: who still held them would keep them in Ray's object store.
+        uploads, self._uploads = self._uploads, []
+        self._parts = {**self._parts, **task.parts}
+        task = replace(task, parts=self._parts)
+        self._thread.submit(_work, task, uploads, progress).add_done_callback(self._end)
 
     def poll(self, wait_s: float) -> list[Event]:
         """Return what was said since the last call; waits up to ``wait_s`` seconds for the first event."""
         return self._outbox.take(wait_s)
-
-    def _work(self, task: Task, progress: OutboxProgress) -> Any:
-        method, job = task.open(self._uploads)
-        return pack(InProcess().run(method, job, progress))
 
     def _end(self, work: Future[Any]) -> None:
         error = work.exception()
@@ -156,6 +158,21 @@ class Worker:
             self._outbox.put("done", work.result())
         else:
             self._outbox.put("failed", Failure.of(error))
+
+
+def _work(task: Task, uploads: list[Upload], progress: OutboxProgress) -> Any:
+    method, job = task.open(uploads)
+    try:
+        return pack(InProcess().run(method, job, progress), copy=False)
+    finally:
+        _free_gpu()
+
+
+def _free_gpu() -> None:
+    """Give the GPU memory back that torch keeps for later: until the next run it is the clients'."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 def code_digest() -> tuple[str, str]:

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+from ..errors import OptionError
+
+if TYPE_CHECKING:
+    from ..method import Job
 
 
 def weighted_mean(states: Iterable[dict[str, Tensor]], weights: Sequence[float]) -> dict[str, Tensor]:
@@ -44,3 +50,23 @@ def example_weights(num_examples: Sequence[int | None]) -> list[float] | None:
     """Return one weight per client, its number of examples n_k; None if a client does not tell it."""
     known = [float(count) for count in num_examples if count is not None]
     return known if len(known) == len(num_examples) else None
+
+
+def average_of(job: Job, why: str) -> dict[str, Tensor]:
+    """Return the average of the uploads that have the student's architecture, by their examples where all tell them.
+
+    Args:
+        job: Its uploads and student.
+        why: What asks for it, as the beginning of a sentence.
+
+    Raises:
+        OptionError: No upload is of that architecture.
+    """
+    alike = [upload for upload in job.uploads if upload.architecture == job.student]
+    if not alike:
+        others = ", ".join(sorted({upload.architecture for upload in job.uploads}))
+        raise OptionError(
+            f"{why}: no client has the student's architecture {job.student!r}; allowed as a student is {others}"
+        )
+    counts = example_weights([upload.num_examples for upload in alike])
+    return weighted_mean((upload.read() for upload in alike), counts or [1.0] * len(alike))

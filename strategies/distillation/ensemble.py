@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..errors import UploadError
 from ..quantization import as_int8
-from ..seeds import seeded_torch
+from .copies import FreshModules, built
 from .frozen import simplified
 from .recompute import recomputed
 from .stacked import stacks
@@ -91,9 +91,9 @@ class Ensemble(nn.Module):
         Raises:
             UploadError: An upload's weights do not fit its architecture.
         """
-        members, kinds = [], []
+        members, kinds, fresh = [], [], FreshModules(builders)
         for upload in uploads:
-            member = member_of(upload, builders)
+            member = _loaded(upload, fresh(upload.architecture))
             if precision == "int8":
                 member = as_int8(member, upload.ranges)
             elif fold:
@@ -146,8 +146,10 @@ def member_of(upload: Upload, builders: Mapping[str, ModelBuilder]) -> nn.Module
     Raises:
         UploadError: Its weights do not fit its architecture.
     """
-    with seeded_torch(0, "member"):  # its fresh weights are overwritten; the caller's random state must not move
-        module = builders[upload.architecture]()
+    return _loaded(upload, built(builders[upload.architecture]))
+
+
+def _loaded(upload: Upload, module: nn.Module) -> nn.Module:
     try:
         module.load_state_dict(upload.read())
     except RuntimeError as error:

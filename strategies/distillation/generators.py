@@ -1,4 +1,4 @@
-"""Image generators: noise [B, Z] -> pixels [B, ch, H, W] in [0, 1]."""
+"""Generators: noise [B, Z] to pixels in [0, 1]; noise and labels to normalised images, or to features."""
 
 from __future__ import annotations
 
@@ -53,13 +53,10 @@ class DenseGenerator(nn.Module):
 
     def __init__(self, latent: int, image_shape: tuple[int, int, int]) -> None:
         super().__init__()
-        channels, height, width = image_shape
-        if height % 4 or width % 4:
-            raise OptionError(
-                f"input shape is {image_shape}: this generator makes images whose sides are multiples of 4"
-            )
-        self.first = (128, height // 4, width // 4)
-        self.project = nn.Linear(latent, 128 * (height // 4) * (width // 4))
+        channels = image_shape[0]
+        height, width = _quarter(image_shape)
+        self.first = (128, height, width)
+        self.project = nn.Linear(latent, 128 * height * width)
         self.norm0 = nn.BatchNorm2d(128)
         self.up1, self.norm1 = UpsampleConv(128, 128), nn.BatchNorm2d(128)
         self.up2, self.norm2 = UpsampleConv(128, 64), nn.BatchNorm2d(64)
@@ -90,3 +87,99 @@ class DenseGenerator(nn.Module):
             else:
                 centre = 1.0 if name.startswith("norm") else 0.0
                 parameter.copy_(centre + 0.02 * torch.randn(parameter.shape, generator=rng))
+
+
+class ConditionalGenerator(nn.Module):
+    """The generator of FLBoost: noise and labels to *normalised* images, and nothing between them and the models.
+
+    Table 5a of Zhang, Shen, Ding, Tao, Duan (CVPR 2022), in the order of the published code: two linear layers, of the
+    noise and of the one-hot label, each to 64 channels of H/4 W/4, side by side, BN; twice [upsample x2, 3x3
+    convolution, BN, leaky ReLU 0.2] with 128, then 64 channels; 3x3 convolution; tanh; BN without scale and shift, by
+    which images are standardised per channel.
+
+    The two convolutions before a BN have no bias, which the BN would take away again: 682,307 parameters at Z = 100,
+    C = 10 and 3x32x32, where the published code counts 682,499.
+
+    Args:
+        latent: Z.
+        classes: C.
+        image_shape: (channels, height, width); height and width are multiples of 4.
+
+    Raises:
+        OptionError: The height or the width is not a multiple of 4.
+    """
+
+    def __init__(self, latent: int, classes: int, image_shape: tuple[int, int, int]) -> None:
+        super().__init__()
+        self.latent, self.classes = latent, classes
+        channels = image_shape[0]
+        height, width = _quarter(image_shape)
+        self.first = (64, height, width)
+        self.project = nn.Linear(latent, 64 * height * width)
+        self.project_label = nn.Linear(classes, 64 * height * width)
+        self.norm0 = nn.BatchNorm2d(128)
+        self.up1, self.norm1 = UpsampleConv(128, 128), nn.BatchNorm2d(128)
+        self.up2, self.norm2 = UpsampleConv(128, 64), nn.BatchNorm2d(64)
+        self.pixels = nn.Conv2d(64, channels, 3, padding=1)
+        self.norm3 = nn.BatchNorm2d(channels, affine=False)
+        fast_layout(self)
+
+    def forward(self, noise: Tensor, labels: Tensor) -> Tensor:
+        """Map noise [B, Z] and labels [B], whole numbers in [0, C), to normalised images [B, ch, H, W]."""
+        parts = self.project(noise), self.project_label(_one_hot(labels, self.classes, noise))
+        x = torch.cat([part.view(-1, *self.first) for part in parts], dim=1)
+        x = self.norm0(x.contiguous(memory_format=torch.channels_last))
+        x = F.leaky_relu(self.norm1(self.up1(x)), 0.2, inplace=True)
+        x = F.leaky_relu(self.norm2(self.up2(x)), 0.2, inplace=True)
+        images: Tensor = self.norm3(torch.tanh(self.pixels(x)))
+        return images
+
+
+class FeatureGenerator(nn.Module):
+    """The generator of FLBoost-f and of FLBoost's FedGen: noise and labels to the input of a model's last layer.
+
+    Table 5b of Zhang, Shen, Ding, Tao, Duan (CVPR 2022): two linear layers, of the noise and of the one-hot label, to
+    half the width each, side by side, BN; linear to the width, BN, leaky ReLU 0.2; linear to the features. There the
+    width is 8192 and the features are the 512 of ResNet-18. The linear layers before a BN have no bias, which the BN
+    would take away again.
+
+    Args:
+        latent: Z.
+        classes: C.
+        features: F.
+        width: Of the hidden layers, an even number.
+
+    Raises:
+        OptionError: The width is odd.
+    """
+
+    def __init__(self, latent: int, classes: int, features: int, width: int = 512) -> None:
+        super().__init__()
+        if width % 2:
+            raise OptionError(f"a generator's width is {width}: allowed is an even number")
+        self.latent, self.classes = latent, classes
+        self.project = nn.Linear(latent, width // 2, bias=False)
+        self.project_label = nn.Linear(classes, width // 2, bias=False)
+        self.norm0 = nn.BatchNorm1d(width)
+        self.hidden, self.norm1 = nn.Linear(width, width, bias=False), nn.BatchNorm1d(width)
+        self.features = nn.Linear(width, features)
+
+    def forward(self, noise: Tensor, labels: Tensor) -> Tensor:
+        """Map noise [B, Z] and labels [B], whole numbers in [0, C), to features [B, F]."""
+        parts = self.project(noise), self.project_label(_one_hot(labels, self.classes, noise))
+        x = self.norm0(torch.cat(parts, dim=1))
+        features: Tensor = self.features(F.leaky_relu(self.norm1(self.hidden(x)), 0.2, inplace=True))
+        return features
+
+
+def _quarter(image_shape: tuple[int, int, int]) -> tuple[int, int]:
+    """Return a quarter of the height and of the width."""
+    _, height, width = image_shape
+    if height % 4 or width % 4:
+        raise OptionError(f"input shape is {image_shape}: this generator makes images whose sides are multiples of 4")
+    return height // 4, width // 4
+
+
+def _one_hot(labels: Tensor, classes: int, like: Tensor) -> Tensor:
+    """Return one-hot rows [B, C]; F.one_hot would make the host wait for a GPU."""
+    return (labels[:, None] == torch.arange(classes, device=labels.device)).to(like.dtype)

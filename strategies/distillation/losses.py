@@ -152,6 +152,24 @@ def total_variation(images: Tensor) -> Tensor:
     return torch.stack([torch.linalg.vector_norm(part) for part in differences]).sum()
 
 
+def diversity(noise: Tensor, made: Tensor) -> Tensor:
+    """Return ``exp(-mean_ij(mean_d (z_i - z_j)^2 * mean_p |x_i - x_j|))``, over all pairs i, j of a batch.
+
+    The diversity loss R of FLBoost's published code (Zhang et al., CVPR 2022, L_dis of its Table 4; first in FedGen's):
+    different noise should make different images. Pairs i = i count, as zeros.
+
+    Args:
+        noise: z [B, Z].
+        made: x [B, ...], what the generator makes of it.
+
+    Returns:
+        A scalar in (0, 1]; 1 where all images, or all noise, are the same.
+    """
+    apart = torch.cdist(noise, noise, compute_mode="donot_use_mm_for_euclid_dist").square() / noise.shape[1]
+    pixels = made.flatten(1)
+    return torch.exp(-(apart * torch.cdist(pixels, pixels, p=1.0)).mean() / pixels.shape[1])
+
+
 def _kl(p_logits: Tensor, q_logits: Tensor, temperature: float) -> Tensor:
     """Return KL(p || q) = sum_c p_c (log p_c - log q_c) per sample [B]."""
     log_p = torch.log_softmax(p_logits / temperature, dim=1)

@@ -1,90 +1,34 @@
 """The model of a run in rounds: a Flower strategy moves its parameters, its buffers are averaged here.
 
 So a strategy that steps along an update (FedAdam) never steps along running variances or counters, whichever it is.
+One that chooses among the clients' values (a median, Krum) sees running statistics, too: what it leaves out of a
+hostile client must not come back in by an average. One that only averages may see everything, as it does in Flower.
+Counters are averaged here under every strategy.
 """
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from logging import WARNING
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, cast
 
-import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.common.logger import FLOWER_LOGGER
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from flwr.common.logger import log
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import FedAdam, FedAvg, FedProx, FedYogi, Strategy
+from flwr.serverapp.exception import AggregationError, InconsistentMessageReplies
 
 from ..distillation.average import weighted_mean
-from ..errors import OneShotError, UploadError
-from ..iterative import OWN_LR
+from ..errors import OneShotError
 from ..seeds import seeded_torch
-from .fednova import FedNova
-from .messages import Reply
-from .scaffold import Scaffold
-from .stc import Stc
+from ..upload_checks import some
+from .answers import Answered, checked_by, show
+from .base import Base
+from .round_records import to_numpy, to_record
+from .surroundings import ShownNodes, seeded_strategy, within
 
 if TYPE_CHECKING:
-    from ..iterative import IterativeConfig
     from ..method import Job, State
-
-# Whom to ask is not the strategy's affair here: it is shown the nodes of the round, and asks all of them.
-EVERYONE: dict[str, Any] = {"fraction_train": 1.0, "min_train_nodes": 1, "min_available_nodes": 1}
-
-
-@dataclass(frozen=True)
-class Base:
-    """A Flower strategy and what of it has to outlive the process.
-
-    Attributes:
-        strategy: It is asked for the requests of a round, and for the next model.
-        remembers: Names of its attributes that a resumed run needs: trees of arrays and numbers.
-    """
-
-    strategy: Strategy
-    remembers: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Answered:
-    """One checked answer of a round.
-
-    Attributes:
-        client: The client's name.
-        message: The reply.
-        content: Its content, with what a strategy's own check has made of it.
-        reply: What is known to be true of it.
-    """
-
-    client: str
-    message: Message
-    content: RecordDict
-    reply: Reply
-
-
-def base_of(config: IterativeConfig) -> Base:
-    """Return the strategy that the settings name: Flower's own where it has it."""
-    lr = config.server_lr or OWN_LR.get(config.strategy, 1.0)
-    adaptive: dict[str, Any] = {
-        "eta": lr, "beta_1": config.beta1, "beta_2": config.beta2, "tau": config.tau, **EVERYONE,
-    }  # fmt: skip
-    moments = ("m_t", "v_t")
-    if config.strategy == "fedprox":
-        return Base(FedProx(proximal_mu=config.mu, **EVERYONE))
-    if config.strategy == "fedadam":
-        return Base(FedAdam(**adaptive), moments)
-    if config.strategy == "fedyogi":
-        return Base(FedYogi(**adaptive), moments)
-    if config.strategy == "fednova":
-        return Base(FedNova(server_lr=lr, **EVERYONE))
-    if config.strategy == "scaffold":
-        return Base(Scaffold(server_lr=lr, **EVERYONE), ("control",))
-    if config.strategy == "stc":
-        return Base(Stc(density=config.stc_density, **EVERYONE), ("left",))
-    return Base(FedAvg(**EVERYONE))
 
 
 class GlobalModel:
@@ -92,47 +36,71 @@ class GlobalModel:
 
     Args:
         base: The strategy.
-        job: Gives the architecture.
+        job: Gives the architecture and the seed.
         start: The weights before the first round.
 
     Attributes:
-        state: The weights, buffers included.
+        state: The weights, buffers included; they may be replaced between two rounds, as a refinement does.
+        message_type: The type of the last requests.
     """
 
     def __init__(self, base: Base, job: Job, start: State) -> None:
         self.state = dict(start)
-        self._base = base
+        self.message_type = MessageType.TRAIN
+        self._base, self._seed, self._student = base, job.seed, job.student
         with seeded_torch(job.seed, "parameters"):
-            self._parameters = [name for name, _ in job.builders[job.student]().named_parameters()]
+            seen = {name for name, _ in job.builders[job.student]().named_parameters()}
+        fractions = [name for name, value in start.items() if value.is_floating_point()]
+        shown = {"parameters": seen, "numbers": seen.union(fractions), "everything": set(start)}[base.sees]
+        self._seen = [name for name in start if name in shown]
+        # Counters are no matter of a strategy, though it may want to see them.
+        self._moved = [name for name in self._seen if name in seen.union(fractions)]
 
     def requests(self, server_round: int, config: Mapping[str, Any], nodes: Sequence[int]) -> dict[int, RecordDict]:
-        """Return what to send to every node of a round: the strategy's request, with the buffers added.
+        """Return what to send to the nodes of a round: the strategy's request, with the buffers added.
 
         Args:
             server_round: From 1.
             config: What the clients are told; the strategy may add to it.
-            nodes: Whom to ask.
+            nodes: Whom to ask, or whom the strategy chooses among, in the order of client names.
 
         Returns:
             Node -> content; nothing if the strategy would wait for more nodes than there are.
+
+        Raises:
+            QuorumError: The strategy waits for more nodes than there are.
         """
-        least = [getattr(self._base.strategy, key, 1) for key in ("min_train_nodes", "min_available_nodes")]
-        if len(nodes) < max(1, *least):
+        if len(nodes) < self._base.least:
             return {}
-        grid = cast(Grid, _Nodes(nodes))
-        buffers = {name: value for name, value in self.state.items() if name not in self._parameters}
-        with _left_as_it_is():
+        arrays = ArrayRecord({name: self.state[name] for name in self._seen})
+        self._keep_in_step(arrays)
+        with seeded_strategy(self._seed, "sample", server_round):
             messages = list(
                 self._base.strategy.configure_train(
-                    server_round, ArrayRecord(self._trainable(self.state)), ConfigRecord(dict(config)), grid
+                    server_round, arrays, ConfigRecord(dict(config)), cast(Grid, ShownNodes(nodes))
                 )
             )
-        added = ArrayRecord(buffers)
-        # Most strategies ask all nodes by one and the same content.
-        contents = {id(message.content): _with_buffers(message.content, added) for message in messages}
-        found = {message.metadata.dst_node_id: contents[id(message.content)] for message in messages}
-        # In the order that is given: Flower has shuffled them.
-        return {node: found[node] for node in nodes if node in found}
+        self.message_type = _type_of(messages, MessageType.TRAIN)
+        added = ArrayRecord({name: value for name, value in self.state.items() if name not in self._seen})
+        return self._by_node(messages, nodes, added)
+
+    def evaluation_requests(
+        self, server_round: int, config: Mapping[str, Any], nodes: Sequence[int]
+    ) -> tuple[dict[int, RecordDict], str]:
+        """Return what the strategy sends for scores of the present model, and as which type of message.
+
+        Args:
+            server_round: From 1.
+            config: What the clients are told.
+            nodes: Whom the strategy chooses among, in the order of client names.
+        """
+        with seeded_strategy(self._seed, "evaluate", server_round):
+            messages = list(
+                self._base.strategy.configure_evaluate(
+                    server_round, ArrayRecord(self.state), ConfigRecord(dict(config)), cast(Grid, ShownNodes(nodes))
+                )
+            )
+        return self._by_node(messages, nodes, ArrayRecord()), _type_of(messages, MessageType.EVALUATE)
 
     def check_answer(self, content: RecordDict, sender: str) -> RecordDict:
         """Let the strategy check and unpack what only it knows; others send weights alone.
@@ -140,10 +108,9 @@ class GlobalModel:
         Raises:
             UploadError: The answer is none to its question.
         """
-        check = getattr(self._base.strategy, "check_answer", None)
-        return content if check is None else check(content, sender)
+        return checked_by(self._base.strategy, content, sender)
 
-    def take(self, server_round: int, answers: Sequence[Answered]) -> dict[str, float]:
+    def take(self, server_round: int, answers: Sequence[Answered]) -> dict[str, float] | None:
         """Move to the next model.
 
         Args:
@@ -151,85 +118,106 @@ class GlobalModel:
             answers: At least one, in the order of client names.
 
         Returns:
-            The clients' numbers, averaged as the strategy does it.
+            The clients' numbers, averaged as the strategy does it; None if it made no model of these answers: then the
+            model stays what it is, and a line says so.
 
         Raises:
-            OneShotError: The strategy's model is none: it holds NaN or infinities.
+            OneShotError: The strategy's model is none: other names or shapes, or NaN or infinities.
         """
-        shared = set.intersection(*(set(answer.reply.metrics) for answer in answers))
-        for answer in answers:
-            answer.message.content = self._shown(answer, shared)
-        with _left_as_it_is():
-            arrays, metrics = self._base.strategy.aggregate_train(server_round, [answer.message for answer in answers])
-        if arrays is not None:
-            moved = arrays.to_torch_state_dict()
-            if not all(bool(moved[name].isfinite().all()) for name in self._parameters):
-                raise OneShotError(
-                    f"round {server_round}: the strategy's model holds NaN or Inf; lower the server's learning rate "
-                    "(iterative.server-lr) or the clients' (client.lr), and begin a new run"
-                )
-            parameters = {name: moved[name].to(self.state[name].dtype) for name in self._parameters}
-            self.state = {**self.state, **parameters, **self._mean_buffers(answers)}
+        replies, reason = show(answers, self._seen), "it returned none"
+        try:
+            with seeded_strategy(self._seed, "combine", server_round):
+                arrays, metrics = self._base.strategy.aggregate_train(server_round, replies)
+        except (AggregationError, InconsistentMessageReplies) as error:
+            arrays, metrics, reason = None, None, str(error)
+        if not arrays:
+            log(
+                WARNING,
+                "round %d: strategy %s made no model of %d answers, so the model stays what it is: %s",
+                server_round, type(self._base.strategy).__name__, len(answers), reason,
+            )  # fmt: skip
+            return None
+        self._check(arrays, server_round)
+        moved = arrays.to_torch_state_dict()
+        if not all(bool(moved[name].isfinite().all()) for name in self._seen):
+            raise OneShotError(
+                f"round {server_round}: the strategy's model holds NaN or Inf; lower the server's learning rate "
+                "(iterative.server-lr) or the clients' (client.lr), and begin a new run"
+            )
+        taken = {name: moved[name].to(self.state[name].dtype) for name in self._moved}
+        self.state = {**self.state, **taken, **self._mean_buffers(answers)}
         return {key: float(value) for key, value in (metrics or {}).items() if isinstance(value, int | float)}
 
     def snapshot(self) -> dict[str, Any]:
         """Return weights and strategy as a tree that a checkpoint can hold."""
-        strategy = self._base.strategy
-        return {"model": dict(self.state), "strategy": {name: getattr(strategy, name) for name in self._base.remembers}}
+        remembered = {name: _as_tree(attrgetter(name)(self._base.strategy)) for name in self._base.remembers}
+        return {"model": dict(self.state), "strategy": remembered}
 
     def restore(self, tree: Mapping[str, Any]) -> None:
         """Go on from what :meth:`snapshot` has returned."""
         self.state = dict(tree["model"])
         for name, value in tree["strategy"].items():
-            setattr(self._base.strategy, name, value)
+            holder, _, attribute = name.rpartition(".")
+            owner = attrgetter(holder)(self._base.strategy) if holder else self._base.strategy
+            setattr(owner, attribute, _from_tree(value))
 
-    def _trainable(self, state: Mapping[str, torch.Tensor]) -> State:
-        return {name: state[name] for name in self._parameters}
+    def _keep_in_step(self, arrays: ArrayRecord) -> None:
+        """Replace a strategy's own copy of the last model: FedAvgM would step from it, and undo what came after."""
+        for _, strategy in within(self._base.strategy):
+            if isinstance(getattr(strategy, "current_arrays", None), ArrayRecord):
+                vars(strategy)["current_arrays"] = ArrayRecord(dict(arrays))
+
+    def _by_node(self, messages: Sequence[Message], nodes: Sequence[int], added: ArrayRecord) -> dict[int, RecordDict]:
+        """Return the contents of messages with the arrays that the strategy has not seen, in the order of nodes."""
+        # Most strategies ask all nodes by one and the same content.
+        contents = {id(message.content): self._completed(message.content, added) for message in messages}
+        found = {message.metadata.dst_node_id: contents[id(message.content)] for message in messages}
+        # In the order that is given: Flower has shuffled them.
+        return {node: found[node] for node in nodes if node in found}
+
+    def _completed(self, content: RecordDict, added: ArrayRecord) -> RecordDict:
+        key = getattr(self._base.strategy, "arrayrecord_key", "arrays")
+        if key not in content.array_records:
+            fitting = [name for name, record in content.array_records.items() if list(record) == self._seen]
+            key = fitting[0] if fitting else key
+        if not added or key not in content.array_records:
+            return content
+        return RecordDict({**content, key: ArrayRecord({**content.array_records[key], **added})})
+
+    def _check(self, arrays: Mapping[str, Array], server_round: int) -> None:
+        """Refuse what a strategy returns that is no model of this architecture.
+
+        Raises:
+            OneShotError: Names what differs.
+        """
+        wanted = {name: tuple(self.state[name].shape) for name in self._seen}
+        found = {name: tuple(array.shape) for name, array in arrays.items()}
+        if found != wanted:
+            missing, extra = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
+            other = [f"{n} {list(found[n])}" for n in wanted if n in found and found[n] != wanted[n]]
+            strategy = type(self._base.strategy).__name__
+            raise OneShotError(
+                f"round {server_round}: strategy {strategy} returned arrays that do not fit model {self._student!r}: "
+                f"missing {some(missing)}; not expected {some(extra)}; of another shape {some(other)}"
+            )
 
     def _mean_buffers(self, answers: Sequence[Answered]) -> State:
-        buffers = [{n: v for n, v in a.reply.state.items() if n not in self._parameters} for a in answers]
-        return weighted_mean(buffers, [float(answer.reply.num_examples or 0) for answer in answers])
-
-    def _shown(self, answer: Answered, shared: set[str]) -> RecordDict:
-        """Return an answer as strategies expect one: the parameters, one record of numbers, and what is theirs."""
-        numbers = {key: answer.reply.metrics[key] for key in sorted(shared)}
-        metrics = MetricRecord({"num-examples": answer.reply.num_examples or 0, **numbers})
-        own = {name: record for name, record in answer.content.array_records.items() if name != "arrays"}
-        return RecordDict({"arrays": ArrayRecord(self._trainable(answer.reply.state)), "metrics": metrics, **own})
+        buffers = [{n: v for n, v in answer.reply.state.items() if n not in self._moved} for answer in answers]
+        alike = getattr(self._base.strategy, "equal_buffers", False)
+        return weighted_mean(buffers, [1.0 if alike else float(answer.reply.num_examples or 0) for answer in answers])
 
 
-def check_trained(reply: Reply) -> None:
-    """Refuse an answer that holds no training.
-
-    Raises:
-        UploadError: Nothing was trained, or on nobody knows how much.
-    """
-    if reply.held or reply.pretrained or reply.num_examples is None:
-        raise UploadError(f"{reply.client}: it trained nothing in this round, which is all that a round asks for")
+# A strategy's arrays in Flower's form, in a checkpoint: their values under this one key.
+_RECORD = "ArrayRecord"
 
 
-class _Nodes:
-    """Flower's grid, as far as a strategy looks at it when it chooses whom to ask."""
-
-    def __init__(self, nodes: Sequence[int]) -> None:
-        self._nodes = list(nodes)
-
-    def get_node_ids(self) -> list[int]:
-        """Return the nodes of the round."""
-        return self._nodes
+def _as_tree(value: Any) -> Any:
+    return {_RECORD: to_numpy(value)} if isinstance(value, ArrayRecord) else value
 
 
-def _with_buffers(content: RecordDict, buffers: ArrayRecord) -> RecordDict:
-    return RecordDict({**content, "arrays": ArrayRecord({**content.array_records["arrays"], **buffers})})
+def _from_tree(value: Any) -> Any:
+    return to_record(value[_RECORD]) if isinstance(value, dict) and set(value) == {_RECORD} else value
 
 
-@contextmanager
-def _left_as_it_is() -> Iterator[None]:
-    """Keep Python's global random state, by which Flower shuffles nodes; leave out the lines it logs every round."""
-    before, level = random.getstate(), FLOWER_LOGGER.level
-    FLOWER_LOGGER.setLevel(WARNING)
-    try:
-        yield
-    finally:
-        FLOWER_LOGGER.setLevel(level)
-        random.setstate(before)
+def _type_of(messages: Sequence[Message], usual: str) -> str:
+    return messages[0].metadata.message_type if messages else usual

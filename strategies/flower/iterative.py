@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
@@ -18,16 +18,19 @@ from ..errors import OptionError
 from ..identity import open_run
 from ..iterative import METHOD, IterativeConfig
 from ..method import Job, Normalization
+from ..options import flatten
 from ..outcomes import load_model
 from ..stage import StageReport, all_cores, kept_report, kept_round
 from ..store.run_folder import RunFolder, default_run_dir
+from .base import Base, facts_of
 from .iterative_rounds import IterativeRounds
 from .models import check_student, chosen_student, named_builders
 from .rounds import Account, RunOptions
 
 if TYPE_CHECKING:
+    from ..compute import ServerCompute
     from ..method import Observer
-    from .global_model import Base
+    from ..refinement import Refiner
     from .models import Model
 
     EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
@@ -46,6 +49,8 @@ class Iterative(Strategy):
         normalization: The model's input space; None for mean 0.5 and std 0.5 in every channel.
         config: Rounds, strategy and its numbers; None for the defaults.
         base: The strategy that combines a round's models; None for the one that ``config`` names.
+        refiner: The method that fine-tunes every round's model, and its config; None for none.
+        compute: Where that runs: ``"ray"`` (the default), ``"in-process"``, or a ServerCompute.
         run_dir: The run folder: made if it is new, resumed if it is a run folder; None for a new one under
             ``$ONESHOT_RUNS`` or ``./runs``.
         min_uploads: The quorum of a round. With fewer usable answers the model stays what it is; three such rounds, one
@@ -69,6 +74,8 @@ class Iterative(Strategy):
         normalization: Normalization | None = None,
         config: IterativeConfig | None = None,
         base: Base | None = None,
+        refiner: Refiner | None = None,
+        compute: str | ServerCompute | None = None,
         run_dir: str | Path | None = None,
         min_uploads: int = 2,
         seed: int = 0,
@@ -76,8 +83,6 @@ class Iterative(Strategy):
         observer: Observer | None = None,
         facts: Mapping[str, Any] | None = None,
     ) -> None:
-        if min_uploads < 1:
-            raise OptionError(f"min_uploads is {min_uploads}: allowed is a whole number at least 1")
         options, builders, halves = options or RunOptions(), named_builders(model), (0.5,) * input_shape[0]
         self.method = METHOD
         self.job = Job(
@@ -95,7 +100,7 @@ class Iterative(Strategy):
         )
         check_student(self.job)
         self._base, self._min_uploads, self._max_bytes = base, min_uploads, int(options.max_upload_mib * 2**20)
-        self._run_dir, self._facts = run_dir, dict(facts or {})
+        self._refiner, self._compute, self._run_dir, self._facts = refiner, compute, run_dir, dict(facts or {})
         self._folder: RunFolder | None = None
         self._report: StageReport | None = None
         self._rounds = self._new_rounds()
@@ -105,7 +110,10 @@ class Iterative(Strategy):
         """The run folder; opened, and locked for this process, at its first use, until :meth:`close`."""
         if self._folder is None:
             path = Path(self._run_dir) if self._run_dir else default_run_dir("", self.method.name)
-            self._folder = open_run(path, self.method, self.job, identity={}, facts=self._facts)
+            identity = facts_of(self._base) if self._base is not None else {}
+            if self._refiner is not None:
+                identity |= flatten(self._refiner.config, self._refiner.method.name)
+            self._folder = open_run(path, self.method, self.job, identity=identity, facts=self._facts)
             self._run_dir = path
         return self._folder
 
@@ -143,7 +151,7 @@ class Iterative(Strategy):
         num_rounds: int = 0,
         timeout: float = DEADLINE_S,
         train_config: ConfigRecord | None = None,
-        evaluate_config: ConfigRecord | None = None,  # noqa: ARG002  Flower's signature
+        evaluate_config: ConfigRecord | None = None,
         evaluate_fn: EvaluateFn | None = None,
     ) -> Result:
         """Run the rounds that the run folder has not seen; Flower's signature and result.
@@ -154,7 +162,7 @@ class Iterative(Strategy):
             num_rounds: Rounds; 0 for those of the config.
             timeout: Seconds that the clients have for each round.
             train_config: Sent to the clients with every request.
-            evaluate_config: Not used: here the clients test nothing.
+            evaluate_config: Sent to the clients with every request for scores, where the strategy asks for any.
             evaluate_fn: Called for round 0, and as often as the observer.
 
         Returns:
@@ -177,12 +185,18 @@ class Iterative(Strategy):
                 self._report = kept_report(self.folder, self.job)
             else:
                 self._report = self._rounds.run(
-                    self.folder, grid, timeout=timeout, config=train_config or {}, evaluate_fn=evaluate_fn
+                    self.folder,
+                    grid,
+                    timeout=timeout,
+                    config=train_config or {},
+                    evaluate_fn=evaluate_fn,
+                    evaluate_config=evaluate_config,
                 )
         finally:
             self.close()
         for number, metrics in self._rounds.train_metrics.items():
             result.train_metrics_clientapp[number] = MetricRecord(dict(metrics))
+        result.evaluate_metrics_clientapp.update(self._rounds.client_scores.found)
         result.evaluate_metrics_serverapp.update(self._rounds.scores)
         result.arrays = ArrayRecord(self.report.outcome.student or {})
         return result
@@ -197,9 +211,8 @@ class Iterative(Strategy):
             raise OptionError(f"the arrays have other names or shapes than model {self.job.student!r}")
         trip = self._rounds.begin(self.folder, grid, DEADLINE_S)
         contents = self._rounds.requests(server_round, trip, config)
-        return [
-            Message(content, dst_node_id=node, message_type=MessageType.TRAIN) for node, content in contents.items()
-        ]
+        kind = self._rounds.message_type
+        return [Message(content, dst_node_id=node, message_type=kind) for node, content in contents.items()]
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -225,4 +238,13 @@ class Iterative(Strategy):
         log(INFO, "run folder: %s", self.folder.path)
 
     def _new_rounds(self) -> IterativeRounds:
-        return IterativeRounds(self.job, self._base, min_uploads=self._min_uploads, max_bytes=self._max_bytes)
+        if self._min_uploads < 1:
+            raise OptionError(f"min_uploads is {self._min_uploads}: allowed is a whole number at least 1")
+        return IterativeRounds(
+            self.job,
+            self._base,
+            min_uploads=self._min_uploads,
+            max_bytes=self._max_bytes,
+            refiner=self._refiner,
+            compute=self._compute,
+        )

@@ -27,7 +27,12 @@ class Scaffold(FedAvg):
 
     Attributes:
         control: c, by name of parameter; empty before the first round, as if all were 0.
+        clients_remember: The clients keep control variates from round to round.
+        equal_buffers: Buffers are averaged as the models are, every client alike.
     """
+
+    clients_remember = True
+    equal_buffers = True
 
     def __init__(self, *, server_lr: float = 1.0, **settings: Any) -> None:
         super().__init__(**settings)

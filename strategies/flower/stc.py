@@ -30,7 +30,10 @@ class Stc(FedAvg):
 
     Attributes:
         left: What the server's updates have left out so far, float32 [n]; None before the first.
+        clients_remember: The clients keep what their updates have left out from round to round.
     """
+
+    clients_remember = True
 
     def __init__(self, *, density: float, **settings: Any) -> None:
         super().__init__(**settings)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from strategies.errors import OptionError
-from strategies.federated import fednova_step, moved, next_control, scaffold_step, weighted_mean
+from strategies.federated import feddyn_step, fednova_step, moved, next_control, scaffold_step, weighted_mean
 from strategies.iterative import METHOD, IterativeConfig, fit
 from strategies.method import METHODS, Job, Normalization, Silent, Upload
 from strategies.needs import check_needs
@@ -67,12 +67,32 @@ def test_scaffold_of_two_clients_is_what_one_computes_by_hand() -> None:
     assert control["w"].tolist() == [11.0]
 
 
+def test_feddyn_of_two_clients_of_four_is_what_one_computes_by_hand() -> None:
+    # The mean way is 2, of 2 clients in 4: the drift moves by 1, to 1.5; the next model is 1 + 2 + 1.5.
+    model, drift = feddyn_step(arrays(1.0), [arrays(2.0), arrays(4.0)], drift=arrays(0.5), num_clients=4)
+    assert (model["w"].tolist(), drift["w"].tolist()) == ([4.5], [1.5])
+
+
+def test_feddyn_s_drift_is_the_mean_of_the_clients_and_its_model_that_of_theirs_on_it() -> None:
+    start, drift, *ends = draws(5)
+    model, now = feddyn_step(start, ends, drift=drift, num_clients=5)
+    turned = feddyn_step(start, ends[::-1], drift=drift, num_clients=5)
+    for name, value in start.items():
+        stack = np.stack([end[name] for end in ends]).astype(np.float64)
+        wanted = drift[name] + (stack - value).sum(0) / 5
+        np.testing.assert_allclose(now[name], wanted, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(model[name], stack.mean(0) + wanted, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(turned[0][name], model[name], rtol=1e-6, atol=1e-6)
+        assert (model[name].dtype, now[name].dtype) == (value.dtype, value.dtype)
+
+
 def test_steps_leave_what_they_are_given() -> None:
     start, end, control = draws(3)
     before = [{name: value.copy() for name, value in each.items()} for each in (start, end, control)]
     fednova_step(start, [end], weights=[1.0], travels=[1.0])
     scaffold_step(start, [end])
     next_control(control, [end], num_clients=1)
+    feddyn_step(start, [end], drift=control, num_clients=1)
     moved(start, end)
     for each, copy in zip((start, end, control), before, strict=True):
         assert all(np.array_equal(each[name], copy[name]) for name in each)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from strategies.compute.kept_actor import facts
 from strategies.compute.packing import pack, unpack
-from strategies.compute.ray_actors import _facts
 from strategies.compute.relay import Relay
 from strategies.compute.task import Task
 from strategies.compute.worker import Event, Failure, Outbox, OutboxProgress, Worker, code_digest
@@ -74,7 +74,7 @@ def fit_ranges(job: Job, progress: Progress) -> Outcome:
 def test_worker_hands_the_ranges_of_uploads_to_the_method() -> None:
     worker = worker_with([1.0])
     upload = Upload("c1", "m", dict, ranges={"fc": (-0.5, 2.0)})
-    worker.add_upload(_facts(upload), lambda: pack({"w": torch.ones(2)}))
+    worker.add_upload(facts(upload), lambda: pack({"w": torch.ones(2)}))
     events = run(worker, Task.of(*job(fit_ranges), Plain))
     assert unpack(events[-1][1][0]).student["ranges"].tolist() == [[-0.5, 2.0]]
 
@@ -96,7 +96,7 @@ def test_worker_with_a_failing_method_ends_with_its_class_and_text() -> None:
 
 def test_worker_with_a_pickle_it_cannot_load_ends_with_a_failure() -> None:
     task = Task.of(*job(), Plain)
-    broken = Task(**{**vars(task), "config": b"cabsent_module\nthing\n."})
+    broken = replace(task, parts={**task.parts, "config": b"cabsent_module\nthing\n."})
     (kind, (failure,)) = run(worker_with([1.0]), broken)[-1]
     assert kind == "failed"
     with pytest.raises(ComputeError, match=r"'toy' failed in the Ray actor: ModuleNotFoundError: .*absent_module"):

@@ -5,6 +5,7 @@ import torch
 from strategies.distillation.losses import (
     adversarial_divergence,
     cross_entropy,
+    diversity,
     hard_cross_entropy,
     information,
     jensen_shannon,
@@ -131,3 +132,24 @@ def test_total_variation_of_a_flat_image_is_zero_and_ignores_brightness_and_mirr
     torch.testing.assert_close(total_variation(images + 0.5), total_variation(images))
     torch.testing.assert_close(total_variation(images.flip(3)), total_variation(images))
     torch.testing.assert_close(total_variation(2 * images), 2 * total_variation(images))
+
+
+@pytest.mark.parametrize("shape", [(5,), (2, 3, 4)])
+def test_diversity_is_the_exponential_of_the_mean_over_all_pairs(shape: tuple[int, ...]) -> None:
+    draw = torch.Generator().manual_seed(3)
+    noise, made = torch.randn(4, 6, generator=draw), torch.randn(4, *shape, generator=draw)
+    z, x = noise.numpy(), made.numpy()
+    pairs = [np.mean((z[i] - z[j]) ** 2) * np.mean(np.abs(x[i] - x[j])) for i in range(4) for j in range(4)]
+    assert float(diversity(noise, made)) == pytest.approx(np.exp(-np.mean(pairs)), rel=1e-6)
+    assert float(diversity(noise, made[:1].expand_as(made))) == 1.0
+
+
+def test_diversity_has_the_gradient_of_the_plain_formula() -> None:
+    draw = torch.Generator().manual_seed(4)
+    noise, made = torch.randn(4, 6, generator=draw), torch.randn(4, 2, 3, generator=draw).requires_grad_()
+    apart = (noise[:, None] - noise).square().mean(2) * (made[:, None] - made).abs().mean((2, 3))
+    (wanted,) = torch.autograd.grad(torch.exp(-apart.mean()), made)
+    (found,) = torch.autograd.grad(diversity(noise, made), made)
+    torch.testing.assert_close(found, wanted)
+    closer = made.detach() - 0.1 * found
+    assert float(diversity(noise, closer)) < float(diversity(noise, made.detach()))

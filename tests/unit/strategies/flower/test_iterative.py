@@ -25,8 +25,8 @@ from strategies.client.round_state import RoundState
 from strategies.distillation.average import weighted_mean
 from strategies.errors import OneShotError, OptionError, QuorumError, UploadError
 from strategies.flower import round_trip
+from strategies.flower.base import Base, base_of
 from strategies.flower.fednova import FedNova
-from strategies.flower.global_model import Base, base_of
 from strategies.flower.messages import count_bytes
 from strategies.flower.stc import Stc
 from strategies.iterative import TITLES
@@ -211,7 +211,8 @@ def bad(content: Callable[[RecordDict], None]) -> Client:
     def answer(message: Message) -> Message | None:
         reply = good(message)
         assert reply is not None
-        content(reply.content)
+        if message.metadata.message_type == MessageType.TRAIN:
+            content(reply.content)
         return reply
 
     return answer
@@ -385,7 +386,7 @@ def test_stc_client_that_lost_its_state_gets_the_whole_model_in_the_round_after(
 
     def forgetful(client: Client) -> Client:
         def answer(message: Message) -> Message | None:
-            if message.content["config"]["server-round"] == 2:
+            if message.content["config"].get("server-round") == 2:
                 for path in (tmp_path / "disk").glob("alice-*"):
                     path.unlink()
             try:

@@ -1,0 +1,146 @@
+"""What FedGen asks of local training: two terms on what the server's generator makes, beside the loss of a batch.
+
+Paper: Zhu, Hong, Zhou, Data-Free Knowledge Distillation for Heterogeneous Federated Learning, ICML 2021,
+    https://arxiv.org/abs/2105.10056; FedGen* is its form in the input space by Zhang et al., CVPR 2022. See
+    :mod:`strategies.fed_gen` for the read version and the server's part.
+Where: b_g/b gamma_t mean NLL(f(G(y~)), y~) + gamma_t KL(sm f(G(y)) || sm f(x)) -> GeneratedExamples.penalty.
+Deviations: on generated images (FedGen*) batch normalisation normalises by the batch, as on real ones, but its running
+    statistics stay those of the real images, which the model is tested on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from ..distillation.heads import last_linear
+from ..distillation.lent import Lent, draw_noise
+from ..distillation.losses import cross_entropy, soft_kl
+from ..errors import OptionError, UploadError
+from ..seeds import generator, seeded_torch
+
+
+class GeneratedExamples:
+    """FedGen's terms: what the server's generator knows of the other clients' classes, in this client's loss.
+
+    The generator stays as it was sent. Its examples need labels: of the first term those that this client holds, each
+    as likely as the others; of the second the batch's own.
+
+    Args:
+        model: The model that is trained.
+        said: The request's config.
+        sent: The generator's weights.
+        client: The client's name; with the round and the request's ``seed`` it gives all draws.
+        server_round: From 1.
+        label_counts: The client's examples per class [C]; None: its labels are those that its batches have shown, and
+            the terms end with the round, whatever its epochs.
+
+    Raises:
+        UploadError: The request's generator is none, or does not fit the model.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        said: Mapping[str, Any],
+        sent: Mapping[str, Tensor],
+        *,
+        client: str,
+        server_round: int,
+        label_counts: Sequence[int] | None = None,
+    ) -> None:
+        self.lent = Lent.read(said)
+        self._head = _head_of(model, self.lent) if self.lent.level == "features" else None
+        self._generator = _generator(model, self.lent, self._head, sent)
+        self._rng = generator(int(said.get("seed", 0)), "generated", client, server_round)
+        counts = list(label_counts or ())
+        self._held = {label for label, count in enumerate(counts) if count > 0}
+        self._most = self.lent.epochs * sum(counts) if counts else float("inf")
+        self._known, self._seen, self._size, self._full = bool(counts), 0, 0, 0
+
+    def penalty(self, model: nn.Module, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return both terms, a scalar; 0 once the epochs with a generator are over.
+
+        Args:
+            model: It is trained; its gradient flows through the first term and through ``logits``.
+            logits: f(x) [B, C] of the batch.
+            labels: Its classes [B].
+
+        Raises:
+            UploadError: The generator knows other classes than the model.
+        """
+        lent = self.lent
+        if self._seen >= self._most:
+            return logits.new_zeros(())
+        if logits.shape[1] != lent.classes:
+            raise UploadError(
+                f"the server's generator is of {lent.classes} classes, this client's model has {logits.shape[1]}"
+            )
+        # b is the size of a full batch, which the first of an epoch is; the last may be smaller.
+        self._size, self._full = len(labels), self._full or len(labels)
+        if not self._known:
+            self._held |= set(labels.tolist())
+        held = torch.tensor(sorted(self._held))
+        drawn = held[torch.randint(len(held), (lent.batch,), generator=self._rng)].to(labels.device)
+        with torch.no_grad():
+            examples, others = self._make(drawn), self._make(labels)
+            target = self._judge(model, others)
+        classified = cross_entropy(self._judge(model, examples), drawn)
+        return lent.weight * (lent.batch / self._full * classified + soft_kl(logits, target))
+
+    def step(self) -> None:
+        """Count the batch of the last :meth:`penalty` as trained on."""
+        self._seen += self._size
+
+    def _make(self, labels: Tensor) -> Tensor:
+        noise = draw_noise(self.lent.noise, len(labels), self.lent.latent, self._rng)
+        made: Tensor = self._generator(noise.to(labels.device), labels)
+        return made
+
+    def _judge(self, model: nn.Module, examples: Tensor) -> Tensor:
+        """Return the model's logits of generated examples; none of its buffers moves."""
+        layer = model if self._head is None else model.get_submodule(self._head)
+        buffers = {name: value.clone() for name, value in layer.named_buffers()}
+        logits: Tensor = functional_call(layer, buffers, (examples,))
+        return logits
+
+
+def _head_of(model: nn.Module, lent: Lent) -> str:
+    """Return the name of the model's last linear layer."""
+    try:
+        name, head = last_linear(model)
+    except OptionError as error:
+        raise UploadError(f"the server's generator makes features, but {error}") from error
+    if head.out_features != lent.classes:
+        raise UploadError(
+            f"the server's generator is of {lent.classes} classes, this client's last layer has {head.out_features}"
+        )
+    return name
+
+
+def _generator(model: nn.Module, lent: Lent, head: str | None, sent: Mapping[str, Tensor]) -> nn.Module:
+    """Return the server's generator, frozen, where the model is."""
+    features = int(model.get_submodule(head).in_features) if head is not None else 0  # type: ignore[arg-type]
+    try:
+        # Shapes alone at first: what is told may be wrong, and large.
+        with torch.device("meta"):
+            wanted = _signature(lent.build(features).state_dict().items())
+    except OptionError as error:
+        raise UploadError(f"the server's generator cannot be built: {error}") from error
+    if _signature(sent.items()) != wanted:
+        raise UploadError("the server's generator has other names or shapes than its description says")
+    if not all(bool(value.isfinite().all()) for value in sent.values()):
+        raise UploadError("the server's generator holds NaN or Inf; allowed are finite values")
+    with seeded_torch(0, "generator"):  # its fresh weights are overwritten; the caller's random state must not move
+        found = lent.build(features)
+    found.load_state_dict(dict(sent))
+    place = next(iter(model.parameters())).device
+    return found.requires_grad_(False).eval().to(place)
+
+
+def _signature(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    return {name: (tuple(value.shape), value.dtype) for name, value in tensors}

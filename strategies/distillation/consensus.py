@@ -1,0 +1,113 @@
+"""Members weighed sample by sample: how far a student is from them, and what it learns from them.
+
+Letters: M members, B batch, C classes; ``weights`` a [M, B], with ``sum_k a_ki = 1`` over all members of an ensemble.
+The losses are those of FLBoost (Zhang, Shen, Ding, Tao, Duan, CVPR 2022), Eqs. (4) to (7), in the forms of the text and
+of the published code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+DISCREPANCIES = ("logits", "kl")
+CE_FORMS = ("per-sample", "batch-mean")
+DIRECTIONS = ("teacher-first", "student-first")
+MEANS = ("probabilities", "logits")
+
+
+def discrepancy(student: Tensor, members: Tensor, weights: Tensor, form: str) -> Tensor:
+    """Return ``mean_i sum_k a_ki d(s_i, f_ki)``, L_md, which the generator is to make large.
+
+    Args:
+        student: Logits s [B, C].
+        members: Logits f [M, B, C] of all members, or of some.
+        weights: a [M, B].
+        form: ``"logits"``: d is ``(1/C) sum_c |s_c - f_c|`` with f as a constant (the published code); ``"kl"``: d is
+            ``KL(sm(s) || sm(f))`` (the paper).
+
+    Returns:
+        A scalar, at least zero.
+    """
+    if form == "logits":
+        apart = (student - members.detach()).abs().mean(2)
+    else:
+        log_s, log_f = torch.log_softmax(student, dim=1), torch.log_softmax(members, dim=2)
+        apart = (log_s.exp() * (log_s - log_f)).sum(2)
+    return (weights * apart).sum(0).mean()
+
+
+def weighted_cross_entropy(members: Tensor, labels: Tensor, weights: Tensor, form: str) -> Tensor:
+    """Return the members' cross-entropy L_cls, which the generator is to make small.
+
+    Args:
+        members: Logits f [M, B, C] of all members, or of some.
+        labels: y [B], whole numbers in [0, C).
+        weights: a [M, B].
+        form: ``"per-sample"``: ``mean_i sum_k a_ki CE(f_ki, y_i)`` (the paper); ``"batch-mean"``:
+            ``sum_k mean_i(a_ki) mean_i(CE(f_ki, y_i))`` (the published code).
+
+    Returns:
+        A scalar.
+    """
+    losses = F.cross_entropy(members.flatten(0, 1), labels.repeat(len(members)), reduction="none").view_as(weights)
+    if form == "per-sample":
+        return (weights * losses).sum(0).mean()
+    return (weights.mean(1) * losses.mean(1)).sum()
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What members teach on one batch: two tensors, however many members there are and steps are made on it.
+
+    Attributes:
+        answers: Teacher first: q = sum_k a_k sm(f_k) [B, C]; student first: m = sum_k a_k log sm(f_k) [B, C].
+        constant: What the members alone add to the loss; a scalar.
+        student_first: Which of the two it is.
+        scale: A factor of the loss.
+    """
+
+    answers: Tensor
+    constant: Tensor
+    student_first: bool
+    scale: float
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, members: Tensor, weights: Tensor, *, mean: str, direction: str, per_class: bool) -> Lesson:
+        """Return the lesson of a batch.
+
+        Args:
+            members: Logits f [M, B, C] of all members.
+            weights: a [M, B].
+            mean: ``"probabilities"``: the student is pulled to each member; ``"logits"``: to the one distribution
+                ``sm(sum_k a_k f_k)``, as in FedDF.
+            direction: ``"teacher-first"``: KL(member || student); ``"student-first"``: KL(student || member).
+            per_class: Whether the mean is over classes too, which is a factor 1/C.
+        """
+        if mean == "logits":
+            members, weights = (weights[:, :, None] * members).sum(0, keepdim=True), torch.ones_like(weights[:1])
+        log_f = torch.log_softmax(members, dim=2)
+        scale = 1.0 / members.shape[2] if per_class else 1.0
+        if direction == "student-first":
+            answers = (weights[:, :, None] * log_f).sum(0)
+            return cls(answers, answers.new_zeros(()), student_first=True, scale=scale)
+        shares = weights[:, :, None] * log_f.exp()
+        return cls(shares.sum(0), (shares * log_f).sum((0, 2)).mean(), student_first=False, scale=scale)
+
+    def loss(self, student: Tensor) -> Tensor:
+        """Return ``mean_i sum_k a_ki KL`` in the lesson's direction, times its factor.
+
+        Args:
+            student: Logits s [B, C]; the gradient flows through them.
+
+        Returns:
+            A scalar, at least zero.
+        """
+        log_s = torch.log_softmax(student, dim=1)
+        if self.student_first:
+            return self.scale * (log_s.exp() * (log_s - self.answers)).sum(1).mean()
+        return self.scale * (self.constant - (self.answers * log_s).sum(1).mean())

@@ -1,0 +1,64 @@
+"""Labels for generated examples: as often as the clients hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from .by_class import class_weights
+
+if TYPE_CHECKING:
+    from ..method import Job, Progress
+
+DRAWS = ("fixed", "independent")
+
+
+def draw_labels(held: Sequence[int], count: int, draw: str, rng: torch.Generator) -> Tensor:
+    """Return labels [count] with p(y) = n^y / sum_c n^c, in a random order; a class that nobody holds is never drawn.
+
+    All is done in whole numbers, so that no rounding moves a label.
+
+    Args:
+        held: n^y at least 0, not all zero [C].
+        count: How many.
+        draw: ``"fixed"``: class c gets the places from ``floor(P(c - 1) count)`` to ``floor(P(c) count)``, P the
+            cumulated p, then all are shuffled; ``"independent"``: each label is drawn by itself.
+        rng: A CPU generator.
+    """
+    ends = torch.tensor(held, dtype=torch.int64).cumsum(0)
+    total = int(ends[-1])
+    if draw == "independent":
+        return torch.searchsorted(ends, torch.randint(total, (count,), generator=rng), right=True)
+    places = ends * count // total
+    labels = torch.searchsorted(places, torch.arange(count), right=True)
+    return labels[torch.randperm(count, generator=rng)]
+
+
+def shares_of(job: Job, progress: Progress, *, labels: str, weights: str) -> tuple[list[int], Tensor]:
+    """Return how often each class is drawn, and what each client counts for an example of it.
+
+    Args:
+        job: Its uploads' label counts.
+        progress: Told once if they are missing.
+        labels: ``"counts"``, or ``"uniform"``: every class that somebody holds as often as the others.
+        weights: ``"per-class"``: alpha^{k,y} = n_k^y / sum_j n_j^y; or ``"uniform"``: 1/M.
+
+    Returns:
+        n^y [C], not all zero, and alpha [M, C]. Where a client's counts are not known, both are uniform.
+    """
+    members, classes = len(job.uploads), job.num_classes
+    equal = torch.full((members, classes), 1.0 / members)
+    counts = [upload.label_counts for upload in job.uploads if upload.label_counts is not None]
+    held = [sum(column) for column in zip(*counts, strict=True)]
+    if len(counts) < members or not any(held):
+        if labels == "counts" or weights == "per-class":
+            silent = [upload.client for upload in job.uploads if not any(upload.label_counts or ())]
+            progress.record(
+                {"note": f"no label counts from {', '.join(silent)}: all classes and clients weigh the same"}
+            )
+        return [1] * classes, equal
+    drawn = held if labels == "counts" else [int(count > 0) for count in held]
+    return drawn, class_weights(counts) if weights == "per-class" else equal

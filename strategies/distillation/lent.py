@@ -1,0 +1,127 @@
+"""A generator that the server lends to its clients: what it makes, and how a request's config describes it.
+
+FedGen (see :mod:`strategies.fed_gen`) sends the weights of its generator as the array record ``generator``; the entries
+of the config that begin with ``generator-`` say how it is built and used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import UploadError
+from .generators import ConditionalGenerator, FeatureGenerator
+
+LEVELS = ("features", "images")
+NOISES = ("normal", "uniform")
+MOST = 2**16  # of any whole number that describes a generator
+
+
+@dataclass(frozen=True)
+class Lent:
+    """What a request's config tells of the generator that comes with it.
+
+    Attributes:
+        level: ``"features"``: it makes inputs of the model's last linear layer; ``"images"``: of the model.
+        noise: ``"normal"``: N(0, 1); ``"uniform"``: U[0, 1).
+        latent: Length of its noise.
+        classes: C.
+        width: Of its layers, at the level of features.
+        shape: (channels, height, width) of its images.
+        batch: b_g, the examples that it makes for the first term.
+        weight: gamma_t, of both terms, at least 0.
+        epochs: Local epochs after which both terms end.
+    """
+
+    level: str
+    noise: str
+    latent: int
+    classes: int
+    width: int
+    shape: tuple[int, int, int]
+    batch: int
+    weight: float
+    epochs: int
+
+    def told(self) -> dict[str, str | int | float]:
+        """Return it as entries of a request's config."""
+        channels, height, breadth = self.shape
+        return {
+            "generator-level": self.level,
+            "generator-noise": self.noise,
+            "generator-latent": self.latent,
+            "generator-classes": self.classes,
+            "generator-width": self.width,
+            "generator-channels": channels,
+            "generator-height": height,
+            "generator-breadth": breadth,
+            "generator-batch": self.batch,
+            "generator-weight": self.weight,
+            "generator-epochs": self.epochs,
+        }
+
+    @classmethod
+    def read(cls, said: Mapping[str, Any]) -> Lent:
+        """Return what a request's config tells.
+
+        Raises:
+            UploadError: A key is missing, or its value out of range.
+        """
+        return cls(
+            level=_word(said, "generator-level", LEVELS),
+            noise=_word(said, "generator-noise", NOISES),
+            latent=_whole(said, "generator-latent"),
+            classes=_whole(said, "generator-classes"),
+            width=_whole(said, "generator-width"),
+            shape=(
+                _whole(said, "generator-channels"),
+                _whole(said, "generator-height"),
+                _whole(said, "generator-breadth"),
+            ),
+            batch=_whole(said, "generator-batch"),
+            weight=_weight(said, "generator-weight"),
+            epochs=_whole(said, "generator-epochs"),
+        )
+
+    def build(self, features: int) -> nn.Module:
+        """Return an untrained generator (noise [B, Z], labels [B]) -> inputs of the model, or of its last layer.
+
+        Args:
+            features: Inputs of the model's last linear layer; unused at the level of images.
+
+        Raises:
+            OptionError: There is no generator of such images.
+        """
+        if self.level == "images":
+            return ConditionalGenerator(self.latent, self.classes, self.shape)
+        return FeatureGenerator(self.latent, self.classes, features, self.width)
+
+
+def draw_noise(noise: str, count: int, latent: int, rng: torch.Generator) -> Tensor:
+    """Return noise [count, latent]: N(0, 1) for ``"normal"``, U[0, 1) for ``"uniform"``."""
+    draw = torch.randn if noise == "normal" else torch.rand
+    return draw(count, latent, generator=rng)
+
+
+def _word(said: Mapping[str, Any], key: str, allowed: Sequence[str]) -> str:
+    if said.get(key) not in allowed:
+        raise UploadError(f"the server's {key} is {said.get(key)!r:.80}: allowed is one of {', '.join(allowed)}")
+    return str(said[key])
+
+
+def _whole(said: Mapping[str, Any], key: str) -> int:
+    value = said.get(key)
+    if type(value) is not int or not 1 <= value <= MOST:
+        raise UploadError(f"the server's {key} is {value!r:.80}: allowed is a whole number from 1 to {MOST}")
+    return value
+
+
+def _weight(said: Mapping[str, Any], key: str) -> float:
+    value = said.get(key)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < float("inf"):
+        raise UploadError(f"the server's {key} is {value!r:.80}: allowed is a finite number at least 0")
+    return float(value)

@@ -1,0 +1,107 @@
+"""A student, its teachers and a conditional generator that meet at one place: at images, or before the last layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from ..errors import OptionError
+from ..needs import holds_images
+from ..outcomes import fresh_student
+from ..seeds import seeded_torch
+from .combiners import Mean
+from .ensemble import Ensemble, fast_layout, member_of
+from .generators import ConditionalGenerator, FeatureGenerator
+from .heads import features_of, last_linear
+
+if TYPE_CHECKING:
+    from ..method import Job, State
+
+LEVELS = ("images", "features")
+
+
+@dataclass(frozen=True)
+class Matched:
+    """What a generator is trained against and for.
+
+    Attributes:
+        student: The whole model, at the job's start weights.
+        judge: What of it sees what is generated, and learns from it: the model, or its last layer.
+        teacher: The uploads, or their last layers.
+        generator: (noise [B, Z], labels [B]) -> inputs of the judge.
+    """
+
+    student: nn.Module
+    judge: nn.Module
+    teacher: Ensemble
+    generator: nn.Module
+
+    @classmethod
+    def of(cls, job: Job, level: str, latent: int, width: int, *, table: str = "flboost") -> Matched:
+        """Build them; the generator goes on from the job's memory, and begins at a seeded initialisation without one.
+
+        Args:
+            job: Its uploads, start and memory.
+            level: ``"images"`` or ``"features"``.
+            latent: Z.
+            width: Hidden units of a generator of features.
+            table: The method's name, which its settings begin with.
+
+        Raises:
+            OptionError: At the level of features, the last layers differ; or the memory is of another generator.
+        """
+        student = fast_layout(fresh_student(job))
+        if level == "images":
+            teacher = Ensemble.from_uploads(job.uploads, job.builders, Mean(), device=job.device)
+            return cls(student, student, teacher, _generator(job, latent, width, 0, table))
+        heads = [last_linear(member_of(upload, job.builders))[1].to(job.device) for upload in job.uploads]
+        judge = last_linear(student)[1]
+        owners = ["the student", *(upload.client for upload in job.uploads)]
+        features = features_of([judge, *heads], job.num_classes, owners)
+        return cls(student, judge, Ensemble(heads, Mean()), _generator(job, latent, width, features, table))
+
+
+def check_level(job: Job, table: str = "flboost") -> None:
+    """Refuse a job whose examples or model have nothing that its ``config.level`` could generate.
+
+    Args:
+        job: Its uploads may be missing.
+        table: The method's name, which its settings begin with.
+
+    Raises:
+        OptionError: The examples are no images with sides that are multiples of 4; or the student does not end with a
+            linear layer of one output per class.
+    """
+    if job.config.level == "features":
+        with seeded_torch(job.seed, "head"):
+            head = last_linear(job.builders[job.student]())[1]
+        features_of([head], job.num_classes, [job.student])
+    elif not holds_images(job.input_shape) or any(side % 4 for side in job.input_shape[1:]):
+        raise OptionError(
+            f"setting '{table}.level' is 'images', and the examples' shape is {tuple(job.input_shape)}: allowed are "
+            "images whose height and width are multiples of 4, or the level 'features'"
+        )
+
+
+def _generator(job: Job, latent: int, width: int, features: int, table: str) -> nn.Module:
+    with seeded_torch(job.seed, table, job.server_round, "generator"):  # torch initialises from its global state
+        found: nn.Module
+        if features:
+            found = FeatureGenerator(latent, job.num_classes, features, width)
+        else:
+            found = ConditionalGenerator(latent, job.num_classes, job.input_shape)
+    if job.memory is not None:
+        _remember(found, job.memory, table)
+    return found.to(job.device)
+
+
+def _remember(found: nn.Module, memory: State, table: str) -> None:
+    try:
+        found.load_state_dict(memory)
+    except RuntimeError as error:
+        raise OptionError(
+            "the generator of the round before has other names or shapes than the one of these settings: allowed are "
+            f"the settings that the run began with ({table}.level, {table}.latent, {table}.generator-width)"
+        ) from error

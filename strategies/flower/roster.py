@@ -1,0 +1,87 @@
+"""Who the clients behind Flower's nodes are: node ids are random in every run, names and their order must not be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from logging import INFO
+
+from flwr.app import ConfigRecord, Message
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+
+from ..upload_checks import CLIENT_NAME
+
+_BY_RANK = (
+    "their nodes' order of registration stands for them: which of them a round asks is the same in every run of a "
+    "simulation, and in a deployment as long as its SuperNodes stay registered"
+)
+_BY_ID = "which of them a round asks is another draw in every run"
+
+
+class Roster:
+    """Names of the clients by node, and ranks of the nodes whose clients have none.
+
+    Flower's simulation registers its nodes in the order of their partitions, so that there a rank is a partition.
+    """
+
+    def __init__(self) -> None:
+        self._names: dict[int, str] = {}
+        self._ranks: dict[int, int] = {}
+        self._introduced: set[int] = set()
+        self._told = False
+
+    def name_of(self, node: int) -> str | None:
+        """Return the name of the client on a node; None if it has not told it yet."""
+        return self._names.get(node)
+
+    def is_ranked(self, node: int) -> bool:
+        """Tell whether it is known when a node has registered."""
+        return node in self._ranks
+
+    def call(self, node: int) -> str:
+        """Return what a client is called: its own name, else its node's rank, else its node."""
+        unnamed = f"unnamed-{self._ranks[node]:03d}" if node in self._ranks else f"node-{node}"
+        return self._names.get(node, unnamed)
+
+    def in_order(self, nodes: Iterable[int]) -> list[int]:
+        """Return nodes in the order of their clients' names; those without one last, as they have registered."""
+        last = len(self._ranks)
+        return sorted(
+            nodes,
+            key=lambda node: (node not in self._names, self._names.get(node, ""), self._ranks.get(node, last), node),
+        )
+
+    def rank(self, nodes: Iterable[int], grid: Grid) -> None:
+        """Give nodes that are new their ranks, behind those that are known, in the order in which they registered."""
+        new = {node for node in nodes if node not in self._ranks}
+        infos = grid.get_nodes() if new and hasattr(grid, "get_nodes") else ()
+        known = [(info.registered_at, info.node_id) for info in infos if info.node_id in new and info.registered_at]
+        # The text of a time without fractions of a second has none, and would sort wrongly.
+        for _, node in sorted((datetime.fromisoformat(when), node) for when, node in known):
+            self._ranks[node] = len(self._ranks)
+
+    def name(self, node: int, client: str) -> None:
+        """Note the name of the client on a node."""
+        self._names[node] = client
+
+    def strangers(self, nodes: Iterable[int]) -> list[int]:
+        """Return the nodes that have neither told a name nor answered the question for it."""
+        return [node for node in nodes if node not in self._names and node not in self._introduced]
+
+    def hear(self, replies: Iterable[Message]) -> None:
+        """Take the answers to the question for names; that some have none is said once."""
+        unnamed = 0
+        for reply in replies:
+            node = reply.metadata.src_node_id
+            self._introduced.add(node)
+            facts = ConfigRecord() if reply.has_error() else reply.content.config_records.get("upload", ConfigRecord())
+            name = facts.get("client")
+            if isinstance(name, str) and CLIENT_NAME.fullmatch(name):
+                self._names[node] = name
+            else:
+                unnamed += 1
+        if unnamed and not self._told:
+            self._told = True
+            ranked = self._introduced - set(self._names) <= set(self._ranks)
+            log(INFO, "%d clients tell no names when asked, so %s", unnamed, _BY_RANK if ranked else _BY_ID)

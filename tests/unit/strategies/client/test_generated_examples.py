@@ -1,0 +1,297 @@
+"""FedGen's terms in local training: against numpy, by hand, and through the update of a client."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from strategies.client.corrections import LocalUpdate
+from strategies.client.generated import GeneratedExamples
+from strategies.client.round_state import RoundState
+from strategies.distillation.lent import Lent
+from strategies.errors import UploadError
+from strategies.seeds import generator
+
+State = dict[str, torch.Tensor]
+
+SHAPE, CLASSES = (1, 8, 8), 4
+LENT = Lent("features", "normal", 5, CLASSES, 6, SHAPE, 6, 0.7, 20)
+IMAGES = replace(LENT, level="images", noise="uniform")
+INPUTS, LABELS = torch.linspace(-1, 1, 4 * 64).view(4, *SHAPE), torch.tensor([0, 2, 2, 0])
+COUNTS = (7, 0, 9, 0)
+PINNED = 0.0033414  # the mean way of a parameter in three steps of SGD
+
+
+def net() -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        return nn.Sequential(
+            nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(72, 9), nn.ReLU(), nn.Linear(9, 4)
+        )
+
+
+def weights_of(lent: Lent, features: int = 9) -> State:
+    """Weights of a generator whose running statistics are not the initial ones."""
+    with torch.random.fork_rng():
+        torch.manual_seed(4)
+        made = lent.build(features)
+        made(torch.randn(30, lent.latent), torch.arange(30) % lent.classes)
+    return {name: value.clone() for name, value in made.state_dict().items()}
+
+
+def terms(model: nn.Module, lent: Lent = LENT, **changes: Any) -> GeneratedExamples:
+    said = {"seed": 5, **lent.told()}
+    more: dict[str, Any] = {"client": "alice", "server_round": 3, "label_counts": COUNTS, **changes}
+    return GeneratedExamples(model, said, weights_of(lent), **more)
+
+
+def log_softmax(logits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return logits - np.log(np.exp(logits).sum(1, keepdims=True))  # type: ignore[no-any-return]
+
+
+def draws(lent: Lent, held: list[int], client: str = "alice") -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The labels y~ of the first penalty, their examples, and those of the batch."""
+    made = lent.build(9)
+    made.load_state_dict(weights_of(lent))
+    made.eval()
+    rng = generator(5, "generated", client, 3)
+    drawn = torch.tensor(held)[torch.randint(len(held), (lent.batch,), generator=rng)]
+    draw = torch.randn if lent.noise == "normal" else torch.rand
+    with torch.no_grad():
+        first = made(draw(lent.batch, lent.latent, generator=rng), drawn)
+        return drawn, first, made(draw(len(LABELS), lent.latent, generator=rng), LABELS)
+
+
+def test_penalty_is_numpy_s() -> None:
+    model = net()
+    logits = model(INPUTS)
+    found = terms(model).penalty(model, logits, LABELS)
+    drawn, own, others = (part.double().numpy() for part in draws(LENT, [0, 2]))
+    weight, bias = (value.detach().double().numpy() for value in model[6].parameters())  # type: ignore[index]
+    classified = -log_softmax(own @ weight.T + bias)[np.arange(6), drawn.astype(int)].mean()
+    target, mine = log_softmax(others @ weight.T + bias), log_softmax(logits.detach().double().numpy())
+    divergence = (np.exp(target) * (target - mine)).sum(1).mean()
+    assert found.item() == pytest.approx(6 / 4 * 0.7 * classified + 0.7 * divergence, rel=1e-5)
+    assert divergence > 0.01
+
+
+def test_penalty_by_hand_of_a_generator_of_zeros_and_a_model_without_opinion() -> None:
+    model = net()
+    with torch.no_grad():
+        for value in model[6].parameters():  # type: ignore[index]
+            value.zero_()
+    found = terms(model).penalty(model, model(INPUTS), LABELS)
+    assert found.item() == pytest.approx(6 / 4 * 0.7 * np.log(4), rel=1e-6)  # and the two predictions agree
+
+
+def test_gradient_reaches_the_head_through_generated_features_and_the_body_through_the_batch_alone() -> None:
+    model = net()
+    quiet = replace(LENT, weight=0.0)
+    both, none = (terms(model, lent).penalty(model, model(INPUTS), LABELS) for lent in (LENT, quiet))
+    assert none.item() == 0.0
+    first = torch.autograd.grad(both, list(model.parameters()))
+    assert all(bool(value.abs().sum() > 0) for value in first[:1] + first[-2:])
+    # What the generator's own examples give the head: with the batch's logits cut off nothing reaches the body.
+    rest = terms(model).penalty(model, model(INPUTS).detach(), LABELS)
+    gradients = torch.autograd.grad(rest, list(model.parameters()), allow_unused=True)
+    assert [value is not None for value in gradients] == [False] * (len(gradients) - 2) + [True, True]
+
+
+def test_target_of_the_second_term_is_a_constant() -> None:
+    model = net()
+    lent = replace(LENT, batch=1)
+    found = terms(model, lent)
+    logits = model(INPUTS)
+    (whole,) = torch.autograd.grad(found.penalty(model, logits, LABELS), logits)
+    _, _, others = draws(lent, [0, 2])
+    target = torch.softmax(model[6](others), dim=1)  # type: ignore[index]
+    torch.testing.assert_close(whole, 0.7 * (torch.softmax(logits, dim=1) - target).detach() / 4)
+
+
+def test_labels_of_the_first_term_are_held_by_the_client_and_as_likely_as_each_other() -> None:
+    model = net()
+    found = terms(model, replace(LENT, batch=4000))
+    seen: list[torch.Tensor] = []
+    make = found._make
+    found._make = lambda labels: (seen.append(labels), make(labels))[1]  # type: ignore[method-assign,func-returns-value]
+    found.penalty(model, model(INPUTS), LABELS)
+    counts = torch.bincount(seen[0], minlength=4).tolist()
+    assert counts[1] == counts[3] == 0
+    assert abs(counts[0] - 2000) < 150
+    assert torch.equal(seen[1], LABELS)
+
+
+def test_labels_are_those_of_the_batches_where_the_counts_are_not_told() -> None:
+    model = net()
+    found = terms(model, label_counts=None)
+    value = found.penalty(model, model(INPUTS), LABELS)
+    assert torch.equal(value, terms(model).penalty(model, model(INPUTS), LABELS))
+    found.penalty(model, model(INPUTS), torch.tensor([3, 0, 0, 0]))
+    assert found._held == {0, 2, 3}
+
+
+def test_share_is_of_a_full_batch_in_a_smaller_one_too() -> None:
+    model = net().eval()
+    found, small = terms(model), INPUTS[:2]
+    found.penalty(model, model(INPUTS), LABELS)
+    logits = model(small)
+    value = found.penalty(model, logits, LABELS[:2])
+    fresh = terms(model)
+    fresh.penalty(model, model(INPUTS), LABELS)  # so that the draws are the same
+    fresh._full = 2
+    larger = fresh.penalty(model, logits, LABELS[:2])
+    assert larger.item() > value.item() > 0
+
+
+def test_terms_end_with_their_epochs() -> None:
+    model = net()
+    found = terms(model, replace(LENT, epochs=2))  # of 16 examples, in batches of 4
+    values = []
+    for _ in range(9):
+        values.append(found.penalty(model, model(INPUTS), LABELS).item())
+        found.penalty(model, model(INPUTS), LABELS)  # an optimiser that asks twice takes one step
+        found.step()
+    assert [value > 0 for value in values] == [True] * 8 + [False]
+    endless = terms(model, replace(LENT, epochs=1), label_counts=None)
+    for _ in range(9):
+        assert endless.penalty(model, model(INPUTS), LABELS).item() > 0
+        endless.step()
+
+
+def test_generated_images_move_the_whole_model_and_no_running_statistics() -> None:
+    model = net().train()
+    logits = model(INPUTS).detach()
+    before = {name: value.clone() for name, value in model.named_buffers()}
+    found = terms(model, IMAGES)
+    value = found.penalty(model, logits, LABELS)
+    gradients = torch.autograd.grad(value, list(model.parameters()))
+    assert all(bool(gradient.abs().sum() > 0) for gradient in gradients[:1] + gradients[-2:])
+    assert all(torch.equal(value, before[name]) for name, value in model.named_buffers())
+    drawn, own, others = draws(IMAGES, [0, 2])
+    with torch.no_grad():
+        copy = net().train()
+        classified = nn.functional.cross_entropy(copy(own), drawn)
+        target = torch.softmax(copy(others), dim=1)
+        divergence = (target * (target.log() - torch.log_softmax(logits, dim=1))).sum(1).mean()
+    assert value.item() == pytest.approx(float(0.7 * (1.5 * classified + divergence)), rel=1e-5)
+
+
+def test_same_seed_same_bits_and_every_client_and_round_draws_its_own() -> None:
+    model = net().eval()
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
+
+    def value(**changes: Any) -> float:
+        return terms(model, **changes).penalty(model, model(INPUTS), LABELS).item()
+
+    assert value() == value()
+    assert len({value(), value(client="bob"), value(server_round=4)}) == 3
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_generator_stays_as_it_was_sent() -> None:
+    model = net()
+    found = terms(model)
+    before = {name: value.clone() for name, value in found._generator.state_dict().items()}
+    (found.penalty(model, model(INPUTS), LABELS)).backward()
+    assert all(torch.equal(value, before[name]) for name, value in found._generator.state_dict().items())
+    assert not found._generator.training
+    assert all(value.grad is None for value in found._generator.parameters())
+
+
+# Through the update of a client, and what is refused.
+
+
+def trained(sent: dict[str, State], said: dict[str, Any], *, client: str = "alice") -> State:
+    """Three steps of a client by the rules of a request."""
+    model = net()
+    sent = {"arrays": net().state_dict(), **sent}
+    update = LocalUpdate(model, said, sent, memory=RoundState(None, client), label_counts=COUNTS)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        logits = model.train()(INPUTS)
+        (nn.functional.cross_entropy(logits, LABELS) + update.penalty(model, logits, LABELS)).backward()
+        optimizer.step()
+        update.step(0.1)
+    return update.finish(model)[0]["arrays"]
+
+
+def same(one: State, other: State) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+@pytest.mark.parametrize("lent", [LENT, IMAGES], ids=["features", "images"])
+def test_lent_generator_changes_local_training(lent: Lent) -> None:
+    said = {"server-round": 2, "seed": 1}
+    plain = trained({}, said)
+    with_it = trained({"generator": weights_of(lent)}, {**said, **lent.told()})
+    assert not same(plain, with_it)
+    assert same(with_it, trained({"generator": weights_of(lent)}, {**said, **lent.told()}))
+
+
+def test_request_without_a_generator_trains_as_plain_sgd() -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model.train()(INPUTS), LABELS).backward()
+        optimizer.step()
+    # What the config tells of a generator that did not come is nothing.
+    assert same(trained({}, {"server-round": 1, **LENT.told()}), dict(model.state_dict()))
+
+
+def test_local_training_gives_the_pinned_value() -> None:
+    found, start = trained({"generator": weights_of(LENT)}, {"server-round": 2, "seed": 1, **LENT.told()}), net()
+    moved = [(found[name] - value).abs().flatten() for name, value in start.named_parameters()]
+    assert torch.cat(moved).mean().item() == pytest.approx(PINNED, rel=1e-3)
+
+
+def without_linear() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 4, 8), nn.Flatten())
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"generator-classes": 5}, "the server's generator is of 5 classes, this client's last layer has 4"),
+        ({"generator-width": 8}, "other names or shapes than its description says"),
+        ({"generator-width": 7}, "cannot be built: .*even"),
+        ({"generator-latent": 6}, "other names or shapes"),
+        ({"generator-level": "images", "generator-height": 10}, "cannot be built: .*multiples of 4"),
+        ({"generator-level": "images"}, "other names or shapes"),
+        ({"generator-level": "pixels"}, "generator-level is 'pixels'"),
+    ],
+)
+def test_generator_that_does_not_fit_is_refused(change: dict[str, Any], reason: str) -> None:
+    with pytest.raises(UploadError, match=reason):
+        trained({"generator": weights_of(LENT)}, {"server-round": 2, **LENT.told(), **change})
+
+
+def test_weights_that_are_none_are_refused() -> None:
+    sent = weights_of(LENT)
+    said = {"server-round": 2, **LENT.told()}
+    for bad, reason in (
+        ({}, "other names or shapes"),
+        ({**sent, "more": torch.zeros(1)}, "other names or shapes"),
+        ({name: value.double() for name, value in sent.items()}, "other names or shapes"),
+        ({name: value * float("nan") if "hidden" in name else value for name, value in sent.items()}, "NaN or Inf"),
+    ):
+        with pytest.raises(UploadError, match=reason):
+            trained({"generator": bad}, said)
+
+
+def test_model_without_a_last_linear_layer_is_refused() -> None:
+    with pytest.raises(UploadError, match=r"the server's generator makes features, but .*linear"):
+        terms(without_linear())
+
+
+def test_images_of_other_classes_are_refused_when_the_model_has_answered() -> None:
+    model, lent = net(), replace(IMAGES, classes=3)
+    with pytest.raises(UploadError, match="is of 3 classes, this client's model has 4"):
+        terms(model, lent).penalty(model, model(INPUTS), LABELS)

@@ -1,0 +1,161 @@
+"""Which version of a client's memory a round builds on: late answers, servers that go back, and lost files."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from strategies.client.corrections import LocalUpdate
+from strategies.client.round_state import Recalled, RoundState
+
+State = dict[str, torch.Tensor]
+
+
+@pytest.fixture
+def said() -> Iterator[list[str]]:
+    lines: list[str] = []
+
+    class Ear(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(record.getMessage())
+
+    ear, logger = Ear(), logging.getLogger("flwr")
+    logger.addHandler(ear)
+    yield lines
+    logger.removeHandler(ear)
+
+
+def versions(folder: Path) -> list[int]:
+    return sorted(int(path.stem.rpartition("-")[2]) for path in folder.glob("alice-state-*"))
+
+
+def one_round(memory: RoundState, number: int, **told: int) -> tuple[State, dict[str, float]]:
+    """Take part in a round of SCAFFOLD and FedDyn; what it ends with depends on all that is remembered."""
+    model = nn.Linear(2, 1)
+    start = {"weight": torch.tensor([[1.0, -1.0]]), "bias": torch.zeros(1)}
+    config: dict[str, Any] = {"server-round": number, "feddyn-alpha": 0.5}
+    config |= {key.replace("_", "-"): value for key, value in told.items()}
+    control = {"weight": torch.full((1, 2), 0.1), "bias": torch.ones(1)}
+    update = LocalUpdate(model, config, {"arrays": start, "control": control}, memory=memory)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        ((model(torch.tensor([[1.0, 2.0]])) - number).square().sum() + update.penalty(model)).backward()
+        optimizer.step()
+        update.step(0.1)
+    records, metrics = update.finish(model)
+    return records["arrays"], metrics
+
+
+def same(one: State, other: State) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_what_is_remembered_is_the_sum_of_all_corrections(tmp_path: Path) -> None:
+    memory = RoundState(tmp_path / "run", "alice")
+    one_round(memory, 1)
+    assert memory.recall(2).state.keys() == {"own.weight", "own.bias", "drift.weight", "drift.bias"}
+
+
+def test_last_round_names_the_version(tmp_path: Path) -> None:
+    memory = RoundState(tmp_path, "alice")
+    for number in (1, 2, 3):
+        memory.save(number, {"x": torch.tensor([float(number)])}, safe_round=0)
+    for number in (1, 2, 3):
+        found = memory.recall(7, number)
+        assert (found.round, found.state["x"].item(), found.restarted) == (number, number, False)
+    assert memory.recall(7).round == 3
+    assert memory.recall(3).round == 2
+
+
+def test_client_whose_answers_never_counted_begins_at_zero_silently(tmp_path: Path, said: list[str]) -> None:
+    memory = RoundState(tmp_path / "run", "alice")
+    first, metrics = one_round(memory, 1, last_round=0, safe_round=0)
+    assert metrics["restarted"] == 0.0
+    # The first answer was late: the round after is as if it had not been given.
+    again, metrics = one_round(memory, 2, last_round=0, safe_round=0)
+    fresh, _ = one_round(RoundState(tmp_path / "other", "alice"), 2, last_round=0, safe_round=0)
+    assert same(again, fresh)
+    assert metrics["restarted"] == 0.0
+    assert not same(first, again)
+    assert said == []
+
+
+def test_late_answer_is_as_if_it_had_not_been_given(tmp_path: Path) -> None:
+    punctual, late = (RoundState(tmp_path / name, "alice") for name in ("punctual", "late"))
+    for memory in (punctual, late):
+        one_round(memory, 1, last_round=0, safe_round=0)
+    one_round(late, 2, last_round=1, safe_round=1)
+    wanted, _ = one_round(punctual, 3, last_round=1, safe_round=1)
+    assert same(one_round(late, 3, last_round=1, safe_round=1)[0], wanted)
+    # Had it counted, the next round were another.
+    one_round(punctual, 2, last_round=1, safe_round=1)
+    assert not same(one_round(punctual, 3, last_round=2, safe_round=1)[0], wanted)
+
+
+def test_server_that_goes_back_to_its_checkpoint_meets_the_same_client(tmp_path: Path) -> None:
+    memory = RoundState(tmp_path / "run", "alice")
+    # Checkpoints after rounds 2 and 5; killed in round 5.
+    told = {1: (0, 0), 2: (1, 0), 3: (2, 2), 4: (3, 2), 5: (4, 2)}
+    first = {k: one_round(memory, k, last_round=last, safe_round=safe)[0] for k, (last, safe) in told.items()}
+    assert versions(tmp_path / "run") == [2, 3, 4, 5]
+    for number in (3, 4, 5):
+        last, safe = told[number]
+        found, metrics = one_round(memory, number, last_round=last, safe_round=safe)
+        assert same(found, first[number])
+        assert metrics["restarted"] == 0.0
+    one_round(memory, 6, last_round=5, safe_round=5)
+    assert versions(tmp_path / "run") == [5, 6]
+
+
+def test_versions_are_kept_back_to_the_safe_round_and_without_one_two(tmp_path: Path) -> None:
+    told, untold = RoundState(tmp_path / "told", "alice"), RoundState(tmp_path / "untold", "alice")
+    for number in range(1, 7):
+        told.save(number, {"x": torch.zeros(1)}, safe_round=0)
+        untold.save(number, {"x": torch.zeros(1)})
+    assert versions(tmp_path / "told") == [1, 2, 3, 4, 5, 6]
+    assert versions(tmp_path / "untold") == [5, 6]
+    told.save(9, {"x": torch.zeros(1)}, safe_round=4)
+    assert versions(tmp_path / "told") == [4, 5, 6, 9]
+    assert told.recall(10, 4).round == 4
+
+
+@pytest.mark.parametrize("damage", ["gone", "torn", "nowhere"])
+def test_lost_state_is_zero_one_warning_and_a_metric(tmp_path: Path, said: list[str], damage: str) -> None:
+    memory = RoundState(None if damage == "nowhere" else tmp_path / "run", "alice")
+    one_round(memory, 1, last_round=0, safe_round=0)
+    if damage != "nowhere":
+        (path,) = (tmp_path / "run").iterdir()
+        path.unlink() if damage == "gone" else path.write_bytes(b"torn")
+    found, metrics = one_round(memory, 2, last_round=1, safe_round=1)
+    zero, _ = one_round(RoundState(tmp_path / "other", "alice"), 2, last_round=0, safe_round=0)
+    assert same(found, zero)
+    assert metrics["restarted"] == 1.0
+    zeros = [line for line in said if line.endswith("it goes on from zero")]
+    assert zeros == ["alice: its state of round 1 is not kept here: it goes on from zero"]
+    if damage != "nowhere":  # it has a memory again
+        assert one_round(memory, 3, last_round=2, safe_round=1)[1]["restarted"] == 0.0
+
+
+def test_strategies_without_memory_report_no_restart(tmp_path: Path, said: list[str]) -> None:
+    model = nn.Linear(2, 1)
+    sent = {"arrays": dict(model.state_dict())}
+    config = {"server-round": 5, "last-round": 4, "safe-round": 4, "proximal-mu": 0.1}
+    update = LocalUpdate(model, config, sent, memory=RoundState(tmp_path / "run", "alice"))
+    update.step(0.1)
+    assert update.finish(model)[1] == {"travel": 0.1}
+    assert said == []
+    assert not (tmp_path / "run").exists()
+
+
+def test_memory_without_a_run_keeps_nothing() -> None:
+    memory = RoundState.of("", "", "alice")
+    memory.save(1, {"x": torch.ones(1)}, safe_round=0)
+    assert memory.recall(2, 0) == Recalled()
+    assert memory.recall(2, 1) == Recalled(restarted=True)

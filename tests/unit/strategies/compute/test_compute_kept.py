@@ -1,0 +1,277 @@
+"""Many runs in one actor, against as many single runs."""
+
+import gc
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from torch import nn
+
+from strategies.compute.in_process import InProcess
+from strategies.compute.ray_actors import RayActors
+from strategies.errors import ComputeError, OptionError
+from strategies.method import Job, Method, Normalization, Outcome, Progress, Silent, Upload
+
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.slow,
+    # Ray's own: a tip on its next release, and log files and processes that it leaves to the garbage collector.
+    pytest.mark.filterwarnings("ignore::FutureWarning:ray"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+ray = pytest.importorskip("ray")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def local_ray() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.delenv("RAY_ADDRESS", raising=False)
+        ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
+        yield
+        ray.shutdown()
+
+
+def fit(job: Job, progress: Progress) -> Outcome:
+    """One noisy step from the start; tells the process, and all that the job carries over."""
+    progress.record({"pid": os.getpid()})
+    net = job.builders[job.student]()
+    states = [upload.read() for upload in job.uploads]
+    net.load_state_dict({key: sum(state[key] for state in states) / len(states) for key in states[0]})
+    draws = torch.Generator().manual_seed(job.seed + job.server_round)
+    images = torch.randn(16, 8, generator=draws)
+    if job.proxy is not None:
+        images = images + job.proxy.float().mean()
+    loss = net(images).square().mean()
+    for parameter, gradient in zip(net.parameters(), torch.autograd.grad(loss, list(net.parameters())), strict=True):
+        parameter.data -= job.config["lr"] * gradient
+    before = (job.memory or {"sum": torch.zeros(1)})["sum"]
+    start = sum(value.sum() for value in (job.start or {}).values())
+    return Outcome(dict(net.state_dict()), memory={"sum": before + start + loss.detach()})
+
+
+def fit_negated(job: Job, progress: Progress) -> Outcome:
+    outcome = fit(job, progress)
+    return replace(outcome, student={key: -value for key, value in (outcome.student or {}).items()})
+
+
+def refuse(job: Job, progress: Progress) -> Outcome:
+    raise OptionError(f"no such round {job.server_round}")
+
+
+def die_once(job: Job, progress: Progress) -> Outcome:
+    try:
+        os.close(os.open(job.config["marker"], os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return fit(job, progress)
+    os._exit(1)
+
+
+def hang(job: Job, progress: Progress) -> Outcome:
+    progress.record({"pid": os.getpid()})
+    time.sleep(60)
+    return Outcome()
+
+
+def tanh_net() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 8), nn.Tanh())
+
+
+def relu_net() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+
+
+TOY = Method("toy", "Toy", "nowhere", dict, fit)
+
+
+class Pids(Silent):
+    """Keeps the process of each run."""
+
+    def __init__(self) -> None:
+        self.all: list[int] = []
+
+    def record(self, row: Any) -> None:
+        self.all.append(row["pid"])
+
+
+def job(server_round: int = 1, **changes: Any) -> Job:
+    def weights(number: int) -> dict[str, torch.Tensor]:
+        draws = torch.Generator().manual_seed(100 * server_round + number)
+        return {key: torch.randn(value.shape, generator=draws) for key, value in tanh_net().state_dict().items()}
+
+    uploads = tuple(Upload(f"c{n}", "net", lambda n=n: weights(n), 10) for n in range(2))  # type: ignore[misc]
+    facts = Job(uploads, {"net": tanh_net}, "net", 3, (1, 1, 8), Normalization((0.5,), (0.5,)), {"lr": 0.1})
+    return replace(facts, **{"server_round": server_round, "start": {"w": torch.ones(3)}, **changes})
+
+
+def assert_as_single(outcome: Outcome, method: Method, one: Job) -> None:
+    """Compare with a run in this process, bit for bit."""
+    expected = InProcess().run(method, one, Silent())
+    for ours, theirs in [(outcome.student or {}, expected.student or {}), (outcome.memory, expected.memory)]:
+        assert ours.keys() == theirs.keys() != set()
+        assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+
+
+def gone(pid: int) -> bool:
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_rounds_in_one_actor_end_as_single_runs_and_carry_memory_over() -> None:
+    pids, memory = Pids(), None
+    with RayActors(fallback=False).kept() as kept:
+        for number in (1, 2, 3):
+            one = job(number, memory=memory)
+            outcome = kept.run(TOY, one, pids)
+            assert_as_single(outcome, TOY, one)
+            memory = outcome.memory
+    assert len(pids.all) == 3
+    assert len(set(pids.all)) == 1
+    assert pids.all[0] != os.getpid()
+    assert gone(pids.all[0])
+    assert ray.is_initialized()  # it was there before
+
+
+def test_what_changes_between_rounds_is_honoured() -> None:
+    proxy = torch.ones(2, 1, 1, 8, dtype=torch.uint8)
+    pids = Pids()
+    with RayActors(fallback=False).kept() as kept:
+        changes: list[dict[str, Any]] = [
+            {},
+            {"config": {"lr": 0.5}},
+            {"builders": {"net": relu_net}},
+            {"proxy": proxy},
+            {"proxy": proxy, "start": None, "seed": 7},
+        ]
+        for change in changes:
+            assert_as_single(kept.run(TOY, job(**change), pids), TOY, job(**change))
+        proxy.fill_(9)
+        assert_as_single(kept.run(TOY, job(proxy=proxy), pids), TOY, job(proxy=proxy))
+        assert_as_single(kept.run(TOY, job(), pids), TOY, job())
+        other = replace(TOY, fit=fit_negated)
+        assert_as_single(kept.run(other, job(), pids), other, job())
+        assert_as_single(kept.run(TOY, job(device="auto"), pids), TOY, job())
+    assert len(set(pids.all[:-1])) == 1
+    assert pids.all[-1] != pids.all[0]  # another device asks for another share of a GPU
+
+
+def test_an_actor_that_dies_between_or_in_runs_is_replaced(tmp_path: Any, caplog: pytest.LogCaptureFixture) -> None:
+    pids = Pids()
+    with RayActors(fallback=False, max_restarts=1).kept() as kept:
+        kept.run(TOY, job(1), pids)
+        os.kill(pids.all[0], signal.SIGKILL)
+        assert_as_single(kept.run(TOY, job(2), pids), TOY, job(2))
+        dying = replace(TOY, fit=die_once)
+        for number in (3, 4):
+            one = job(number, config={"lr": 0.1, "marker": str(tmp_path / str(number))})
+            assert_as_single(kept.run(dying, one, pids), TOY, one)
+    assert len(set(pids.all)) == 4
+    ours = [record.getMessage() for record in caplog.records if record.name.startswith("strategies")]
+    assert ours == [
+        "the Ray actor died since the last run; another takes its place",
+        *["the Ray actor died; restart 1 of 1 from the last checkpoint"] * 2,
+    ]
+
+
+def test_a_run_that_fails_leaves_the_next_its_actor_and_one_cut_off_does_not() -> None:
+    class Interrupting(Pids):
+        def record(self, row: Any) -> None:
+            super().record(row)
+            raise KeyboardInterrupt
+
+    pids, cut = Pids(), Interrupting()
+    with RayActors(fallback=False).kept() as kept:
+        kept.run(TOY, job(1), pids)
+        with pytest.raises(OptionError, match="no such round 2"):
+            kept.run(replace(TOY, fit=refuse), job(2), pids)
+        assert_as_single(kept.run(TOY, job(3), pids), TOY, job(3))
+        with pytest.raises(KeyboardInterrupt):
+            kept.run(replace(TOY, fit=hang), job(4), cut)
+        assert gone(cut.all[0])
+        assert_as_single(kept.run(TOY, job(5), pids), TOY, job(5))
+    assert pids.all[0] == pids.all[1] == cut.all[0] != pids.all[2]
+    assert gone(pids.all[2])
+
+
+def test_an_exception_in_the_block_ends_the_actor() -> None:
+    pids = Pids()
+
+    def work() -> None:
+        with RayActors(fallback=False).kept() as kept:
+            kept.run(TOY, job(), pids)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        work()
+    assert gone(pids.all[0])
+
+
+def test_memory_does_not_grow_with_the_rounds() -> None:
+    mib = 2**20
+
+    def heavy(job: Job, progress: Progress) -> Outcome:
+        progress.record({"pid": os.getpid()})
+        total = sum(float(upload.read()["w"].sum()) for upload in job.uploads)
+        return Outcome({"w": torch.full((mib // 4,), total)})
+
+    uploads = tuple(Upload(f"c{n}", "net", lambda: {"w": torch.ones(mib)}, 10) for n in range(4))
+    pids, sizes, references = Pids(), [], []
+    with RayActors(fallback=False).kept() as kept:
+        for number in range(1, 51):
+            kept.run(replace(TOY, fit=heavy), job(number, uploads=uploads, start={"w": torch.ones(mib)}), pids)
+            gc.collect()
+            sizes.append(psutil.Process(pids.all[-1]).memory_full_info().uss / mib)
+            references.append(len(ray._private.worker.global_worker.core_worker.get_all_reference_counts()))
+    assert len(set(pids.all)) == 1
+    # A round brings 20 MiB.
+    assert max(sizes[-5:]) < max(sizes[5:10]) + 40
+    assert max(references[-5:]) <= max(references[5:10]) + 2
+
+
+def test_without_room_the_rounds_run_here_and_say_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    pids = Pids()
+    with RayActors(num_gpus=1, wait_s=0.5).kept() as kept:
+        for number in (1, 2, 3):
+            assert_as_single(kept.run(TOY, job(number, device="auto"), pids), TOY, job(number))
+    assert pids.all == [os.getpid()] * 3
+    ours = [record.getMessage() for record in caplog.records if record.name.startswith("strategies")]
+    assert ours == ["Ray had no room for an actor within 0.5 s: the server stage runs in this process"]
+
+
+def test_ray_that_ends_between_rounds_is_missed_at_once_and_our_own_is_started_anew(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Last in this file: it ends the module's Ray."""
+    pids = Pids()
+    with RayActors(owns_ray=False).kept() as kept, RayActors(owns_ray=False, fallback=False).kept() as strict:
+        kept.run(TOY, job(1), pids)
+        strict.run(TOY, job(1), pids)
+        ray.shutdown()
+        began = time.monotonic()
+        with pytest.raises(ComputeError, match="the simulation's Ray has ended"):
+            strict.run(TOY, job(2), pids)
+        assert_as_single(kept.run(TOY, job(2), pids), TOY, job(2))
+        assert time.monotonic() - began < 20
+    assert pids.all[2:] == [os.getpid()]
+    assert not ray.is_initialized()
+    with RayActors(fallback=False).kept() as kept:
+        for number in (1, 2):
+            assert_as_single(kept.run(TOY, job(number), pids), TOY, job(number))
+        raylets = [child for child in psutil.Process().children(recursive=True) if "raylet" in child.name()]
+        assert pids.all[-1] == pids.all[-2]
+        assert raylets
+    assert not ray.is_initialized()
+    assert all(gone(child.pid) for child in raylets)
+    assert gone(pids.all[-1])

@@ -1,0 +1,115 @@
+"""The losses on members that are weighed sample by sample, against their formulas in numpy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from strategies.distillation.consensus import Lesson, discrepancy, weighted_cross_entropy
+from strategies.seeds import generator as rng
+
+M, B, C = 3, 5, 4
+STUDENT = torch.randn(B, C, generator=rng(0), dtype=torch.float64)
+MEMBERS = 2 * torch.randn(M, B, C, generator=rng(1), dtype=torch.float64)
+LABELS = torch.randint(C, (B,), generator=rng(2))
+RAW = torch.rand(M, B, generator=rng(3), dtype=torch.float64)
+WEIGHTS = RAW / RAW.sum(0)
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    powers = np.exp(logits - logits.max(-1, keepdims=True))
+    return powers / powers.sum(-1, keepdims=True)
+
+
+def kl(first: np.ndarray, second: np.ndarray) -> float:
+    return float((first * np.log(first / second)).sum())
+
+
+s, f, y, a = STUDENT.numpy(), MEMBERS.numpy(), LABELS.numpy(), WEIGHTS.numpy()
+
+
+def test_discrepancy_of_logits_is_the_weighted_mean_absolute_difference() -> None:
+    wanted = np.mean([sum(a[k, i] * np.abs(s[i] - f[k, i]).mean() for k in range(M)) for i in range(B)])
+    assert float(discrepancy(STUDENT, MEMBERS, WEIGHTS, "logits")) == pytest.approx(wanted, rel=1e-12)
+
+
+def test_discrepancy_by_kl_has_the_student_first() -> None:
+    wanted = np.mean([sum(a[k, i] * kl(softmax(s[i]), softmax(f[k, i])) for k in range(M)) for i in range(B)])
+    assert float(discrepancy(STUDENT, MEMBERS, WEIGHTS, "kl")) == pytest.approx(wanted, rel=1e-12)
+
+
+@pytest.mark.parametrize("form", ["logits", "kl"])
+def test_discrepancy_of_single_members_adds_up(form: str) -> None:
+    parts = [discrepancy(STUDENT, MEMBERS[k : k + 1], WEIGHTS[k : k + 1], form) for k in range(M)]
+    torch.testing.assert_close(torch.stack(parts).sum(), discrepancy(STUDENT, MEMBERS, WEIGHTS, form))
+
+
+@pytest.mark.parametrize(("form", "through_members"), [("logits", False), ("kl", True)])
+def test_only_kl_sends_a_gradient_through_the_members(form: str, through_members: bool) -> None:
+    student, members = STUDENT.clone().requires_grad_(), MEMBERS.clone().requires_grad_()
+    discrepancy(student, members, WEIGHTS, form).backward()  # type: ignore[no-untyped-call]
+    assert student.grad is not None
+    assert bool(student.grad.any())
+    assert (members.grad is not None) == through_members
+
+
+def losses() -> np.ndarray:
+    return np.array([[-np.log(softmax(f[k, i])[y[i]]) for i in range(B)] for k in range(M)])
+
+
+def test_cross_entropy_weighs_each_sample_or_the_mean_of_the_batch() -> None:
+    each = np.mean([sum(a[k, i] * losses()[k, i] for k in range(M)) for i in range(B)])
+    together = sum(losses()[k].mean() * a[k].mean() for k in range(M))
+    assert float(weighted_cross_entropy(MEMBERS, LABELS, WEIGHTS, "per-sample")) == pytest.approx(each, rel=1e-12)
+    assert float(weighted_cross_entropy(MEMBERS, LABELS, WEIGHTS, "batch-mean")) == pytest.approx(together, rel=1e-12)
+    assert abs(each - together) > 1e-3
+    one = weighted_cross_entropy(MEMBERS[1:2], LABELS, WEIGHTS[1:2], "batch-mean")
+    assert float(one) == pytest.approx(losses()[1].mean() * a[1].mean(), rel=1e-12)
+
+
+@pytest.mark.parametrize("per_class", [False, True])
+@pytest.mark.parametrize("direction", ["teacher-first", "student-first"])
+@pytest.mark.parametrize("mean", ["probabilities", "logits"])
+def test_lesson_is_the_weighted_kl_in_its_direction(mean: str, direction: str, per_class: bool) -> None:
+    def one(i: int) -> float:
+        if mean == "logits":
+            pairs = [(1.0, softmax(sum(a[k, i] * f[k, i] for k in range(M))))]
+        else:
+            pairs = [(a[k, i], softmax(f[k, i])) for k in range(M)]
+        own = softmax(s[i])
+        return float(sum(w * (kl(p, own) if direction == "teacher-first" else kl(own, p)) for w, p in pairs))
+
+    wanted = np.mean([one(i) for i in range(B)]) / (C if per_class else 1)
+    lesson = Lesson.of(MEMBERS, WEIGHTS, mean=mean, direction=direction, per_class=per_class)
+    assert float(lesson.loss(STUDENT)) == pytest.approx(wanted, rel=1e-12)
+
+
+def test_lesson_teacher_first_has_the_gradient_of_the_published_soft_cross_entropy() -> None:
+    student = STUDENT.clone().requires_grad_()
+    lesson = Lesson.of(MEMBERS, WEIGHTS, mean="probabilities", direction="teacher-first", per_class=True)
+    (ours,) = torch.autograd.grad(lesson.loss(student), student)
+    shares = (WEIGHTS[:, :, None] * torch.softmax(MEMBERS, dim=2)).sum(0)
+    (theirs,) = torch.autograd.grad((-torch.log_softmax(student, dim=1) * shares).mean(), student)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-15)
+
+
+def test_lesson_of_equal_weights_on_logits_is_feddfs_mean() -> None:
+    equal = torch.full((M, B), 1 / M, dtype=torch.float64)
+    lesson = Lesson.of(MEMBERS, equal, mean="logits", direction="teacher-first", per_class=False)
+    torch.testing.assert_close(lesson.answers, torch.softmax(MEMBERS.mean(0), dim=1))
+
+
+def test_lesson_keeps_no_graph_of_the_members() -> None:
+    lesson = Lesson.of(
+        MEMBERS.clone().requires_grad_(), WEIGHTS, mean="probabilities", direction="teacher-first", per_class=False
+    )
+    assert not lesson.answers.requires_grad
+    assert not lesson.constant.requires_grad
+
+
+@pytest.mark.parametrize("direction", ["teacher-first", "student-first"])
+def test_lesson_is_finite_where_a_member_is_certain(direction: str) -> None:
+    certain = MEMBERS * torch.tensor([1000.0, 0, 0, 0], dtype=torch.float64)
+    lesson = Lesson.of(certain, WEIGHTS, mean="probabilities", direction=direction, per_class=False)
+    assert bool(lesson.loss(STUDENT).isfinite())

@@ -1,0 +1,41 @@
+"""Last layers."""
+
+from __future__ import annotations
+
+import pytest
+from torch import nn
+
+from strategies.distillation.heads import features_of, last_linear
+from strategies.errors import OptionError
+
+
+def test_last_linear_layer_is_found_by_name_and_is_the_models_own() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Sequential(nn.Linear(4, 5), nn.ReLU()))
+    name, layer = last_linear(model)
+    assert name == "2.0"
+    assert layer is model.get_submodule(name)
+
+
+def test_layer_itself_is_its_own_head() -> None:
+    layer = nn.Linear(2, 2)
+    assert last_linear(layer) == ("", layer)
+
+
+def test_model_without_linear_layer_is_refused() -> None:
+    with pytest.raises(OptionError, match="Sequential has no linear layer"):
+        last_linear(nn.Sequential(nn.Conv2d(1, 1, 3)))
+
+
+def test_heads_of_one_shape_have_one_number_of_features() -> None:
+    assert features_of([nn.Linear(7, 3), nn.Linear(7, 3)], 3, ["a", "b"]) == 7
+
+
+@pytest.mark.parametrize("other", [nn.Linear(6, 3), nn.Linear(7, 4)])
+def test_heads_that_differ_are_refused_by_name(other: nn.Linear) -> None:
+    with pytest.raises(OptionError, match=r"a: 7 to 3, b: \d to \d: allowed are equal numbers"):
+        features_of([nn.Linear(7, 3), other], 3, ["a", "b"])
+
+
+def test_heads_with_other_outputs_than_classes_are_refused() -> None:
+    with pytest.raises(OptionError, match="and 10 outputs, one per class"):
+        features_of([nn.Linear(7, 3)], 10, ["a"])

@@ -1,0 +1,72 @@
+"""What a request tells of the generator that comes with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import ConfigRecord
+
+from strategies.distillation.generators import ConditionalGenerator, FeatureGenerator
+from strategies.distillation.lent import Lent, draw_noise
+from strategies.errors import UploadError
+
+LENT = Lent("features", "normal", 5, 4, 8, (1, 8, 12), 6, 9.8, 20)
+
+
+def test_description_goes_through_a_request_and_back() -> None:
+    assert all(key.startswith("generator-") for key in LENT.told())
+    assert Lent.read(dict(ConfigRecord(LENT.told()))) == LENT  # type: ignore[arg-type]
+
+
+def test_generator_is_of_its_level() -> None:
+    labels, noise = torch.tensor([0, 3, 1]), torch.zeros(3, 5)
+    features = LENT.build(7)
+    assert isinstance(features, FeatureGenerator)
+    assert features(noise, labels).shape == (3, 7)
+    images = Lent(**{**vars(LENT), "level": "images"}).build(7)
+    assert isinstance(images, ConditionalGenerator)
+    assert images(noise, labels).shape == (3, 1, 8, 12)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "allowed"),
+    [
+        ("level", "pixels", "one of features, images"),
+        ("noise", 1, "one of normal, uniform"),
+        ("latent", 0, "a whole number from 1 to 65536"),
+        ("classes", 4.0, "a whole number"),
+        ("width", 10**9, "a whole number"),
+        ("channels", True, "a whole number"),
+        ("height", "8", "a whole number"),
+        ("breadth", -8, "a whole number"),
+        ("batch", None, "a whole number"),
+        ("epochs", 0, "a whole number"),
+        ("weight", float("nan"), "a finite number at least 0"),
+        ("weight", -1.0, "a finite number"),
+        ("weight", float("inf"), "a finite number"),
+        ("weight", True, "a finite number"),
+        ("weight", "1", "a finite number"),
+    ],
+)
+def test_wrong_descriptions_are_refused(key: str, value: Any, allowed: str) -> None:
+    with pytest.raises(UploadError, match=f"the server's generator-{key} is .*: allowed is {allowed}"):
+        Lent.read({**LENT.told(), f"generator-{key}": value})
+
+
+def test_missing_entry_is_refused() -> None:
+    told = LENT.told()
+    for key in told:
+        with pytest.raises(UploadError, match=f"the server's {key} is None"):
+            Lent.read({name: value for name, value in told.items() if name != key})
+
+
+def test_noise_is_normal_or_uniform() -> None:
+    normal, uniform = (draw_noise(kind, 400, 20, torch.Generator().manual_seed(0)) for kind in ("normal", "uniform"))
+    assert normal.shape == uniform.shape == (400, 20)
+    assert abs(normal.mean()) < 0.03
+    assert abs(normal.std() - 1) < 0.03
+    assert 0 <= uniform.min() < 0.01
+    assert 0.99 < uniform.max() < 1
+    assert abs(uniform.mean() - 0.5) < 0.02

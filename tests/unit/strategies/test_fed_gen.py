@@ -1,0 +1,372 @@
+"""FedGen's server part: its losses against numpy, what it leaves, what it lends, what it refuses."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from method_fakes import BUILDERS, SHAPE, Book, upload
+from torch import nn
+
+from strategies.compute import InProcess
+from strategies.distillation.average import weighted_mean
+from strategies.distillation.lent import Lent
+from strategies.errors import OptionError
+from strategies.fed_gen import METHOD, FedGenConfig, _Server, fit, lends
+from strategies.fedavg import METHOD as FEDAVG
+from strategies.method import METHODS, Job, Normalization, Outcome, Silent, Upload
+from strategies.needs import check_needs
+from strategies.refinement import Refinement, Refiner, refines
+
+State = dict[str, torch.Tensor]
+
+SMALL = FedGenConfig(iterations=4, batch_size=6, latent=5, generator_width=8, weight_decay=0.0)
+IMAGES = replace(SMALL, level="images")
+UPLOADS = tuple(upload(k, "narrow") for k in range(3))
+# The mean absolute value of what the generator makes after one round.
+PINNED = {"features": 0.366890, "images": 0.885661}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Any:
+    """Sums of several threads round otherwise, and the first steps of Adam make the most of it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def job(config: FedGenConfig = SMALL, *, uploads: tuple[Upload, ...] = UPLOADS, **more: Any) -> Job:
+    space = Normalization((0.5, 0.4), (0.5, 0.6))
+    return Job(uploads, BUILDERS, "narrow", 3, SHAPE, space, config, **more)
+
+
+def same(one: State, other: State) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+def made_by(memory: State, config: FedGenConfig) -> torch.Tensor:
+    """What a generator makes of one batch, by whose statistics it normalises."""
+    lent = Lent.read(lends(job(config)))
+    found = lent.build(16)
+    found.load_state_dict(memory)
+    noise = torch.randn(12, lent.latent, generator=torch.Generator().manual_seed(6))
+    with torch.no_grad():
+        examples: torch.Tensor = found.train()(noise, torch.arange(12) % 3)
+    return examples
+
+
+def counted(*counts: tuple[int, ...] | None) -> tuple[Upload, ...]:
+    return tuple(replace(one, label_counts=given) for one, given in zip(UPLOADS, counts, strict=True))
+
+
+# The loss.
+
+
+def by_hand(config: FedGenConfig, weights: np.ndarray[Any, Any]) -> tuple[_Server, dict[str, float], dict[str, float]]:
+    """Return a server, its loss's terms on one batch, and what numpy makes of them from the uploads' last layers."""
+    start = weighted_mean([one.read() for one in UPLOADS], [1.0, 2.0, 3.0])
+    server = _Server(job(config, start=start), Silent())
+    noise, labels = torch.randn(6, 5, generator=torch.Generator().manual_seed(8)), torch.tensor([0, 1, 2, 2, 1, 1])
+    found = {name: value.item() for name, value in server.loss(noise, labels).items()}
+    made = server.generator(noise, labels).detach().double().numpy()
+    z, y = noise.double().numpy(), labels.numpy()
+
+    def logits(state: State) -> np.ndarray[Any, Any]:
+        weight, bias = state["7.weight"].double().numpy(), state["7.bias"].double().numpy()
+        return made @ weight.T + bias  # type: ignore[no-any-return]
+
+    def log_sm(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        return values - np.log(np.exp(values).sum(1, keepdims=True))  # type: ignore[no-any-return]
+
+    each = [logits(one.read()) for one in UPLOADS]
+    nll = np.stack([-log_sm(values)[np.arange(6), y] for values in each])
+    together = sum(weights[k, y][:, None] * each[k] for k in range(3))
+    target, student = log_sm(together), log_sm(logits(start))
+    apart = [[((a - b) ** 2).mean() for b in z] for a in z]
+    differ = [[np.abs(a - b).mean() for b in made] for a in made]
+    wanted = {
+        "ce": 0.7 * (weights[:, y] * nll).mean(1).sum(),
+        "distillation": -0.3 * (np.exp(target) * (target - student)).sum(1).mean(),
+        "diversity": 2.0 * np.exp(-(np.array(apart) * np.array(differ)).mean()),
+    }
+    return server, found, wanted
+
+
+TERMS = {"ce_weight": 0.7, "distillation_weight": 0.3, "diversity_weight": 2.0}
+
+
+def test_terms_are_numpy_s_with_equal_weights() -> None:
+    _, found, wanted = by_hand(replace(SMALL, **TERMS), np.full((3, 3), 1 / 3))
+    assert found == pytest.approx(wanted, rel=1e-4)
+
+
+def test_terms_are_numpy_s_with_weights_by_examples_of_the_class() -> None:
+    counts = np.array([one.label_counts for one in UPLOADS], dtype=float)
+    server, found, wanted = by_hand(replace(SMALL, weights="counts", **TERMS), counts / counts.sum(0))
+    assert found == pytest.approx(wanted, rel=1e-4)
+    np.testing.assert_allclose(server.weights.numpy().sum(0), 1.0, rtol=1e-6)
+
+
+def test_terms_without_weight_are_not_computed() -> None:
+    start = UPLOADS[0].read()
+    server = _Server(job(replace(SMALL, diversity_weight=0.0), start=start), Silent())
+    assert list(server.loss(torch.zeros(6, 5), torch.zeros(6).long())) == ["ce"]
+
+
+def test_generator_learns_to_make_what_the_clients_know_as_the_class() -> None:
+    book = Book()
+    for level in ("features", "images"):
+        config = replace(SMALL, level=level, batch_size=16, latent=16)
+        first = replace(config, iterations=1)
+        values = []
+        for one in (first, replace(config, iterations=25)):
+            fit(job(one), book)
+            values.append(book.epochs[-1]["ce"])
+        assert values[1] < 0.8 * values[0], level
+
+
+# What a round leaves.
+
+
+@pytest.mark.parametrize("config", [SMALL, IMAGES], ids=["features", "images"])
+def test_round_keeps_the_combined_model_and_leaves_a_generator(config: FedGenConfig) -> None:
+    start = {name: value + 1 for name, value in UPLOADS[0].read().items()}
+    given = {name: value.clone() for name, value in start.items()}
+    outcome = fit(job(config, start=start, seed=2), Silent())
+    assert outcome.student is not None
+    assert same(outcome.student, given)
+    assert same(start, given)
+    assert set(outcome.timings) == {"average", "generator"}
+    examples = made_by(outcome.memory, config)
+    assert examples.shape == ((12, 16) if config.level == "features" else (12, *SHAPE))
+    assert examples.abs().mean().item() == pytest.approx(PINNED[config.level], rel=1e-3)
+
+
+def test_one_shot_result_is_the_average_by_examples() -> None:
+    outcome, average = fit(job(), Silent()), FEDAVG.fit(job(FEDAVG.config()), Silent())  # type: ignore[arg-type]
+    assert outcome.student is not None
+    assert average.student is not None
+    assert same(outcome.student, average.student)
+    silent = tuple(replace(one, num_examples=None) for one in UPLOADS)
+    plain = fit(job(uploads=silent), Silent()).student
+    assert plain is not None
+    assert same(plain, weighted_mean([one.read() for one in UPLOADS], [1.0, 1.0, 1.0]))
+
+
+def test_round_goes_on_from_the_generator_of_the_last() -> None:
+    first = fit(job(), Silent()).memory
+    second = fit(job(memory=first, server_round=2), Silent()).memory
+    anew = fit(job(server_round=2), Silent()).memory
+    assert not same(second, anew)
+    assert second["norm0.num_batches_tracked"] == 8
+    assert anew["norm0.num_batches_tracked"] == 4
+
+
+def test_learning_rate_falls_from_round_to_round() -> None:
+    moved = []
+    for number in (1, 11):
+        config = replace(SMALL, iterations=1, lr_decay=0.9)
+        with torch.random.fork_rng():
+            torch.manual_seed(1)
+            start = Lent.read(lends(job())).build(16).state_dict()
+        start = {name: value.clone() for name, value in start.items()}
+        after = fit(job(config, memory=start, server_round=number), Silent()).memory
+        moved.append((after["features.bias"] - start["features.bias"]).abs().max().item())
+    # The first step of Adam is as long as its rate.
+    assert moved == pytest.approx([0.01, 0.01 * 0.9**10], rel=1e-3)
+
+
+@pytest.mark.parametrize("config", [SMALL, IMAGES], ids=["features", "images"])
+def test_same_seed_same_bits_and_rounds_draw_anew(config: FedGenConfig) -> None:
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    first = fit(job(config), Silent()).memory
+    assert torch.equal(torch.get_rng_state(), state)
+    assert same(first, fit(job(config), Silent()).memory)
+    assert not same(first, fit(job(config, seed=1), Silent()).memory)
+    assert not same(first, fit(job(config, server_round=2), Silent()).memory)
+
+
+def slope(config: FedGenConfig, uploads: tuple[Upload, ...]) -> State:
+    """Return the gradient of the generator's weights at its first step."""
+    server = _Server(job(config, uploads=uploads, start=UPLOADS[0].read()), Silent())
+    noise = torch.randn(6, 5, generator=torch.Generator().manual_seed(8))
+    sum(server.loss(noise, torch.tensor([0, 1, 2, 2, 1, 1])).values()).backward()  # type: ignore[union-attr]
+    return {name: value.grad for name, value in server.generator.named_parameters() if value.grad is not None}
+
+
+# What Adam makes of a gradient is not compared: of one that is zero but for rounding it makes a full step.
+@pytest.mark.parametrize("level", ["features", "images"])
+def test_order_of_the_clients_does_not_matter(level: str) -> None:
+    config = replace(SMALL, level=level, weights="counts", distillation_weight=1.0)
+    first, turned = slope(config, UPLOADS), slope(config, UPLOADS[::-1])
+    assert first.keys() == turned.keys()
+    for name, value in first.items():
+        torch.testing.assert_close(value, turned[name], rtol=1e-3, atol=1e-5)
+    assert max(value.abs().max().item() for value in first.values()) > 1e-2
+
+
+def test_equal_label_counts_are_equal_weights() -> None:
+    alike = counted((5, 5, 5), (5, 5, 5), (5, 5, 5))
+    plain, found = slope(SMALL, UPLOADS), slope(replace(SMALL, weights="counts"), alike)
+    for name, value in plain.items():
+        torch.testing.assert_close(value, found[name], rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("config", [replace(SMALL, distillation_weight=1.0), IMAGES], ids=["features", "images"])
+def test_teachers_and_the_combined_model_stay_as_they_are(config: FedGenConfig) -> None:
+    server = _Server(job(config, start=UPLOADS[1].read()), Silent())
+    judges = [server.teacher, server.judge]
+    before = [{name: value.clone() for name, value in judge.state_dict().items()} for judge in judges]
+    server.train()
+    assert all(same(dict(judge.state_dict()), old) for judge, old in zip(judges, before, strict=True))
+    assert not any(part.training for judge in judges for part in judge.modules())
+    assert all(value.grad is None for judge in judges for value in judge.parameters())
+
+
+OTHER: dict[str, Any] = {
+    "level": "images", "iterations": 3, "batch_size": 7, "latent": 6, "generator_width": 10, "generator_lr": 0.02,
+    "weight_decay": 0.1, "weights": "counts", "ce_weight": 0.5, "distillation_weight": 0.5,
+    "diversity_weight": 0.1, "noise": "uniform",
+}  # fmt: skip
+LOCAL = {"local_weight": 5.0, "local_decay": 0.5, "local_floor": 20.0, "local_batch_size": 7, "local_epochs": 3}
+
+
+def test_every_option_is_tried_here() -> None:
+    elsewhere = {"lr_decay", "labels"}
+    assert {field.name for field in fields(FedGenConfig)} == OTHER.keys() | LOCAL.keys() | elsewhere
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_option_of_the_server_makes_a_difference(name: str) -> None:
+    assert not same(fit(job(replace(SMALL, **{name: OTHER[name]})), Silent()).memory, fit(job(), Silent()).memory)
+
+
+@pytest.mark.parametrize("name", LOCAL)
+def test_option_of_the_clients_is_told_and_changes_nothing_here(name: str) -> None:
+    config = replace(SMALL, **{name: LOCAL[name]})
+    assert lends(job(config, server_round=2)) != lends(job(server_round=2))
+    assert same(fit(job(config), Silent()).memory, fit(job(), Silent()).memory)
+
+
+# Label counts.
+
+
+def drawn(config: FedGenConfig, uploads: tuple[Upload, ...]) -> tuple[list[int], list[str]]:
+    book = Book()
+    return _Server(job(config, uploads=uploads, start=UPLOADS[0].read()), book).classes.tolist(), book.notes
+
+
+def test_held_labels_are_those_of_which_a_client_has_two_examples() -> None:
+    held = replace(SMALL, labels="held")
+    assert drawn(held, counted((9, 1, 0), (0, 1, 2), (0, 1, 0))) == ([0, 2], [])
+    assert drawn(SMALL, counted((9, 1, 0), (0, 1, 2), (0, 1, 0))) == ([0, 1, 2], [])
+    assert drawn(held, counted((1, 1, 0), (0, 1, 1), (1, 0, 0))) == ([0, 1, 2], [])
+
+
+def test_without_label_counts_everything_is_equal_and_that_is_said_once_in_all_rounds() -> None:
+    uploads, lines = counted((9, 1, 0), None, (0, 1, 5)), list[str]()
+    config = replace(SMALL, labels="held", weights="counts")
+    assert drawn(config, uploads)[0] == [0, 1, 2]
+    assert same(fit(job(config, uploads=uploads), Silent()).memory, fit(job(), Silent()).memory)
+    assert drawn(SMALL, uploads)[1] == []
+    stage = Refinement(Refiner(METHOD, config), job(), InProcess(), say=lines.append)
+    for number in (1, 2, 3):
+        stage.run(number, uploads, UPLOADS[0].read())
+    assert lines == ["no label-counts from c1: all classes and clients weigh the same"]
+
+
+# What the clients are told.
+
+
+def test_clients_are_told_what_the_generator_is_and_its_weight_of_the_round() -> None:
+    config = replace(SMALL, local_batch_size=9, local_epochs=3)
+    assert Lent.read(lends(job(config, server_round=2))) == Lent(
+        "features", "normal", 5, 3, 8, SHAPE, 9, pytest.approx(9.8), 3
+    )
+    assert METHOD.lends is lends
+
+
+def test_weight_of_a_round_falls_to_its_floor() -> None:
+    config = FedGenConfig()
+    assert [config.gamma(number) for number in (1, 2, 3)] == pytest.approx([10.0, 9.8, 9.604])
+    assert config.gamma(1000) == 1e-4
+
+
+# Settings.
+
+
+def test_refinement_takes_it() -> None:
+    assert refines(METHODS["fed-gen"])
+    assert Refiner.of("fed-gen", iterations=3).config.iterations == 3
+
+
+def test_presets_are_the_publications() -> None:
+    original = FedGenConfig.preset("original", level="images")
+    assert (original.generator_lr, original.weight_decay, original.lr_decay) == (3e-4, 1e-2, 0.98)
+    assert (original.labels, original.weights, original.noise, original.level) == (
+        "held",
+        "counts",
+        "uniform",
+        "images",
+    )
+    assert FedGenConfig.preset("default") == FedGenConfig()
+    with torch.device("meta"):
+        generator = Lent.read(lends(job(FedGenConfig.preset("cvpr2022")))).build(512)
+    assert sum(value.numel() for value in generator.parameters()) == pytest.approx(72e6, rel=0.01)
+    with pytest.raises(OptionError, match="unknown preset 'paper'"):
+        FedGenConfig.preset("paper")
+
+
+def without_linear() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(2, 3, 8), nn.Flatten())
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"builders": {"narrow": without_linear}}, "has no linear layer"),
+        ({"num_classes": 4}, "narrow: 16 to 3: allowed are .* 4 outputs"),
+        ({"config": IMAGES, "input_shape": (2, 8, 10)}, r"'fed-gen.level' is 'images', .* \(2, 8, 10\): allowed are"),
+        ({"config": IMAGES, "input_shape": (13, 1, 1)}, "multiples of 4, or the level 'features'"),
+    ],
+)
+def test_job_that_has_nothing_for_the_level_is_refused(change: dict[str, Any], reason: str) -> None:
+    one = replace(job(), uploads=())
+    check_needs(METHOD, one)
+    with pytest.raises(OptionError, match=reason):
+        check_needs(METHOD, replace(one, **change))
+
+
+def test_uploads_of_different_widths_are_refused() -> None:
+    mixed = (UPLOADS[0], upload(1, "wide"))
+    with pytest.raises(
+        OptionError, match="the student: 16 to 3, c0: 16 to 3, c1: 96 to 3: allowed are equal numbers of features"
+    ):
+        fit(job(uploads=mixed, start=UPLOADS[0].read()), Silent())
+
+
+def test_odd_width_is_refused() -> None:
+    with pytest.raises(OptionError, match="'fed-gen.generator-width' is 7: allowed is an even number"):
+        replace(SMALL, generator_width=7)
+
+
+def test_generator_of_other_settings_is_refused() -> None:
+    memory = fit(job(replace(SMALL, latent=6)), Silent()).memory
+    with pytest.raises(OptionError, match="the generator of the round before has other names or shapes"):
+        fit(job(memory=memory), Silent())
+
+
+def test_losses_are_recorded_as_means_of_the_round() -> None:
+    book = Book()
+    outcome: Outcome = fit(job(), book)
+    (row,) = book.epochs
+    assert row["epoch"] == 4
+    assert row["generator"] == pytest.approx(row["ce"] + row["diversity"])
+    assert 0 < row["diversity"] <= 1
+    assert book.reports == 5
+    assert outcome.images is None

@@ -1,0 +1,154 @@
+"""What FLBoost ends with, starts from and remembers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from flboost_fakes import COUNTS, SHAPE, SMALL, B, C, Rows, Z, differ, job, net, student, weights
+
+from strategies.distillation.generators import ConditionalGenerator
+from strategies.errors import OptionError
+from strategies.flboost import METHOD, FlBoostConfig
+from strategies.method import Silent
+from strategies.refinement import refines
+
+# A change here changes every published number.
+PINNED = 0.698160
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_outcome_is_the_model_the_generator_times_and_images() -> None:
+    outcome = METHOD.fit(job(), Silent())
+    assert student(outcome).keys() == net().state_dict().keys()
+    assert outcome.memory.keys() == ConditionalGenerator(Z, C, SHAPE).state_dict().keys()
+    assert set(outcome.timings) == {"synthesis", "distillation"}
+    assert all(seconds > 0 for seconds in outcome.timings.values())
+    assert outcome.images is not None
+    assert outcome.images.shape == (B, *SHAPE)
+    assert outcome.images.dtype == torch.uint8
+
+
+def test_losses_are_recorded_once_and_work_is_reported() -> None:
+    rows = Rows()
+    METHOD.fit(job(), rows)
+    (row,) = rows.rows
+    assert row.keys() == {"epoch", "generator", "adversarial", "ce", "diversity", "distillation"}
+    assert row["epoch"] == 2
+    assert row["generator"] == pytest.approx(row["adversarial"] + row["ce"] + row["diversity"], rel=1e-5)
+    assert row["adversarial"] < 0 < row["distillation"]
+    assert 0 < row["diversity"] <= 1
+    assert rows.steps[-1] == (2, 2)
+    assert rows.steps == sorted(rows.steps)
+
+
+def test_observer_scores_the_model_in_the_same_row() -> None:
+    rows = Rows()
+    watched = job(observer=lambda epoch, module: {"seen": float(epoch), "training": float(module.training)})
+    outcome = METHOD.fit(watched, rows)
+    assert (rows.rows[0]["seen"], rows.rows[0]["training"]) == (2.0, 0.0)
+    assert not differ(student(outcome), student(METHOD.fit(job(), Silent())))
+
+
+def test_uploads_start_and_memory_stay_as_they_are() -> None:
+    first = METHOD.fit(job(), Silent())
+    given = job(memory=first.memory)
+    assert given.start is not None
+    states = [upload.read() for upload in given.uploads] + [given.start, first.memory]
+    before = [{name: value.clone() for name, value in state.items()} for state in states]
+    METHOD.fit(given, Silent())
+    assert not any(differ(state, copy) for state, copy in zip(states, before, strict=True))
+
+
+def test_same_seed_gives_the_same_bits_and_rounds_draw_anew() -> None:
+    first, again = METHOD.fit(job(), Silent()), METHOD.fit(job(), Silent())
+    assert not differ(student(first), student(again))
+    assert not differ(first.memory, again.memory)
+    still = FlBoostConfig.preset("default", **{**vars(SMALL), "lr_decay": 1.0})
+    one, two, seed = (METHOD.fit(job(still, **c), Silent()) for c in ({}, {"server_round": 2}, {"seed": 1}))
+    assert differ(student(one), student(two))
+    assert differ(student(one), student(seed))
+
+
+@pytest.mark.parametrize("step", ["per-client", "joint"])
+def test_order_of_uploads_does_not_show(step: str) -> None:
+    given = job(replace(SMALL, generator_step=step))
+    turned = replace(given, uploads=given.uploads[::-1])
+    assert not differ(student(METHOD.fit(given, Silent())), student(METHOD.fit(turned, Silent())))
+
+
+def test_names_of_clients_do_not_show_in_the_joint_form() -> None:
+    given = job(replace(SMALL, generator_step="joint"))
+    renamed = replace(given, uploads=tuple(replace(u, client=f"z{9 - k}") for k, u in enumerate(given.uploads)))
+    one, two = (student(METHOD.fit(g, Silent())) for g in (given, renamed))
+    for name, value in one.items():
+        torch.testing.assert_close(two[name], value, rtol=1e-3, atol=1e-3)
+
+
+def test_generator_goes_on_from_what_it_remembers() -> None:
+    first = METHOD.fit(job(), Silent())
+    fresh, going_on = (METHOD.fit(job(server_round=2, memory=m), Silent()) for m in (None, first.memory))
+    assert differ(student(fresh), student(going_on))
+    # As good as unmoved, it is what it was.
+    slow = replace(SMALL, generator_lr=1e-12)
+    kept = METHOD.fit(job(slow, memory=first.memory, server_round=2), Silent()).memory
+    for name, value in first.memory.items():
+        if "running" not in name and "num_batches" not in name:
+            torch.testing.assert_close(kept[name], value, rtol=0, atol=1e-8)
+    assert int(kept["norm0.num_batches_tracked"]) == 2 * int(first.memory["norm0.num_batches_tracked"]) == 12
+
+
+def test_memory_of_another_generator_is_refused() -> None:
+    memory = ConditionalGenerator(Z + 1, C, SHAPE).state_dict()
+    with pytest.raises(OptionError, match=r"generator of the round before .*flboost.latent"):
+        METHOD.fit(job(memory=memory), Silent())
+
+
+def test_learning_rates_fall_from_round_to_round() -> None:
+    config = replace(SMALL, weight_decay=0.0, student_lr=1e-3, generator_lr=1e-4, iterations=1, student_steps=1)
+    memory = METHOD.fit(job(), Silent()).memory
+    moved = {}
+    for decay in (1.0, 0.5):
+        given = job(replace(config, lr_decay=decay), memory=memory, server_round=3)
+        outcome = METHOD.fit(given, Silent())
+        assert given.start is not None
+        moved[decay] = [
+            float((student(outcome)["6.weight"] - given.start["6.weight"]).norm()),
+            float((outcome.memory["pixels.weight"] - memory["pixels.weight"]).norm()),
+        ]
+    for full, fallen in zip(moved[1.0], moved[0.5], strict=True):
+        assert fallen / full == pytest.approx(0.25, rel=0.05)
+
+
+def test_student_starts_from_the_average_of_its_architecture_where_no_start_is_given() -> None:
+    still = replace(SMALL, student_lr=1e-12, weight_decay=0.0)
+    found = student(METHOD.fit(job(still, kinds=("net", "other", "net"), start=None), Silent()))
+    sizes = [sum(COUNTS[0]), sum(COUNTS[2])]
+    for name in ("0.weight", "6.bias"):
+        wanted = (sizes[0] * weights("net", 0)[name] + sizes[1] * weights("net", 2)[name]) / sum(sizes)
+        torch.testing.assert_close(found[name], wanted)
+
+
+def test_clients_of_other_architectures_teach_too_but_give_no_start() -> None:
+    given = job(kinds=("other", "other", "net"))
+    assert differ(student(METHOD.fit(given, Silent())), student(METHOD.fit(job(), Silent())))
+    with pytest.raises(OptionError, match=r"no client has the student's architecture 'net'; allowed .* is other"):
+        METHOD.fit(job(kinds=("other",) * 3, start=None), Silent())
+
+
+def test_it_refines() -> None:
+    assert refines(METHOD)
+
+
+def test_pinned_value() -> None:
+    found = student(METHOD.fit(job(), Silent()))
+    assert float(found["6.weight"].abs().mean()) == pytest.approx(PINNED, rel=1e-3)

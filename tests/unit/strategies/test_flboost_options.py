@@ -1,0 +1,131 @@
+"""What FLBoost's options change, and which do not go together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from flboost_fakes import SMALL, C, Rows, Z, differ, job, student
+from torch import nn
+
+from strategies.distillation.generators import FeatureGenerator
+from strategies.errors import OptionError
+from strategies.flboost import METHOD, PRESETS, FlBoostConfig
+from strategies.method import Silent
+from strategies.needs import check_needs
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+SWITCHES: dict[str, Any] = {
+    "iterations": 3, "generator_steps": 2, "student_steps": 3, "batch_size": 7, "latent": 6, "generator_lr": 0.02,
+    "generator_precision": "bfloat16", "student_lr": 0.05, "weight_decay": 0.1, "adversarial_weight": 0.0,
+    "ce_weight": 0.0, "diversity_weight": 0.0, "discrepancy": "kl", "generator_step": "joint", "ce_form": "batch-mean",
+    "student_divergence": "student-first", "per_class": True, "labels": "uniform", "label_draw": "independent",
+    "weights": "uniform", "ensemble": "logits", "augmentation": "crop-flip", "level": "features",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(SWITCHES))
+def test_every_option_changes_the_result(name: str) -> None:
+    base = METHOD.fit(job(), Silent())
+    changed = METHOD.fit(job(replace(SMALL, **{name: SWITCHES[name]})), Silent())
+    assert differ(student(base), student(changed))
+
+
+def test_every_option_has_a_test() -> None:
+    assert set(SWITCHES) | {"lr_decay", "generator_width"} == set(FlBoostConfig.__dataclass_fields__)
+
+
+@pytest.mark.parametrize("option", [{"labels": "uniform"}, {"weights": "uniform"}])
+def test_equal_counts_are_as_good_as_none(option: dict[str, Any]) -> None:
+    given = job()
+    given = replace(given, uploads=tuple(replace(u, label_counts=(5,) * C) for u in given.uploads))
+    plain, switched = (METHOD.fit(replace(given, config=c), Silent()) for c in (SMALL, replace(SMALL, **option)))
+    assert not differ(student(plain), student(switched))
+
+
+def test_without_all_label_counts_everything_is_uniform_and_said_once() -> None:
+    given = job()
+    silent = replace(given, uploads=(*given.uploads[:2], replace(given.uploads[2], label_counts=None)))
+    rows = Rows()
+    found = METHOD.fit(silent, rows)
+    assert [row["note"] for row in rows.rows if "note" in row] == [
+        "no label counts from c2: all classes and clients weigh the same"
+    ]
+    uniform = replace(SMALL, labels="uniform", weights="uniform")
+    assert not differ(student(found), student(METHOD.fit(job(uniform), Silent())))
+
+
+def test_features_tune_the_last_layer_alone() -> None:
+    given = job(replace(SMALL, level="features", generator_width=8))
+    assert given.start is not None
+    outcome = METHOD.fit(given, Silent())
+    changed = {name for name, value in student(outcome).items() if not torch.equal(value, given.start[name])}
+    assert changed == {"6.weight", "6.bias"}
+    assert outcome.images is None
+    assert outcome.memory.keys() == FeatureGenerator(Z, C, 7, 8).state_dict().keys()
+    assert outcome.memory["hidden.weight"].shape == (8, 8)
+
+
+def test_features_are_refused_where_last_layers_differ() -> None:
+    with pytest.raises(OptionError, match=r"c1: 80 to 4.*: allowed are equal numbers of features"):
+        METHOD.fit(job(replace(SMALL, level="features"), kinds=("net", "other", "net")), Silent())
+
+
+def test_images_need_sides_in_fours_and_features_a_last_layer() -> None:
+    row = job(input_shape=(5, 1, 1))
+    with pytest.raises(OptionError, match=r"'flboost.level' is 'images', and the examples' shape is \(5, 1, 1\)"):
+        check_needs(METHOD, row)
+    with pytest.raises(OptionError, match=r"shape is \(1, 30, 32\)"):
+        check_needs(METHOD, job(input_shape=(1, 30, 32)))
+    check_needs(METHOD, replace(row, config=replace(SMALL, level="features")))
+    headless = {"net": lambda: nn.Sequential(nn.Flatten())}
+    with pytest.raises(OptionError, match="has no linear layer"):
+        check_needs(METHOD, job(replace(SMALL, level="features"), builders=headless))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"adversarial_weight": 0.0, "ce_weight": 0.0, "diversity_weight": 0.0}, "are all 0: allowed is at least one"),
+        ({"generator_width": 7}, "'flboost.generator-width' is 7: allowed is an even number"),
+        ({"level": "features", "augmentation": "crop-flip"}, "allowed is 'none', or the level 'images'"),
+        ({"discrepancy": "l2"}, "'flboost.discrepancy' is 'l2'"),
+        ({"batch_size": 1}, "'flboost.batch-size' is 1"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused_in_one_line(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message) as caught:
+        FlBoostConfig(**changes)
+    assert "\n" not in str(caught.value)
+
+
+def test_presets_are_the_two_variants_and_feddf() -> None:
+    assert FlBoostConfig.preset("default") == FlBoostConfig()
+    paper, code, feddf = (FlBoostConfig.preset(name) for name in ("paper", "published-code", "feddf"))
+    assert (paper.generator_step, paper.discrepancy, paper.student_divergence) == ("joint", "kl", "student-first")
+    assert (paper.ce_form, paper.label_draw, paper.per_class) == ("per-sample", "independent", False)
+    assert (code.generator_step, code.discrepancy, code.student_divergence) == ("per-client", "logits", "teacher-first")
+    assert (code.ce_form, code.label_draw, code.per_class) == ("batch-mean", "fixed", True)
+    assert (feddf.labels, feddf.weights, feddf.ensemble, feddf.adversarial_weight) == (
+        "uniform",
+        "uniform",
+        "logits",
+        0,
+    )
+    for preset in PRESETS:
+        one = FlBoostConfig.preset(preset)
+        assert (one.iterations, one.generator_steps, one.student_steps, one.batch_size) == (10, 1, 5, 50)
+        assert (one.generator_lr, one.student_lr, one.lr_decay, one.weight_decay) == (0.01, 0.1, 0.998, 1e-3)
+    with pytest.raises(OptionError, match="unknown preset 'other'"):
+        FlBoostConfig.preset("other")
