@@ -51,13 +51,13 @@ def local_round(
         model = build(node.architecture, num_classes=split.num_classes, input_shape=split.input_shape)
     memory = RoundState.of(client.state_dir, asked.run_id, node.client)
     momentum = client.momentum if client.optimizer == "sgd" else 0.0
-    update = LocalUpdate(model, said, sent, momentum=momentum, memory=memory)
+    update = LocalUpdate(model, said, sent, momentum=momentum, memory=memory, label_counts=own.label_counts)
     data, kind = split.take(own.train), client.augmentation
     criterion, kind = loss_of(client, data.labels), split.augmentation if kind == "data-set" else kind
 
     def objective(inputs: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         logits = model(inputs)
-        return criterion(logits, labels) + update.penalty(model), hits(logits, labels)
+        return criterion(logits, labels) + update.penalty(model, logits, labels), hits(logits, labels)
 
     def prepare(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         return normalize(augment(images, kind, generator), *split.normalization)

@@ -7,6 +7,7 @@ momentum, cosine; Fed-Heart: Adam; everywhere the weights of the last epoch are 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -26,7 +27,7 @@ class Epoch:
     """What one epoch of training showed: its number from 1, mean training loss, and accuracy in [0, 1].
 
     The accuracy is NaN where the model labels no images. The loss is the one that is minimised, be it cross-entropy or
-    LDAM; with SAM it is that of the first pass.
+    LDAM; with SAM it is that of the first pass. Where steps are counted in place of epochs, the last one may be a part.
     """
 
     number: int
@@ -49,7 +50,7 @@ def train(
     Args:
         model: Its weights are the start.
         data: uint8 images [N, ch, H, W] with labels [N].
-        config: Epochs, batch size, loss and optimiser.
+        config: Epochs or steps, batch size, loss and optimiser.
         normalization: The model's input space.
         augmentation: A key of :data:`fl_app.data.AUGMENTATIONS`, applied anew in every epoch.
         seed: Fixes the order of the images, their augmentation, and dropout.
@@ -102,7 +103,7 @@ def minimise(
     Args:
         model: Its weights are the start.
         data: uint8 images [N, ch, H, W] with labels [N].
-        config: Epochs, batch size and optimiser.
+        config: Epochs or steps, batch size and optimiser.
         objective: What is minimised.
         prepare: From pixels to what the objective gets, anew in every epoch.
         seed: Fixes the order of the images, their augmentation, and dropout.
@@ -113,17 +114,18 @@ def minimise(
     """
     generator = torch.Generator().manual_seed(derive_seed(seed, "batches"))
     optimizer = _optimizer(model, config)
-    cosine = None
+    lengths, cosine = epoch_lengths(config, len(data.labels)), None
     if config.schedule == "cosine":
-        cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, config.epochs, eta_min=config.final_lr)
+        cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, len(lengths), eta_min=config.final_lr)
     step = _step(model, optimizer, objective, config)
     # Convolutions are up to 1.7 times faster on pixels whose channels lie side by side.
     model.to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
     epoch = Epoch(0, float("nan"), 0.0)
     with seeded_torch(seed, "dropout"), kept_memory():
-        for number in range(1, config.epochs + 1):
+        for number, length in enumerate(lengths, start=1):
+            order = torch.randperm(len(data.labels), generator=generator)
             epoch = _one_epoch(
-                data, step, number=number, batch_size=config.batch_size, generator=generator,
+                data, step, _batches(order, config.batch_size)[:length], number=number,
                 prepare=lambda images: prepare(images, generator),
             )  # fmt: skip
             if cosine is not None:
@@ -164,20 +166,36 @@ def _clip(model: nn.Module, largest: float) -> None:
         nn.utils.clip_grads_with_norm_(model.parameters(), largest, norm)
 
 
+def epoch_lengths(config: ClientConfig, size: int) -> list[int]:
+    """Return how many steps each epoch of local training has; with ``client.steps`` the last one has what is left.
+
+    Args:
+        config: Epochs or steps, and batch size.
+        size: Number of images, at least 1.
+    """
+    whole = len(_batches(torch.arange(size), config.batch_size))
+    if not config.steps:
+        return [whole] * config.epochs
+    epochs = math.ceil(config.steps / whole)
+    return [whole] * (epochs - 1) + [config.steps - whole * (epochs - 1)]
+
+
+def _batches(order: torch.Tensor, batch_size: int) -> list[torch.Tensor]:
+    """Return the images of each step of an epoch; a leftover of one is none, for batch norm has no variance of it."""
+    batches = torch.split(order, batch_size)
+    return [chosen for chosen in batches if len(chosen) > 1 or min(batch_size, len(order)) == 1]
+
+
 def _one_epoch(
     data: ImageData,
     step: Objective,
+    batches: list[torch.Tensor],
     *,
     number: int,
-    batch_size: int,
-    generator: torch.Generator,
     prepare: Callable[[torch.Tensor], torch.Tensor],
 ) -> Epoch:
     total, seen = torch.zeros(2), 0
-    order = torch.randperm(len(data.labels), generator=generator)
-    for chosen in torch.split(order, batch_size):
-        if len(chosen) == 1 < min(batch_size, len(data.labels)):
-            continue  # a leftover: batch norm has no variance of one image
+    for chosen in batches:
         labels = data.labels[chosen]
         loss, right = step(prepare(data.images[chosen]), labels)
         total += torch.stack([loss * len(labels), right])

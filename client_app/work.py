@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 
 from client_app.calibration import activation_ranges
 from client_app.keeping import Keep, Trained
-from client_app.local_training import Epoch
+from client_app.local_training import Epoch, epoch_lengths
 from client_app.node import Asked, Node
 from client_app.pretrained import checkpoint_path, load_checkpoint
 from client_app.tasks import task_of
@@ -109,10 +109,11 @@ def _train(config: AppConfig, node: Node, asked: Asked, start: State) -> tuple[T
     with seeded_torch(asked.seed, "init", node.architecture, *apart):
         model = task.build(node.architecture, split.num_classes, split.input_shape, config.client)
     _load_start(model, start)
+    epochs = len(epoch_lengths(config.client, len(own.train)))
 
     def report(epoch: Epoch) -> None:
-        if epoch.number in (1, config.client.epochs) or epoch.number % 10 == 0:
-            of = f"epoch {epoch.number} of {config.client.epochs}"
+        if epoch.number in (1, epochs) or epoch.number % 10 == 0:
+            of = f"epoch {epoch.number} of {epochs}"
             right = "" if math.isnan(epoch.accuracy) else f", accuracy {100 * epoch.accuracy:.1f} %"
             LOG.info("%s: %s, loss %.3f%s", node.client, of, epoch.loss, right)
 

@@ -117,6 +117,7 @@ class ClientConfig:
     """Local training, and what a client tells."""
 
     epochs: int = option(30, "local epochs", low=1)
+    steps: int = option(0, "optimiser steps of local training, in place of client.epochs; 0 = whole epochs", low=0)
     batch_size: int = option(32, "images per step", low=1)
     optimizer: str = option("sgd", "optimiser", choices=("sgd", "adam"))
     lr: float = option(0.01, "learning rate", above=0.0)
