@@ -17,13 +17,12 @@ from server_app.build import (
     build_job,
     build_strategy,
     check_needs_of_settings,
-    check_same_run,
     held_out,
     read_settings,
 )
 from server_app.finish import describe_failure, finish, scaled_line, table_lines
 from server_app.forget import adopt_uploads
-from server_app.settled import check_adopted
+from server_app.settled import check_adopted, check_same_run
 from strategies.errors import OneShotError
 from strategies.store.run_folder import RunFolder
 

@@ -22,6 +22,7 @@ from strategies.iterative import IterativeConfig
 from strategies.method import METHODS, Job, Method, Need, Normalization
 from strategies.needs import check_needs, wants_label_counts
 from strategies.options import Option, Scalar, flatten, options_of, parse, reject_unknown
+from strategies.refinement import Refiner
 from strategies.stage import all_cores
 
 if TYPE_CHECKING:
@@ -50,18 +51,31 @@ class Settings:
         app: The app's own, with the local epochs that ``scale`` leaves.
         method: The server method.
         method_config: The method's config, with the server epochs that ``scale`` leaves.
+        refiner: What fine-tunes the model of every round, of a run in rounds that has one; with such epochs, too.
         flat: All of them as they were given, completed by the defaults.
     """
 
     app: AppConfig
     method: Method
     method_config: Any
+    refiner: Refiner | None
     flat: Mapping[str, Scalar]
+
+    @property
+    def learner(self) -> Method:
+        """The method that learns on the server: what refines the rounds, if there is such, else the method itself."""
+        return self.method if self.refiner is None else self.refiner.method
+
+    @property
+    def options(self) -> dict[str, Scalar]:
+        """The options of the method, and of what refines its rounds, by key."""
+        refiner = {} if self.refiner is None else flatten(self.refiner.config, self.refiner.method.name)
+        return {**flatten(self.method_config, self.method.name), **refiner}
 
     @property
     def scaled(self) -> dict[str, list[Scalar]]:
         """What ``scale`` shortens: key -> the number of epochs that was set, and the one that is run."""
-        run = {**flatten(self.app), **flatten(self.method_config, self.method.name)}
+        run = {**flatten(self.app), **self.options}
         return {key: [self.flat[key], value] for key, value in run.items() if value != self.flat[key]}
 
 
@@ -94,7 +108,15 @@ def read_settings(given: Mapping[str, Scalar]) -> Settings:
         method = METHODS[app.method]
     except OptionError as error:
         raise OptionError(f"setting 'method': {error}") from error
-    return Settings(app, method, shortened(parse(method.config, flat, method.name), app.scale), flat)
+    config = shortened(parse(method.config, flat, method.name), app.scale)
+    return Settings(app, method, config, _refiner(config, flat, app.scale), flat)
+
+
+def _refiner(config: Any, flat: Mapping[str, Scalar], scale: float) -> Refiner | None:
+    name = config.refiner if isinstance(config, IterativeConfig) else "none"
+    if name == "none":
+        return None
+    return Refiner(METHODS[name], shortened(parse(METHODS[name].config, flat, name), scale))
 
 
 def held_out(settings: Settings) -> tuple[HeldOut, Split]:
@@ -211,7 +233,10 @@ def check_before_start(settings: Settings, num_supernodes: int) -> None:
         num_classes=train.num_classes,
         domains=None if train.domains is None else train.domains[shared].numpy(),
     )
-    check_needs(settings.method, build_job(settings, open_half(settings, "test"), None))
+    job = build_job(settings, open_half(settings, "test"), None)
+    check_needs(settings.method, job)
+    if settings.refiner is not None:
+        settings.refiner.check(job)
 
 
 def build_strategy(settings: Settings, job: Job) -> OneShot | Iterative:
@@ -242,36 +267,9 @@ def build_strategy(settings: Settings, job: Job) -> OneShot | Iterative:
         },
     }
     if Need.CLIENTS in settings.method.needs:
-        return Iterative(job.builders, **shared)
+        return Iterative(job.builders, refiner=settings.refiner, compute=app.compute, **shared)
     return OneShot(settings.method, job.builders, compute=app.compute, proxy=job.proxy, **shared)
 
 
 # Set by `oneshot run` for the ServerApp that it starts; Flower does not tell a ServerApp how many nodes it simulates.
 SUPERNODES_VARIABLE = "ONESHOT_NUM_SUPERNODES"
-
-# What may differ when a run goes on: where it works and how long it waits says nothing about what it computes.
-FREE_ON_RESUME = (
-    "resume", "run-dir", "compute", "data.root", "client.state-dir", "min-uploads", "deadline-s", "checkpoint-s",
-    "max-upload-mib", "client.max-ensemble-mib", "fens.quorum", "fens.patience-s", "fens.ensemble-patience-s",
-)  # fmt: skip
-
-
-def check_same_run(stored: Mapping[str, Any], flat: Mapping[str, Scalar]) -> None:
-    """Refuse to go on with a run under other settings than it began with.
-
-    Args:
-        stored: The content of its run.json.
-        flat: All settings it would go on with.
-
-    Raises:
-        OptionError: Names the first setting that differs.
-    """
-    begun = stored.get("settings")
-    if not isinstance(begun, dict):
-        return
-    for key, value in flat.items():
-        if key not in FREE_ON_RESUME and begun.get(key, value) != value:
-            raise OptionError(
-                f"setting {key!r} is {value!r}, but the run to resume began with {begun[key]!r}: "
-                "allowed is that value, or a new run"
-            )

@@ -1,4 +1,4 @@
-"""The command line: ``oneshot run``, ``resume``, ``replay``, ``compare``, ``import`` and ``methods``."""
+"""The command line: ``oneshot run``, ``resume``, ``replay``, ``compare``, ``rounds``, ``import`` and ``methods``."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from rich.console import Console
 from rich.table import Table
 
 from server_app.build import (
-    check_same_run,
     default_settings,
     known_options,
     read_settings,
 )
 from server_app.compare_table import CompareFormat, print_comparison
 from server_app.console import Format, errors, print_result, say
+from server_app.rounds_table import print_rounds
 from server_app.run_command import (
     DEFAULT_SUPERNODES,
     INTERRUPTED,
@@ -29,6 +29,7 @@ from server_app.run_command import (
     stored_supernodes,
 )
 from server_app.settings_text import merge_settings, with_absolute_paths
+from server_app.settled import check_same_run
 from strategies.method import METHODS
 from strategies.options import Scalar, options_of
 from strategies.store.run_folder import default_run_dir
@@ -142,6 +143,24 @@ def compare(
     if "error" in comparison:
         sys.stderr.write(f"error: {comparison['error']}\n")
         raise typer.Exit(1)
+
+
+@cli.command()
+def rounds(
+    runs: Annotated[list[Path], typer.Argument(help="folders of runs in rounds, of one data set; finished or not")],
+    *,
+    targets: Annotated[
+        str, typer.Option(help="accuracies in %, comma-separated; default: two multiples of 5 below the best")
+    ] = "",
+    out: Annotated[Path | None, typer.Option(help="folder for rounds.json and the plot; default: none")] = None,
+    format: Annotated[CompareFormat, typer.Option("--format", help="what is printed")] = "text",  # noqa: A002
+) -> None:
+    """Tell how soon runs in rounds reach an accuracy and draw their learning curves, seeds of a setting together."""
+    with errors("json" if format == "json" else "text"):
+        from server_app.rounds_report import read_targets, report_rounds
+
+        facts, lines = report_rounds(runs, read_targets(targets), out)
+    print_rounds(facts, lines, format)
 
 
 @cli.command()

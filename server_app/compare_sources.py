@@ -79,10 +79,15 @@ def own_results(runs: Sequence[Path]) -> list[dict[str, Any]]:
         StoreError: A file of a run folder is damaged.
     """
     found = [facts for run in runs if (facts := _own_result(run)) is not None]
-    by_method: dict[str, list[Mapping[str, Any]]] = {}
+    # Runs in rounds are named by their strategy and refiner, whose options no other has.
+    alike: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     for facts in found:
-        by_method.setdefault(facts["method"], []).append(facts["options"])
-    return [_named(facts, by_method[facts["method"]]) for facts in found]
+        alike.setdefault(_key(facts), []).append(facts["options"])
+    return [_named(facts, alike[_key(facts)]) for facts in found]
+
+
+def _key(facts: Mapping[str, Any]) -> tuple[str, ...]:
+    return facts["method"], *(row["name"] for row in facts["outcomes"])
 
 
 def _own_result(run: Path) -> dict[str, Any] | None:
@@ -97,7 +102,9 @@ def _own_result(run: Path) -> dict[str, Any] | None:
     own = [dict(row) for row in rows if row is rows[-1] or row["name"] in own_names(METHODS[result["method"]])]
     trained = next((row for row in own if row["kind"] == "ensemble"), own[-1])
     trained["curve"] = [list(place) for place in curve_of(metrics, cost)]
-    prefix = f"{result['method']}."
+    settings = info.get("settings", {})
+    # A method that fine-tunes every round's model has options of its own in the run.
+    own_tables = (f"{result['method']}.", f"{settings.get('iterative.refiner', result['method'])}.")
     return {
         "run": str(run.absolute()),
         "method": result["method"],
@@ -112,7 +119,7 @@ def _own_result(run: Path) -> dict[str, Any] | None:
         "total_s": result["seconds"].get("total", result["seconds"].get("app", 0.0)),
         "threads": info["threads"],
         "resumed_at": result["resumed_at"],
-        "options": {key: value for key, value in info.get("settings", {}).items() if key.startswith(prefix)},
+        "options": {key: value for key, value in settings.items() if key.startswith(own_tables)},
         **({"scaled": result["scaled"]} if "scaled" in result else {}),
     }
 
@@ -120,6 +127,6 @@ def _own_result(run: Path) -> dict[str, Any] | None:
 def _named(facts: Mapping[str, Any], options: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Give the outcomes names that no replay has, with the values in which runs of the method differ."""
     values = facts["options"].items()
-    differing = [str(value) for key, value in values if any(other.get(key) != value for other in options)]
+    differing = [str(value) for key, value in values if any(other.get(key, value) != value for other in options)]
     suffix = "".join(f", {value}" for value in differing) + AS_RUN
     return {**facts, "outcomes": [{**row, "name": row["name"] + suffix} for row in facts["outcomes"]]}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,17 +9,13 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any, Literal
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
-
 from server_app.communication import Curve, Point
 from server_app.finish import scaled_line
+from server_app.tables import csv_text, markdown_text, print_table
 
 CompareFormat = Literal["text", "json", "csv", "md"]
 COLUMNS = ("method", "kind", "n", "accuracy, %", "best, %", "wall, s", "CPU, s", "MiB", "MiB/client", "uploads")
-NUMBERS = COLUMNS[2:]
-FILE_WIDTH = 112  # letters; wide enough for the table
+TEXTS = 2  # the columns after these hold numbers
 
 
 @dataclass(frozen=True)
@@ -179,11 +173,7 @@ def _text(value: float | None, digits: int) -> str:
 
 def as_csv(lines: Sequence[Line]) -> str:
     """Return the lines as CSV; what is not known is empty."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(lines[0].as_json()) if lines else [], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(line.as_json() for line in lines)
-    return text.getvalue()
+    return csv_text([line.as_json() for line in lines])
 
 
 def as_markdown(lines: Sequence[Line], notes: Sequence[str]) -> str:
@@ -193,10 +183,7 @@ def as_markdown(lines: Sequence[Line], notes: Sequence[str]) -> str:
         lines: The lines.
         notes: Sentences, the first of which goes before the table.
     """
-    rows = [COLUMNS, tuple("---:" if column in NUMBERS else "---" for column in COLUMNS)]
-    rows += [line.shown() for line in lines]
-    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-    return f"{notes[0]}\n\n{table}\n\n{' '.join(notes[1:])}\n"
+    return markdown_text(COLUMNS, [line.shown() for line in lines], texts=TEXTS, notes=notes)
 
 
 def notes_of(comparison: Mapping[str, Any]) -> list[str]:
@@ -235,17 +222,8 @@ def print_comparison(comparison: Mapping[str, Any], format: CompareFormat) -> No
         sys.stdout.write(texts[format])
         sys.stdout.flush()
         return
-    console = Console(markup=False, width=None if sys.stdout.isatty() else FILE_WIDTH)
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
-    for column in COLUMNS:
-        table.add_column(column, justify="right" if column in NUMBERS else "left")
-    for line in lines:
-        table.add_row(*line.shown())
-    console.print(notes[0], highlight=False, soft_wrap=True)
-    console.print(table)
-    for note in notes[1:]:
-        console.print(note, highlight=False, soft_wrap=True)
+    print_table(COLUMNS, [line.shown() for line in lines], texts=TEXTS, notes=notes)
     plots = (("plot", comparison["plot"]), ("communication", comparison.get("communication_plot")))
     for what, path in (*plots, ("results", "compare.json")):
         if path:
-            console.print(f"{what:<14} {comparison['compare_dir']}/{path}", highlight=False, soft_wrap=True)
+            sys.stdout.write(f"{what:<14} {comparison['compare_dir']}/{path}\n")

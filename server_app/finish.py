@@ -12,7 +12,6 @@ from server_app.communication import Cost, cost_of, moved_in, moved_lines, point
 from server_app.evaluation import HeldOut, Row, best_accuracy, evaluate
 from server_app.report import client_weights, model_card, plot_all
 from strategies.method import Outcome
-from strategies.options import flatten
 from strategies.stage import StageReport, kept_digest, kept_round
 from strategies.store.files import atomic_write
 from strategies.store.run_folder import RunFolder
@@ -86,7 +85,7 @@ def _reported(
     cost: Cost | None,
 ) -> list[str]:
     """Write the model card and the plots; return the names of the latter."""
-    facts = {"weights_sha256": digest, "options": flatten(settings.method_config, settings.method.name)}
+    facts = {"weights_sha256": digest, "options": settings.options}
     atomic_write(folder.path / "model_card.md", model_card(settings.method, report, rows, facts).encode())
     points = points_of(settings.method, rows, metrics, cost) if cost is not None else []
     return plot_all(folder.path, report, rows, own_epochs(report.outcome, metrics), points)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import resource
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,12 @@ class Metered:
         outcome = self._compute.run(method, job, meter)
         meter.note(_END)
         return outcome
+
+    @contextmanager
+    def kept(self) -> Iterator[Metered]:
+        """Yield a place for many runs, each of which is metered."""
+        with self._compute.kept() as compute:
+            yield Metered(compute, self._folder)
 
 
 class _Meter:

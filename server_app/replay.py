@@ -13,11 +13,11 @@ from typing import Any
 
 from fl_app.config import AppConfig
 from fl_app.data import Split
-from server_app.build import Settings, build_job, check_same_run, held_out, read_settings
+from server_app.build import Settings, build_job, held_out, read_settings
 from server_app.evaluation import HeldOut
 from server_app.finish import bare_result, finish, scaled_line
 from server_app.server_data import open_half
-from server_app.settled import check_settled
+from server_app.settled import check_same_run, check_settled
 from strategies.compute import ServerCompute, choose
 from strategies.errors import OneShotError, OptionError, StoreError
 from strategies.method import METHODS, EnsembleSpec, Job, Normalization

@@ -30,7 +30,7 @@ def proxy_images(settings: Settings, input_shape: tuple[int, int, int], seed: in
     Raises:
         OptionError: The method needs them, and no setting names any.
     """
-    data, method = settings.app.data, settings.method
+    data, method = settings.app.data, settings.learner
     if Need.PROXY_IMAGES not in method.needs:
         return None
     if data.proxy_name:

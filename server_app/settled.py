@@ -1,4 +1,4 @@
-"""What a replay cannot change: its clients trained long ago, on images that the server must not take for its own."""
+"""What a run that goes on, and a replay, cannot change: their clients trained long ago, on images of their own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from server_app.build import Settings
 from server_app.server_data import open_half
 from strategies.errors import OptionError
 from strategies.method import METHODS, Need
-from strategies.options import options_of, parse
+from strategies.options import Scalar, options_of, parse
 from strategies.store.run_folder import RunFolder
 
 # Of the app's own settings; those of the methods are free as well.
@@ -20,6 +20,34 @@ FREE_ON_REPLAY = (
     "method", "seed", "threads", "device", "checkpoint-s", "data.root", "data.proxy", "data.proxy-name",
     "data.proxy-limit", "model.student", "teacher",
 )  # fmt: skip
+
+
+# What may differ when a run goes on: where it works and how long it waits says nothing about what it computes.
+FREE_ON_RESUME = (
+    "resume", "run-dir", "compute", "data.root", "client.state-dir", "min-uploads", "deadline-s", "checkpoint-s",
+    "max-upload-mib", "client.max-ensemble-mib", "fens.quorum", "fens.patience-s", "fens.ensemble-patience-s",
+)  # fmt: skip
+
+
+def check_same_run(stored: Mapping[str, Any], flat: Mapping[str, Scalar]) -> None:
+    """Refuse to go on with a run under other settings than it began with.
+
+    Args:
+        stored: The content of its run.json.
+        flat: All settings it would go on with.
+
+    Raises:
+        OptionError: Names the first setting that differs.
+    """
+    begun = stored.get("settings")
+    if not isinstance(begun, dict):
+        return
+    for key, value in flat.items():
+        if key not in FREE_ON_RESUME and begun.get(key, value) != value:
+            raise OptionError(
+                f"setting {key!r} is {value!r}, but the run to resume began with {begun[key]!r}: "
+                "allowed is that value, or a new run"
+            )
 
 
 # What a run on the uploads of another may set anew beside the methods' options: where and for how long it works.

@@ -18,7 +18,7 @@ from measure import say
 from resources import memory, teacher_speed
 from server_stage import Scale, speed
 
-PARTS = ("speed", "agreement", "teachers", "memory", "schedules", "local-training")
+PARTS = ("speed", "agreement", "teachers", "memory", "schedules", "local-training", "refinement")
 
 
 def arguments() -> argparse.Namespace:
@@ -60,6 +60,11 @@ def main() -> None:
         import local_training
 
         ratios["local-training"] = local_training.main()
+        say()
+    if "refinement" in parts:
+        import refinement
+
+        ratios |= refinement.overhead(3, iterations=2) if quick else refinement.overhead(4)
         say()
     say(json.dumps(ratios))
 

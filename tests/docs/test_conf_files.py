@@ -19,19 +19,24 @@ from server_app.build import Settings, default_settings, known_options, read_set
 from server_app.settings_text import merge_settings
 from strategies.co_boosting import CoBoostingConfig
 from strategies.dense import DenseConfig
+from strategies.fed_gen import FedGenConfig
 from strategies.method import METHODS
 from strategies.options import parse
+from strategies.refinement import Refiner
 
 KINDS = {o.key: o.kind for o in known_options()}
 PARTS = {"dense-paper": "paper", "dense-published-code": "published-code"}
-ROWS = {paper: ROOT / "conf" / f"{paper}-rows.toml" for paper in ("coboosting", "fedsyn", "fens")}
+ROWS = {paper: ROOT / "conf" / f"{paper}-rows.toml" for paper in ("coboosting", "fedsyn", "fens", "flboost")}
 FIGURES = ("fens-agnews",)  # files of a figure
 TABLES = [path for path in CONF if "-table" in path.stem or path.stem in FIGURES]
 FEDSYN = [path for path in TABLES if path.stem.startswith("fedsyn")]
 FENS = [path for path in TABLES if path.stem.startswith("fens")]
+FLBOOST = [path for path in TABLES if path.stem.startswith("flboost")]
+SHORT = [path for path in CONF if path.stem.startswith("flboost-short")]
 # Paper -> the method that a file of its tables runs.
-RUN = {"coboosting": "co-boosting", "fedsyn": "dense", "fens": "fens"}
-PUBLISHED = [path for path in CONF if path.stem not in ("short", "fmnist-short", "fens-deployment")]
+RUN = {"coboosting": "co-boosting", "fedsyn": "dense", "fens": "fens", "flboost": "iterative"}
+OURS = ("short", "fmnist-short", "fens-deployment", *(path.stem for path in SHORT))
+PUBLISHED = [path for path in CONF if path.stem not in OURS]
 MIX_P1, MIX_P2 = "cnn5,cnn-torch,resnet18,mobilenet,shufflenet", "resnet18,cnn1,cnn5,wrn16-1,wrn40-1"
 
 
@@ -60,6 +65,17 @@ def p3(clients: int, alpha: float, model: str, **more: Any) -> Table:
         "client.schedule": "cosine", "client.final-lr": 0.001, "client.init": "different",
     }  # fmt: skip
     return Table(clients, alpha, model, "dirichlet-clients", {**local, **_keys(more)})
+
+
+def p4(alpha: float, model: str = "resnet18-imagenet", **more: Any) -> Table:
+    """The row FLBoost, which is SCAFFOLD with FLBoost. T = 1000 rounds of 10 of 100 clients, unless said."""
+    local = {
+        "client.epochs": 5, "client.steps": 50, "client.batch-size": 50, "client.lr": 0.1, "client.momentum": 0.0,
+        "client.weight-decay": 0.001, "client.clip": 10.0, "client.augmentation": "none",
+        "iterative.strategy": "scaffold", "iterative.refiner": "flboost", "iterative.rounds": 1000,
+        "iterative.fraction": 0.1, "iterative.lr-decay": 0.998,
+    }  # fmt: skip
+    return Table(100, alpha, model, "dirichlet-p4", {**local, **_keys(more)})
 
 
 def _keys(more: dict[str, Any]) -> dict[str, Any]:
@@ -116,6 +132,11 @@ PAPERS = {
         "fens.aggregator": "per-class", "fens.rounds": 50, "fens.local-steps": 5,
         "fens.batch-size": 2, "fens.client-lr": 0.1, "fens.server-lr": 0.1, "fens.holdout-per-class": True,
     }),
+    "flboost-table1-cifar10": p4(0.6),
+    "flboost-table1-cifar100": p4(0.6, flboost__latent=256, fed_gen__latent=256),
+    "flboost-table3-cifar10": p4(0.6),
+    "flboost-table4-cifar10": p4(0.3, iterative__rounds=500),
+    "flboost-table6-cifar10": p4(0.3, "vgg11"),
     # Local training is our choice; the server's values are the default.
     "fens-agnews": Table(10, 0.1, "text-bag", "dirichlet-clients", {
         "client.epochs": 10, "client.batch-size": 32, "client.optimizer": "adam", "client.lr": 0.001,
@@ -197,6 +218,9 @@ def test_table_file_runs_its_paper_s_method_with_the_paper_s_values(path: Path) 
     if path in FEDSYN:
         rounds = PAPERS[path.stem].more.get("dense.rounds", 1)
         assert settings.method_config == DenseConfig(rounds=rounds)
+    elif path in FLBOOST:
+        assert settings.method_config == settings.method.config(**stated_for("iterative", path))
+        assert settings.refiner == Refiner.of("flboost", **stated_for("flboost", path))
     elif path in FENS:
         assert settings.method_config == settings.method.config(**stated_for(settings.method.name, path))
     else:
@@ -208,6 +232,12 @@ def test_table_file_with_the_rows_gives_every_method_what_its_paper_gave_it(path
     alone = settings_of(path)
     settings = settings_of(ROWS[paper_of(path)], path)
     assert settings.app == alone.app
+    if path in FLBOOST:
+        assert settings.method_config == replace(alone.method_config, mu=1e-4, dyn_alpha=1e-2)
+        assert settings.refiner == alone.refiner
+        wanted = FedGenConfig.preset("cvpr2022", **stated_for("fed-gen", path))
+        assert config_of(settings, "fed-gen") == wanted
+        return
     if path in FENS and path.stem != "fens-table1-cifar10":
         return  # tables without these rows
     if path in FENS:
@@ -290,6 +320,65 @@ def test_file_of_other_uploads_sets_the_published_values_behind_the_table_of_its
     assert same == given_by(path)
 
 
+def run_by(path: Path) -> list[Settings]:
+    """Return the settings of every run whose command a file shows, in order."""
+    found = []
+    for words in commands(path):
+        if words[1] == "run":
+            given = [words[place + 1] for place, word in enumerate(words) if word == "--run-config"]
+            sources = [str(ROOT / source) if source.endswith(".toml") else source for source in given]
+            found.append(read_settings(merge_settings(sources, KINDS)))
+    return found
+
+
+def rows_of_iterative(path: Path) -> list[tuple[str, str]]:
+    configs = [settings.method_config for settings in run_by(path)]
+    return [(config.strategy, config.refiner) for config in configs]
+
+
+def test_the_commands_of_flboost_s_rows_are_the_rows_of_its_tables() -> None:
+    rows, combined = ROWS["flboost"], ROOT / "conf" / "flboost-table3-cifar10.toml"
+
+    assert rows_of_iterative(rows) == [
+        *((strategy, "none") for strategy in ("fedavg", "fedprox", "feddyn", "scaffold")),
+        ("fedavg", "fed-gen"), ("fedavg", "fed-gen"), ("fedavg", "flboost"),
+    ]  # fmt: skip
+    assert rows_of_iterative(combined) == [
+        *((strategy, "flboost") for strategy in ("scaffold", "fedavg", "fedprox", "feddyn")),
+        ("scaffold", "fed-gen"), ("scaffold", "fed-gen"), ("scaffold", "flboost"),
+    ]  # fmt: skip
+    runs = [*run_by(rows), *run_by(combined)]
+    assert {run.method_config.mu for run in runs if run.method_config.strategy == "fedprox"} == {1e-4}
+    lent = [run.refiner.config for run in runs if run.method_config.refiner == "fed-gen" and run.refiner is not None]
+    assert [(config.level, config.generator_width) for config in lent] == [("features", 8192), ("images", 8192)] * 2
+    last = runs[-1].refiner
+    assert last == Refiner.of("flboost", level="features", generator_width=8192)
+
+
+def test_flboost_s_row_feddf_takes_so_many_steps_of_a_generator_of_no_adversary_and_of_the_model() -> None:
+    refiner = run_by(ROWS["flboost"])[-1].refiner
+    assert refiner is not None
+    config = refiner.config
+    assert config.iterations * config.generator_steps == 50
+    assert config.iterations * config.student_steps == 20
+    assert (config.generator_step, config.weights, config.adversarial_weight) == ("joint", "uniform", 0.0)
+    assert (config.ce_weight, config.diversity_weight, config.labels) == (1.0, 1.0, "counts")
+    assert (config.generator_lr, config.student_lr, config.lr_decay, config.weight_decay) == (0.01, 0.1, 0.998, 1e-3)
+
+
+@pytest.mark.parametrize("path", SHORT, ids=name_of)
+def test_short_file_of_flboost_differs_from_the_paper_in_what_it_says(path: Path) -> None:
+    short, paper = settings_of(path), settings_of(ROOT / "conf" / "flboost-table1-cifar10.toml")
+    shorter = {"rounds": 50, "strategy": "fedavg", "refiner": "none"}
+    assert short.method_config == replace(paper.method_config, **shorter)
+    shared = ("epochs", "momentum", "weight_decay", "clip", "optimizer", "schedule")
+    assert [getattr(short.app.client, key) for key in shared] == [getattr(paper.app.client, key) for key in shared]
+    assert (short.app.data.law, short.app.data.alpha) == (paper.app.data.law, 0.3)
+    examples = short.app.data.limit // 100
+    assert f"{short.app.data.limit:,} training images, {examples} per client" in path.read_text().replace("\n# ", " ")
+    assert rows_of_iterative(path) == [("fedavg", "none"), ("fedavg", "flboost"), ("scaffold", "flboost")]
+
+
 @pytest.mark.parametrize("path", PUBLISHED, ids=name_of)
 def test_published_file_begins_with_its_table_its_commands_and_its_length(path: Path) -> None:
     comment = path.read_text().partition("\n\n")[0]
@@ -302,7 +391,9 @@ def test_published_file_begins_with_its_table_its_commands_and_its_length(path: 
     clients = int(run[run.index("--num-supernodes") + 1])
     if path in TABLES:
         assert ("Figure" if path.stem in FIGURES else "Table") in comment
-        assert "scale=0.1" in comment
+        # The length of a run in rounds is their number, which is no number of epochs.
+        rounds = PAPERS[path.stem].more.get("iterative.rounds", 0)
+        assert (f"iterative.rounds={rounds // 10}" if rounds else "scale=0.1") in comment
         assert clients == PAPERS[path.stem].clients
         compared = {name for words in later for name in words[-1].split(",") if words[1] == "compare"}
         rows = ROWS[paper_of(path)]

@@ -20,7 +20,7 @@ from fl_app.data.text import LENGTH, NUM_CLASSES
 from fl_app.data.torchvision_sets import KNOWN
 from fl_app.models import ARCHITECTURES, build, builders
 from server_app.build import default_settings
-from strategies import co_boosting, dense, feddf
+from strategies import co_boosting, dense, fed_gen, feddf, flboost
 from strategies.distillation.settings import DistillOptions, PoolOptions, SynthesisOptions
 from strategies.errors import OptionError
 from strategies.flower.one_shot import OneShot
@@ -39,7 +39,10 @@ NEEDS = {
 }
 # What models take that take no images -> its shape.
 OTHERS = {"row": (FEATURES, 1, 1), "text": (1, 1, LENGTH)}
-PRESETS = {"dense": dense.PRESETS, "co-boosting": co_boosting.PRESETS, "feddf": feddf.PRESETS}
+PRESETS = {
+    "dense": dense.PRESETS, "co-boosting": co_boosting.PRESETS, "feddf": feddf.PRESETS, "fed-gen": fed_gen.PRESETS,
+    "flboost": flboost.PRESETS,
+}  # fmt: skip
 
 
 def shown(value: Any) -> str:
@@ -170,7 +173,8 @@ def test_plug_in_page_lists_the_strategies_and_their_arguments() -> None:
     facts["proxy"] = torch.zeros(2, 1, 8, 8, dtype=torch.uint8)
     made = {name: getattr(strategies, name)(nn.Flatten, **facts) for name in table}
     assert {name: strategy.method.name for name, strategy in made.items()} == table
-    assert {*table.values(), "iterative"} == set(METHODS)  # which has a section of its own
+    in_rounds = {"iterative", "fed-gen", "flboost"}  # these have sections of their own
+    assert {*table.values(), *in_rounds} == set(METHODS)
     signature = inspect.signature(OneShot.__init__).parameters
     documented = {key: row[-1] for row in rows(PLUG_IN.read_text(), "argument") for key in row[0].split(", ")}
     assert documented.keys() == signature.keys() - {"self", "method", "observer", "facts"}

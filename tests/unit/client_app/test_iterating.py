@@ -16,6 +16,9 @@ from client_app import app as client_app
 from client_app.iterating import counted_steps
 from fl_app.config import AppConfig
 from fl_app.models import build, builders
+from strategies.client import corrections
+from strategies.client.generated import GeneratedExamples
+from strategies.distillation.lent import Lent
 from strategies.flower.messages import read_reply
 from strategies.options import flatten
 from strategies.seeds import seeded_torch
@@ -49,7 +52,12 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Messag
         monkeypatch.setattr(TaskIdentity, name, 1, raising=True)
 
     def asked(
-        server_round: int = 1, *, said: dict[str, Any] | None = None, control: State | None = None, **settings: Any
+        server_round: int = 1,
+        *,
+        said: dict[str, Any] | None = None,
+        control: State | None = None,
+        generator: State | None = None,
+        **settings: Any,
     ) -> Message:
         small = {"client.epochs": 1, "client.state-dir": str(tmp_path / "state"), "client.batch-size": 64}
         given = {key.replace("__", ".").replace("_", "-"): value for key, value in settings.items()}
@@ -57,6 +65,8 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Messag
         content = RecordDict({"arrays": ArrayRecord(START), "config": ConfigRecord(config)})
         if control is not None:
             content["control"] = ArrayRecord(control)
+        if generator is not None:
+            content["generator"] = ArrayRecord(generator)
         context = Context(
             run_id=1, node_id=9, node_config={"partition-id": 1, "num-partitions": 4}, state=RecordDict(),
             run_config={**flatten(AppConfig()), **small, **given},
@@ -104,6 +114,30 @@ def test_proximal_term_keeps_the_client_near_the_server_s_model(ask: Callable[..
     assert 0 < way(near) < 0.9 * way(plain)
 
 
+def test_generator_of_the_server_changes_the_training_and_learns_which_labels_are_held(
+    ask: Callable[..., Message], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Any] = []
+
+    class Spied(GeneratedExamples):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            told.append(kwargs)
+            super().__init__(*args, **kwargs)
+
+    monkeypatch.setattr(corrections, "GeneratedExamples", Spied)
+    lent = Lent("features", "normal", 5, 10, 8, (1, 16, 16), 16, 1.0, 20)
+    with seeded_torch(1):
+        weights = lent.build(84).state_dict()
+    plain, found = ask(2), ask(2, said=lent.told(), generator=weights)
+    assert not same(arrays_of(found), arrays_of(plain))
+    assert same(arrays_of(ask(2, said=lent.told(), generator=weights)), arrays_of(found))
+    checked = read_reply(found.content, SIGNATURES, num_classes=10, max_bytes=2**20, sender="node-9")
+    wanted = {"client": "client-001", "server_round": 2, "label_counts": checked.label_counts}
+    assert told == [wanted, wanted]
+    refused = ask(2, said={**lent.told(), "generator-classes": 9}, generator=weights)
+    assert "the server's generator is of 9 classes" in str(refused.content["upload"]["error"])
+
+
 def test_learning_rate_is_multiplied_by_what_the_server_says(ask: Callable[..., Message]) -> None:
     slow = ask(said={"lr-factor": 0.5})
     assert same(arrays_of(slow), arrays_of(ask(client__lr=0.005)))
@@ -129,6 +163,41 @@ def test_control_variate_of_the_server_steers_and_the_client_s_own_is_remembered
     # c - c_i is now the other way: what it did in the first round is taken off.
     second = ask(2, control=zeros, client__momentum=0.0)
     assert not same(arrays_of(second), arrays_of(ask(2, client__momentum=0.0)))
+
+
+def test_clipping_acts_on_gradient_and_correction_together(ask: Callable[..., Message]) -> None:
+    control = {name: torch.full_like(value, 10.0) for name, value in START.items()}
+    reply = ask(1, control=control, client__momentum=0.0, client__clip=0.5, client__steps=4)
+    assert reply.content.metric_records["metrics"]["travel"] == pytest.approx(0.04)
+    # The control variate is much longer than any gradient, so all steps are as long as the clip, and one way.
+    assert way(arrays_of(reply)) == pytest.approx(4 * 0.01 * 0.5, rel=1e-2)
+
+
+def test_feddyn_s_drift_is_remembered_and_pulls_in_the_next_round(ask: Callable[..., Message], tmp_path: Path) -> None:
+    dyn = {"feddyn-alpha": 1.0}
+    first = arrays_of(ask(1, said={**dyn, "last-round": 0}))
+    assert same(first, arrays_of(ask(1, said={"proximal-mu": 1.0})))  # h is 0
+    assert [path.name for path in (tmp_path / "state" / RUN).iterdir()] == ["client-001-state-1.safetensors"]
+    second = ask(2, said={**dyn, "last-round": 1, "safe-round": 0})
+    assert second.content.metric_records["metrics"]["restarted"] == 0.0
+    assert not same(arrays_of(second), arrays_of(ask(2, said={**dyn, "last-round": 0})))
+    (tmp_path / "state" / RUN / "client-001-state-1.safetensors").unlink()
+    lost = ask(2, said={**dyn, "last-round": 1, "safe-round": 0})
+    assert lost.content.metric_records["metrics"]["restarted"] == 1.0
+    assert same(arrays_of(lost), arrays_of(ask(2, said={"proximal-mu": 1.0})))
+
+
+def test_server_without_a_run_meets_a_client_without_a_memory(ask: Callable[..., Message], tmp_path: Path) -> None:
+    zeros = {name: torch.zeros_like(value) for name, value in START.items()}
+    for number in (1, 2):
+        plain = arrays_of(ask(number, said={"run-id": ""}, client__steps=2))
+        assert same(arrays_of(ask(number, said={"run-id": ""}, control=zeros, client__steps=2)), plain)
+    assert not (tmp_path / "state").exists()
+
+
+def test_steps_are_counted_in_place_of_epochs(ask: Callable[..., Message]) -> None:
+    reply = ask(client__steps=7, client__momentum=0.0, client__epochs=3)
+    assert reply.content.metric_records["metrics"]["travel"] == pytest.approx(0.07)
 
 
 def test_stc_sends_a_hundredth_of_the_weights(ask: Callable[..., Message]) -> None:

@@ -223,6 +223,7 @@ def test_clients_when_their_data_are_equal_train_in_orders_of_their_own(monkeypa
     [
         ({"optimizer": "lion"}, "client.optimizer' is 'lion': allowed is one of 'sgd', 'adam'"),
         ({"loss": "focal"}, "client.loss' is 'focal': allowed is one of 'cross-entropy', 'ldam'"),
+        ({"steps": -1}, "client.steps' is -1: allowed is a whole number at least 0"),
         ({"sam_rho": -0.1}, "client.sam-rho' is -0.1: allowed is a number at least 0"),
         ({"ldam_scale": 0.0}, "client.ldam-scale' is 0.0: allowed is a number greater than 0"),
         ({"ldam_margin": -1.0}, "client.ldam-margin' is -1.0: allowed is a number at least 0"),

@@ -12,18 +12,17 @@ from PIL import Image
 from fl_app.config import AppConfig
 from fl_app.data import GROUPS, clients_share
 from server_app.build import (
-    FREE_ON_RESUME,
     MAIN_JOB,
     build_job,
     build_strategy,
     check_before_start,
     check_needs_of_settings,
-    check_same_run,
     default_settings,
     held_out,
     open_half,
     read_settings,
 )
+from server_app.settled import FREE_ON_RESUME, check_same_run
 from strategies.dense import DenseConfig
 from strategies.errors import ComputeError, DataError, OptionError
 from strategies.method import METHODS, Normalization

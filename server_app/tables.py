@@ -1,0 +1,55 @@
+"""Tables of means as CSV, as Markdown and as text for a terminal."""
+
+from __future__ import annotations
+
+import csv
+import io
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+FILE_WIDTH = 112  # letters; wide enough for a table
+
+
+def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return rows with the same keys as CSV; what is None is empty."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def markdown_text(columns: Sequence[str], rows: Sequence[Sequence[str]], *, texts: int, notes: Sequence[str]) -> str:
+    """Return a Markdown table, the first note before it and the others after it.
+
+    Args:
+        columns: Their names.
+        rows: As many cells each.
+        texts: How many of the columns, the first ones, hold texts; numbers stand at the right.
+        notes: Sentences.
+    """
+    marks = ["---" if place < texts else "---:" for place in range(len(columns))]
+    table = "\n".join(f"| {' | '.join(row)} |" for row in (columns, marks, *rows))
+    return f"{notes[0]}\n\n{table}\n\n{' '.join(notes[1:])}\n"
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, texts: int, notes: Sequence[str]) -> None:
+    """Print a table and its notes as people read them; arguments as those of :func:`markdown_text`."""
+    console = Console(markup=False, width=None if sys.stdout.isatty() else FILE_WIDTH)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    for place, column in enumerate(columns):
+        longest = max(len(cells[place]) for cells in (columns, *rows))
+        # Where there is no room, texts are broken before numbers are.
+        least = None if place < texts else longest
+        table.add_column(column, justify="left" if place < texts else "right", min_width=least)
+    for row in rows:
+        table.add_row(*row)
+    console.print(notes[0], highlight=False, soft_wrap=True)
+    console.print(table)
+    for note in notes[1:]:
+        console.print(note, highlight=False, soft_wrap=True)

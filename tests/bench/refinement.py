@@ -1,0 +1,79 @@
+"""What a round's server stage costs beside its arithmetic: in this process, in a fresh Ray actor, and in a kept one."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from functools import partial
+from typing import Any
+
+import torch
+from measure import row, say
+
+from fl_app.models import build
+from strategies.compute import InProcess, RayActors, ServerCompute
+from strategies.method import METHODS, Job, Normalization, Outcome, Silent, Upload
+
+CLIENTS, TARGET = 10, 0.1
+SHAPES = {"lenet5": (1, 32, 32), "resnet18": (3, 32, 32)}
+
+
+class Unwritten(Silent):
+    """Takes no checkpoints: within a round there are none."""
+
+    interval_s = float("inf")
+
+
+def round_of(model: str, **changes: Any) -> Job:
+    """Return the job of a round of FLBoost: ten untrained models, and the first as the start."""
+    shape = SHAPES[model]
+    builder = partial(build, model, num_classes=10, input_shape=shape)
+    states = []
+    for client in range(CLIENTS):
+        torch.manual_seed(client)
+        states.append({name: value.clone() for name, value in builder().state_dict().items()})
+    uploads = tuple(
+        Upload(f"client-{number}", model, lambda state=state: state, 100, (10,) * 10)  # type: ignore[misc]
+        for number, state in enumerate(states)
+    )
+    space = Normalization((0.5,) * shape[0], (0.5,) * shape[0])
+    config = METHODS["flboost"].config(**changes)
+    return Job(uploads, {model: builder}, model, 10, shape, space, config, device="cpu", start=states[0])
+
+
+def seconds(place: ServerCompute, job: Job) -> tuple[float, float]:
+    """Return the wall seconds of a run beside its arithmetic, and those of the arithmetic."""
+    began = time.perf_counter()
+    outcome: Outcome = place.run(METHODS["flboost"], job, Unwritten())
+    arithmetic = sum(outcome.timings.values())
+    return time.perf_counter() - began - arithmetic, arithmetic
+
+
+def overhead(rounds: int, **changes: Any) -> dict[str, dict[str, float]]:
+    """Print what rounds cost beside their arithmetic, wall seconds and share; medians of the rounds after the first.
+
+    Args:
+        rounds: At least 2.
+        **changes: Of FLBoost's config.
+
+    Returns:
+        Place -> model -> the share.
+    """
+    say(f"FLBoost's server stage, {CLIENTS} clients: wall seconds beside its arithmetic; at most {TARGET:.0%} of it")
+    widths = (11, 26, 11, 14, 8)
+    row(["model", "place", "beside s", "arithmetic s", "share"], widths)
+    shares: dict[str, dict[str, float]] = {}
+    for model in SHAPES:
+        job = round_of(model, **changes)
+        measured = []
+        for name, place in [("in process", InProcess()), ("actor", RayActors(fallback=False))]:
+            with place.kept() as kept:
+                first, *later = [seconds(kept, job) for _ in range(rounds)]
+            measured.append((f"{name}, first round", first))
+            beside, arithmetic = (statistics.median(column) for column in zip(*later, strict=True))
+            measured.append((f"{name}, later", (beside, arithmetic)))
+        for name, (beside, arithmetic) in measured:
+            share = beside / arithmetic
+            shares.setdefault(name, {})[model] = round(share, 3)
+            row([model, name, f"{beside:.3f}", f"{arithmetic:.2f}", f"{share:.1%}"], widths)
+    return shares

@@ -1,0 +1,177 @@
+"""A Flower project of someone else, with stock client and strategy, whose strategy line alone is now FLBoost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_plugin import DATA, MODEL, PYPROJECT
+
+from server_app.launch import launch
+from strategies.store.run_folder import RunFolder
+
+pytestmark = [pytest.mark.slow, pytest.mark.ray]
+
+CLIENTS = 4
+CLIENT = """
+import os
+from pathlib import Path
+
+import torch
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from hospital.data import images_and_labels
+from hospital.model import Net
+
+app = ClientApp()
+torch.set_num_threads(1)
+
+
+def opened(msg, context, kind):
+    partition, number = context.node_config["partition-id"], msg.content["config"]["server-round"]
+    Path(context.run_config["notes"], f"{kind}-{number}-{partition}").touch()
+    model = Net()
+    model.load_state_dict(msg.content["arrays"].to_torch_state_dict())
+    return model, *images_and_labels(partition, context.node_config["num-partitions"] + 1)
+
+
+@app.train()
+def train(msg, context):
+    torch.manual_seed(context.node_config["partition-id"])
+    model, images, labels = opened(msg, context, "train")
+    optimizer = torch.optim.SGD(model.parameters(), msg.content["config"]["lr"], momentum=0.9)
+    for batch in torch.randperm(len(labels)).split(32):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(images[batch]), labels[batch]).backward()
+        optimizer.step()
+    content = {"arrays": ArrayRecord(model.state_dict()), "metrics": MetricRecord({"num-examples": len(labels)})}
+    return Message(RecordDict(content), reply_to=msg)
+
+
+@app.evaluate()
+def evaluate(msg, context):
+    model, images, labels = opened(msg, context, "evaluate")
+    with torch.no_grad():
+        accuracy = float((model.eval()(images).argmax(1) == labels).float().mean())
+    metrics = MetricRecord({"num-examples": len(labels), "accuracy": accuracy})
+    return Message(RecordDict({"metrics": metrics}), reply_to=msg)
+"""
+STOCK = "strategy = FedAvgM(fraction_train=0.5, server_momentum=0.9)"
+SERVER = """
+import json
+import os
+from pathlib import Path
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from flwr.serverapp import ServerApp
+from flwr.serverapp.strategy import FedAvgM
+from strategies import FLBoost, Refiner
+
+from hospital.data import images_and_labels
+from hospital.model import Net
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid, context):
+    torch.manual_seed(0)
+    images, labels = images_and_labels(4, 5)
+    notes = Path(context.run_config["notes"])
+
+    def evaluate(server_round, arrays):
+        if server_round == 2 and (notes / "die").exists():
+            os.remove(notes / "die")
+            raise RuntimeError("as if the process had been killed")
+        model = Net()
+        model.load_state_dict(arrays.to_torch_state_dict())
+        with torch.no_grad():
+            return MetricRecord({"accuracy": float((model.eval()(images).argmax(1) == labels).float().mean())})
+
+    strategy = FedAvgM(fraction_train=0.5, server_momentum=0.9)
+    result = strategy.start(
+        grid=grid,
+        initial_arrays=ArrayRecord(Net().state_dict()),
+        train_config=ConfigRecord({"lr": context.run_config["lr"]}),
+        num_rounds=3,
+        evaluate_fn=evaluate,
+    )
+    Net().load_state_dict(result.arrays.to_torch_state_dict())
+    parts = ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp")
+    facts = {part: {k: dict(v) for k, v in getattr(result, part).items()} for part in parts}
+    (notes / "server.json").write_text(json.dumps(facts))
+"""
+WRAPPED = """strategy = FLBoost(
+        Net, base=FedAvgM(fraction_train=0.5, server_momentum=0.9), num_classes=10, input_shape=(1, 8, 8),
+        run_dir=context.run_config["run-dir"], refiner=Refiner.of("flboost", iterations=2, batch_size=16),
+    )"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    (folder / "hospital").mkdir(parents=True)
+    (folder / "pyproject.toml").write_text(PYPROJECT)
+    assert SERVER.count(STOCK) == 1
+    sources = {"__init__": "", "model": MODEL, "data": DATA, "client": CLIENT, "server": SERVER.replace(STOCK, WRAPPED)}
+    for name, source in sources.items():
+        (folder / "hospital" / f"{name}.py").write_text(source)
+    return folder
+
+
+def run(project: Path, run_dir: Path, notes: Path, *, fails: bool = False) -> tuple[dict[str, Any], list[str]]:
+    """Run the project; return what its ServerApp noted, and the log."""
+    lines: list[str] = []
+    settings = {"run-dir": str(run_dir), "notes": str(notes)}
+    launched = launch(project, settings=settings, num_supernodes=CLIENTS, echo=lines.append)
+    if fails:
+        assert launched.run_status == "finished:failed", lines
+        return {}, lines
+    assert (launched.exit_code, launched.run_status) == (0, "finished:completed"), (launched.reason, lines)
+    facts: dict[str, Any] = json.loads((notes / "server.json").read_text())
+    return facts, lines
+
+
+def asked(notes: Path, kind: str) -> list[str]:
+    """Which partitions were asked in which round."""
+    return sorted(path.name for path in notes.glob(f"{kind}-*"))
+
+
+def test_strategy_of_a_foreign_project_is_refined_and_resumed(project: Path, tmp_path: Path) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    for notes in ("first", "second"):
+        (tmp_path / notes).mkdir()
+    facts, lines = run(project, whole, tmp_path / "first")
+
+    # Flower's result: half of the clients train, all evaluate, the server tests from round 0 on.
+    trained = [name.split("-")[1] for name in asked(tmp_path / "first", "train")]
+    assert trained == ["1", "1", "2", "2", "3", "3"]
+    assert len(asked(tmp_path / "first", "evaluate")) == 3 * CLIENTS
+    assert sorted(facts["evaluate_metrics_serverapp"]) == ["0", "1", "2", "3"]
+    assert sorted(facts["evaluate_metrics_clientapp"]) == sorted(facts["train_metrics_clientapp"]) == ["1", "2", "3"]
+    for scores in facts["evaluate_metrics_clientapp"].values():
+        assert 0.0 <= scores["accuracy"] <= 1.0
+    assert any("their nodes' order of registration stands for them" in line for line in lines)
+
+    with RunFolder.open(whole, write=False) as stored:
+        assert stored.info["base"] == "FedAvgM"
+        assert stored.info["base.server_momentum"] == 0.9
+        assert stored.info["config"]["refiner"] == "flboost"
+        assert [row["answers"] for row in stored.round(1).metrics()] == [2, 2, 2]
+        assert all("clients_accuracy" in row for row in stored.round(1).metrics())
+        assert stored.round(1).refused() == []
+        assert stored.student() is not None
+
+    # Killed in round 2 and started again, behind new node ids: the same partitions are met, the bits are the same.
+    (tmp_path / "second" / "die").touch()
+    run(project, cut, tmp_path / "second", fails=True)
+    again, _ = run(project, cut, tmp_path / "second")
+    for kind in ("train", "evaluate"):
+        assert asked(tmp_path / "second", kind) == asked(tmp_path / "first", kind)
+    assert again == facts
+    ends = [json.loads((folder / "outcome.json").read_text())["weights-sha256"] for folder in (whole, cut)]
+    assert ends[0] == ends[1]

@@ -1,0 +1,97 @@
+"""Local training that is so many steps long, in place of whole epochs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from client_app.local_training import Epoch, epoch_lengths, train
+from fl_app.config import ClientConfig
+from fl_app.data import ImageData, Normalization
+from strategies.seeds import derive_seed
+
+FAST = ClientConfig(epochs=4, batch_size=8, lr=0.1)
+
+
+def toy(count: int = 48) -> ImageData:
+    rng = torch.Generator().manual_seed(5)
+    images = torch.randint(0, 256, (count, 1, 6, 6), generator=rng, dtype=torch.uint8)
+    return ImageData(images, torch.arange(count) % 3)
+
+
+def model(*, norm: bool = False) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(36, 12), nn.BatchNorm1d(12) if norm else nn.ReLU(), nn.Linear(12, 3))
+
+
+def run(
+    config: ClientConfig, *, net: nn.Module | None = None, data: ImageData | None = None
+) -> tuple[nn.Module, list[Epoch]]:
+    net, seen = net or model(), list[Epoch]()
+    half = Normalization((0.5,), (0.5,))
+    last = train(net, data or toy(), config, normalization=half, augmentation="none", seed=1, report=seen.append)
+    assert last == seen[-1]
+    return net, seen
+
+
+def weights(net: nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in net.parameters()])
+
+
+@pytest.mark.parametrize(
+    ("steps", "size", "lengths"),
+    [
+        (0, 48, [6, 6, 6, 6]),
+        (6, 48, [6]),
+        (13, 48, [6, 6, 1]),
+        (2, 48, [2]),
+        (5, 17, [2, 2, 1]),  # the leftover of one image is no step
+        (3, 18, [3]),
+        (3, 1, [1, 1, 1]),
+        (0, 1, [1, 1, 1, 1]),
+    ],
+)
+def test_steps_when_counted_take_the_place_of_the_epochs(steps: int, size: int, lengths: list[int]) -> None:
+    config = replace(FAST, steps=steps)
+
+    assert epoch_lengths(config, size) == lengths
+    net, epochs = run(config, net=model(norm=size > 1), data=toy(size))
+
+    assert isinstance(net, nn.Sequential)
+    assert [epoch.number for epoch in epochs] == list(range(1, len(lengths) + 1))
+    assert size == 1 or net[2].num_batches_tracked == sum(lengths)
+
+
+def test_steps_that_make_whole_epochs_end_with_their_bits_and_more_steps_see_all_images_again_in_another_order() -> (
+    None
+):
+    whole, counted, more = (
+        weights(run(change)[0]) for change in (FAST, replace(FAST, steps=24), replace(FAST, steps=25))
+    )
+
+    assert torch.equal(whole, counted)
+    assert not torch.equal(counted, more)
+
+
+def test_steps_of_the_last_epoch_are_those_that_its_loss_is_of() -> None:
+    data, config = toy(16), ClientConfig(steps=1, batch_size=8, lr=1e-9)
+    order = torch.randperm(16, generator=torch.Generator().manual_seed(derive_seed(1, "batches")))[:8]
+    images = (data.images[order].float() / 255 - 0.5) / 0.5
+
+    _, (epoch,) = run(config, data=data)
+
+    assert epoch.loss == pytest.approx(
+        nn.functional.cross_entropy(model()(images), data.labels[order]).item(), rel=1e-5
+    )
+
+
+def test_the_cosine_schedule_goes_over_the_epochs_that_the_steps_make() -> None:
+    falling = replace(FAST, schedule="cosine")
+
+    net, _ = run(replace(falling, epochs=9, steps=24))
+
+    assert torch.equal(weights(net), weights(run(falling)[0]))
+    assert not torch.equal(weights(net), weights(run(replace(falling, epochs=9))[0]))
