@@ -259,6 +259,7 @@ def build_strategy(settings: Settings, job: Job) -> OneShot | Iterative:
         "min_uploads": app.min_uploads,
         "seed": app.seed,
         "options": RunOptions(app.threads, app.device, app.max_upload_mib, app.checkpoint_s),
+        "proxy": job.proxy,
         "observer": job.observer,
         "facts": {
             "settings": dict(settings.flat),
@@ -268,7 +269,7 @@ def build_strategy(settings: Settings, job: Job) -> OneShot | Iterative:
     }
     if Need.CLIENTS in settings.method.needs:
         return Iterative(job.builders, refiner=settings.refiner, compute=app.compute, **shared)
-    return OneShot(settings.method, job.builders, compute=app.compute, proxy=job.proxy, **shared)
+    return OneShot(settings.method, job.builders, compute=app.compute, **shared)
 
 
 # Set by `oneshot run` for the ServerApp that it starts; Flower does not tell a ServerApp how many nodes it simulates.

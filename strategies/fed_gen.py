@@ -225,4 +225,5 @@ METHOD = Method(
     needs=frozenset({Need.SAME_ARCHITECTURE}),
     check=partial(check_level, table="fed-gen"),
     lends=lends,
+    by_round=True,
 )

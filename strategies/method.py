@@ -214,6 +214,7 @@ class Method:
         takes_teacher: Whether it distils the ensemble that :attr:`Job.teacher` names in place of its own.
         lends: Set where what the method remembers of a round goes to the clients with the next round's request, as
             the array record ``generator``: what the request's config tells of it, given the job of the round.
+        by_round: Whether its draws differ from round to round by :attr:`Job.server_round`; if not, the seed does.
     """
 
     name: str
@@ -228,6 +229,7 @@ class Method:
     check: Callable[[Job], None] | None = None
     takes_teacher: bool = False
     lends: Callable[[Job], Mapping[str, str | int | float]] | None = None
+    by_round: bool = False
 
 
 class Registry(Mapping[str, Method]):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from .errors import OptionError
 from .method import METHODS, Job, Method, Need, Outcome, Silent, Upload
 from .needs import check_needs
+from .seeds import derive_seed
 
 if TYPE_CHECKING:
     import torch
@@ -126,6 +127,7 @@ class Refinement:
             self._job,
             uploads=tuple(uploads),
             start=start,
+            seed=self._seed(server_round),
             server_round=server_round,
             memory=self.memory or None,
         )
@@ -134,18 +136,31 @@ class Refinement:
         outcome = self._compute.run(self._method, job, heard)
         took = {"refinement_s": time.monotonic() - began, "arithmetic_s": sum(outcome.timings.values())}
         if not _finite(outcome):
-            self._hear(
+            self._say(
                 f"round {server_round}: the model that {self._method.title} ends with holds NaN or Inf, so the "
-                f"clients' combined model is kept; lower its learning rate ({self._method.name}.student-lr)"
+                f"clients' combined model is kept; lower its learning rate ({self._method.name}.{self._rate})"
             )
             self.memory = {}
             return start, {**heard.values, **took}
         self.memory, self.images = dict(outcome.memory), outcome.images
         return dict(outcome.student or start), {**heard.values, **took}
 
+    @property
+    def _rate(self) -> str:
+        """The option of its learning rate: FedGen's is that of its generator."""
+        generates = hasattr(self._job.config, "generator_lr") and not hasattr(self._job.config, "student_lr")
+        return "generator-lr" if generates else "student-lr"
+
+    def _seed(self, server_round: int) -> int:
+        """Return a round's seed: a method that does not look at the round would draw the same in all of them."""
+        alike = self._method.by_round or server_round == 1
+        return self._job.seed if alike else derive_seed(self._job.seed, "refinement", server_round)
+
     def _hear(self, line: str) -> None:
-        if line not in self._said:
-            self._said.add(line)
+        # Whom a note is about changes with the clients of the round; what comes of it, its end, does not.
+        *_, end = line.split(": ")
+        if end not in self._said:
+            self._said.add(end)
             self._say(line)
 
 

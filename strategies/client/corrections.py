@@ -94,13 +94,14 @@ class LocalUpdate:
         memory: RoundState | None = None,
         label_counts: Sequence[int] | None = None,
     ) -> None:
-        self._round, self._safe = int(said.get("server-round", 1)), _whole(said, "safe-round")
+        self._round = int(said.get("server-round", 1))
+        self._last, self._safe = _whole(said, "last-round"), _whole(said, "safe-round")
         self._memory = memory or RoundState(None, str(said.get("client", "client")))
         self._travel = Travel(momentum)
         density, mu, alpha = (float(said.get(key, 0.0)) for key in ("stc-density", "proximal-mu", "feddyn-alpha"))
         self._recalled = None
         if density or alpha or "control" in sent:
-            self._recalled = self._memory.recall(self._round, _whole(said, "last-round"))
+            self._recalled = self._memory.recall(self._round, self._last)
         kept = self._recalled.state if self._recalled else {}
         load_start(model, sent, density, kept if self._recalled and self._recalled.round == self._round - 1 else {})
         self._control = ControlVariates(model, sent["control"], part_of(kept, "own.")) if "control" in sent else None
@@ -162,7 +163,7 @@ class LocalUpdate:
             kept |= {f"start.{name}": value for name, value in self._start.items()}
         metrics = {"travel": self._travel.length}
         if self._recalled is not None:
-            self._memory.save(self._round, kept, self._safe)
+            self._memory.save(self._round, kept, self._safe, last_round=self._last)
             metrics["restarted"] = float(self._recalled.restarted)
         return records, metrics
 

@@ -2,9 +2,9 @@
 
 A version is kept per round that the client was in. The server says by which of its rounds it counts the client's
 answers, ``last-round``, and its state of that round is taken, whatever else lies here: an answer that came too late for
-the server is as if it had not been given. Versions are kept back to ``safe-round``, the same as of the server's last
-checkpoint. A server that was killed goes on from there, and the client with it, so that the resumed run ends with the
-same bits. Of a server that says neither, the newest version from before the round is taken, and two are kept.
+the server is as if it had not been given. Kept beside it and the new one is that of ``safe-round``, the same as of the
+server's last checkpoint. A server that was killed goes on from there, and the client with it, so that the resumed run
+ends with the same bits: three versions at most, however seldom the server writes checkpoints. Of a server that says neither, the newest version from before the round is taken, and two are kept.
 
 Flower has a state of its own for every node, ``context.state``. It is lost with the Flower run, and a run that is
 resumed is a new one to Flower: its clients would begin anew in the middle of it. Hence the disk. Without a run folder's
@@ -99,13 +99,16 @@ class RoundState:
                 return known, state
         return 0, {}
 
-    def save(self, server_round: int, state: State, safe_round: int | None = None) -> None:
+    def save(
+        self, server_round: int, state: State, safe_round: int | None = None, *, last_round: int | None = None
+    ) -> None:
         """Write the state after a round, and remove what is too old; a disk that refuses is a warning.
 
         Args:
             server_round: The round.
             state: By name.
             safe_round: The oldest round whose state the server may still ask for; None if it does not tell.
+            last_round: The newest before this one. The server asks for none between the two; None if it does not tell.
         """
         if self.folder is None:
             return
@@ -115,8 +118,7 @@ class RoundState:
             save_file({key: value.contiguous() for key, value in state.items()}, temporary)
             temporary.replace(self._file(server_round))
             rounds = sorted(self._rounds())
-            old = rounds[:-VERSIONS_KEPT] if safe_round is None else [each for each in rounds if each < safe_round]
-            for each in old:
+            for each in _old(rounds, safe_round, last_round):
                 self._file(each).unlink(missing_ok=True)
             forget_old_runs(self.folder.parent)
         except (OSError, SafetensorError) as error:  # what is trained is worth more than its memory
@@ -138,3 +140,10 @@ class RoundState:
 
     def _file(self, server_round: int) -> Path:
         return (self.folder or Path()) / f"{self.client}-state-{server_round}.safetensors"
+
+
+def _old(rounds: list[int], safe: int | None, last: int | None) -> list[int]:
+    """Return those of the ascending rounds whose states nobody will ask for."""
+    if safe is None:
+        return rounds[:-VERSIONS_KEPT]
+    return [each for each in rounds if each < safe or (last is not None and safe < each < last)]

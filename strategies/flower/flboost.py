@@ -53,7 +53,7 @@ class FLBoost(Iterative):
             evaluated.
         **settings: Those of :class:`strategies.flower.iterative.Iterative`: ``num_classes`` and ``input_shape``, and
             if they are not the usual ones ``student``, ``normalization``, ``compute``, ``run_dir``, ``seed`` (every
-            draw of ``base`` follows from it, too), ``options``, ``observer`` and ``facts``.
+            draw of ``base`` follows from it, too), ``options``, ``proxy``, ``observer`` and ``facts``.
 
     Raises:
         OptionError: An argument is out of its range, or ``base`` cannot be refined.

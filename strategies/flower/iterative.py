@@ -57,6 +57,7 @@ class Iterative(Strategy):
             after the other, end the run, which can be resumed.
         seed: Every random draw of the server follows from it.
         options: Settings that most users leave alone.
+        proxy: Real images without labels, uint8 [N, ch, H, W], for refiners that need them.
         observer: ``(round, module) -> scores``, recorded every ``config.evaluate_every`` rounds.
         facts: Written to run.json beside what is known here.
 
@@ -80,6 +81,7 @@ class Iterative(Strategy):
         min_uploads: int = 2,
         seed: int = 0,
         options: RunOptions | None = None,
+        proxy: torch.Tensor | None = None,
         observer: Observer | None = None,
         facts: Mapping[str, Any] | None = None,
     ) -> None:
@@ -96,6 +98,7 @@ class Iterative(Strategy):
             seed=seed,
             threads=options.threads or all_cores(),
             device=options.device,
+            proxy=proxy,
             observer=observer,
         )
         check_student(self.job)

@@ -7,7 +7,7 @@ an update is added to the next one, on either side. The clients' half is
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -42,12 +42,18 @@ class Stc(FedAvg):
         self._start: dict[str, np.ndarray[Any, Any]] = {}
         self._update = ArrayRecord()
         self._holders: set[int] = set()
+        self._made: dict[str, np.ndarray[Any, Any]] = {}
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Ask as FedAvg does; who holds the model of the round before gets the update to it alone."""
+        """Ask as FedAvg does; who holds the model of the round before gets the update to it alone.
+
+        The update leads to the model that was returned last. Handed another one, a refined one say, it is of no use.
+        """
         self._start = to_numpy(arrays)
+        if not _equal(self._start, self._made):
+            self._holders = set()
         config["stc-density"] = self._density
         messages = list(super().configure_train(server_round, arrays, config, grid))
         for message in messages:
@@ -98,4 +104,9 @@ class Stc(FedAvg):
         self._update = to_record(encode(sent, self._density))
         self._holders = {reply.metadata.src_node_id for reply in replies if not reply.has_error()}
         step = unflat(sent.dense(), self._start)
-        return to_record({name: value + step[name] for name, value in self._start.items()}), metrics
+        self._made = {name: value + step[name] for name, value in self._start.items()}
+        return to_record(self._made), metrics
+
+
+def _equal(one: Mapping[str, np.ndarray[Any, Any]], other: Mapping[str, np.ndarray[Any, Any]]) -> bool:
+    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)

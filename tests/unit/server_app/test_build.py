@@ -245,12 +245,14 @@ def test_proxy_images_when_the_method_needs_them_are_a_share_that_no_client_gets
     assert build_job(read_settings({"method": "fedens", "data.proxy": 0.2}), split, None).proxy is None
 
 
-def test_the_strategy_when_the_method_needs_proxy_images_holds_them(tmp_path: Path) -> None:
-    settings = read_settings({"method": "feddf", "data.proxy": 0.2, "run-dir": str(tmp_path / "run")})
+@pytest.mark.parametrize("method", [{"method": "feddf"}, {"method": "iterative", "iterative.refiner": "feddf"}])
+def test_the_strategy_when_the_method_needs_proxy_images_holds_them(tmp_path: Path, method: dict[str, str]) -> None:
+    settings = read_settings({**method, "data.proxy": 0.2, "run-dir": str(tmp_path / "run")})
     job = build_job(settings, open_half(settings, "test"), None)
 
     strategy = build_strategy(settings, job)
 
+    assert strategy.job.proxy is not None
     assert strategy.job.proxy is job.proxy
 
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from strategies.distillation.generators import FeatureGenerator
 from strategies.errors import OptionError
-from strategies.flboost import METHOD, PRESETS, FlBoostConfig
+from strategies.flboost import METHOD, FlBoostConfig
 from strategies.method import Silent
 from strategies.needs import check_needs
 
@@ -118,14 +118,17 @@ def test_presets_are_the_two_variants_and_feddf() -> None:
     assert (code.generator_step, code.discrepancy, code.student_divergence) == ("per-client", "logits", "teacher-first")
     assert (code.ce_form, code.label_draw, code.per_class) == ("batch-mean", "fixed", True)
     assert (feddf.labels, feddf.weights, feddf.ensemble, feddf.adversarial_weight) == (
+        "counts",
         "uniform",
-        "uniform",
-        "logits",
+        "probabilities",
         0,
     )
-    for preset in PRESETS:
-        one = FlBoostConfig.preset(preset)
-        assert (one.iterations, one.generator_steps, one.student_steps, one.batch_size) == (10, 1, 5, 50)
+    assert feddf.generator_step == "joint"
+    assert (feddf.iterations * feddf.generator_steps, feddf.iterations * feddf.student_steps) == (50, 20)
+    for one in (paper, code):
+        assert (one.iterations, one.generator_steps, one.student_steps) == (10, 1, 5)
+    for one in (paper, code, feddf):
+        assert one.batch_size == 50
         assert (one.generator_lr, one.student_lr, one.lr_decay, one.weight_decay) == (0.01, 0.1, 0.998, 1e-3)
     with pytest.raises(OptionError, match="unknown preset 'other'"):
         FlBoostConfig.preset("other")

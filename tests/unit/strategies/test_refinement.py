@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import pytest
@@ -97,6 +97,56 @@ def test_a_note_is_said_once_and_not_in_every_round() -> None:
     for number in (1, 2, 3):
         stage.run(number, [upload("a")], state(0.0))
     assert lines == ["no label counts"]
+
+
+def test_a_note_about_the_clients_of_a_round_is_said_once_too() -> None:
+    lines: list[str] = []
+
+    def silent(given: Job, progress: Progress) -> Outcome:
+        names = ", ".join(each.client for each in given.uploads)
+        progress.record({"note": f"no label counts from {names}: all classes and clients weigh the same"})
+        progress.record({"note": "no client has statistics: that loss is zero"})
+        return Outcome(student=dict(given.start or {}))
+
+    stage = refinement(silent, say=lines.append)
+    for number, names in enumerate((("a", "b"), ("c",), ("a", "d", "e")), start=1):
+        stage.run(number, [upload(name) for name in names], state(0.0))
+    assert lines == [
+        "no label counts from a, b: all classes and clients weigh the same",
+        "no client has statistics: that loss is zero",
+    ]
+
+
+def test_every_round_draws_anew_be_it_by_its_seed_or_by_its_number() -> None:
+    seen: list[int] = []
+
+    def watch(given: Job, progress: Progress) -> Outcome:
+        seen.append(given.seed)
+        return nudge(given, progress)
+
+    for by_round in (False, True):
+        stage = Refinement(Refiner(method(watch, by_round=by_round), NudgeConfig()), job(), InProcess(), say=print)
+        for number in (1, 2, 3, 3):
+            stage.run(number, [upload("a")], state(0.0))
+    one, two, three, again = seen[:4]
+    assert one == job().seed
+    assert len({one, two, three}) == 3
+    assert again == three
+    assert set(seen[4:]) == {job().seed}
+    assert [name for name in REFINERS if METHODS[name].by_round] == ["flboost", "fed-gen"]
+
+
+@pytest.mark.parametrize("name", REFINERS)
+def test_the_learning_rate_to_lower_is_an_option_that_the_method_has(name: str) -> None:
+    lines: list[str] = []
+
+    def explode(given: Job, progress: Progress) -> Outcome:
+        return Outcome(student={"weight": torch.tensor(float("inf"))})
+
+    known = replace(METHODS[name], fit=explode, check=None, needs=frozenset())
+    Refinement(Refiner(known, known.config()), job(), InProcess(), say=lines.append).run(1, [upload("a")], state(0.0))
+    told = lines[0].rpartition("(")[2].removesuffix(")").removeprefix(f"{name}.")
+    assert told.replace("-", "_") in {field.name for field in fields(known.config)}
 
 
 @pytest.mark.parametrize("broken", ["student", "memory"])

@@ -104,7 +104,7 @@ def test_server_that_goes_back_to_its_checkpoint_meets_the_same_client(tmp_path:
     # Checkpoints after rounds 2 and 5; killed in round 5.
     told = {1: (0, 0), 2: (1, 0), 3: (2, 2), 4: (3, 2), 5: (4, 2)}
     first = {k: one_round(memory, k, last_round=last, safe_round=safe)[0] for k, (last, safe) in told.items()}
-    assert versions(tmp_path / "run") == [2, 3, 4, 5]
+    assert versions(tmp_path / "run") == [2, 4, 5]
     for number in (3, 4, 5):
         last, safe = told[number]
         found, metrics = one_round(memory, number, last_round=last, safe_round=safe)
@@ -124,6 +124,18 @@ def test_versions_are_kept_back_to_the_safe_round_and_without_one_two(tmp_path: 
     told.save(9, {"x": torch.zeros(1)}, safe_round=4)
     assert versions(tmp_path / "told") == [4, 5, 6, 9]
     assert told.recall(10, 4).round == 4
+
+
+def test_at_most_three_versions_lie_on_the_disk_between_two_checkpoints(tmp_path: Path) -> None:
+    memory = RoundState(tmp_path / "run", "alice")
+    for number, last in ((10, 0), (13, 10), (14, 13), (20, 14)):
+        one_round(memory, number, last_round=last, safe_round=0)
+    assert versions(tmp_path / "run") == [14, 20]
+    # A checkpoint after 20; the answer of 31 is late, so that 24 stays the last.
+    for number, last in ((24, 20), (31, 24), (36, 24), (40, 36)):
+        one_round(memory, number, last_round=last, safe_round=20)
+    assert versions(tmp_path / "run") == [20, 36, 40]
+    assert [memory.recall(41, known).restarted for known in (20, 36, 40)] == [False, False, False]
 
 
 @pytest.mark.parametrize("damage", ["gone", "torn", "nowhere"])

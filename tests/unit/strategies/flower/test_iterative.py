@@ -30,6 +30,7 @@ from strategies.flower.fednova import FedNova
 from strategies.flower.messages import count_bytes
 from strategies.flower.stc import Stc
 from strategies.iterative import TITLES
+from strategies.refinement import Refiner
 
 State = dict[str, torch.Tensor]
 Asked = list[tuple[str, Mapping[str, Any], list[str]]]
@@ -88,7 +89,8 @@ def three(place: Path | None = None, **more: Any) -> dict[int, Client]:
 
 def iterative(run_dir: Path, **changes: Any) -> Iterative:
     """A strategy over tiny models; what is no argument of its own is a setting."""
-    own = {key: changes.pop(key) for key in ("min_uploads", "observer", "base", "seed") if key in changes}
+    own_keys = ("min_uploads", "observer", "base", "seed", "refiner", "compute")
+    own = {key: changes.pop(key) for key in own_keys if key in changes}
     config = IterativeConfig(**{"rounds": 3, "stc_density": 0.2, **changes})
     return Iterative(
         net, num_classes=CLASSES, input_shape=SHAPE, config=config, run_dir=run_dir, options=ONE_THREAD, **own
@@ -381,6 +383,15 @@ def test_stc_sends_the_update_alone_to_who_was_in_the_round_before(tmp_path: Pat
     assert rows_of(tmp_path / "run")[-1]["answers"] == 4
 
 
+def test_stc_sends_the_whole_model_where_it_was_refined_since(tmp_path: Path) -> None:
+    asked: Asked = []
+    refiner = Refiner.of("flboost", iterations=1, batch_size=6, latent=5)
+    found = iterative(tmp_path / "run", strategy="stc", rounds=3, refiner=refiner, compute="in-process")
+    found.start(FakeGrid(three(tmp_path / "disk", asked=asked)), ArrayRecord(weights(5)))
+    assert {tuple(sent) for _, _, sent in asked} == {("arrays",)}
+    assert [row["answers"] for row in rows_of(tmp_path / "run")] == [3, 3, 3]
+
+
 def test_stc_client_that_lost_its_state_gets_the_whole_model_in_the_round_after(tmp_path: Path) -> None:
     asked: Asked = []
 
@@ -493,6 +504,18 @@ def test_own_loop_ends_with_the_bits_of_start(tmp_path: Path, name: str) -> None
     assert arrays is not None
     assert equal(dict(arrays.to_torch_state_dict()), whole)
     found.close()
+
+
+def test_own_loop_lets_clients_forget_what_nobody_goes_back_to(tmp_path: Path) -> None:
+    clients, found = three(tmp_path / "disk"), iterative(tmp_path / "run", strategy="scaffold", rounds=9)
+    grid, arrays = FakeGrid(clients), ArrayRecord(weights(5))
+    for number in range(1, 6):
+        messages = found.configure_train(number, arrays, ConfigRecord(), grid)  # type: ignore[arg-type]
+        made, _ = found.aggregate_train(number, grid.send_and_receive(messages, timeout=5.0))
+        assert made is not None
+        arrays = made
+    found.close()
+    assert sorted(path.stem for path in (tmp_path / "disk").glob("bob-*")) == ["bob-state-4", "bob-state-5"]
 
 
 def test_own_loop_without_a_quorum_keeps_the_arrays(tmp_path: Path) -> None:
