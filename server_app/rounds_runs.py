@@ -126,7 +126,7 @@ def _read(path: Path) -> RoundsRun:
         )
     name, stored = info["method"], info.get("settings")
     flat = {**default_settings(), **stored} if isinstance(stored, dict) else {}
-    method, shared, own = _split(name, flat)
+    method, shared, own = _split(name, flat) if flat else (METHODS[name].title, {}, _plain_facts(info))
     done = int(rows[-1]["epoch"])
     whole = result.get("status") == "finished" and not result.get("resumed_at")
     return RoundsRun(
@@ -137,11 +137,18 @@ def _read(path: Path) -> RoundsRun:
         own,
         tuple(tested),
         done,
-        int(flat.get(f"{name}.rounds", done)),
+        int(flat.get(f"{name}.rounds", own.get("rounds", done))),
         _mean_of(rows, "refinement_s"),
         _mean_of(rows, "arithmetic_s"),
         result["seconds"].get("server") if whole else None,
     )
+
+
+def _plain_facts(info: Mapping[str, Any]) -> Flat:
+    """Return what a run of another project, which has none of the app's settings, says of its strategy and refiner."""
+    tables = ("base", *METHODS)
+    facts = {**info.get("config", {}), **{key: info[key] for key in info if key.partition(".")[0] in tables}}
+    return {k: v for k, v in facts.items() if isinstance(v, Scalar) and k != "checkpoint-every"}
 
 
 def _mean_of(rows: Sequence[Mapping[str, Any]], key: str) -> float | None:
@@ -154,7 +161,7 @@ def _split(name: str, flat: Flat) -> tuple[str, Flat, Flat]:
     told = {key: value for key, value in flat.items() if key not in NEUTRAL and key != "method"}
     shared = {key: value for key, value in told.items() if key.partition(".")[0] not in METHODS}
     own = {key: value for key, value in told.items() if key.startswith(f"{name}.")}
-    if name != "iterative" or not flat:
+    if name != "iterative":
         return METHODS[name].title, shared, own
     strategy, refiner = str(own.pop("iterative.strategy")), str(own.pop("iterative.refiner"))
     shared |= {key: own.pop(key) for key in [f"iterative.{option}" for option in SHARED]}

@@ -4,7 +4,8 @@ A version is kept per round that the client was in. The server says by which of 
 answers, ``last-round``, and its state of that round is taken, whatever else lies here: an answer that came too late for
 the server is as if it had not been given. Kept beside it and the new one is that of ``safe-round``, the same as of the
 server's last checkpoint. A server that was killed goes on from there, and the client with it, so that the resumed run
-ends with the same bits: three versions at most, however seldom the server writes checkpoints. Of a server that says neither, the newest version from before the round is taken, and two are kept.
+ends with the same bits. That is three versions at most, however seldom the server writes a checkpoint. Of a server that
+says neither, the newest version from before the round is taken, and two are kept.
 
 Flower has a state of its own for every node, ``context.state``. It is lost with the Flower run, and a run that is
 resumed is a new one to Flower: its clients would begin anew in the middle of it. Hence the disk. Without a run folder's

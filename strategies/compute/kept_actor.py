@@ -27,6 +27,8 @@ _log = logging.getLogger(__name__)
 # The most seconds between two calls of Progress.tick, and those that an actor waits for something to say.
 _TICK_S = 0.4
 _POLL_S = 10.0
+# The most seconds that the end of an actor is waited for.
+_DEATH_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -141,11 +143,21 @@ class KeptActor:
         return self._session.lasts()
 
     def end(self) -> None:
-        """Kill the actor, if there is one."""
+        """Kill the actor, if there is one, whatever it is at."""
         actor, self._actor = self._actor, None
         self._sent = Sent()
         if actor is not None and self._session.lasts():
             self._session.ray.kill(actor)
+            # Ray may learn first that the handle is gone, and would then let the actor finish its run before it ends.
+            self._await_death(actor)
+
+    def _await_death(self, actor: Any) -> None:
+        ray, deadline = self._session.ray, time.monotonic() + _DEATH_S
+        while self._session.lasts() and time.monotonic() < deadline:
+            try:
+                ray.get(actor.poll.remote(0.0), timeout=_DEATH_S)
+            except ray.exceptions.RayError:  # it is dead, or does not answer
+                return
 
     def _attempt(self, parcel: _Parcel, relay: Relay) -> Outcome:
         settled = False

@@ -65,6 +65,9 @@ class Iterative(Strategy):
         OptionError: An argument is out of its range.
     """
 
+    method = METHOD
+    _report: StageReport | None = None
+
     def __init__(  # noqa: PLR0913  a strategy's constructor is where a user finds every setting
         self,
         model: Model,
@@ -86,7 +89,6 @@ class Iterative(Strategy):
         facts: Mapping[str, Any] | None = None,
     ) -> None:
         options, builders, halves = options or RunOptions(), named_builders(model), (0.5,) * input_shape[0]
-        self.method = METHOD
         self.job = Job(
             uploads=(),
             builders=builders,
@@ -105,7 +107,6 @@ class Iterative(Strategy):
         self._base, self._min_uploads, self._max_bytes = base, min_uploads, int(options.max_upload_mib * 2**20)
         self._refiner, self._compute, self._run_dir, self._facts = refiner, compute, run_dir, dict(facts or {})
         self._folder: RunFolder | None = None
-        self._report: StageReport | None = None
         self._rounds = self._new_rounds()
 
     @property

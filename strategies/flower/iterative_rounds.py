@@ -195,9 +195,7 @@ class IterativeRounds:
         if self._trip is None:
             raise OptionError("replies came before any request: allowed is configure_train(), then aggregate_train()")
         answers = self._trip.read(replies, self._model.check_answer)
-        moved = self._move(server_round, answers) if len(answers) >= self._quorum(self._trip) else None
-        self._attendance.checkpointed()  # whoever owns the loop has no checkpoint to go back to
-        return moved
+        return self._move(server_round, answers) if len(answers) >= self._quorum(self._trip) else None
 
     def _one_round(
         self, number: int, trip: RoundTrip, config: Mapping[str, Any], evaluate_fn: EvaluateFn | None

@@ -369,14 +369,18 @@ def test_flboost_s_row_feddf_takes_so_many_steps_of_a_generator_of_no_adversary_
 @pytest.mark.parametrize("path", SHORT, ids=name_of)
 def test_short_file_of_flboost_differs_from_the_paper_in_what_it_says(path: Path) -> None:
     short, paper = settings_of(path), settings_of(ROOT / "conf" / "flboost-table1-cifar10.toml")
-    shorter = {"rounds": 50, "strategy": "fedavg", "refiner": "none"}
+    shorter = {"rounds": 20, "strategy": "fedavg", "refiner": "none"}
     assert short.method_config == replace(paper.method_config, **shorter)
-    shared = ("epochs", "momentum", "weight_decay", "clip", "optimizer", "schedule")
+    shared = ("epochs", "batch_size", "lr", "momentum", "weight_decay", "clip", "optimizer", "schedule", "augmentation")
     assert [getattr(short.app.client, key) for key in shared] == [getattr(paper.app.client, key) for key in shared]
-    assert (short.app.data.law, short.app.data.alpha) == (paper.app.data.law, 0.3)
-    examples = short.app.data.limit // 100
-    assert f"{short.app.data.limit:,} training images, {examples} per client" in path.read_text().replace("\n# ", " ")
-    assert rows_of_iterative(path) == [("fedavg", "none"), ("fedavg", "flboost"), ("scaffold", "flboost")]
+    assert (short.app.data.law, short.app.data.alpha, short.app.data.limit) == (paper.app.data.law, 0.1, 100 * 500)
+    assert paper.refiner is not None
+    tried = {"adversarial_weight": 0.1, "generator_step": "joint", "generator_steps": 3, "student_lr": 0.05}
+    refiners = [run.refiner for run in run_by(path) if run.refiner is not None]
+    assert [refiner.config for refiner in refiners] == [replace(paper.refiner.config, **tried)] * 2
+    assert rows_of_iterative(path) == [
+        ("fedavg", "none"), ("fedavg", "flboost"), ("scaffold", "none"), ("scaffold", "flboost"),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("path", PUBLISHED, ids=name_of)

@@ -146,6 +146,25 @@ def test_a_setting_that_an_older_run_does_not_know_has_its_default(run_of_rounds
     assert [(line["name"], line["results"]) for line in reported(old, new)["table"]] == [("FedAvg", 2)]
 
 
+def test_runs_of_another_project_are_told_apart_by_their_strategies_and_refiners(run_of_rounds: MakeRun) -> None:
+    runs = [run_of_rounds([50.0], name=f"run{place}", planned=4, seed=place // 3) for place in range(4)]
+    facts: list[dict[str, Any]] = [{"base": "FedAvg"}, {"base": "FedAvgM"}, {"flboost.iterations": 5}, {}]
+    for run, (place, own) in zip(runs, enumerate(facts), strict=True):
+        info = json.loads((run / "run.json").read_text())
+        config = {"rounds": 4, "refiner": "flboost", "checkpoint-every": 1 + place}
+        info = {**info, "base": "FedAvg", "flboost.iterations": 10, **own, "config": config}
+        del info["settings"]
+        (run / "run.json").write_text(json.dumps(info))
+
+    name = "Federated learning in rounds, "
+    assert [(line["name"], line["results"]) for line in reported(*runs)["table"]] == [
+        (name + "base=FedAvg, flboost.iterations=10", 2),
+        (name + "base=FedAvgM, flboost.iterations=10", 1),
+        (name + "base=FedAvg, flboost.iterations=5", 1),
+    ]
+    assert {run.planned for run in read_runs(runs)[1]} == {4}
+
+
 def test_refined_rounds_tell_their_seconds_and_their_part_of_arithmetic(run_of_rounds: MakeRun) -> None:
     plain = run_of_rounds([50.0, 60.0], name="plain")
     refined = run_of_rounds([50.0, 70.0], name="refined", **{"iterative.refiner": "feddf"})
