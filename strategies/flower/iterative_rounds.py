@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
     EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
+# Of a round's numbers, what is for the metrics alone.
+UNSAID = ("travel", "restarted", "arithmetic_s")
 # A run whose clients answer nothing any more ends here, and can be resumed.
 LOST_MOST = 3
 
@@ -136,7 +138,7 @@ class IterativeRounds:
             for number in range(done + 1, rounds + 1):
                 values = self._one_round(number, trip, config, evaluate_fn)
                 journal.record({"epoch": number, **values, **_moved(self.account.traffic)})
-                journal.report(number, rounds, values)
+                journal.report(number, rounds, {key: value for key, value in values.items() if key not in UNSAID})
                 if number % job.config.checkpoint_every == 0 or number == rounds:
                     journal.save(Snapshot(number, self._state_of(trip)))
                     self._attendance.checkpointed()

@@ -64,7 +64,7 @@ def main() -> None:
     if "refinement" in parts:
         import refinement
 
-        ratios |= refinement.overhead(3, iterations=2) if quick else refinement.overhead(4)
+        ratios |= refinement.overhead(2, iterations=1) if quick else refinement.overhead(4)
         say()
     say(json.dumps(ratios))
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -15,6 +17,8 @@ from strategies.compute import InProcess, RayActors, ServerCompute
 from strategies.method import METHODS, Job, Normalization, Outcome, Silent, Upload
 
 CLIENTS, TARGET = 10, 0.1
+STEPS = ("per-client", "joint")
+WIDTHS = (11, 17, 26, 11, 14, 8)
 SHAPES = {"lenet5": (1, 32, 32), "resnet18": (3, 32, 32)}
 
 
@@ -57,23 +61,26 @@ def overhead(rounds: int, **changes: Any) -> dict[str, dict[str, float]]:
         **changes: Of FLBoost's config.
 
     Returns:
-        Place -> model -> the share.
+        Place -> model and generator step -> the share.
     """
-    say(f"FLBoost's server stage, {CLIENTS} clients: wall seconds beside its arithmetic; at most {TARGET:.0%} of it")
-    widths = (11, 26, 11, 14, 8)
-    row(["model", "place", "beside s", "arithmetic s", "share"], widths)
+    iterations = METHODS["flboost"].config(**changes).iterations
+    say(f"FLBoost's server stage, {CLIENTS} clients, {iterations} iterations: wall seconds beside its arithmetic")
+    say(f"(the set-up is the same for any number of iterations; later rounds: at most {TARGET:.0%})")
+    row(["model", "generator step", "place", "beside s", "arithmetic s", "share"], WIDTHS)
     shares: dict[str, dict[str, float]] = {}
-    for model in SHAPES:
-        job = round_of(model, **changes)
-        measured = []
-        for name, place in [("in process", InProcess()), ("actor", RayActors(fallback=False))]:
-            with place.kept() as kept:
-                first, *later = [seconds(kept, job) for _ in range(rounds)]
-            measured.append((f"{name}, first round", first))
-            beside, arithmetic = (statistics.median(column) for column in zip(*later, strict=True))
-            measured.append((f"{name}, later", (beside, arithmetic)))
-        for name, (beside, arithmetic) in measured:
-            share = beside / arithmetic
-            shares.setdefault(name, {})[model] = round(share, 3)
-            row([model, name, f"{beside:.3f}", f"{arithmetic:.2f}", f"{share:.1%}"], widths)
+    for model, step in itertools.product(SHAPES, STEPS):
+        job = round_of(model, generator_step=step, **changes)
+        for name, (beside, arithmetic) in measured(job, rounds):
+            shares.setdefault(name, {})[f"{model}, {step}"] = round(beside / arithmetic, 3)
+            row([model, step, name, f"{beside:.3f}", f"{arithmetic:.2f}", f"{beside / arithmetic:.1%}"], WIDTHS)
     return shares
+
+
+def measured(job: Job, rounds: int) -> Iterator[tuple[str, tuple[float, float]]]:
+    """Yield what :func:`seconds` finds at each place: of the first round, and the medians of those after it."""
+    for name, place in [("in process", InProcess()), ("actor", RayActors(fallback=False))]:
+        with place.kept() as kept:
+            first, *later = [seconds(kept, job) for _ in range(rounds)]
+        yield f"{name}, first round", first
+        beside, arithmetic = (statistics.median(column) for column in zip(*later, strict=True))
+        yield f"{name}, later", (beside, arithmetic)

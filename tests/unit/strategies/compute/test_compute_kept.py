@@ -229,15 +229,16 @@ def test_memory_does_not_grow_with_the_rounds() -> None:
     uploads = tuple(Upload(f"c{n}", "net", lambda: {"w": torch.ones(mib)}, 10) for n in range(4))
     pids, sizes, references = Pids(), [], []
     with RayActors(fallback=False).kept() as kept:
-        for number in range(1, 51):
+        for number in range(1, 25):
             kept.run(replace(TOY, fit=heavy), job(number, uploads=uploads, start={"w": torch.ones(mib)}), pids)
-            gc.collect()
-            sizes.append(psutil.Process(pids.all[-1]).memory_full_info().uss / mib)
-            references.append(len(ray._private.worker.global_worker.core_worker.get_all_reference_counts()))
+            if 5 < number <= 10 or number > 19:
+                gc.collect()
+                sizes.append(psutil.Process(pids.all[-1]).memory_full_info().uss / mib)
+                references.append(len(ray._private.worker.global_worker.core_worker.get_all_reference_counts()))
     assert len(set(pids.all)) == 1
-    # A round brings 20 MiB.
-    assert max(sizes[-5:]) < max(sizes[5:10]) + 40
-    assert max(references[-5:]) <= max(references[5:10]) + 2
+    # A round brings 20 MiB, 4 of them with each upload.
+    assert max(sizes[5:]) < max(sizes[:5]) + 40
+    assert max(references[5:]) <= max(references[:5]) + 2
 
 
 def test_without_room_the_rounds_run_here_and_say_so_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -263,7 +264,7 @@ def test_ray_that_ends_between_rounds_is_missed_at_once_and_our_own_is_started_a
         with pytest.raises(ComputeError, match="the simulation's Ray has ended"):
             strict.run(TOY, job(2), pids)
         assert_as_single(kept.run(TOY, job(2), pids), TOY, job(2))
-        assert time.monotonic() - began < 20
+        assert time.monotonic() - began < 60  # not the 120 s that a Ray to come is waited for
     assert pids.all[2:] == [os.getpid()]
     assert not ray.is_initialized()
     with RayActors(fallback=False).kept() as kept:
