@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -138,15 +138,6 @@ def predict(outcome: Outcome, job: Job) -> torch.Tensor:
 
 # A method that asks its clients in every round has no stored uploads to work on.
 WORK_ON_UPLOADS = [name for name in METHODS if Need.CLIENTS not in METHODS[name].needs]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Sums of several threads round otherwise, and the first steps of Adam make the most of it."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(params=WORK_ON_UPLOADS)

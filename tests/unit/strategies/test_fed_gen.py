@@ -30,15 +30,6 @@ UPLOADS = tuple(upload(k, "narrow") for k in range(3))
 PINNED = {"features": 0.366890, "images": 0.885661}
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    """Sums of several threads round otherwise, and the first steps of Adam make the most of it."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def job(config: FedGenConfig = SMALL, *, uploads: tuple[Upload, ...] = UPLOADS, **more: Any) -> Job:
     space = Normalization((0.5, 0.4), (0.5, 0.6))
     return Job(uploads, BUILDERS, "narrow", 3, SHAPE, space, config, **more)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -17,14 +16,6 @@ from strategies.refinement import refines
 
 # A change here changes every published number.
 PINNED = 0.698160
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def test_outcome_is_the_model_the_generator_times_and_images() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -17,14 +16,6 @@ from strategies.flboost import METHOD, FlBoostConfig
 from strategies.method import Job, Silent
 from strategies.seeds import generator as rng
 from strategies.seeds import seeded_torch
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 class PlainGenerator(nn.Module):

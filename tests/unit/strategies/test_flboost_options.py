@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -16,15 +15,6 @@ from strategies.errors import OptionError
 from strategies.flboost import METHOD, FlBoostConfig
 from strategies.method import Silent
 from strategies.needs import check_needs
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
 
 SWITCHES: dict[str, Any] = {
     "iterations": 3, "generator_steps": 2, "student_steps": 3, "batch_size": 7, "latent": 6, "generator_lr": 0.02,

@@ -1,7 +1,6 @@
 """The job in this process, and the choice of a place."""
 
 import sys
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -10,14 +9,6 @@ import strategies.compute as compute
 from strategies.compute.in_process import InProcess, resolve_device, torch_threads
 from strategies.errors import ComputeError, OptionError
 from strategies.method import Job, Method, Need, Normalization, Outcome, Progress, Silent, Upload
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def job(**changes: object) -> Job:

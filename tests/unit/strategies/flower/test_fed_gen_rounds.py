@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,26 +16,12 @@ from strategies.client import upload_facts
 from strategies.client.corrections import LocalUpdate, read_round
 from strategies.client.round_state import RoundState
 from strategies.distillation.lent import Lent
-from strategies.flower import round_trip
 from strategies.refinement import Refiner
 
 State = dict[str, torch.Tensor]
 SMALL: dict[str, Any] = {
     "iterations": 3, "batch_size": 6, "latent": 5, "generator_width": 8, "local_batch_size": 6, "local_weight": 1.0,
 }  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(autouse=True)
-def no_waiting(clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(round_trip, "time", clock)
 
 
 class Federation:

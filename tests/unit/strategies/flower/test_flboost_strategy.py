@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,26 +22,11 @@ from strategies.client.corrections import LocalUpdate, read_round
 from strategies.client.round_state import RoundState
 from strategies.distillation.average import weighted_mean
 from strategies.errors import OneShotError, OptionError, QuorumError
-from strategies.flower import round_trip
 from strategies.flower.scaffold import Scaffold
 from strategies.method import Job, Method, Outcome, Progress
 from strategies.options import option
 
 State = dict[str, torch.Tensor]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """The clients train in this process, inside the strategy's threads or outside of them: they shall have as many."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(autouse=True)
-def no_waiting(clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(round_trip, "time", clock)
 
 
 @dataclass(frozen=True)

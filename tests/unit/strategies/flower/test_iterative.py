@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ from strategies.client.corrections import LocalUpdate, read_round
 from strategies.client.round_state import RoundState
 from strategies.distillation.average import weighted_mean
 from strategies.errors import OneShotError, OptionError, QuorumError, UploadError
-from strategies.flower import round_trip
 from strategies.flower.base import Base, base_of
 from strategies.flower.fednova import FedNova
 from strategies.flower.messages import count_bytes
@@ -34,20 +33,6 @@ from strategies.refinement import Refiner
 
 State = dict[str, torch.Tensor]
 Asked = list[tuple[str, Mapping[str, Any], list[str]]]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """The clients train in this process, inside the strategy's threads or outside of them: they shall have as many."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(autouse=True)
-def no_waiting(clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(round_trip, "time", clock)
 
 
 def trainer(

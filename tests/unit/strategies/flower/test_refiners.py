@@ -13,7 +13,6 @@ from flwr.app import ArrayRecord
 from torch import nn
 
 from strategies import Iterative, IterativeConfig, Refiner
-from strategies.flower import round_trip
 from strategies.iterative import REFINERS
 from strategies.method import METHODS, Need
 
@@ -29,11 +28,6 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 DATA_FREE = [name for name in REFINERS if Need.PROXY_IMAGES not in METHODS[name].needs]
 ALMOST = 1e-9
-
-
-@pytest.fixture(autouse=True)
-def no_waiting(clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(round_trip, "time", clock)
 
 
 def small(name: str, **changes: Any) -> Refiner:

@@ -381,7 +381,7 @@ DP_ADAPTIVE = (
         (Iterative(net, num_classes=CLASSES, input_shape=SHAPE), "Iterative, which cannot be refined"),
         (FedAvg(fraction_train=0.0), "fraction_train 0.0, so it trains nothing"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_strategy_that_cannot_be_refined_is_refused_in_a_line(base: Any, reason: str) -> None:
     with pytest.raises(OptionError, match=reason) as caught:
