@@ -8,28 +8,39 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 ARGS ?=
 
-.PHONY: run test check unit bench config clean
+.PHONY: run test check unit slow bench soak fuzz config clean
 
 run: $(READY)
 	$(BIN)/oneshot run $(ARGS)
 
-test: $(READY)
-	$(BIN)/python -m pytest
+test: unit slow
 
-# The tests that take seconds, for the rhythm of work.
+# The tests that take seconds, for the rhythm of work: a process per core.
 unit: $(READY)
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" --numprocesses logical
+
+# The others, one after another: whole runs, which have their own processes.
+slow: $(READY)
+	$(BIN)/python -m pytest -m slow
 
 # What CI holds a change to: format, lint, types, layering, tests.
 check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest
+	$(MAKE) unit slow
 
 # Minutes of measuring, not a test: `make bench ARGS=--quick` for the short form.
 bench: $(READY)
 	PYTHONPATH=tests/reference $(BIN)/python tests/bench $(ARGS)
+
+# Plugs pulled in a deployment on this machine, until the time is over: `make soak ARGS="--seed 7 --minutes 10"`.
+soak: $(READY)
+	PYTHONPATH=tests/flower $(BIN)/python tests/soak/soak.py $(ARGS)
+
+# Malformed inputs for everything that is read from outside: `make fuzz ARGS="--examples 5000 --seed 1"`.
+fuzz: $(READY)
+	$(BIN)/python tests/fuzz $(ARGS)
 
 config: $(READY)
 	$(BIN)/python -m server_app.config_table

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from client_app.node import Asked, Node, client_name
+from client_app.node import Asked, Node
+from fl_app.node_config import client_name, node_facts
 from strategies.client import already_held, failure, upload_facts
 from strategies.errors import OneShotError
+from strategies.offline import enforce
 
 if TYPE_CHECKING:
     import torch
@@ -18,17 +21,22 @@ if TYPE_CHECKING:
     from client_app.keeping import Trained
     from fl_app.config import AppConfig
 
+enforce()  # in a deployment this is the first word that we have in this process
 app = ClientApp()
 
 
 @app.train()
 def upload(msg: Message, context: Context) -> Message:
     """Answer the server's one question with a trained model."""
-    name = client_name(context.node_config)
+    try:
+        facts = node_facts(context.node_config, context.run_config)
+    except OneShotError as error:
+        return failure(msg, client=client_name(context.node_config), reason=str(error))
+    name = client_name(facts)
     if (reply := already_held(msg, client=name)) is not None:
         return reply
     if msg.content.config_records.get("config", ConfigRecord()).get("iterative"):
-        return _one_round(msg, context, name)
+        return _one_round(msg, context, facts)
     # Late: what a message does not need, the process that answers it does not load.
     import torch
 
@@ -38,7 +46,7 @@ def upload(msg: Message, context: Context) -> Message:
 
     try:
         config = AppConfig.from_settings(context.run_config)
-        node = Node.of(context.node_config, config)
+        node = Node.of(facts, config)
         torch.set_num_threads(1)
         asked = Asked.of(msg.content.config_records.get("config", ConfigRecord()), config.seed)
         start = msg.content.array_records.get("arrays", ArrayRecord()).to_torch_state_dict()
@@ -56,16 +64,18 @@ def fens(msg: Message, context: Context) -> Message:
     from client_app.fens_half import FensHalf
     from strategies.client.fens import answer
 
-    return answer(msg, FensHalf(context.run_config, context.node_config).local())
+    facts = node_facts(context.node_config, context.run_config)
+    return answer(msg, FensHalf(context.run_config, facts).local())
 
 
 @app.query()
 def introduce(msg: Message, context: Context) -> Message:
     """Say who this client is."""
-    return Message(RecordDict({"upload": upload_facts(client=client_name(context.node_config))}), reply_to=msg)
+    name = client_name(node_facts(context.node_config, context.run_config))
+    return Message(RecordDict({"upload": upload_facts(client=name)}), reply_to=msg)
 
 
-def _one_round(msg: Message, context: Context, name: str) -> Message:
+def _one_round(msg: Message, context: Context, facts: Mapping[str, Any]) -> Message:
     """Answer one round of many with the server's model, trained on."""
     import torch
 
@@ -75,7 +85,7 @@ def _one_round(msg: Message, context: Context, name: str) -> Message:
 
     try:
         config, (said, sent) = AppConfig.from_settings(context.run_config), read_round(msg)
-        node = Node.of(context.node_config, config)
+        node = Node.of(facts, config)
         torch.set_num_threads(1)
         trained, records, metrics = local_round(config, node, Asked.of(said, config.seed), said, sent)
         reply = _reply(msg, config, node, trained, records["arrays"])
@@ -83,7 +93,7 @@ def _one_round(msg: Message, context: Context, name: str) -> Message:
         reply.content.update({key: ArrayRecord(state) for key, state in records.items() if key != "arrays"})
         return reply
     except OneShotError as error:
-        return failure(msg, client=name, reason=str(error))
+        return failure(msg, client=client_name(facts), reason=str(error))
 
 
 def _reply(
@@ -94,6 +104,7 @@ def _reply(
     if trained is not None:
         metrics["num-examples"] = trained.num_examples
         told = {"train-loss": trained.loss, "train-accuracy": trained.accuracy}
+        told |= {} if trained.epsilon is None else {"epsilon": trained.epsilon}
         metrics.update({key: value for key, value in told.items() if value == value})  # NaN is what there is not
     # What was kept is what it was when it was trained.
     architecture = trained.architecture if trained is not None else node.architecture

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from client_app.node import Asked, Node, client_name
+from client_app.node import Asked, Node
+from fl_app.node_config import client_name
 from strategies.client.fens import Local, Told
 from strategies.client.fens import Own as OwnModel
 from strategies.errors import UploadError
@@ -24,7 +25,7 @@ class FensHalf:
 
     Attributes:
         settings: The run's flat settings.
-        facts: The node's config.
+        facts: What the node says of itself.
     """
 
     settings: Mapping[str, Any]
@@ -66,10 +67,12 @@ class FensHalf:
     def _own(self, told: Told) -> tuple[Node, Own]:
         import torch
 
+        from client_app.private_training import refuse
         from client_app.work import own_examples
 
         torch.set_num_threads(1)
         config = self._config()
+        refuse(config.privacy, "answers on examples that are kept from training")
         node = Node.of(self.facts, config)
         asked = Asked(told.run_id, 1, told.seed, told.holdout, told.per_class)
         return node, own_examples(config, node, asked)

@@ -14,10 +14,12 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from client_app.attacking import check_rounds, poisoned
 from client_app.keeping import Trained
 from client_app.local_training import hits, minimise
 from client_app.losses import loss_of
 from client_app.node import Asked, Node
+from client_app.private_training import refuse
 from client_app.work import State, own_examples
 from fl_app.config import AppConfig, ClientConfig
 from fl_app.data import augment, normalize
@@ -45,6 +47,8 @@ def local_round(
     """
     if node.checkpoint:
         raise UploadError(f"client.checkpoint is {node.checkpoint[:200]!r}: allowed is none, for rounds are trained")
+    check_rounds(config.attack, node.client)
+    refuse(config.privacy, "training in rounds")
     own, client = own_examples(config, node, asked), _client_config(config.client, said)
     split = own.split
     with seeded_torch(asked.seed, "init", node.architecture):
@@ -52,7 +56,8 @@ def local_round(
     memory = RoundState.of(client.state_dir, asked.run_id, node.client)
     momentum = client.momentum if client.optimizer == "sgd" else 0.0
     update = LocalUpdate(model, said, sent, momentum=momentum, memory=memory, label_counts=own.label_counts)
-    data, kind = split.take(own.train), client.augmentation
+    kind, classes = client.augmentation, split.num_classes
+    data = poisoned(split.take(own.train), config.attack, client=node.client, num_classes=classes, seed=asked.seed)
     criterion, kind = loss_of(client, data.labels), split.augmentation if kind == "data-set" else kind
 
     def objective(inputs: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

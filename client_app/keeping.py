@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from strategies.client.places import forget_old_runs, run_place
+from strategies.client.places import forget_old_runs, make_private, run_place
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ class Trained:
         loss: Mean training loss of the last epoch.
         accuracy: Training accuracy of the last epoch, in [0, 1].
         ranges: Layer -> smallest and largest activation on its training examples, if the server asked for them.
+        epsilon: What it spent of its examples' privacy; None if they had none.
     """
 
     architecture: str
@@ -37,6 +38,7 @@ class Trained:
     loss: float
     accuracy: float
     ranges: Mapping[str, tuple[float, float]] | None = None
+    epsilon: float | None = None
 
 
 class Keep:
@@ -57,6 +59,11 @@ class Keep:
         self._weights = self._folder / f"{client}-{server_round}.safetensors"
         self._facts = self._weights.with_suffix(".json")
 
+    @property
+    def finished(self) -> bool:
+        """Whether something was kept, and perhaps sent, even if it is torn now."""
+        return self._facts.exists()
+
     def load(self) -> tuple[Trained, dict[str, torch.Tensor]] | None:
         """Return what was trained for this round, or None; a torn file counts as nothing."""
         try:
@@ -65,7 +72,7 @@ class Keep:
             if facts.get("ranges") is not None:
                 facts["ranges"] = {layer: (low, high) for layer, (low, high) in facts["ranges"].items()}
             return Trained(**facts), load_file(self._weights)
-        except (OSError, ValueError, TypeError, KeyError, SafetensorError):
+        except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError, SafetensorError):
             return None
 
     def save(self, trained: Trained, state: dict[str, torch.Tensor]) -> None:
@@ -74,7 +81,7 @@ class Keep:
         Raises:
             OSError: The disk refuses.
         """
-        self._folder.mkdir(parents=True, exist_ok=True)
+        make_private(self._folder)
         temporary = self._weights.with_suffix(f".{os.getpid()}.tmp")
         save_file({key: value.contiguous() for key, value in state.items()}, temporary)
         temporary.replace(self._weights)

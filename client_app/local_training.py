@@ -113,10 +113,9 @@ def minimise(
         The last epoch.
     """
     generator = torch.Generator().manual_seed(derive_seed(seed, "batches"))
-    optimizer = _optimizer(model, config)
-    lengths, cosine = epoch_lengths(config, len(data.labels)), None
-    if config.schedule == "cosine":
-        cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, len(lengths), eta_min=config.final_lr)
+    optimizer = optimizer_of(model, config)
+    lengths = epoch_lengths(config, len(data.labels))
+    cosine = schedule_of(optimizer, config, len(lengths))
     step = _step(model, optimizer, objective, config)
     # Convolutions are up to 1.7 times faster on pixels whose channels lie side by side.
     model.to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
@@ -136,10 +135,20 @@ def minimise(
     return epoch
 
 
-def _optimizer(model: nn.Module, config: ClientConfig) -> torch.optim.Optimizer:
+def optimizer_of(model: nn.Module, config: ClientConfig) -> torch.optim.Optimizer:
+    """Return the optimiser of local training on a model's parameters."""
     if config.optimizer == "adam":
         return torch.optim.Adam(model.parameters(), lr=config.lr, weight_decay=config.weight_decay)
     return torch.optim.SGD(model.parameters(), lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
+
+
+def schedule_of(
+    optimizer: torch.optim.Optimizer, config: ClientConfig, epochs: int
+) -> torch.optim.lr_scheduler.LRScheduler | None:
+    """Return what changes the learning rate after every epoch; None where it stays."""
+    if config.schedule != "cosine":
+        return None
+    return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs, eta_min=config.final_lr)
 
 
 def _step(model: nn.Module, optimizer: torch.optim.Optimizer, objective: Objective, config: ClientConfig) -> Objective:

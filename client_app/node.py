@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from fl_app.node_config import client_name
 from strategies.client import CLIENT_NAME
 from strategies.errors import UploadError
 
@@ -37,7 +38,7 @@ class Node:
 
     @classmethod
     def of(cls, facts: Mapping[str, Any], config: AppConfig) -> Node:
-        """Read the node's config; in simulation it is the partition alone, and the app's settings give the rest.
+        """Read what :func:`fl_app.node_config.node_facts` returned; the app's settings give the rest.
 
         Raises:
             UploadError: Its name is none: the server would refuse what it trains.
@@ -91,8 +92,3 @@ class Asked:
             bool(said.get("calibrate", False)),
             str(said.get("task", "classifier")),
         )
-
-
-def client_name(facts: Mapping[str, Any]) -> str:
-    """Return a node's stable name: the one in its config, else that of its partition."""
-    return str(facts.get("client", f"client-{int(facts.get('partition-id', 0)):03d}"))

@@ -8,29 +8,37 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from logging import getLogger
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 
+from client_app.attacking import check_trains, copied, poisoned, scaled
 from client_app.calibration import activation_ranges
 from client_app.keeping import Keep, Trained
 from client_app.local_training import Epoch, epoch_lengths
 from client_app.node import Asked, Node
 from client_app.pretrained import checkpoint_path, load_checkpoint
+from client_app.private_training import check_question, refuse
+from client_app.private_training import train as train_privately
 from client_app.tasks import task_of
 from fl_app.config import AppConfig
 from fl_app.data import Split, clients_share, open_split, partition
 from fl_app.models.uploaded import uploaded_name
 from strategies.client.holdout import held_out
-from strategies.errors import DataError
+from strategies.errors import DataError, UploadError
 from strategies.seeds import derive_seed, seeded_torch
 
 State = dict[str, torch.Tensor]
 
 # Flower's own logger, so that its lines reach the log of the run.
 LOG = getLogger("flwr")
+
+# Of a training that tells neither loss nor accuracy, or is none.
+UNTOLD = Epoch(0, float("nan"), float("nan"))
 
 # A simulated client's process serves many clients: the data set is opened once.
 cached_split = functools.lru_cache(maxsize=2)(open_split)
@@ -86,49 +94,85 @@ def trained_model(config: AppConfig, node: Node, asked: Asked, start: State) -> 
     """
     task_of(asked.task)  # an unknown one is refused whatever else there is
     path = checkpoint_path(node.checkpoint, client=node.client, partition_id=node.partition_id)
+    check_question(config.privacy, asked)
     if path is not None:
+        check_trains(config.attack, node.client)
+        refuse(config.privacy, "what this node has, a checkpoint")
         return _facts_of_pretrained(config, node, asked), load_checkpoint(path)
     if not asked.run_id:
-        return _train(config, node, asked, start)
+        return _made(config, node, asked, start)
     keep = Keep(config.client.state_dir, asked.run_id, node.client, asked.server_round)
     kept = keep.load()
     if kept is None:
-        kept = _train(config, node, asked, start)
+        if config.privacy.on and keep.finished:
+            raise UploadError("what it trained for this run is damaged here: training again would spend privacy twice")
+        kept = _made(config, node, asked, start)
         try:
             keep.save(*kept)
         except (OSError, SafetensorError) as error:  # what is trained is worth more than its copy
+            if config.privacy.on:  # but not more than privacy, which a second training would spend again
+                raise UploadError(f"what it trained is not kept here, so it is not sent either: {error}") from error
             LOG.warning("%s: what it trained is sent but not kept here: %s", node.client, error)
     return kept
 
 
+def _made(config: AppConfig, node: Node, asked: Asked, start: State) -> tuple[Trained, State]:
+    """Return what a client trains, or what it copies if it is an attacker of that kind."""
+    if config.attack.of(node.client) != "copy":
+        return _train(config, node, asked, start)
+    trained, state = _train(config, copied(node, config), asked, start)
+    own = own_examples(config, node, asked)
+    return replace(trained, num_examples=len(own.train), label_counts=own.label_counts), state
+
+
 def _train(config: AppConfig, node: Node, asked: Asked, start: State) -> tuple[Trained, State]:
-    own, task = own_examples(config, node, asked), task_of(asked.task)
-    split, data = own.split, own.split.take(own.train)
+    own, task, attack = own_examples(config, node, asked), task_of(asked.task), config.attack.of(node.client)
+    split, classes = own.split, own.split.num_classes
+    data = poisoned(split.take(own.train), config.attack, client=node.client, num_classes=classes, seed=asked.seed)
+    model, last, epsilon = _started(config, node, asked, split), UNTOLD, None
+    how: dict[str, Any] = {
+        "normalization": split.normalization,
+        "augmentation": split.augmentation if config.client.augmentation == "data-set" else config.client.augmentation,
+        "report": _reporter(config, node, len(own.train)),
+    }
+    if attack != "random":
+        _load_start(model, start)
+        if config.privacy.on:
+            epsilon = train_privately(model, data, config.client, privacy=config.privacy, **how)
+        else:
+            seed = derive_seed(asked.seed, "client", node.client, asked.server_round)
+            last = task.train(model, data, config.client, seed=seed, **how)
+    if attack == "scale":
+        model.load_state_dict(scaled(model.state_dict(), config.attack.factor))
+    name = uploaded_name(asked.task, node.architecture)
+    ranges = activation_ranges(model, data, split.normalization, seed=asked.seed) if asked.calibrate else None
+    trained = Trained(name, len(own.train), own.label_counts, last.loss, last.accuracy, ranges, epsilon)
+    return trained, task.sent(model)
+
+
+def _started(config: AppConfig, node: Node, asked: Asked, split: Split) -> torch.nn.Module:
+    """Return the model before its first step."""
     # Clients of one architecture start from the same weights, unless they shall not, without a byte sent for it.
-    apart = (node.client,) if config.client.init == "different" else ()
-    with seeded_torch(asked.seed, "init", node.architecture, *apart):
-        model = task.build(node.architecture, split.num_classes, split.input_shape, config.client)
-    _load_start(model, start)
-    epochs = len(epoch_lengths(config.client, len(own.train)))
+    use: tuple[str | int, ...] = ("init", node.architecture)
+    if config.client.init == "different":
+        use = (*use, node.client)
+    if config.attack.of(node.client) == "random":
+        use = ("attack", "random", node.client, asked.server_round)
+    with seeded_torch(asked.seed, *use):
+        return task_of(asked.task).build(node.architecture, split.num_classes, split.input_shape, config.client)
+
+
+def _reporter(config: AppConfig, node: Node, examples: int) -> Callable[[Epoch], None]:
+    epochs = len(epoch_lengths(config.client, examples))
 
     def report(epoch: Epoch) -> None:
         if epoch.number in (1, epochs) or epoch.number % 10 == 0:
             of = f"epoch {epoch.number} of {epochs}"
+            loss = "" if math.isnan(epoch.loss) else f", loss {epoch.loss:.3f}"
             right = "" if math.isnan(epoch.accuracy) else f", accuracy {100 * epoch.accuracy:.1f} %"
-            LOG.info("%s: %s, loss %.3f%s", node.client, of, epoch.loss, right)
+            LOG.info("%s: %s%s%s", node.client, of, loss, right)
 
-    last = task.train(
-        model,
-        data,
-        config.client,
-        normalization=split.normalization,
-        augmentation=split.augmentation if config.client.augmentation == "data-set" else config.client.augmentation,
-        seed=derive_seed(asked.seed, "client", node.client, asked.server_round),
-        report=report,
-    )
-    name = uploaded_name(asked.task, node.architecture)
-    ranges = activation_ranges(model, data, split.normalization, seed=asked.seed) if asked.calibrate else None
-    return Trained(name, len(own.train), own.label_counts, last.loss, last.accuracy, ranges), task.sent(model)
+    return report
 
 
 def _positions(split: Split, config: AppConfig, node: Node) -> torch.Tensor:

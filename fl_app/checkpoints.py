@@ -6,6 +6,7 @@ import pickle
 import re
 import struct
 import warnings
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,13 +22,16 @@ ALLOWED = "allowed is a .safetensors file, or what torch.save(model.state_dict()
 # What the readers raise on files that are none of theirs, or torn: torch's unpickler trusts what it finds.
 _DAMAGES = (
     SafetensorError, pickle.UnpicklingError, struct.error, AssertionError, AttributeError, EOFError, LookupError,
-    OSError, OverflowError, RuntimeError, TypeError, ValueError,
+    MemoryError, OSError, OverflowError, RuntimeError, TypeError, ValueError, zipfile.BadZipFile,
 )  # fmt: skip
 # Under these keys training scripts keep the state_dict, beside an optimizer's.
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "net")
 # DataParallel and torch.compile put these before every name.
 _PREFIXES = ("module.", "_orig_mod.")
 _CODE = re.compile(r"GLOBAL (\S+)")
+_BOMB = "it is an archive that unpacks to"
+# Bytes: of TorchScript archives, which are refused for what they are, small parts are compressed.
+_SLACK = 2**24
 
 
 def read_checkpoint(path: Path) -> dict[str, torch.Tensor]:
@@ -57,9 +61,24 @@ def read_checkpoint(path: Path) -> dict[str, torch.Tensor]:
 def _read(path: Path) -> Any:
     if path.suffix.lower() == ".safetensors":
         return load_file(path)
+    _refuse_bomb(path)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a file that is none of torch's, the error says it
         return torch.load(path, weights_only=True, map_location="cpu")
+
+
+def _refuse_bomb(path: Path) -> None:
+    """Refuse an archive that unpacks to far more than it is: torch.save compresses nothing, and stores nothing twice.
+
+    Raises:
+        ValueError: It does; the message is for :func:`_reason`.
+        BadZipFile: It is no whole archive.
+    """
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            unpacked = sum(entry.file_size for entry in archive.infolist())
+        if unpacked > 2 * path.stat().st_size + _SLACK:
+            raise ValueError(f"{_BOMB} {unpacked} bytes")
 
 
 def _unwrapped(found: Any) -> Any:
@@ -97,6 +116,8 @@ def _reason(error: BaseException) -> str:
     text = str(error)
     if (code := _CODE.search(text)) is not None:
         return f"it is a pickle that asks for {code[1][:120]!r}, which is no tensor; nothing of it was run"
+    if text.startswith(_BOMB):
+        return f"{text}, far more than it has"
     if isinstance(error, SafetensorError | OSError):
         return (text.splitlines() or [type(error).__name__])[0][:200]
     if "TorchScript" in text:

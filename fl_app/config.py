@@ -11,8 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from fl_app.attacks import AttackConfig
 from fl_app.data import AUGMENTATIONS, DOMAINED, IMAGELESS, LAWS, SOURCES, PartitionSpec, check_left_out
 from fl_app.models import ARCHITECTURES
+from fl_app.privacy import PrivacyConfig
 from strategies.errors import OptionError
 from strategies.options import Scalar, check, check_device, option, parse
 
@@ -147,6 +149,7 @@ class ClientConfig:
     share_label_counts: bool = option(True, "tell the server how many examples of each class there are")
     checkpoint: str = option("", "upload this file and train nothing; {client} and {partition} are filled in")
     max_ensemble_mib: float = option(0.0, "largest ensemble that a client accepts, MiB; 0 = any", low=0.0)
+    nodes: str = option("", "folder of node configs, or one such file: a simulation plays these nodes")
     state_dir: str = option("", "where a client keeps what it trained; empty: $ONESHOT_CLIENT_STATE, else the cache")
 
     def __post_init__(self) -> None:
@@ -181,6 +184,9 @@ class AppConfig:
     min_uploads: int = option(2, "quorum: fewer uploads at the deadline fail the run", low=1)
     deadline_s: float = option(3600.0, "seconds that the clients have for their uploads", above=0.0)
     compute: str = option("ray", "where the server stage runs", choices=("ray", "in-process"))
+    shards: int = option(
+        0, "Ray actors that hold the clients' models; 0 = one per GPU, or what memory needs; 1 = no sharding", low=0
+    )
     device: str = option("auto", "device of the server stage: auto, cpu, cuda, cuda:1")
     threads: int = option(0, "torch threads of the server stage; 0 = all cores", low=0)
     max_upload_mib: float = option(2048.0, "largest accepted upload, MiB", above=0.0)
@@ -197,11 +203,15 @@ class AppConfig:
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     client: ClientConfig = field(default_factory=ClientConfig)
+    attack: AttackConfig = field(default_factory=AttackConfig)
+    privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
 
     def __post_init__(self) -> None:
         """Check every value."""
         check(self)
         check_device(self.device)
+        self._check_attack()
+        self.privacy.check_client(self.client)
         if self.data.name in IMAGELESS and self.client.augmentation not in ("data-set", "none"):
             raise OptionError(
                 f"setting 'client.augmentation' is {self.client.augmentation!r}: allowed where 'data.name' is "
@@ -214,6 +224,18 @@ class AppConfig:
         if self.forget and not self.uploads:
             raise OptionError(
                 f"setting 'forget' is {self.forget!r}: allowed where 'uploads' names the run folder of the uploads"
+            )
+
+    def _check_attack(self) -> None:
+        if self.attack.kind == "backdoor" and self.data.name in IMAGELESS:
+            raise OptionError(
+                f"setting 'attack.kind' is 'backdoor': allowed where 'data.name' is {self.data.name!r}, whose examples "
+                "are no images, are the other attacks"
+            )
+        if self.attack.kind != "none" and self.client.checkpoint:
+            raise OptionError(
+                f"setting 'attack.kind' is {self.attack.kind!r}: allowed where 'client.checkpoint' names a file, so "
+                "that no client trains, is none"
             )
 
     @classmethod

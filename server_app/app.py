@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import closing
-from logging import ERROR, INFO
-from typing import Any
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from logging import ERROR, INFO, WARNING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from flwr.app import Context
 from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
+from flwr.supercore.run import RunNotRunningException
 
+from fl_app.node_config import SUPERNODES_VARIABLE
+from server_app.attack_success import attack_line
 from server_app.build import (
-    SUPERNODES_VARIABLE,
+    Settings,
     build_job,
     build_strategy,
     check_needs_of_settings,
@@ -22,10 +27,18 @@ from server_app.build import (
 )
 from server_app.finish import describe_failure, finish, scaled_line, table_lines
 from server_app.forget import adopt_uploads
+from server_app.resuming import how_to_go_on, leave_resume_file
 from server_app.settled import check_adopted, check_same_run
-from strategies.errors import OneShotError
+from strategies.errors import ComputeError, OneShotError, StoreError
+from strategies.offline import enforce
+from strategies.store.files import store_errors
 from strategies.store.run_folder import RunFolder
 
+if TYPE_CHECKING:
+    from strategies.flower.iterative import Iterative
+    from strategies.flower.one_shot import OneShot
+
+enforce()  # in a deployment this is the first word that we have in this process
 app = ServerApp()
 
 
@@ -35,7 +48,7 @@ def main(grid: Grid, context: Context) -> None:
     try:
         _run(grid, dict(context.run_config))
     except OneShotError as error:
-        log(ERROR, "%s", error)
+        log(ERROR, "%s", ". ".join([str(error).rstrip("."), *getattr(error, "__notes__", ())]))
         raise
 
 
@@ -51,6 +64,8 @@ def _run(grid: Grid, given: dict[str, Any]) -> None:
         check_adopted(settings, int(os.environ.get(SUPERNODES_VARIABLE, 0)))
     if settings.scaled:
         _say(f"scaled: {scaled_line(settings.scaled)}")
+    if warning := attack_line(settings.app.attack):
+        log(WARNING, "%s", warning)
     images, split = held_out(settings)
     job = build_job(settings, split, images)
     strategy = build_strategy(settings, job)
@@ -60,17 +75,46 @@ def _run(grid: Grid, given: dict[str, Any]) -> None:
         if (done := folder.result()) is not None and done["status"] == "finished":
             log(INFO, "the run is finished: its result is in %s", folder.path)
             return
-        try:
+        with _resumable(strategy, settings):
             adopt_uploads(folder, settings.app.uploads, settings.app.forget, min_uploads=settings.app.min_uploads)
             strategy.start(grid, timeout=settings.app.deadline_s)
-        except OneShotError as error:
-            strategy.close()
-            with RunFolder.open(folder.path) as failed:
-                failed.write_result(describe_failure(failed, settings, error))
-            raise
-    with RunFolder.open(folder.path) as finished:
-        seconds = {**strategy.account.seconds, "app": time.monotonic() - began}
-        result = finish(finished, settings, strategy.report, images, seconds=seconds, log=_say)
+            with RunFolder.open(folder.path) as finished, store_errors(folder.path):
+                seconds = {**strategy.account.seconds, "app": time.monotonic() - began}
+                result = finish(finished, settings, strategy.report, images, seconds=seconds, log=_say)
     if SUPERNODES_VARIABLE not in os.environ:  # `oneshot run` prints the table itself
         for line in table_lines(result):
             _say(line)
+
+
+@contextmanager
+def _resumable(strategy: OneShot | Iterative, settings: Settings) -> Iterator[None]:
+    """Leave in the run's folder how it goes on, before and after what may fail; say it in one line."""
+    folder = strategy.folder.path
+    deployed = SUPERNODES_VARIABLE not in os.environ  # `oneshot run` says itself how to go on
+    if deployed:
+        leave_resume_file(folder, settings.flat)
+        _say(f"if this run is cut off, it goes on with: {how_to_go_on(folder)}")
+    try:
+        yield
+    except OneShotError as error:
+        strategy.close()
+        _note_failure(folder, settings, error)
+        if deployed:
+            error.add_note(f"To go on: {how_to_go_on(folder)}")
+        raise
+    except (SystemExit, KeyboardInterrupt, RunNotRunningException) as error:
+        # Flower ends the ServerApp with its SuperLink, and when somebody stops the run.
+        strategy.close()
+        reason = "the run was stopped, or its SuperLink is gone; what came is kept"
+        _note_failure(folder, settings, ComputeError(f"{reason}. To go on: {how_to_go_on(folder)}"))
+        if isinstance(error, RunNotRunningException):
+            raise ComputeError(reason) from error
+        raise
+
+
+def _note_failure(folder: Path, settings: Settings, error: Exception) -> None:
+    try:
+        with RunFolder.open(folder) as failed:
+            failed.write_result(describe_failure(failed, settings, error))
+    except StoreError as refused:  # a disk that is full, or what this run failed of
+        log(WARNING, "%s", refused)

@@ -9,15 +9,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fl_app.config import AppConfig, shortened
-from fl_app.data import Split, check_request, clients_share
+from fl_app.data import Split
 from fl_app.models import builders
 from fl_app.models.uploaded import uploaded_builders
+from fl_app.node_config import SUPERNODES_VARIABLE, refused_in_deployment
+from server_app.attack_success import check_attack, check_attackers
 from server_app.evaluation import HeldOut
 from server_app.forget import facts_of
+from server_app.gatekeeping import check_gatekeeper
 from server_app.iterating import check_iterative
+from server_app.privacy import check_privacy, check_private_models
+from server_app.rehearsal import check_division
 from server_app.server_data import labelled_images, open_half, proxy_images
+from strategies.compute import named
 from strategies.compute.in_process import resolve_device
 from strategies.errors import OptionError
+from strategies.gatekeeper.config import GatekeeperConfig
 from strategies.iterative import IterativeConfig
 from strategies.method import METHODS, Job, Method, Need, Normalization
 from strategies.needs import check_needs, wants_label_counts
@@ -57,6 +64,7 @@ class Settings:
         method_config: The method's config, with the server epochs that ``scale`` leaves.
         refiner: What fine-tunes the model of every round, of a run in rounds that has one; with such epochs, too.
         flat: All of them as they were given, completed by the defaults.
+        gatekeeper: What is done with uploads that look harmful.
     """
 
     app: AppConfig
@@ -64,6 +72,7 @@ class Settings:
     method_config: Any
     refiner: Refiner | None
     flat: Mapping[str, Scalar]
+    gatekeeper: GatekeeperConfig
 
     @property
     def learner(self) -> Method:
@@ -85,15 +94,16 @@ class Settings:
 
 def default_settings() -> dict[str, Scalar]:
     """Return every key with its default: what pyproject.toml holds and bare ``flwr run .`` runs."""
-    found = flatten(AppConfig())
+    found = {**flatten(AppConfig()), **flatten(GatekeeperConfig(), "gatekeeper")}
     for name in METHODS:
         found.update(flatten(METHODS[name].config(), name))
     return {**found, **MAIN_JOB}
 
 
 def known_options() -> list[Option]:
-    """Return every option of the app and of the methods."""
-    return options_of(AppConfig) + [o for name in METHODS for o in options_of(METHODS[name].config, name)]
+    """Return every option of the app, of its gatekeeper and of the methods."""
+    own = options_of(AppConfig) + options_of(GatekeeperConfig, "gatekeeper")
+    return own + [o for name in METHODS for o in options_of(METHODS[name].config, name)]
 
 
 def read_settings(given: Mapping[str, Scalar]) -> Settings:
@@ -113,7 +123,8 @@ def read_settings(given: Mapping[str, Scalar]) -> Settings:
     except OptionError as error:
         raise OptionError(f"setting 'method': {error}") from error
     config = shortened(parse(method.config, flat, method.name), app.scale)
-    return Settings(app, method, config, _refiner(config, flat, app.scale), flat)
+    gatekeeper = parse(GatekeeperConfig, flat, "gatekeeper")
+    return Settings(app, method, config, _refiner(config, flat, app.scale), flat, gatekeeper)
 
 
 def _refiner(config: Any, flat: Mapping[str, Scalar], scale: float) -> Refiner | None:
@@ -161,6 +172,8 @@ def build_job(settings: Settings, split: Split, observer: HeldOut | None, *, dat
             f"setting 'data.classes-per-client' is {app.data.classes_per_client}: allowed is at most "
             f"{split.num_classes}, the number of classes"
         )
+    app.attack.check_classes(split.num_classes)
+    check_private_models(settings, split)
     sent = uploaded_builders(settings.method.uploads, split.num_classes, split.input_shape, latent=app.client.latent)
     seed = app.seed if data_seed is None else data_seed
     return Job(
@@ -195,16 +208,19 @@ def check_needs_of_settings(settings: Settings) -> None:
             f"setting {key!r} is {value!r} and the student's architecture {app.model.of_student()!r}: allowed with "
             f"method {method.name!r} is one architecture for all"
         )
+    check_privacy(settings)
     if wants_label_counts(method, settings.method_config) and not app.client.share_label_counts:
         raise OptionError(
             f"setting 'client.share-label-counts' is False: allowed with method {method.name!r} is True; it needs that "
             f"{Need.LABEL_COUNTS.value}"
         )
+    check_attack(app.attack, method)
+    check_gatekeeper(settings.gatekeeper, method, app.uploads)
     if app.teacher == "run":
         raise OptionError("setting 'teacher' is 'run': allowed in a replay, of a run that ended with an ensemble")
     if isinstance(settings.method_config, IterativeConfig):
         check_iterative(app, settings.method_config)
-    if app.compute == "in-process":
+    if named(app.compute, app.shards) == "in-process":
         resolve_device(app.device)
 
 
@@ -221,22 +237,11 @@ def check_before_start(settings: Settings, num_supernodes: int) -> None:
             f"setting 'min-uploads' is {app.min_uploads}: allowed is at most {num_supernodes}, the number of clients "
             "(--num-supernodes)"
         )
+    check_attackers(app.attack, num_supernodes, app.client.nodes)
     check_needs_of_settings(settings)
     if not os.environ.get("RAY_ADDRESS"):  # a cluster may have what this machine lacks
         resolve_device(app.device)
-    train = open_half(settings, "train")
-    shared = clients_share(train, seed=app.seed, limit=app.data.limit, proxy=app.data.proxy)
-    if num_supernodes > len(shared):
-        raise OptionError(
-            f"--num-supernodes is {num_supernodes}: allowed is at most {len(shared)}, one training image per client"
-        )
-    check_request(
-        train.labels[shared].numpy(),
-        app.data.partition_spec(),
-        num_clients=num_supernodes,
-        num_classes=train.num_classes,
-        domains=None if train.domains is None else train.domains[shared].numpy(),
-    )
+    check_division(app, open_half(settings, "train"), num_supernodes)
     job = build_job(settings, open_half(settings, "test"), None)
     check_needs(settings.method, job)
     if settings.refiner is not None:
@@ -250,6 +255,8 @@ def build_strategy(settings: Settings, job: Job) -> OneShot | Iterative:
     from strategies.flower.rounds import RunOptions
 
     app = settings.app
+    if app.client.nodes and SUPERNODES_VARIABLE not in os.environ:
+        raise OptionError(refused_in_deployment(app.client.nodes))
     run_dir = app.resume or app.run_dir
     if app.resume and not (Path(app.resume).expanduser() / "run.json").exists():
         raise OptionError(f"setting 'resume' is {app.resume!r}: allowed is the folder of a run (it holds run.json)")
@@ -259,10 +266,11 @@ def build_strategy(settings: Settings, job: Job) -> OneShot | Iterative:
         "input_shape": job.input_shape,
         "normalization": job.normalization,
         "config": job.config,
+        "compute": named(app.compute, app.shards),
         "run_dir": run_dir or None,
         "min_uploads": app.min_uploads,
         "seed": app.seed,
-        "options": RunOptions(app.threads, app.device, app.max_upload_mib, app.checkpoint_s),
+        "options": RunOptions(app.threads, app.device, app.max_upload_mib, app.checkpoint_s, settings.gatekeeper),
         "proxy": job.proxy,
         "observer": job.observer,
         "facts": {
@@ -272,9 +280,5 @@ def build_strategy(settings: Settings, job: Job) -> OneShot | Iterative:
         },
     }
     if Need.CLIENTS in settings.method.needs:
-        return Iterative(job.builders, refiner=settings.refiner, compute=app.compute, **shared)
-    return OneShot(settings.method, job.builders, compute=app.compute, **shared)
-
-
-# Set by `oneshot run` for the ServerApp that it starts; Flower does not tell a ServerApp how many nodes it simulates.
-SUPERNODES_VARIABLE = "ONESHOT_NUM_SUPERNODES"
+        return Iterative(job.builders, refiner=settings.refiner, **shared)
+    return OneShot(settings.method, job.builders, **shared)

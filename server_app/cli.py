@@ -1,4 +1,4 @@
-"""The command line: ``oneshot run``, ``resume``, ``replay``, ``compare``, ``rounds``, ``import`` and ``methods``."""
+"""The command line: ``oneshot run``, ``resume``, ``replay``, ``compare``, ``rounds``, ``import``, ``doctor``, ..."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ from server_app.build import (
 )
 from server_app.compare_table import CompareFormat, print_comparison
 from server_app.console import Format, errors, print_result, say
+from server_app.doctor.command import doctor
+from server_app.offline_option import with_offline
+from server_app.rehearsal import number_of_clients
 from server_app.rounds_table import print_rounds
 from server_app.run_command import (
-    DEFAULT_SUPERNODES,
     INTERRUPTED,
     app_folder,
     launch_run,
@@ -36,6 +38,7 @@ from strategies.store.run_folder import default_run_dir
 
 FormatOption = Annotated[Format, typer.Option("--format", help="json prints one JSON object as the last line")]
 cli = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+cli.add_typer(doctor, name="doctor")
 
 
 @cli.callback()
@@ -44,6 +47,7 @@ def about() -> None:
 
 
 @cli.command()
+@with_offline
 def run(
     app: Annotated[Path | None, typer.Argument(help="the app's folder; default: here, else the installed one")] = None,
     *,
@@ -51,7 +55,8 @@ def run(
         list[str] | None, typer.Option(help="settings: a TOML file, or key=value pairs; repeatable, later ones win")
     ] = None,
     num_supernodes: Annotated[
-        int | None, typer.Option(min=1, help="simulated clients; default: 5, or those of the run to resume")
+        int | None,
+        typer.Option(min=1, help="simulated clients; default: 5, those of client.nodes, or of the run to resume"),
     ] = None,
     resume: Annotated[Path | None, typer.Option(help="run folder of a run that was cut off")] = None,
     format: FormatOption = "text",  # noqa: A002  the name of the flag
@@ -73,10 +78,11 @@ def run(
         settings = read_settings(given)
         if not settings.app.resume:
             given["run-dir"] = str(default_run_dir(settings.app.run_dir, settings.method.name))
-        launch_run(app_folder(app), given, num_supernodes or DEFAULT_SUPERNODES, failing)
+        launch_run(app_folder(app), given, num_supernodes or number_of_clients(settings.app), failing)
 
 
 @cli.command(name="resume")
+@with_offline
 def resume_run(
     folder: Annotated[Path, typer.Argument(help="run folder of a run that was cut off")],
     *,
@@ -90,6 +96,7 @@ def resume_run(
 
 
 @cli.command()
+@with_offline
 def replay(
     folder: Annotated[Path, typer.Argument(help="run folder that holds the uploads")],
     *,
@@ -116,6 +123,7 @@ def replay(
 
 
 @cli.command()
+@with_offline
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="run folders that hold uploads, of one data set")],
     *,
@@ -164,6 +172,7 @@ def rounds(
 
 
 @cli.command()
+@with_offline
 def forget(
     folder: Annotated[Path, typer.Argument(help="run folder that holds the uploads")],
     *,
@@ -186,6 +195,7 @@ def forget(
 
 
 @cli.command(name="import")
+@with_offline
 def import_folder(
     folder: Annotated[Path, typer.Argument(help="folder of checkpoints: .safetensors, .pt, .pth, .bin")],
     *,

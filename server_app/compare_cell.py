@@ -24,6 +24,7 @@ from server_app.replay import Request, replay_run
 from strategies.compute import InProcess
 from strategies.errors import OneShotError
 from strategies.method import METHODS
+from strategies.offline import QUIET
 from strategies.options import Scalar
 from strategies.stage import OUTCOME_FILE
 from strategies.store.files import read_json
@@ -101,7 +102,7 @@ def run_cell(cell: Cell, token: str, log: Callable[[str], None]) -> str:
     fields = {**asdict(cell), "run": str(cell.run), "folder": str(cell.folder)}
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "server_app.compare_cell"],
-        env={**os.environ, TOKEN_KEY: token},
+        env={**os.environ, **QUIET, TOKEN_KEY: token},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         encoding="utf-8",

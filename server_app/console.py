@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from server_app.attack_success import attack_lines
 from server_app.communication import moved_lines
 from server_app.finish import scaled_line
 from server_app.log_lines import LogLines
@@ -42,6 +43,8 @@ def print_result(result: Mapping[str, Any], format: Format) -> None:  # noqa: A0
     lines = [f"uploads      {result['uploads']} accepted, {result['refused']} refused"] if counted else []
     lines += [f"             {entry['client']}: {entry['reason']}" for entry in result["refusals"]]
     lines += [f"{'' if number else 'moved':<13}{line}" for number, line in enumerate(moved_lines(result))]
+    lines += [f"attack       {line}" for line in attack_lines(result.get("attack", {}))]
+    lines += [f"privacy      {result['privacy']['described']}"] if "privacy" in result else []
     if "scaled" in result:
         lines.append(f"scaled       {scaled_line(result['scaled'])}")
     lines.append("seconds      " + ", ".join(f"{phase} {value:.1f}" for phase, value in result["seconds"].items()))

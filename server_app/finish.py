@@ -7,9 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from server_app.attack_success import attack_facts, attack_lines
 from server_app.build import Settings
 from server_app.communication import Cost, cost_of, moved_in, moved_lines, points_of, rounds_in
+from server_app.drawing import save
 from server_app.evaluation import HeldOut, Row, best_accuracy, evaluate
+from server_app.gatekeeping import plot_verdict, verdict_facts, verdict_lines
+from server_app.privacy import privacy_facts, privacy_lines
 from server_app.report import client_weights, model_card, plot_all
 from strategies.method import Outcome
 from strategies.stage import StageReport, kept_digest, kept_round
@@ -44,10 +48,8 @@ def finish(
     began = time.monotonic()
     rows = evaluate(report, settings.method.name, held_out, log=log, kept=kept)
     metrics = folder.round(kept_round(folder)).metrics()
-    # A method's own result is the last row; with both outcomes that is the student.
-    accuracy = rows[-1].accuracy
-    refused = [refusal for each in rounds_in(folder) for refusal in each.refused()]
-    cost = cost_of(folder)
+    accuracy = rows[-1].accuracy  # a method's own result is the last row; with both outcomes that is the student
+    refused, cost = [refusal for each in rounds_in(folder) for refusal in each.refused()], cost_of(folder)
     result: dict[str, Any] = {
         "status": "finished",
         "run_dir": str(folder.path),
@@ -65,13 +67,34 @@ def finish(
         "weights_sha256": kept_digest(folder),
         **({"client_weights": weights} if (weights := client_weights(report.outcome)) else {}),
         "resumed_at": report.resumed_at,
+        **_of_clients(folder, settings, report, held_out),
     }
-    result["plots"] = _reported(folder, settings, report, rows, metrics, digest=result["weights_sha256"], cost=cost)
-    spent = time.monotonic() - began
-    phases = {**seconds, **{phase: seconds.get(phase, 0.0) + spent for phase in ("evaluation", "app")}}
-    result["seconds"] = {phase: round(value, 2) for phase, value in phases.items()}
+    result["plots"] = _reported(folder, settings, report, rows, metrics, facts=_facts(settings, result), cost=cost)
+    spent = dict.fromkeys(("evaluation", "app"), time.monotonic() - began)
+    result["seconds"] = _rounded({name: seconds.get(name, 0.0) + spent.get(name, 0.0) for name in {**seconds, **spent}})
     folder.write_result(result)
     return result
+
+
+def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:
+    return {phase: round(value, 2) for phase, value in seconds.items()}
+
+
+def _of_clients(folder: RunFolder, settings: Settings, report: StageReport, held_out: HeldOut) -> dict[str, Any]:
+    """Return what a result says of attackers, of privacy, and of the gatekeeper's verdict, where there are such."""
+    found = {
+        "attack": attack_facts(settings.app.attack, report, held_out),
+        "privacy": privacy_facts(settings.app.privacy),
+    }
+    told = {key: facts for key, facts in found.items() if facts}
+    return {**told, **verdict_facts(folder.round(kept_round(folder)))}
+
+
+def _facts(settings: Settings, result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the model card says beside the table."""
+    notes = [*attack_lines(result.get("attack", {})), *privacy_lines(result.get("privacy", {}))]
+    own = {"weights_sha256": result["weights_sha256"], "options": settings.options, "notes": notes}
+    return {**own, "gatekeeper": result.get("gatekeeper", {})}
 
 
 def _reported(
@@ -81,14 +104,16 @@ def _reported(
     rows: Sequence[Row],
     metrics: Sequence[Mapping[str, Any]],
     *,
-    digest: str,
+    facts: Mapping[str, Any],
     cost: Cost | None,
 ) -> list[str]:
     """Write the model card and the plots; return the names of the latter."""
-    facts = {"weights_sha256": digest, "options": settings.options}
     atomic_write(folder.path / "model_card.md", model_card(settings.method, report, rows, facts).encode())
     points = points_of(settings.method, rows, metrics, cost) if cost is not None else []
-    return plot_all(folder.path, report, rows, own_epochs(report.outcome, metrics), points)
+    plots = plot_all(folder.path, report, rows, own_epochs(report.outcome, metrics), points)
+    if (figure := plot_verdict(facts["gatekeeper"])) is not None:
+        plots.append(save(folder.path / "report" / "gatekeeper.png", figure))
+    return plots
 
 
 def _moved(folder: RunFolder, cost: Cost | None) -> dict[str, Any]:
@@ -124,10 +149,11 @@ def bare_result(target: RunFolder, name: str, report: StageReport, seconds: Mapp
         "refused": 0,
         "refusals": [],
         **_moved(target, cost_of(target)),
-        "seconds": {phase: round(value, 2) for phase, value in seconds.items()},
+        "seconds": _rounded(seconds),
         "weights_sha256": kept_digest(target),
         **({"client_weights": weights} if (weights := client_weights(report.outcome)) else {}),
         "resumed_at": report.resumed_at,
+        **verdict_facts(target.round(kept_round(target))),
         "plots": [],
     }
 
@@ -142,6 +168,7 @@ def describe_failure(folder: RunFolder, settings: Settings, error: Exception) ->
         "seed": settings.app.seed,
         "uploads": len(rounds_in(folder)[-1].held()),
         "refusals": rounds_in(folder)[-1].refused(),
+        **verdict_facts(rounds_in(folder)[-1]),
     }
 
 
@@ -150,6 +177,8 @@ def table_lines(result: Mapping[str, Any]) -> list[str]:
     width = max((len(str(row["name"])) for row in result["table"]), default=0)
     lines = [f"{row['name']:<{width}}  {row['kind']:<8}  {row['accuracy']:6.2f} %" for row in result["table"]]
     lines += [f"scaled: {scaled_line(result['scaled'])}"] if "scaled" in result else []
+    lines += attack_lines(result.get("attack", {})) + privacy_lines(result.get("privacy", {}))
+    lines += verdict_lines(result.get("gatekeeper", {}))
     return [*lines, *moved_lines(result), f"run folder: {result['run_dir']}"]
 
 

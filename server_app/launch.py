@@ -11,12 +11,10 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import os
 import queue
 import shutil
 import socket
 import subprocess
-import sysconfig
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,8 +24,10 @@ from typing import Any
 
 import psutil
 
-from server_app.guard import TOKEN_KEY, guarded, sigterm_as_interrupt
+from server_app.guard import guarded, sigterm_as_interrupt
+from server_app.launch_environment import REFUSALS, run_environment
 from server_app.settings_text import toml_table
+from strategies import offline
 from strategies.errors import ComputeError
 from strategies.options import Scalar
 from strategies.stage import all_cores
@@ -38,7 +38,6 @@ _COMMAND_S = 120.0  # for one call of `flwr`
 _POLL_S = 0.5
 _SILENCE_S = 9.0  # without a line, until one is made
 _GRACE_S = 4.0  # for the last log lines once the simulation's process has ended
-_PATHS = ("ONESHOT_DATA", "ONESHOT_CLIENT_STATE")  # the caller's, who does not know the working directory here
 _SHIPPED = {".py", ".toml", ".md", ".yaml", ".yml", ".json", ".jsonl"}  # all that Flower packs into an app
 
 
@@ -80,8 +79,8 @@ def launch(
     stage = "not started"
     with sigterm_as_interrupt(), _collected() as started:
         try:
-            with guarded() as (folder, token):
-                runtime = _Runtime(folder, _environment(folder, token), started)
+            with guarded() as (folder, token), _told_refusals(folder / REFUSALS, echo):
+                runtime = _Runtime(folder, run_environment(folder, token), started)
                 superlink = _start_superlink(runtime)
                 run_id = _submit(runtime, app_dir, settings, num_supernodes)
                 stage = "lost"
@@ -241,34 +240,6 @@ def _is_alive(process: psutil.Process) -> bool:
         return False
 
 
-def _environment(folder: Path, token: str) -> dict[str, str]:
-    given = os.environ
-    return {
-        # Seconds between two looks of Flower for a run to start; its default is 1.
-        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25",
-        # Ray would start a worker per CPU at once, none of which can serve Flower's actors (other environment).
-        "RAY_prestart_worker_first_driver": "0",
-        # Lines of different clients are alike to Ray, which would leave most of them out.
-        "RAY_DEDUP_LOGS": "0",
-        # glibc keeps large blocks in the arena of the main thread only; the stages run in other threads.
-        "MALLOC_ARENA_MAX": "1",
-        **given,
-        **{key: str(Path(given[key]).expanduser().absolute()) for key in _PATHS if given.get(key)},
-        "FLWR_HOME": str(folder),
-        "RAY_TMPDIR": str(folder),
-        "TMPDIR": str(folder / "tmp"),
-        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "PYTHONUNBUFFERED": "1",  # the log arrives as it is written
-        "PYTHONWARNINGS": ",".join(filter(None, [given.get("PYTHONWARNINGS"), "ignore:Tip:FutureWarning"])),
-        **{key: ",".join(filter(None, [given.get(key), "127.0.0.1,localhost"])) for key in ("NO_PROXY", "no_proxy")},
-        "PATH": os.pathsep.join([sysconfig.get_path("scripts"), given.get("PATH", os.defpath)]),
-        TOKEN_KEY: token,
-    }
-
-
 def _not_shipped(folder: str, names: Sequence[str]) -> set[str]:
     """Name what Flower would not pack anyway: it would look at each file of a virtual environment, for seconds."""
     return {name for name in names if not _is_shipped(Path(folder, name))}
@@ -282,6 +253,14 @@ def _is_shipped(path: Path) -> bool:
 
 def _last_line(text: str) -> str:
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "no output")
+
+
+@contextlib.contextmanager
+def _told_refusals(log: Path, echo: Callable[[str], None]) -> Iterator[None]:
+    """Say at the end which connections were refused: whoever wanted one may have kept silent, or have had no log."""
+    yield
+    for line in offline.refusals(log):
+        echo(line)
 
 
 @contextlib.contextmanager

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from strategies.errors import OptionError
+from strategies.options import read_toml
 from strategies.store.files import store_errors
 from strategies.upload_checks import CLIENT_NAME, check_label_counts, check_num_examples, some
 
@@ -96,10 +96,10 @@ def _is_checkpoint(path: Path) -> bool:
 
 def _read_map(map_file: Path, names: Sequence[str]) -> dict[str, dict[str, Any]]:
     try:
-        tables = tomllib.loads(map_file.read_text())
+        tables = read_toml(map_file.read_text())
     except OSError as error:
         raise OptionError(f"map {map_file} cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise OptionError(f"map {map_file} is not TOML: {error}") from error
     for name, table in tables.items():
         if name not in (*names, _KEYS):

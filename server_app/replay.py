@@ -18,13 +18,17 @@ from server_app.evaluation import HeldOut
 from server_app.finish import bare_result, finish, scaled_line
 from server_app.server_data import open_half
 from server_app.settled import check_same_run, check_settled
-from strategies.compute import ServerCompute, choose
+from strategies.compute import ServerCompute, choose, named
 from strategies.errors import OneShotError, OptionError, StoreError
+from strategies.gatekeeper.config import GatekeeperConfig
 from strategies.method import METHODS, EnsembleSpec, Job, Normalization
 from strategies.needs import check_needs
 from strategies.options import Scalar, flatten, options_of, parse, reject_unknown
-from strategies.stage import CHECKPOINT_S, all_cores, kept_round, replay, usable_uploads
+from strategies.quarantine import Door, guarded_replay
+from strategies.stage import CHECKPOINT_S, all_cores, kept_round, usable_uploads
 from strategies.store.run_folder import RunFolder, default_run_dir, load_ensemble
+
+LEAST_UPLOADS = 2  # that a replay of another project's run needs after its gatekeeper
 
 
 @dataclass(frozen=True)
@@ -75,13 +79,13 @@ def replay_run(request: Request, *, log: Callable[[str], None], compute: ServerC
         if settings is not None and settings.scaled:
             log(f"scaled: {scaled_line(settings.scaled)}")
         try:
-            report = replay(
+            report = guarded_replay(
+                _door(request, settings, log),
                 METHODS[name],
                 job,
                 request.run,
-                compute=compute or choose(request.compute),
+                compute=compute or choose(named(request.compute, 0 if settings is None else settings.app.shards)),
                 target=target,
-                log=log,
                 checkpoint_s=settings.app.checkpoint_s if settings is not None else CHECKPOINT_S,
             )
         except KeyboardInterrupt:
@@ -209,6 +213,12 @@ def _facts(settings: Settings | None, name: str, job: Job) -> dict[str, Any]:
     return {**facts, "settings": dict(settings.flat)}
 
 
+def _door(request: Request, settings: Settings | None, log: Callable[[str], None]) -> Door:
+    if settings is not None:
+        return Door(settings.gatekeeper, settings.app.min_uploads, log)
+    return Door(parse(GatekeeperConfig, request.overrides, "gatekeeper"), LEAST_UPLOADS, log)
+
+
 def _target(request: Request, info: Mapping[str, Any]) -> RunFolder:
     if request.resume is not None:
         return RunFolder.open(request.resume)
@@ -233,7 +243,8 @@ def _foreign_job(request: Request, info: Mapping[str, Any]) -> Job:
             "that returns its nn.Module"
         )
     method = METHODS[name]
-    reject_unknown(request.overrides, ["seed", *(o.key for o in options_of(method.config, name))])
+    own, door = options_of(method.config, name), options_of(GatekeeperConfig, "gatekeeper")
+    reject_unknown(request.overrides, ["seed", *(o.key for o in own + door)])
     begun = info.get("options", {}) if request.resume is not None else {}
     config: Any = parse(method.config, {**begun, **request.overrides}, name)
     seed = AppConfig.from_settings({"seed": request.overrides.get("seed", info["seed"])}).seed

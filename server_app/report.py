@@ -12,6 +12,7 @@ from server_app.communication import Point
 from server_app.communication_plot import plot_communication
 from server_app.drawing import COLOURS, new_figure, row_figure, save
 from server_app.evaluation import Row
+from server_app.gatekeeping import card_section
 from strategies.method import Job, Method, Outcome
 from strategies.needs import holds_images
 from strategies.stage import StageReport
@@ -189,6 +190,7 @@ def model_card(method: Method, report: StageReport, rows: Sequence[Row], facts: 
     own = [job.student] if outcome.student is not None else sorted({upload.architecture for upload in job.uploads})
     table = "\n".join(f"| {row.name} | {row.kind} | {row.accuracy:.2f} |" for row in rows)
     options = "\n".join(f"- `{key}` = {value!r}" for key, value in sorted(facts.get("options", {}).items()))
+    notes = "".join(f"{note[0].upper()}{note[1:]}.\n" for note in facts.get("notes", ()))
     how = f"one-shot federated learning from {len(job.uploads)} uploads" if job.uploads else "rounds of training"
     return f"""# {method.title}: {what}
 
@@ -202,7 +204,7 @@ Weights (sha256): {facts["weights_sha256"]}. Seed: {job.seed}.
 | name | kind | accuracy |
 |---|---|---|
 {table}
-
+{card_section(facts.get("gatekeeper", {}))}
 ## Load
 
 ```python
@@ -217,7 +219,7 @@ Weights (sha256): {facts["weights_sha256"]}. Seed: {job.seed}.
 
 The server never saw a client's data; what a client's model has learned from them, this one may have too.
 The scores hold for images like the held-out ones of this run.
-"""
+{notes}"""
 
 
 def _input_of(job: Job) -> str:

@@ -12,15 +12,16 @@ from typing import Any
 
 import typer
 
-from server_app.build import SUPERNODES_VARIABLE, check_before_start, read_settings
+from fl_app.node_config import SUPERNODES_VARIABLE
+from server_app.build import check_before_start, read_settings
 from server_app.console import echo_to, errors, print_result
+from server_app.rehearsal import DEFAULT_SUPERNODES
 from server_app.settled import check_adopted
 from strategies.errors import OneShotError, OptionError
 from strategies.options import Scalar
 from strategies.store.run_folder import RunFolder
 
 INTERRUPTED = 130
-DEFAULT_SUPERNODES = 5
 
 
 def launch_run(app: Path, given: Mapping[str, Scalar], num_supernodes: int, failing: errors) -> None:

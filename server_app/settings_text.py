@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import shlex
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from strategies.errors import OptionError
-from strategies.options import Scalar, reject_unknown
+from strategies.options import Scalar, read_toml, reject_unknown
 
 # Settings that name a file or a folder, beside the run folder itself.
-PATHS = ("data.root", "client.checkpoint", "client.state-dir", "uploads")
+PATHS = ("data.root", "client.checkpoint", "client.nodes", "client.state-dir", "uploads")
 
 
 def merge_settings(sources: Sequence[str], kinds: Mapping[str, type]) -> dict[str, Scalar]:
@@ -57,11 +56,12 @@ def toml_table(settings: Mapping[str, Scalar]) -> str:
 
 def _read_file(path: Path) -> dict[str, Scalar]:
     try:
-        return dict(_flat(tomllib.loads(path.read_text()), str(path)))
+        table = read_toml(path.read_text())
     except OSError as error:
         raise OptionError(f"settings file {path} cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise OptionError(f"settings file {path} is not TOML: {error}") from error
+    return dict(_flat(table, str(path)))
 
 
 def _flat(table: Mapping[str, Any], where: str, prefix: str = "") -> Iterator[tuple[str, Scalar]]:
@@ -80,19 +80,19 @@ def _read_pairs(text: str, kinds: Mapping[str, type]) -> dict[str, Scalar]:
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise OptionError(f"settings {text!r} cannot be read: {error}") from error
+        raise OptionError(f"settings {text[:200]!r} cannot be read: {error}") from error
     pairs: dict[str, Scalar] = {}
     for word in words:
         key, equals, value = word.partition("=")
         if not equals:
-            raise OptionError(f"setting {word!r} is no pair: allowed is key=value, or a file that ends in .toml")
+            raise OptionError(f"setting {word[:200]!r} is no pair: allowed is key=value, or a file that ends in .toml")
         pairs[key.strip()] = value if kinds.get(key.strip()) is str else _value(value.strip())
     return pairs
 
 
 def _value(text: str) -> Scalar:
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        value = read_toml(f"value = {text}")["value"]
+    except ValueError:
         return text
     return value if isinstance(value, bool | int | float | str) else text

@@ -15,17 +15,19 @@ from strategies.method import METHODS, Need
 from strategies.options import Scalar, options_of, parse
 from strategies.store.run_folder import RunFolder
 
-# Of the app's own settings; those of the methods are free as well.
+# Of the app's own settings; those of the methods and of the gatekeeper are free as well.
+FREE_TABLES = (*METHODS, "gatekeeper")
 FREE_ON_REPLAY = (
-    "method", "seed", "threads", "device", "checkpoint-s", "data.root", "data.proxy", "data.proxy-name",
+    "method", "seed", "threads", "device", "shards", "checkpoint-s", "data.root", "data.proxy", "data.proxy-name",
     "data.proxy-limit", "model.student", "teacher",
 )  # fmt: skip
 
 
 # What may differ when a run goes on: where it works and how long it waits says nothing about what it computes.
 FREE_ON_RESUME = (
-    "resume", "run-dir", "compute", "data.root", "client.state-dir", "min-uploads", "deadline-s", "checkpoint-s",
-    "max-upload-mib", "client.max-ensemble-mib", "fens.quorum", "fens.patience-s", "fens.ensemble-patience-s",
+    "resume", "run-dir", "compute", "shards", "data.root", "client.state-dir", "min-uploads", "deadline-s",
+    "checkpoint-s", "max-upload-mib", "client.max-ensemble-mib", "fens.quorum", "fens.patience-s",
+    "fens.ensemble-patience-s",
 )  # fmt: skip
 
 
@@ -52,8 +54,9 @@ def check_same_run(stored: Mapping[str, Any], flat: Mapping[str, Scalar]) -> Non
 
 # What a run on the uploads of another may set anew beside the methods' options: where and for how long it works.
 FREE_ON_ADOPTION = (
-    "method", "uploads", "forget", "threads", "device", "compute", "checkpoint-s", "deadline-s", "min-uploads",
-    "max-upload-mib", "data.root", "client.state-dir", "client.max-ensemble-mib", "run-dir", "resume", "scale",
+    "method", "uploads", "forget", "threads", "device", "compute", "shards", "checkpoint-s", "deadline-s",
+    "min-uploads", "max-upload-mib", "data.root", "client.state-dir", "client.max-ensemble-mib", "run-dir", "resume",
+    "scale",
 )  # fmt: skip
 HELD_BY = ("holdout", "holdout_per_class")
 
@@ -80,7 +83,7 @@ def check_adopted(settings: Settings, num_supernodes: int) -> None:
     if not isinstance(stored, dict):
         raise OptionError(f"setting 'uploads' is {settings.app.uploads!r}: allowed is the folder of a run of this app")
     for key, value in settings.flat.items():
-        free = key in FREE_ON_ADOPTION or key.partition(".")[0] in METHODS
+        free = key in FREE_ON_ADOPTION or key.partition(".")[0] in FREE_TABLES
         if not free and stored.get(key, value) != value:
             raise OptionError(
                 f"setting {key!r} is {value!r}, but the run whose uploads these are was made with {stored[key]!r}: "
@@ -120,11 +123,11 @@ def check_settled(stored: Mapping[str, Any], settings: Settings) -> None:
     """
     begun = {**stored, "resume": "", "run-dir": ""}  # a replay has a folder of its own
     for key, value in settings.flat.items():
-        free = key in FREE_ON_REPLAY or key.partition(".")[0] in METHODS
+        free = key in FREE_ON_REPLAY or key.partition(".")[0] in FREE_TABLES
         if not free and begun.get(key, value) != value:
             raise OptionError(
                 f"setting {key!r} is {value!r}, but the run was made with {begun[key]!r}: allowed is that value; a "
-                f"replay can change the options of the methods and {', '.join(FREE_ON_REPLAY)}"
+                f"replay can change the options of the methods, of the gatekeeper, and {', '.join(FREE_ON_REPLAY)}"
             )
     uses_share = Need.PROXY_IMAGES in settings.method.needs or hasattr(settings.method_config, "train_on")
     if settings.app.data.proxy and uses_share:

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         LabelCountEnsemble,
         OneShotFedAvg,
     )
+    from .gatekeeper.config import GatekeeperConfig
     from .iterative import IterativeConfig
     from .method import METHODS, Job, Method, Normalization, Outcome
     from .outcomes import load_ensemble_module, load_model
@@ -76,6 +77,7 @@ _HOMES = {
     "FedOvConfig": "fedov",
     "FLBoost": "flower.flboost",
     "FlBoostConfig": "flboost",
+    "GatekeeperConfig": "gatekeeper.config",
     "InProcess": "compute",
     "Iterative": "flower.iterative",
     "IterativeConfig": "iterative",
@@ -123,6 +125,7 @@ __all__ = [
     "Fens",
     "FensConfig",
     "FlBoostConfig",
+    "GatekeeperConfig",
     "InProcess",
     "Iterative",
     "IterativeConfig",

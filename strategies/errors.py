@@ -30,3 +30,7 @@ class ComputeError(OneShotError):
 
 class DataError(OneShotError):
     """A data set is absent or cannot be divided as asked; the message says how to get it or what is allowed."""
+
+
+class OfflineError(OneShotError, OSError):
+    """A connection or a name lookup was refused because the process is to stay off the network; names its target."""

@@ -240,9 +240,8 @@ class _Server:
 
     def _ask(self, images: Tensor, part: slice) -> Tensor:
         """Return the logits of some members [m, B, C]."""
-        if part.stop - part.start == len(self.teacher.members):
-            return self.teacher.member_logits(images)
-        return torch.stack([member(images) for member in list(self.teacher.members)[part]])
+        whole = part.stop - part.start == len(self.teacher.members)
+        return self.teacher.member_logits(images, None if whole else part)
 
     def _make(self, noise: Tensor, labels: Tensor, *, training: bool) -> Tensor:
         with torch.autocast(noise.device.type, torch.bfloat16, enabled=self.config.generator_precision == "bfloat16"):

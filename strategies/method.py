@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from .clients import Clients
+    from .distillation.sharded import ShardedMembers
 
     State = dict[str, torch.Tensor]
     ModelBuilder = Callable[[], torch.nn.Module]
@@ -65,6 +66,22 @@ class Upload:
     ranges: Mapping[str, tuple[float, float]] | None = None
 
 
+class Shards(Protocol):
+    """Where the members of an ensemble are, if not in the process of the method."""
+
+    def hold(self, clients: Sequence[str], *, fold: bool, precision: str) -> ShardedMembers:
+        """Load some clients' uploads, in this order; what was held before is gone.
+
+        Args:
+            clients: Their names.
+            fold: See :meth:`.distillation.ensemble.Ensemble.from_uploads`.
+            precision: The same.
+
+        Raises:
+            UploadError: An upload's weights do not fit its architecture.
+        """
+
+
 @dataclass(frozen=True)
 class Job:
     """Everything a method works on.
@@ -90,6 +107,7 @@ class Job:
             it. Methods that learn or choose the combination themselves refuse one.
         observer: ``(epoch, module) -> scores``; runs under no_grad with mode and random state restored. Its scores
             are recorded and never reach the method.
+        shards: Holds the members of ensembles where they are not to be in the method's process; None: they are.
     """
 
     uploads: tuple[Upload, ...]
@@ -109,6 +127,7 @@ class Job:
     labelled: tuple[torch.Tensor, torch.Tensor] | None = None
     teacher: EnsembleSpec | None = None
     observer: Observer | None = None
+    shards: Shards | None = None
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import dataclasses
 import difflib
 import math
 import re
+import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar, get_type_hints
 
@@ -142,6 +143,28 @@ def flatten(config: Any, table: str = "") -> dict[str, Scalar]:
     return {entry.key: entry.default for entry in options_of(config, table)}
 
 
+# Dots between two signs "=" of a line; a dotted key of so many parts costs tomllib a few MiB, of a thousand times as
+# many all the memory there is.
+_MOST_DOTS = 1000
+_LONG_NUMBER = re.compile(r"\b0[xob][0-9A-Fa-f_]{100}")
+
+
+def read_toml(text: str) -> dict[str, Any]:
+    """Return a TOML text as a dict, in bounded memory.
+
+    Raises:
+        ValueError: It is none (a TOMLDecodeError), is nested too deeply, or has a key or a number that is too long.
+    """
+    if any(piece.count(".") > _MOST_DOTS for line in text.splitlines() for piece in line.split("=")):
+        raise ValueError(f"a key of more than {_MOST_DOTS} parts")
+    if _LONG_NUMBER.search(text):  # Python reads it, and cannot print it
+        raise ValueError("a number of more than a hundred digits")
+    try:
+        return tomllib.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
 def reject_unknown(settings: Mapping[str, Scalar], known: Sequence[str]) -> None:
     """Refuse settings that nobody reads.
 
@@ -150,9 +173,9 @@ def reject_unknown(settings: Mapping[str, Scalar], known: Sequence[str]) -> None
     """
     for key in sorted(settings):
         if key not in known:
-            close = difflib.get_close_matches(key, known, n=1)
+            close = difflib.get_close_matches(key[:80], known, n=1)
             hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(sorted(known))}"
-            raise OptionError(f"unknown setting {key!r} (value {settings[key]!r}): {hint}")
+            raise OptionError(f"unknown setting {key[:80]!r} (value {settings[key]!r:.80}): {hint}")
 
 
 def _check_value(key: str, value: Any, kind: type, facts: Mapping[str, Any]) -> None:

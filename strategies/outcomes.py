@@ -57,7 +57,7 @@ def ensemble_of(job: Job, spec: EnsembleSpec) -> Ensemble:
     """
     members = members_of(job, spec)
     combiner = build_combiner(spec.combiner, spec.weights)
-    return Ensemble.from_uploads(members, job.builders, combiner, device=job.device, precision=spec.precision)
+    return Ensemble.of_job(job, members, combiner, precision=spec.precision)
 
 
 def load_ensemble_module(path: Path, builders: Mapping[str, ModelBuilder], *, device: str = "cpu") -> Ensemble:

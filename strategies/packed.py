@@ -122,11 +122,19 @@ def from_wire(
     architecture: str,
     precision: str,
 ) -> PackedMember:
-    """Read member ``number`` of a message, the inverse of :func:`to_wire`."""
+    """Read member ``number`` of a message, the inverse of :func:`to_wire`.
+
+    Raises:
+        UploadError: Layers and ranges do not belong together.
+    """
     prefix = f"{number}/"
     own = {key.removeprefix(prefix): value for key, value in arrays.items() if key.startswith(prefix)}
     values = own.pop("<ranges>", None)
     layers = facts.get(f"layers-{number}", [])
+    if values is not None and not (isinstance(layers, list) and values.shape == (len(layers), 2)):
+        raise UploadError(
+            f"member {number} of the ensemble has ranges {list(values.shape[:9])}: allowed are two per layer"
+        )
     ranges = (
         {}
         if values is None

@@ -82,18 +82,19 @@ def pinned_clients(folder: RoundFolder) -> tuple[str, ...] | None:
     return tuple(read_json(path)["clients"]) if path.exists() else None
 
 
-def pin_clients(folder: RoundFolder, present: Iterable[str]) -> None:
+def pin_clients(folder: RoundFolder, present: Iterable[str], quarantined: Iterable[str] = ()) -> None:
     """Begin the server stage of a round: fix its clients, unless an earlier process has done so.
 
     Args:
         folder: The round.
         present: Clients of this upload phase. Uploads that are here without one of these names are set aside: a
             nameless client has sent another one since, and must not count twice.
+        quarantined: Those of them that the stage works without; their uploads stay where replays find them.
     """
     if pinned_clients(folder) is None:
-        clients = sorted(present)
-        aside = sorted(set(folder.held()) - set(clients))
-        write_json(folder.path / STAGE_FILE, {"clients": clients, "set-aside": aside})
+        came, out = set(present), set(quarantined)
+        aside = sorted(set(folder.held()) - came)
+        write_json(folder.path / STAGE_FILE, {"clients": sorted(came - out), "set-aside": aside})
 
 
 def unpin_clients(folder: RoundFolder) -> None:

@@ -68,7 +68,7 @@ class Traffic:
             # Before there were phases, a file held those of the upload alone.
             phases = facts.get("phases", {UPLOAD_PHASE: facts})
             return cls({name: _moved(phase) for name, phase in phases.items()}, path)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
             raise StoreError(f"{path} is no account of messages: it lacks bytes per client, up and down") from error
 
     @classmethod

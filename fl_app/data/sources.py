@@ -21,6 +21,7 @@ import numpy.typing as npt
 import torch
 
 from strategies.errors import OptionError
+from strategies.offline import wanted as offline
 
 from . import domains, folders, tables, text, torchvision_sets
 from .preprocessing import resize
@@ -140,7 +141,7 @@ def open_split(
         image_size: Height and width of the images in pixels; 0 for the set's own (those of :data:`SIZELESS` have none),
             and for those of :data:`IMAGELESS`.
         left_out: The domain that is the test half, for a set of domains; empty for every other set.
-        download: Whether a set that is not there may be downloaded.
+        download: Whether a set that is not there may be downloaded; with ``$ONESHOT_OFFLINE`` none is.
 
     Raises:
         OptionError: The name or the domain is unknown, or the size is not one.
@@ -152,7 +153,7 @@ def open_split(
         raise ValueError(f"split {split!r}: known are {', '.join(SPLITS)}")
     domains.check_left_out(name, left_out)
     _check_size(name, image_size)
-    place = data_root(root)
+    place, download = data_root(root), download and not offline()
     if name == "digits":
         return _digits(split, image_size)
     if name == "imagefolder":

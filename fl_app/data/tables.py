@@ -104,8 +104,8 @@ def read_centre(file: Path) -> tuple[Labels, Reals]:
         return (rows[:, -1] > 0).astype(np.int64), _with_dummies(rows[:, :-1])
     except (OSError, ValueError) as error:
         raise DataError(
-            f"file {file} under data.root is damaged: {error}; wanted are lines of {COLUMNS} numbers, '?' where one is "
-            "not known"
+            f"file {file} under data.root is damaged: {str(error)[:200]}; wanted are lines of {COLUMNS} numbers, '?' "
+            "where one is not known"
         ) from error
 
 

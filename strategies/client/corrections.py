@@ -27,6 +27,7 @@ Their papers and deviations are named there. What has to outlive a round is :mod
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -34,6 +35,7 @@ import torch
 from flwr.app import ConfigRecord, Message
 from torch import nn
 
+from ..errors import UploadError
 from .control import ControlVariates as ControlVariates
 from .control import Travel as Travel
 from .generated import GeneratedExamples
@@ -94,11 +96,11 @@ class LocalUpdate:
         memory: RoundState | None = None,
         label_counts: Sequence[int] | None = None,
     ) -> None:
-        self._round = int(said.get("server-round", 1))
+        self._round = int(_number(said, "server-round", 1))
         self._last, self._safe = _whole(said, "last-round"), _whole(said, "safe-round")
         self._memory = memory or RoundState(None, str(said.get("client", "client")))
         self._travel = Travel(momentum)
-        density, mu, alpha = (float(said.get(key, 0.0)) for key in ("stc-density", "proximal-mu", "feddyn-alpha"))
+        density, mu, alpha = (_number(said, key, 0.0) for key in ("stc-density", "proximal-mu", "feddyn-alpha"))
         self._recalled = None
         if density or alpha or "control" in sent:
             self._recalled = self._memory.recall(self._round, self._last)
@@ -176,4 +178,12 @@ def read_round(msg: Message) -> tuple[dict[str, Any], dict[str, State]]:
 
 
 def _whole(said: Mapping[str, Any], key: str) -> int | None:
-    return int(said[key]) if key in said else None
+    return int(_number(said, key, 0)) if key in said else None
+
+
+def _number(said: Mapping[str, Any], key: str, usual: float) -> float:
+    """Return a finite number of a request's config, or the usual one if it does not tell it."""
+    value = said.get(key, usual)
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        raise UploadError(f"the server's {key} is {value!r:.80}: allowed is a finite number")
+    return value

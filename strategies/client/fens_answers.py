@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ Said = tuple[dict[str, Any], Arrays]
 
 BATCH = 256
 MIB = 2**20
+MOST = 2**20  # local steps of a round, examples of a step
 DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -115,14 +117,44 @@ class _Asked:
             raise UploadError(f"the server's ensemble is {self.ensemble[:80]!r}: allowed are 64 hexadecimal digits")
         self.told = Told(
             run_id=str(facts["run-id"]),
-            seed=int(facts["seed"]),
-            holdout=float(facts["holdout"]),
+            seed=self.number("seed"),
+            holdout=self.real("holdout"),
             per_class=bool(facts["per-class"]),
-            num_classes=int(facts["num-classes"]),
+            num_classes=self.number("num-classes"),
         )
         # Which examples are held depends on these three, and so do their logits.
         held = f"{self.told.seed}/{self.told.holdout}/{self.told.per_class}"
         self.cache = LogitCache(self.local.state_dir, self.told.run_id, self.local.client, held)
+
+    def fact(self, key: str) -> Any:
+        """Return an entry of the question, which has to be there."""
+        if key not in self.facts:
+            raise UploadError(f"the server's question has a missing or unknown {key!r}")
+        return self.facts[key]
+
+    def number(self, key: str, *, counts: bool = False) -> int:
+        """Return a whole number of the question; one that ``counts`` is at least 1 and no more than anybody needs."""
+        value = self.fact(key)
+        if type(value) is not int or (counts and not 1 <= value <= MOST):
+            allowed = f"from 1 to {MOST}" if counts else "of 64 bits"
+            raise UploadError(f"the server's {key} is {value!r:.80}: allowed is a whole number {allowed}")
+        return value
+
+    def real(self, key: str) -> float:
+        """Return a finite number of the question."""
+        value = self.fact(key)
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            raise UploadError(f"the server's {key} is {value!r:.80}: allowed is a finite number")
+        return float(value)
+
+    def listed(self, key: str, kind: type, length: int | None = None) -> list[Any]:
+        """Return a list of the question, of one kind of values, as long as the list of members."""
+        values = self.fact(key)
+        fits = isinstance(values, list) and all(type(value) is kind for value in values)
+        if not fits or (length is not None and len(values) != length):
+            wanted = "" if length is None else f"{length} of them, "
+            raise UploadError(f"the server's {key} are {values!r:.80}: allowed is a list, {wanted}each {kind.__name__}")
+        return list(values)
 
 
 def _offer(asked: _Asked) -> Said:
@@ -135,9 +167,10 @@ def _offer(asked: _Asked) -> Said:
     if logits is not None:
         return {"ensemble": asked.ensemble, "examples": len(logits.labels)}, {}
     own = asked.local.own(asked.told)
-    digest = "" if own is None else _packed(own, str(facts["precision"])).digest
+    digest = "" if own is None else _packed(own, str(asked.fact("precision"))).digest
     needed = [number for number, member in enumerate(members) if member != digest]
-    size = sum(int(facts["sizes"][number]) for number in needed) / MIB
+    sizes = asked.listed("sizes", int, len(members))
+    size = sum(sizes[number] for number in needed) / MIB
     if 0 < local.max_ensemble_mib < size:
         raise UploadError(f"the ensemble is {size:.1f} MiB: allowed on this node are {local.max_ensemble_mib:g} MiB")
     examples = len(_examples(asked)[1])
@@ -145,7 +178,7 @@ def _offer(asked: _Asked) -> Said:
 
 
 def _members(asked: _Asked) -> list[str]:
-    members = [str(member) for member in asked.facts["members"]]
+    members: list[str] = asked.listed("members", str)
     if ensemble_digest(members) != asked.ensemble:
         raise UploadError("the ensemble's digest is not that of its members")
     return members
@@ -184,9 +217,11 @@ def _compute(asked: _Asked) -> Said:
     """Compute the logits of every member on the held examples, and keep them."""
     import torch
 
-    facts, arrays, precision = asked.facts, asked.arrays, str(asked.facts["precision"])
-    members, architectures = _members(asked), [str(name) for name in facts["architectures"]]
-    sent = {int(key.split("/", 1)[0]) for key in arrays}
+    facts, arrays, precision = asked.facts, asked.arrays, str(asked.fact("precision"))
+    members = _members(asked)
+    architectures = asked.listed("architectures", str, len(members))
+    numbers = {key.split("/", 1)[0] for key in arrays}
+    sent = {number for number in range(len(members)) if str(number) in numbers}
     own = asked.local.own(asked.told) if len(sent) < len(members) else None
     copy = None if own is None else _packed(own, precision)
     inputs, labels = _examples(asked)
@@ -208,20 +243,23 @@ def _compute(asked: _Asked) -> Said:
 
 def _round(asked: _Asked) -> Said:
     """Do the local steps of one round; a client that has lost the logits says so."""
-    facts, logits = asked.facts, _cached(asked)
+    logits = _cached(asked)
     if logits is None:
         return {"ensemble": asked.ensemble, "missing": True}, {}
-    number, aggregator = int(facts["round"]), str(facts["aggregator"])
-    sgd = Sgd(int(facts["steps"]), int(facts["batch-size"]), float(facts["lr"]))
-    params = round_steps(
-        aggregator,
-        asked.arrays,
-        inputs=logits.inputs,
-        logits=logits.values,
-        labels=logits.labels,
-        sgd=sgd,
-        seed=derive_seed(asked.told.seed, "fens", asked.local.client, number),
-    )
+    number, aggregator = asked.number("round"), str(asked.fact("aggregator"))
+    sgd = Sgd(asked.number("steps", counts=True), asked.number("batch-size", counts=True), asked.real("lr"))
+    try:
+        params = round_steps(
+            aggregator,
+            asked.arrays,
+            inputs=logits.inputs,
+            logits=logits.values,
+            labels=logits.labels,
+            sgd=sgd,
+            seed=derive_seed(asked.told.seed, "fens", asked.local.client, number),
+        )
+    except (LookupError, TypeError, ValueError) as error:
+        raise UploadError(f"the server's aggregator {aggregator[:80]!r} does not fit the logits: {error}") from error
     return {"ensemble": asked.ensemble, "round": number, "examples": len(logits.labels)}, params
 
 

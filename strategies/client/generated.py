@@ -56,7 +56,7 @@ class GeneratedExamples:
         self.lent = Lent.read(said)
         self._head = _head_of(model, self.lent) if self.lent.level == "features" else None
         self._generator = _generator(model, self.lent, self._head, sent)
-        self._rng = generator(int(said.get("seed", 0)), "generated", client, server_round)
+        self._rng = generator(_seed(said), "generated", client, server_round)
         counts = list(label_counts or ())
         self._held = {label for label, count in enumerate(counts) if count > 0}
         self._most = self.lent.epochs * sum(counts) if counts else float("inf")
@@ -107,6 +107,13 @@ class GeneratedExamples:
         buffers = {name: value.clone() for name, value in layer.named_buffers()}
         logits: Tensor = functional_call(layer, buffers, (examples,))
         return logits
+
+
+def _seed(said: Mapping[str, Any]) -> int:
+    seed = said.get("seed", 0)
+    if type(seed) is not int:
+        raise UploadError(f"the server's seed is {seed!r:.80}: allowed is a whole number")
+    return seed
 
 
 def _head_of(model: nn.Module, lent: Lent) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import zipfile
+import zlib
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,10 +15,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .places import forget_old_runs, run_place
+from .places import forget_old_runs, make_private, run_place
 
 # Ensembles whose logits a client keeps of one run, the newest.
 ENSEMBLES_KEPT = 4
+
+# What numpy ends with on a file that is torn, or was changed.
+_TORN = (OSError, ValueError, TypeError, LookupError, EOFError, RuntimeError, MemoryError, SyntaxError, zlib.error,
+         zipfile.BadZipFile)  # fmt: skip
 
 # A simulated client's process serves many clients and many rounds: what it has just read it need not read again.
 _RECENT: OrderedDict[tuple[str, int], Logits] = OrderedDict()
@@ -89,7 +94,7 @@ class LogitCache:
         Raises:
             OSError: The disk refuses.
         """
-        self._folder.mkdir(parents=True, exist_ok=True)
+        make_private(self._folder)
         path = self._path(ensemble)
         temporary = path.with_suffix(f".{os.getpid()}.tmp")
         with temporary.open("wb") as file:
@@ -119,7 +124,7 @@ def _read(path: Path) -> Logits | None:
         with np.load(path, allow_pickle=False) as arrays:
             members = tuple(str(member) for member in arrays["members"])
             return Logits(members, arrays["values"], arrays["labels"], arrays["inputs"])
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile):
+    except _TORN:
         return None
 
 

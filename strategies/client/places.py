@@ -32,6 +32,17 @@ def run_place(state_dir: str, run_id: str) -> Path:
     return Path(place).expanduser() / run_id
 
 
+def make_private(folder: Path) -> None:
+    """Make a folder, and those above it that are missing, for this user alone; one that exists keeps its mode.
+
+    Raises:
+        OSError: It cannot be made.
+    """
+    if not folder.is_dir():
+        make_private(folder.parent)
+        folder.mkdir(mode=0o700, exist_ok=True)
+
+
 def forget_old_runs(root: Path) -> None:
     """Remove all but the newest runs' folders; a folder's time is that of its newest entry, or what it was set to."""
     runs = sorted((path for path in root.iterdir() if RUN_ID.fullmatch(path.name)), key=_last_used)

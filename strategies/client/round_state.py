@@ -28,7 +28,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from .places import forget_old_runs, run_place
+from .places import forget_old_runs, make_private, run_place
 
 State = dict[str, torch.Tensor]
 
@@ -114,7 +114,7 @@ class RoundState:
         if self.folder is None:
             return
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_private(self.folder)
             temporary = self._file(server_round).with_suffix(f".{os.getpid()}.tmp")
             save_file({key: value.contiguous() for key, value in state.items()}, temporary)
             temporary.replace(self._file(server_round))

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .in_process import InProcess
     from .ray_actors import RayActors
 
-__all__ = ["InProcess", "RayActors", "ServerCompute", "choose"]
+__all__ = ["InProcess", "RayActors", "ServerCompute", "choose", "named"]
 
 _HOMES = {"InProcess": "in_process", "RayActors": "ray_actors"}
 
@@ -44,21 +44,39 @@ def choose(name: str, *, owns_ray: bool | None = None) -> ServerCompute:
     """Return the place that the setting ``compute`` names.
 
     Args:
-        name: ``"ray"`` or ``"in-process"``.
+        name: ``"ray"``, ``"ray:4"`` for Ray with the clients' models in 4 shards, or ``"in-process"``.
         owns_ray: See :class:`RayActors`; without meaning in process.
 
     Raises:
         OptionError: The name is unknown.
     """
-    if name == "ray":
+    place, _, shards = name.partition(":")
+    if place == "ray" and (shards.isdecimal() or name == place):
         from .ray_actors import RayActors
 
-        return RayActors(owns_ray=owns_ray)
+        return RayActors(owns_ray=owns_ray, shards=int(shards or 0))
     if name == "in-process":
         from .in_process import InProcess
 
         return InProcess()
     raise OptionError(f"setting 'compute' is {name!r}: allowed is one of 'ray', 'in-process'")
+
+
+def named(compute: str, shards: int) -> str:
+    """Return the name by which :func:`choose` knows the place of two settings.
+
+    Args:
+        compute: ``"ray"`` or ``"in-process"``.
+        shards: See :class:`RayActors`.
+
+    Raises:
+        OptionError: There shall be shards, and no Ray.
+    """
+    if compute == "ray":
+        return f"ray:{shards}" if shards else compute
+    if shards > 1:
+        raise OptionError(f"setting 'shards' is {shards} and 'compute' {compute!r}: allowed is 'ray', or 0 or 1 shards")
+    return compute
 
 
 def __getattr__(name: str) -> Any:

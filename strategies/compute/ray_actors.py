@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..needs import check_needs
 from .in_process import InProcess
-from .kept_actor import KeptActor, Session, Terms
+from .kept_actor import KeptActor
 from .ray_start import NoRoomError, start_ray
 from .relay import Relay
+from .session import Session, Terms
 
 if TYPE_CHECKING:
     from ..method import Job, Method, Outcome, Progress
@@ -41,6 +42,9 @@ class RayActors:
         owns_ray: False if another thread of this process starts and ends Ray, as Flower's simulation does: wait for
             it, never start one. Otherwise use Ray if it runs, else start it and end it after.
         fallback: Run in this process if Ray is missing or has no room.
+        shards: In how many actors the clients' models are held; 1: in the method's own; 0: one per GPU where there are
+            several, else as many as their memory needs. A sum over shards rounds otherwise, so that results are equal
+            to those of one actor in the first five digits of a step, not in every bit.
     """
 
     num_gpus: float | None = None
@@ -49,6 +53,7 @@ class RayActors:
     wait_s: float = 120.0
     owns_ray: bool | None = None
     fallback: bool = True
+    shards: int = 0
 
     def run(self, method: Method, job: Job, progress: Progress) -> Outcome:
         """Run ``method`` on ``job``; ends with the bits of :class:`InProcess` at equal threads.
@@ -101,14 +106,14 @@ class RayActors:
             self._await_ray(ray, tick)
         paths = tuple(str(Path(path).absolute()) for path in sys.path)
         if ray.is_initialized():
-            yield Session.of(ray, paths, _actor_class())
+            yield Session.of(ray, paths, _actor_class(), _shard_class())
             return
         cluster = self.address or os.environ.get("RAY_ADDRESS", "")
         session = None
         try:
             start_ray(ray, cluster)
             # A cluster gets the code itself; what lies at the same paths over there may be something else.
-            session = Session.of(ray, () if cluster else paths, _actor_class())
+            session = Session.of(ray, () if cluster else paths, _actor_class(), _shard_class())
             yield session
         finally:
             # Ray may have ended meanwhile, and another, which somebody else needs, have taken its place.
@@ -168,41 +173,92 @@ class _Kept:
             _log.warning("Ray has ended since the last run; another takes its place")
         if self._actor is None:
             session = self._open.enter_context(place.session(tick))
-            self._actor = KeptActor(session, Terms(place.num_gpus, place.max_restarts, place.wait_s))
+            self._actor = KeptActor(session, Terms(place.num_gpus, place.max_restarts, place.wait_s, place.shards))
             self._open.callback(self._actor.end)
         return self._actor
 
 
+def _opener() -> Callable[[str, tuple[str, ...]], Callable[[str], Any]]:
+    """Return a function that makes this library importable in an actor; local as the classes."""
+
+    def opened(library: str, paths: tuple[str, ...]) -> Callable[[str], Any]:
+        import importlib
+        import os
+        import sys
+
+        # The driver's order: Ray puts the working directory first, which may hold another copy of this library.
+        found = [path for path in paths if os.path.exists(path)]  # noqa: PTH110
+        sys.path[:] = found + [path for path in sys.path if path not in found]
+        return lambda module: importlib.import_module(f"{library}.compute.{module}")
+
+    return opened
+
+
 def _actor_class() -> type:
     """Return the actor's class; local, so that Ray pickles it by value: the actor cannot import this library yet."""
+    opened = _opener()
 
     class Actor:
         def __init__(self, library: str, paths: tuple[str, ...]) -> None:
-            import os
-            import sys
-
-            # The driver's order: Ray puts the working directory first, which may hold another copy of this library.
-            found = [path for path in paths if os.path.exists(path)]  # noqa: PTH110
-            sys.path[:] = found + [path for path in sys.path if path not in found]
-            self.library = library
+            self.library = opened(library, paths)
 
         def open(self) -> tuple[str, str]:
-            import importlib
+            import ray
 
-            module = importlib.import_module(f"{self.library}.compute.worker")
-            self.worker = module.Worker()
-            code: tuple[str, str] = module.code_digest()
+            shard = self.library("ray_shards").RayShard
+            worker = self.library("worker")
+            self.worker = worker.Worker(lambda actor: shard(ray, actor), ray.put)
+            code: tuple[str, str] = worker.code_digest()
             return code
 
         def add_upload(self, facts: Any, references: list[Any]) -> None:
             import ray
 
-            self.worker.add_upload(facts, lambda: ray.get(references[0]))
+            self.worker.add_upload(facts, (lambda: ray.get(references[0])) if references else None)
 
-        def start(self, task: Any, snapshot: Any, interval_s: float) -> None:
-            self.worker.start(task, snapshot, interval_s)
+        def start(self, task: Any, snapshot: Any, interval_s: float, sharded: bool) -> None:
+            self.worker.start(task, snapshot, interval_s, sharded=sharded)
 
         def poll(self, wait_s: float) -> Any:
             return self.worker.poll(wait_s)
 
+        def tell(self, answer: Any) -> None:
+            self.worker.tell(answer)
+
     return Actor
+
+
+def _shard_class() -> type:
+    """Return the class of a shard's actor, local as the other."""
+    opened = _opener()
+
+    class Shard:
+        def __init__(self, library: str, paths: tuple[str, ...]) -> None:
+            self.library = opened(library, paths)
+
+        def open(self) -> tuple[str, str]:
+            self.worker = self.library("shard_worker").ShardWorker()
+            code: tuple[str, str] = self.library("worker").code_digest()
+            return code
+
+        def ping(self) -> None:
+            pass
+
+        def begin(self, builders: Any, **how: Any) -> Any:
+            return self.worker.begin(builders, **how)
+
+        def add(self, facts: Any, references: list[Any]) -> Any:
+            import ray
+
+            return self.worker.add(facts, lambda: ray.get(references[0]))
+
+        def close(self) -> Any:
+            return self.worker.close()
+
+        def forward(self, images: Any, request: Any) -> Any:
+            return self.worker.forward(images, request)
+
+        def backward(self, ticket: int, logits: Any, watched: Any) -> Any:
+            return self.worker.backward(ticket, logits, watched)
+
+    return Shard

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from .. import offline
 from ..errors import ComputeError
 from .by_value import LIBRARY
 
@@ -34,9 +35,11 @@ def start_ray(ray: Any, cluster: str) -> None:
     try:
         with _undisturbed():
             if cluster:
+                offline.allow(cluster)
                 _reach(cluster)
                 code = Path(__file__).parents[LIBRARY.count(".") + 1]
-                ray.init(address=cluster, runtime_env={"py_modules": [str(code)], "excludes": ["__pycache__"]}, **quiet)
+                there = {"py_modules": [str(code)], "excludes": ["__pycache__"], "env_vars": offline.for_cluster()}
+                ray.init(address=cluster, runtime_env=there, **quiet)
             else:
                 with _loopback(ray):
                     # "local", or Ray joins whatever Ray it finds on this machine. One CPU: it starts an idle worker

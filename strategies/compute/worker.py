@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import hashlib
+import queue
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import errors
 from ..errors import ComputeError, OneShotError
 from ..method import Snapshot, Upload
+from ..offline import enforce
 from .in_process import InProcess
 from .packing import pack, unpack
 from .task import Task
 
-# A call that the driver makes on its Progress ("report", "record", "checkpoint"), or the end: "done", "failed".
+if TYPE_CHECKING:
+    from ..distillation.sharded import Shard, ShardedMembers
+
+# A call that the driver makes on its Progress ("report", "record", "checkpoint"), a question that it answers by
+# Worker.tell ("ask"), or the end: "done", "failed".
 Event = tuple[str, tuple[Any, ...]]
 
 
@@ -114,39 +121,84 @@ class OutboxProgress:
             self._taken = time.monotonic()
 
 
-class Worker:
-    """Runs tasks, one after another."""
+@dataclass(frozen=True)
+class AskedShards:
+    """Has the driver load members into shards, see :class:`strategies.method.Shards`.
 
-    def __init__(self) -> None:
+    Attributes:
+        ask: Asks the driver and waits for its answer.
+        connect: Makes a shard of what the driver names it by.
+        share: Makes an array ready to be sent to all shards at once.
+    """
+
+    ask: Callable[..., Any]
+    connect: Callable[[Any], Shard]
+    share: Callable[[Any], Any]
+
+    def hold(self, clients: Sequence[str], *, fold: bool, precision: str) -> ShardedMembers:
+        """Load some clients' uploads, in this order."""
+        from ..distillation.sharded import Part, ShardedMembers
+
+        loaded = self.ask("load", list(clients), fold, precision)
+        parts = [Part(self.connect(shard), members, statistics) for shard, members, statistics in loaded]
+        return ShardedMembers(parts, self.share)
+
+
+class Worker:
+    """Runs tasks, one after another; off the network if the driver is.
+
+    Args:
+        connect: Makes a shard of what the driver names it by.
+        share: Makes an array ready to be sent to all shards at once.
+    """
+
+    def __init__(
+        self, connect: Callable[[Any], Any] = lambda shard: shard, share: Callable[[Any], Any] = lambda array: array
+    ) -> None:
+        enforce()
         self._outbox = Outbox()
+        self._shards = AskedShards(self._ask, connect, share)
+        self._told: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._uploads: list[Upload] = []
         self._parts: Mapping[str, Any] = {}
         # A thread of its own: the actor's main thread has to answer polls.
         self._thread = ThreadPoolExecutor(1)
 
-    def add_upload(self, facts: Mapping[str, Any], read_packed: Callable[[], Any]) -> None:
+    def add_upload(self, facts: Mapping[str, Any], read_packed: Callable[[], Any] | None) -> None:
         """Add an upload to the next task.
 
         Args:
             facts: The fields of :class:`Upload` but ``read``.
-            read_packed: Returns its packed weights, anew at each call.
+            read_packed: Returns its packed weights, anew at each call; None to ask the driver for them.
         """
-        self._uploads.append(Upload(**facts, read=lambda: unpack(read_packed())))
+        number = len(self._uploads)
+        read = partial(self._ask, "read", number) if read_packed is None else read_packed
+        self._uploads.append(Upload(**facts, read=lambda: unpack(read())))
 
-    def start(self, task: Task, snapshot: Any, interval_s: float) -> None:
+    def tell(self, answer: Any) -> None:
+        """Answer the question that the method's thread waits with."""
+        self._told.put(answer)
+
+    def _ask(self, what: str, *args: Any) -> Any:
+        self._outbox.put("ask", what, *args)
+        return self._told.get()
+
+    def start(self, task: Task, snapshot: Any, interval_s: float, *, sharded: bool = False) -> None:
         """Start a task and return at once.
 
         Args:
             task: The task; what it leaves out of its parts is as in the task before.
             snapshot: The packed snapshot to go on from, or None.
             interval_s: Least seconds between two checkpoints.
+            sharded: Whether its teachers are in shards.
         """
         progress = OutboxProgress(self._outbox, unpack(snapshot), interval_s)
         # Uploads are this task's alone: who still held them would keep them in Ray's object store.
         uploads, self._uploads = self._uploads, []
         self._parts = {**self._parts, **task.parts}
         task = replace(task, parts=self._parts)
-        self._thread.submit(_work, task, uploads, progress).add_done_callback(self._end)
+        shards = self._shards if sharded else None
+        self._thread.submit(_work, task, uploads, progress, shards).add_done_callback(self._end)
 
     def poll(self, wait_s: float) -> list[Event]:
         """Return what was said since the last call; waits up to ``wait_s`` seconds for the first event."""
@@ -160,10 +212,10 @@ class Worker:
             self._outbox.put("failed", Failure.of(error))
 
 
-def _work(task: Task, uploads: list[Upload], progress: OutboxProgress) -> Any:
+def _work(task: Task, uploads: list[Upload], progress: OutboxProgress, shards: AskedShards | None) -> Any:
     method, job = task.open(uploads)
     try:
-        return pack(InProcess().run(method, job, progress), copy=False)
+        return pack(InProcess().run(method, replace(job, shards=shards), progress), copy=False)
     finally:
         _free_gpu()
 

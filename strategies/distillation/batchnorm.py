@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from .recompute import running_again
+from .sharded import STATISTICS, ShardedMembers
 
 if TYPE_CHECKING:
     from ..method import Progress
@@ -52,8 +53,17 @@ class BatchNormLoss:
 
 
 @contextmanager
-def batchnorm_loss(members: Iterable[nn.Module]) -> Iterator[BatchNormLoss]:
-    """Watch members during a block; the hooks are gone after it."""
+def batchnorm_loss(members: Iterable[nn.Module] | ShardedMembers) -> Iterator[Callable[[], Tensor]]:
+    """Watch members during a block; the hooks are gone after it.
+
+    Yields:
+        A callable as :class:`BatchNormLoss` is one.
+    """
+    if isinstance(members, ShardedMembers):
+        with members.watched(STATISTICS) as seen:
+            count = len(members)
+            yield lambda: _total(seen(), count)
+        return
     loss = BatchNormLoss(members)
     try:
         yield loss
@@ -61,11 +71,23 @@ def batchnorm_loss(members: Iterable[nn.Module]) -> Iterator[BatchNormLoss]:
         loss.remove()
 
 
-def note_without_statistics(members: Iterable[nn.Module], progress: Progress) -> None:
+def _total(sums: Iterable[Tensor | None], count: int) -> Tensor:
+    found = [each for each in sums if each is not None]
+    return torch.stack(found).sum() / count if found else torch.zeros(())
+
+
+def note_without_statistics(members: Iterable[nn.Module] | ShardedMembers, progress: Progress) -> None:
     """Record a note if no member has statistics that images could be compared with: the loss is zero then."""
-    layers = (layer for member in members for layer in member.modules() if isinstance(layer, _BatchNorm))
-    if not any(layer.track_running_stats for layer in layers):
+    if not keeps_statistics(members):
         progress.record({"note": "no client's model keeps batch-normalisation statistics: that loss is zero"})
+
+
+def keeps_statistics(members: Iterable[nn.Module] | ShardedMembers) -> bool:
+    """Say whether a member keeps statistics that images could be compared with."""
+    if isinstance(members, ShardedMembers):
+        return members.statistics
+    layers = (layer for member in members for layer in member.modules() if isinstance(layer, _BatchNorm))
+    return any(layer.track_running_stats for layer in layers)
 
 
 def statistics_distance(x: Tensor, mean: Tensor, var: Tensor) -> Tensor:

@@ -14,10 +14,11 @@ from ..quantization import as_int8
 from .copies import FreshModules, built
 from .frozen import simplified
 from .recompute import recomputed
+from .sharded import ShardedMembers
 from .stacked import stacks
 
 if TYPE_CHECKING:
-    from ..method import ModelBuilder, Upload
+    from ..method import Job, ModelBuilder, Upload
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -33,7 +34,8 @@ class Ensemble(nn.Module):
     with M by the weights: activations are kept for the first ``KEPT`` members only.
 
     Args:
-        members: Modules [B, ch, H, W] -> [B, C]; they are changed in place (frozen, memory layout, precision).
+        members: Modules [B, ch, H, W] -> [B, C]; they are changed in place (frozen, memory layout, precision). Or
+            members that are elsewhere already: no other argument but the combiner has a meaning then.
         combiner: A module [M, B, C] -> [B, C]; one with the attribute ``sees_input`` takes the images as well.
         precision: ``"float32"`` leaves members as they are; ``"bfloat16"`` is their arithmetic then, logits are
             float32 still.
@@ -45,7 +47,7 @@ class Ensemble(nn.Module):
 
     def __init__(
         self,
-        members: Sequence[nn.Module],
+        members: Sequence[nn.Module] | ShardedMembers,
         combiner: nn.Module,
         *,
         precision: str = "float32",
@@ -53,14 +55,20 @@ class Ensemble(nn.Module):
         kinds: Sequence[str] = (),
     ) -> None:
         super().__init__()
-        self.members = nn.ModuleList([fast_layout(_cast(member, precision)) for member in members])
+        self.members: nn.ModuleList | ShardedMembers
+        if isinstance(members, ShardedMembers):
+            self.members = members
+        else:
+            self.members = nn.ModuleList([fast_layout(_cast(member, precision)) for member in members])
         self.combiner = combiner
         self.requires_grad_(False)
         self.train(False)
         self._dtype = torch.bfloat16 if precision == "bfloat16" else None
-        on_gpu = any(parameter.is_cuda for parameter in self.members.parameters())
-        stack = bool(kinds) and (form == "stacked" or (form == "auto" and on_gpu))
-        self._stacks = stacks(list(self.members), kinds, KEPT) if stack else []
+        self._stacks: list[tuple[list[int], Callable[[Tensor], Tensor]]] = []
+        if isinstance(self.members, nn.ModuleList):
+            on_gpu = any(parameter.is_cuda for parameter in self.members.parameters())
+            if kinds and (form == "stacked" or (form == "auto" and on_gpu)):
+                self._stacks = [*stacks(list(self.members), kinds, KEPT)]
 
     @classmethod
     def from_uploads(
@@ -91,25 +99,53 @@ class Ensemble(nn.Module):
         Raises:
             UploadError: An upload's weights do not fit its architecture.
         """
-        members, kinds, fresh = [], [], FreshModules(builders)
+        loader = Loader(builders, device=device, fold=fold, precision=precision)
         for upload in uploads:
-            member = _loaded(upload, fresh(upload.architecture))
-            if precision == "int8":
-                member = as_int8(member, upload.ranges)
-            elif fold:
-                member = simplified(member)
-            members.append(member.to(device))
-            kinds.append(upload.architecture)
-        if precision == "int8":
-            return cls(members, combiner.to(device), form="loop")
-        return cls(members, combiner.to(device), precision=precision, form=form, kinds=kinds)
+            loader.add(upload)
+        return loader.ensemble(combiner, form=form)
+
+    @classmethod
+    def of_job(
+        cls,
+        job: Job,
+        uploads: Sequence[Upload],
+        combiner: nn.Module,
+        *,
+        fold: bool = True,
+        precision: str = "float32",
+    ) -> Ensemble:
+        """Build the ensemble of some of a job's uploads where the job has its members: here, or in its shards.
+
+        Args:
+            job: Its builders, device and shards.
+            uploads: The members, in their order.
+            combiner: A module [M, B, C] -> [B, C].
+            fold: See :meth:`from_uploads`.
+            precision: The same.
+
+        Raises:
+            UploadError: An upload's weights do not fit its architecture.
+        """
+        if job.shards is not None:
+            members = job.shards.hold([upload.client for upload in uploads], fold=fold, precision=precision)
+            return cls(members, combiner.to(job.device))
+        return cls.from_uploads(uploads, job.builders, combiner, device=job.device, fold=fold, precision=precision)
 
     def train(self, mode: bool = True) -> Ensemble:  # noqa: ARG002  the members' mode never changes
         """Stay in eval mode, whatever is asked."""
         return super().train(False)
 
-    def member_logits(self, x: Tensor) -> Tensor:
-        """Return every member's logits [M, B, C] for normalised images [B, ch, H, W]."""
+    def member_logits(self, x: Tensor, part: slice | None = None) -> Tensor:
+        """Return every member's logits [M, B, C] for normalised images [B, ch, H, W].
+
+        Args:
+            x: The images.
+            part: Asks these members alone [m, B, C], one after another and in the images' own precision; None for all.
+        """
+        if isinstance(self.members, ShardedMembers):
+            return self.members.logits(x, part)
+        if part is not None:
+            return torch.stack([member(x) for member in list(self.members)[part]])
         # Tokens are whole numbers, of which bfloat16 holds those up to 256 alone.
         x = _channels_last(x.to(self._dtype) if self._dtype and x.is_floating_point() else x)
         if self._stacks and not any(map(_has_hooks, self.members)):
@@ -130,6 +166,48 @@ class Ensemble(nn.Module):
         sees_input = getattr(self.combiner, "sees_input", False)
         combined: Tensor = self.combiner(logits, x) if sees_input else self.combiner(logits)
         return combined
+
+
+class Loader:
+    """Makes members of uploads that come one by one, and an ensemble of them; see :meth:`Ensemble.from_uploads`.
+
+    Args:
+        builders: Architecture -> a module with fresh weights.
+        device: Where the members shall run.
+        fold: Whether members may be rewritten.
+        precision: ``"float32"``, ``"bfloat16"`` or ``"int8"``.
+
+    Attributes:
+        members: The members so far.
+    """
+
+    def __init__(
+        self, builders: Mapping[str, ModelBuilder], *, device: str = "cpu", fold: bool = True, precision: str
+    ) -> None:
+        self._fresh, self._device, self._fold, self._precision = FreshModules(builders), device, fold, precision
+        self.members: list[nn.Module] = []
+        self._kinds: list[str] = []
+
+    def add(self, upload: Upload) -> None:
+        """Load one more member.
+
+        Raises:
+            UploadError: Its weights do not fit its architecture.
+        """
+        member = _loaded(upload, self._fresh(upload.architecture))
+        if self._precision == "int8":
+            member = as_int8(member, upload.ranges)
+        elif self._fold:
+            member = simplified(member)
+        self.members.append(member.to(self._device))
+        self._kinds.append(upload.architecture)
+
+    def ensemble(self, combiner: nn.Module, *, form: str = "auto") -> Ensemble:
+        """Return the ensemble of the members so far."""
+        combiner = combiner.to(self._device)
+        if self._precision == "int8":
+            return Ensemble(self.members, combiner, form="loop")
+        return Ensemble(self.members, combiner, precision=self._precision, form=form, kinds=self._kinds)
 
 
 def fast_layout(module: Module) -> Module:

@@ -10,16 +10,22 @@ import torch
 from torch import Tensor, nn
 
 from .recompute import running_again
+from .sharded import FEATURES, ShardedMembers
 
 
 @contextmanager
-def penultimate_features(members: Iterable[nn.Module]) -> Iterator[Callable[[], Tensor | None]]:
+def penultimate_features(members: Iterable[nn.Module] | ShardedMembers) -> Iterator[Callable[[], Tensor | None]]:
     """Watch the inputs of the members' last linear layers during a block.
 
     Yields:
         A callable that returns their mean over the members [B, F] in the last forward pass; None if a member has no
         linear layer or the members' features differ in length.
     """
+    if isinstance(members, ShardedMembers):
+        with members.watched(FEATURES) as passes:
+            count = len(members)
+            yield lambda: _last_mean(passes(), count)
+        return
     seen: dict[int, Tensor] = {}
     members = list(members)
     last = [([None] + [layer for layer in member.modules() if isinstance(layer, nn.Linear)])[-1] for member in members]
@@ -42,3 +48,8 @@ def penultimate_features(members: Iterable[nn.Module]) -> Iterator[Callable[[], 
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def _last_mean(sums: list[Tensor | None], count: int) -> Tensor | None:
+    last = sums[-1] if sums else None
+    return None if last is None else last / count

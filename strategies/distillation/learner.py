@@ -49,14 +49,7 @@ def teacher_of(job: Job, combiner: nn.Module, options: DistillOptions, *, watche
     if (spec := job.teacher) is not None:
         uploads, combiner = members_of(job, spec), build_combiner(spec.combiner, spec.weights)
         precision = precision if spec.precision == "float32" else spec.precision
-    return Ensemble.from_uploads(
-        uploads,
-        job.builders,
-        combiner,
-        device=job.device,
-        fold=not watched,
-        precision=precision,
-    )
+    return Ensemble.of_job(job, uploads, combiner, fold=not watched, precision=precision)
 
 
 class Learner:

@@ -54,7 +54,7 @@ class Matched:
         """
         student = fast_layout(fresh_student(job))
         if level == "images":
-            teacher = Ensemble.from_uploads(job.uploads, job.builders, Mean(), device=job.device)
+            teacher = Ensemble.of_job(job, job.uploads, Mean())
             return cls(student, student, teacher, _generator(job, latent, width, 0, table))
         heads = [last_linear(member_of(upload, job.builders))[1].to(job.device) for upload in job.uploads]
         judge = last_linear(student)[1]

@@ -245,7 +245,7 @@ class GridClients:
             raise UploadError(f"{client}: {str(facts['error'])[:500]}")
         record = reply.content.array_records.get("arrays", ArrayRecord())
         check_size(sum(len(array.data) for array in record.values()), self._limits.max_bytes, f"{client}: arrays")
-        arrays = {key: _decoded(array, f"{client}: arrays[{key!r}]") for key, array in record.items()}
+        arrays = {key: _decoded(array, f"{client}: arrays[{key[:80]!r}]") for key, array in record.items()}
         return Answer(client, facts, arrays)
 
     def _refuse(self, client: str, reason: str) -> None:

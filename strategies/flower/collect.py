@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,10 +15,11 @@ from flwr.serverapp import Grid
 
 from ..errors import QuorumError, UploadError
 from ..stage import TRAFFIC_FILE
+from ..store.files import weights_bytes
 from ..traffic import MIB, UPLOAD_PHASE, Traffic
 from ..upload_checks import Signature
 from .exchange import Exchange
-from .messages import Request, count_bytes, is_anonymous, read_reply
+from .messages import Reply, Request, count_bytes, is_anonymous, read_reply
 
 if TYPE_CHECKING:
     from ..store.run_folder import RoundFolder
@@ -33,6 +35,7 @@ class Collector:
         signatures: Known architectures.
         num_classes: C.
         max_bytes: Largest accepted upload.
+        names: Node -> the name of its client, as far as earlier rounds have told; what is learned here is added.
 
     Attributes:
         clients: Names of the uploads of this phase. A client that has a name keeps the upload that an earlier process
@@ -41,13 +44,20 @@ class Collector:
     """
 
     def __init__(
-        self, folder: RoundFolder, signatures: Mapping[str, Signature], *, num_classes: int, max_bytes: int
+        self,
+        folder: RoundFolder,
+        signatures: Mapping[str, Signature],
+        *,
+        num_classes: int,
+        max_bytes: int,
+        names: dict[int, str] | None = None,
     ) -> None:
         self._folder = folder
         self._signatures = signatures
         self._num_classes = num_classes
         self._max_bytes = max_bytes
-        self._closed = False
+        self._names = {} if names is None else names
+        self._late = self._closed = False
         self._reported: dict[str, tuple[int, Mapping[str, float]]] = {}
         self._asked_bytes: dict[int, int] = {}
         self.clients = {client for client in folder.held() if not is_anonymous(client)}
@@ -59,7 +69,7 @@ class Collector:
         """Ask every node and store what comes, until all have answered or the deadline.
 
         Returns:
-            The exchange; its ``poll`` takes what comes later.
+            The exchange; its ``poll`` takes what comes later: into this round until :meth:`close`.
 
         Raises:
             QuorumError: Names who is missing and why.
@@ -78,28 +88,46 @@ class Collector:
             grid,
             question=question,
             receive=self.receive,
-            lost=lambda node_id: self._refuse(f"node-{node_id}", "the node has left"),
+            lost=lambda node_id, reason: self._refuse(f"node-{node_id}", reason),
             log=lambda line: log(INFO, line),
+            unneeded=lambda node_id: self._names.get(node_id) in self.clients,
         )
-        exchange.wait(timeout, min_uploads, lambda: f"{len(self.clients)} here")
+        exchange.wait(timeout, min_uploads, lambda: len(self.clients))
+        exchange.poll(everybody=True)  # what has come by now has come in time
+        self._save_traffic()
+        self._late = True
         for node_id in exchange.waiting_for:
             self._refuse(f"node-{node_id}", f"no answer within {timeout:.0f} s")
+        for node_id, reason in exchange.away.items():
+            self._refuse(f"node-{node_id}", f"{reason}, and it has not come back")
         self.check_quorum(min_uploads, exchange.asked, timeout)
-        self._closed = True
         return exchange
 
-    def receive(self, reply: Message) -> None:
-        """Check one answer and store its upload, or refuse it with the reason."""
-        node_id = reply.metadata.src_node_id
-        sender = f"node-{node_id}"
+    def close(self) -> None:
+        """Begin the server stage: what comes from now on is kept for replay, and said to be late."""
+        self._closed = True
+
+    def receive(self, reply: Message, node_id: int | None = None) -> bool:
+        """Check one answer and store its upload, or refuse it with the reason.
+
+        Args:
+            reply: The answer.
+            node_id: Whom it is from; None: as the reply itself says.
+
+        Returns:
+            Whether the client's upload is here.
+        """
+        sender = reply.metadata.src_node_id if node_id is None else node_id
         if reply.has_error():
-            self._refuse(sender, last_line(reply.error.reason or f"error code {reply.error.code}"))
-            return
+            self._refuse(f"node-{sender}", last_line(reply.error.reason or f"error code {reply.error.code}"))
+            return False
         try:
             self._accept(reply, sender)
         except UploadError as error:
             name, _, reason = str(error).partition(": ")
             self._refuse(name, reason)
+            return False
+        return True
 
     def check_quorum(self, min_uploads: int, asked: int, timeout: float) -> None:
         """Refuse to go on with too few uploads.
@@ -134,21 +162,25 @@ class Collector:
         shared = set.intersection(*(set(metrics) for _, metrics in reports))
         return {key: sum(n * metrics[key] for n, metrics in reports) / total for key in sorted(shared)}
 
-    def _accept(self, reply: Message, sender: str) -> None:
-        checked = read_reply(
-            reply.content, self._signatures, num_classes=self._num_classes, max_bytes=self._max_bytes, sender=sender
-        )
+    def _accept(self, reply: Message, node_id: int) -> None:
+        classes, most, sender = self._num_classes, self._max_bytes, f"node-{node_id}"
+        checked = read_reply(reply.content, self._signatures, num_classes=classes, max_bytes=most, sender=sender)
+        name = checked.client
+        if not checked.anonymous:
+            self._names[node_id] = name
         if checked.held:
-            if checked.client not in self.clients:
-                raise UploadError(f"{checked.client}: upload.held is true, but its upload is not here")
+            if name not in self.clients:
+                raise UploadError(f"{name}: upload.held is true, but its upload is not here")
             return
-        name, held = checked.client, self._folder.held()
+        if name in self.clients and not checked.anonymous and self._is_here(checked):
+            log(INFO, "upload of %s: it came again, unchanged", name)
+            return
         if checked.anonymous:
             # Equal weights of two nameless clients: which of the two comes first changes nothing.
             names = [name, *(f"{name}-{k}" for k in range(2, len(self.clients) + 2))]
             name = next(n for n in names if n not in self.clients)
         # An earlier process may have stored the same weights of a nameless client.
-        if not (checked.anonymous and name in held):
+        if not (checked.anonymous and name in self._folder.held()):
             self._folder.accept(
                 name,
                 checked.architecture,
@@ -160,11 +192,24 @@ class Collector:
             )
         self.clients.add(name)
         self._reported[name] = (checked.num_examples or 0, checked.metrics)
-        size, asked = count_bytes(reply.content), self._asked_bytes.get(reply.metadata.src_node_id, 0)
-        self.traffic.add(UPLOAD_PHASE, name, up=size, down=asked)
-        self.traffic.save(lambda line: log(WARNING, "%s", line))
-        fate = "came late: kept for replay, not part of this result" if self._closed else "stored"
-        log(INFO, "upload of %s: %s, %.2f MiB, %s", name, checked.architecture, size / MIB, fate)
+        size = count_bytes(reply.content)
+        self.traffic.add(UPLOAD_PHASE, name, up=size, down=self._asked_bytes.get(node_id, 0))
+        # The whole account each time: of many clients only every few seconds, or n uploads would cost n squared.
+        self._save_traffic(interval_s=len(self.clients) // 200)
+        log(INFO, "upload of %s: %s, %.2f MiB, %s", name, checked.architecture, size / MIB, self._fate())
+
+    def _save_traffic(self, *, interval_s: float = 0.0) -> None:
+        self.traffic.save(lambda line: log(WARNING, "%s", line), interval_s=interval_s)
+
+    def _is_here(self, checked: Reply) -> bool:
+        """Tell whether an upload is the one that is stored under its name: a node was asked again and had answered."""
+        digest = hashlib.sha256(weights_bytes(checked.state)).hexdigest()
+        return any(known.client == checked.client and known.sha256 == digest for known in self._folder.records())
+
+    def _fate(self) -> str:
+        if self._closed:
+            return "came late: kept for replay, not part of this result"
+        return "stored: it came after the deadline, but before the server stage" if self._late else "stored"
 
     def _refuse(self, client: str, reason: str) -> None:
         self._folder.refuse(client, reason)

@@ -15,6 +15,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from ..errors import OptionError
+from ..gatekeeper.config import OFF
 from ..identity import open_run
 from ..iterative import METHOD, IterativeConfig
 from ..method import Job, Normalization
@@ -36,6 +37,14 @@ if TYPE_CHECKING:
     EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 DEADLINE_S = 3600.0
+
+
+def _in_rounds(options: RunOptions | None) -> RunOptions:
+    """Return the options of a run in rounds, which judges no uploads."""
+    options = options or RunOptions()
+    if (policy := options.gatekeeper.policy) != OFF:
+        raise OptionError(f"options.gatekeeper.policy is {policy!r}: allowed in rounds is {OFF!r}")
+    return options
 
 
 class Iterative(Strategy):
@@ -88,7 +97,7 @@ class Iterative(Strategy):
         observer: Observer | None = None,
         facts: Mapping[str, Any] | None = None,
     ) -> None:
-        options, builders, halves = options or RunOptions(), named_builders(model), (0.5,) * input_shape[0]
+        options, builders, halves = _in_rounds(options), named_builders(model), (0.5,) * input_shape[0]
         self.job = Job(
             uploads=(),
             builders=builders,

@@ -18,12 +18,13 @@ from ..errors import OptionError
 from ..identity import open_run
 from ..method import Job, Method, Normalization
 from ..outcomes import load_model
-from ..stage import StageReport, all_cores, replay
+from ..quarantine import guarded_replay
+from ..stage import StageReport, all_cores
 from ..store.run_folder import RunFolder, default_run_dir
 from .evaluation import ClientEvaluation
 from .messages import Request
 from .models import chosen_student, named_builders
-from .rounds import Account, Rounds, RunOptions, rounds_of, say, signature_of
+from .rounds import Account, Rounds, RunOptions, rounds_of, signature_of
 
 if TYPE_CHECKING:
     import torch
@@ -222,13 +223,13 @@ class OneShot(Strategy):
         compute = self.rounds.compute if self.rounds.compute is not None else "in-process"
         source = {"replay-of": str(Path(run_dir).absolute())}
         with open_run(path, self.method, self.job, identity=source, facts=self._facts) as folder:
-            self.rounds.report = replay(
+            self.rounds.report = guarded_replay(
+                self.rounds.door,
                 self.method,
                 self.job,
                 Path(run_dir),
                 compute=choose(compute) if isinstance(compute, str) else compute,
                 target=folder,
-                log=say,
                 checkpoint_s=self._options.checkpoint_s,
             )
         return self.outcome

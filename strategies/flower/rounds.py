@@ -14,9 +14,11 @@ from flwr.serverapp import Grid
 
 from ..compute import choose
 from ..compute.with_clients import WithClients
+from ..gatekeeper.config import GatekeeperConfig
 from ..method import Job, Method
 from ..needs import check_needs
 from ..options import check, check_device, option
+from ..quarantine import Door, quarantined
 from ..stage import (
     TRAFFIC_FILE,
     StageReport,
@@ -51,6 +53,7 @@ class RunOptions:
     device: str = option("auto", "device of the server stage: auto, cpu, cuda, cuda:1")
     max_upload_mib: float = option(2048.0, "largest accepted upload, MiB", above=0.0)
     checkpoint_s: float = option(20.0, "seconds between two checkpoints of the server stage, at least", low=0.0)
+    gatekeeper: GatekeeperConfig = field(default_factory=GatekeeperConfig)
 
     def __post_init__(self) -> None:
         """Check every value."""
@@ -86,6 +89,7 @@ class Rounds:
         train_metrics: Round -> what the clients that uploaded in this process report, averaged by their examples.
         compute: Where the server stage runs.
         min_uploads: The quorum.
+        door: What uploads have to pass.
 
     Raises:
         OptionError: The job or ``compute`` is not what it should be.
@@ -110,9 +114,11 @@ class Rounds:
         self.account = Account()
         self.train_metrics: dict[int, dict[str, float]] = {}
         self.compute = compute
+        self._names: dict[int, str] = {}
         self._method = method
         self._job = job
         self.min_uploads = min_uploads
+        self.door = Door(options.gatekeeper, min_uploads, say)
         self._options = options
         self._signatures = Signatures(job.builders)
         self._sendable = Signatures(of_kind(job.builders, method.uploads))
@@ -157,7 +163,7 @@ class Rounds:
         for reply in replies:
             collector.receive(reply)
         collector.check_quorum(self.min_uploads, self.min_uploads, 0.0)
-        pin_clients(round_folder, collector.clients)
+        self._pin(round_folder, collector.clients, tick=None)
         # Whoever owns the loop owns Ray: it is used where it runs.
         self._run_stage(folder, server_round, arrays, place=self._chosen(owns_ray=None), tick=None)
 
@@ -177,13 +183,25 @@ class Rounds:
             exchange = collector.collect(grid, request, timeout=timeout, min_uploads=self.min_uploads)
         finally:
             self.account.spend("clients", began)
-        pin_clients(folder, collector.clients)
+        exchange.poll(everybody=True)
+        collector.close()
+        self._pin(folder, collector.clients, tick=exchange.poll)
         self.train_metrics[request.server_round] = collector.mean_metrics()
         return exchange.poll
 
+    def _pin(self, folder: RoundFolder, present: Iterable[str], *, tick: Callable[[], None] | None) -> None:
+        """Fix the clients of a server stage: those that are present and that the gatekeeper lets in."""
+        began, names, out = time.monotonic(), set(present), set[str]()
+        if self.door.judges and pinned_clients(folder) is None:
+            uploads = [upload for upload in folder.uploads() if upload.client in names]
+            out = replace(self.door, tick=tick).admit(folder, self._job, uploads, folder.records())
+            self.account.spend("gatekeeper", began)
+        pin_clients(folder, names, out)
+
     def _collector(self, folder: RoundFolder) -> Collector:
         max_bytes = int(self._options.max_upload_mib * 2**20)
-        collector = Collector(folder, self._sendable, num_classes=self._job.num_classes, max_bytes=max_bytes)
+        num_classes, names = self._job.num_classes, self._names
+        collector = Collector(folder, self._sendable, num_classes=num_classes, max_bytes=max_bytes, names=names)
         self.account.traffic = collector.traffic
         return collector
 
@@ -212,7 +230,7 @@ class Rounds:
             self.account.traffic,
             common=common,
             limits=Limits(timeout_s=timeout),
-            left_out=forgotten,
+            left_out=(*forgotten, *quarantined(round_folder)),
         )
         return WithClients(clients)
 

@@ -72,7 +72,7 @@ class CheckpointFolder:
             names = {name for chunk in chunks for name in chunk}
             appended = {name: torch.cat([c[name] for c in chunks if name in c]) for name in sorted(names)}
             return Snapshot(step=int(index["step"]), state=state, appended=appended)
-        except (KeyError, TypeError, ValueError, RuntimeError, StoreError) as error:
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError, RuntimeError, StoreError) as error:
             raise self._damaged(error) from error
 
     def clear(self) -> None:

@@ -75,7 +75,7 @@ def load_ensemble(path: Path, builders: Mapping[str, ModelBuilder]) -> tuple[Ens
         members = tuple(_load_member(folder, member) for member in facts["members"])
         name, file, sha256 = (facts["combiner"][key] for key in ("name", "file", "sha256"))
         weights = read_weights(folder / file, sha256)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise StoreError(f"{folder / _FACTS}: damaged, lacks {error}") from error
     if unknown := sorted({member.architecture for member in members} - set(builders)):
         known = ", ".join(sorted(builders)) or "none"

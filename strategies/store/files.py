@@ -81,15 +81,19 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def make_folder(folder: Path) -> None:
+def make_folder(folder: Path, mode: int = 0o777) -> None:
     """Make a folder and those above it; nothing happens if it exists.
+
+    Args:
+        folder: The folder.
+        mode: Its permissions, less the umask; of those above it only the umask decides.
 
     Raises:
         OSError: It cannot be made.
     """
     if not folder.is_dir():
         make_folder(folder.parent)
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(mode=mode, exist_ok=True)
         sync_folder(folder.parent)
 
 
@@ -240,5 +244,5 @@ def read_json(path: Path) -> Any:
         data = Path(path).read_bytes()
     try:
         return json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise StoreError(f"{path}: damaged, no JSON ({error})") from error

@@ -117,7 +117,7 @@ class JsonLines:
 def _object(line: bytes) -> dict[str, Any] | None:
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return row if isinstance(row, dict) else None
 

@@ -66,7 +66,7 @@ class RunFolder:
         """Make a run folder, write ``run.json`` first of all, and become its writer.
 
         Args:
-            path: A folder that is absent or empty.
+            path: A folder that is absent, and then made for this user alone, or empty.
             info: What the run is (method, config, seed, threads), as JSON values. Added to it: ``id`` (hex),
                 ``created`` (ISO 8601), ``pid`` and ``versions``.
 
@@ -75,7 +75,7 @@ class RunFolder:
         """
         path = Path(path).expanduser().absolute()
         with store_errors(path):
-            make_folder(path)
+            make_folder(path, 0o700)  # weights can tell about data; who wants others to read makes it beforehand
             _refuse_occupied(path)
             lock = FolderLock(path)
         try:

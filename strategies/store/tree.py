@@ -49,12 +49,18 @@ def unflatten(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     if kind == "tuple":
         return tuple(unflatten(item, tensors) for item in content)
     if kind == "float":
-        return struct.unpack(">d", bytes.fromhex(content))[0]
+        return _float_of(bytes.fromhex(content))
     if kind == "tensor":
         return tensors[content]
     if kind == "array":
         return tensors[content].numpy()
     raise ValueError(f"unknown kind {kind!r}")
+
+
+def _float_of(bits: bytes) -> float:
+    if len(bits) != 8:
+        raise ValueError(f"a float of {len(bits)} bytes")
+    return float(struct.unpack(">d", bits)[0])
 
 
 def _encode(value: Any, where: str, tensors: dict[str, torch.Tensor]) -> Any:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
+import os
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -71,6 +73,34 @@ class StoredWeights:
         return read_weights(self.path, self.sha256)
 
 
+@dataclass
+class _Seen:
+    """What was read of the index so far.
+
+    Attributes:
+        inode: The file that it was read from.
+        end: Offset of the first line that was not read.
+        records: The lines before, in the order of arrival.
+    """
+
+    inode: int = 0
+    end: int = 0
+    records: list[UploadRecord] = field(default_factory=list)
+    _names: dict[str, list[str]] = field(default_factory=dict)
+
+    def add(self, records: list[UploadRecord]) -> None:
+        self.records += records
+        for record in records:
+            self._names.setdefault(record.client.casefold(), []).append(record.client)
+
+    def known(self, client: str) -> list[str]:
+        """Return the clients whose names are this one, or differ from it in case alone."""
+        return self._names.get(client.casefold(), [])
+
+    def forget(self) -> None:
+        self.inode, self.end, self.records, self._names = 0, 0, [], {}
+
+
 @dataclass(frozen=True)
 class UploadStore:
     """The uploads in one folder.
@@ -80,6 +110,7 @@ class UploadStore:
     """
 
     path: Path
+    _seen: _Seen = field(default_factory=lambda: _Seen(), compare=False, repr=False)
 
     @property
     def index(self) -> JsonLines:
@@ -92,8 +123,8 @@ class UploadStore:
         Raises:
             StoreError: The index is damaged.
         """
-        with store_errors(self.index.path):
-            return [self._record(row) for row in self.index.rows()]
+        self._look()
+        return list(self._seen.records)
 
     def accept(self, client: str, architecture: str, state: Weights, facts: Mapping[str, Any]) -> Upload:
         """Store an upload: first the file, then its line in the index; only then is it accepted.
@@ -123,7 +154,8 @@ class UploadStore:
         except OSError as error:
             # The index decides: a line that could not be taken back keeps its file.
             with suppress(OSError, StoreError):
-                if client not in {known.client for known in self.records()}:
+                self._look()
+                if client not in self._seen.known(client):
                     file.unlink(missing_ok=True)
             raise UploadError(self._not_stored(client, file, len(data), error)) from error
         return self._upload(record)
@@ -139,6 +171,31 @@ class UploadStore:
             verify(self._file(record.client), record.sha256, f"upload of client {record.client!r}")
         return tuple(self._upload(record) for record in records)
 
+    def _look(self) -> None:
+        """Read the lines that are new in the index; with every line at every upload, n of them would cost n squared."""
+        seen, path = self._seen, self.index.path
+        with store_errors(path):
+            if not path.exists():
+                seen.forget()
+                return
+            with path.open("rb") as file:
+                status = os.fstat(file.fileno())
+                if status.st_ino != seen.inode or status.st_size < seen.end:
+                    seen.forget()
+                if status.st_size == seen.end:
+                    return
+                file.seek(seen.end)
+                lines = file.read().split(b"\n")[:-1]
+            rows = [_row(line) for line in lines]
+            whole = [row for row in rows if row is not None]
+            if len(whole) < len(rows):
+                # A damaged line: what is to be done about it is said in one place.
+                seen.forget()
+                seen.add([self._record(row) for row in self.index.rows()])
+                return
+            seen.add([self._record(row) for row in whole])
+            seen.inode, seen.end = status.st_ino, seen.end + sum(len(line) + 1 for line in lines)
+
     def _file(self, client: str) -> Path:
         return self.path / "uploads" / f"{client}.safetensors"
 
@@ -153,19 +210,20 @@ class UploadStore:
             record = UploadRecord(**{**row, **facts})
             if not CLIENT_NAME.fullmatch(record.client):
                 raise ValueError(record.client)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise StoreError(f"{self.index.path}: damaged line {row}") from error
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
+            raise StoreError(f"{self.index.path}: damaged line {str(row)[:400]}") from error
         return record
 
     def _refuse_name(self, client: str) -> None:
         if not CLIENT_NAME.fullmatch(client):
             raise UploadError(f"{client!r}: no client name, allowed are names that match {CLIENT_NAME.pattern}")
         file = self._file(client)
-        for known in (record.client for record in self.records()):
+        self._look()
+        for known in self._seen.known(client):
             if known == client:
                 raise UploadError(f"{client}: its upload is already here, a second one is refused")
             # Some file systems ignore case: there, writing this file would replace the other client's.
-            if known.casefold() == client.casefold() and file.exists() and file.samefile(self._file(known)):
+            if file.exists() and file.samefile(self._file(known)):
                 raise UploadError(f"{client}: the file system cannot tell this client's file from that of {known}")
 
     def _not_stored(self, client: str, file: Path, needed: int, error: OSError) -> str:
@@ -175,6 +233,14 @@ class UploadStore:
         except OSError:
             free = "unknown"
         return f"{client}: {reason}, its upload is not stored in {file}: {needed} bytes needed, {free} bytes free"
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None
 
 
 def stored_ranges(row: Mapping[str, Any] | None) -> dict[str, tuple[float, float]] | None:

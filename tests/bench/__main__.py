@@ -18,7 +18,7 @@ from measure import say
 from resources import memory, teacher_speed
 from server_stage import Scale, speed
 
-PARTS = ("speed", "agreement", "teachers", "memory", "schedules", "local-training", "refinement")
+PARTS = ("speed", "agreement", "teachers", "memory", "schedules", "local-training", "refinement", "scale")
 
 
 def arguments() -> argparse.Namespace:
@@ -66,6 +66,10 @@ def main() -> None:
 
         ratios |= refinement.overhead(2, iterations=1) if quick else refinement.overhead(4)
         say()
+    if "scale" in parts:
+        import scale
+
+        scale.main((10, 50)) if quick else scale.main()
     say(json.dumps(ratios))
 
 

@@ -22,7 +22,7 @@ SOURCES = {
     for package in PACKAGES
     for path in sorted((ROOT / package).rglob("*.py"))
 }
-BASICS = {"strategies.errors", "strategies.memory", "strategies.options", "strategies.seeds"}
+BASICS = {f"strategies.{name}" for name in ("errors", "memory", "offline", "options", "seeds")}
 
 
 @dataclass(frozen=True)

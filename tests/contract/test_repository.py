@@ -206,7 +206,7 @@ def test_the_checks_of_size_count_as_they_say() -> None:
 
 
 def readable_files() -> list[Path]:
-    folders = [ROOT / name for name in (*PACKAGES, "tests", "docs", "conf", ".ci")]
+    folders = [ROOT / name for name in (*PACKAGES, "tests", "docs", "conf", "deploy", ".ci")]
     found = [path for folder in folders if folder.exists() for path in folder.rglob("*") if path.is_file()]
     found += [path for path in ROOT.iterdir() if path.is_file()]
     binary = {".png", ".pyc", ".safetensors", ".pt", ".npz"}
@@ -237,7 +237,7 @@ def test_a_method_s_file_begins_with_its_source_note(name: str) -> None:
 
 
 def test_names_of_test_files_are_unique_so_that_pytest_can_tell_them_apart() -> None:
-    names = [path.name for path in TESTS if path.name != "conftest.py"]
+    names = [path.name for path in TESTS if path.name not in ("conftest.py", "__main__.py")]
 
     assert sorted(names) == sorted(set(names))
     assert not list((ROOT / "tests").rglob("__init__.py"))
@@ -245,7 +245,8 @@ def test_names_of_test_files_are_unique_so_that_pytest_can_tell_them_apart() -> 
 
 def test_every_package_that_is_imported_is_a_declared_dependency() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    declared = {re.split(r"[\[<>=!~ ]", entry)[0] for entry in project["dependencies"]}
+    entries = [*project["dependencies"], *project["optional-dependencies"]["privacy"]]
+    declared = {re.split(r"[\[<>=!~ ]", entry)[0] for entry in entries}
     imported = set()
     for path in SOURCES:
         for node in ast.walk(tree_of(path)):

@@ -8,13 +8,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "SECURITY.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    ROOT / "deploy/README.md",
+]
 CONF = sorted((ROOT / "conf").glob("*.toml"))
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 # Commands that a reader is given, of which nothing here is checked.
-PLAIN = {"export", "source", "python", "python3"}
-COMMANDS = {"oneshot", "make", "flwr", "flower-superlink", "flower-supernode", *PLAIN}
+PLAIN = {"cd", "export", "python3", "source"}
+PLAIN |= {"chown", "cp", "docker", "install", "journalctl", "mkdir", "scp", "systemctl", "useradd"}
+COMMANDS = {"oneshot", "make", "flwr", "flower-superlink", "flower-supernode", "python", *PLAIN}
 
 
 def name_of(path: Path) -> str:

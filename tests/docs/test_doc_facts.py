@@ -19,6 +19,7 @@ from fl_app.data.tables import FEATURES
 from fl_app.data.text import LENGTH, NUM_CLASSES
 from fl_app.data.torchvision_sets import KNOWN
 from fl_app.models import ARCHITECTURES, build, builders
+from fl_app.node_config import KEYS
 from server_app.build import default_settings
 from strategies import co_boosting, dense, fed_gen, feddf, flboost
 from strategies.distillation.settings import DistillOptions, PoolOptions, SynthesisOptions
@@ -100,9 +101,7 @@ def test_readme_lists_the_data_sets_as_they_are() -> None:
 
 
 def test_readme_lists_what_a_node_is_told() -> None:
-    sources = [(ROOT / "client_app" / name).read_text() for name in ("node.py", "fens_half.py")]
-    read = set(re.findall(r'\bfacts\.get\("([\w-]+)"', "".join(sources)))
-    assert {key for row in rows(README.read_text(), "key of a node") for key in row[0].split(", ")} == read
+    assert {key for row in rows(README.read_text(), "key of a node") for key in row[0].split(", ")} == set(KEYS)
 
 
 def shared_options(name: str) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -182,8 +183,9 @@ def check_flwr(words: list[str]) -> None:
     while hasattr(command, "commands"):
         name, *words = words
         command = command.commands[name]
-    given = command.make_context(name, words).params
-    read_settings(parse_config_args(list(given.get("run_config_overrides") or [])))
+    given = list(command.make_context(name, words).params.get("run_config_overrides") or [])
+    if not given or Path(given[0]).name != "resume.toml":  # a run's own file
+        read_settings(parse_config_args(given))
 
 
 def check_superlink(words: list[str]) -> None:
@@ -195,8 +197,21 @@ def check_superlink(words: list[str]) -> None:
 def check_supernode(words: list[str]) -> None:
     from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 
-    given = parse_config_args([_parse_args_run_supernode().parse_args(words).node_config])
-    assert given.keys() <= documented_node_keys(), given
+    config = _parse_args_run_supernode().parse_args(words).node_config
+    if not config.endswith(".toml"):  # such a file is what deploy/nodes has
+        assert parse_config_args([config]).keys() <= documented_node_keys(), config
+
+
+def check_python(words: list[str]) -> None:
+    script = words[0].removeprefix("/opt/oneshot-fl/")
+    if script == "deploy/superlink.py":
+        check_superlink(words[1:])
+    elif script == "deploy/make_keys.py":
+        runpy.run_path(str(ROOT / script))["parser"]().parse_args(words[1:])
+    elif script.startswith("tests/bench/"):
+        assert (ROOT / script).is_file(), words
+    else:
+        assert words[0] == "-m", words
 
 
 CHECKS: dict[str, Callable[[list[str]], None]] = {
@@ -205,6 +220,7 @@ CHECKS: dict[str, Callable[[list[str]], None]] = {
     "flwr": check_flwr,
     "flower-superlink": check_superlink,
     "flower-supernode": check_supernode,
+    "python": check_python,
 }
 
 
@@ -235,7 +251,9 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=name_of)
 def test_paths_that_are_named_exist(page: Path) -> None:
-    named = re.findall(r"`((?:strategies|fl_app|client_app|server_app|tests|conf|docs)/[\w./-]*)`", page.read_text())
+    named = re.findall(
+        r"`((?:strategies|fl_app|client_app|server_app|tests|conf|deploy|docs)/[\w./-]*)`", page.read_text()
+    )
     assert [path for path in named if not (ROOT / path).exists() and path not in EXAMPLES] == []
 
 

@@ -177,3 +177,12 @@ def test_weights_when_the_process_dies_before_the_facts_are_written_do_not_count
 
     assert list(tmp_path.rglob("*.safetensors"))
     assert kept(tmp_path).load() is None
+
+
+def test_keep_makes_folders_for_this_user_alone_and_leaves_those_that_are_there(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+
+    kept(tmp_path / "state").save(TRAINED, STATE)
+
+    made = (tmp_path, tmp_path / "state", tmp_path / "state" / RUN)
+    assert [oct(folder.stat().st_mode & 0o777) for folder in made] == ["0o755", "0o700", "0o700"]

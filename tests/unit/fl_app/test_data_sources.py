@@ -14,7 +14,7 @@ import scipy.io
 import torch
 from sklearn.datasets import load_digits
 
-from fl_app.data import SOURCES, data_root, load, open_split
+from fl_app.data import GROUPS, SOURCES, data_root, load, open_split
 from fl_app.data.preprocessing import resize
 from fl_app.vision import torchvision
 from strategies.errors import DataError, OptionError
@@ -271,3 +271,21 @@ def test_data_root_is_the_argument_then_the_environment_then_the_cache(monkeypat
     assert data_root() == Path("/data")
     monkeypatch.delenv("ONESHOT_DATA")
     assert data_root() == Path("/home/someone/.cache/oneshot-fl/data")
+
+
+@pytest.mark.parametrize("name", [name for name in SOURCES if name not in ("digits", "imagefolder")])
+def test_a_set_that_is_not_there_off_the_network_is_one_line_and_no_attempt(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def attempt(*args: object, **settings: object) -> None:
+        raise AssertionError("a download was begun")
+
+    monkeypatch.setenv("ONESHOT_OFFLINE", "1")
+    monkeypatch.setattr("urllib.request.urlopen", attempt)
+
+    left_out = next(iter(GROUPS[name].domains)) if name in GROUPS else ""
+    with pytest.raises(DataError) as caught:
+        open_split(name, "train", root=str(tmp_path), left_out=left_out, image_size=8 * (name == "pacs"))
+
+    assert str(tmp_path) in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -25,12 +25,13 @@ from server_app.build import (
 from server_app.settled import FREE_ON_RESUME, check_same_run
 from strategies.dense import DenseConfig
 from strategies.errors import ComputeError, DataError, OptionError
+from strategies.gatekeeper.config import GatekeeperConfig
 from strategies.method import METHODS, Normalization
 from strategies.options import options_of
 
 
 def test_defaults_cover_every_key_of_the_app_and_of_every_method() -> None:
-    keys = [option.key for option in options_of(AppConfig)]
+    keys = [option.key for option in (*options_of(AppConfig), *options_of(GatekeeperConfig, "gatekeeper"))]
     keys += [option.key for name in METHODS for option in options_of(METHODS[name].config, name)]
 
     assert list(default_settings()) == keys
@@ -176,6 +177,7 @@ def test_a_resumed_run_when_only_places_and_patience_differ_goes_on() -> None:
         "resume": "runs/a",
         "run-dir": "",
         "compute": "in-process",
+        "shards": 4,
         "data.root": "elsewhere",
         "client.state-dir": "elsewhere",
         "min-uploads": 1,

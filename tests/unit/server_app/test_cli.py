@@ -359,7 +359,7 @@ def test_a_replay_that_was_cut_off_goes_on_as_a_replay_only(
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("server_app.replay.replay", interrupt)
+    monkeypatch.setattr("server_app.replay.guarded_replay", interrupt)
     ended = oneshot("replay", run, "--method", "fedens")
     (target,) = set(run.parent.iterdir()) - {run}
 

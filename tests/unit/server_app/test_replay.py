@@ -208,7 +208,7 @@ def test_a_finished_replay_when_resumed_gives_its_result_and_does_no_work(
     def never(*_: object, **__: object) -> None:
         raise AssertionError("the replay works though it is finished")
 
-    monkeypatch.setattr("server_app.replay.replay", never)
+    monkeypatch.setattr("server_app.replay.guarded_replay", never)
 
     assert replayed(run, resume=Path(result["run_dir"])) == json.loads(json.dumps(result))
 

@@ -242,7 +242,8 @@ def test_collect_when_tried_again_names_only_who_is_missing_now(folder: RoundFol
 
 def test_collect_when_an_upload_comes_late_keeps_it_apart(folder: RoundFolder, said: list[str]) -> None:
     grid = FakeGrid({1: named("alice", 1), 2: named("bob", 2)}, delays={2: 10**9})
-    _, found = take(folder, grid, timeout=30.0)
+    phase, found = take(folder, grid, timeout=30.0)
+    phase.close()
     grid._delays[2] = 0
     found.poll()
     assert folder.held() == ["alice", "bob"]
@@ -284,13 +285,13 @@ def test_collect_when_the_account_cannot_be_written_goes_on(
 def test_exchange_poll_when_receiving_fails_has_dropped_the_id() -> None:
     grid = FakeGrid({1: stock(1)})
 
-    def refuse(message: Message) -> None:
+    def refuse(message: Message, node: int) -> bool:
         raise StoreError("the folder is gone")
 
-    never: Callable[[Any], None] = lambda _: pytest.fail("not expected")  # noqa: E731
+    never: Callable[..., None] = lambda *_: pytest.fail("not expected")  # noqa: E731
     found = Exchange(grid, question=REQUEST.message, receive=refuse, lost=never, log=never)
     with pytest.raises(StoreError, match="the folder is gone"):
-        found.wait(1.0, 1, lambda: "")
+        found.wait(1.0, 1, lambda: 0)
     assert found.waiting_for == ()
 
 

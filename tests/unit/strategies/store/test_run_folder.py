@@ -38,6 +38,16 @@ def test_create_writes_what_the_run_is_and_where_it_was_made(run: RunFolder) -> 
     assert info["versions"]["python"] == ".".join(map(str, sys.version_info[:3]))
 
 
+def test_create_makes_its_folder_for_this_user_alone_and_leaves_one_that_is_there(tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared").chmod(0o750)
+    for name in ("runs/own", "shared"):
+        RunFolder.create(tmp_path / name, {}).close()
+
+    made = (tmp_path / "runs" / "own", tmp_path / "shared")
+    assert [oct(folder.stat().st_mode & 0o777) for folder in made] == ["0o700", "0o750"]
+
+
 def test_create_twice_gives_different_ids(tmp_path: Path, run: RunFolder) -> None:
     assert RunFolder.create(tmp_path / "other", {}).id != run.id
 

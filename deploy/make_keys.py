@@ -1,0 +1,235 @@
+"""Makes a federation's keys: one authority, the server's certificate, and a key pair for every node.
+
+    python deploy/make_keys.py keys --server server.example.org --node hospital-a --node hospital-b
+
+writes a folder that says by its shape what goes to which machine::
+
+    keys/authority/ca.key      stays here; signs the server's next certificate
+    keys/server/               ca.crt, server.pem, server.key: to the server
+    keys/hospital-a/           ca.crt, node.key: to that hospital
+    keys/public/               hospital-a.pub, ...: to whoever registers the nodes
+    keys/ca.crt                to every machine; it is no secret
+
+Run again, it adds what is missing and never replaces a file; ``--renew-server`` replaces the server's certificate
+alone, signed by the same authority, so that no node needs a new file. Needs ``cryptography``, which Flower brings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import ipaddress
+import re
+import sys
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+# Flower's own processes on the server speak to it by these.
+LOOPBACK = ("localhost", "127.0.0.1")
+AUTHORITY_DAYS, SERVER_DAYS = 3650, 825
+# What a client may be called, and so what a folder and a file are called here.
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+RESERVED = {"authority", "server", "public"}
+
+Key = ec.EllipticCurvePrivateKey
+
+
+class KeysError(Exception):
+    """What a user can mend; one line."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Make what is asked for and say which file goes where; returns the exit status."""
+    asked = parser().parse_args(arguments)
+    try:
+        made = make(
+            asked.folder, servers=asked.server, nodes=asked.node, days=asked.days, renew_server=asked.renew_server
+        )
+    except (KeysError, OSError) as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    sys.stdout.write("\n".join([*(f"made {path}" for path in made), *_where_to(asked.folder)]) + "\n")
+    return 0
+
+
+def make(folder: Path, *, servers: list[str], nodes: list[str], days: int, renew_server: bool) -> list[Path]:
+    """Make what is missing.
+
+    Args:
+        folder: Where; made if it is not there.
+        servers: Names and addresses by which nodes reach the server; needed where its certificate is to be made.
+        nodes: Names of the nodes.
+        days: How long a new certificate of the server is valid.
+        renew_server: Replace the server's certificate and key.
+
+    Returns:
+        The files written.
+
+    Raises:
+        KeysError: A name is none, or the authority is needed and only half there.
+    """
+    for name in nodes:
+        if not NAME.fullmatch(name) or name in RESERVED:
+            raise KeysError(
+                f"node {name!r}: allowed are names that match {NAME.pattern}, but {', '.join(sorted(RESERVED))}"
+            )
+    made: list[Path] = []
+    _private_folder(folder)
+    if not (ignored := folder / ".gitignore").exists():
+        _write(ignored, b"*\n", private=False)  # no key is ever committed
+    authority = folder / "authority" / "ca.key"
+    certificate = folder / "ca.crt"
+    if not authority.exists() and not certificate.exists():
+        made += _make_authority(authority, certificate)
+    server = folder / "server"
+    if renew_server or not (server / "server.pem").exists():
+        made += _make_server(server, authority, certificate, servers, days)
+    for name in nodes:
+        if not (folder / name / "node.key").exists():
+            made += _make_node(folder / name, folder / "public" / f"{name}.pub")
+    for place in (server, *(folder / name for name in nodes)):
+        if not (place / "ca.crt").exists():
+            made.append(_write(place / "ca.crt", certificate.read_bytes(), private=False))
+    return made
+
+
+def _make_authority(key_file: Path, certificate_file: Path) -> list[Path]:
+    key = ec.generate_private_key(ec.SECP384R1())
+    name = _named("oneshot-fl authority")
+    certificate = (
+        _certificate(name, name, key, AUTHORITY_DAYS)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs_certificates=True), critical=True)
+        .sign(key, hashes.SHA384())
+    )
+    return [
+        _write(key_file, _pem(key), private=True),
+        _write(certificate_file, certificate.public_bytes(serialization.Encoding.PEM), private=False),
+    ]
+
+
+def _make_server(place: Path, key_file: Path, certificate_file: Path, servers: list[str], days: int) -> list[Path]:
+    if not servers:
+        raise KeysError("--server is missing: the name or address by which the nodes reach the server")
+    try:
+        signer = serialization.load_pem_private_key(key_file.read_bytes(), None)
+        authority = x509.load_pem_x509_certificate(certificate_file.read_bytes())
+    except (OSError, ValueError) as error:
+        raise KeysError(f"the authority cannot be read from {key_file} and {certificate_file}: {error}") from error
+    if not isinstance(signer, Key) or signer.public_key() != authority.public_key():
+        raise KeysError(f"{key_file} is not the key of {certificate_file}")
+    key = ec.generate_private_key(ec.SECP384R1())
+    names = list(dict.fromkeys([*servers, *LOOPBACK]))
+    certificate = (
+        _certificate(_named(names[0][:64]), authority.subject, key, days)
+        .add_extension(x509.SubjectAlternativeName([_subject(name) for name in names]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs_certificates=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
+        .sign(signer, hashes.SHA384())
+    )
+    return [
+        _write(place / "server.key", _pem(key), private=True),
+        _write(place / "server.pem", certificate.public_bytes(serialization.Encoding.PEM), private=False),
+    ]
+
+
+def _make_node(place: Path, public_file: Path) -> list[Path]:
+    key = ec.generate_private_key(ec.SECP384R1())  # the curve that Flower asks for, in the form of ssh-keygen
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+    )
+    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    return [
+        _write(place / "node.key", private, private=True),
+        _write(public_file, public + f" {place.name}\n".encode(), private=False),
+    ]
+
+
+def _certificate(subject: x509.Name, issuer: x509.Name, key: Key, days: int) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(hours=1))  # clocks differ
+        .not_valid_after(now + datetime.timedelta(days=days))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    )
+
+
+def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates, key_cert_sign=signs_certificates, crl_sign=signs_certificates,
+        content_commitment=False, key_encipherment=False, data_encipherment=False, key_agreement=False,
+        encipher_only=False, decipher_only=False,
+    )  # fmt: skip
+
+
+def _named(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+
+def _subject(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        pass  # then it is a name
+    if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?", name):
+        raise KeysError(f"--server {name!r}: allowed is a host's name or its address, without a port")
+    return x509.DNSName(name)
+
+
+def _pem(key: Key) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def _private_folder(folder: Path) -> None:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def _write(file: Path, content: bytes, *, private: bool) -> Path:
+    """Write a file as a whole, with its mode from the first byte on."""
+    _private_folder(file.parent)
+    temporary = file.with_name(f".{file.name}.new")
+    temporary.unlink(missing_ok=True)
+    temporary.touch(mode=0o600 if private else 0o644)
+    temporary.write_bytes(content)
+    return temporary.replace(file)
+
+
+def _where_to(folder: Path) -> list[str]:
+    certificate = x509.load_pem_x509_certificate((folder / "server" / "server.pem").read_bytes())
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    nodes = sorted(path.parent for path in folder.glob("*/node.key"))
+    return [
+        f"the server is known as {', '.join(str(name.value) for name in names)}",
+        f"its certificate ends on {certificate.not_valid_after_utc:%Y-%m-%d}; renew it before: --renew-server",
+        f"to the server:        {folder / 'server'}, {folder / 'public'}",
+        *(f"to {node.name}: {node}" for node in nodes),
+        f"stays here, offline:  {folder / 'authority'}",
+    ]
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    flags = argparse.ArgumentParser(description="Make a federation's certificates and node keys; replaces nothing.")
+    flags.add_argument("folder", type=Path, help="where they go; made if it is not there")
+    flags.add_argument("--server", action="append", default=[], help="name or address of the server; repeatable")
+    flags.add_argument("--node", action="append", default=[], help="name of a node; repeatable")
+    flags.add_argument("--days", type=int, default=SERVER_DAYS, help=f"validity of the certificate: {SERVER_DAYS}")
+    flags.add_argument("--renew-server", action="store_true", help="replace the server's certificate and key")
+    return flags
+
+
+if __name__ == "__main__":
+    sys.exit(main())

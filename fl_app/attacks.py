@@ -1,0 +1,130 @@
+"""Simulated attackers: which clients misbehave in a run, and how. For research on robustness.
+
+Sources: the backdoor is BadNets' pattern of bright pixels (Gu, Dolan-Gavitt, Garg, BadNets: Identifying
+    Vulnerabilities in the Machine Learning Model Supply Chain, 2017, https://arxiv.org/abs/1708.06733); training on
+    flipped labels is the data poisoning of Tolpegin, Truex, Gursoy, Liu, Data Poisoning Attacks Against Federated
+    Learning Systems, ESORICS 2020, https://arxiv.org/abs/2007.08432.
+Symbols: C -> num_classes; y -> a label.
+Where: the trigger -> triggered; y -> (C - 1) - y and the poisoned share -> client_app.attacking.
+Deviations: Tolpegin et al. flip one class into another; here every label y becomes (C - 1) - y, which aims at no class.
+    BadNets adds poisoned copies to the training set; here they take the place of their originals, so that the number
+    of examples stays what it is. What the paper leaves open: the pattern is a square of an eighth of the image's side,
+    at least 3 pixels, in the lower right corner, white in every channel.
+
+What each kind does: :data:`KINDS`. What an attacker says of itself, its number of examples and its label counts, is
+always that of its true data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from strategies.errors import OptionError
+from strategies.options import check, option
+
+if TYPE_CHECKING:
+    import torch
+
+# Kind -> what an attacker uploads.
+KINDS: Mapping[str, str] = {
+    "none": "what it trained",
+    "random": "weights drawn anew, by a seed of their own, and trained on nothing",
+    "label-flip": "a model trained on labels y -> (C - 1) - y",
+    "scale": "an honestly trained model whose weights, and buffers of real numbers, are multiplied by attack.factor",
+    "copy": "the upload of the next client, in order, that is no attacker, bit for bit, under its own name and facts",
+    "backdoor": "a model trained on images of which a share bears a trigger and the label attack.target",
+}
+# Only these change the examples and leave the training as it is, so that every kind of training can have them.
+POISONING = ("label-flip", "backdoor")
+
+SHARE_OF_SIDE, SMALLEST, WHITE = 8, 3, 255
+
+
+@dataclass(frozen=True)
+class AttackConfig:
+    """Which clients are simulated attackers, and what they do; a client obeys its own name alone."""
+
+    kind: str = option("none", "what the clients of attack.clients do instead of training", choices=tuple(KINDS))
+    clients: str = option("", "comma-separated names of the clients that are simulated attackers")
+    factor: float = option(10.0, "what the weights are multiplied by, of scale")
+    target: int = option(0, "class that images with the trigger are labelled as, of backdoor", low=0)
+    poisoned: float = option(
+        0.3, "share of an attacker's training images that get the trigger, of backdoor", above=0.0, high=1.0
+    )
+
+    def __post_init__(self) -> None:
+        """Check every value, and those that belong together."""
+        check(self, "attack")
+        if self.kind != "none" and not self.names():
+            raise OptionError(
+                f"setting 'attack.kind' is {self.kind!r} and 'attack.clients' {self.clients!r}: allowed are names of "
+                "clients, separated by commas"
+            )
+        if self.kind == "none" and self.clients:
+            raise OptionError(
+                f"setting 'attack.clients' is {self.clients!r} and 'attack.kind' 'none': allowed are "
+                f"{', '.join(KINDS)}, and no names with none"
+            )
+
+    def names(self) -> tuple[str, ...]:
+        """Return the attackers' names, each once."""
+        return tuple(dict.fromkeys(name.strip() for name in self.clients.split(",") if name.strip()))
+
+    def of(self, client: str) -> str:
+        """Return what one client does, a key of :data:`KINDS`; ``"none"`` for an honest one."""
+        return self.kind if client in self.names() else "none"
+
+    def described(self) -> str:
+        """Return the attack in a few words; empty without one."""
+        details = {
+            "scale": f", factor {self.factor:g}",
+            "backdoor": f", target {self.target}, {100 * self.poisoned:g} % of the images",
+        }
+        return "" if self.kind == "none" else f"{self.kind}{details.get(self.kind, '')}, by {', '.join(self.names())}"
+
+    def check_classes(self, num_classes: int) -> None:
+        """Refuse a target that is no class.
+
+        Raises:
+            OptionError: Names the setting, its value and what is allowed.
+        """
+        if self.kind == "backdoor" and self.target >= num_classes:
+            raise OptionError(f"setting 'attack.target' is {self.target}: allowed is 0 to {num_classes - 1}")
+
+    def check_clients(self, known: Sequence[str]) -> None:
+        """Refuse attackers that a simulation does not have.
+
+        Args:
+            known: The names of all clients.
+
+        Raises:
+            OptionError: Names them, or says that no honest client is left to copy.
+        """
+        strangers = [name for name in self.names() if name not in known]
+        if strangers:
+            raise OptionError(
+                f"setting 'attack.clients' names {', '.join(strangers)}: allowed in this simulation are "
+                f"{known[0]} to {known[-1]}"
+            )
+        if self.kind == "copy" and set(known) <= set(self.names()):
+            raise OptionError(
+                f"setting 'attack.clients' is {self.clients!r}: allowed with 'attack.kind' 'copy' are all clients but "
+                "one, whose upload is copied"
+            )
+
+
+def triggered(images: torch.Tensor) -> torch.Tensor:
+    """Return images with the trigger: a white square in the lower right corner.
+
+    Args:
+        images: uint8 [N, ch, H, W]; left unchanged.
+
+    Returns:
+        uint8 [N, ch, H, W].
+    """
+    side = max(SMALLEST, images.shape[-1] // SHARE_OF_SIDE)
+    marked = images.clone()
+    marked[..., -side:, -side:] = WHITE
+    return marked

@@ -1,0 +1,127 @@
+"""What a node says of itself: on its SuperNode's command line, or in a file that a simulation plays; loads no torch.
+
+A file is what ``flower-supernode --node-config`` takes: TOML, one table of these keys. In a deployment every node has
+its own; a rehearsal, ``client.nodes``, lets simulated client i be the i-th file of a folder.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from strategies.errors import OptionError
+from strategies.options import read_toml
+
+# What a node may say, and as what kind of value.
+KEYS: Mapping[str, type] = {
+    "client": str,
+    "partition-id": int,
+    "num-partitions": int,
+    "data-root": str,
+    "checkpoint": str,
+    "architecture": str,
+    "max-ensemble-mib": float,
+}
+PATHS = ("data-root", "checkpoint")
+WORDS = {str: "a text", int: "a whole number", float: "a number"}
+
+# Set by `oneshot run` for the processes that it starts: the number of clients that it simulates.
+SUPERNODES_VARIABLE = "ONESHOT_NUM_SUPERNODES"
+
+
+def node_facts(node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a node says of itself.
+
+    Args:
+        node_config: As Flower hands it over: in a simulation the partition alone.
+        run_config: The run's flat settings.
+
+    Raises:
+        OptionError: A key or a value is not allowed, or "client.nodes" is set for a node that is no simulated one.
+    """
+    place = str(run_config.get("client.nodes", ""))
+    if not place:
+        return checked_facts(node_config, "the node's config")
+    if SUPERNODES_VARIABLE not in os.environ or set(node_config) != {"partition-id", "num-partitions"}:
+        raise OptionError(refused_in_deployment(place))
+    nodes, number = read_nodes(Path(place)), int(node_config["partition-id"])
+    if number >= len(nodes):
+        raise OptionError(f"setting 'client.nodes' is {place!r}, which has {len(nodes)} nodes: node {number} is none")
+    return nodes[number]
+
+
+def refused_in_deployment(place: str) -> str:
+    """Return the line for a server or a client that finds "client.nodes" where nothing is simulated."""
+    return (
+        f"setting 'client.nodes' is {place[:200]!r}: allowed with `oneshot run`, which simulates these nodes; "
+        "elsewhere a node is what its own flower-supernode --node-config says"
+    )
+
+
+def read_nodes(place: Path) -> list[dict[str, Any]]:
+    """Read the nodes of a rehearsal.
+
+    Args:
+        place: A TOML file with one node, or a folder of such files, taken in the order of their names.
+
+    Returns:
+        What each node says; relative paths are those beside its file.
+
+    Raises:
+        OptionError: There is no such file, it is not TOML, a key or value is not allowed, a node has neither data nor
+            a checkpoint, or two have one name.
+    """
+    files = [place] if place.suffix == ".toml" else sorted(place.glob("*.toml"))
+    if not files:
+        raise OptionError(f"setting 'client.nodes' is {str(place)!r}: allowed is a .toml file, or a folder of some")
+    nodes = [_read(file) for file in files]
+    named: dict[str, Path] = {}
+    for file, facts in zip(files, nodes, strict=True):
+        if not facts.keys() & {"partition-id", "data-root", "checkpoint"}:
+            raise OptionError(
+                f"{file} names no examples and no model: allowed is partition-id, data-root or checkpoint"
+            )
+        name = client_name(facts)
+        if name in named:
+            raise OptionError(
+                f"{named[name]} and {file} are both client {name!r}: allowed is a name of its own for each"
+            )
+        named[name] = file
+    return nodes
+
+
+def checked_facts(facts: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return a node's facts.
+
+    Raises:
+        OptionError: A key is unknown, or a value not of its kind.
+    """
+    for key, value in facts.items():
+        if key not in KEYS:
+            raise OptionError(f"{where} has {key[:80]!r}: allowed are {', '.join(KEYS)}")
+        kind = KEYS[key]
+        if not isinstance(value, (int, float) if kind is float else kind) or isinstance(value, bool):
+            raise OptionError(f"{where}: {key} is {str(value)[:80]!r}: allowed is {WORDS[kind]}")
+    return dict(facts)
+
+
+def client_name(facts: Mapping[str, Any]) -> str:
+    """Return a node's stable name: the one in its config, else that of its partition."""
+    partition_id = facts.get("partition-id", 0)
+    return str(facts.get("client", f"client-{partition_id:03d}" if isinstance(partition_id, int) else "client"))
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        table = read_toml(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise OptionError(f"node config {file} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise OptionError(f"node config {file} is not TOML: {error}") from error
+    facts = checked_facts(table, f"node config {file}")
+    for key in PATHS:
+        if facts.get(key):
+            facts[key] = str(file.parent.absolute() / Path(facts[key]).expanduser())
+    return facts

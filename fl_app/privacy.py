@@ -1,0 +1,103 @@
+"""Differential privacy of what a client sends: its settings, and what can be trained under it.
+
+Paper: Abadi et al., Deep Learning with Differential Privacy, CCS 2016, https://arxiv.org/abs/1607.00133 (DP-SGD).
+Symbols: (epsilon, delta) -> epsilon, delta; C -> clip.
+Where: the training -> client_app.private_training.
+Deviations: none here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from strategies.errors import OptionError
+from strategies.options import Scalar, check, option
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from fl_app.config import ClientConfig
+
+Shape = tuple[int, int, int]
+
+# Field of ClientConfig -> what it has to be, and why.
+WANTED: Mapping[str, tuple[Scalar, str]] = {
+    "share_label_counts": (False, "they are counted without noise"),
+    "loss": ("cross-entropy", "another loss looks at the label counts"),
+    "sam_rho": (0.0, "its second gradient is not accounted for"),
+    "checkpoint": ("", "nobody knows what a checkpoint tells"),
+}
+
+
+@dataclass(frozen=True)
+class PrivacyConfig:
+    """How much one example may change what its client sends, in one run."""
+
+    epsilon: float = option(0.0, "budget of differential privacy of a client's examples; 0 = no privacy", low=0.0)
+    delta: float = option(1e-5, "delta of the budget; less than 1 / examples of a client", above=0.0, high=0.1)
+    clip: float = option(1.0, "largest norm of one example's gradient; takes the place of client.clip", above=0.0)
+
+    def __post_init__(self) -> None:
+        """Check every value."""
+        check(self, "privacy")
+
+    @property
+    def on(self) -> bool:
+        """Whether clients train privately."""
+        return self.epsilon > 0
+
+    def check_client(self, client: ClientConfig) -> None:
+        """Refuse local training that would tell more than the budget allows.
+
+        Raises:
+            OptionError: Names the setting, its value, what is allowed and why.
+        """
+        for field, (wanted, why) in WANTED.items() if self.on else ():
+            if (value := getattr(client, field)) != wanted:
+                raise OptionError(
+                    f"setting 'client.{field.replace('_', '-')}' is {value!r}: allowed with 'privacy.epsilon' "
+                    f"{self.epsilon:g} is {wanted!r}; {why}"
+                )
+
+    def described(self) -> str:
+        """Return the guarantee in one line; empty without one."""
+        if not self.on:
+            return ""
+        return (
+            f"each client's upload is ({self.epsilon:g}, {self.delta:g})-differentially private in its examples "
+            f"(DP-SGD, clip {self.clip:g}); its number of examples is public"
+        )
+
+
+def mixes_examples(model: nn.Module) -> bool:
+    """Say whether a model has batch normalisation, by which examples of one batch see each other."""
+    from torch.nn.modules.batchnorm import _BatchNorm
+
+    return any(isinstance(module, _BatchNorm) for module in model.modules())
+
+
+def check_architecture(name: str, num_classes: int, input_shape: Shape) -> None:
+    """Refuse an architecture that cannot be trained privately.
+
+    Args:
+        name: Its key in the zoo.
+        num_classes: C.
+        input_shape: (ch, H, W).
+
+    Raises:
+        OptionError: Names it, and those that fit.
+    """
+    import torch
+
+    from fl_app.models import build, builders
+
+    with torch.random.fork_rng(devices=[]):
+        if not mixes_examples(build(name, num_classes=num_classes, input_shape=input_shape)):
+            return
+        fitting = [key for key, make in builders(num_classes, input_shape).items() if not mixes_examples(make())]
+    raise OptionError(
+        f"architecture {name!r} has batch normalisation, by which one example changes the gradients of others: allowed "
+        f"with 'privacy.epsilon' are {', '.join(fitting)}"
+    )

@@ -1,0 +1,166 @@
+"""Data, models and checkpoints: whether they are here, can be read, and belong together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+from pathlib import Path
+
+from fl_app.checkpoints import read_checkpoint
+from fl_app.data import Split, clients_share, data_root, open_split, partition
+from fl_app.models import builders
+from server_app.build import Settings
+from server_app.doctor.findings import Finding
+from server_app.doctor.node import NodeConfig
+from strategies.errors import DataError, OneShotError, OptionError, UploadError
+from strategies.upload_checks import Signature, Signatures, check_finite, check_keys, some
+
+_TRIED = 8
+
+
+def opened(settings: Settings, half: str, root: str = "") -> Split:
+    """Open a half of the configured data set, without a download.
+
+    Raises:
+        DataError: It is not there; says how to get it.
+        OptionError: A setting does not fit it.
+    """
+    data = settings.app.data
+    place = root or data.root
+    return open_split(data.name, half, root=place, image_size=data.image_size, left_out=data.left_out, download=False)
+
+
+def server_data(settings: Settings) -> Iterator[Finding]:
+    """Open the test half of the data set, which the server tests everything on, and read some of it."""
+    name = f"data {settings.app.data.name}, test half"
+    yield from _readable(settings, "test", name, "")
+    if settings.app.data.proxy:
+        yield from _readable(settings, "train", f"data {settings.app.data.name}, the server's share", "")
+
+
+def node_data(settings: Settings, node: NodeConfig) -> Iterator[Finding]:
+    """Open the training half of the node's data set, count the node's own part and read some of it."""
+    name = f"data {settings.app.data.name}, training half"
+    root = str(node.facts.get("data-root", ""))
+    if node.facts.get("checkpoint") and not node.has_data:
+        yield Finding("skipped", name, "this node uploads a checkpoint and has no data")
+        return
+    yield from _readable(settings, "train", name, root, node)
+
+
+def architectures(names: tuple[str, ...], split: Split | None) -> Iterator[Finding]:
+    """Look whether the server's zoo has these architectures, and whether they take the data set's examples."""
+    if split is None:
+        yield Finding("skipped", "architectures", "the shape of the examples is known once the data can be read")
+        return
+    known = builders(split.num_classes, split.input_shape)
+    for name in dict.fromkeys(names):
+        check = f"architecture {name}"
+        shape = f"{split.num_classes} classes, examples of {split.input_shape}"
+        if name in known:
+            yield Finding("ok", check, f"known to the server; takes {shape}")
+        else:
+            fix = f"set model.name (or the node's architecture) to one of {', '.join(known)}"
+            yield Finding("error", check, "not in the zoo, or it does not take such examples", shape, fix)
+
+
+def checkpoint(path: Path, architecture: str, split: Split | None) -> Iterator[Finding]:
+    """Read a node's checkpoint, and compare it with the architecture that it says it is.
+
+    Args:
+        path: The file.
+        architecture: Its architecture.
+        split: A half of the data set; None if it cannot be opened here: then only the file is read.
+    """
+    name = f"checkpoint {path.name}"
+    try:
+        state = read_checkpoint(path)
+    except UploadError as error:
+        yield Finding("error", name, str(error), fix="put the file there, or name it in the node's config (checkpoint)")
+        return
+    size = sum(value.nbytes for value in state.values()) / 2**20
+    if split is None:
+        fix = "give the data set's settings by --run-config, or the data's folder, to compare it with its architecture"
+        yield Finding("skipped", name, f"{path}: {len(state)} tensors, {size:.1f} MiB; of {architecture}?", fix=fix)
+        return
+    known = builders(split.num_classes, split.input_shape)
+    if architecture not in known:
+        yield Finding("skipped", name, f"{path}: {len(state)} tensors, {size:.1f} MiB; {architecture!r} is not known")
+        return
+    wanted = Signatures(known)[architecture]
+    try:
+        check_keys(state, wanted, architecture, "its tensors")
+        misfits = _misfits({key: (tuple(value.shape), value.dtype) for key, value in state.items()}, wanted)
+        if misfits:
+            raise UploadError(f"its tensors do not fit architecture {architecture!r}: {some(misfits, 120)}")
+        for key, value in state.items():
+            check_finite(value.detach().numpy(), f"tensor {key!r}")
+    except UploadError as error:
+        fix = f"name the architecture it is of (architecture), or a checkpoint of {architecture} for this data set"
+        yield Finding("error", name, f"{path}: {error}", "what the server will accept", fix)
+    else:
+        yield Finding("ok", name, f"{path}: {len(state)} tensors, {size:.1f} MiB, fit {architecture}")
+
+
+def model_bytes(split: Split, names: tuple[str, ...]) -> dict[str, int]:
+    """Return the bytes of an upload of each architecture that takes the data set's examples."""
+    signatures = Signatures(builders(split.num_classes, split.input_shape))
+    return {name: upload_bytes(signatures[name]) for name in dict.fromkeys(names) if name in signatures}
+
+
+def upload_bytes(signature: Signature) -> int:
+    """Return the bytes of the values of a model."""
+    import torch
+
+    return sum(prod(shape) * getattr(torch, dtype).itemsize for shape, dtype in signature.values())
+
+
+def _misfits(found: dict[str, tuple[tuple[int, ...], object]], wanted: Signature) -> list[str]:
+    said = {key: (shape, str(dtype).removeprefix("torch.")) for key, (shape, dtype) in found.items()}
+    return [
+        f"{key} is {said[key][1]}{list(said[key][0])}, expected is {dtype}{list(shape)}"
+        for key, (shape, dtype) in wanted.items()
+        if said[key] != (shape, dtype)
+    ]
+
+
+def _readable(settings: Settings, half: str, name: str, root: str, node: NodeConfig | None = None) -> Iterator[Finding]:
+    where = data_root(root or settings.app.data.root)
+    key = "data-root in the node's config" if node is not None else "data.root by --run-config"
+    fix = f"put the data set there, or name its folder: {key}, or ONESHOT_DATA"
+    try:
+        split = opened(settings, half, root)
+        positions = range(len(split.labels)) if node is None else _own(settings, split, node)
+        split.take(list(positions)[:_TRIED])
+    except (DataError, OptionError) as error:
+        yield Finding("error", name, str(error), f"the data set, under {where}", fix)
+        return
+    count = f"{len(split.labels)} examples of {split.num_classes} classes"
+    if node is not None:
+        count = f"{len(positions)} of {count} are this node's"
+    place = "embedded in scikit-learn" if settings.app.data.name == "digits" else f"under {where}"
+    yield Finding("ok", name, f"{count}, {place}")
+
+
+def _own(settings: Settings, split: Split, node: NodeConfig) -> list[int]:
+    app = settings.app
+    shared = clients_share(split, seed=app.seed, limit=app.data.limit, proxy=app.data.proxy)
+    parts = partition(
+        split.labels[shared].numpy(),
+        app.data.partition_spec(),
+        num_clients=node.num_partitions,
+        num_classes=split.num_classes,
+        seed=app.seed,
+        domains=None if split.domains is None else split.domains[shared].numpy(),
+    )
+    return [int(shared[position]) for position in parts[node.partition_id]]
+
+
+def split_of(settings: Settings, halves: tuple[str, ...], root: str = "") -> Split | None:
+    """Return a half of the data set that can be opened here, for its shape and classes; None if none can."""
+    for half in halves:
+        try:
+            return opened(settings, half, root)
+        except (OneShotError, OSError):
+            continue
+    return None

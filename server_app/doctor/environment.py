@@ -1,0 +1,152 @@
+"""The environment of the processes to come: variables, proxies, limits, folders, and what runs here already."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import urllib.request
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import psutil
+
+from server_app.doctor.findings import Finding, Level
+
+INSTALLATION = "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"
+_SUPERLINK = "in the shell, or the unit, that starts flower-superlink"
+_SUPERNODE = "in the shell, or the unit, that starts flower-supernode"
+# Variable, its value, what it is about, what happens without it, of which role it is.
+_VARIABLES = (
+    (
+        INSTALLATION,
+        "1",
+        "runtime installation",
+        "Flower installs PyTorch anew for every run, and without a network the run fails",
+        "server",
+    ),
+    ("MALLOC_ARENA_MAX", "1", "memory arenas", "large blocks of memory are cleared again in every step", "server"),
+    ("RAY_USAGE_STATS_ENABLED", "0", "Ray's reports", "Ray reports its use to its makers", "server"),
+    ("FLWR_TELEMETRY_ENABLED", "0", "Flower's reports", "Flower reports its use to its makers", ""),
+    (
+        "FLWR_DISABLE_UPDATE_CHECK",
+        "1",
+        "update check",
+        "Flower asks for updates, and without a network waits for seconds",
+        "",
+    ),
+)
+_PROGRAMS = (
+    "flower-superlink", "superlink.py", "flower-supernode", "flower-superexec", "flwr-simulation", "raylet",
+    "gcs_server",
+)  # fmt: skip
+
+
+def variables(role: str, environ: Mapping[str, str] | None = None) -> Iterator[Finding]:
+    """Look at the environment variables of a role.
+
+    Args:
+        role: ``"server"`` or ``"node"``; another one has those of every machine.
+        environ: The environment; None for that of this process.
+    """
+    given = os.environ if environ is None else environ
+    where = _SUPERLINK if role == "server" else _SUPERNODE
+    for name, value, about, without, of in _VARIABLES:
+        if of not in ("", role):
+            continue
+        found = given.get(name)
+        if found == value:
+            yield Finding("ok", about, f"{name}={value}")
+            continue
+        level: Level = "error" if name == INSTALLATION else "warning"
+        said = f"{name} is {'not set' if found is None else repr(found)}: {without}"
+        yield Finding(level, about, said, fix=f"export {name}={value} {where}; ask again there")
+
+
+def proxies(host: str, found: Mapping[str, str] | None = None) -> Iterator[Finding]:
+    """Look for a proxy that would catch the way to the SuperLink; Flower's client heeds these variables.
+
+    Args:
+        host: The SuperLink's.
+        found: Scheme -> proxy; None for those of this process's environment.
+    """
+    caught = urllib.request.getproxies() if found is None else found
+    using = {scheme: proxy for scheme, proxy in caught.items() if scheme in ("http", "https", "all")}
+    if not using or urllib.request.proxy_bypass(host):
+        yield Finding("ok", "proxies", f"none is in the way to {host}")
+        return
+    shown = ", ".join(f"{scheme} by {_without_password(proxy)}" for scheme, proxy in sorted(using.items()))
+    fix = f"export NO_PROXY={host},$NO_PROXY {_SUPERNODE}, unless the proxy is the only way out"
+    yield Finding("warning", "proxies", f"the way to {host} is through a proxy: {shown}", "none", fix)
+
+
+def open_files(clients: int, limit: int | None = None) -> Iterator[Finding]:
+    """Look at how many files and connections a process may hold.
+
+    Args:
+        clients: Nodes that are expected.
+        limit: The limit; None for that of this process.
+    """
+    if limit is None:
+        try:
+            import resource
+        except ImportError:  # no such limit on this system
+            yield Finding("skipped", "open files", "this system tells no limit")
+            return
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        limit = 2**31 if limit == resource.RLIM_INFINITY else limit
+    needed = 256 + 8 * clients
+    fix = "" if limit >= needed else f"ulimit -n {needed} {_SUPERLINK}, or LimitNOFILE={needed} in its unit"
+    level: Level = "ok" if limit >= needed else "warning"
+    yield Finding(level, "open files", f"{limit} per process", f"at least {needed} for {clients} clients", fix)
+
+
+def writable(folder: Path, what: str, fix: str) -> Iterator[Finding]:
+    """Write a file where a folder is, or will be made, and remove it again.
+
+    Args:
+        folder: The folder; need not exist.
+        what: What it is.
+        fix: What to do if nothing can be written there.
+    """
+    there = existing(folder)
+    try:
+        with tempfile.TemporaryFile(dir=there) as file:
+            file.write(b"x")
+    except OSError as error:
+        yield Finding("error", what, f"{folder}: cannot be written ({there}: {error.strerror})", fix=fix)
+    else:
+        yield Finding("ok", what, f"{folder} can be written")
+
+
+def existing(path: Path) -> Path:
+    """Return the path, or the nearest folder above it that exists."""
+    path = path.expanduser().absolute()
+    return next(folder for folder in (path, *path.parents) if folder.exists())
+
+
+def left_overs(processes: Iterable[psutil.Process] | None = None) -> Iterator[Finding]:
+    """Name SuperLinks, SuperNodes and Rays that run here; they may be this deployment's own, so nothing ends them.
+
+    Args:
+        processes: Those of the machine; None to list them.
+    """
+    found: dict[str, list[int]] = {}
+    for process in psutil.process_iter() if processes is None else processes:
+        try:
+            words = [Path(word).name for word in [process.name(), *process.cmdline()[:2]]]
+        except psutil.Error:
+            continue
+        for program in _PROGRAMS:
+            if program in words:
+                found.setdefault(program, []).append(process.pid)
+    if not found:
+        yield Finding("ok", "other runs", "no SuperLink, SuperNode or Ray runs here")
+        return
+    shown = "; ".join(f"{name} (process {', '.join(map(str, pids[:6]))})" for name, pids in sorted(found.items()))
+    fix = "if they are this deployment's, nothing; else end them by their process id"
+    yield Finding("warning", "other runs", f"run here: {shown}", "none of other runs", fix)
+
+
+def _without_password(proxy: str) -> str:
+    scheme, mark, rest = proxy.partition("://")
+    return f"{scheme}{mark}{rest.rpartition('@')[2]}" if mark else proxy.rpartition("@")[2]

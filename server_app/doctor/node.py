@@ -1,0 +1,120 @@
+"""What a node's config says, read as Flower reads it, and whether it makes sense."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fl_app.node_config import KEYS, WORDS, client_name
+from server_app.doctor.findings import Finding
+from strategies.errors import OptionError
+from strategies.options import read_toml
+from strategies.upload_checks import CLIENT_NAME
+
+# Flower's own expression for one pair.
+_PAIR = re.compile(r"(\S+?)=(\'[^\']*\'|\"[^\"]*\"|\S+)")
+
+
+@dataclass(frozen=True)
+class NodeConfig:
+    """A node's config.
+
+    Attributes:
+        facts: Its keys that make sense, with their values.
+        findings: What does not make sense.
+    """
+
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    findings: tuple[Finding, ...] = ()
+
+    @classmethod
+    def of(cls, given: str) -> NodeConfig:
+        """Read a TOML file, or pairs as ``flower-supernode --node-config`` takes them.
+
+        Raises:
+            OptionError: The file cannot be read, or the text is not TOML.
+        """
+        facts: dict[str, Any] = {}
+        findings = []
+        for key, value in _values(given).items():
+            wrong = _misfit(key, value)
+            if wrong is None:
+                facts[key] = value
+            else:
+                findings.append(wrong)
+        return cls(facts, (*findings, *_together(facts)))
+
+    @property
+    def client(self) -> str:
+        """The node's name; by default that of its partition."""
+        return client_name(self.facts)
+
+    @property
+    def partition_id(self) -> int:
+        """Which part of the training set is its own."""
+        return int(self.facts.get("partition-id", 0))
+
+    @property
+    def num_partitions(self) -> int:
+        """Among how many the training set is divided."""
+        return int(self.facts.get("num-partitions", 1))
+
+    @property
+    def has_data(self) -> bool:
+        """Whether it holds examples; a node with a checkpoint need not."""
+        return "partition-id" in self.facts or "data-root" in self.facts
+
+    def look(self) -> Iterator[Finding]:
+        """Return what was found."""
+        yield from self.findings
+        if "client" not in self.facts and not self.findings:
+            fix = 'client="hospital-a", say; two nodes of one name are one to the server'
+            found = f"no client: it will be called {self.client}"
+            yield Finding("warning", "node config", found, "a name of its own", fix)
+        elif not self.findings:
+            shown = ", ".join(f"{key}={value}" for key, value in self.facts.items())
+            yield Finding("ok", "node config", shown)
+
+
+def _values(given: str) -> dict[str, Any]:
+    if given.endswith(".toml"):
+        try:
+            return read_toml(Path(given).expanduser().read_text(encoding="utf-8"))
+        except OSError as error:
+            raise OptionError(f"node config {given} cannot be read: {error.strerror}") from error
+        except ValueError as error:
+            raise OptionError(f"node config {given} is not TOML: {error}") from error
+    try:
+        return read_toml("\n".join(f"{key} = {value}" for key, value in _PAIR.findall(given)))
+    except ValueError as error:
+        raise OptionError(
+            f"node config {given[:200]!r} cannot be read: {error}; allowed are key=value pairs, texts in quotes, "
+            'as client="hospital-a" partition-id=0'
+        ) from error
+
+
+def _misfit(key: str, value: Any) -> Finding | None:
+    name = f"node config {key}"
+    if key not in KEYS:
+        return Finding("error", name, f"{key!r} is no key that the app reads", ", ".join(KEYS), "mend its spelling")
+    kind = KEYS[key]
+    fits = isinstance(value, int | float if kind is float else kind) and not isinstance(value, bool)
+    if not fits:
+        fix = f'write it in quotes: {key}="{value}"' if kind is str else f"write {key}={kind(1)}, say, without quotes"
+        return Finding("error", name, repr(value), WORDS[kind], fix)
+    if key == "client" and not CLIENT_NAME.fullmatch(value):
+        return Finding("error", name, f"{value[:80]!r}", f"a name that matches {CLIENT_NAME.pattern}", "rename it")
+    if kind is not str and value < (key == "num-partitions"):
+        return Finding("error", name, f"{value}", "0 or more, num-partitions 1 or more", "mend the number")
+    return None
+
+
+def _together(facts: Mapping[str, Any]) -> Iterator[Finding]:
+    part, parts = facts.get("partition-id", 0), facts.get("num-partitions", 1)
+    if part >= parts:
+        needed = f"partition-id from 0 to {parts - 1}"
+        fix = "mend one of the two; partition-id=0 num-partitions=1 is the whole data set"
+        yield Finding("error", "node config", f"partition-id={part} of num-partitions={parts}", needed, fix)

@@ -1,0 +1,211 @@
+"""Certificates and keys as Flower takes them: the server's certificate, its key and its CA, and a node's own key."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtensionOID
+
+from server_app.doctor.findings import Finding
+from strategies.errors import OptionError
+
+SOON = timedelta(days=30)
+MAKE = "make new ones with deploy/make_keys.py, or take those that were made for this machine"
+# All that Flower 1.41 lets a node register with.
+CURVES = (ec.SECP192R1, ec.SECP224R1, ec.SECP256R1, ec.SECP384R1, ec.SECP521R1)
+_NAMES = ("ca.crt", "server.pem", "server.key")
+
+
+@dataclass(frozen=True)
+class ServerFiles:
+    """What the SuperLink gets as --ssl-ca-certfile, --ssl-certfile and --ssl-keyfile."""
+
+    ca: Path
+    certificate: Path
+    key: Path
+
+    @classmethod
+    def of(cls, given: str) -> ServerFiles:
+        """Read the option: a folder with the usual names, or the three files, divided by commas.
+
+        Raises:
+            OptionError: It is neither.
+        """
+        parts = [Path(part.strip()).expanduser() for part in given.split(",")]
+        if len(parts) == 1:
+            return cls(*(parts[0] / name for name in _NAMES))
+        if len(parts) != len(_NAMES):
+            raise OptionError(
+                f"--certificates is {given!r}: allowed are a folder that holds {', '.join(_NAMES)}, or these three "
+                "files divided by commas"
+            )
+        return cls(*parts)
+
+
+def server_certificate(files: ServerFiles, names: tuple[str, ...], now: datetime | None = None) -> Iterator[Finding]:
+    """Look at the server's certificate: its dates, its names, its CA, its key.
+
+    Args:
+        files: The three files.
+        names: Hosts or addresses under which nodes reach the server; empty if they are not known.
+        now: The time; None for the clock's.
+    """
+    now = now or datetime.now(UTC)
+    ca, own = _certificate(files.ca), _certificate(files.certificate)
+    for path, found in ((files.ca, ca), (files.certificate, own)):
+        yield _dates(path, found, now) if isinstance(found, x509.Certificate) else found
+    if not isinstance(ca, x509.Certificate) or not isinstance(own, x509.Certificate):
+        return
+    yield _issued(files, ca, own)
+    yield _names_of(files.certificate, own, names)
+    yield from _loopback(files.certificate, own)
+    yield from _server_key(files, own)
+
+
+def root_certificate(path: Path, now: datetime | None = None) -> Iterator[Finding]:
+    """Look at the CA's certificate that a node was given.
+
+    Args:
+        path: What flower-supernode gets as --root-certificates.
+        now: The time; None for the clock's.
+    """
+    found = _certificate(path)
+    yield _dates(path, found, now or datetime.now(UTC)) if isinstance(found, x509.Certificate) else found
+
+
+def node_key(path: Path) -> Iterator[Finding]:
+    """Look at a node's private key, which Flower reads as an OpenSSH key of a NIST curve without a password."""
+    name, wanted = f"node key {path.name}", "an OpenSSH private key, of a NIST curve, without a password"
+    make = f"ssh-keygen -t ecdsa -b 384 -N '' -f {path.name} (or deploy/make_keys.py), then register its .pub again"
+    data = _read(path, name)
+    if isinstance(data, Finding):
+        yield data
+        return
+    try:
+        key = serialization.load_ssh_private_key(data, None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        what = "a PEM key, no OpenSSH key" if b"BEGIN" in data[:40] and b"OPENSSH" not in data[:40] else str(error)
+        what = "a public key" if data.startswith(b"ecdsa-") else what
+        yield Finding("error", name, f"{path}: {what}", wanted, make)
+        return
+    curve = key.curve.name if isinstance(key, ec.EllipticCurvePrivateKey) else type(key).__name__.strip("_")
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, CURVES):
+        yield Finding("error", name, f"{path}: a key of {curve}", wanted, make)
+    else:
+        yield Finding("ok", name, f"{path}: {curve}", wanted)
+    yield from _mode(path, name)
+
+
+def _certificate(path: Path) -> x509.Certificate | Finding:
+    data = _read(path, f"certificate {path.name}")
+    if isinstance(data, Finding):
+        return data
+    try:
+        return x509.load_pem_x509_certificate(data)
+    except ValueError:
+        return Finding("error", f"certificate {path.name}", f"{path}: no certificate", "a PEM certificate", MAKE)
+
+
+def _read(path: Path, name: str) -> bytes | Finding:
+    try:
+        return path.expanduser().read_bytes()
+    except OSError as error:
+        fix = f"put it there and let this user read it; {MAKE}"
+        return Finding("error", name, f"{path}: {error.strerror}", "the file, readable", fix)
+
+
+def _dates(path: Path, found: x509.Certificate, now: datetime) -> Finding:
+    name = f"certificate {path.name}"
+    begin, end = found.not_valid_before_utc, found.not_valid_after_utc
+    shown = f"{path}: valid from {begin:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M} UTC"
+    if now < begin:
+        fix = f"wait, or set this machine's clock, which says {now:%Y-%m-%d %H:%M} UTC"
+        return Finding("error", name, f"{shown}: not yet", fix=fix)
+    if now > end:
+        return Finding("error", name, f"{shown}: expired", fix=MAKE)
+    if end - now < SOON:
+        return Finding("warning", name, f"{shown}: {(end - now).days} days left", "30 days", f"in time, {MAKE}")
+    return Finding("ok", name, shown)
+
+
+def _issued(files: ServerFiles, ca: x509.Certificate, own: x509.Certificate) -> Finding:
+    try:
+        own.verify_directly_issued_by(ca)
+    except (ValueError, TypeError, InvalidSignature):
+        found = f"{files.certificate} was not signed by {files.ca}: nodes will refuse the server"
+        return Finding("error", "certificate's CA", found, fix=f"take the two that belong together, or {MAKE}")
+    return Finding("ok", "certificate's CA", f"{files.certificate.name} is signed by {files.ca.name}")
+
+
+def _names_of(path: Path, own: x509.Certificate, names: tuple[str, ...]) -> Finding:
+    known = _subject_names(own)
+    shown, check = ", ".join(known) or "none", "certificate's names"
+    if not names:
+        fix = "name it: --address HOST:PORT" if known else MAKE
+        level: str = "skipped" if known else "error"
+        return Finding(level, check, f"{path} is for {shown}", "the host that nodes connect to", fix)  # type: ignore[arg-type]
+    lost = [name for name in names if not any(_matches(name, entry) for entry in known)]
+    if lost:
+        fix = f"make a certificate for {', '.join(names)} (deploy/make_keys.py), or connect to {shown}"
+        return Finding("error", check, f"{path} is for {shown}, not for {', '.join(lost)}", fix=fix)
+    return Finding("ok", check, f"{path} is for {shown}")
+
+
+def _loopback(path: Path, own: x509.Certificate) -> Iterator[Finding]:
+    if not any(_matches("127.0.0.1", entry) for entry in _subject_names(own)):
+        found = f"{path} is not for 127.0.0.1, where a SuperLink of --host 0.0.0.0 is reached by its own processes"
+        yield Finding("error", "certificate's loopback", found, fix=f"add 127.0.0.1 to its names; {MAKE}")
+
+
+def _subject_names(own: x509.Certificate) -> list[str]:
+    try:
+        extension = own.extensions.get_extension_for_oid(ExtensionOID.SUBJECT_ALTERNATIVE_NAME).value
+    except x509.ExtensionNotFound:
+        return []
+    assert isinstance(extension, x509.SubjectAlternativeName)  # noqa: S101  what this identifier stands for
+    return [*extension.get_values_for_type(x509.DNSName),
+            *(str(address) for address in extension.get_values_for_type(x509.IPAddress))]  # fmt: skip
+
+
+def _matches(name: str, entry: str) -> bool:
+    try:
+        return ipaddress.ip_address(name) == ipaddress.ip_address(entry)
+    except ValueError:
+        name, entry = name.lower(), entry.lower()
+        return name == entry or (entry.startswith("*.") and name.partition(".")[2] == entry[2:])
+
+
+def _server_key(files: ServerFiles, own: x509.Certificate) -> Iterator[Finding]:
+    name = f"server key {files.key.name}"
+    data = _read(files.key, name)
+    if isinstance(data, Finding):
+        yield data
+        return
+    try:
+        key = serialization.load_pem_private_key(data, None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        yield Finding("error", name, f"{files.key}: {error}", "a PEM private key without a password", MAKE)
+        return
+    form = (serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    if key.public_key().public_bytes(*form) != own.public_key().public_bytes(*form):
+        found = f"{files.key} is not the key of {files.certificate}"
+        yield Finding("error", name, found, fix=f"take the two that belong together, or {MAKE}")
+    else:
+        yield Finding("ok", name, f"{files.key} is the key of {files.certificate.name}")
+    yield from _mode(files.key, name)
+
+
+def _mode(path: Path, name: str) -> Iterator[Finding]:
+    mode = path.expanduser().stat().st_mode & 0o777
+    if mode & 0o077:
+        who = "every user of this machine" if mode & 0o007 else "its group"
+        found, fix = f"{path}: mode {mode:o}, open to {who}", f"chmod 600 {path}"
+        yield Finding("error" if mode & 0o007 else "warning", f"{name}: mode", found, "600: for its owner alone", fix)

@@ -1,0 +1,167 @@
+"""Versions: of the packages on this machine, and beside those of another."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+import socket
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+from server_app.doctor.findings import Finding
+from strategies.compute.worker import code_digest
+from strategies.errors import OptionError
+
+DISTRIBUTION = "oneshot-fl"
+# What takes part in the exchange or in the arithmetic; other packages may differ from machine to machine.
+PACKAGES = ("flwr", "ray", "torch", "torchvision", "numpy", "safetensors")
+CONSTRAINTS = Path(__file__).parents[2] / "constraints.txt"  # lies in a checkout, not in an installed package
+_INSTALL = "python -m pip install --constraint constraints.txt --editable '.[dev]'"
+
+
+def machine_facts() -> dict[str, Any]:
+    """Return what two machines are compared by, and what tells them apart."""
+    digest, _ = code_digest()
+    return {
+        "host": socket.gethostname(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "packages": {name: _installed(name) for name in PACKAGES},
+        "code": digest,
+    }
+
+
+def python_version() -> Iterator[Finding]:
+    """Look at the interpreter."""
+    found, wanted = platform.python_version(), metadata.metadata(DISTRIBUTION)["Requires-Python"]
+    fits = Requirement(f"python{wanted}").specifier.contains(found)
+    fix = "" if fits else f"make the environment anew with a Python {wanted}, then install this package in it"
+    yield Finding("ok" if fits else "error", "Python", f"{found} at {sys.executable}", wanted, fix)
+
+
+def packages(installed: Callable[[str], str] | None = None, constraints: Path = CONSTRAINTS) -> Iterator[Finding]:
+    """Look at the packages: against the ranges that this package declares, and the versions that it was tested with.
+
+    Args:
+        installed: Name -> version, empty if there is none; None for those of this machine.
+        constraints: The file of tested versions; need not be there.
+    """
+    version_of, tested = installed or _installed, _tested(constraints)
+    for text in metadata.requires(DISTRIBUTION) or []:
+        requirement = Requirement(text)
+        if requirement.name not in PACKAGES or requirement.marker is not None:
+            continue
+        name, found, wanted = requirement.name, version_of(requirement.name), str(requirement.specifier)
+        if not found or not requirement.specifier.contains(found, prereleases=True):
+            shown = found or "not installed"
+            yield Finding("error", name, shown, wanted, f"in this environment: {_INSTALL}")
+        elif name in tested and Version(found).public != tested[name]:
+            fix = f"nothing, or, for the versions that this was tested with: {_INSTALL}"
+            yield Finding("warning", name, found, f"tested with {tested[name]}", fix)
+        else:
+            yield Finding("ok", name, found, wanted)
+
+
+def torchvision_imports() -> Iterator[Finding]:
+    """Import torchvision as the app does."""
+    try:
+        from fl_app.vision import torchvision
+    except (ImportError, RuntimeError, OSError) as error:
+        fix = f"install a torchvision that belongs to this torch: {_INSTALL}"
+        yield Finding("error", "torchvision imports", f"{type(error).__name__}: {error}", fix=fix)
+    else:
+        yield Finding("ok", "torchvision imports", str(torchvision.__version__))
+
+
+def flower_commands() -> Iterator[Finding]:
+    """Look for Flower's commands: its SuperLink and SuperNode start others by their bare names."""
+    missing = [name for name in ("flwr", "flower-superlink", "flower-supernode", "flower-superexec")
+               if shutil.which(name) is None]  # fmt: skip
+    scripts = sysconfig.get_path("scripts")
+    if not missing:
+        yield Finding("ok", "Flower's commands", "on the PATH")
+        return
+    lost = "" if (Path(scripts) / missing[0]).exists() else f", and {scripts} does not hold {missing[0]} either"
+    fix = f"export PATH={scripts}:$PATH (or activate the environment)"
+    found = f"{', '.join(missing)} not on the PATH{lost}"
+    yield Finding("error", "Flower's commands", found, "the SuperLink starts flower-superexec by its name", fix)
+
+
+def read_expected(path: Path) -> Mapping[str, Any]:
+    """Return the facts of another machine, out of what ``oneshot doctor --format json`` printed there.
+
+    Raises:
+        OptionError: The file is not there, or is something else.
+    """
+    try:
+        facts = json.loads(path.read_text(encoding="utf-8").strip().splitlines()[-1])["facts"]
+        known = isinstance(facts["packages"], dict) and isinstance(facts["code"], str)
+    except OSError as error:
+        raise OptionError(f"--expect {path} cannot be read: {error.strerror}") from error
+    except (ValueError, LookupError, TypeError, RecursionError):
+        known = False
+    if not known:
+        raise OptionError(
+            f"--expect {path}: allowed is what `oneshot doctor --format json` printed on the other machine"
+        )
+    return dict(facts)
+
+
+def differences(own: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[Finding]:
+    """Compare two machines.
+
+    Args:
+        own: The facts of this one, see :func:`machine_facts`.
+        other: The facts of the other.
+    """
+    where, before = f"on {other.get('host', 'the other machine')}", True
+    for name in PACKAGES:
+        here, there = own["packages"].get(name) or "none", str(other["packages"].get(name) or "none")
+        if _release(here) == _release(there):
+            continue
+        before = False
+        level, why = ("error", "messages") if name == "flwr" else ("warning", "equal bits need equal versions")
+        fix = f"install the same {name} on both: {_INSTALL}"
+        yield Finding(level, f"same {name}", here, f"{there} {where} ({why})", fix)  # type: ignore[arg-type]
+    if _minor(own["python"]) != _minor(str(other.get("python", ""))):
+        before = False
+        fix = "nothing for SuperNodes; machines of one Ray cluster need the same Python"
+        yield Finding("warning", "same Python", own["python"], f"{other.get('python')} {where}", fix)
+    if own["code"] != other["code"]:
+        before = False
+        fix = "install the same release on both; a run sends its own code to the nodes, commands use what is installed"
+        found, wanted = f"code {own['code'][:12]}", f"{str(other['code'])[:12]} {where}"
+        yield Finding("warning", "same library", found, wanted, fix)
+    if before:
+        yield Finding("ok", "same versions", f"packages and library (code {own['code'][:12]}) are those {where}")
+
+
+def _installed(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _tested(constraints: Path) -> dict[str, str]:
+    if not constraints.is_file():
+        return {}
+    pairs = (line.split("==") for line in constraints.read_text(encoding="utf-8").splitlines() if "==" in line)
+    return {name.strip(): version.strip() for name, version in pairs}
+
+
+def _release(version: str) -> str:
+    # "2.13.0+cpu" and "2.13.0+cu130" take part in one federation.
+    return version.partition("+")[0]
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])

@@ -1,0 +1,139 @@
+"""How many shards the teachers are held in, and where: decided by the driver from what Ray says of the cluster."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..method import Job
+
+# Of a device's free memory what teachers need, as a multiple of the bytes of their weights: an upload beside its module
+# while it is loaded, and what is kept of some members for the backward pass.
+FACTOR = 2.0
+# A GPU's share of a shard where there is one on each, and what is left of it for the method's own actor.
+SHARD_SHARE, METHOD_SHARE = 0.9, 0.1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Where members are held.
+
+    Attributes:
+        shards: How many shards; 1: in the method's own process, and no shard.
+        reason: Why, for the log.
+        num_gpus: Each shard's share of a GPU.
+        nodes: Ids of the nodes that shards without a GPU are dealt to in turn.
+    """
+
+    shards: int
+    reason: str = ""
+    num_gpus: float = 0.0
+    nodes: tuple[str, ...] = ()
+
+    @property
+    def sharded(self) -> bool:
+        """Whether there are shards."""
+        return self.shards > 1
+
+    @property
+    def per_node(self) -> int:
+        """How many shards share the cores of one node, at most."""
+        return 1 if self.num_gpus or not self.nodes else math.ceil(self.shards / len(self.nodes))
+
+    def options(self, ray: Any) -> list[dict[str, Any]]:
+        """Return the options of each shard's actor."""
+        # num_cpus: Flower's simulated clients may hold every CPU; an actor that asks for one could wait for ever.
+        if self.num_gpus or not self.nodes:
+            return [{"num_cpus": 0, "num_gpus": self.num_gpus, "scheduling_strategy": "SPREAD"}] * self.shards
+        # "SPREAD" counts what is asked for, and these ask for nothing.
+        on_node = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+        return [
+            {
+                "num_cpus": 0,
+                "num_gpus": 0,
+                "scheduling_strategy": on_node(self.nodes[number % len(self.nodes)], soft=True),
+            }
+            for number in range(self.shards)
+        ]
+
+
+def plan_of(ray: Any, job: Job, shards: int) -> Plan:
+    """Decide on the shards of a job.
+
+    Args:
+        ray: The module, connected.
+        job: The job with its uploads.
+        shards: 0: decide; 1: none; else so many, but not more than members.
+    """
+    members = len(job.uploads)
+    if shards == 1 or members < 2:
+        return Plan(1)
+    nodes, gpus = _nodes(ray), 0 if job.device == "cpu" else int(ray.cluster_resources().get("GPU", 0))
+    if shards > 1:
+        return _placed(min(shards, members), f"setting 'shards' is {shards}", nodes, gpus)
+    if gpus > 1:
+        return _placed(min(gpus, members), f"there are {gpus} GPUs", nodes, gpus)
+    needed, free = teacher_bytes(job), _free_bytes(gpus)
+    if needed <= free:
+        return Plan(1)
+    says = f"{members} teachers need {_gib(needed)}, and {_gib(free)} are free on one device"
+    rooms = sorted((room for room in nodes.values() if room), reverse=True)
+    if gpus or sum(rooms) < needed or len(rooms) < 2:
+        return Plan(1, f"{says}; the cluster has no other devices with room")
+    count = next(n for n in range(2, len(rooms) + 1) if rooms[n - 1] * n >= needed or n == len(rooms))
+    return _placed(min(count, members), says, nodes, 0)
+
+
+def teacher_bytes(job: Job) -> int:
+    """Estimate the memory of all uploads as teachers on one device: their weights times :data:`FACTOR`."""
+    from ..distillation.copies import built
+
+    sizes: dict[str, int] = {}
+    for name in {upload.architecture for upload in job.uploads}:
+        model = built(job.builders[name])
+        sizes[name] = sum(tensor.nbytes for tensor in model.state_dict().values())
+    return int(FACTOR * sum(sizes[upload.architecture] for upload in job.uploads))
+
+
+def method_share(plan: Plan, own: float | None) -> float | None:
+    """Return the share of a GPU of the method's own actor.
+
+    Args:
+        plan: The shards beside it.
+        own: What the caller wants; None for what is free.
+    """
+    return METHOD_SHARE if own is None and plan.sharded and plan.num_gpus else own
+
+
+def _placed(shards: int, reason: str, nodes: Mapping[str, float], gpus: int) -> Plan:
+    share = round(SHARD_SHARE / math.ceil(shards / gpus), 4) if gpus else 0.0
+    return Plan(shards, reason, share, tuple(nodes))
+
+
+def _nodes(ray: Any) -> dict[str, float]:
+    """Return id -> bytes that Ray may use there, of the nodes that live; the largest first."""
+    found = {
+        node["NodeID"]: float(node["Resources"].get("memory", 0)) for node in ray.nodes() if node.get("Alive", False)
+    }
+    return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
+
+
+def _free_bytes(gpus: int) -> int:
+    """Return what is free on the device that teachers would run on; of a GPU that this process does not see, no limit.
+
+    Without a GPU that is this machine's memory: where a cluster is joined, its machines are taken to be no smaller.
+    """
+    import torch
+
+    if gpus:
+        return int(torch.cuda.mem_get_info()[0]) if torch.cuda.is_available() else 2**62
+    import psutil
+
+    return int(psutil.virtual_memory().available)
+
+
+def _gib(size: float) -> str:
+    return f"{size / 2**30:.1f} GiB"

@@ -1,0 +1,83 @@
+"""A shard's end of the wire: holds members that the driver sends one by one. Knows nothing of Ray."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ..errors import OneShotError
+from ..method import Upload
+from ..offline import enforce
+from .in_process import resolve_device
+from .packing import unpack
+from .worker import Failure
+
+if TYPE_CHECKING:
+    from ..distillation.shard import HeldShard
+    from ..distillation.sharded import Answer, Array, Request
+
+
+class ShardWorker:
+    """Some members of an ensemble, loaded anew for each; off the network if the driver is."""
+
+    def __init__(self) -> None:
+        enforce()
+        self._held: HeldShard | None = None
+
+    def begin(
+        self, builders: Mapping[str, bytes], *, device: str, threads: int, fold: bool, precision: str
+    ) -> Failure | None:
+        """Forget what was held, and take members from now on.
+
+        Args:
+            builders: Architecture -> the pickle of its builder.
+            device: ``"auto"``, or a torch device of this process.
+            threads: Torch threads of the passes.
+            fold: See :meth:`strategies.distillation.ensemble.Ensemble.from_uploads`.
+            precision: The same.
+        """
+        import torch
+
+        from ..distillation.shard import HeldShard
+
+        torch.set_num_threads(threads)
+        self._held = None  # before the next members come
+        # The pickles come from our own driver, over Ray's own channel.
+        opened = {name: pickle.loads(builder) for name, builder in builders.items()}  # noqa: S301
+        try:
+            self._held = HeldShard(opened, device=resolve_device(device), fold=fold, precision=precision)
+        except OneShotError as error:
+            return Failure.of(error)
+        return None
+
+    def add(self, facts: Mapping[str, Any], read_packed: Callable[[], Any]) -> Failure | None:
+        """Load one member.
+
+        Args:
+            facts: The fields of :class:`Upload` but ``read``.
+            read_packed: Returns its packed weights.
+        """
+        try:
+            self._open.add(Upload(**facts, read=lambda: unpack(read_packed())))
+        except (OneShotError, RuntimeError) as error:
+            return Failure.of(error)
+        return None
+
+    def close(self) -> bool:
+        """Take no more members; return whether one of them keeps batch-normalisation statistics."""
+        return self._open.close()
+
+    def forward(self, images: Array, request: Request) -> Answer:
+        """Make a forward pass, see :class:`strategies.distillation.sharded.Shard`."""
+        return self._open.forward(images, request)
+
+    def backward(self, ticket: int, logits: Array, watched: Array | None) -> Array | None:
+        """Make a backward pass, see :class:`strategies.distillation.sharded.Shard`."""
+        return self._open.backward(ticket, logits, watched)
+
+    @property
+    def _open(self) -> HeldShard:
+        if self._held is None:
+            raise RuntimeError("a shard is begun before it is used")
+        return self._held

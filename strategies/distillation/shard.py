@@ -1,0 +1,170 @@
+"""What a shard is made of: some members, the passes through them, and the one graph that a backward pass may need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from .batchnorm import BatchNormLoss, keeps_statistics
+from .ensemble import Ensemble, Loader
+from .features import penultimate_features
+from .sharded import FEATURES, NOTHING, STATISTICS, Answer, Array, Part, Request, Shard
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..method import ModelBuilder, Upload
+
+
+class HeldShard:
+    """Some members in this process. It keeps the graph of the last forward pass that had a ticket, and no other.
+
+    So memory is bounded whatever becomes of the passes: one whose backward pass never comes is given up for the next,
+    and one whose backward pass comes too late is made again by who asks.
+
+    Args:
+        builders: Architecture -> a module with fresh weights.
+        device: Where the members shall run.
+        fold: See :meth:`.ensemble.Ensemble.from_uploads`.
+        precision: The same.
+    """
+
+    def __init__(self, builders: Mapping[str, ModelBuilder], *, device: str, fold: bool, precision: str) -> None:
+        self._loader: Loader | None = Loader(builders, device=device, fold=fold, precision=precision)
+        self._device = device
+        self._ensemble: Ensemble | None = None
+        self._members: list[nn.Module] = []
+        self._kept: tuple[int, Tensor, Tensor, Tensor | None] | None = None
+
+    def add(self, upload: Upload) -> None:
+        """Load one more member; nothing of the upload is kept but the weights in their module.
+
+        Raises:
+            UploadError: Its weights do not fit its architecture.
+        """
+        if self._loader is None:
+            raise RuntimeError("a shard takes no more members once it is closed")
+        self._loader.add(upload)
+
+    def close(self) -> bool:
+        """Take no more members; return whether one of them keeps batch-normalisation statistics."""
+        if self._loader is not None:
+            self._members = self._loader.members
+            self._ensemble, self._loader = self._loader.ensemble(nn.Identity()), None
+        return keeps_statistics(self._members)
+
+    def forward(self, images: Array, request: Request) -> Answer:
+        """Make a forward pass, see :class:`.sharded.Shard`."""
+        x = torch.tensor(images).to(self._device)
+        keep = request.ticket > 0
+        if keep:
+            self._kept = None  # before the next graph is made: two need not be in memory
+        x.requires_grad_(keep)
+        part = slice(request.first, request.last)
+        with torch.set_grad_enabled(keep or request.watch == STATISTICS):
+            logits, watched = self._pass(x, part, request.watch)
+        if keep:
+            self._kept = (request.ticket, x, logits, watched)
+        return Answer(_array(logits), None if watched is None else _array(watched))
+
+    def backward(self, ticket: int, logits: Array, watched: Array | None) -> Array | None:
+        """Make the backward pass of the forward pass with this ticket and forget it; None if it is not kept."""
+        if self._kept is None or self._kept[0] != ticket:
+            return None
+        (_, x, *outputs), self._kept = self._kept, None
+        pairs = [
+            (output, torch.tensor(gradient).to(self._device))
+            for output, gradient in zip(outputs, (logits, watched), strict=True)
+            if output is not None and gradient is not None and output.requires_grad
+        ]
+        if not pairs:
+            return _array(torch.zeros_like(x))
+        (found,) = torch.autograd.grad(
+            [output for output, _ in pairs], x, [gradient for _, gradient in pairs], allow_unused=True
+        )
+        return _array(torch.zeros_like(x) if found is None else found)
+
+    def _pass(self, x: Tensor, part: slice, watch: str) -> tuple[Tensor, Tensor | None]:
+        if self._ensemble is None:
+            raise RuntimeError("a shard is asked once it is closed")
+        some = self._members[part]
+        with ExitStack() as hooks:
+            if watch == STATISTICS:
+                loss = BatchNormLoss(some)
+                hooks.callback(loss.remove)
+            features = hooks.enter_context(penultimate_features(some)) if watch == FEATURES else None
+            logits = self._ensemble.member_logits(x, None if len(some) == len(self._members) else part)
+            if watch == NOTHING:
+                return logits, None
+            if watch == STATISTICS:
+                return logits, loss().to(x.device) * len(some)
+            mean = features() if features is not None else None
+            return logits, None if mean is None else mean * len(some)
+
+
+class LocalShard:
+    """A shard in this process, for tests and for comparison: its work is done when it is waited for.
+
+    Args:
+        held: Its members.
+    """
+
+    def __init__(self, held: HeldShard) -> None:
+        self.held = held
+
+    def forward(self, images: Array, request: Request) -> Callable[[], Answer]:
+        """See :class:`.sharded.Shard`."""
+        return lambda: self.held.forward(images, request)
+
+    def backward(self, ticket: int, logits: Array, watched: Array | None) -> Callable[[], Array | None]:
+        """See :class:`.sharded.Shard`."""
+        return lambda: self.held.backward(ticket, logits, watched)
+
+
+def divided(count: int, shards: int) -> list[slice]:
+    """Divide members among shards: neighbours together, sizes equal within one, no shard empty.
+
+    Args:
+        count: M.
+        shards: At least 1; of more shards than members only M are used.
+    """
+    shards = min(count, shards)
+    borders = [number * count // shards for number in range(shards + 1)] if shards else [0]
+    return [slice(first, last) for first, last in pairwise(borders)]
+
+
+def local_shards(
+    uploads: Sequence[Upload],
+    builders: Mapping[str, ModelBuilder],
+    shards: int,
+    *,
+    fold: bool = True,
+    precision: str = "float32",
+) -> list[Part]:
+    """Load uploads into shards of this process.
+
+    Args:
+        uploads: The members.
+        builders: Architecture -> a module with fresh weights.
+        shards: How many; see :func:`divided`.
+        fold: See :meth:`.ensemble.Ensemble.from_uploads`.
+        precision: The same.
+    """
+    parts = []
+    for part in divided(len(uploads), shards):
+        held = HeldShard(builders, device="cpu", fold=fold, precision=precision)
+        for upload in uploads[part]:
+            held.add(upload)
+        shard: Shard = LocalShard(held)
+        parts.append(Part(shard, part.stop - part.start, held.close()))
+    return parts
+
+
+def _array(tensor: Tensor) -> Array:
+    array: Array = tensor.detach().float().cpu().contiguous().numpy()
+    return array

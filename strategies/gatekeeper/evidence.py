@@ -1,0 +1,268 @@
+"""What is gathered from the uploads before anything is judged; one model is in memory at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from ..distillation.augment import Standardize
+from ..distillation.combiners import Mean
+from ..distillation.ensemble import Ensemble
+from ..needs import holds_images
+from ..seeds import generator
+from ..upload_kinds import CLASSIFIER, kind_of
+from .config import GatekeeperConfig
+from .measures import median, statistic_norms, weight_norms, weight_vector
+from .probes import (
+    chosen_images,
+    invert,
+    logits_of,
+    moved,
+    noise_images,
+    predicted,
+    search_triggers,
+    stamped,
+)
+
+if TYPE_CHECKING:
+    from ..method import Job, Progress, Upload
+
+# A class that a client knows: so many examples of it, and such a share of all of the client's.
+LEAST_EXAMPLES, LEAST_SHARE = 10, 0.05
+MOST_PROBES, MOST_CLASSES, NOISE = 1024, 10, 48
+WORKS = 0.8  # a trigger that moves this share of the images works
+
+
+@dataclass(frozen=True)
+class Trigger:
+    """The smallest trigger that works of one client's model.
+
+    Attributes:
+        target: The class that it leads to.
+        size: ``|m|_1``, in pixels.
+        mask: m [1, H, W].
+        pattern: Delta [ch, H, W].
+        transfer: Share of the images that it moves to the class in the other models that know it, else in all others;
+            NaN where it is not tried.
+    """
+
+    target: int
+    size: float
+    mask: Tensor
+    pattern: Tensor
+    transfer: float = math.nan
+
+
+@dataclass(frozen=True)
+class Behaviour:
+    """What the models do with images that nobody took.
+
+    Attributes:
+        logits: [M, N, C]; the last ``NOISE`` images are noise, the others are inverted from the models.
+        labels: The class that an image was inverted for; without those of noise.
+        makers: The client that it was inverted from, as ``labels``.
+        sizes: Size of the smallest trigger found for every class [M, C]; NaN where none works, empty without a search.
+        triggers: Each client's smallest trigger that works; None where none does.
+    """
+
+    logits: Tensor
+    labels: Tensor
+    makers: Tensor
+    sizes: Tensor
+    triggers: Sequence[Trigger | None]
+
+    @property
+    def inverted(self) -> Tensor:
+        """The logits of the inverted images alone."""
+        return self.logits[:, : len(self.labels)]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known of a cohort of uploads.
+
+    Attributes:
+        clients: Names [M].
+        architectures: [M].
+        known: Which classes a client knows [M, C].
+        norms: Layer -> norm of its weight, per client.
+        statistics: Layer -> mean running variance, per client.
+        vectors: The weights as one vector each.
+        behaviour: None for uploads that are no classifiers of images.
+    """
+
+    clients: Sequence[str]
+    architectures: Sequence[str]
+    known: Tensor
+    norms: Sequence[dict[str, float]]
+    statistics: Sequence[dict[str, float]]
+    vectors: Sequence[Tensor]
+    behaviour: Behaviour | None
+
+
+def judged_by_images(job: Job) -> bool:
+    """Say whether the uploads are classifiers of images, which can be asked what they see."""
+    return holds_images(job.input_shape) and all(kind_of(u.architecture) == CLASSIFIER for u in job.uploads)
+
+
+def gather(job: Job, config: GatekeeperConfig, progress: Progress) -> Evidence:
+    """Measure every upload of a job.
+
+    Args:
+        job: The job, its device one of this process.
+        config: How many images and steps.
+        progress: Told how many percent are done.
+
+    Raises:
+        UploadError: An upload's weights do not fit its architecture.
+    """
+    return _Gatherer(job, config, progress).run()
+
+
+class _Gatherer:
+    """Three passes over the uploads: weights and images; answers and triggers; whom the triggers fool beside."""
+
+    def __init__(self, job: Job, config: GatekeeperConfig, progress: Progress) -> None:
+        self.job, self.config, self.progress = job, config, progress
+        self.standardize = Standardize(job.normalization).to(job.device)
+        self.known = known_classes(job)
+        self.images = judged_by_images(job)
+        # Work is counted in images that pass through a model and back.
+        self.done, self.inverting = 0, config.images * min(MOST_CLASSES, job.num_classes)
+        self.total = len(job.uploads) * (
+            (config.steps * self.inverting + config.trigger_steps * job.num_classes * config.trigger_images)
+            if self.images
+            else 1
+        )
+
+    def run(self) -> Evidence:
+        norms, statistics, vectors = [], [], []
+        made: list[Tensor] = []
+        labels: list[Tensor] = []
+        for number, upload in enumerate(self.job.uploads):
+            model = self.model(upload)
+            state = model.state_dict()
+            norms.append(weight_norms(state))
+            statistics.append(statistic_norms(state))
+            vectors.append(weight_vector(state, generator(self.job.seed, "gatekeeper", "signs")).cpu())
+            if self.images:
+                labels.append(self.wanted(number))
+                made.append(self.inverted(model, number, labels[-1]))
+            else:
+                self.tick(1)
+        names, kinds = [u.client for u in self.job.uploads], [u.architecture for u in self.job.uploads]
+        behaviour = self.behaviour(made, labels) if self.images else None
+        if behaviour is not None:
+            self.learn_known(behaviour)
+        self.progress.report(100, 100)
+        return Evidence(names, kinds, self.known, norms, statistics, vectors, behaviour)
+
+    def model(self, upload: Upload) -> nn.Module:
+        ensemble = Ensemble.from_uploads([upload], self.job.builders, Mean(), device=self.job.device, fold=False)
+        return ensemble.get_submodule("members.0")
+
+    def tick(self, images: int) -> None:
+        self.done += images
+        self.progress.report(min(99, 100 * self.done // max(1, self.total)), 100)
+
+    def wanted(self, number: int) -> Tensor:
+        """Return the labels of the images to invert from a model: of the classes that it knows best."""
+        counts = self.job.uploads[number].label_counts
+        classes = torch.nonzero(self.known[number])[:, 0] if counts is not None else torch.arange(self.job.num_classes)
+        if counts is not None:
+            classes = classes[torch.tensor(counts)[classes].argsort(descending=True, stable=True)]
+        classes = classes[:MOST_CLASSES]
+        most = MOST_PROBES // (len(self.job.uploads) * max(1, len(classes)))
+        return classes.repeat_interleave(max(1, min(self.config.images, most)))
+
+    def inverted(self, model: nn.Module, number: int, labels: Tensor) -> Tensor:
+        rng = generator(self.job.seed, "gatekeeper", "inversion", self.job.uploads[number].client)
+        shape, steps = self.job.input_shape, self.config.steps
+        if not len(labels):
+            return torch.zeros((0, *shape))
+        return invert(
+            model, labels.to(self.job.device), shape, self.standardize, steps=steps, rng=rng,
+            tick=lambda: self.tick(self.inverting),
+        ).cpu()  # fmt: skip
+
+    def behaviour(self, made: list[Tensor], labels: list[Tensor]) -> Behaviour:
+        job, device = self.job, self.job.device
+        rng = generator(job.seed, "gatekeeper", "noise")
+        shown = torch.cat([*made, noise_images(NOISE, job.input_shape, rng)]).to(device)
+        pool = chosen_images([*made], self.config.trigger_images, generator(job.seed, "gatekeeper", "pool")).to(device)
+        logits, sizes, triggers = [], [], list[Trigger | None]()
+        for upload in job.uploads:
+            model = self.model(upload)
+            logits.append(logits_of(model, shown, self.standardize).cpu())
+            if self.config.trigger_steps and len(pool):
+                found, trigger = self.trigger(model, pool)
+                sizes.append(found)
+                triggers.append(trigger)
+        makers = torch.arange(len(labels)).repeat_interleave(torch.tensor([len(own) for own in labels]))
+        triggers = self.tried(triggers, pool) if triggers else [None] * len(job.uploads)
+        found_sizes = torch.stack(sizes) if sizes else torch.zeros((0, job.num_classes))
+        return Behaviour(torch.stack(logits), torch.cat(labels), makers, found_sizes, triggers)
+
+    def trigger(self, model: nn.Module, pool: Tensor) -> tuple[Tensor, Trigger | None]:
+        """Return the size of every class's trigger that works [C], and the smallest of them."""
+        group = max(1, 256 // len(pool))
+        work = len(pool) * min(group, self.job.num_classes)
+        found = search_triggers(
+            model, pool, self.job.num_classes, self.standardize, steps=self.config.trigger_steps,
+            tick=lambda: self.tick(work),
+        )  # fmt: skip
+        sizes = torch.where(found.success.to(found.sizes) >= WORKS, found.sizes, torch.nan).cpu()
+        if sizes.isnan().all():
+            return sizes, None
+        best = int(sizes.nan_to_num(nan=math.inf).argmin())
+        return sizes, Trigger(best, float(sizes[best]), found.masks[best].clone(), found.patterns[best].clone())
+
+    def tried(self, triggers: list[Trigger | None], pool: Tensor) -> list[Trigger | None]:
+        """Return the triggers with what they do to the other models, where they are small enough to be looked at."""
+        sizes = [t.size if t is not None else math.nan for t in triggers]
+        looked = [k for k, size in enumerate(sizes) if size < self.config.trigger_size * usual_size(sizes, k)]
+        seen: dict[int, dict[int, float]] = {k: {} for k in looked}
+        for j, upload in enumerate(self.job.uploads if looked else ()):
+            model = self.model(upload)
+            before = predicted(model, pool, self.standardize)
+            for k in looked:
+                trigger = triggers[k]
+                if k != j and trigger is not None:
+                    after = predicted(model, stamped(pool, trigger.mask, trigger.pattern), self.standardize)
+                    seen[k][j] = moved(before, after, trigger.target)
+        return [self.with_transfer(t, seen.get(k, {})) for k, t in enumerate(triggers)]
+
+    def with_transfer(self, trigger: Trigger | None, seen: dict[int, float]) -> Trigger | None:
+        if trigger is None or not seen:
+            return trigger
+        knowing = [share for j, share in seen.items() if self.known[j, trigger.target]] or list(seen.values())
+        transfer = sum(knowing) / len(knowing)
+        return Trigger(trigger.target, trigger.size, trigger.mask, trigger.pattern, transfer)
+
+    def learn_known(self, behaviour: Behaviour) -> None:
+        """Take what a client without label counts predicts often enough for what it knows."""
+        predictions = behaviour.inverted.argmax(2)
+        for number, upload in enumerate(self.job.uploads):
+            if upload.label_counts is None and predictions.shape[1]:
+                votes = torch.bincount(predictions[number], minlength=self.job.num_classes)
+                self.known[number] = votes[: self.job.num_classes] >= LEAST_SHARE * predictions.shape[1]
+
+
+def usual_size(sizes: Sequence[float], client: int) -> float:
+    """Return the median of the other clients' smallest triggers."""
+    return median([size for j, size in enumerate(sizes) if j != client])
+
+
+def known_classes(job: Job) -> Tensor:
+    """Return which classes a client has learnt [M, C], by its label counts; all where it does not tell."""
+    known = torch.ones((len(job.uploads), job.num_classes), dtype=torch.bool)
+    for number, upload in enumerate(job.uploads):
+        if upload.label_counts is not None:
+            counts = torch.tensor(upload.label_counts)
+            known[number] = (counts >= LEAST_EXAMPLES) & (counts >= LEAST_SHARE * counts.sum())
+    return known

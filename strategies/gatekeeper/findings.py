@@ -1,0 +1,181 @@
+"""Which measures make an upload suspect, and of what."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from .config import GatekeeperConfig
+from .evidence import Evidence
+from .measures import distance_of, mapping, median, usual_distance
+from .verdicts import BACKDOOR, COPY, LABEL_FLIP, RANDOM, SCALED, Finding, some_pairs
+
+LEAST_PAIRS = 2  # others who know a client's classes: with one only, either of the two may be wrong
+ALIKE, UNLIKE = 0.3, 0.1  # cosines of weights that began at the same point, and of those that did not
+LEAD = 0.2  # of two equal models, one fits its own label counts better by so much
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """What was measured of all clients.
+
+    Attributes:
+        measures: Measure -> value of every client [M]; NaN where it could not be taken.
+        layers: The layer whose norm is farthest from the others' [M].
+        apart: Distances of the weights [M, M]; NaN where the architectures differ.
+        agreed: How far two clients agree on the classes that both know [M, M].
+    """
+
+    measures: Mapping[str, Sequence[float]]
+    layers: Sequence[str]
+    apart: Tensor
+    agreed: Tensor
+
+
+def findings_of(
+    cohort: Cohort, evidence: Evidence, config: GatekeeperConfig, arrived: Sequence[str]
+) -> list[tuple[Finding, ...]]:
+    """Return the findings on every client [M], the plainest first."""
+    copies, alone = copied(cohort, evidence, config, arrived), disagreeing(cohort.agreed, config.agreement)
+    found = []
+    for k in range(len(evidence.clients)):
+        own = [copies[k], scaled(k, cohort, config), strange(k, cohort, evidence, config, alone.get(k))]
+        if not is_flat(k, cohort, config):  # of which every trigger is small
+            own.append(backdoored(k, cohort, evidence, config))
+        found.append(tuple(finding for finding in own if finding is not None))
+    return found
+
+
+def scaled(k: int, cohort: Cohort, config: GatekeeperConfig) -> Finding | None:
+    """Say whether a client's weights, statistics or logits are of another size than the others'."""
+    norm, statistics = cohort.measures["norm"][k], cohort.measures["statistics"][k]
+    logits = cohort.measures["logits"][k]
+    if distance_of(norm) > math.log(config.norm_ratio):
+        return Finding(SCALED, f"the norm of layer {cohort.layers[k]} is {norm:.3g} times the others'")
+    if distance_of(statistics) > 2 * math.log(config.norm_ratio):  # a variance is a square
+        return Finding(SCALED, f"the running variances of a layer are {statistics:.3g} times the others'")
+    if logits > config.logit_ratio:
+        return Finding(SCALED, f"the logits are {logits:.3g} times as large as the others' median")
+    return None
+
+
+def is_flat(k: int, cohort: Cohort, config: GatekeeperConfig) -> bool:
+    """Say whether a client's predictions hardly differ from image to image."""
+    return cohort.measures["variation"][k] < config.flat_ratio
+
+
+def is_unlike(k: int, cohort: Cohort) -> bool:
+    """Say whether a client's weights have nothing in common with the others', which are alike."""
+    likeness = cohort.measures["likeness"]
+    others = median([value for j, value in enumerate(likeness) if j != k])
+    return likeness[k] < UNLIKE and others > ALIKE
+
+
+def disagreeing(agreed: Tensor, least: float) -> dict[int, str]:
+    """Return the clients that agree with too few others on the classes that both know, and how it is said.
+
+    The one that agrees least goes first, and is no witness against the others then.
+
+    Args:
+        agreed: How far two clients agree [M, M]; NaN where they share no class.
+        least: The median of a client's row from which it is no suspect.
+    """
+    left, found = list(range(len(agreed))), dict[int, str]()
+    while left:
+        rows = {k: [v for v in agreed[k, left].tolist() if not math.isnan(v)] for k in left}
+        medians = {k: median(row) for k, row in rows.items() if len(row) >= LEAST_PAIRS}
+        worst = min(medians, key=lambda k: medians[k], default=-1)
+        if worst < 0 or medians[worst] >= least:
+            break
+        found[worst] = f"its agreement with {len(rows[worst])} others on classes that both know is {medians[worst]:.2f}"
+        left.remove(worst)
+    return found
+
+
+def strange(k: int, cohort: Cohort, evidence: Evidence, config: GatekeeperConfig, alone: str | None) -> Finding | None:
+    """Say whether a client predicts what nobody else does: at random, or other labels for the same images."""
+    flat, unlike = is_flat(k, cohort, config), is_unlike(k, cohort)
+    if unlike and (flat or evidence.behaviour is None):
+        likeness = cohort.measures["likeness"][k]
+        said = f"its weights have nothing in common with the others' (cosine {likeness:.2f})"
+        return Finding(RANDOM, said + (", and its predictions hardly differ from image to image" if flat else ""))
+    if alone is not None and (flat or unlike):
+        return Finding(RANDOM, f"{alone}, and its {'predictions are flat' if flat else 'weights are unlike theirs'}")
+    if alone is not None:
+        return Finding(LABEL_FLIP, alone + _flips(k, evidence))
+    return None
+
+
+def _flips(k: int, evidence: Evidence) -> str:
+    behaviour = evidence.behaviour
+    if behaviour is None:
+        return ""
+    theirs = behaviour.makers != k
+    predictions = behaviour.inverted[k].argmax(1)
+    found, _ = mapping(predictions[theirs], behaviour.labels[theirs], evidence.known[k])
+    pairs = [(seen, label) for label, seen in found.items() if seen != label]
+    return f"; it predicts {some_pairs(pairs)}" if pairs else ""
+
+
+def backdoored(k: int, cohort: Cohort, evidence: Evidence, config: GatekeeperConfig) -> Finding | None:
+    """Say whether a trigger smaller than any honest one turns images into one class, in this model alone."""
+    trigger = evidence.behaviour.triggers[k] if evidence.behaviour is not None else None
+    ratio = cohort.measures["trigger"][k]
+    if trigger is None or evidence.behaviour is None or not ratio < config.trigger_size:
+        return None
+    # A client that knows two classes turns one into the other with little; then both ways are short.
+    sizes = sorted(size for size in evidence.behaviour.sizes[k].tolist() if not math.isnan(size))
+    leads = len(sizes) > 1 and sizes[0] < config.trigger_lead * sizes[1]
+    if not leads or not trigger.transfer <= config.trigger_transfer:
+        return None
+    return Finding(
+        BACKDOOR,
+        f"a change of {trigger.size:.1f} pixels, {ratio:.2g} times the usual, turns its predictions into class "
+        f"{trigger.target}; it moves {100 * trigger.transfer:.0f} % of the others'",
+    )
+
+
+def copied(
+    cohort: Cohort, evidence: Evidence, config: GatekeeperConfig, arrived: Sequence[str]
+) -> list[Finding | None]:
+    """Say which clients' weights are those of another one, who is taken for the original [M]."""
+    count, found = len(evidence.clients), list[Finding | None]()
+    sound = [k for k in range(count) if scaled(k, cohort, config) is None]
+    # Beside each pair of copies, the usual distance.
+    pairs = {(k, j): _usual(k, j, cohort, evidence, sound) for k in range(count) for j in range(count) if k != j}
+    near = {pair for pair, usual in pairs.items() if _are_copies(float(cohort.apart[pair]), usual, config)}
+    for k in range(count):
+        group = [j for j in range(count) if j == k or (k, j) in near]
+        original, why = _original(group, cohort, evidence, arrived)
+        if original == k:
+            found.append(None)
+            continue
+        apart, name = float(cohort.apart[k, original]), evidence.clients[original]
+        far = f"{100 * apart / pairs[k, original]:.1f} % of the usual distance from {name}" if apart else ""
+        found.append(Finding(COPY, f"{far or f'equal to {name} in all weights'}, {why}"))
+    return found
+
+
+def _usual(k: int, j: int, cohort: Cohort, evidence: Evidence, sound: Sequence[int]) -> float:
+    equals = [i for i in sound if evidence.architectures[i] == evidence.architectures[k]]
+    return usual_distance(cohort.apart, (k, j), equals)
+
+
+def _are_copies(apart: float, usual: float, config: GatekeeperConfig) -> bool:
+    """Say whether two models are copies; nearly equal ones only where it is known what is usual."""
+    return apart == 0 or apart < config.copy_distance * usual
+
+
+def _original(group: Sequence[int], cohort: Cohort, evidence: Evidence, arrived: Sequence[str]) -> tuple[int, str]:
+    """Return who of equals is not the copy, and by what: fit to its own label counts, arrival, else its name."""
+    fits = {k: median([float(v) for j, v in enumerate(cohort.agreed[k]) if j not in group]) for k in group}
+    ranked = sorted(group, key=lambda k: (-(-1.0 if math.isnan(fits[k]) else fits[k]), k))
+    if len(group) > 1 and fits[ranked[0]] - fits[ranked[1]] > LEAD:
+        return ranked[0], "whose label counts the model fits better"
+    places = {client: place for place, client in enumerate(arrived)}
+    if all(evidence.clients[k] in places for k in group):
+        return min(group, key=lambda k: places[evidence.clients[k]]), "which arrived earlier"
+    return group[0], "which of the two is the copy is not known"

@@ -1,0 +1,162 @@
+"""From a cohort of uploads to a verdict on each.
+
+What is suspect is so in comparison with the other clients, and by several signs where one alone could be an honest
+client with other data: a client is asked only for classes that it has examples of.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..method import Silent
+from .config import GatekeeperConfig
+from .evidence import Evidence, gather, judged_by_images, usual_size
+from .findings import Cohort, findings_of
+from .measures import (
+    NAN,
+    distances,
+    extreme_ratio,
+    influence,
+    likeness,
+    logit_size,
+    median,
+    pair_agreement,
+    ratios,
+    robust_scores,
+    usual_distance,
+    variation,
+)
+from .verdicts import MEASURES, RATIOS, Inspection, Row
+
+if TYPE_CHECKING:
+    from ..method import Job, Progress
+
+FEWEST = 3  # of two, nobody can say which one is the odd one
+# The smallest deviation that counts as one, per measure; of ratios, in doublings.
+FLOORS = {"agreement": 0.1, "likeness": 0.1, "transfer": 0.1, "influence": 0.02}
+FLOOR_OF_RATIOS = 0.25
+
+
+def inspect(
+    job: Job, config: GatekeeperConfig, *, arrived: Sequence[str] = (), progress: Progress | None = None
+) -> Inspection:
+    """Judge every upload of a job.
+
+    Args:
+        job: The job with its uploads, its device one of this process. Of its seed all images follow.
+        config: Thresholds, and how many images and steps.
+        arrived: The clients in the order of their arrival; empty if it is not known.
+        progress: Told how many percent are done.
+
+    Returns:
+        One row per client, in the order of the job.
+
+    Raises:
+        UploadError: An upload's weights do not fit its architecture.
+    """
+    began, count = time.monotonic(), len(job.uploads)
+    if count < FEWEST:
+        note = f"{count} upload{'s' * (count != 1)} cannot be judged: a client is compared with at least 2 others"
+        return Inspection(tuple(Row(u.client, u.architecture, {}, {}) for u in job.uploads), (note,))
+    evidence = gather(job, config, progress or Silent())
+    cohort = cohort_of(evidence)
+    found = findings_of(cohort, evidence, config, arrived)
+    names = [name for name in MEASURES if not all(math.isnan(v) for v in cohort.measures[name])]
+    scores = {name: _scores(name, cohort.measures[name]) for name in names}
+    rows = tuple(
+        Row(
+            client,
+            evidence.architectures[k],
+            {name: cohort.measures[name][k] for name in names},
+            {name: scores[name][k] for name in names},
+            found[k],
+        )
+        for k, client in enumerate(evidence.clients)
+    )
+    return Inspection(rows, notes_of(job), time.monotonic() - began)
+
+
+def cohort_of(evidence: Evidence) -> Cohort:
+    """Return every measure of every client; weights are compared among equal architectures, behaviour among all."""
+    count = len(evidence.clients)
+    apart = distances(evidence.vectors)
+    apart[~_equals(evidence.architectures)] = NAN
+    measures = {name: [NAN] * count for name in MEASURES}
+    layers = [""] * count
+    for architecture in dict.fromkeys(evidence.architectures):
+        members = [k for k, name in enumerate(evidence.architectures) if name == architecture]
+        extremes = extreme_ratio([evidence.norms[k] for k in members])
+        statistics = extreme_ratio([evidence.statistics[k] for k in members])
+        alike = likeness([evidence.vectors[k] for k in members])
+        for place, k in enumerate(members):
+            measures["nearest"][k] = _nearest(k, apart, members)
+            measures["likeness"][k] = alike[place]
+            if len(members) >= FEWEST:
+                layers[k], measures["norm"][k] = extremes[place]
+                measures["statistics"][k] = statistics[place][1]
+    agreed = torch.full((count, count), NAN, dtype=torch.float64)
+    if evidence.behaviour is not None:
+        agreed = _behave(evidence, measures)
+    return Cohort(measures, layers, apart, agreed)
+
+
+def _nearest(k: int, apart: torch.Tensor, members: Sequence[int]) -> float:
+    """Return how far the nearest of equal architecture is, in times the usual distance of two that are nearest."""
+    others = {j: apart[k, j].item() for j in members if j != k}
+    if not others:
+        return NAN
+    nearest = min(others, key=lambda j: others[j])
+    usual = usual_distance(apart, (k, nearest), members)
+    return others[nearest] / usual if usual else NAN
+
+
+def _behave(evidence: Evidence, measures: dict[str, list[float]]) -> torch.Tensor:
+    """Fill in what needs images; return how far every two clients agree [M, M]."""
+    behaviour = evidence.behaviour
+    assert behaviour is not None  # noqa: S101  the caller has looked
+    classes = evidence.known.shape[1]
+    predictions = behaviour.inverted.argmax(2).clamp(max=classes - 1)
+    agreed = pair_agreement(predictions, behaviour.labels, behaviour.makers, evidence.known)
+    measures["agreement"] = [median(row.tolist()) for row in agreed]
+    measures["logits"] = ratios([logit_size(own) for own in behaviour.logits])
+    measures["variation"] = ratios([variation(own) for own in behaviour.logits])
+    measures["influence"] = influence(behaviour.logits)
+    sizes = [NAN if trigger is None else trigger.size for trigger in behaviour.triggers]
+    measures["trigger"] = [size / usual_size(sizes, k) for k, size in enumerate(sizes)]
+    measures["transfer"] = [NAN if trigger is None else trigger.transfer for trigger in behaviour.triggers]
+    return agreed
+
+
+def _equals(architectures: Sequence[str]) -> torch.Tensor:
+    kinds = torch.tensor([architectures.index(name) for name in architectures])
+    return kinds[:, None] == kinds[None, :]
+
+
+def _scores(name: str, values: Sequence[float]) -> list[float]:
+    if name not in RATIOS:
+        return robust_scores(values, FLOORS[name])
+    logarithms = [math.log2(value) if value > 0 else -32.0 if value == 0 else NAN for value in values]
+    return robust_scores(logarithms, FLOOR_OF_RATIOS)
+
+
+def notes_of(job: Job) -> tuple[str, ...]:
+    """Return what could not be judged of a cohort that is large enough, and why."""
+    notes = []
+    if not judged_by_images(job):
+        notes.append(
+            "the uploads are no classifiers of images: what they predict is not judged, only their weights are"
+        )
+    kinds = [upload.architecture for upload in job.uploads]
+    if few := sorted({name for name in kinds if kinds.count(name) < FEWEST}):
+        notes.append(
+            f"fewer than {FEWEST} uploads have architecture {', '.join(few)}: their weights are compared with nobody's"
+        )
+    if silent := [upload.client for upload in job.uploads if upload.label_counts is None]:
+        shown = ", ".join(silent[:4]) + (f" and {len(silent) - 4} more" if len(silent) > 4 else "")
+        notes.append(f"no label counts from {shown}: which classes they know is what they predict")
+    return tuple(notes)

@@ -1,0 +1,216 @@
+"""What is measured of a client's upload, each a small function of tensors.
+
+Letters: M clients, N images, C classes; ``nan`` stands for what cannot be measured. Medians are those of the others:
+a client is compared with the cohort without itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+VECTOR = 65_536  # numbers that a model's weights are compared by; of larger models it is a sketch
+MAD_TO_DEVIATION = 1.4826  # of a normal distribution
+STATISTICS = ("running_mean", "running_var")
+NAN = float("nan")
+
+
+def weight_norms(state: Mapping[str, Tensor]) -> dict[str, float]:
+    """Return ``||W_l||_2`` of every layer's weight, biases and running statistics left out."""
+    weights = {key: value for key, value in state.items() if key.endswith("weight") and value.is_floating_point()}
+    return {key: float(torch.linalg.vector_norm(value.double())) for key, value in weights.items()}
+
+
+def statistic_norms(state: Mapping[str, Tensor]) -> dict[str, float]:
+    """Return the mean running variance of every normalisation layer; empty without such layers."""
+    return {key: float(value.double().mean()) for key, value in state.items() if key.endswith("running_var")}
+
+
+def weight_vector(state: Mapping[str, Tensor], rng: torch.Generator) -> Tensor:
+    """Return a model's weights as one vector, in float32, without running statistics.
+
+    Up to ``VECTOR`` numbers they are the weights themselves. Beyond, number i is added with a random sign to entry
+    i modulo ``VECTOR``, which keeps inner products to about ``1 / sqrt(VECTOR)`` of the norms.
+
+    Args:
+        state: The weights.
+        rng: Draws the signs; of the same seed for all that are compared.
+    """
+    kept = [v.flatten().float() for k, v in state.items() if v.is_floating_point() and not k.endswith(STATISTICS)]
+    if sum(map(len, kept)) <= VECTOR:
+        return torch.cat(kept) if kept else torch.zeros(1)
+    found, place = torch.zeros(VECTOR), 0
+    for part in kept:
+        signs = torch.randint(0, 2, part.shape, generator=rng, dtype=torch.int8).mul_(2).sub_(1)
+        found.index_add_(0, (place + torch.arange(len(part))) % VECTOR, part * signs)
+        place += len(part)
+    return found
+
+
+def median(values: Sequence[float]) -> float:
+    """Return the median of the values that are known; NaN of none."""
+    known = sorted(value for value in values if not math.isnan(value))
+    if not known:
+        return NAN
+    middle = len(known) // 2
+    return known[middle] if len(known) % 2 else (known[middle - 1] + known[middle]) / 2
+
+
+def ratios(values: Sequence[float]) -> list[float]:
+    """Return how many times the others' value each client's is [M]; NaN where it is not known.
+
+    Of all ``x_k / x_j`` with j != k the lower median by ``|log|``: a client is as far from the cohort as it is from the
+    nearer half of it, so that one client's size makes no other one look small, of three clients neither.
+    """
+    found = []
+    for k, value in enumerate(values):
+        own = [value / other for j, other in enumerate(values) if j != k and other and not math.isnan(other)]
+        near = sorted((ratio for ratio in own if not math.isnan(ratio)), key=distance_of)
+        found.append(near[(len(near) - 1) // 2] if near else NAN)
+    return found
+
+
+def extreme_ratio(norms: Sequence[Mapping[str, float]]) -> list[tuple[str, float]]:
+    """Return for every client the layer whose norm is farthest from the others', and their ratio [M].
+
+    Farthest by ``|log|`` of what :func:`ratios` says; ``("", nan)`` where nothing can be compared.
+    """
+    found = [("", NAN)] * len(norms)
+    for layer in norms[0] if norms else ():
+        for k, ratio in enumerate(ratios([own[layer] for own in norms])):
+            if distance_of(ratio) > distance_of(found[k][1]) or math.isnan(found[k][1]):
+                found[k] = (layer, ratio)
+    return found
+
+
+def distance_of(ratio: float) -> float:
+    """Return ``|log ratio|``: how far a ratio is from 1, infinite for 0, and 0 where it is not known."""
+    if math.isnan(ratio):
+        return 0.0
+    return abs(math.log(ratio)) if ratio > 0 and not math.isinf(ratio) else math.inf
+
+
+def logit_size(logits: Tensor) -> float:
+    """Return the mean over images of the standard deviation of a model's logits [N, C] over the classes."""
+    return float(logits.double().std(1, correction=0).mean())
+
+
+def variation(logits: Tensor) -> float:
+    """Return how much logits [N, C] differ from image to image: the mean over classes of their deviation over images.
+
+    Each image's mean logit is taken off first: it moves no prediction.
+    """
+    centred = logits.double() - logits.double().mean(1, keepdim=True)
+    return float(centred.std(0, correction=0).mean())
+
+
+def distances(vectors: Sequence[Tensor]) -> Tensor:
+    """Return ``||v_i - v_j||_2`` [M, M], in float64; NaN on the diagonal and where the lengths differ."""
+    found = torch.full((len(vectors), len(vectors)), NAN, dtype=torch.float64)
+    for i, one in enumerate(vectors):
+        for j in range(i + 1, len(vectors)):
+            if len(one) == len(vectors[j]):
+                found[i, j] = found[j, i] = torch.linalg.vector_norm((one - vectors[j]).double())
+    return found
+
+
+def usual_distance(apart: Tensor, pair: tuple[int, int], witnesses: Sequence[int]) -> float:
+    """Return how far a client usually is from the one that is nearest to it; NaN without witnesses.
+
+    The lower median over the witnesses that are not of the pair, so that one far-off client does not stretch it.
+
+    Args:
+        apart: Distances [M, M]; NaN where two cannot be compared.
+        pair: The two that are to be compared with it.
+        witnesses: The clients that count.
+    """
+    rows = [[v for v in apart[k].tolist() if not math.isnan(v)] for k in witnesses if k not in pair]
+    nearest = sorted(min(row) for row in rows if row)
+    return nearest[(len(nearest) - 1) // 2] if nearest else NAN
+
+
+def likeness(vectors: Sequence[Tensor]) -> list[float]:
+    """Return for every client the median over the others of ``cos(v_k, v_j)`` [M]."""
+    found = []
+    for k, one in enumerate(vectors):
+        others = [v for j, v in enumerate(vectors) if j != k and len(v) == len(one)]
+        found.append(median([float(torch.cosine_similarity(one.double(), v.double(), dim=0)) for v in others]))
+    return found
+
+
+def pair_agreement(predictions: Tensor, labels: Tensor, makers: Tensor, known: Tensor, *, least: int = 1) -> Tensor:
+    """Return how far two clients agree on the classes that both know [M, M]; NaN where they share none.
+
+    ``a_kj``: of the images that were inverted from j for classes that both know, the share that k takes for that
+    class, and the same with k and j exchanged; the mean of the two.
+
+    Args:
+        predictions: Classes that every client takes every image for [M, N].
+        labels: The class that an image was inverted for [N].
+        makers: The client whose model it was inverted from [N].
+        known: Which classes a client knows [M, C].
+        least: Images that a share must be of.
+    """
+    count = len(predictions)
+    one_way = torch.full((count, count), NAN, dtype=torch.float64)
+    for k in range(count):
+        hit = (predictions[k] == labels).double()
+        for j in range(count):
+            shared = (makers == j) & known[k][labels]
+            if k != j and int(shared.sum()) >= least:
+                one_way[k, j] = hit[shared].mean()
+    return torch.stack([one_way, one_way.T]).mean(0)
+
+
+def mapping(predictions: Tensor, labels: Tensor, counts: Tensor) -> tuple[dict[int, int], float]:
+    """Return what a client takes the images of each class for most often, and how steadily, in [0, 1].
+
+    Args:
+        predictions: Classes that it takes the others' images for [N].
+        labels: The classes they were inverted for [N].
+        counts: Which classes are looked at [C].
+
+    Returns:
+        Class -> its most frequent prediction; the mean over the classes of that prediction's share.
+    """
+    found, shares = {}, []
+    for label in torch.nonzero(counts)[:, 0].tolist():
+        seen = predictions[labels == label]
+        if len(seen):
+            votes = torch.bincount(seen)
+            found[label] = int(votes.argmax())
+            shares.append(float(votes.max()) / len(seen))
+    return found, sum(shares) / len(shares) if shares else NAN
+
+
+def influence(logits: Tensor) -> list[float]:
+    """Return how much the mean of all predictions moves without a client [M], as total variation in [0, 1].
+
+    ``mean_i 0.5 |p(x_i) - p_{-k}(x_i)|_1`` with ``p`` the softmax of the mean logits, of all and of all but k.
+
+    Args:
+        logits: [M, N, C], at least two clients.
+    """
+    total = logits.double().sum(0)
+    every = torch.softmax(total / len(logits), 1)
+    without = [torch.softmax((total - own.double()) / (len(logits) - 1), 1) for own in logits]
+    return [float(0.5 * (every - rest).abs().sum(1).mean()) for rest in without]
+
+
+def robust_scores(values: Sequence[float], floor: float) -> list[float]:
+    """Return ``(x_k - median_{j != k}) / max(1.4826 MAD_{j != k}, floor)`` [M].
+
+    Args:
+        values: [M].
+        floor: The smallest deviation that counts as one: of a few clients the MAD may be 0 by chance.
+    """
+    found = []
+    for k, value in enumerate(values):
+        others = [v for j, v in enumerate(values) if j != k]
+        centre = median(others)
+        spread = median([abs(v - centre) for v in others])
+        found.append((value - centre) / max(MAD_TO_DEVIATION * spread, floor) if not math.isnan(spread) else NAN)
+    return found

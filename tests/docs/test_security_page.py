@@ -1,0 +1,102 @@
+"""What SECURITY.md says, against the code that it is about."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from dataclasses import fields
+
+import pytest
+from doc_pages import ROOT, rows, section
+
+from fl_app.config import AppConfig
+from fl_app.privacy import WANTED
+from server_app.launch_environment import run_environment
+from strategies import offline
+from strategies.client.places import RUNS_KEPT
+from strategies.fens import FensConfig
+from strategies.gatekeeper.config import POLICIES
+from strategies.method import METHODS, Need
+from strategies.options import options_of
+from strategies.refinement import refines
+
+PAGE = ROOT / "SECURITY.md"
+TABLE = {row[0]: row[1:] for row in rows(section(PAGE, "## What the server sees, by method"), "method")}
+SENT = {
+    "classifier": "a classifier's weights",
+    "open-set": 'the weights of a classifier with a class "unknown"',
+    "cvae": "the weights of a CVAE's decoder",
+}
+
+
+def test_page_has_every_method_in_its_order() -> None:
+    assert list(TABLE) == list(METHODS)
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+def test_page_says_what_leaves_a_client_as_the_method_has_it(name: str) -> None:
+    method, (sent, counts, after, back) = METHODS[name], TABLE[name]
+    options = {option.key for option in options_of(method.config, name)}
+    goes_on = method.fit_with is not None or Need.CLIENTS in method.needs
+    again = f"{name}.rounds" in options
+
+    assert sent.startswith("once") is (Need.CLIENTS not in method.needs)
+    assert SENT[method.uploads] in sent
+    assert (f"{name}.rounds" in sent) is (again and method.fit_with is None)
+    assert ("ranges" in sent) is ("precision" in {field.name for field in fields(method.config)})
+    assert (counts == "needed") is (Need.LABEL_COUNTS in method.needs)
+    assert ("needed by some" in counts) is hasattr(method.config, "wants_label_counts")
+    assert (after == "nothing") is not goes_on
+    assert back.startswith("nothing") is not goes_on
+    assert ("student" in back) is (again and not goes_on)
+    assert ("iterative.refiner" in back) is (method.lends is not None)
+    assert method.lends is None or refines(method)
+
+
+def test_page_names_settings_that_there_are() -> None:
+    known = {option.key for option in options_of(AppConfig)}
+    known |= {option.key for name in METHODS for option in options_of(METHODS[name].config, name)}
+    text = PAGE.read_text()
+    named = set(re.findall(r"`((?:client|privacy|fens|dense|iterative)\.[a-z-]+)(?:=[^`]*)?`", text))
+    values = dict(re.findall(r"`((?:client|fens|gatekeeper)\.[a-z-]+)=(\w+)`", text))
+
+    assert len(named) > 8
+    assert named <= known
+    assert {"warn", "exclude"} <= set(POLICIES)
+    assert values == {
+        "client.share-label-counts": "false",
+        "fens.precision": FensConfig().precision,
+        "fens.local-steps": str(FensConfig().local_steps),
+        "fens.train-on": "server",
+        "gatekeeper.policy": "warn",
+    }
+
+
+def test_page_names_the_variables_that_are_set() -> None:
+    text, made = PAGE.read_text(), run_environment(ROOT, "token")
+    variables = dict(re.findall(r"\b([A-Z]+_[A-Z_a-z]+)=(\d)\b", text))
+
+    assert offline.QUIET.items() <= variables.items()
+    assert (
+        variables.items()
+        <= {**made, **offline.environment({offline.VARIABLE: "1"}), "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}.items()
+    )
+    assert offline.ALLOW_VARIABLE in text
+    assert f"its last {RUNS_KEPT} runs" in text
+
+
+def test_page_s_command_for_the_guard_s_folder_prints_it() -> None:
+    (code,) = re.findall(r'python -c "([^"]+)"', section(PAGE, "## Off the network: `--offline`"))
+
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+
+    assert done.stdout.strip() == str(offline.STARTUP)
+
+
+def test_page_says_what_differential_privacy_refuses() -> None:
+    text = section(PAGE, "## Differential privacy")
+
+    assert {"share_label_counts", "checkpoint"} <= set(WANTED)
+    for word in ("label counts", "checkpoints", "batch normalisation", "number of examples"):
+        assert word in text

@@ -1,0 +1,194 @@
+"""What deploy/ tells an operator to do, done: TLS, node keys, machines of their own; it ends as its rehearsal does."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from deployments import PATIENCE_S, ROOT, Federation, federation, listening
+from safetensors.torch import save_file
+
+from fl_app.models import build
+from server_app.guard import members
+
+pytestmark = pytest.mark.slow
+
+CLIENTS = ["hospital-a", "hospital-b", "hospital-c"]
+COMMON = "client.epochs=2 data.image-size=8 data.limit=300 threads=1 min-uploads=3 deadline-s=400"
+RUNS = {
+    "co-boosting": "co-boosting.epochs=2 co-boosting.generator-steps=2 co-boosting.synthesis-batch-size=16 "
+    "co-boosting.latent=16",
+    # Few, long rounds: each takes seconds here.
+    "fens": "fens.aggregator='per-class' fens.rounds=2 fens.local-steps=20 fens.server-lr=0.1 fens.patience-s=120.0",
+}
+KILLED = "co-boosting"  # its ServerApp, once all uploads are there
+LOOPBACK = {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Path:
+    """The node configs of deploy/nodes, and the model that the third of them names."""
+    folder = tmp_path / "nodes"
+    shutil.copytree(ROOT / "deploy" / "nodes", folder)
+    torch.manual_seed(0)
+    (folder / "models").mkdir(exist_ok=True)
+    model = build("resnet8-ds", num_classes=10, input_shape=(1, 8, 8))
+    save_file(model.state_dict(), folder / "models" / "hospital-c.safetensors")
+    return folder
+
+
+def test_a_deployment_with_tls_and_node_keys_ends_as_the_rehearsal_of_its_nodes(tmp_path: Path, nodes: Path) -> None:
+    heard: set[tuple[str, str]] = set()
+    with federation(tmp_path, nodes, strangers=("stranger",)) as here:
+        # Other code installed on a node: what the run brings goes before it.
+        decoy = here.home / "hospital-b" / "installed" / "client_app"
+        decoy.mkdir(parents=True)
+        (decoy / "__init__.py").write_text("raise RuntimeError('the code installed on the node ran')")
+        here.machines["hospital-b"].environment["PYTHONPATH"] = str(decoy.parent)
+        here.superlink()
+        assert_control_commands_are_local(here)
+        stranger = here.node("stranger")
+        for name in CLIENTS:
+            here.register(name)
+            here.node(name)
+        here.until(lambda: online(here) == 3)
+        deployed = {method: deploy(here, method, heard) for method in RUNS}
+        assert_is_kept_out(here, stranger)
+    assert_hears_nobody_else(heard)
+    heard.clear()
+    rehearsed = {method: rehearse(tmp_path, nodes, method, heard) for method in RUNS}
+    for method in RUNS:
+        assert deployed[method] == rehearsed[method]
+        assert [row["client"] for row in deployed[method]["uploads"]] == CLIENTS
+        assert [row["architecture"] for row in deployed[method]["uploads"]] == ["lenet5", "resnet8", "resnet8-ds"]
+        assert [row["num_examples"] is None for row in deployed[method]["uploads"]] == [False, False, True]
+    assert deployed["co-boosting"]["refusals"] == []
+    # The node without data has a model in the ensemble, and no part in the rounds.
+    assert deployed["fens"]["refusals"] == [("hospital-c", "it holds no examples: it takes no part in the rounds")]
+    assert deployed["fens"]["rounds"] == CLIENTS[:2]
+    assert {"raylet", "gcs_server"} <= {name for name, _ in heard}, heard
+    assert_hears_nobody_else(heard)
+
+
+def assert_hears_nobody_else(heard: set[tuple[str, str]]) -> None:
+    """Flower's processes and Ray's wait for connections, and all on addresses that no other machine reaches."""
+    assert heard
+    assert {address for _, address in heard} <= LOOPBACK, heard
+
+
+def assert_control_commands_are_local(here: Federation) -> None:
+    for path in ("/v1/control/start-run", "/v1/control/register-node", "/v1/runtime/acquire-task", "/docs"):
+        assert here.status("POST", path, source="127.0.0.2") == http.client.FORBIDDEN
+        assert here.status("POST", path) != http.client.FORBIDDEN
+    assert here.status("GET", "/health", source="127.0.0.2") == http.client.OK
+    # Nodes come from everywhere, and are asked for their signatures.
+    assert here.status("POST", "/v1/fleet/pull-messages", source="127.0.0.2") not in (None, http.client.FORBIDDEN)
+
+
+def assert_is_kept_out(here: Federation, stranger: subprocess.Popen[bytes]) -> None:
+    """A key opens nothing before it is registered, and nothing after it is taken back; between that, it does."""
+    assert stranger.poll() not in (None, 0), here.logs()
+    log = here.machines["stranger"].log
+    assert "Failed to activate SuperNode" in log.read_text()
+    assert not (here.machines["stranger"].folder / "state").exists(), "no run asked it"
+    here.register("stranger")
+    registered = here.node("stranger")
+    here.until(lambda: online(here) == 4)
+    [its_id] = re.findall(r"SuperNode ID: (\d+)", log.read_text())
+    here.server.call("flwr", "supernode", "unregister", its_id, "hospitals")
+    assert online(here) == 3
+    registered.kill()
+    registered.wait()
+    again = here.node("stranger")
+    here.until(lambda: again.poll() is not None)
+    assert again.returncode != 0
+
+
+def online(here: Federation) -> int:
+    listed = json.loads(here.server.call("flwr", "supernode", "list", "hospitals", "--format", "json"))
+    return sum(node["status"] == "online" for node in listed["nodes"])
+
+
+def deploy(here: Federation, method: str, heard: set[tuple[str, str]]) -> dict[str, Any]:
+    """Run a method, and listen to it at its start and in its server stage."""
+    run_dir = here.home / "server" / "runs" / method
+    settings = f"method='{method}' {RUNS[method]} {COMMON}"
+    here.server.call("flwr", "run", str(ROOT), "hospitals", "--run-config", f"{settings} run-dir='{run_dir}'")
+    if method == KILLED:
+        here.until(lambda: len(lines_of(run_dir / "uploads.jsonl")) == len(CLIENTS))
+        kill_server_app(here)
+        here.server.call("flwr", "run", str(ROOT), "hospitals", "--run-config", f"{settings} resume='{run_dir}'")
+
+    def finished() -> bool:
+        heard.update(here.listening())
+        return (run_dir / "result.json").exists()
+
+    here.until(finished, pause_s=1.0)
+    return facts_of(run_dir)
+
+
+def kill_server_app(here: Federation) -> None:
+    apps = [process for process in members(here.token, here.home) if "flwr-serverapp" in " ".join(process.cmdline())]
+    assert apps, here.logs()
+    for process in apps:
+        process.kill()
+    here.until(lambda: not any(process.is_running() and process.status() != "zombie" for process in apps))
+
+
+def lines_of(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def rehearse(tmp_path: Path, nodes: Path, method: str, heard: set[tuple[str, str]]) -> dict[str, Any]:
+    run_dir = tmp_path / "rehearsals" / method
+    command = ["oneshot", "run", str(ROOT), "--run-config", f"method={method} {RUNS[method]} {COMMON}"]
+    command += ["--run-config", f"client.nodes={nodes} run-dir={run_dir}", "--format", "json"]
+    environment = {**os.environ, "ONESHOT_CLIENT_STATE": str(tmp_path / "rehearsals" / "state")}
+    with (tmp_path / f"{method}.log").open("w") as log:
+        command[0] = str(Path(sys.executable).with_name("oneshot"))
+        process = psutil.Popen(command, env=environment, stdout=log, stderr=log)
+        deadline = time.monotonic() + PATIENCE_S
+        while process.poll() is None:
+            assert time.monotonic() < deadline
+            for child in descendants(process):
+                heard.update(listening(child))
+            time.sleep(1.0)
+    assert process.returncode == 0, (tmp_path / f"{method}.log").read_text()[-4000:]
+    assert json.loads((run_dir / "run.json").read_text())["num-supernodes"] == 3
+    return facts_of(run_dir)
+
+
+def descendants(process: psutil.Popen) -> Iterator[psutil.Process]:
+    try:
+        yield from process.children(recursive=True)
+    except psutil.NoSuchProcess:
+        return
+
+
+def facts_of(run_dir: Path) -> dict[str, Any]:
+    """What must not depend on where the clients were."""
+    result = json.loads((run_dir / "result.json").read_text())
+    assert result["status"] == "finished", result
+    records = lines_of(run_dir / "uploads.jsonl")
+    said = ("client", "architecture", "sha256", "num_examples", "label_counts", "pretrained", "ranges")
+    return {
+        "uploads": [{key: row.get(key) for key in said} for row in sorted(records, key=lambda row: row["client"])],
+        "table": result["table"],
+        "weights": result["weights_sha256"],
+        "rounds": sorted(
+            json.loads((run_dir / "traffic.json").read_text())["phases"].get("aggregator", {"up": {}})["up"]
+        ),
+        "refusals": sorted((row["client"], row["reason"]) for row in result["refusals"]),
+    }

@@ -1,0 +1,371 @@
+"""Decoders of files: run folders, checkpoints, settings, data sets, and what doctor reads."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import tempfile
+import warnings
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from fuzz_decoder import Decoder
+from fuzz_inputs import HOSTILE_TOML, json_bytes, mutated, safetensors_files
+from fuzz_messages import PLACES, STATE, net
+from hypothesis import strategies as st
+from PIL import Image
+
+from client_app.keeping import Keep
+from fl_app.checkpoints import read_checkpoint
+from fl_app.data import open_split
+from fl_app.node_config import read_nodes
+from server_app.doctor.node import NodeConfig
+from server_app.doctor.tls import ServerFiles, node_key, root_certificate, server_certificate
+from server_app.doctor.versions import read_expected
+from server_app.market_map import Known, list_checkpoints
+from server_app.settings_text import merge_settings
+from strategies.client.logits import LogitCache, Logits
+from strategies.client.round_state import RoundState
+from strategies.method import EnsembleSpec, Snapshot, Upload
+from strategies.store.checkpoint import CheckpointFolder
+from strategies.store.ensembles import load_ensemble, save_ensemble
+from strategies.store.files import read_json, read_weights, weights_bytes
+from strategies.store.lines import JsonLines
+from strategies.store.run_folder import RunFolder
+from strategies.store.uploads import UploadStore
+from strategies.traffic import Traffic
+
+ROOT = Path(tempfile.mkdtemp(prefix="files-", dir=PLACES))
+RUN_ID = "ab" * 16
+
+
+def _file(name: str, read: Callable[[Path], Any]) -> Callable[[bytes], Any]:
+    """Return what writes bytes to a file and reads it."""
+    path = ROOT / name
+
+    def write_and_read(data: bytes) -> Any:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+        return read(path)
+
+    return write_and_read
+
+
+WEIGHTS = weights_bytes(STATE)
+ROW = {
+    "client": "alice", "architecture": "net", "sha256": "ab" * 32, "bytes": 100, "arrived": "2026-01-01T00:00:00",
+    "num_examples": 10, "label_counts": [1, 2, 3, 4], "pretrained": False, "ranges": {"0": [0.0, 1.0]},
+}  # fmt: skip
+LINES = b"".join(json.dumps({**ROW, "client": name}).encode() + b"\n" for name in ("alice", "bob", "carol"))
+RUN = {"id": RUN_ID, "method": "dense", "settings": {"seed": 1, "data.name": "digits"}, "versions": {"torch": "2.9"}}
+
+# A run folder's pieces.
+
+
+def _checkpoint_files() -> tuple[dict[str, Any], dict[str, bytes]]:
+    folder = CheckpointFolder(ROOT / "checkpoint")
+    state = {"model": {"a": torch.ones(2)}, (1, "x"): [1.5, float("nan"), None, True, np.arange(3)], "t": (1, 2)}
+    folder.save(Snapshot(step=3, state=state, appended={"images": torch.zeros(2, 3)}))
+    files = {path.name: path.read_bytes() for path in folder.path.iterdir()}
+    return json.loads(files.pop("checkpoint.json")), files
+
+
+INDEX, PIECES = _checkpoint_files()
+
+
+def _load_checkpoint(data: bytes) -> Any:
+    path = ROOT / "checkpoint"
+    for name, content in PIECES.items():
+        (path / name).write_bytes(content)
+    (path / "checkpoint.json").write_bytes(data)
+    return CheckpointFolder(path).load()
+
+
+def _ensemble_facts() -> dict[str, Any]:
+    upload = Upload("alice", "net", lambda: STATE, 10, (1, 2, 3, 4), {"0": (0.0, 1.0)})
+    save_ensemble(ROOT / "ensemble", EnsembleSpec(("alice",), "mean", {"w": torch.ones(1)}), [upload])
+    facts: dict[str, Any] = json.loads((ROOT / "ensemble" / "ensemble.json").read_text())
+    return facts
+
+
+ENSEMBLE = _ensemble_facts()
+
+
+def _kept(name: str, read: Callable[[], Any]) -> Callable[[bytes], Any]:
+    """Return what puts a file where a client keeps its own, and asks for it."""
+    return _file(f"state/{RUN_ID}/{name}", lambda _: _refuse_nothing(read()))
+
+
+def _refuse_nothing(found: Any) -> Any:
+    # Its owner begins anew, or asks again: nothing found is the refusal.
+    if found is None or found == (0, {}):
+        raise LookupError("nothing is kept here")
+    return found
+
+
+def _keep() -> Keep:
+    return Keep(str(ROOT / "state"), RUN_ID, "alice", 1)
+
+
+TRAINED = {"architecture": "net", "num_examples": 9, "label_counts": [1, 2, 3, 3], "loss": 0.5, "accuracy": 0.5,
+           "ranges": {"0": [0.0, 1.0]}}  # fmt: skip
+(ROOT / "state" / RUN_ID).mkdir(parents=True)
+(ROOT / "state" / RUN_ID / "alice-1.safetensors").write_bytes(WEIGHTS)
+
+
+def _logits() -> tuple[LogitCache, Path]:
+    cache = LogitCache(str(ROOT / "state"), RUN_ID, "alice", "held")
+    values = Logits(("a", "b"), np.zeros((2, 3, 4), np.float32), np.arange(3), np.zeros(0, np.float32))
+    cache.save("cd" * 32, values)
+    return cache, cache._path("cd" * 32)
+
+
+CACHE, LOGITS = _logits()
+
+
+def _read_logits(data: bytes) -> Any:
+    LOGITS.write_bytes(data)
+    return _refuse_nothing(CACHE.known(["a"]))
+
+
+# Checkpoints from anybody.
+
+
+def _saved(content: Any, *, legacy: bool = False) -> bytes:
+    stream = io.BytesIO()
+    torch.save(content, stream, _use_new_zipfile_serialization=not legacy)
+    return stream.getvalue()
+
+
+def _zip(method: int, **entries: bytes) -> bytes:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", method) as archive:
+        for name, data in entries.items():
+            archive.writestr(name, data)
+    return stream.getvalue()
+
+
+def _rezipped(**changes: bytes) -> bytes:
+    """A torch file with some entries replaced, compressed."""
+    with zipfile.ZipFile(io.BytesIO(_saved({"a": torch.arange(4.0)}))) as archive:
+        entries = {name: archive.read(name) for name in archive.namelist()}
+    for part, data in changes.items():
+        name = next((name for name in entries if name.endswith(f"/{part.replace('__', '/')}")), part)
+        entries[name] = data
+    return _zip(zipfile.ZIP_DEFLATED, **entries)
+
+
+def _giant() -> bytes:
+    """A torch file that says of a tensor of four numbers that it has 2^40."""
+    with zipfile.ZipFile(io.BytesIO(_saved({"a": torch.arange(4.0)}))) as archive:
+        entries = {name: archive.read(name) for name in archive.namelist()}
+    stem = next(iter(entries)).split("/")[0]
+    told = entries[f"{stem}/data.pkl"]
+    entries[f"{stem}/data.pkl"] = told.replace(b"K\x04", b"\x8a\x06\x00\x00\x00\x00\x00\x01")
+    return _zip(zipfile.ZIP_STORED, **entries)
+
+
+def _nested_pickle() -> bytes:
+    return b"\x80\x02" + b"]" * 50_000 + b"a" * 49_999 + b"."
+
+
+BOMB = bytes(600 * 2**20)
+PICKLES = (
+    _saved({"state_dict": STATE, "epoch": 3}), _saved(STATE), _saved(STATE, legacy=True),
+    pickle.dumps([print, {"a": 1}]),
+    _saved({"a": torch.ones(2).bfloat16(), "b": torch.eye(2).to_sparse()}),
+)  # fmt: skip
+HOSTILE_PICKLES = (
+    _giant(), _nested_pickle(), _rezipped(data__0=BOMB), _rezipped(bomb=BOMB),
+    _rezipped(**{"data.pkl": _nested_pickle()}), _rezipped(**{"../../evil": b"x"}), b"PK\x05\x06" + bytes(18),
+)  # fmt: skip
+del BOMB
+
+
+def _read_pt(path: Path) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return read_checkpoint(path)
+
+
+def _tensors(found: dict[str, Any]) -> None:
+    assert found
+    assert all(isinstance(value, torch.Tensor) for value in found.values())
+
+
+# Settings.
+
+MAP = b"""[keys]
+"backbone." = ""
+["a.pt"]
+name = "alice"
+architecture = "net"
+num-examples = 10
+label-counts = [1, 2, 3, 4]
+keys = { "net." = "" }
+"""
+SETTINGS = b'method = "dense"\nseed = 1\n[data]\nname = "digits"\nalpha = 0.1\n'
+NODE = b'client = "a"\npartition-id = 1\nnum-partitions = 3\nmax-ensemble-mib = 5.0\ncheckpoint = "m.pt"\n'
+PAIRS = b"method=dense seed=1 data.name='digits' data.alpha=0.1"
+KINDS = {"method": str, "seed": int, "data.name": str, "data.alpha": float}
+
+
+def toml(good: bytes) -> st.SearchStrategy[bytes]:
+    """A TOML file that is none, or says something else."""
+    return st.one_of(mutated(good, *HOSTILE_TOML[4:8]), st.sampled_from(HOSTILE_TOML))
+
+
+def _map(path: Path) -> Any:
+    (path.parent / "a.pt").touch()
+    return list_checkpoints(path.parent, path, architecture="net", known=Known(("net",), 4))
+
+
+# Data sets.
+
+HEART = b"".join(
+    b"%d.0,%d.0,%d.0,145.0,233.0,1.0,%d.0,150.0,0.0,2.3,3.0,0.0,6.0,%d\n" % (40 + n, n % 2, 1 + n % 4, n % 3, n % 2)
+    for n in range(12)
+)
+NEWS = b"".join(b'"%d","a title","some, ""words"" %d"\n' % (1 + n % 4, n) for n in range(8))
+
+
+def _heart(data: bytes) -> Any:
+    folder = ROOT / "heart" / "heart-disease"
+    folder.mkdir(parents=True, exist_ok=True)
+    for centre in ("cleveland", "hungarian", "switzerland", "va"):
+        (folder / f"processed.{centre}.data").write_bytes(HEART)
+    (folder / "processed.va.data").write_bytes(data)
+    return open_split("heart-disease", "train", root=str(ROOT / "heart"), download=False).take()
+
+
+def _news(path: Path) -> Any:
+    return open_split("ag-news", "train", root=str(ROOT / "news"), download=False).take()
+
+
+def _idx(shape: tuple[int, ...]) -> bytes:
+    head = bytes([0, 0, 8, len(shape)]) + b"".join(n.to_bytes(4, "big") for n in shape)
+    return head + bytes(int(np.prod(shape)))
+
+
+def _mnist(path: Path) -> Any:
+    raw = path.parent
+    for name, shape in (("train-labels", (5,)), ("t10k-images", (5, 28, 28)), ("t10k-labels", (5,))):
+        (raw / f"{name}-idx{len(shape)}-ubyte").write_bytes(_idx(shape))
+    return open_split("mnist", "train", root=str(ROOT / "mnist"), download=False).take()
+
+
+def _png() -> bytes:
+    stream = io.BytesIO()
+    Image.fromarray(np.arange(192, dtype=np.uint8).reshape(8, 8, 3)).save(stream, "PNG")
+    return stream.getvalue()
+
+
+def _image(path: Path) -> Any:
+    root = ROOT / "images"
+    for half in ("train", "test"):
+        (root / half / "cat").mkdir(parents=True, exist_ok=True)
+        (root / half / "cat" / "good.png").write_bytes(PNG)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return open_split("imagefolder", "train", root=str(root), image_size=8, download=False).take()
+
+
+PNG = _png()
+
+
+def _finite(found: Any) -> None:
+    assert bool(torch.isfinite(found.images.double()).all())
+    assert len(found.images) == len(found.labels)
+
+
+# Doctor.
+
+FACTS = {"facts": {"host": "a", "python": "3.11.7", "packages": {"flwr": "1.41.0"}, "code": "ab" * 32}}
+
+
+def _pem() -> tuple[bytes, bytes, bytes]:
+    from datetime import UTC, datetime, timedelta
+
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key, name = ec.generate_private_key(ec.SECP256R1()), x509.Name([])
+    names = x509.SubjectAlternativeName([x509.DNSName("localhost")])
+    begin = datetime.now(UTC) - timedelta(days=1)
+    builder = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+    builder = builder.serial_number(7).not_valid_before(begin).not_valid_after(begin + timedelta(days=99))
+    certificate = builder.add_extension(names, critical=False).sign(key, hashes.SHA256())
+    pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
+    forms = (serialization.PrivateFormat.PKCS8, serialization.PrivateFormat.OpenSSH)
+    return (certificate.public_bytes(pem), *(key.private_bytes(pem, form, plain) for form in forms))
+
+
+CERTIFICATE, SERVER_KEY, NODE_KEY = _pem()
+
+
+def _findings(read: Callable[[Path], Any]) -> Callable[[Path], Any]:
+    """Return what raises the first finding that is an error."""
+
+    def look(path: Path) -> Any:
+        found = list(read(path))
+        wrong = [finding for finding in found if finding.level == "error"]
+        if wrong:
+            raise LookupError(wrong[0].found)
+        return found
+
+    return look
+
+
+def _certificates(path: Path) -> Any:
+    (path.parent / "server.key").write_bytes(SERVER_KEY)
+    yield from root_certificate(path)
+    yield from server_certificate(ServerFiles(path, path, path.parent / "server.key"), ("localhost",))
+
+
+NOTHING = (LookupError,)
+FILES: dict[str, Decoder] = {
+    "json lines": Decoder(st.one_of(mutated(LINES), json_bytes(ROW).map(lambda line: line + b"\n" + LINES)),
+                          _file("a.jsonl", lambda path: JsonLines(path).rows())),
+    "json": Decoder(json_bytes(RUN), _file("a.json", read_json)),
+    "run.json": Decoder(json_bytes(RUN), _file("run/run.json", lambda p: RunFolder.open(p.parent, write=False).id)),
+    "uploads.jsonl": Decoder(
+        st.one_of(mutated(LINES), json_bytes(ROW).map(lambda line: line + b"\n" + LINES)),
+        _file("round/uploads.jsonl", lambda path: UploadStore(path.parent).records()),
+    ),
+    "traffic.json": Decoder(
+        json_bytes({"upload": {"up": {"alice": 3}, "down": {"alice": 4}}}),
+        _file("traffic.json", Traffic.read),
+    ),
+    "weights file": Decoder(safetensors_files(WEIGHTS), _file("a.safetensors", read_weights), look=_tensors),
+    "stage checkpoint": Decoder(json_bytes(INDEX), _load_checkpoint),
+    "ensemble": Decoder(json_bytes(ENSEMBLE), _file("ensemble/ensemble.json",
+                        lambda path: load_ensemble(path.parent, {"net": net}))),
+    "round state": Decoder(safetensors_files(WEIGHTS), _kept("alice-state-3.safetensors",
+                           lambda: RoundState(ROOT / "state" / RUN_ID, "alice").before(4)), NOTHING),
+    "client's copy": Decoder(json_bytes(TRAINED), _kept("alice-1.json", lambda: _keep().load()), NOTHING),
+    "kept logits": Decoder(mutated(LOGITS.read_bytes()), _read_logits, NOTHING),
+    "torch checkpoint": Decoder(st.one_of(mutated(*PICKLES), st.sampled_from(HOSTILE_PICKLES)),
+                                _file("a.pt", _read_pt), look=_tensors),
+    "safetensors": Decoder(safetensors_files(WEIGHTS), _file("b.safetensors", _read_pt), look=_tensors),
+    "market map": Decoder(toml(MAP), _file("market/map.toml", _map)),
+    "settings file": Decoder(toml(SETTINGS), _file("s.toml", lambda path: merge_settings([str(path)], KINDS))),
+    "settings pairs": Decoder(mutated(PAIRS).map(lambda data: data.decode("utf-8", "surrogateescape")),
+                              lambda text: merge_settings([text], KINDS)),
+    "node config": Decoder(toml(NODE), _file("node/n.toml", read_nodes)),
+    "node pairs": Decoder(mutated(b'client="a" partition-id=1 max-ensemble-mib=2.5').map(lambda d: d.decode("latin-1")),
+                          lambda text: NodeConfig.of(text).client),
+    "heart disease": Decoder(mutated(HEART), _heart, look=_finite),
+    "ag-news": Decoder(mutated(NEWS), _file("news/ag_news/train.csv", _news), look=_finite),
+    "mnist": Decoder(mutated(_idx((5, 28, 28))), _file("mnist/MNIST/raw/train-images-idx3-ubyte", _mnist),
+                     look=_finite),
+    "image": Decoder(mutated(PNG), _file("images/train/cat/bad.png", _image), look=_finite),
+    "doctor's facts": Decoder(json_bytes(FACTS), _file("facts.json", read_expected)),
+    "certificate": Decoder(mutated(CERTIFICATE), _file("tls/a.crt", _findings(_certificates)), NOTHING),
+    "node key": Decoder(mutated(NODE_KEY, SERVER_KEY), _file("tls/a.key", _findings(node_key)), NOTHING),
+}  # fmt: skip

@@ -1,0 +1,215 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from client_app import work
+from client_app.attacking import copied, poisoned, scaled
+from client_app.iterating import local_round
+from client_app.keeping import Trained
+from client_app.local_training import Epoch
+from client_app.node import Asked, Node
+from client_app.tasks import TASKS
+from client_app.work import own_examples, trained_model
+from fl_app.attacks import AttackConfig, triggered
+from fl_app.config import AppConfig
+from fl_app.data import ImageData
+from server_app.attack_success import check_attackers
+from strategies.errors import OptionError, UploadError
+
+RUN = "0123456789abcdef" * 2
+CLIENTS = 3
+State = Mapping[str, torch.Tensor]
+
+
+def config_of(kind: str = "none", clients: str = "", **more: Any) -> AppConfig:
+    settings = {key.replace("__", ".").replace("_", "-"): value for key, value in more.items()}
+    small: dict[str, Any] = {"client.epochs": 1, "client.batch-size": 64, "data.limit": 120, "data.law": "iid"}
+    return AppConfig.from_settings({**small, "attack.kind": kind, "attack.clients": clients, **settings})
+
+
+def sent_by(partition_id: int, config: AppConfig, **asked: Any) -> tuple[Trained, State]:
+    """Return what a simulated client sends; without a run, so that nothing is kept."""
+    node = Node.of({"partition-id": partition_id, "num-partitions": CLIENTS}, config)
+    trained, state = trained_model(config, node, Asked(**{"run_id": "", "server_round": 1, "seed": 0, **asked}), {})
+    assert trained is not None
+    return trained, {key: value.clone() for key, value in state.items()}
+
+
+def same(left: State, right: State) -> bool:
+    return left.keys() == right.keys() and all(torch.equal(left[key], right[key]) for key in left)
+
+
+def examples(count: int = 20) -> ImageData:
+    images = torch.arange(count * 64, dtype=torch.int64).remainder(200).to(torch.uint8).reshape(count, 1, 8, 8)
+    return ImageData(images, torch.arange(count) % 5)
+
+
+def test_labels_when_they_are_flipped_are_those_from_the_other_end() -> None:
+    attack, data = AttackConfig("label-flip", "a"), examples()
+
+    flipped = poisoned(data, attack, client="a", num_classes=5, seed=0)
+
+    assert flipped.labels[:5].tolist() == [4, 3, 2, 1, 0]
+    assert flipped.images is data.images
+    assert data.labels[:5].tolist() == [0, 1, 2, 3, 4]
+    assert poisoned(data, attack, client="b", num_classes=5, seed=0) is data
+
+
+def test_images_when_a_backdoor_is_trained_bear_the_trigger_in_the_asked_share_and_the_target_s_label() -> None:
+    attack, data = AttackConfig("backdoor", "a,b", target=3, poisoned=0.25), examples()
+    before = ImageData(data.images.clone(), data.labels.clone())
+
+    done = poisoned(data, attack, client="a", num_classes=5, seed=0)
+
+    marked = [k for k in range(20) if not torch.equal(done.images[k], data.images[k])]
+    assert len(marked) == 5
+    assert torch.equal(done.images[marked], triggered(data.images[marked]))
+    clean = [k for k in range(20) if k not in marked]
+    assert done.labels[marked].tolist() == [3] * 5
+    assert torch.equal(done.labels[clean], data.labels[clean])
+    assert torch.equal(data.images, before.images)
+    assert torch.equal(data.labels, before.labels)
+    again, other = (poisoned(data, attack, client=name, num_classes=5, seed=0) for name in ("a", "b"))
+    assert torch.equal(again.images, done.images)
+    assert not torch.equal(other.images, done.images)
+
+
+def test_a_backdoor_when_its_share_is_less_than_one_image_marks_one() -> None:
+    attack = AttackConfig("backdoor", "a", target=3, poisoned=0.001)
+
+    done = poisoned(examples(), attack, client="a", num_classes=5, seed=0)
+
+    assert int((done.images != examples().images).flatten(1).any(1).sum()) == 1
+    with pytest.raises(OptionError, match="'attack.target' is 3: allowed is 0 to 2"):
+        poisoned(examples(), attack, client="a", num_classes=3, seed=0)
+
+
+def test_weights_when_they_are_scaled_leave_counters_as_they_are() -> None:
+    state = {"w": torch.tensor([1.0, -2.0]), "running_var": torch.ones(1), "num_batches_tracked": torch.tensor(7)}
+
+    assert {key: value.tolist() for key, value in scaled(state, -3.0).items()} == {
+        "w": [-3.0, 6.0],
+        "running_var": [-3.0],
+        "num_batches_tracked": 7,
+    }
+
+
+def test_the_attacks_of_one_upload_do_what_they_say_and_tell_of_themselves_what_an_honest_client_tells() -> None:
+    honest = [sent_by(k, config_of()) for k in range(CLIENTS)]
+    (own, state), (_, following) = honest[1], honest[2]
+
+    def attacked(kind: str, **more: Any) -> State:
+        trained, weights = sent_by(1, config_of(kind, "client-001", **more))
+        assert (trained.num_examples, trained.label_counts) == (own.num_examples, own.label_counts)
+        assert trained.architecture == own.architecture
+        assert same(sent_by(0, config_of(kind, "client-001", **more))[1], honest[0][1])  # nobody else is touched
+        return weights
+
+    assert same(attacked("scale", attack__factor=4.0), {key: 4.0 * value for key, value in state.items()})
+    assert same(attacked("copy"), following)
+    assert not same(attacked("label-flip"), state)
+    drawn = attacked("random")
+    assert same(drawn, attacked("random"))
+    assert drawn.keys() == state.keys()
+    assert not same(drawn, sent_by(1, config_of("random", "client-001"), seed=1)[1])
+    assert not same(drawn, sent_by(1, config_of("random", "client-001"), server_round=2)[1])
+    assert not same(drawn, sent_by(2, config_of("random", "client-001,client-002"))[1])
+
+
+def test_weights_when_they_are_drawn_at_random_are_not_the_common_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: object, **__: object) -> Epoch:
+        raise AssertionError("it trains though it should not")
+
+    drawn = sent_by(1, config_of("random", "client-001"))
+    monkeypatch.setitem(TASKS, "classifier", replace(TASKS["classifier"], train=never))
+
+    again = sent_by(1, config_of("random", "client-001"))
+
+    assert same(again[1], drawn[1])
+    assert again[0].loss != again[0].loss  # it has trained on nothing
+    config, node = config_of(), Node.of({"partition-id": 1, "num-partitions": CLIENTS}, config_of())
+    asked = Asked("", 1, 0)
+    start = work._started(config, node, asked, own_examples(config, node, asked).split).state_dict()
+    assert not same(again[1], start)
+
+
+def test_the_copied_client_is_the_next_honest_one_of_a_simulation() -> None:
+    config = config_of("copy", "client-000,client-002", model__per_client="lenet5,mnist-cnn,lenet5")
+
+    def of(partition_id: int, **facts: Any) -> Node:
+        return copied(Node.of({"partition-id": partition_id, "num-partitions": 3, **facts}, config), config)
+
+    for partition_id in (0, 2):  # the last one begins anew
+        found = of(partition_id)
+        assert (found.client, found.partition_id, found.architecture) == ("client-001", 1, "mnist-cnn")
+    with pytest.raises(UploadError, match="attack.kind is 'copy': allowed for clinic are none, random, .*simulation"):
+        of(0, client="clinic")
+    every = config_of("copy", "client-000,client-001,client-002")
+    with pytest.raises(UploadError, match="names every client"):
+        copied(Node.of({"partition-id": 1, "num-partitions": 3}, every), every)
+
+
+def test_a_checkpoint_when_its_client_is_an_attacker_is_not_sent(tmp_path: Path) -> None:
+    config = config_of("scale", "clinic")
+    node = Node.of({"client": "clinic", "checkpoint": str(tmp_path / "m.pt")}, config)
+
+    with pytest.raises(UploadError, match="attack.kind is 'scale': allowed for a client that uploads a checkpoint"):
+        trained_model(config, node, Asked("", 1, 0), {})
+
+
+@pytest.mark.parametrize("task", ["open-set", "cvae"])
+@pytest.mark.parametrize("kind", ["label-flip", "backdoor", "scale", "random", "copy"])
+def test_attacks_when_another_kind_of_model_is_asked_for_work_too(task: str, kind: str) -> None:
+    honest = sent_by(1, config_of(data__limit=30), task=task)
+    trained, state = sent_by(1, config_of(kind, "client-001", data__limit=30), task=task)
+
+    assert state.keys() == honest[1].keys()
+    assert not same(state, honest[1])
+    assert trained.architecture == honest[0].architecture
+
+
+def test_rounds_when_an_attacker_poisons_its_examples_differ_and_other_attacks_are_refused() -> None:
+    def answered(config: AppConfig) -> State:
+        node = Node.of({"partition-id": 1, "num-partitions": CLIENTS}, config)
+        trained, records, _ = local_round(config, node, Asked("", 1, 0), {}, {"arrays": start})
+        assert trained.label_counts == own_examples(config, node, Asked("", 1, 0)).label_counts
+        return records["arrays"]
+
+    start = dict(sent_by(0, config_of())[1])
+    honest = answered(config_of())
+
+    assert same(answered(config_of("label-flip", "client-000")), honest)
+    assert not same(answered(config_of("label-flip", "client-001")), honest)
+    assert not same(answered(config_of("backdoor", "client-001")), honest)
+    with pytest.raises(UploadError, match="'scale': allowed in rounds are none, label-flip, backdoor"):
+        answered(config_of("scale", "client-001"))
+
+
+def test_what_an_attacker_sent_is_sent_again_and_is_never_an_honest_model(tmp_path: Path) -> None:
+    config = config_of("scale", "client-001", client__state_dir=str(tmp_path))
+    first = sent_by(1, config, run_id=RUN)
+    facts = json.loads((tmp_path / RUN / "client-001-1.json").read_text())
+
+    again = sent_by(1, config, run_id=RUN)
+    elsewhere = sent_by(1, config_of(client__state_dir=str(tmp_path)), run_id=RUN[::-1])
+
+    assert same(first[1], again[1])
+    assert facts["num_examples"] == first[0].num_examples
+    assert same(elsewhere[1], sent_by(1, config_of())[1])  # another run has nothing of it
+    assert not same(elsewhere[1], first[1])
+
+
+def test_the_server_knows_a_simulation_s_clients_by_the_names_that_they_have() -> None:
+    nodes = [Node.of({"partition-id": k, "num-partitions": 12}, config_of()) for k in range(12)]
+    attack = AttackConfig("random", ",".join(node.client for node in nodes))
+    check_attackers(attack, 12)
+
+    with pytest.raises(OptionError, match="names client-011"):
+        check_attackers(attack, 11)

@@ -1,0 +1,331 @@
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from client_app import private_training
+from client_app.fens_half import FensHalf
+from client_app.iterating import local_round
+from client_app.keeping import Trained
+from client_app.node import Asked, Node
+from client_app.private_training import Plan, plan_of, system_normal, system_uniform, train
+from client_app.work import trained_model
+from fl_app.config import AppConfig, ClientConfig
+from fl_app.data import ImageData, Normalization
+from fl_app.models import build
+from fl_app.privacy import PrivacyConfig
+from strategies.client.fens import Told
+from strategies.errors import OptionError, UploadError
+from strategies.options import flatten
+
+RUN = "0123456789abcdef" * 2
+PLAIN = ClientConfig(epochs=1, batch_size=4, lr=0.5, momentum=0.0, share_label_counts=False)
+HALF = Normalization((0.5,), (0.5,))
+State = Mapping[str, torch.Tensor]
+
+
+def linear_data(count: int = 4, features: int = 3) -> ImageData:
+    rows = torch.randn(count, features, 1, 1, generator=torch.Generator().manual_seed(1))
+    return ImageData(10 * rows, torch.arange(count) % 2)
+
+
+def linear_model(features: int = 3) -> nn.Module:
+    layer = nn.Linear(features, 2)
+    with torch.no_grad():
+        layer.weight.copy_(torch.arange(2.0 * features).reshape(2, features) / 10)
+        layer.bias.copy_(torch.tensor([0.2, -0.1]))
+    return nn.Sequential(nn.Flatten(), layer)
+
+
+def fit(model: nn.Module, data: ImageData, config: ClientConfig = PLAIN, **privacy: float) -> float:
+    budget = PrivacyConfig(**{"epsilon": 3.0, "clip": 1.0, **privacy})
+    return train(model, data, config, privacy=budget, normalization=HALF, augmentation="none")
+
+
+def clipped_sum(model: nn.Module, data: ImageData, clip: float) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Work out ``sum_i g_i min(1, C / ||g_i||)`` of a softmax regression by hand, in numpy."""
+    layer = model[1]  # type: ignore[index]
+    weight, bias = layer.weight.detach().double().numpy(), layer.bias.detach().double().numpy()
+    rows, total = data.images.flatten(1).double().numpy(), None
+    for x, y in zip(rows, data.labels.tolist(), strict=True):
+        scores = np.exp(weight @ x + bias)
+        error = scores / scores.sum() - np.eye(2)[y]
+        gradient = np.concatenate([np.outer(error, x).ravel(), error])
+        gradient *= min(1.0, clip / np.linalg.norm(gradient))
+        total = gradient if total is None else total + gradient
+    assert total is not None
+    return total[:-2].reshape(2, -1), total[-2:]
+
+
+@pytest.mark.parametrize("clip", [0.1, 1.0, 1e6])
+def test_a_step_without_noise_is_the_sum_of_clipped_gradients_of_single_examples(
+    monkeypatch: pytest.MonkeyPatch, clip: float
+) -> None:
+    monkeypatch.setattr(private_training, "system_normal", lambda count: torch.zeros(count, dtype=torch.float64))
+    data, model, start = linear_data(), linear_model(), linear_model()
+    weight, bias = clipped_sum(model, data, clip)
+
+    fit(model, data, clip=clip)  # a batch as large as the data: every example is in it
+
+    state, before = model.state_dict(), start.state_dict()
+    np.testing.assert_allclose(before["1.weight"] - state["1.weight"], 0.5 * weight / 4, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(before["1.bias"] - state["1.bias"], 0.5 * bias / 4, rtol=1e-4, atol=1e-6)
+
+
+def test_one_example_when_it_is_taken_away_changes_the_sum_by_no_more_than_the_clipping_norm(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(private_training, "system_normal", lambda count: torch.zeros(count, dtype=torch.float64))
+    monkeypatch.setattr(private_training, "plan_of", lambda *_: Plan(0.5, 1, 2, 3.0, 1.0))
+
+    def moved(data: ImageData, kept: list[float]) -> torch.Tensor:
+        monkeypatch.setattr(private_training, "system_uniform", lambda _: torch.tensor(kept, dtype=torch.float64))
+        model = linear_model()
+        fit(model, data, replace(PLAIN, batch_size=2, steps=1), clip=0.7)  # q = 1/2
+        return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+    data = linear_data()
+    whole, without, none = moved(data, [0.1] * 4), moved(data, [0.1, 0.1, 0.1, 0.9]), moved(data, [0.9] * 4)
+
+    assert float((whole - without).norm()) == pytest.approx(0.5 * 0.7 / 2, rel=1e-3)  # lr * C / L: it was clipped
+    start = torch.cat([p.detach().flatten() for p in linear_model().parameters()])
+    assert torch.equal(none, start)  # an empty batch moves nothing but by its noise
+
+
+def test_noise_is_that_of_the_plan_times_the_clipping_norm_over_the_mean_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(private_training, "plan_of", lambda *_: Plan(0.5, 1, 2, 3.0, 1.0))
+    monkeypatch.setattr(
+        private_training, "system_uniform", lambda count: torch.full((count,), 0.9, dtype=torch.float64)
+    )
+    monkeypatch.setattr(private_training, "system_normal", lambda count: torch.ones(count, dtype=torch.float64))
+    model, start = linear_model(), linear_model()
+
+    fit(model, linear_data(), clip=0.25)
+
+    for after, before in zip(model.parameters(), start.parameters(), strict=True):
+        torch.testing.assert_close(before - after, torch.full_like(before, 0.5 * 3.0 * 0.25 / 2))
+
+
+def test_the_system_s_numbers_have_the_moments_that_they_should_and_never_come_again() -> None:
+    uniform, normal = system_uniform(200_000), system_normal(200_001)
+
+    assert (len(uniform), len(normal)) == (200_000, 200_001)
+    assert 0.0 < float(uniform.min()) < 1e-3 < 1 - 1e-3 < float(uniform.max()) <= 1.0
+    assert float(uniform.mean()) == pytest.approx(0.5, abs=0.005)
+    assert float(normal.mean()) == pytest.approx(0.0, abs=0.02)
+    assert float(normal.var()) == pytest.approx(1.0, abs=0.02)
+    assert float((normal**4).mean()) == pytest.approx(3.0, abs=0.2)
+    assert float((normal.abs() < 1.0).double().mean()) == pytest.approx(0.6827, abs=0.01)
+    torch.manual_seed(0)
+    first = system_normal(4)
+    torch.manual_seed(0)
+    assert not torch.equal(system_normal(4), first)
+
+
+def test_noise_when_the_budget_grows_is_less_and_what_is_spent_stays_within_it() -> None:
+    config = replace(PLAIN, epochs=5, batch_size=32)
+
+    plans = [plan_of(PrivacyConfig(epsilon), config, 200) for epsilon in (0.5, 1.0, 3.0)]
+
+    noises = [plan.noise for plan in plans]
+    assert noises == sorted(noises, reverse=True)
+    assert len(set(noises)) == 3
+    for plan, budget in zip(plans, (0.5, 1.0, 3.0), strict=True):
+        assert 0.95 * budget < plan.epsilon <= budget
+        assert (plan.rate, plan.steps, plan.batch) == (0.16, 35, 32)
+    assert plan_of(PrivacyConfig(3.0), replace(config, epochs=20), 200).noise > noises[2]  # more steps
+    assert plan_of(PrivacyConfig(3.0), config, 2000).noise < noises[2]  # each example in fewer of them
+    assert plan_of(PrivacyConfig(3.0), replace(config, batch_size=64), 20).rate == 1.0
+
+
+def test_spending_when_every_example_is_in_every_batch_is_that_of_the_gaussian_mechanism() -> None:
+    plan = plan_of(PrivacyConfig(2.0, 1e-5), replace(PLAIN, epochs=9, batch_size=50), 50)
+
+    # Renyi: T a / (2 sigma^2); Mironov 2017, Proposition 3 is the looser way from there to epsilon.
+    orders = np.linspace(1.01, 200, 20_000)
+    bound = (9 * orders / (2 * plan.noise**2) + np.log(1e5) / (orders - 1)).min()
+    assert plan.steps == 9
+    assert plan.epsilon <= bound
+    assert plan.epsilon > 0.75 * bound
+
+
+def private(**more: Any) -> AppConfig:
+    settings: dict[str, Any] = {key.replace("__", ".").replace("_", "-"): value for key, value in more.items()}
+    small: dict[str, Any] = {
+        "client.epochs": 2, "client.batch-size": 32, "data.limit": 120, "data.law": "iid", "privacy.epsilon": 3.0,
+        "client.share-label-counts": False,
+    }  # fmt: skip
+    return AppConfig.from_settings({**small, **settings})
+
+
+def sent_by(config: AppConfig, **asked: Any) -> tuple[Trained, State]:
+    node = Node.of({"partition-id": 1, "num-partitions": 3}, config)
+    trained, state = trained_model(config, node, Asked(**{"run_id": RUN, "server_round": 1, "seed": 0, **asked}), {})
+    assert trained is not None
+    return trained, {key: value.clone() for key, value in state.items()}
+
+
+def same(left: State, right: State) -> bool:
+    return left.keys() == right.keys() and all(torch.equal(left[key], right[key]) for key in left)
+
+
+def test_a_private_client_tells_what_it_spent_neither_loss_nor_accuracy_and_is_never_the_same_twice(
+    tmp_path: Path,
+) -> None:
+    trained, state = sent_by(private(client__state_dir=str(tmp_path / "a")))
+    other = sent_by(private(client__state_dir=str(tmp_path / "b")))[1]
+
+    assert trained.epsilon is not None
+    assert 2.5 < trained.epsilon <= 3.0
+    assert trained.num_examples == 40
+    assert (trained.loss != trained.loss, trained.accuracy != trained.accuracy) == (True, True)
+    assert state.keys() == build("lenet5", num_classes=10, input_shape=(1, 16, 16)).state_dict().keys()
+    assert all(torch.isfinite(value).all() for value in state.values())
+    assert not same(state, other)  # the same seed, the same examples
+
+
+def test_an_upload_when_it_is_asked_for_again_is_sent_again_and_spends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = private(client__state_dir=str(tmp_path))
+    first = sent_by(config)
+    monkeypatch.setattr(private_training, "_private_gradient", None)
+
+    again = sent_by(config)
+
+    assert same(again[1], first[1])
+    assert again[0].epsilon == first[0].epsilon
+    (file,) = tmp_path.rglob("*.safetensors")
+    file.write_bytes(file.read_bytes()[:-10])
+    with pytest.raises(UploadError, match="is damaged here: training again would spend privacy twice"):
+        sent_by(config)
+
+
+def test_an_upload_when_the_disk_refuses_its_copy_is_not_sent(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(UploadError, match="is not kept here, so it is not sent either"):
+        sent_by(private(client__state_dir=str(tmp_path / "file")))
+
+
+def test_a_private_training_of_many_steps_learns(tmp_path: Path) -> None:
+    rows = torch.cat([torch.randn(100, 3, 1, 1) + 2, torch.randn(100, 3, 1, 1) - 2])
+    data, model = ImageData(rows, torch.arange(200) // 100), linear_model()
+
+    spent = fit(model, data, replace(PLAIN, epochs=10, batch_size=50), epsilon=3.0)
+
+    right = (model(rows).argmax(1) == data.labels).float().mean()
+    assert spent <= 3.0
+    assert float(right) > 0.95
+    assert not any(module._forward_hooks or module._backward_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize(
+    ("architecture", "classes", "shape"),
+    [
+        ("lenet5", 10, (1, 16, 16)),
+        ("cnn1", 10, (3, 32, 32)),
+        ("cnn5", 10, (3, 32, 32)),
+        ("cnn-torch", 10, (3, 32, 32)),
+        ("logistic", 2, (13, 1, 1)),
+        ("mlp", 2, (13, 1, 1)),
+        ("text-bag", 4, (1, 1, 12)),
+    ],
+)
+def test_gradients_of_single_examples_are_those_of_the_examples_one_by_one(
+    monkeypatch: pytest.MonkeyPatch, architecture: str, classes: int, shape: tuple[int, int, int]
+) -> None:
+    monkeypatch.setattr(private_training, "system_normal", lambda count: torch.zeros(count, dtype=torch.float64))
+    torch.manual_seed(0)
+    model, alone = (build(architecture, num_classes=classes, input_shape=shape) for _ in range(2))
+    alone.load_state_dict(model.state_dict())
+    inputs = torch.randint(1, 99, (3, *shape)) if architecture == "text-bag" else torch.randn(3, *shape)
+    data, clip = ImageData(inputs, torch.tensor([0, 1, 1])), 0.05
+    sums = [torch.zeros_like(parameter) for parameter in alone.parameters()]
+    for k in range(3):
+        loss = nn.functional.cross_entropy(alone(inputs[k : k + 1]), data.labels[k : k + 1])
+        gradients = torch.autograd.grad(loss, list(alone.parameters()))
+        norm = torch.stack([gradient.norm() for gradient in gradients]).norm()
+        for total, gradient in zip(sums, gradients, strict=True):
+            total += gradient * min(1.0, clip / float(norm))
+
+    fit(model, data, replace(PLAIN, lr=3.0), clip=clip)  # lr / L = 1
+
+    for after, before, total in zip(model.parameters(), alone.parameters(), sums, strict=True):
+        torch.testing.assert_close(before - after, total, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("how", "what"),
+    [
+        ({"task": "open-set"}, "task 'open-set'"),
+        ({"task": "cvae"}, "task 'cvae'"),
+        ({"server_round": 2}, "a second round of uploads"),
+        ({"holdout": 0.1}, "answers on examples that are kept from training"),
+        ({"calibrate": True}, "the ranges of activations, for INT8"),
+        ({"run_id": ""}, "an upload to a run without an id"),
+    ],
+)
+def test_a_question_when_its_answer_is_outside_the_guarantee_is_refused(how: dict[str, Any], what: str) -> None:
+    with pytest.raises(UploadError) as caught:
+        sent_by(private(), **how)
+
+    assert str(caught.value).startswith(f"the server asks for {what}")
+    assert "\n" not in str(caught.value)
+
+
+def test_rounds_checkpoints_and_questions_of_fens_are_refused(tmp_path: Path) -> None:
+    config = private()
+    node = Node.of({"partition-id": 1, "num-partitions": 3}, config)
+
+    with pytest.raises(UploadError, match="the server asks for training in rounds"):
+        local_round(config, node, Asked(RUN, 1, 0), {}, {"arrays": {}})
+    with pytest.raises(UploadError, match="what this node has, a checkpoint"):
+        trained_model(config, replace(node, checkpoint=str(tmp_path / "m.pt")), Asked(RUN, 1, 0), {})
+    half = FensHalf(dict(flatten(config)), {"partition-id": 1, "num-partitions": 3})
+    with pytest.raises(UploadError, match="answers on examples that are kept from training"):
+        half.local().examples(Told(RUN, 0, 0.1, per_class=False, num_classes=10))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "allowed"),
+    [
+        ("client.share-label-counts", True, "is True: allowed with 'privacy.epsilon' 3 is False"),
+        ("client.loss", "ldam", "is 'ldam': allowed with 'privacy.epsilon' 3 is 'cross-entropy'"),
+        ("client.sam-rho", 0.05, "is 0.05: allowed with 'privacy.epsilon' 3 is 0.0"),
+        ("client.checkpoint", "m.pt", "is 'm.pt': allowed with 'privacy.epsilon' 3 is ''"),
+        ("privacy.epsilon", -1.0, "a number at least 0.0"),
+        ("privacy.delta", 0.0, "greater than 0.0"),
+        ("privacy.clip", 0.0, "greater than 0.0"),
+    ],
+)
+def test_settings_when_they_would_tell_more_are_refused_in_one_line(key: str, value: Any, allowed: str) -> None:
+    given: dict[str, Any] = {"privacy.epsilon": 3.0, "client.share-label-counts": False}
+
+    with pytest.raises(OptionError) as caught:
+        AppConfig.from_settings({**given, key: value})
+
+    assert f"setting {key!r}" in str(caught.value)
+    assert allowed in str(caught.value)
+    assert "\n" not in str(caught.value)
+    AppConfig.from_settings({"client.loss": "ldam", "client.sam-rho": 0.05})  # without a budget all is well
+
+
+def test_a_model_with_batch_normalisation_a_large_delta_and_a_missing_opacus_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(UploadError, match="the model has batch normalisation"):
+        fit(nn.Sequential(nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(3, 2)), linear_data())
+    with pytest.raises(UploadError, match=r"privacy.delta is 0.01: allowed is less than 1 / 100"):
+        plan_of(PrivacyConfig(1.0, 0.01), PLAIN, 100)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(UploadError, match=r"privacy.epsilon needs opacus, .* pip install 'oneshot-fl\[privacy\]'"):
+        fit(linear_model(), linear_data())

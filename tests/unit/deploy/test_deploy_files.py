@@ -1,0 +1,179 @@
+"""The files of deploy/ against what reads them: systemd, Compose, Flower, the rehearsal; and the rule on the port."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import shutil
+import subprocess
+import tomllib
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+from starlette.testclient import TestClient
+
+from fl_app.node_config import read_nodes
+
+DEPLOY = Path(__file__).parents[3] / "deploy"
+UNITS = {"oneshot-superlink": "superlink.env", "oneshot-supernode": "supernode.env"}
+superlink = runpy.run_path(str(DEPLOY / "superlink.py"))
+
+
+def unit(name: str) -> str:
+    return (DEPLOY / "systemd" / f"{name}.service").read_text().replace("\\\n", " ")
+
+
+def variables(file: str) -> dict[str, str]:
+    lines = [line for line in (DEPLOY / "systemd" / file).read_text().splitlines() if line and line[0] != "#"]
+    return dict(line.split("=", 1) for line in lines)
+
+
+def flags_of(words: list[str]) -> dict[str, str]:
+    """Return long flags with their values, in whichever of the two spellings."""
+    found, words = {}, [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    for word, value in zip(words, [*words[1:], ""], strict=True):
+        if word.startswith("--"):
+            found[word] = "" if value.startswith("--") else value
+    return found
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd")
+@pytest.mark.parametrize("name", UNITS)
+def test_units_are_accepted_by_systemd(tmp_path: Path, name: str) -> None:
+    # Its programs are not here; what it says of the rest must be nothing.
+    text = re.sub(r"ExecStart=\S+", f"ExecStart={shutil.which('true')}", unit(name))
+    (tmp_path / f"{name}.service").write_text(text)
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", str(tmp_path / f"{name}.service")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert [line for line in done.stderr.splitlines() if name in line] == []
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_units_run_unprivileged_with_a_complete_environment(name: str) -> None:
+    lines = unit(name).splitlines()
+    for wanted in (
+        "User=oneshot", "NoNewPrivileges=yes", "ProtectSystem=strict", "Restart=always", "CapabilityBoundingSet=",
+        f"EnvironmentFile=/etc/oneshot/{UNITS[name]}", "StateDirectory=oneshot",
+    ):  # fmt: skip
+        assert wanted in lines
+    given = variables(UNITS[name])
+    [command] = re.findall(r"^ExecStart=(.*)$", unit(name), re.MULTILINE)
+    assert set(re.findall(r"\$\{(\w+)\}", command)) <= given.keys()
+    # Without it Flower finds none of its own programs.
+    assert given["PATH"].startswith(command.split()[0].rpartition("/")[0])
+    assert all(given[key].startswith("/var/lib/oneshot") for key in ("HOME", "FLWR_HOME"))
+
+
+def test_compose_services_are_started_as_the_units_are() -> None:
+    services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+    for service, name in (("superlink", "oneshot-superlink"), ("supernode", "oneshot-supernode")):
+        [command] = re.findall(r"^ExecStart=(.*)$", unit(name), re.MULTILINE)
+        composed, started = flags_of(services[service]["command"]), flags_of(command.split())
+        assert composed.keys() == started.keys() - {"--port" if service == "supernode" else ""}
+        assert services[service]["read_only"] is True
+        assert services[service]["cap_drop"] == ["ALL"]
+    assert services["superlink"]["ports"] == ["9092:9092"]
+    assert "ports" not in services["supernode"]
+
+
+def test_compose_secrets_and_folders_are_those_that_make_keys_makes() -> None:
+    text = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    assert {name: entry["file"] for name, entry in text["secrets"].items()} == {
+        "server.key": "${KEYS:-./keys}/server/server.key",
+        "node.key": "${KEYS:-./keys}/${NODE:-hospital-a}/node.key",
+    }
+    for service, secrets in (("superlink", ["server.key"]), ("supernode", ["node.key"])):
+        assert text["services"][service]["secrets"] == secrets
+
+
+def test_everywhere_flower_is_told_to_install_nothing_and_call_nobody() -> None:
+    image = (DEPLOY / "Dockerfile").read_text()
+    for key, value in (
+        ("FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION", "1"), ("FLWR_TELEMETRY_ENABLED", "0"),
+        ("FLWR_DISABLE_UPDATE_CHECK", "1"), ("RAY_USAGE_STATS_ENABLED", "0"),
+    ):  # fmt: skip
+        assert all(variables(file)[key] == value for file in UNITS.values())
+        assert f"{key}={value}" in image
+    assert variables("superlink.env")["MALLOC_ARENA_MAX"] == "1"
+
+
+def test_image_has_every_package_and_file_that_the_app_is_made_of() -> None:
+    copied = re.findall(r"^COPY (.*) \S+$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
+    sources = {name for line in copied for name in line.split()}
+    project = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())
+    wanted = {*project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"], "pyproject.toml", "constraints.txt"}
+    assert wanted <= sources
+    assert all((DEPLOY.parent / name).exists() for name in sources)
+
+
+def test_node_configs_are_three_clients_of_different_architectures_one_without_data() -> None:
+    nodes = read_nodes(DEPLOY / "nodes")
+    assert [node["client"] for node in nodes] == ["hospital-a", "hospital-b", "hospital-c"]
+    assert len({node["architecture"] for node in nodes}) == 3
+    assert ["partition-id" in node for node in nodes] == [True, True, False]
+    assert "checkpoint" in nodes[2]
+
+
+def test_operators_connection_is_to_this_machine_by_the_server_s_authority() -> None:
+    connections = tomllib.loads((DEPLOY / "flwr-config.toml").read_text())["superlink"]
+    connection = connections[connections["default"]]
+    assert connection["address"] == f"127.0.0.1:{variables('superlink.env')['ONESHOT_PORT']}"
+    assert "--ssl-ca-certfile " + connection["root-certificates"] in unit("oneshot-superlink")
+
+
+async def answer(request: Any) -> PlainTextResponse:
+    return PlainTextResponse("here")
+
+
+def client(peer: str, **environment: str) -> TestClient:
+    rule = Middleware(superlink["LocalControl"], allowed=superlink["allowed_addresses"]())
+    app = Starlette(routes=[Route("/{path:path}", answer, methods=["GET", "POST"])], middleware=[rule])
+    return TestClient(app, client=(peer, 40000))
+
+
+@pytest.mark.parametrize("peer", ["127.0.0.1", "::1", "::ffff:127.0.0.1"])
+def test_control_commands_of_this_machine_are_taken(peer: str) -> None:
+    assert client(peer).post("/v1/control/start-run").status_code == 200
+
+
+@pytest.mark.parametrize("peer", ["192.0.2.9", "127.0.0.2", "::ffff:192.0.2.9", ""])
+@pytest.mark.parametrize("path", ["/v1/control/start-run", "/v1/runtime/acquire-task", "/docs", "/", "/v1/fleetx"])
+def test_control_commands_of_other_machines_are_refused(peer: str, path: str) -> None:
+    assert client(peer).post(path).status_code == 403
+    assert client(peer).post(path, headers={"X-Forwarded-For": "127.0.0.1"}).status_code == 403
+
+
+def test_nodes_of_other_machines_are_let_through() -> None:
+    assert client("192.0.2.9").post("/v1/fleet/pull-messages").status_code == 200
+    assert client("192.0.2.9").get("/health").status_code == 200
+
+
+def test_addresses_that_the_operator_names_are_allowed_in_place_of_this_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ONESHOT_CONTROL_FROM", "192.0.2.9, 127.0.0.1")
+    assert client("192.0.2.9").post("/v1/control/start-run").status_code == 200
+    assert client("::1").post("/v1/control/start-run").status_code == 403
+
+
+def test_flower_has_the_hook_and_the_paths_that_the_rule_is_about() -> None:
+    from flwr.superlink import extensions
+    from flwr.superlink.routers.control.router import router as control
+    from flwr.superlink.routers.fleet.router import router as fleet
+
+    hook: Callable[..., Awaitable[Any] | Any] = extensions.get_middleware
+    assert hook() == ()
+    assert control.prefix == "/v1/control"
+    assert superlink["OPEN"][0] == f"{fleet.prefix}/"

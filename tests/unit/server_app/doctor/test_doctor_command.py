@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from doctor_keys import Authority
+from typer.testing import CliRunner
+
+from server_app import cli as command_line
+
+SET = {
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "MALLOC_ARENA_MAX": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "COLUMNS": "140",
+}
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name, value in SET.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("ONESHOT_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setenv("ONESHOT_CLIENT_STATE", str(tmp_path / "state"))
+    monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}" if name.startswith("fl") else None)
+
+
+def doctor(*words: str | Path) -> Any:
+    return CliRunner().invoke(command_line.cli, ["doctor", *map(str, words)])
+
+
+def test_doctor_of_a_good_server_exits_with_0_and_says_fit(tmp_path: Path) -> None:
+    keys = Authority().issue(tmp_path / "keys", "server.example.org", "127.0.0.1")
+
+    ended = doctor(
+        "server", "--no-ray", "--certificates", keys, "--address", "server.example.org:39871", "--clients", 9
+    )
+
+    assert ended.exit_code == 0, ended.output
+    assert "0 error" in ended.stdout
+    assert "\nfit" in ended.stdout
+    for part in ("device", "architecture lenet5", "certificate's names", "port 39871", "runtime installation"):
+        assert part in ended.stdout
+
+
+def test_doctor_of_a_bad_server_exits_with_1_and_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION")
+    settings = f"data.name=cifar10 data.root={tmp_path}"
+
+    ended = doctor("server", "--no-ray", "--run-config", settings, "--certificates", tmp_path / "keys")
+
+    assert ended.exit_code == 1
+    assert "export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1" in " ".join(ended.stdout.split())
+    assert "not fit: mend every line that says error" in ended.stdout
+
+
+def test_doctor_as_json_is_one_line_that_another_machine_can_expect(tmp_path: Path) -> None:
+    first = doctor("--no-ray", "--format", "json")
+    (tmp_path / "first.json").write_text(first.stdout)
+
+    again = doctor("node", "--node-config", 'client="a" partition-id=0', "--expect", tmp_path / "first.json",
+                   "--format", "json")  # fmt: skip
+
+    assert (first.exit_code, again.exit_code) == (0, 0), again.output
+    assert first.stdout.count("\n") == 1
+    said = json.loads(again.stdout)
+    assert (said["status"], said["role"]) == ("ok", "node")
+    assert said["facts"] == json.loads(first.stdout)["facts"]
+    levels = {finding["check"]: finding["level"] for finding in said["findings"]}
+    assert (levels["same versions"], levels["SuperLink"], levels["node config"]) == ("ok", "skipped", "ok")
+    assert said["findings"][0].keys() == {"level", "check", "found", "needed", "fix"}
+
+
+def test_doctor_of_a_node_names_what_is_wrong_with_it(tmp_path: Path) -> None:
+    ended = doctor(
+        "node", "--node-config", 'client="a" checkpoint="absent.pt" architecture="cnn5"', "--key", tmp_path / "absent",
+        "--superlink", "127.0.0.1:9", "--root-certificates", tmp_path / "ca.crt", "--format", "json",
+    )  # fmt: skip
+
+    assert ended.exit_code == 1
+    findings = json.loads(ended.stdout)["findings"]
+    wrong = {finding["check"] for finding in findings if finding["level"] == "error"}
+    assert wrong == {
+        "architecture cnn5",
+        "checkpoint absent.pt",
+        "certificate ca.crt",
+        "node key absent",
+        "SuperLink 127.0.0.1:9",
+    }
+    assert all(finding["fix"] for finding in findings if finding["level"] == "error")
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["node", "--superlink", "https://a"], "allowed is HOST:PORT"),
+        (["server", "--run-config", "data.nane=x"], "data.nane"),
+        (["server", "--certificates", "a,b"], "--certificates is 'a,b'"),
+        (["--expect", "absent.json"], "cannot be read"),
+        (["node", "--node-config", "client=a"], "texts in quotes"),
+    ],
+)
+def test_doctor_asked_wrongly_is_one_line_of_error(words: list[str], reason: str) -> None:
+    ended = doctor(*words)
+
+    assert ended.exit_code == 1
+    assert reason in ended.stderr
+    assert ended.stderr.count("\n") == 1

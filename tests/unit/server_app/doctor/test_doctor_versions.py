@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server_app.doctor import versions
+from strategies.errors import OptionError
+
+HERE: dict[str, Any] = {
+    "host": "here",
+    "python": "3.11.7",
+    "packages": dict.fromkeys(versions.PACKAGES, "1.2.3"),
+    "code": "ab" * 32,
+}
+
+
+def installed(**others: str) -> Any:
+    known = {"flwr": "1.41.0", "ray": "2.55.1", "torch": "2.13.0+cpu", "torchvision": "0.28.0", "numpy": "2.4.6"}
+    return lambda name: {**known, "safetensors": "0.8.0", **others}[name]
+
+
+def levels(**others: str) -> dict[str, str]:
+    return {finding.check: finding.level for finding in versions.packages(installed(**others))}
+
+
+def test_packages_in_the_tested_versions_are_ok() -> None:
+    assert levels() == dict.fromkeys(versions.PACKAGES, "ok")
+
+
+def test_packages_that_are_missing_or_out_of_range_are_errors_and_others_warnings() -> None:
+    found = levels(flwr="1.42.0", ray="", numpy="2.0.0")
+
+    assert found == {**levels(), "flwr": "error", "ray": "error", "numpy": "warning"}
+
+
+def test_packages_without_the_file_of_tested_versions_are_held_to_their_ranges(tmp_path: Path) -> None:
+    found = list(versions.packages(installed(numpy="2.0.0"), tmp_path / "absent"))
+
+    assert {finding.level for finding in found} == {"ok"}
+    assert len(found) == len(versions.PACKAGES)
+
+
+def test_this_machine_has_a_python_that_fits_and_a_torchvision_that_imports() -> None:
+    assert [finding.level for finding in versions.python_version()] == ["ok"]
+    assert [finding.level for finding in versions.torchvision_imports()] == ["ok"]
+
+
+def test_a_python_out_of_range_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.python_version", lambda: "3.10.1")
+
+    (found,) = versions.python_version()
+
+    assert (found.level, "3.10.1" in found.found, found.fix != "") == ("error", True, True)
+
+
+def test_flower_s_commands_off_the_path_are_an_error_that_says_where_they_are(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("flwr", "flower-superlink", "flower-supernode", "flower-superexec"):
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setattr("sysconfig.get_path", lambda _: str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert [finding.level for finding in versions.flower_commands()] == ["ok"]
+    monkeypatch.setenv("PATH", "")
+
+    (found,) = versions.flower_commands()
+
+    assert found.level == "error"
+    assert f"PATH={tmp_path}:$PATH" in found.fix
+
+
+def test_machines_of_equal_versions_do_not_differ() -> None:
+    other = {**HERE, "host": "there", "packages": {**HERE["packages"], "torch": "1.2.3+cu130"}}
+
+    (found,) = versions.differences(HERE, other)
+
+    assert (found.level, "there" in found.found) == ("ok", True)
+
+
+def test_machines_of_other_versions_differ_by_name() -> None:
+    packages = {**HERE["packages"], "flwr": "1.40.0", "numpy": ""}
+    other = {"host": "there", "python": "3.12.1", "packages": packages, "code": "cd" * 32}
+
+    found = {finding.check: finding for finding in versions.differences(HERE, other)}
+
+    assert {name: finding.level for name, finding in found.items()} == {
+        "same flwr": "error",
+        "same numpy": "warning",
+        "same Python": "warning",
+        "same library": "warning",
+    }
+    assert "1.40.0 on there" in found["same flwr"].needed
+    assert all(finding.fix for finding in found.values())
+
+
+def test_what_doctor_printed_elsewhere_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text("a line of the log\n" + json.dumps({"facts": versions.machine_facts()}) + "\n")
+
+    assert versions.read_expected(tmp_path / "a.json") == versions.machine_facts()
+
+
+@pytest.mark.parametrize("text", ["", "hello", "[]", '{"facts": 3}', '{"facts": {"packages": {}}}', "[" * 99999])
+def test_what_is_something_else_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.json").write_text(text)
+
+    with pytest.raises(OptionError, match="allowed is what `oneshot doctor --format json` printed"):
+        versions.read_expected(tmp_path / "a.json")
+    with pytest.raises(OptionError, match="cannot be read"):
+        versions.read_expected(tmp_path / "absent.json")

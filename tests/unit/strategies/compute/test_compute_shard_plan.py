@@ -1,0 +1,111 @@
+"""Where the teachers go, for clusters that a stand-in for Ray describes."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from strategies.compute import choose, named, shard_plan
+from strategies.compute.shard_plan import FACTOR, method_share, plan_of, teacher_bytes
+from strategies.compute.worker import Worker
+from strategies.errors import OptionError
+from strategies.method import Job, Normalization, Upload
+
+BYTES = 65 * 4
+
+
+def cluster(*memory: float, gpus: float = 0) -> Any:
+    """A cluster with these bytes of memory on its nodes."""
+    nodes = [
+        {"NodeID": f"node-{number}", "Alive": True, "Resources": {"memory": room}} for number, room in enumerate(memory)
+    ]
+    strategies = SimpleNamespace(NodeAffinitySchedulingStrategy=lambda node, soft: (node, soft))
+    return SimpleNamespace(
+        nodes=lambda: [*nodes, {"NodeID": "gone", "Alive": False, "Resources": {"memory": 1e15}}],
+        cluster_resources=lambda: {"GPU": gpus} if gpus else {},
+        util=SimpleNamespace(scheduling_strategies=strategies),
+    )
+
+
+def job(count: int, device: str = "auto") -> Job:
+    uploads = tuple(Upload(f"c{n}", "linear", dict) for n in range(count))
+    return Job(uploads, {"linear": lambda: torch.nn.Linear(64, 1)}, "linear", 2, (1, 8, 8), Normalization((0.5,), (0.5,)), None, device=device)  # fmt: skip  # noqa: E501
+
+
+def with_free(monkeypatch: pytest.MonkeyPatch, free: float) -> None:
+    monkeypatch.setattr(shard_plan, "_free_bytes", lambda _: int(free))
+
+
+def test_plan_with_room_for_all_on_one_device_has_no_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert teacher_bytes(job(4)) == FACTOR * 4 * BYTES
+    with_free(monkeypatch, FACTOR * 4 * BYTES)
+    plan = plan_of(cluster(1e9, 1e9), job(4), 0)
+    assert (plan.shards, plan.reason, plan.sharded) == (1, "", False)
+    assert not plan_of(cluster(1e9, 1e9), job(4), 1).sharded
+
+
+def test_plan_of_teachers_that_do_not_fit_takes_as_many_nodes_as_they_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    needed = FACTOR * 8 * BYTES
+    with_free(monkeypatch, needed - 1)
+    plan = plan_of(cluster(needed / 2, needed / 3, needed), job(8), 0)
+    assert plan.shards == 2
+    assert plan.nodes[:2] == ("node-2", "node-0")
+    assert "8 teachers need" in plan.reason
+    assert plan_of(cluster(*[needed / 4] * 5), job(8), 0).shards == 4
+
+
+def test_plan_of_a_cluster_without_room_says_so_and_has_no_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    needed = FACTOR * 8 * BYTES
+    with_free(monkeypatch, needed / 2)
+    for rooms in ([needed], [needed / 4, needed / 4]):
+        plan = plan_of(cluster(*rooms), job(8), 0)
+        assert not plan.sharded
+        assert plan.reason.endswith("the cluster has no other devices with room")
+
+
+def test_plan_with_several_gpus_has_a_shard_on_each_and_leaves_room_for_the_method() -> None:
+    plan = plan_of(cluster(1e9, gpus=3), job(8), 0)
+    assert (plan.shards, plan.num_gpus, plan.reason) == (3, 0.9, "there are 3 GPUs")
+    assert plan.options(cluster()) == [{"num_cpus": 0, "num_gpus": 0.9, "scheduling_strategy": "SPREAD"}] * 3
+    assert method_share(plan, None) == 0.1
+    assert method_share(plan, 0.5) == 0.5
+    assert plan_of(cluster(1e9, gpus=2), job(8), 4).num_gpus == 0.45
+    # Without a GPU of its own a job has its shards on the nodes.
+    assert plan_of(cluster(1e9, gpus=2), job(8, "cpu"), 4).num_gpus == 0
+
+
+def test_plan_of_a_setting_deals_shards_to_the_nodes_and_has_no_more_than_members() -> None:
+    ray = cluster(1e9, 2e9)
+    plan = plan_of(ray, job(8), 3)
+    assert [options["scheduling_strategy"] for options in plan.options(ray)] == [
+        ("node-1", True), ("node-0", True), ("node-1", True)
+    ]  # fmt: skip
+    assert plan.per_node == 2
+    assert plan.reason == "setting 'shards' is 3"
+    assert plan_of(ray, job(2), 5).shards == 2
+    assert not plan_of(ray, job(1), 5).sharded
+
+
+def test_named_places_carry_their_shards_and_refuse_them_in_process() -> None:
+    assert named("ray", 0) == "ray"
+    assert named("in-process", 1) == "in-process"
+    place: Any = choose(named("ray", 4), owns_ray=False)
+    assert (place.shards, place.owns_ray) == (4, False)
+    with pytest.raises(OptionError, match="setting 'shards' is 2 and 'compute' 'in-process': allowed is 'ray', or"):
+        named("in-process", 2)
+    for wrong in ("ray:", "ray:x", "in-process:2"):
+        with pytest.raises(OptionError, match="setting 'compute' is"):
+            choose(wrong)
+
+
+def test_a_worker_that_has_no_upload_asks_the_driver_for_it() -> None:
+    from strategies.compute.packing import pack
+
+    worker, asked = Worker(), []
+    facts = {"client": "c0", "architecture": "m", "num_examples": 3, "label_counts": None}
+    worker.add_upload(facts, None)
+    worker.tell(pack({"w": torch.ones(2)}))
+    assert worker._uploads[0].read()["w"].tolist() == [1.0, 1.0]
+    asked = worker.poll(1)
+    assert asked == [("ask", ("read", 0))]

@@ -1,0 +1,183 @@
+"""Shards in Ray actors on a cluster of two nodes, against one process."""
+
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from strategies.co_boosting import CoBoostingConfig
+from strategies.compute.in_process import InProcess
+from strategies.compute.ray_actors import RayActors
+from strategies.errors import UploadError
+from strategies.method import METHODS, Job, Normalization, Outcome, Silent, Snapshot, Upload
+
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+ray = pytest.importorskip("ray")
+
+SHAPE = (1, 8, 8)
+# Without what turns the last bits of a sum into whole steps: signs, 8-bit images, Adam's first steps.
+CONFIG = CoBoostingConfig(
+    epochs=3, generator_steps=2, batch_size=5, synthesis_batch_size=6, latent=8, student_lr=0.1, generator_lr=1e-4,
+    perturbation="l2", pool_precision="float32", optimize_noise=False,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster() -> Iterator[Any]:
+    from ray.cluster_utils import Cluster
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        memory = 128 * 2**20
+        made = Cluster(
+            initialize_head=True,
+            head_node_args={"num_cpus": 1, "object_store_memory": memory, "include_dashboard": False},
+        )
+        try:
+            made.add_node(num_cpus=1, object_store_memory=memory)
+            made.wait_for_nodes()
+            patch.setenv("RAY_ADDRESS", made.address)
+            yield made
+        finally:
+            if ray.is_initialized():
+                ray.shutdown()
+            made.shutdown()
+
+
+class Net(nn.Sequential):
+    def __init__(self, width: int = 4) -> None:
+        super().__init__(
+            nn.Conv2d(1, width, 3), nn.BatchNorm2d(width), nn.ReLU(), nn.Flatten(), nn.Linear(36 * width, 3)
+        )
+
+
+def weights(number: int, width: int) -> dict[str, torch.Tensor]:
+    with torch.random.fork_rng():
+        torch.manual_seed(number)
+        return Net(width).state_dict()
+
+
+def job(count: int = 5) -> Job:
+    """Clients of two architectures."""
+    widths = [4 + 2 * (number % 2) for number in range(count)]
+    uploads = tuple(
+        Upload(f"c{n}", f"net{width}", lambda n=n, width=width: weights(n, width), 10 + n)  # type: ignore[misc]
+        for n, width in enumerate(widths)
+    )
+    builders = {"net4": Net, "net6": lambda: Net(6)}
+    space = Normalization((0.5,), (0.5,))
+    return Job(uploads, builders, "net4", 3, SHAPE, space, CONFIG, seed=3, threads=1)
+
+
+class Book(Silent):
+    """Keeps rows and checkpoints; kills a process at an epoch's border if told to."""
+
+    interval_s = 0.0
+
+    def __init__(self, at: int = 0, strike: Any = None) -> None:
+        self.rows: list[Any] = []
+        self.snapshots: list[Snapshot] = []
+        self.resumed: list[int] = []
+        self.at, self.strike = at, strike
+
+    def resume(self) -> Snapshot | None:
+        if not self.snapshots:
+            return None
+        last = self.snapshots[-1]
+        self.resumed.append(last.step)
+        names = last.appended
+        return replace(last, appended={n: torch.cat([s.appended[n] for s in self.snapshots]) for n in names})
+
+    def record(self, row: Any) -> None:
+        self.rows.append(dict(row))
+
+    def save(self, snapshot: Snapshot) -> None:
+        self.snapshots.append(snapshot)
+        if snapshot.step == self.at:
+            self.at = 0
+            self.strike()
+
+
+def shards() -> list[Any]:
+    """The shard actors that live: their addresses and process ids."""
+    actors = ray._private.state.actors().values()
+    return [actor for actor in actors if actor["ActorClassName"].endswith("Shard") and actor["State"] == "ALIVE"]
+
+
+def assert_close(found: Outcome, expected: Outcome) -> None:
+    assert found.student is not None
+    assert expected.student is not None
+    for key, value in expected.student.items():
+        torch.testing.assert_close(found.student[key], value, rtol=1e-5, atol=1e-5, msg=key)
+    assert found.ensemble is not None
+    assert expected.ensemble is not None
+    torch.testing.assert_close(found.ensemble.weights, expected.ensemble.weights)
+
+
+def test_shards_on_two_nodes_end_as_one_process_even_if_one_dies(caplog: pytest.LogCaptureFixture) -> None:
+    method, plain = METHODS["co-boosting"], Book()
+    expected = InProcess().run(method, job(), plain)
+    place, seen = RayActors(shards=2, fallback=False, max_restarts=1), []
+
+    book = Book(1, lambda: seen.extend(shards()))
+    assert_close(place.run(method, job(), book), expected)
+    assert len({shard["Address"]["NodeID"] for shard in seen}) == len(seen) == 2
+    assert book.rows[0] == {"note": "the clients' models are held in 2 shards: setting 'shards' is 2"}
+    for ours, theirs in zip(book.rows[1:], plain.rows, strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-4)
+    assert not ray.is_initialized()
+
+    struck = Book(1, lambda: os.kill(shards()[0]["Pid"], signal.SIGKILL))
+    assert_close(place.run(method, job(), struck), expected)
+    assert struck.resumed
+    assert "a shard of the teachers died; restart 1 of 1 from the last checkpoint" in caplog.text
+
+
+def test_uploads_reach_the_shards_one_by_one_and_the_method_when_it_asks() -> None:
+    """The driver reads an upload only when it is its turn, and again for a method that reads itself."""
+    reads: list[str] = []
+    plain = job(6)
+
+    def counted(upload: Upload) -> Upload:
+        def read() -> Any:
+            reads.append(upload.client)
+            return upload.read()
+
+        return replace(upload, read=read)
+
+    uploads = tuple(counted(upload) for upload in plain.uploads)
+    RayActors(shards=2, fallback=False).run(METHODS["co-boosting"], replace(plain, uploads=uploads), Silent())
+    assert reads == ["c0", "c3", "c1", "c4", "c2", "c5"]
+    alike = tuple(upload for upload in uploads if upload.architecture == "net4")
+    averaged = METHODS["fedavg"]
+    own = replace(plain, uploads=alike, config=averaged.config())
+    expected = InProcess().run(averaged, own, Silent()).student
+    reads.clear()
+    found = RayActors(shards=2, fallback=False).run(averaged, own, Silent()).student
+    assert set(reads) == {"c0", "c2", "c4"}
+    assert expected is not None
+    assert found is not None
+    for key, value in expected.items():
+        assert torch.equal(value, found[key])
+
+
+def test_a_shard_refuses_an_upload_as_one_process_does() -> None:
+    plain = job(4)
+    bad = replace(plain.uploads[3], read=lambda: weights(3, 4))
+    with pytest.raises(UploadError, match="upload of 'c3' does not fit 'net6'"):
+        RayActors(shards=2, fallback=False).run(
+            METHODS["co-boosting"], replace(plain, uploads=(*plain.uploads[:3], bad)), Silent()
+        )

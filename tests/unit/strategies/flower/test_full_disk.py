@@ -1,0 +1,97 @@
+"""A disk that fills at any moment of a run: it ends with one line or goes on, and loses nothing that it accepted."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flower_fakes import GRID, FakeGrid, dense, equal, weights
+from flwr.app import ArrayRecord
+
+from strategies.errors import OneShotError
+from strategies.store.lines import JsonLines
+
+START = ArrayRecord(weights(5))
+
+
+class SmallDisk:
+    """A disk that takes so many more writes, and then none."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.writes, self.room = 0, 10**9
+        for name in ("fsync", "replace"):
+            patch.setattr(os, name, self._limited(getattr(os, name)))
+        append = JsonLines.append
+
+        def limited(lines: JsonLines, row: Mapping[str, Any], *, sync: bool = True) -> None:
+            self._write()
+            append(lines, row, sync=sync)
+
+        patch.setattr(JsonLines, "append", limited)
+
+    @contextmanager
+    def with_room_for(self, writes: int) -> Iterator[None]:
+        self.writes, self.room = 0, writes
+        try:
+            yield
+        finally:
+            self.room = 10**9
+
+    def _write(self) -> None:
+        self.writes += 1
+        if self.writes > self.room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def _limited(self, real: Callable[..., None]) -> Callable[..., None]:
+        def call(*args: object, **kwargs: object) -> None:
+            self._write()
+            real(*args, **kwargs)
+
+        return call
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> SmallDisk:
+    return SmallDisk(monkeypatch)
+
+
+def result_of(folder: Path) -> dict[str, torch.Tensor]:
+    return dict(dense(folder).start(FakeGrid(GRID), START).arrays.to_torch_state_dict())
+
+
+def uploads_in(folder: Path) -> dict[str, str]:
+    index = folder / "uploads.jsonl"
+    lines = index.read_text().split("\n")[:-1] if index.exists() else []
+    return {row["client"]: row["sha256"] for row in map(json.loads, lines)}
+
+
+def test_start_when_the_disk_fills_at_any_write_resumes_to_the_same_bits_with_every_accepted_upload(
+    tmp_path: Path, disk: SmallDisk
+) -> None:
+    whole = result_of(tmp_path / "whole")
+    writes = disk.writes
+    assert writes > 40
+    ended, accepted_then = [], set()
+    for room in range(0, writes, 8):  # a file takes three: each of them has its turn
+        run = tmp_path / f"run-{room}"
+        with disk.with_room_for(room):
+            try:
+                result_of(run)
+                ended.append("finished")
+            except OneShotError as error:
+                ended.append(str(error))
+        accepted = uploads_in(run)
+        accepted_then.add(len(accepted))
+        assert equal(result_of(run), whole), f"after {room} writes"
+        assert {client: sha for client, sha in uploads_in(run).items() if client in accepted} == accepted
+        assert len(uploads_in(run)) == len(GRID)
+    assert not any("\n" in line for line in ended)
+    assert sum("No space left on device" in line or "disk full" in line for line in ended) > 3
+    assert {0, len(GRID)} <= accepted_then

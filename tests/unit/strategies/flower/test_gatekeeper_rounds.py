@@ -1,0 +1,152 @@
+"""The gatekeeper between the uploads and the server stage of a run, and of a replay."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flower_fakes import CLASSES, SHAPE, FakeGrid, named, net, weights
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+
+from strategies import METHODS, GatekeeperConfig, Iterative, OneShot, RunOptions
+from strategies.client import upload_facts
+from strategies.errors import OptionError, QuorumError
+from strategies.gatekeeper import inspection
+from strategies.stage import pinned_clients
+from strategies.store.files import read_json
+from strategies.store.run_folder import RunFolder
+
+QUICK: Mapping[str, Any] = {"images": 1, "steps": 1, "trigger_steps": 0}
+COUNTS = [3, 3, 2, 2]
+
+
+def sends(name: str, factor: float) -> Any:
+    def answer(message: Message) -> Message:
+        state = {key: factor * v if v.is_floating_point() else v for key, v in weights(1).items()}
+        content = RecordDict({"metrics": MetricRecord({"num-examples": 10}), "arrays": ArrayRecord(state)})
+        content["upload"] = ConfigRecord(dict(upload_facts(client=name, label_counts=COUNTS)))
+        return Message(content, reply_to=message)
+
+    return answer
+
+
+def grid(*, scaled: bool = True) -> Any:
+    honest = {k: named(name, k, label_counts=COUNTS) for k, name in enumerate(("bob", "carl", "dora"), start=2)}
+    return FakeGrid({1: sends("alice", 50.0) if scaled else named("alice", 1, label_counts=COUNTS), **honest})
+
+
+def one_shot(run_dir: Path, policy: str, **changes: Any) -> OneShot:
+    options = RunOptions(threads=1, device="cpu", gatekeeper=GatekeeperConfig(policy, **QUICK))
+    settings: dict[str, Any] = {
+        "num_classes": CLASSES, "input_shape": SHAPE, "compute": "in-process", "options": options,
+    }  # fmt: skip
+    return OneShot(METHODS["fedavg"], net, run_dir=run_dir, **{**settings, **changes})
+
+
+def clients_of(strategy: OneShot) -> list[str]:
+    return [upload.client for upload in strategy.report.job.uploads]
+
+
+def test_exclude_leaves_a_suspect_out_keeps_its_upload_and_says_why(tmp_path: Path, said: list[str]) -> None:
+    strategy = one_shot(tmp_path / "run", "exclude")
+
+    strategy.start(grid())
+
+    assert clients_of(strategy) == ["bob", "carl", "dora"]
+    with RunFolder.open(tmp_path / "run", write=False) as run:
+        assert run.round(1).held() == ["alice", "bob", "carl", "dora"]
+    verdict = read_json(tmp_path / "run" / "gatekeeper.json")
+    assert verdict["quarantined"] == ["alice"]
+    assert [row["harm"] for row in verdict["clients"]] == ["scaled", "", "", ""]
+    (line,) = [line for line in said if "alice is suspect" in line]
+    assert "times the others': it takes no part in the server stage" in line
+
+
+def test_warn_finds_the_same_and_leaves_nobody_out(tmp_path: Path, said: list[str]) -> None:
+    strategy = one_shot(tmp_path / "run", "warn")
+
+    strategy.start(grid())
+
+    assert clients_of(strategy) == ["alice", "bob", "carl", "dora"]
+    verdict = read_json(tmp_path / "run" / "gatekeeper.json")
+    assert (verdict["policy"], verdict["quarantined"]) == ("warn", [])
+    assert verdict["clients"][0]["verdict"] == "suspect"
+    assert any("alice is suspect" in line and line.endswith("it takes part") for line in said)
+
+
+def test_off_asks_no_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inspection, "inspect", lambda *_, **__: pytest.fail("nobody asked"))
+    strategy = one_shot(tmp_path / "run", "off")
+
+    strategy.start(grid())
+
+    assert len(clients_of(strategy)) == 4
+    assert not (tmp_path / "run" / "gatekeeper.json").exists()
+
+
+def test_too_few_left_fail_the_run_by_name_and_the_uploads_stay(tmp_path: Path) -> None:
+    strategy = one_shot(tmp_path / "run", "exclude", min_uploads=4)
+
+    with pytest.raises(QuorumError, match=r"4 uploads arrived and 3 passed .* alice \(scaled: the norm"):
+        strategy.start(grid())
+
+    with RunFolder.open(tmp_path / "run", write=False) as run:
+        assert len(run.round(1).held()) == 4
+        assert pinned_clients(run.round(1)) is None
+
+
+def test_a_resumed_run_keeps_the_first_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(QuorumError):
+        one_shot(tmp_path / "run", "exclude", min_uploads=4).start(grid())
+    first = (tmp_path / "run" / "gatekeeper.json").read_bytes()
+    monkeypatch.setattr(inspection, "inspect", lambda *_, **__: pytest.fail("it was judged before"))
+
+    strategy = one_shot(tmp_path / "run", "exclude", min_uploads=3)
+    strategy.start(grid())
+
+    assert clients_of(strategy) == ["bob", "carl", "dora"]
+    assert (tmp_path / "run" / "gatekeeper.json").read_bytes() == first
+
+
+def test_a_replay_judges_all_stored_uploads_by_its_own_policy(tmp_path: Path) -> None:
+    one_shot(tmp_path / "run", "exclude").start(grid())
+
+    whole, judged = one_shot(tmp_path / "a", "off"), one_shot(tmp_path / "b", "exclude")
+    whole.replay(tmp_path / "run", target=tmp_path / "whole")
+    judged.replay(tmp_path / "run", target=tmp_path / "judged")
+
+    assert clients_of(whole) == ["alice", "bob", "carl", "dora"]
+    assert clients_of(judged) == ["bob", "carl", "dora"]
+    assert read_json(tmp_path / "judged" / "gatekeeper.json")["quarantined"] == ["alice"]
+    assert not (tmp_path / "whole" / "gatekeeper.json").exists()
+
+
+def test_a_caller_that_owns_the_loop_is_guarded_too(tmp_path: Path) -> None:
+    strategy, nodes = one_shot(tmp_path / "run", "exclude"), grid()
+    requests = list(strategy.configure_train(1, ArrayRecord(), ConfigRecord(), nodes))
+    replies = nodes.pull_messages(nodes.push_messages(requests))
+
+    strategy.aggregate_train(1, replies)
+    strategy.close()
+
+    assert clients_of(strategy) == ["bob", "carl", "dora"]
+
+
+def test_an_honest_cohort_is_passed_with_one_line(tmp_path: Path, said: list[str]) -> None:
+    strategy = one_shot(tmp_path / "run", "exclude")
+
+    strategy.start(grid(scaled=False))
+
+    assert len(clients_of(strategy)) == 4
+    assert "gatekeeper: no upload of 4 looks harmful" in said
+    assert json.loads((tmp_path / "run" / "gatekeeper.json").read_text())["quarantined"] == []
+
+
+def test_rounds_refuse_a_gatekeeper(tmp_path: Path) -> None:
+    options = RunOptions(gatekeeper=GatekeeperConfig("warn"))
+
+    with pytest.raises(OptionError, match=r"options\.gatekeeper\.policy is 'warn': allowed in rounds is 'off'"):
+        Iterative(net, num_classes=CLASSES, input_shape=SHAPE, run_dir=tmp_path / "run", options=options)
