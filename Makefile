@@ -19,9 +19,9 @@ test: unit slow
 unit: $(READY)
 	$(BIN)/python -m pytest -m "not slow" --numprocesses logical
 
-# The others, one after another: whole runs, which have their own processes.
+# The others: whole runs, which have processes of their own and wait for them. Two files at a time, whatever the cores.
 slow: $(READY)
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow --numprocesses 2 --dist loadfile
 
 # What CI holds a change to: format, lint, types, layering, tests.
 check: $(READY)

@@ -72,7 +72,7 @@ def check_question(privacy: PrivacyConfig, asked: Asked) -> None:
         return
     refused = {
         f"task {asked.task!r}": asked.task != "classifier",
-        "a second round of uploads": asked.server_round > 1,
+        "a second round of uploads": asked.server_round != 1,
         "answers on examples that are kept from training": bool(asked.holdout),
         "the ranges of activations, for INT8": asked.calibrate,
         "an upload to a run without an id, which cannot be sent again": not asked.run_id,
@@ -237,6 +237,8 @@ def _private_gradient(
             parameter.grad_sample = None
         logits = module(prepare(data.images[part]))
         F.cross_entropy(logits, data.labels[part], reduction="sum").backward()  # type: ignore[no-untyped-call]
+        for parameter in parameters:  # what is no number cannot be clipped, and would show in the sum through all noise
+            parameter.grad_sample.nan_to_num_(0.0, 0.0, 0.0)
         clipping.clip_and_accumulate()
     for parameter in parameters:
         drawn = system_normal(parameter.numel()).view_as(parameter) * (plan.noise * clipping.max_grad_norm)

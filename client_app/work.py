@@ -106,7 +106,11 @@ def trained_model(config: AppConfig, node: Node, asked: Asked, start: State) -> 
     if kept is None:
         if config.privacy.on and keep.finished:
             raise UploadError("what it trained for this run is damaged here: training again would spend privacy twice")
-        kept = _made(config, node, asked, start)
+        made = _made(config, node, asked, start)
+        # A SuperNode that was killed may leave a process that trains on; what was kept first may have been sent.
+        if config.privacy.on and (kept := keep.load()) is not None:
+            return kept
+        kept = made
         try:
             keep.save(*kept)
         except (OSError, SafetensorError) as error:  # what is trained is worth more than its copy

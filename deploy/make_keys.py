@@ -70,7 +70,7 @@ def make(folder: Path, *, servers: list[str], nodes: list[str], days: int, renew
         The files written.
 
     Raises:
-        KeysError: A name is none, or the authority is needed and only half there.
+        KeysError: A name is none, the days are too few or too many, or the authority is needed and only half there.
     """
     for name in nodes:
         if not NAME.fullmatch(name) or name in RESERVED:
@@ -115,6 +115,8 @@ def _make_authority(key_file: Path, certificate_file: Path) -> list[Path]:
 def _make_server(place: Path, key_file: Path, certificate_file: Path, servers: list[str], days: int) -> list[Path]:
     if not servers:
         raise KeysError("--server is missing: the name or address by which the nodes reach the server")
+    if not 1 <= days <= AUTHORITY_DAYS:
+        raise KeysError(f"--days {days}: allowed is 1 to {AUTHORITY_DAYS}, as long as the authority is valid")
     try:
         signer = serialization.load_pem_private_key(key_file.read_bytes(), None)
         authority = x509.load_pem_x509_certificate(certificate_file.read_bytes())
@@ -145,9 +147,10 @@ def _make_node(place: Path, public_file: Path) -> list[Path]:
         serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
     )
     public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    # The private key last: it is what tells that both are there.
     return [
-        _write(place / "node.key", private, private=True),
         _write(public_file, public + f" {place.name}\n".encode(), private=False),
+        _write(place / "node.key", private, private=True),
     ]
 
 

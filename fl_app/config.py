@@ -212,6 +212,7 @@ class AppConfig:
         check_device(self.device)
         self._check_attack()
         self.privacy.check_client(self.client)
+        self.privacy.check_run({"data.name": self.data.name, "attack.kind": self.attack.kind})
         if self.data.name in IMAGELESS and self.client.augmentation not in ("data-set", "none"):
             raise OptionError(
                 f"setting 'client.augmentation' is {self.client.augmentation!r}: allowed where 'data.name' is "

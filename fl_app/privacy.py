@@ -30,6 +30,12 @@ WANTED: Mapping[str, tuple[Scalar, str]] = {
     "checkpoint": ("", "nobody knows what a checkpoint tells"),
 }
 
+# Setting and value -> why a run with it cannot be private.
+OUTSIDE: Mapping[tuple[str, str], str] = {
+    ("data.name", "heart-disease"): "each row is standardised by the client's other rows, without noise",
+    ("attack.kind", "copy"): "a copy is trained anew, and spends the copied client's budget twice",
+}
+
 
 @dataclass(frozen=True)
 class PrivacyConfig:
@@ -59,6 +65,21 @@ class PrivacyConfig:
                 raise OptionError(
                     f"setting 'client.{field.replace('_', '-')}' is {value!r}: allowed with 'privacy.epsilon' "
                     f"{self.epsilon:g} is {wanted!r}; {why}"
+                )
+
+    def check_run(self, settings: Mapping[str, str]) -> None:
+        """Refuse other settings by which an upload would tell more than the budget allows.
+
+        Args:
+            settings: Those that :data:`OUTSIDE` names, with their values.
+
+        Raises:
+            OptionError: Names the setting, its value and why.
+        """
+        for (key, value), why in OUTSIDE.items() if self.on else ():
+            if settings[key] == value:
+                raise OptionError(
+                    f"setting {key!r} is {value!r}: allowed with 'privacy.epsilon' {self.epsilon:g} is another; {why}"
                 )
 
     def described(self) -> str:

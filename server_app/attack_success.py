@@ -47,7 +47,8 @@ def check_attackers(attack: AttackConfig, num_supernodes: int, nodes: str = "") 
         OptionError: Names them and what is allowed.
     """
     parts: list[dict[str, Any]] = [{"partition-id": number} for number in range(num_supernodes)]
-    attack.check_clients([client_name(facts) for facts in (read_nodes(Path(nodes)) if nodes else parts)])
+    played = read_nodes(Path(nodes))[:num_supernodes] if nodes else parts
+    attack.check_clients([client_name(facts) for facts in played])
 
 
 def attack_line(attack: AttackConfig) -> str:

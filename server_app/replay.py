@@ -72,7 +72,8 @@ def replay_run(request: Request, *, log: Callable[[str], None], compute: ServerC
     info = _begun(request) or _source(request)
     settings, images, job = _prepared(request, info)
     name = settings.method.name if settings is not None else request.method or info["method"]
-    with _target(request, {**info, **_facts(settings, name, job)}) as target:
+    door = _door(request, settings, info, log)
+    with _target(request, {**info, **_facts(settings, name, job, door)}) as target:
         if (done := target.result()) is not None and done["status"] == "finished":
             return done
         log(f"replay of {request.run}; its folder is {target.path}")
@@ -80,7 +81,7 @@ def replay_run(request: Request, *, log: Callable[[str], None], compute: ServerC
             log(f"scaled: {scaled_line(settings.scaled)}")
         try:
             report = guarded_replay(
-                _door(request, settings, log),
+                door,
                 METHODS[name],
                 job,
                 request.run,
@@ -173,7 +174,11 @@ def _source(request: Request) -> dict[str, Any]:
     if not held:
         other = f": it is a replay of {info['replay-of']}" if "replay-of" in info else ""
         raise StoreError(f"{request.run} holds no uploads{other}; allowed is a run folder with at least one")
-    kept = {key: value for key, value in info.items() if key not in ("id", "created", "pid", "versions")}
+    kept = {
+        key: value
+        for key, value in info.items()
+        if key not in ("id", "created", "pid", "versions", "gatekeeper.policy")
+    }
     return {**kept, "replay-of": str(request.run.resolve()), "data-seed": info["seed"]}
 
 
@@ -206,17 +211,23 @@ def _settings(request: Request, info: Mapping[str, Any]) -> Settings | None:
     return settings
 
 
-def _facts(settings: Settings | None, name: str, job: Job) -> dict[str, Any]:
+def _facts(settings: Settings | None, name: str, job: Job, door: Door) -> dict[str, Any]:
     facts = {"method": name, "seed": job.seed, "threads": job.threads, "student": job.student}
     if settings is None:
-        return {**facts, "options": flatten(job.config, name)}
+        return {**facts, "options": {**flatten(job.config, name), **flatten(door.config, "gatekeeper")}}
     return {**facts, "settings": dict(settings.flat)}
 
 
-def _door(request: Request, settings: Settings | None, log: Callable[[str], None]) -> Door:
+def _door(request: Request, settings: Settings | None, info: Mapping[str, Any], log: Callable[[str], None]) -> Door:
     if settings is not None:
         return Door(settings.gatekeeper, settings.app.min_uploads, log)
-    return Door(parse(GatekeeperConfig, request.overrides, "gatekeeper"), LEAST_UPLOADS, log)
+    chosen = {**_begun_options(request, info), **request.overrides}
+    return Door(parse(GatekeeperConfig, chosen, "gatekeeper"), LEAST_UPLOADS, log)
+
+
+def _begun_options(request: Request, info: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that a replay of another project's run began with; empty for a new one."""
+    return dict(info.get("options", {})) if request.resume is not None else {}
 
 
 def _target(request: Request, info: Mapping[str, Any]) -> RunFolder:
@@ -245,11 +256,14 @@ def _foreign_job(request: Request, info: Mapping[str, Any]) -> Job:
     method = METHODS[name]
     own, door = options_of(method.config, name), options_of(GatekeeperConfig, "gatekeeper")
     reject_unknown(request.overrides, ["seed", *(o.key for o in own + door)])
-    begun = info.get("options", {}) if request.resume is not None else {}
-    config: Any = parse(method.config, {**begun, **request.overrides}, name)
+    begun = _begun_options(request, info)
+    chosen = {**begun, **request.overrides}
+    config: Any = parse(method.config, chosen, name)
+    gatekeeper = flatten(parse(GatekeeperConfig, chosen, "gatekeeper"), "gatekeeper")
     seed = AppConfig.from_settings({"seed": request.overrides.get("seed", info["seed"])}).seed
     if request.resume is not None:
-        check_same_run({"settings": {**begun, "seed": info["seed"]}}, {**flatten(config, name), "seed": seed})
+        now = {**flatten(config, name), **gatekeeper, "seed": seed}
+        check_same_run({"settings": {**begun, "seed": info["seed"]}}, now)
     shape = tuple(info["input-shape"])
     halves = (0.5,) * shape[0]
     mean, std = info.get("normalization", (halves, halves))

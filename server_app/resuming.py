@@ -6,6 +6,7 @@ So a deployed run leaves all of it in its folder, as a file for ``--run-config``
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -29,4 +30,4 @@ def leave_resume_file(folder: Path, settings: Mapping[str, Scalar]) -> None:
 
 def how_to_go_on(folder: Path) -> str:
     """Return the command with which the operator of a deployment resumes a run."""
-    return f"flwr run APP SUPERLINK --run-config {folder / RESUME_FILE}"
+    return f"flwr run APP SUPERLINK --run-config {shlex.quote(str(folder / RESUME_FILE))}"

@@ -8,7 +8,7 @@ from typing import Any
 
 from fl_app.config import AppConfig
 from fl_app.data import Split, nobodys
-from server_app.build import Settings
+from server_app.build import Settings, default_settings
 from server_app.server_data import open_half
 from strategies.errors import OptionError
 from strategies.method import METHODS, Need
@@ -41,15 +41,20 @@ def check_same_run(stored: Mapping[str, Any], flat: Mapping[str, Scalar]) -> Non
     Raises:
         OptionError: Names the first setting that differs.
     """
-    begun = stored.get("settings")
-    if not isinstance(begun, dict):
+    if not isinstance(stored.get("settings"), dict):
         return
+    begun = completed(stored["settings"])
     for key, value in flat.items():
         if key not in FREE_ON_RESUME and begun.get(key, value) != value:
             raise OptionError(
                 f"setting {key!r} is {value!r}, but the run to resume began with {begun[key]!r}: "
                 "allowed is that value, or a new run"
             )
+
+
+def completed(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a run's stored settings; one that the run is older than has the default, for that is what it did."""
+    return {**default_settings(), **stored}
 
 
 # What a run on the uploads of another may set anew beside the methods' options: where and for how long it works.
@@ -82,6 +87,7 @@ def check_adopted(settings: Settings, num_supernodes: int) -> None:
     stored, method = info.get("settings"), settings.method
     if not isinstance(stored, dict):
         raise OptionError(f"setting 'uploads' is {settings.app.uploads!r}: allowed is the folder of a run of this app")
+    stored = completed(stored)
     for key, value in settings.flat.items():
         free = key in FREE_ON_ADOPTION or key.partition(".")[0] in FREE_TABLES
         if not free and stored.get(key, value) != value:
@@ -121,7 +127,7 @@ def check_settled(stored: Mapping[str, Any], settings: Settings) -> None:
         OptionError: Names the setting, its value and what is allowed.
         DataError: The proxy is a share of a training set that is not here.
     """
-    begun = {**stored, "resume": "", "run-dir": ""}  # a replay has a folder of its own
+    begun = {**completed(stored), "resume": "", "run-dir": ""}  # a replay has a folder of its own
     for key, value in settings.flat.items():
         free = key in FREE_ON_REPLAY or key.partition(".")[0] in FREE_TABLES
         if not free and begun.get(key, value) != value:

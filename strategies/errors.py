@@ -1,11 +1,15 @@
 """The errors a user can meet: each is one line that says what is wrong, where, and what is allowed."""
 
+LONGEST = 4000  # letters of a line: what it quotes may come from anywhere
+
 
 class OneShotError(Exception):
-    """An error whose text is meant for the user; its message is a single line."""
+    """An error whose text is meant for the user; its message is one line, without the middle of a very long one."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(" ".join(message.split()))
+        line = " ".join(message.split())
+        half = LONGEST // 2 - 3
+        super().__init__(line if len(line) <= LONGEST else f"{line[:half]} ... {line[-half:]}")
 
 
 class OptionError(OneShotError):

@@ -2,10 +2,10 @@
 
 The guard is an audit hook of Python's: it sees every connection that Python code opens and every name that it looks up,
 in whatever library, cannot be taken off again, and is inherited by forks. It sees no socket of code that is not
-Python's: Ray's own processes and channels, which go to Ray's addresses alone. A socket that is handed a name where a
-number belongs looks it up before the guard sees it; the connection is refused all the same. All this is meant for what
-calls home and for what downloads without being asked, not for code that wants to get out; against that there are
-namespaces and firewalls.
+Python's: gRPC's and uvloop's, and those of Ray's own processes and channels, which go to Ray's addresses alone. A
+socket that is handed a name where a number belongs looks it up before the guard sees it; the connection is refused all
+the same. All this is meant for what calls home and for what downloads without being asked, not for code that wants to
+get out; against that there are namespaces and firewalls.
 
 Allowed are Unix sockets, this machine by its loopback addresses, ``$RAY_ADDRESS``, the address that Flower's process
 was started to talk to (``--superlink``, ``--runtime-api-address``), and what ``$ONESHOT_OFFLINE_ALLOW`` names.

@@ -82,7 +82,13 @@ def pinned_clients(folder: RoundFolder) -> tuple[str, ...] | None:
     return tuple(read_json(path)["clients"]) if path.exists() else None
 
 
-def pin_clients(folder: RoundFolder, present: Iterable[str], quarantined: Iterable[str] = ()) -> None:
+def pin_clients(
+    folder: RoundFolder,
+    present: Iterable[str],
+    quarantined: Iterable[str] = (),
+    *,
+    held: Iterable[str] | None = None,
+) -> None:
     """Begin the server stage of a round: fix its clients, unless an earlier process has done so.
 
     Args:
@@ -90,10 +96,12 @@ def pin_clients(folder: RoundFolder, present: Iterable[str], quarantined: Iterab
         present: Clients of this upload phase. Uploads that are here without one of these names are set aside: a
             nameless client has sent another one since, and must not count twice.
         quarantined: Those of them that the stage works without; their uploads stay where replays find them.
+        held: Whose uploads were here when the phase ended: what has come since is late, and stays for replays too. None
+            for those that are here now.
     """
     if pinned_clients(folder) is None:
         came, out = set(present), set(quarantined)
-        aside = sorted(set(folder.held()) - came)
+        aside = sorted(set(folder.held() if held is None else held) - came)
         write_json(folder.path / STAGE_FILE, {"clients": sorted(came - out), "set-aside": aside})
 
 

@@ -144,6 +144,8 @@ def _readable(settings: Settings, half: str, name: str, root: str, node: NodeCon
 
 def _own(settings: Settings, split: Split, node: NodeConfig) -> list[int]:
     app = settings.app
+    if node.partition_id >= node.num_partitions:
+        raise OptionError(f"partition-id is {node.partition_id}: allowed is 0 to {node.num_partitions - 1}")
     shared = clients_share(split, seed=app.seed, limit=app.data.limit, proxy=app.data.proxy)
     parts = partition(
         split.labels[shared].numpy(),

@@ -36,7 +36,7 @@ class Address:
         """
         host, _, port = text.rpartition(":")
         host = host.strip("[]")
-        if not host or "/" in host or not (port.isdigit() and 0 < int(port) < 2**16):
+        if not host or "/" in host or not (port.isdecimal() and 0 < int(port) < 2**16):
             raise OptionError(f"{option} is {text!r}: allowed is HOST:PORT, without https://; for example server:9092")
         return cls(host, int(port))
 
@@ -161,6 +161,9 @@ def _taken(name: str, address: Address, ca: Path | None, wait_s: float) -> Findi
             continue
         except (OSError, http.client.HTTPException):
             continue
+    if ca is None:
+        found, fix = "taken, perhaps by a SuperLink with TLS", "give --certificates: by them a SuperLink is recognised"
+        return Finding("warning", name, found, "free, or a SuperLink's", fix)
     fix = f"end what listens there (ss -ltnp 'sport = :{address.port}' names it), or take another port"
     return Finding(
         "error", name, "taken by something that does not answer as a SuperLink of these certificates", fix=fix

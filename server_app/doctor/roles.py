@@ -36,7 +36,7 @@ class Machine:
             Check("Python", versions.python_version),
             Check("packages", versions.packages),
             Check("torchvision imports", versions.torchvision_imports, 60.0),
-            Check("Flower's commands", versions.flower_commands),
+            Check("Flower's commands", partial(versions.flower_commands, self.role)),
         ]
         if self.expected is not None:
             found.append(Check("same versions", partial(self._compare, self.expected)))

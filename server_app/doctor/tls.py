@@ -20,6 +20,8 @@ from strategies.errors import OptionError
 SOON = timedelta(days=30)
 MAKE = "make new ones with deploy/make_keys.py, or take those that were made for this machine"
 # All that Flower 1.41 lets a node register with.
+# What the readers raise on files that are none of theirs, or of a kind that they do not know.
+UNREADABLE = (NotImplementedError, TypeError, UnsupportedAlgorithm, ValueError)
 CURVES = (ec.SECP192R1, ec.SECP224R1, ec.SECP256R1, ec.SECP384R1, ec.SECP521R1)
 _NAMES = ("ca.crt", "server.pem", "server.key")
 
@@ -91,7 +93,7 @@ def node_key(path: Path) -> Iterator[Finding]:
         return
     try:
         key = serialization.load_ssh_private_key(data, None)
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+    except UNREADABLE as error:
         what = "a PEM key, no OpenSSH key" if b"BEGIN" in data[:40] and b"OPENSSH" not in data[:40] else str(error)
         what = "a public key" if data.startswith(b"ecdsa-") else what
         yield Finding("error", name, f"{path}: {what}", wanted, make)
@@ -109,8 +111,10 @@ def _certificate(path: Path) -> x509.Certificate | Finding:
     if isinstance(data, Finding):
         return data
     try:
-        return x509.load_pem_x509_certificate(data)
-    except ValueError:
+        found = x509.load_pem_x509_certificate(data)
+        found.public_key()  # of a known kind
+        return found
+    except UNREADABLE:
         return Finding("error", f"certificate {path.name}", f"{path}: no certificate", "a PEM certificate", MAKE)
 
 
@@ -139,7 +143,7 @@ def _dates(path: Path, found: x509.Certificate, now: datetime) -> Finding:
 def _issued(files: ServerFiles, ca: x509.Certificate, own: x509.Certificate) -> Finding:
     try:
         own.verify_directly_issued_by(ca)
-    except (ValueError, TypeError, InvalidSignature):
+    except (*UNREADABLE, InvalidSignature):
         found = f"{files.certificate} was not signed by {files.ca}: nodes will refuse the server"
         return Finding("error", "certificate's CA", found, fix=f"take the two that belong together, or {MAKE}")
     return Finding("ok", "certificate's CA", f"{files.certificate.name} is signed by {files.ca.name}")
@@ -191,7 +195,7 @@ def _server_key(files: ServerFiles, own: x509.Certificate) -> Iterator[Finding]:
         return
     try:
         key = serialization.load_pem_private_key(data, None)
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+    except UNREADABLE as error:
         yield Finding("error", name, f"{files.key}: {error}", "a PEM private key without a password", MAKE)
         return
     form = (serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)

@@ -16,7 +16,7 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from server_app.doctor.findings import Finding
+from server_app.doctor.findings import Finding, Level
 from strategies.compute.worker import code_digest
 from strategies.errors import OptionError
 
@@ -81,7 +81,7 @@ def torchvision_imports() -> Iterator[Finding]:
         yield Finding("ok", "torchvision imports", str(torchvision.__version__))
 
 
-def flower_commands() -> Iterator[Finding]:
+def flower_commands(role: str) -> Iterator[Finding]:
     """Look for Flower's commands: its SuperLink and SuperNode start others by their bare names."""
     missing = [name for name in ("flwr", "flower-superlink", "flower-supernode", "flower-superexec")
                if shutil.which(name) is None]  # fmt: skip
@@ -92,7 +92,8 @@ def flower_commands() -> Iterator[Finding]:
     lost = "" if (Path(scripts) / missing[0]).exists() else f", and {scripts} does not hold {missing[0]} either"
     fix = f"export PATH={scripts}:$PATH (or activate the environment)"
     found = f"{', '.join(missing)} not on the PATH{lost}"
-    yield Finding("error", "Flower's commands", found, "the SuperLink starts flower-superexec by its name", fix)
+    level: Level = "warning" if role == "machine" else "error"  # `oneshot run` finds them without
+    yield Finding(level, "Flower's commands", found, "SuperLink and SuperNode start flower-superexec by its name", fix)
 
 
 def read_expected(path: Path) -> Mapping[str, Any]:

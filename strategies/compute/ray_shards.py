@@ -57,7 +57,8 @@ class RayShard:
         exceptions = self.ray.exceptions
         try:
             return self.ray.get(reference)
-        except (exceptions.RayActorError, exceptions.OutOfMemoryError) as error:
+        except (exceptions.RayActorError, exceptions.OutOfMemoryError, exceptions.ObjectLostError) as error:
+            # The last: its node went after it had answered, and the answer with it.
             raise ShardLostError(f"a shard of the teachers died: {error}") from error
 
 

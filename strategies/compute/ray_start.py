@@ -45,7 +45,11 @@ def start_ray(ray: Any, cluster: str) -> None:
                     # "local", or Ray joins whatever Ray it finds on this machine. One CPU: it starts an idle worker
                     # for each, and the actor takes none.
                     ray.init(address="local", num_cpus=1, _node_ip_address="127.0.0.1", **quiet)
-    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+    except BaseException as error:
+        # A node that does not come up in time is said by a bare Exception; what is none of these goes on its way.
+        expected = (OSError, RuntimeError, ValueError, ray.exceptions.RayError)
+        if not isinstance(error, expected) and type(error) is not Exception:
+            raise
         state = f"at {cluster} does not answer" if cluster else "does not start"
         raise NoRoomError(f"Ray {state}: {error}") from error
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class Plan:
     """
 
     shards: int
-    reason: str = ""
+    reason: str = field(default="", compare=False)  # it tells how much is free, and another says the same
     num_gpus: float = 0.0
     nodes: tuple[str, ...] = ()
 
@@ -109,7 +109,8 @@ def method_share(plan: Plan, own: float | None) -> float | None:
 
 
 def _placed(shards: int, reason: str, nodes: Mapping[str, float], gpus: int) -> Plan:
-    share = round(SHARD_SHARE / math.ceil(shards / gpus), 4) if gpus else 0.0
+    # Ray counts in ten-thousandths; rounded up, the last shard of seven would find no room.
+    share = math.floor(SHARD_SHARE / math.ceil(shards / gpus) * 1e4) / 1e4 if gpus else 0.0
     return Plan(shards, reason, share, tuple(nodes))
 
 

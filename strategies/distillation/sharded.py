@@ -131,7 +131,9 @@ class ShardedMembers:
         """
         watch = self._watch if torch.is_grad_enabled() or self._watch == FEATURES else NOTHING
         asked = self._asked(part or slice(0, len(self)), watch)
-        logits, watched = _Pass.apply(x, self, asked)  # type: ignore[no-untyped-call]
+        # Without gradients no shard need keep a graph, whatever made the images.
+        images = x if torch.is_grad_enabled() else x.detach()
+        logits, watched = _Pass.apply(images, self, asked)  # type: ignore[no-untyped-call]
         if watch:
             self._seen.append(watched if watched.numel() else None)
         found: Tensor = logits

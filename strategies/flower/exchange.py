@@ -115,11 +115,12 @@ class Exchange:
         """
         began = logged = time.monotonic()
         while self._asking:
-            self._ask_nodes()
             self.poll()
+            self._ask_nodes()  # last: a node that has just failed and is connected is asked again, not left behind
             now, waiting = time.monotonic(), self.waiting_for
             settled = now - self._last_joined >= SETTLE_S
-            complete = is_simulation(self._grid) or here() + len(self._failed) >= min_clients
+            without = sum(not self._unneeded(node) for node in self._failed)  # one client may have been two nodes
+            complete = is_simulation(self._grid) or here() + without >= min_clients
             if (not waiting and settled and complete and self._questions) or now - began >= deadline_s:
                 self._asking = False
                 break
@@ -138,12 +139,17 @@ class Exchange:
             everybody: Look for the answer of each node now, instead of some in turn.
         """
         for message_id in list(self._pending)[: None if everybody else PULLS_PER_POLL]:
-            sent = self._pending.pop(message_id)
-            replies = list(self._grid.pull_messages([message_id]))
-            if not replies:
-                self._pending[message_id] = sent  # behind the others
-            for reply in replies:
-                self._take(reply, sent.node)
+            self._pull(message_id)
+
+    def _pull(self, message_id: str) -> bool:
+        """Take an answer if it is there; return whether it was."""
+        sent = self._pending.pop(message_id)
+        replies = list(self._grid.pull_messages([message_id]))
+        if not replies:
+            self._pending[message_id] = sent  # behind the others
+        for reply in replies:
+            self._take(reply, sent.node)
+        return bool(replies)
 
     def _take(self, reply: Message, node: int) -> None:
         if reply.has_error() and reply.error.code in LOST_CODES:
@@ -165,7 +171,8 @@ class Exchange:
         listed = self._listed()
         for message_id, sent in list(self._pending.items()):
             # A SuperNode that started anew has forgotten its question, and Flower would wait for its answer for hours.
-            if sent.activated and listed.get(sent.node, sent.activated) != sent.activated:
+            anew = sent.activated and listed.get(sent.node, sent.activated) != sent.activated
+            if anew and not self._pull(message_id):  # it may have answered before
                 del self._pending[message_id]
                 self._fail(sent.node, "its SuperNode was restarted")
         for node in sorted(set(listed) - self._asked - self._failed):

@@ -86,8 +86,7 @@ class OneShot(Strategy):
         observer: Observer | None = None,
         facts: Mapping[str, Any] | None = None,
     ) -> None:
-        options = options or RunOptions()
-        builders = named_builders(model)
+        options, builders = options or RunOptions(), named_builders(model)
         if config is not None and not isinstance(config, method.config):
             raise OptionError(f"config is {type(config).__name__}: allowed is {method.config.__name__}")
         if min_uploads < 1:
@@ -128,7 +127,8 @@ class OneShot(Strategy):
         """
         if self._folder is None:
             path = Path(self._run_dir) if self._run_dir else default_run_dir("", self.method.name)
-            self._folder = open_run(path, self.method, self.job, identity={}, facts=self._facts)
+            decided = {"gatekeeper.policy": self._options.gatekeeper.policy}
+            self._folder = open_run(path, self.method, self.job, identity=decided, facts=self._facts)
             self._run_dir = path
         return self._folder
 
@@ -221,7 +221,7 @@ class OneShot(Strategy):
         """
         path = Path(target) if target else default_run_dir("", self.method.name, parent=Path(run_dir).parent)
         compute = self.rounds.compute if self.rounds.compute is not None else "in-process"
-        source = {"replay-of": str(Path(run_dir).absolute())}
+        source = {"replay-of": str(Path(run_dir).absolute()), "gatekeeper.policy": self._options.gatekeeper.policy}
         with open_run(path, self.method, self.job, identity=source, facts=self._facts) as folder:
             self.rounds.report = guarded_replay(
                 self.rounds.door,

@@ -191,12 +191,12 @@ class Rounds:
 
     def _pin(self, folder: RoundFolder, present: Iterable[str], *, tick: Callable[[], None] | None) -> None:
         """Fix the clients of a server stage: those that are present and that the gatekeeper lets in."""
-        began, names, out = time.monotonic(), set(present), set[str]()
+        began, names, out, held = time.monotonic(), set(present), set[str](), folder.held()
         if self.door.judges and pinned_clients(folder) is None:
             uploads = [upload for upload in folder.uploads() if upload.client in names]
             out = replace(self.door, tick=tick).admit(folder, self._job, uploads, folder.records())
             self.account.spend("gatekeeper", began)
-        pin_clients(folder, names, out)
+        pin_clients(folder, names, out, held=held)
 
     def _collector(self, folder: RoundFolder) -> Collector:
         max_bytes = int(self._options.max_upload_mib * 2**20)

@@ -116,6 +116,8 @@ def _link_or_copy(source: Path, target: Path) -> None:
 def _load_member(folder: Path, member: dict[str, Any]) -> Upload:
     file, counts = folder / member["file"], member["label_counts"]
     verify(file, member["sha256"], f"ensemble member {member['client']!r}")
+    if not all(isinstance(member[key], str) for key in ("client", "architecture")):
+        raise ValueError("a member's name or architecture")
     return Upload(
         client=member["client"],
         architecture=member["architecture"],

@@ -100,6 +100,22 @@ def test_one_example_when_it_is_taken_away_changes_the_sum_by_no_more_than_the_c
     assert torch.equal(none, start)  # an empty batch moves nothing but by its noise
 
 
+@pytest.mark.parametrize("huge", [float("inf"), float("nan"), 3e38])
+def test_an_example_whose_gradient_is_no_number_adds_no_more_than_the_clipping_norm(
+    monkeypatch: pytest.MonkeyPatch, huge: float
+) -> None:
+    monkeypatch.setattr(private_training, "system_normal", lambda count: torch.zeros(count, dtype=torch.float64))
+    data, model, without = linear_data(), linear_model(), linear_model()
+    data.images[3] = huge
+    monkeypatch.setattr(private_training, "plan_of", lambda *_: Plan(1.0, 1, 4, 3.0, 1.0))
+
+    fit(model, data, clip=0.7)
+    fit(without, ImageData(data.images[:3], data.labels[:3]), clip=0.7)
+
+    moved = torch.cat([(a - b).flatten() for a, b in zip(model.parameters(), without.parameters(), strict=True)])
+    assert float(moved.detach().norm()) <= 0.5 * 0.7 / 4 * 1.001  # lr * C / L
+
+
 def test_noise_is_that_of_the_plan_times_the_clipping_norm_over_the_mean_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(private_training, "plan_of", lambda *_: Plan(0.5, 1, 2, 3.0, 1.0))
     monkeypatch.setattr(
@@ -209,6 +225,25 @@ def test_an_upload_when_it_is_asked_for_again_is_sent_again_and_spends_nothing(
         sent_by(config)
 
 
+def test_an_upload_when_another_process_kept_one_meanwhile_is_that_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, trained = private(client__state_dir=str(tmp_path)), private_training.train
+    first: list[State] = []
+
+    def slowly(*given: Any, **how: Any) -> float:
+        monkeypatch.setattr("client_app.work.train_privately", trained)
+        first.append(sent_by(config)[1])  # the restarted node is asked again while the old one's process still trains
+        return trained(*given, **how)
+
+    monkeypatch.setattr("client_app.work.train_privately", slowly)
+
+    second = sent_by(config)[1]
+
+    assert same(second, first[0])
+    assert same(sent_by(config)[1], first[0])
+
+
 def test_an_upload_when_the_disk_refuses_its_copy_is_not_sent(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
 
@@ -269,6 +304,7 @@ def test_gradients_of_single_examples_are_those_of_the_examples_one_by_one(
         ({"task": "open-set"}, "task 'open-set'"),
         ({"task": "cvae"}, "task 'cvae'"),
         ({"server_round": 2}, "a second round of uploads"),
+        ({"server_round": 0}, "a second round of uploads"),
         ({"holdout": 0.1}, "answers on examples that are kept from training"),
         ({"calibrate": True}, "the ranges of activations, for INT8"),
         ({"run_id": ""}, "an upload to a run without an id"),
@@ -302,6 +338,8 @@ def test_rounds_checkpoints_and_questions_of_fens_are_refused(tmp_path: Path) ->
         ("client.loss", "ldam", "is 'ldam': allowed with 'privacy.epsilon' 3 is 'cross-entropy'"),
         ("client.sam-rho", 0.05, "is 0.05: allowed with 'privacy.epsilon' 3 is 0.0"),
         ("client.checkpoint", "m.pt", "is 'm.pt': allowed with 'privacy.epsilon' 3 is ''"),
+        ("data.name", "heart-disease", "is 'heart-disease': allowed with 'privacy.epsilon' 3 is another"),
+        ("attack.kind", "copy", "is 'copy': allowed with 'privacy.epsilon' 3 is another"),
         ("privacy.epsilon", -1.0, "a number at least 0.0"),
         ("privacy.delta", 0.0, "greater than 0.0"),
         ("privacy.clip", 0.0, "greater than 0.0"),
@@ -311,7 +349,7 @@ def test_settings_when_they_would_tell_more_are_refused_in_one_line(key: str, va
     given: dict[str, Any] = {"privacy.epsilon": 3.0, "client.share-label-counts": False}
 
     with pytest.raises(OptionError) as caught:
-        AppConfig.from_settings({**given, key: value})
+        AppConfig.from_settings({**given, key: value, **({"attack.clients": "a"} if key == "attack.kind" else {})})
 
     assert f"setting {key!r}" in str(caught.value)
     assert allowed in str(caught.value)

@@ -94,6 +94,9 @@ def test_renewal_replaces_the_server_s_certificate_and_nothing_else(keys: Path) 
     ("asked", "line"),
     [
         (["--node", "hospital-a"], "--server is missing"),
+        (["--server", "a.org", "--days", "0"], "--days 0: allowed is 1 to 3650"),
+        (["--server", "a.org", "--days", "-5"], "--days -5: allowed is 1 to 3650"),
+        (["--server", "a.org", "--days", "99999999"], "--days 99999999: allowed is 1 to 3650"),
         (["--server", "server.example.org:9092"], "without a port"),
         (["--server", "a.org", "--node", "../etc"], "node '../etc': allowed are names"),
         (["--server", "a.org", "--node", "server"], "node 'server': allowed are names"),
@@ -107,6 +110,29 @@ def test_what_cannot_be_made_is_refused_in_one_line(
     assert line in said
     assert len(said.splitlines()) == 1
     assert not (tmp_path / "keys" / "server").exists()
+
+
+def test_keys_when_the_disk_refused_half_of_them_are_made_by_a_second_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace = Path.replace
+    written: list[Path] = []
+
+    def refuse(self: Path, target: Path) -> Path:
+        if target.parent.name in ("public", "hospital-a") and written:
+            raise OSError(28, "No space left on device")
+        written.extend([target] if target.parent.name in ("public", "hospital-a") else [])
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", refuse)
+    assert main([str(tmp_path / "keys"), *ASKED]) == 1
+    assert len(written) == 1
+    monkeypatch.undo()
+
+    assert main([str(tmp_path / "keys"), *ASKED]) == 0
+    public = try_load_public_key(tmp_path / "keys" / "public" / "hospital-a.pub")
+    private = load_ssh_private_key((tmp_path / "keys" / "hospital-a" / "node.key").read_bytes(), None)
+    assert public_key_to_bytes(private.public_key()) == public  # type: ignore[arg-type]
 
 
 def test_an_authority_of_other_keys_signs_nothing(

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from fl_app.attacks import triggered
+from fl_app.attacks import AttackConfig, triggered
 from fl_app.data import ImageData
-from server_app.attack_success import attack_lines, backdoor_success
+from server_app.attack_success import attack_lines, backdoor_success, check_attackers
 from server_app.build import build_job, check_before_start, check_needs_of_settings, read_settings
 from server_app.console import print_result
 from server_app.evaluation import HeldOut
@@ -108,6 +108,16 @@ def test_a_result_of_another_attack_has_no_success(run_folder: Callable[..., Pat
         "kind": "scale", "clients": ["client-001"], "described": "scale, factor 10, by client-001",
     }  # fmt: skip
     assert "attackers are simulated: scale, factor 10, by client-001" in table_lines(result)
+
+
+def test_an_attacker_among_nodes_that_are_not_played_is_refused(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        (tmp_path / f"{name}.toml").write_text(f'client = "{name}"\npartition-id = 0\n')
+    attack = AttackConfig(kind="random", clients="c")
+
+    check_attackers(attack, 3, str(tmp_path))
+    with pytest.raises(OptionError, match="names c: allowed in this simulation are a to b"):
+        check_attackers(attack, 2, str(tmp_path))
 
 
 def test_attacks_when_they_cannot_be_are_refused_before_anything_starts(small: dict[str, Any]) -> None:

@@ -203,6 +203,13 @@ def test_a_resumed_run_when_it_is_older_than_a_setting_goes_on() -> None:
     check_same_run({}, default_settings())
 
 
+def test_a_run_that_is_older_than_a_setting_has_its_default() -> None:
+    begun = {key: value for key, value in default_settings().items() if key != "privacy.epsilon"}
+
+    with pytest.raises(OptionError, match="'privacy.epsilon' is 1.0, but the run to resume began with 0.0"):
+        check_same_run({"settings": begun}, {**default_settings(), "privacy.epsilon": 1.0})
+
+
 def test_the_strategy_has_the_settings_and_writes_them_into_its_run_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

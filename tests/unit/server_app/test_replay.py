@@ -306,6 +306,27 @@ def test_a_run_of_another_project_when_its_model_is_named_is_replayed_without_sc
     assert str(Path.cwd()) not in sys.path
 
 
+def test_a_replay_of_another_project_s_run_goes_on_with_the_gatekeeper_it_began_with(
+    foreign: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    run = foreign("model", "model", "model")
+    chosen = {"gatekeeper__policy": "exclude", "gatekeeper__steps": 1}
+    with monkeypatch.context() as patch:
+        patch.setattr("strategies.gatekeeper.inspection.inspect", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            replayed(run, "fedens", model="foreign_net:Net", **chosen)
+    target = begun(run)
+
+    with pytest.raises(OptionError, match=r"'gatekeeper\.policy' is 'off', but the run to resume began with 'exclude'"):
+        replayed(run, resume=target, model="foreign_net:Net", gatekeeper__policy="off")
+    result = replayed(run, resume=target, model="foreign_net:Net")
+
+    assert result["gatekeeper"]["policy"] == "exclude"
+
+
 def test_a_run_of_another_project_when_its_models_are_several_is_replayed_from_a_dict(foreign: MakeRun) -> None:
     result = replayed(foreign("model", "wide"), "fedens", model="foreign_net:MODELS")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shlex
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,7 @@ from flwr.supercore.run import RunNotRunningException
 from fl_app.node_config import SUPERNODES_VARIABLE
 from server_app import app as server_app
 from server_app.build import default_settings, read_settings
-from server_app.resuming import RESUME_FILE
+from server_app.resuming import RESUME_FILE, how_to_go_on
 from server_app.settings_text import merge_settings
 from strategies.errors import ComputeError, QuorumError, StoreError
 from strategies.flower.one_shot import OneShot
@@ -70,6 +71,12 @@ def test_the_file_that_a_run_leaves_holds_all_it_began_with(
     with RunFolder.open(run) as folder:
         begun = folder.info["settings"]
     assert dict(found.flat) == {**begun, "run-dir": "", "resume": str(run)}
+
+
+def test_the_command_when_the_folder_has_a_space_is_one_that_a_shell_can_read(tmp_path: Path) -> None:
+    folder = tmp_path / "it's a run"
+
+    assert shlex.split(how_to_go_on(folder))[-1] == str(folder / RESUME_FILE)
 
 
 @pytest.mark.parametrize("error", [SystemExit(0), KeyboardInterrupt(), RunNotRunningException()])

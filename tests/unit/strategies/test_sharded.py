@@ -145,6 +145,13 @@ def test_a_shard_keeps_one_graph_whatever_becomes_of_the_passes() -> None:
     assert held.backward(3, logits, None) is None
 
 
+def test_a_pass_without_gradients_costs_no_graph_though_its_images_want_one() -> None:
+    parts = local_shards(UPLOADS, BUILDERS, 2)
+    with torch.no_grad():
+        ShardedMembers(parts).logits(IMAGES.clone().requires_grad_())
+    assert [part.shard.held._kept for part in parts] == [None, None]  # type: ignore[attr-defined]
+
+
 def test_all_shards_are_started_before_one_is_waited_for() -> None:
     order: list[str] = []
 

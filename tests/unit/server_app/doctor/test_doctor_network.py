@@ -138,13 +138,17 @@ def test_a_port_is_free_or_a_superlink_s_or_somebody_else_s(keys: Path) -> None:
     (free,) = port_free(Address("127.0.0.1", port), keys / "ca.crt", 0.3)
     with serving(keys) as address:
         (running,) = port_free(address, keys / "ca.crt")
+        (unknown,) = port_free(address, None)
 
+    assert (unknown.level, "--certificates" in unknown.fix) == ("warning", True)
     assert (taken.level, free.level, running.level) == ("error", "ok", "ok")
     assert "already" in running.found
     assert "ss -ltnp" in taken.fix
 
 
-@pytest.mark.parametrize("text", ["server", "https://server:9092", "server:port", "server:0", ":9092", "server:70000"])
+@pytest.mark.parametrize(
+    "text", ["server", "https://server:9092", "server:port", "server:0", ":9092", "server:70000", "server:²"]
+)
 def test_an_address_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(OptionError, match="allowed is HOST:PORT"):
         Address.of(text)

@@ -64,10 +64,10 @@ def test_flower_s_commands_off_the_path_are_an_error_that_says_where_they_are(
         (tmp_path / name).chmod(0o755)
     monkeypatch.setattr("sysconfig.get_path", lambda _: str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert [finding.level for finding in versions.flower_commands()] == ["ok"]
+    assert [finding.level for finding in versions.flower_commands("node")] == ["ok"]
     monkeypatch.setenv("PATH", "")
 
-    (found,) = versions.flower_commands()
+    (found,) = versions.flower_commands("node")
 
     assert found.level == "error"
     assert f"PATH={tmp_path}:$PATH" in found.fix

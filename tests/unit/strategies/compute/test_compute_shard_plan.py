@@ -75,6 +75,24 @@ def test_plan_with_several_gpus_has_a_shard_on_each_and_leaves_room_for_the_meth
     assert plan_of(cluster(1e9, gpus=2), job(8, "cpu"), 4).num_gpus == 0
 
 
+@pytest.mark.parametrize("shards", [3, 7, 14, 59])
+def test_shares_of_one_gpu_leave_room_for_every_shard_and_the_method(shards: int) -> None:
+    plan = plan_of(cluster(1e9, gpus=1), job(60), shards)
+    units = [round(share * 10_000) for share in (plan.num_gpus, method_share(plan, None) or 0.0)]  # as Ray counts
+    assert units[0] * shards + units[1] <= 10_000
+
+
+def test_plans_that_differ_in_what_they_say_alone_are_equal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or shards that are kept from round to round would be made anew each time, as free memory is never the same."""
+    ray, plans = cluster(1e9, 1e9), []
+    for free in (2**30, 2**31):
+        monkeypatch.setattr(shard_plan, "teacher_bytes", lambda _: 2**32)
+        with_free(monkeypatch, free)
+        plans.append(plan_of(cluster(3e9, 3e9), job(4), 0))
+    assert plans[0].reason != plans[1].reason
+    assert plans[0] == plans[1] != plan_of(ray, job(4), 3)
+
+
 def test_plan_of_a_setting_deals_shards_to_the_nodes_and_has_no_more_than_members() -> None:
     ray = cluster(1e9, 2e9)
     plan = plan_of(ray, job(8), 3)

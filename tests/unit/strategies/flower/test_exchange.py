@@ -102,6 +102,23 @@ def test_collect_when_a_client_app_dies_asks_the_node_again(folder: RoundFolder,
     )
 
 
+def test_collect_when_the_last_client_app_dies_asks_its_node_again_though_the_quorum_is_met(
+    folder: RoundFolder,
+) -> None:
+    nodes = {1: in_turn(crashing, named("alice", 1)), 2: named("bob", 2), 3: named("carl", 3)}
+    collector(folder).collect(DeployedGrid(nodes, delays={1: 60}), REQUEST, timeout=3600.0, min_uploads=2)
+    assert folder.held() == ["alice", "bob", "carl"]
+    assert folder.refused() == []
+
+
+def test_collect_when_a_super_node_that_has_answered_starts_anew_takes_its_answer(folder: RoundFolder) -> None:
+    last, work = 2 * PULLS_PER_POLL, list[int]()
+    grid = DeployedGrid({n: stock(n, work=work) for n in range(1, last + 1)}, activated={last: 2})
+    collector(folder).collect(grid, REQUEST, timeout=60.0, min_uploads=last)
+    assert sorted(work) == list(range(1, last + 1))  # nobody trained twice
+    assert len(folder.held()) == last
+
+
 def test_collect_when_a_client_app_dies_each_time_gives_it_up(folder: RoundFolder, clock: Any) -> None:
     grid = DeployedGrid({1: crashing, 2: named("bob", 2)})
     with pytest.raises(QuorumError, match=r"node-1: the process of its ClientApp ended without an answer, 3 times\. "):
@@ -172,6 +189,14 @@ def test_collect_when_lost_nodes_are_not_needed_goes_on_without_them(folder: Rou
 
 def test_collect_when_one_client_is_two_nodes_still_waits_for_the_quorum_of_clients(folder: RoundFolder) -> None:
     nodes = {1: named("alice", 1), 2: named("alice", 1), 3: named("bob", 2)}
+    collector(folder).collect(DeployedGrid(nodes, joins={3: 100}), REQUEST, timeout=3600.0, min_uploads=2)
+    assert folder.held() == ["alice", "bob"]
+
+
+def test_collect_when_one_clients_second_upload_is_refused_still_waits_for_the_quorum_of_clients(
+    folder: RoundFolder,
+) -> None:
+    nodes = {1: named("alice", 1), 2: named("alice", 2), 3: named("bob", 3)}
     collector(folder).collect(DeployedGrid(nodes, joins={3: 100}), REQUEST, timeout=3600.0, min_uploads=2)
     assert folder.held() == ["alice", "bob"]
 

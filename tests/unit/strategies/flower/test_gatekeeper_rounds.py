@@ -111,6 +111,37 @@ def test_a_resumed_run_keeps_the_first_verdict(tmp_path: Path, monkeypatch: pyte
     assert (tmp_path / "run" / "gatekeeper.json").read_bytes() == first
 
 
+def test_an_upload_that_comes_while_the_others_are_judged_is_kept_for_replay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes, judge = grid(), inspection.inspect
+    nodes.nodes[5], nodes._delays[5] = named("emil", 5, label_counts=COUNTS), 10**9
+
+    def slow(*args: Any, progress: Any, **more: Any) -> Any:
+        nodes._delays[5] = 0
+        progress.report(1, 100)  # the grid is looked at meanwhile
+        return judge(*args, progress=progress, **more)
+
+    monkeypatch.setattr(inspection, "inspect", slow)
+    strategy = one_shot(tmp_path / "run", "exclude")
+    strategy.start(nodes, timeout=10.0)
+    assert clients_of(strategy) == ["bob", "carl", "dora"]
+
+    monkeypatch.setattr(inspection, "inspect", judge)
+    later = one_shot(tmp_path / "later", "exclude")
+    later.replay(tmp_path / "run", target=tmp_path / "replay")
+
+    assert clients_of(later) == ["bob", "carl", "dora", "emil"]
+
+
+@pytest.mark.parametrize(("first", "then"), [("warn", "exclude"), ("exclude", "off")])
+def test_a_run_that_goes_on_under_another_policy_is_refused(tmp_path: Path, first: str, then: str) -> None:
+    one_shot(tmp_path / "run", first).start(grid())
+
+    with pytest.raises(OptionError, match=rf"gatekeeper\.policy is '{then}', but the run in .* began with '{first}'"):
+        one_shot(tmp_path / "run", then).start(grid())
+
+
 def test_a_replay_judges_all_stored_uploads_by_its_own_policy(tmp_path: Path) -> None:
     one_shot(tmp_path / "run", "exclude").start(grid())
 
