@@ -3,7 +3,8 @@
 Five clients on digits, of whom the first attacks. Uploads are trained once per seed and attack with the client app's
 own functions, in this process; every method then runs on them as a replay, with the settings of ``conf/short.toml``.
 Every cell is a JSON file in ``$ATTACKS_DIR`` (else ``./attacks``), so that a measurement that was cut off goes on.
-Fewer: ``ATTACKS_KINDS=none,scale ATTACKS_METHODS=fedavg,dense ATTACKS_SEEDS=0,1``. FENS, whose aggregator its clients
+Fewer: ``ATTACKS_KINDS=none,scale ATTACKS_METHODS=fedavg,dense ATTACKS_SEEDS=0,1``. Other clients, in a folder of their
+own: ``ATTACKS_SETTINGS="data.alpha=0.1"``. FENS, whose aggregator its clients
 would train, is given a static form, the weighted mean.
 """
 
@@ -69,7 +70,9 @@ def made_run(folder: Path, attack: str, seed: int) -> Path:
         "device": "cpu",
         "threads": 1,
     }
-    flat = {**default_settings(), "method": "fedavg", "compute": "in-process", **own}
+    kinds = {option.key: option.kind for option in known_options()}
+    others = merge_settings([os.environ.get("ATTACKS_SETTINGS", "")], kinds)
+    flat = {**default_settings(), "method": "fedavg", "compute": "in-process", **others, **own}
     facts = {"student": flat["model.name"], "num-classes": 10, "input-shape": list(SHAPE), "num-supernodes": CLIENTS}
     app = AppConfig.from_settings(flat)
     with RunFolder.create(target, {"method": "fedavg", "seed": seed, "settings": flat, **facts}) as run:

@@ -49,7 +49,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--fault", default="", help="draw no others but those whose names hold this text")
     parser.add_argument("--patience", type=float, default=600.0, help="seconds that one run may take")
     parser.add_argument("--app", type=Path, default=ROOT, help="the app's folder")
-    return parser.parse_args()
+    given = parser.parse_args()
+    if not any(given.fault in fault.name for fault in FAULTS):
+        parser.error(f"--fault is {given.fault!r}: allowed is a part of {', '.join(fault.name for fault in FAULTS)}")
+    return given
 
 
 def main() -> int:
