@@ -26,10 +26,11 @@ from client_app.private_training import check_question, refuse
 from client_app.private_training import train as train_privately
 from client_app.tasks import task_of
 from fl_app.config import AppConfig
-from fl_app.data import Split, clients_share, open_split, partition
+from fl_app.data import Split, open_split
+from fl_app.division import own_positions
 from fl_app.models.uploaded import uploaded_name
 from strategies.client.holdout import held_out
-from strategies.errors import DataError, UploadError
+from strategies.errors import UploadError
 from strategies.seeds import derive_seed, seeded_torch
 
 State = dict[str, torch.Tensor]
@@ -73,7 +74,7 @@ def own_examples(config: AppConfig, node: Node, asked: Asked) -> Own:
     """
     data = config.data
     split = cached_split(data.name, "train", root=node.data_root, image_size=data.image_size, left_out=data.left_out)
-    positions = _positions(split, config, node)
+    positions = own_positions(split, config, partition_id=node.partition_id, num_partitions=node.num_partitions)
     labels = split.labels[positions].numpy() if asked.per_class else None
     parts = held_out(len(positions), client=node.client, seed=asked.seed, share=asked.holdout, labels=labels)
     train, held = (positions[torch.from_numpy(part)] for part in parts)
@@ -177,21 +178,6 @@ def _reporter(config: AppConfig, node: Node, examples: int) -> Callable[[Epoch],
             LOG.info("%s: %s%s%s", node.client, of, loss, right)
 
     return report
-
-
-def _positions(split: Split, config: AppConfig, node: Node) -> torch.Tensor:
-    if not 0 <= node.partition_id < node.num_partitions:
-        raise DataError(f"partition-id is {node.partition_id}: allowed is 0 to {node.num_partitions - 1}")
-    chosen = clients_share(split, seed=config.seed, limit=config.data.limit, proxy=config.data.proxy)
-    parts = partition(
-        split.labels[chosen].numpy(),
-        config.data.partition_spec(),
-        num_clients=node.num_partitions,
-        num_classes=split.num_classes,
-        seed=config.seed,
-        domains=None if split.domains is None else split.domains[chosen].numpy(),
-    )
-    return chosen[torch.from_numpy(parts[node.partition_id])]
 
 
 def _load_start(model: torch.nn.Module, start: State) -> None:

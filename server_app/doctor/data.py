@@ -7,7 +7,8 @@ from math import prod
 from pathlib import Path
 
 from fl_app.checkpoints import read_checkpoint
-from fl_app.data import Split, clients_share, data_root, open_split, partition
+from fl_app.data import Split, data_root, open_split
+from fl_app.division import own_positions
 from fl_app.models import builders
 from server_app.build import Settings
 from server_app.doctor.findings import Finding
@@ -130,8 +131,11 @@ def _readable(settings: Settings, half: str, name: str, root: str, node: NodeCon
     fix = f"put the data set there, or name its folder: {key}, or ONESHOT_DATA"
     try:
         split = opened(settings, half, root)
-        positions = range(len(split.labels)) if node is None else _own(settings, split, node)
-        split.take(list(positions)[:_TRIED])
+        positions = list(range(len(split.labels)))
+        if node is not None:
+            part, parts = node.partition_id, node.num_partitions
+            positions = own_positions(split, settings.app, partition_id=part, num_partitions=parts).tolist()
+        split.take(positions[:_TRIED])
     except (DataError, OptionError) as error:
         yield Finding("error", name, str(error), f"the data set, under {where}", fix)
         return
@@ -140,22 +144,6 @@ def _readable(settings: Settings, half: str, name: str, root: str, node: NodeCon
         count = f"{len(positions)} of {count} are this node's"
     place = "embedded in scikit-learn" if settings.app.data.name == "digits" else f"under {where}"
     yield Finding("ok", name, f"{count}, {place}")
-
-
-def _own(settings: Settings, split: Split, node: NodeConfig) -> list[int]:
-    app = settings.app
-    if node.partition_id >= node.num_partitions:
-        raise OptionError(f"partition-id is {node.partition_id}: allowed is 0 to {node.num_partitions - 1}")
-    shared = clients_share(split, seed=app.seed, limit=app.data.limit, proxy=app.data.proxy)
-    parts = partition(
-        split.labels[shared].numpy(),
-        app.data.partition_spec(),
-        num_clients=node.num_partitions,
-        num_classes=split.num_classes,
-        seed=app.seed,
-        domains=None if split.domains is None else split.domains[shared].numpy(),
-    )
-    return [int(shared[position]) for position in parts[node.partition_id]]
 
 
 def split_of(settings: Settings, halves: tuple[str, ...], root: str = "") -> Split | None:

@@ -21,7 +21,7 @@ class Session:
 
     Attributes:
         ray: The module.
-        code: (digest, folder) of this library when the session began.
+        code: (digest, folder) of this library when this Ray came into use.
         paths: Where actors find this library, in front of their own ``sys.path``.
         actor: The actor's class, for ``ray.remote``.
         shard: That of a shard's actor.

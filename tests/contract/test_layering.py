@@ -9,19 +9,12 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
-from pathlib import Path
 
 import pytest
+from sources import PACKAGES, ROOT, SOURCES
 
 from strategies.method import METHODS
 
-ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("strategies", "fl_app", "client_app", "server_app")
-SOURCES = {
-    path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
-    for package in PACKAGES
-    for path in sorted((ROOT / package).rglob("*.py"))
-}
 BASICS = {f"strategies.{name}" for name in ("errors", "memory", "offline", "options", "seeds")}
 
 

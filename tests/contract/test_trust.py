@@ -4,17 +4,9 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("strategies", "fl_app", "client_app", "server_app")
-SOURCES = {
-    path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
-    for package in PACKAGES
-    for path in sorted((ROOT / package).rglob("*.py"))
-}
+from sources import PACKAGES, SOURCES
 
 # Calls that turn bytes or texts into code, or hand a text to a shell; what ends in a dot stands for all below it.
 DANGEROUS = (

@@ -79,22 +79,27 @@ class Deployment:
         return "\n".join(path.read_text() for path in self.folder.glob("*.log"))
 
 
+def environment_of(home: Path, token: str, folder: Path) -> dict[str, str]:
+    """Return the environment of a deployment's processes, which end with ``guarded``."""
+    return os.environ | {
+        "FLWR_HOME": str(home),
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_TMPDIR": str(home),
+        "ONESHOT_CLIENT_STATE": str(folder / "clients"),
+        "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+        TOKEN_KEY: token,
+    }
+
+
 @contextlib.contextmanager
 def deployment(folder: Path) -> Iterator[Deployment]:
     """Lend a SuperLink, and end it and all that was started with it."""
     port = free_port()
     with guarded() as (home, token):
-        environment = os.environ | {
-            "FLWR_HOME": str(home),
-            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-            "FLWR_TELEMETRY_ENABLED": "0",
-            "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_TMPDIR": str(home),
-            "ONESHOT_CLIENT_STATE": str(folder / "clients"),
-            "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
-            TOKEN_KEY: token,
-        }
+        environment = environment_of(home, token, folder)
         connection = f'[superlink]\ndefault = "dep"\n[superlink.dep]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
         (home / "config.toml").write_text(connection)
         here = Deployment(folder, environment, f"127.0.0.1:{port}")

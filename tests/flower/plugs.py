@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import signal
 import sqlite3
@@ -19,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from deployments import BIN, ROOT, free_port
+from deployments import ROOT, environment_of, free_port
 
-from server_app.guard import TOKEN_KEY, guarded
+from server_app.guard import guarded
 
 PATIENCE_S = 240.0
 
@@ -132,18 +131,9 @@ def plugged_in(folder: Path, clients: int) -> Iterator[Field]:
     """Lend a deployment with all plugs in, and end it and all that was started with it."""
     folder.mkdir(parents=True, exist_ok=True)
     with guarded() as (home, token):
-        environment = os.environ | {
-            "FLWR_HOME": str(home),
-            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-            "FLWR_TELEMETRY_ENABLED": "0",
-            "FLWR_DISABLE_UPDATE_CHECK": "1",
+        environment = environment_of(home, token, folder) | {
             "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
-            "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_TMPDIR": str(home),
-            "ONESHOT_CLIENT_STATE": str(folder / "clients"),
-            "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
             "PYTHONUNBUFFERED": "1",
-            TOKEN_KEY: token,
         }
         here = Field(folder, environment, clients)
         address = f"127.0.0.1:{here._port}"

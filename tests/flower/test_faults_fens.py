@@ -61,7 +61,8 @@ def test_fens_killed_between_two_rounds_resumes_to_the_same_bits(tmp_path: Path)
     assert status == 0
     nothing_left(cut)
     assert second.trained() == set(), "a client trained twice"
-    assert 5 <= result["resumed_at"] < ROUNDS
+    # A round's row is on disk before its checkpoint, so the kill may have come between the two.
+    assert 4 <= result["resumed_at"] < ROUNDS
     assert result["weights_sha256"] == expected["weights_sha256"]
     assert result["table"] == expected["table"]
     assert [row["epoch"] for row in rows(run_folder(cut))] == list(range(1, ROUNDS + 1))

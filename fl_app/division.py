@@ -1,0 +1,29 @@
+"""Which training examples are whose: every client draws the same division and takes its own part."""
+
+from __future__ import annotations
+
+import torch
+
+from fl_app.config import AppConfig
+from fl_app.data import Split, clients_share, partition
+from strategies.errors import DataError
+
+
+def own_positions(split: Split, config: AppConfig, *, partition_id: int, num_partitions: int) -> torch.Tensor:
+    """Return the positions in a training set that are one client's own; every client draws the same division.
+
+    Raises:
+        DataError: There is no such part, or the set cannot be divided as asked.
+    """
+    if not 0 <= partition_id < num_partitions:
+        raise DataError(f"partition-id is {partition_id}: allowed is 0 to {num_partitions - 1}")
+    chosen = clients_share(split, seed=config.seed, limit=config.data.limit, proxy=config.data.proxy)
+    parts = partition(
+        split.labels[chosen].numpy(),
+        config.data.partition_spec(),
+        num_clients=num_partitions,
+        num_classes=split.num_classes,
+        seed=config.seed,
+        domains=None if split.domains is None else split.domains[chosen].numpy(),
+    )
+    return chosen[torch.from_numpy(parts[partition_id])]
