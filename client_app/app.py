@@ -10,6 +10,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from flwr.clientapp import ClientApp
 
 from client_app.node import Asked, Node
+from client_app.told_counts import told_counts
 from fl_app.node_config import client_name, node_facts
 from strategies.client import already_held, failure, upload_facts
 from strategies.errors import OneShotError
@@ -99,7 +100,7 @@ def _one_round(msg: Message, context: Context, facts: Mapping[str, Any]) -> Mess
 def _reply(
     msg: Message, config: AppConfig, node: Node, trained: Trained | None, state: dict[str, torch.Tensor]
 ) -> Message:
-    counts = trained.label_counts if trained is not None and config.client.share_label_counts else None
+    counts = None if trained is None else told_counts(trained.label_counts, config.client)
     metrics = MetricRecord()
     if trained is not None:
         metrics["num-examples"] = trained.num_examples

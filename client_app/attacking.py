@@ -1,4 +1,4 @@
-"""What a simulated attacker does to its examples and to its weights; see :mod:`fl_app.attacks`.
+"""What a simulated attacker does to its examples, to its weights and to what it tells; see :mod:`fl_app.attacks`.
 
 Everything follows from the run's settings and this client's own name. It changes what is sent in that run and nothing
 else on the node.
@@ -10,10 +10,12 @@ from dataclasses import replace
 
 import torch
 
+from client_app.keeping import Trained
 from client_app.node import Node
-from fl_app.attacks import KINDS, POISONING, AttackConfig, triggered
+from fl_app.attacks import CLAIMING, KINDS, POISONING, AttackConfig, triggered
 from fl_app.config import AppConfig
 from fl_app.data import ImageData
+from fl_app.models import penultimate
 from fl_app.node_config import client_name
 from strategies.errors import UploadError
 from strategies.seeds import generator
@@ -48,6 +50,33 @@ def poisoned(data: ImageData, attack: AttackConfig, *, client: str, num_classes:
 def scaled(state: dict[str, torch.Tensor], factor: float) -> dict[str, torch.Tensor]:
     """Return a state_dict whose real numbers are multiplied by ``factor``; counters stay as they are."""
     return {key: value * factor if value.is_floating_point() else value for key, value in state.items()}
+
+
+def last_layer_scaled(model: torch.nn.Module, factor: float) -> None:
+    """Multiply the weights and the bias of a model's last linear layer by ``factor``, in place.
+
+    Raises:
+        OptionError: The model has no linear layer.
+    """
+    with torch.no_grad():
+        for parameter in penultimate(model).parameters():
+            parameter.mul_(factor)
+
+
+def claimed(trained: Trained, attack: AttackConfig, client: str) -> Trained:
+    """Return what a client says of its training: the truth, unless it is an attacker that claims more.
+
+    A claim is ``attack.factor`` times the examples: of every class that it has, one at least; or as many of each class.
+    """
+    counts = trained.label_counts
+    if (kind := attack.of(client)) not in CLAIMING or not counts:
+        return trained
+    if kind == "claim-uniform":
+        each, over = divmod(max(1, round(attack.factor * sum(counts))), len(counts))
+        counts = tuple(each + (number < over) for number in range(len(counts)))
+    else:
+        counts = tuple(max(int(count > 0), round(attack.factor * count)) for count in counts)
+    return replace(trained, num_examples=sum(counts), label_counts=counts)
 
 
 def copied(node: Node, config: AppConfig) -> Node:

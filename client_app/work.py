@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from client_app.attacking import check_trains, copied, poisoned, scaled
+from client_app.attacking import check_trains, claimed, copied, last_layer_scaled, poisoned, scaled
 from client_app.calibration import activation_ranges
 from client_app.keeping import Keep, Trained
 from client_app.local_training import Epoch, epoch_lengths
@@ -149,10 +149,12 @@ def _train(config: AppConfig, node: Node, asked: Asked, start: State) -> tuple[T
             last = task.train(model, data, config.client, seed=seed, **how)
     if attack == "scale":
         model.load_state_dict(scaled(model.state_dict(), config.attack.factor))
+    elif attack == "last-layer":
+        last_layer_scaled(model, config.attack.factor)
     name = uploaded_name(asked.task, node.architecture)
     ranges = activation_ranges(model, data, split.normalization, seed=asked.seed) if asked.calibrate else None
     trained = Trained(name, len(own.train), own.label_counts, last.loss, last.accuracy, ranges, epsilon)
-    return trained, task.sent(model)
+    return claimed(trained, config.attack, node.client), task.sent(model)
 
 
 def _started(config: AppConfig, node: Node, asked: Asked, split: Split) -> torch.nn.Module:

@@ -12,7 +12,7 @@ Deviations: Tolpegin et al. flip one class into another; here every label y beco
     at least 3 pixels, in the lower right corner, white in every channel.
 
 What each kind does: :data:`KINDS`. What an attacker says of itself, its number of examples and its label counts, is
-always that of its true data.
+that of its true data, but for the kinds in :data:`CLAIMING`.
 """
 
 from __future__ import annotations
@@ -33,9 +33,15 @@ KINDS: Mapping[str, str] = {
     "random": "weights drawn anew, by a seed of their own, and trained on nothing",
     "label-flip": "a model trained on labels y -> (C - 1) - y",
     "scale": "an honestly trained model whose weights, and buffers of real numbers, are multiplied by attack.factor",
+    "last-layer": "an honestly trained model whose last linear layer is multiplied by attack.factor",
+    "claim": "an honestly trained model, with attack.factor times the examples of every class that it has",
+    "claim-uniform": "an honestly trained model, with attack.factor times its examples, as many of every class",
     "copy": "the upload of the next client, in order, that is no attacker, bit for bit, under its own name and facts",
     "backdoor": "a model trained on images of which a share bears a trigger and the label attack.target",
 }
+# These say of themselves what is not so, and send an honest model.
+CLAIMING = ("claim", "claim-uniform")
+LARGEST_CLAIM = 1e6  # times what there is; a message holds no whole number beyond 2^63
 # Only these change the examples and leave the training as it is, so that every kind of training can have them.
 POISONING = ("label-flip", "backdoor")
 
@@ -48,7 +54,7 @@ class AttackConfig:
 
     kind: str = option("none", "what the clients of attack.clients do instead of training", choices=tuple(KINDS))
     clients: str = option("", "comma-separated names of the clients that are simulated attackers")
-    factor: float = option(10.0, "what the weights are multiplied by, of scale")
+    factor: float = option(10.0, "what weights are multiplied by, of scale and last-layer; what numbers, of claims")
     target: int = option(0, "class that images with the trigger are labelled as, of backdoor", low=0)
     poisoned: float = option(
         0.3, "share of an attacker's training images that get the trigger, of backdoor", above=0.0, high=1.0
@@ -61,6 +67,11 @@ class AttackConfig:
             raise OptionError(
                 f"setting 'attack.kind' is {self.kind!r} and 'attack.clients' {self.clients!r}: allowed are names of "
                 "clients, separated by commas"
+            )
+        if self.kind in CLAIMING and not 0 < self.factor <= LARGEST_CLAIM:
+            raise OptionError(
+                f"setting 'attack.factor' is {self.factor:g}: allowed with 'attack.kind' {self.kind!r} is a number "
+                f"greater than 0 and at most {LARGEST_CLAIM:g}"
             )
         if self.kind == "none" and self.clients:
             raise OptionError(
@@ -79,7 +90,7 @@ class AttackConfig:
     def described(self) -> str:
         """Return the attack in a few words; empty without one."""
         details = {
-            "scale": f", factor {self.factor:g}",
+            **dict.fromkeys(("scale", "last-layer", *CLAIMING), f", factor {self.factor:g}"),
             "backdoor": f", target {self.target}, {100 * self.poisoned:g} % of the images",
         }
         return "" if self.kind == "none" else f"{self.kind}{details.get(self.kind, '')}, by {', '.join(self.names())}"

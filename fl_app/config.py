@@ -147,6 +147,12 @@ class ClientConfig:
         choices=("same", "different"),
     )
     share_label_counts: bool = option(True, "tell the server how many examples of each class there are")
+    label_counts_as: str = option(
+        "numbers",
+        "how they are told: presence: only of which classes there are more than a fifth of an equal share; the "
+        "examples count as divided equally over these",
+        choices=("numbers", "presence"),
+    )
     checkpoint: str = option("", "upload this file and train nothing; {client} and {partition} are filled in")
     max_ensemble_mib: float = option(0.0, "largest ensemble that a client accepts, MiB; 0 = any", low=0.0)
     nodes: str = option("", "folder of node configs, or one such file: a simulation plays these nodes")
@@ -195,8 +201,9 @@ class AppConfig:
     resume: str = option("", "run folder of a run that was cut off; it goes on there")
     teacher: str = option(
         "method",
-        "the ensemble that a replay distils: the method's own, or the one that the replayed run ended with",
-        choices=("method", "run"),
+        "the ensemble that is distilled: the method's own; in a replay, run: the one that the replayed run ended with; "
+        "tally: the uploads as Tally combines them",
+        choices=("method", "run", "tally"),
     )
     uploads: str = option("", "run folder whose stored uploads are used: no client is asked to train")
     forget: str = option("", "comma-separated clients whose uploads are left out of those")

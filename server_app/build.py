@@ -26,7 +26,7 @@ from strategies.compute.in_process import resolve_device
 from strategies.errors import OptionError
 from strategies.gatekeeper.config import GatekeeperConfig
 from strategies.iterative import IterativeConfig
-from strategies.method import METHODS, Job, Method, Need, Normalization
+from strategies.method import METHODS, TALLY, Job, Method, Need, Normalization
 from strategies.needs import check_needs, wants_label_counts
 from strategies.options import Option, Scalar, flatten, options_of, parse, reject_unknown
 from strategies.refinement import Refiner
@@ -189,6 +189,7 @@ def build_job(settings: Settings, split: Split, observer: HeldOut | None, *, dat
         device=app.device,
         proxy=proxy_images(settings, split.input_shape, seed),
         labelled=labelled_images(settings, seed),
+        teacher=TALLY if app.teacher == TALLY else None,
         observer=observer,
     )
 
@@ -209,7 +210,8 @@ def check_needs_of_settings(settings: Settings) -> None:
             f"method {method.name!r} is one architecture for all"
         )
     check_privacy(settings)
-    if wants_label_counts(method, settings.method_config) and not app.client.share_label_counts:
+    wanted = wants_label_counts(method, settings.method_config) and app.teacher != TALLY
+    if wanted and not app.client.share_label_counts:
         raise OptionError(
             f"setting 'client.share-label-counts' is False: allowed with method {method.name!r} is True; it needs that "
             f"{Need.LABEL_COUNTS.value}"
@@ -270,7 +272,9 @@ def build_strategy(settings: Settings, job: Job) -> OneShot | Iterative:
         "run_dir": run_dir or None,
         "min_uploads": app.min_uploads,
         "seed": app.seed,
-        "options": RunOptions(app.threads, app.device, app.max_upload_mib, app.checkpoint_s, settings.gatekeeper),
+        "options": RunOptions(
+            app.threads, app.device, app.max_upload_mib, app.checkpoint_s, settings.gatekeeper, app.teacher
+        ),
         "proxy": job.proxy,
         "observer": job.observer,
         "facts": {

@@ -21,6 +21,11 @@ def check_iterative(app: AppConfig, config: IterativeConfig) -> None:
             f"setting 'client.checkpoint' is {app.client.checkpoint!r}: allowed with method 'iterative' is none, for "
             "its clients train in every round"
         )
+    if app.teacher != "method" and config.refiner == "none":
+        raise OptionError(
+            f"setting 'teacher' is {app.teacher!r}: allowed with method 'iterative' where 'iterative.refiner' names a "
+            "method that distils"
+        )
     if config.strategy in BY_TRAVEL and app.client.optimizer != "sgd":
         raise OptionError(
             f"setting 'client.optimizer' is {app.client.optimizer!r}: allowed with 'iterative.strategy' "

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import shutil
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -16,13 +14,14 @@ from fl_app.data import Split
 from server_app.build import Settings, build_job, held_out, read_settings
 from server_app.evaluation import HeldOut
 from server_app.finish import bare_result, finish, scaled_line
+from server_app.foreign_models import foreign_models
 from server_app.server_data import open_half
 from server_app.settled import check_same_run, check_settled
 from strategies.compute import ServerCompute, choose, named
 from strategies.errors import OneShotError, OptionError, StoreError
 from strategies.gatekeeper.config import GatekeeperConfig
-from strategies.method import METHODS, EnsembleSpec, Job, Normalization
-from strategies.needs import check_needs
+from strategies.method import METHODS, TALLY, EnsembleSpec, Job, Normalization
+from strategies.needs import check_needs, takes_tally
 from strategies.options import Scalar, flatten, options_of, parse, reject_unknown
 from strategies.quarantine import Door, guarded_replay
 from strategies.stage import CHECKPOINT_S, all_cores, kept_round, usable_uploads
@@ -154,7 +153,13 @@ def _prepared(request: Request, info: Mapping[str, Any]) -> tuple[Settings | Non
 def _job(settings: Settings, split: Split, images: HeldOut | None, info: Mapping[str, Any]) -> Job:
     # A replay may have another seed; the clients' images are those of the run's.
     job = build_job(settings, split, images, data_seed=info.get("data-seed"))
-    return replace(job, teacher=_ensemble_of(Path(info["replay-of"]), job)) if settings.app.teacher == "run" else job
+    return _taught(job, settings.app, info)
+
+
+def _taught(job: Job, app: AppConfig, info: Mapping[str, Any]) -> Job:
+    if app.teacher == "run":
+        return replace(job, teacher=_ensemble_of(Path(info["replay-of"]), job))
+    return replace(job, teacher=TALLY if app.teacher == TALLY else None)
 
 
 def _ensemble_of(run: Path, job: Job) -> EnsembleSpec:
@@ -177,7 +182,7 @@ def _source(request: Request) -> dict[str, Any]:
     kept = {
         key: value
         for key, value in info.items()
-        if key not in ("id", "created", "pid", "versions", "gatekeeper.policy")
+        if key not in ("id", "created", "pid", "versions", "gatekeeper.policy", "teacher")
     }
     return {**kept, "replay-of": str(request.run.resolve()), "data-seed": info["seed"]}
 
@@ -203,6 +208,8 @@ def _settings(request: Request, info: Mapping[str, Any]) -> Settings | None:
     if not isinstance(stored, dict):
         return None
     wanted = {**({"method": request.method} if request.method else {}), **request.overrides}
+    if request.method in METHODS and not takes_tally(METHODS[request.method]):  # the run's own method may have had one
+        wanted = {"teacher": "method", **wanted}
     settings = read_settings({**stored, "resume": "", "run-dir": "", **wanted})
     if request.resume is not None:
         check_same_run(info, settings.flat)
@@ -214,7 +221,8 @@ def _settings(request: Request, info: Mapping[str, Any]) -> Settings | None:
 def _facts(settings: Settings | None, name: str, job: Job, door: Door) -> dict[str, Any]:
     facts = {"method": name, "seed": job.seed, "threads": job.threads, "student": job.student}
     if settings is None:
-        return {**facts, "options": {**flatten(job.config, name), **flatten(door.config, "gatekeeper")}}
+        taught = {"teacher": "run" if isinstance(job.teacher, EnsembleSpec) else job.teacher or "method"}
+        return {**facts, "options": {**flatten(job.config, name), **flatten(door.config, "gatekeeper"), **taught}}
     return {**facts, "settings": dict(settings.flat)}
 
 
@@ -255,46 +263,28 @@ def _foreign_job(request: Request, info: Mapping[str, Any]) -> Job:
         )
     method = METHODS[name]
     own, door = options_of(method.config, name), options_of(GatekeeperConfig, "gatekeeper")
-    reject_unknown(request.overrides, ["seed", *(o.key for o in own + door)])
+    reject_unknown(request.overrides, ["seed", "teacher", *(o.key for o in own + door)])
     begun = _begun_options(request, info)
     chosen = {**begun, **request.overrides}
     config: Any = parse(method.config, chosen, name)
     gatekeeper = flatten(parse(GatekeeperConfig, chosen, "gatekeeper"), "gatekeeper")
-    seed = AppConfig.from_settings({"seed": request.overrides.get("seed", info["seed"])}).seed
+    said = {"seed": request.overrides.get("seed", info["seed"]), "teacher": chosen.get("teacher", "method")}
+    app = AppConfig.from_settings(said)
     if request.resume is not None:
-        now = {**flatten(config, name), **gatekeeper, "seed": seed}
+        now = {**flatten(config, name), **gatekeeper, "seed": app.seed, "teacher": app.teacher}
         check_same_run({"settings": {**begun, "seed": info["seed"]}}, now)
     shape = tuple(info["input-shape"])
     halves = (0.5,) * shape[0]
     mean, std = info.get("normalization", (halves, halves))
-    return Job(
+    job = Job(
         uploads=(),
-        builders=_models(request.model, info["student"]),
+        builders=foreign_models(request.model, info["student"]),
         student=info["student"],
         num_classes=info["num-classes"],
         input_shape=shape,
         normalization=Normalization(tuple(mean), tuple(std)),
         config=config,
-        seed=seed,
+        seed=app.seed,
         threads=all_cores(),
     )
-
-
-def _models(text: str, student: str) -> dict[str, Callable[[], Any]]:
-    """Import what builds the models: one callable for all, or a dict of architecture name -> callable."""
-    module, _, attribute = text.partition(":")
-    # A project's own modules lie in the folder where the command is typed.
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise OptionError(f"--model {text!r} cannot be imported: {error}") from error
-    finally:
-        sys.path.pop(0)
-    models = dict(found) if isinstance(found, Mapping) else {student: found}
-    if student not in models or not all(map(callable, models.values())):
-        raise OptionError(
-            f"--model {text!r} is {type(found).__name__}: allowed is a callable that returns an nn.Module, "
-            f"or a dict of architecture name -> callable with {student!r} among them"
-        )
-    return models
+    return _taught(job, app, info)

@@ -61,7 +61,7 @@ def completed(stored: Mapping[str, Any]) -> dict[str, Any]:
 FREE_ON_ADOPTION = (
     "method", "uploads", "forget", "threads", "device", "compute", "shards", "checkpoint-s", "deadline-s",
     "min-uploads", "max-upload-mib", "data.root", "client.state-dir", "client.max-ensemble-mib", "run-dir", "resume",
-    "scale",
+    "scale", "teacher",
 )  # fmt: skip
 HELD_BY = ("holdout", "holdout_per_class")
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .fedavg import FedAvgConfig
     from .fedcvae_ens import FedCvaeEnsConfig
     from .feddf import FedDfConfig
+    from .fedhydra import FedHydraConfig
     from .fedkd import FedKdConfig
     from .fedov import FedOvConfig
     from .fens import FensConfig
@@ -38,17 +39,22 @@ if TYPE_CHECKING:
         FedDF,
         FedENS,
         FedET,
+        FedHydra,
         FedKD,
         FedOV,
         Fens,
+        IntactOFL,
         LabelCountEnsemble,
         OneShotFedAvg,
+        Tally,
     )
     from .gatekeeper.config import GatekeeperConfig
+    from .intactofl import IntactOflConfig
     from .iterative import IterativeConfig
     from .method import METHODS, Job, Method, Normalization, Outcome
     from .outcomes import load_ensemble_module, load_model
     from .refinement import Refiner
+    from .tally import TallyConfig
 
 _HOMES = {
     "CoBoosting": "flower.strategies",
@@ -71,6 +77,8 @@ _HOMES = {
     "FedET": "flower.strategies",
     "FedEtConfig": "fed_et",
     "FedGenConfig": "fed_gen",
+    "FedHydra": "flower.strategies",
+    "FedHydraConfig": "fedhydra",
     "FedKD": "flower.strategies",
     "FedKdConfig": "fedkd",
     "FedOV": "flower.strategies",
@@ -79,6 +87,8 @@ _HOMES = {
     "FlBoostConfig": "flboost",
     "GatekeeperConfig": "gatekeeper.config",
     "InProcess": "compute",
+    "IntactOFL": "flower.strategies",
+    "IntactOflConfig": "intactofl",
     "Iterative": "flower.iterative",
     "IterativeConfig": "iterative",
     "Job": "method",
@@ -93,6 +103,8 @@ _HOMES = {
     "Refiner": "refinement",
     "RunOptions": "flower.rounds",
     "ServerCompute": "compute",
+    "Tally": "flower.strategies",
+    "TallyConfig": "tally",
     "load_ensemble_module": "outcomes",
     "load_model": "outcomes",
 }
@@ -118,6 +130,8 @@ __all__ = [
     "FedET",
     "FedEtConfig",
     "FedGenConfig",
+    "FedHydra",
+    "FedHydraConfig",
     "FedKD",
     "FedKdConfig",
     "FedOV",
@@ -127,6 +141,8 @@ __all__ = [
     "FlBoostConfig",
     "GatekeeperConfig",
     "InProcess",
+    "IntactOFL",
+    "IntactOflConfig",
     "Iterative",
     "IterativeConfig",
     "Job",
@@ -140,6 +156,8 @@ __all__ = [
     "Refiner",
     "RunOptions",
     "ServerCompute",
+    "Tally",
+    "TallyConfig",
     "load_ensemble_module",
     "load_model",
 ]

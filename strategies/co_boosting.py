@@ -13,6 +13,8 @@ Deviations: the defaults are those of the published code where it differs from t
     ensemble divides by the sum of w, so that the weights are clipped to [0, 1] and not normalised. The step mu is
     0.1 / M as in the text, which at ten clients is the code's 0.01. Preset "paper" is the text, except that the weights
     see the images as they are stored; Algorithm 1 diversifies them first.
+Another teacher: where the job's is Tally's pool, w are the pool's weights, l_k(c) = w_k n_k^c / sum_j w_j n_j^c, and
+    the gradient is that of autograd; no w falls to 0, so that a class that one client alone holds stays with it.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ import torch
 from torch import Tensor
 
 from .distillation import settings
-from .distillation.combiners import Weighted, weighted_mean_gradient
+from .distillation.combiners import Weighted, name_of, weighted_mean_gradient, weights_gradient
 from .distillation.epochs import Stage, run_epochs, weights_of
 from .distillation.generated import GeneratedImages
 from .distillation.learner import Learner, teacher_of
@@ -40,6 +42,8 @@ from .seeds import generator
 
 if TYPE_CHECKING:
     from .method import Job, Progress
+
+LEAST = 1e-3  # smallest weight in a pool, as a share of 1 / number of clients
 
 
 @dataclass(frozen=True)
@@ -115,7 +119,7 @@ def fit(job: Job, progress: Progress) -> Outcome:
     server = _Server(job, progress)
     outcome = run_epochs(job, progress, server.stage, epochs=job.config.epochs, step=server.epoch)
     clients = tuple(upload.client for upload in job.uploads)
-    return replace(outcome, ensemble=EnsembleSpec(clients, "weighted", weights_of(server.combiner)))
+    return replace(outcome, ensemble=EnsembleSpec(clients, name_of(server.combiner), weights_of(server.combiner)))
 
 
 class _Server:
@@ -124,13 +128,20 @@ class _Server:
     def __init__(self, job: Job, progress: Progress) -> None:
         config: CoBoostingConfig = job.config
         self.job, self.config, self.progress = job, config, progress
-        self.combiner = Weighted([1 / len(job.uploads)] * len(job.uploads))
-        self.teacher = teacher_of(job, self.combiner, config)
+        self.teacher = teacher_of(job, Weighted([1 / len(job.uploads)] * len(job.uploads)), config)
+        self.combiner = self.teacher.combiner
+        if not isinstance(self.combiner, Weighted):
+            self.weights.div_(self.weights.sum())  # of the size that mu is made for
         self.learner = Learner(job, self.teacher, config, augmentation=config.pool_augmentation)
         self.images = GeneratedImages(job, config)
         modules = {"student": self.learner.student, "weights": self.combiner, **self.images.lasting()}
         pool = Pool(config.pool_cap, job.device)
         self.stage = Stage(modules, self.learner.optimizer, pool, made=config.synthesis_batch_size)
+
+    @property
+    def weights(self) -> Tensor:
+        """The clients' weights w [M]."""
+        return self.combiner.get_buffer("weights")
 
     def epoch(self, epoch: int) -> dict[str, float]:
         """One epoch in the order of the published code; Algorithm 1 adds the images before it reweighs."""
@@ -147,8 +158,7 @@ class _Server:
         with self.stage.clock("distillation"):
             perturb = None if config.perturbation == "none" else self.perturb
             loss = self.learner.learn(self.table(), epoch, perturb=perturb, tick=tick)
-        weights = self.combiner.weights / self.combiner.weights.sum()
-        return {**batch.losses, "distillation": loss, "largest-weight": float(weights.max())}
+        return {**batch.losses, "distillation": loss, "largest-weight": float(self.weights.max() / self.weights.sum())}
 
     def synthesize(self, epoch: int, tick: Callable[[], None]) -> Batch:
         """Make the images of an epoch; the loss is L_H + beta L_A, Eq. (8)."""
@@ -189,7 +199,8 @@ class _Server:
     @torch.no_grad()
     def reweight(self, epoch: int) -> None:
         """Pass once over the pool and move w by one signed step per batch, Eqs. (11), (12)."""
-        config, weights = self.config, self.combiner.weights
+        config, weights = self.config, self.weights
+        least = 0.0 if isinstance(self.combiner, Weighted) else LEAST / len(weights)
         step = (config.reweighting_step or 0.1 / len(weights)) * config.reweighting_decay**epoch
         for logits, labels in self.judgements(epoch):
             if config.reweighting_images == "agreed":
@@ -197,9 +208,15 @@ class _Server:
                 logits, labels = logits[:, agreed], labels[agreed]
             if not len(labels):
                 continue
-            moved = (weights - step * weighted_mean_gradient(weights, logits, labels).sign()).clamp(0, 1)
+            moved = (weights - step * self.gradient(logits, labels).sign()).clamp(least, 1)
             # All weights at zero would leave no ensemble; neither the paper nor its code says what then.
             weights.copy_(torch.where(moved.sum() < 1e-8, weights, moved))
+
+    def gradient(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the gradient [M] of the ensemble's cross-entropy by w, Eq. (12)."""
+        if isinstance(self.combiner, Weighted):
+            return weighted_mean_gradient(self.weights, logits, labels)
+        return weights_gradient(self.combiner, logits, labels)
 
     def judgements(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Pass once over the pool in a random order; yield the clients' logits [M, B, C] and intended labels [B]."""
@@ -234,4 +251,5 @@ METHOD = Method(
     config=CoBoostingConfig,
     fit=fit,
     needs=frozenset({Need.SIDES_OF_FOUR}),
+    takes_tally=True,
 )

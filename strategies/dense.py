@@ -5,7 +5,7 @@ Paper: Zhang, Chen, Li, Lyu, Wu, Ding, Shen, Wu, DENSE: Data-Free One-Shot Feder
 Symbols: D(x) -> teacher, the mean of logits; f_S -> student; G -> generator; T -> epochs; T_G -> generator_steps;
     b -> batch_size; lambda_1 -> bn_weight; lambda_2 -> adversarial_weight; eta_G, eta_S -> generator_lr, student_lr.
 Where: similarity l_CE -> losses.cross_entropy; stability l_BN -> batchnorm; transferability l_div with the mask of
-    Eq. (6) -> losses.adversarial_divergence; l_dis -> losses.soft_kl; Algorithm 1 -> _Server.epoch.
+    Eq. (6) -> losses.adversarial_divergence; l_dis -> losses.soft_kl; Algorithm 1 -> Server.epoch.
 Deviations: l_BN uses the running statistics of the clients' own layers (the paper speaks of the generator's, which
     have nothing to be compared with; the published code never collects any). By default the student learns from all
     images made so far, as in the published code; Algorithm 1 uses the newest batch only: preset "paper". What the
@@ -35,14 +35,14 @@ from .method import Method, Need, Outcome
 from .options import check, option
 
 if TYPE_CHECKING:
+    from .distillation.ensemble import Ensemble
     from .method import Job, Progress
 
 
 @dataclass(frozen=True)
-class DenseConfig(DistillOptions, PoolOptions, SynthesisOptions):
-    """Options of DENSE; the defaults are the paper's values with the published code's pool."""
+class DenseStageOptions(DistillOptions, PoolOptions, SynthesisOptions):
+    """Options of DENSE's server stage; the defaults are the paper's values with the published code's pool."""
 
-    rounds: int = option(1, "times the whole line of local training and server stage runs (Table 5)", low=1)
     epochs: int = option(200, "server epochs T", low=1)
     generator_clip: float = option(0.0, "largest norm of the generator's gradient; 0: no limit", low=0.0)
     ce_weight: float = option(1.0, "weight of the cross-entropy l_CE", low=0.0)
@@ -56,6 +56,13 @@ class DenseConfig(DistillOptions, PoolOptions, SynthesisOptions):
     weight_decay: float = option(0.0, "its weight decay", low=0.0)
     schedule: str = option("constant", "its learning rate over the epochs", choices=("constant", "cosine"))
     student_clip: float = option(0.0, "largest norm of the student's gradient; 0: no limit", low=0.0)
+
+
+@dataclass(frozen=True)
+class DenseConfig(DenseStageOptions):
+    """Options of DENSE."""
+
+    rounds: int = option(1, "times the whole line of local training and server stage runs (Table 5)", low=1)
 
     def __post_init__(self) -> None:
         check(self, "dense")
@@ -107,17 +114,26 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 def fit(job: Job, progress: Progress) -> Outcome:
     """Run the server stage: T epochs of synthesis and distillation; the result is the last epoch's student."""
-    server = _Server(job, progress)
+    config: DenseConfig = job.config
+    server = Server(job, progress, teacher_of(job, Mean(), config, watched=config.bn_weight > 0))
     return run_epochs(job, progress, server.stage, epochs=job.config.epochs, step=server.epoch)
 
 
-class _Server:
-    """What one run of DENSE works with, and what an epoch does with it."""
+class Server:
+    """What one run of DENSE works with, and what an epoch does with it.
 
-    def __init__(self, job: Job, progress: Progress) -> None:
-        config: DenseConfig = job.config
-        self.config, self.progress = config, progress
-        self.teacher = teacher_of(job, Mean(), config, watched=config.bn_weight > 0)
+    Args:
+        job: Its config has DENSE's options.
+        progress: Told what is done.
+        teacher: D(x), an ensemble that gradients pass through; not folded where there is a batch-normalisation loss.
+
+    Attributes:
+        stage: What changes from epoch to epoch.
+    """
+
+    def __init__(self, job: Job, progress: Progress, teacher: Ensemble) -> None:
+        config: DenseStageOptions = job.config
+        self.config, self.progress, self.teacher = config, progress, teacher
         if config.bn_weight:
             note_without_statistics(self.teacher.members, progress)
         self.learner = Learner(job, self.teacher, config, augmentation=config.pool_augmentation)

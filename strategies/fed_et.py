@@ -10,7 +10,8 @@ Where: the weights by variance -> confidence; consensus and dissent -> Judgement
 Deviations: one round, so that nothing of the student goes back to the clients. Optimiser, rate, batch and epochs of
     the one-shot form are unpublished: they are FedKD's, the other baseline on real images of that comparison, and like
     there the ensemble judges each image once, as it is. Where nobody disagrees there is no diversity term. With T
-    other than 1 that term has the factor T^2, as in distillation.
+    other than 1 that term has the factor T^2, as in distillation. With Tally's pool as the job's teacher the consensus
+    is the pool's prediction, and those disagree whose decision is another.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ import torch
 from torch import Tensor, nn
 
 from .distillation.augment import AUGMENTATIONS
+from .distillation.fixed_images import learn_from_images
 from .distillation.learner import Learner, teacher_of
 from .distillation.losses import cross_entropy
-from .distillation.real_images import learn_from_images
 from .distillation.settings import DistillOptions
-from .method import Method, Need, Outcome
+from .method import TALLY, Method, Need, Outcome
 from .options import check, option
 
 if TYPE_CHECKING:
@@ -59,6 +60,8 @@ def fit(job: Job, progress: Progress) -> Outcome:
     """Run the server stage: T epochs over the proxy images; the result is the last epoch's student."""
     config: FedEtConfig = job.config
     teacher = teacher_of(job, Judgement(config.kd_temperature), config)
+    if job.teacher == TALLY:
+        teacher.combiner = Judgement(config.kd_temperature, teacher.combiner)
     loss = partial(transfer_loss, weight=config.diversity_weight, temperature=config.kd_temperature)
     learner = Learner(job, teacher, config, augmentation=config.augmentation, loss=loss, asked_once=True)
     return learn_from_images(job, progress, learner)
@@ -69,11 +72,12 @@ class Judgement(nn.Module):
 
     Args:
         temperature: T > 0 of the clients' soft decisions.
+        pool: What the consensus is in place of their weighted sum: a module [M, B, C] -> logits [B, C].
     """
 
-    def __init__(self, temperature: float = 1.0) -> None:
+    def __init__(self, temperature: float = 1.0, pool: nn.Module | None = None) -> None:
         super().__init__()
-        self._temperature = temperature
+        self._temperature, self._pool = temperature, pool
 
     def forward(self, logits: Tensor) -> Tensor:
         """Combine member logits [M, B, C] to [B, 2, C].
@@ -84,6 +88,8 @@ class Judgement(nn.Module):
         decisions = torch.softmax(logits / self._temperature, dim=2)
         weights = confidence(decisions)
         consensus = torch.einsum("mb,mbc->bc", weights, decisions)
+        if self._pool is not None:
+            consensus = torch.softmax(self._pool(logits), dim=1)
         dissenting = weights * (decisions.argmax(2) != consensus.argmax(1))
         total = dissenting.sum(0)
         share = dissenting / torch.where(total > 0, total, torch.ones_like(total))
@@ -134,4 +140,5 @@ METHOD = Method(
     config=FedEtConfig,
     fit=fit,
     needs=frozenset({Need.PROXY_IMAGES}),
+    takes_tally=True,
 )

@@ -5,7 +5,8 @@ Paper: the name is from Dai et al., Enhancing One-Shot Federated Learning Throug
     https://arxiv.org/abs/1902.11175. Read version: arXiv v1 of both.
 Symbols: f_k -> the model of uploads[k]; w_k = 1/n -> distillation.combiners.Mean.
 Where: A_w(x) = sum_k w_k f_k(x), Eq. (1) of Co-Boosting with w_k = 1/n -> fit.
-Deviations: none known; logits are averaged, as all published codes do, and not probabilities.
+Deviations: none known; logits are averaged, as all published codes do. The mean of probabilities is an option: clients
+    that are sure of nothing disturb it less.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .method import EnsembleSpec, Method, Outcome
+from .options import check, option
 
 if TYPE_CHECKING:
     from .method import Job, Progress
@@ -21,13 +23,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FedEnsConfig:
-    """FedENS has no options."""
+    """Options of FedENS."""
+
+    mean: str = option("logits", "what is averaged: logits, or probabilities", choices=("logits", "probabilities"))
+
+    def __post_init__(self) -> None:
+        check(self, "fedens")
 
 
 def fit(job: Job, progress: Progress) -> Outcome:
     """Name the ensemble of all uploads; nothing is trained."""
     progress.report(1, 1)
-    return Outcome(ensemble=EnsembleSpec(tuple(upload.client for upload in job.uploads), "mean"))
+    combiner = "mean" if job.config.mean == "logits" else "mean-probability"
+    return Outcome(ensemble=EnsembleSpec(tuple(upload.client for upload in job.uploads), combiner))
 
 
 METHOD = Method(

@@ -11,7 +11,8 @@ Deviations: the last round is the result; the published code reports the best of
     calibrated on the clients' own training examples, not on test images. The clients send their counts of votes, not
     their shares, so that a merge is that of pooled examples. On a server with labelled images ``fit`` trains the
     aggregator there, by the same steps, as one client. With ``start = "label-counts"`` the per-class weights begin
-    where the static ones are, so that few rounds are enough; the paper draws them.
+    where the static ones are, so that few rounds are enough, and with ``"tally"`` there too, by estimates for clients
+    who do not tell their counts; the paper draws them.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from .aggregation.fed_adam import FedAdam
 from .aggregation.forms import label_shares
 from .aggregation.trainers import Dialogue, ServersImages, Trainers
 from .errors import OptionError
-from .method import EnsembleSpec, Method, Outcome, Snapshot
+from .method import TALLY, EnsembleSpec, Method, Outcome, Snapshot
+from .needs import check_tally
 from .options import check, option
 from .packed import PRECISIONS
 
@@ -51,8 +53,8 @@ class FensConfig:
     hidden: int = option(40, "hidden units k of the aggregator 'nn'", low=1)
     start: str = option(
         "drawn",
-        "what 'per-class' starts from: drawn weights, or the clients' label counts",
-        choices=("drawn", "label-counts"),
+        "what 'per-class' starts from: drawn weights, the clients' label counts, or the counts that Tally takes",
+        choices=("drawn", "label-counts", TALLY),
     )
     rounds: int = option(500, "federated rounds R of the aggregator", low=1)
     local_steps: int = option(1, "steps K of a client in each round", low=1)
@@ -72,9 +74,9 @@ class FensConfig:
 
     def __post_init__(self) -> None:
         check(self, "fens")
-        if self.start == "label-counts" and self.aggregator != "per-class":
+        if self.start != "drawn" and self.aggregator != "per-class":
             raise OptionError(
-                f"setting 'fens.start' is 'label-counts' and 'fens.aggregator' {self.aggregator!r}: allowed with it is "
+                f"setting 'fens.start' is {self.start!r} and 'fens.aggregator' {self.aggregator!r}: allowed with it is "
                 "'per-class'"
             )
 
@@ -97,11 +99,13 @@ def check_job(job: Job) -> None:
         OptionError: Names the setting, its value and what is allowed.
     """
     aggregator = aggregator_for(job.config.aggregator, job.num_classes)
-    if job.config.start == "label-counts" and aggregator.name != "per-class":
+    if job.config.start != "drawn" and aggregator.name != "per-class":
         raise OptionError(
-            "setting 'fens.start' is 'label-counts', and there are 2 classes, whose aggregator 'per-class' has another "
-            "form: allowed is 'drawn'"
+            f"setting 'fens.start' is {job.config.start!r}, and there are 2 classes, whose aggregator 'per-class' has "
+            "another form: allowed is 'drawn'"
         )
+    if job.config.start == TALLY:
+        check_tally(job, "setting 'fens.start'")
     if aggregator.kind == "torch":
         _start(job, aggregator)
 
@@ -195,6 +199,10 @@ def _start(job: Job, aggregator: Aggregator) -> Params:
     config: FensConfig = job.config
     if config.start == "label-counts":
         return {"weight": label_shares(np.array(_label_counts(job, "fens.start", config.start), np.float32))}
+    if config.start == TALLY:
+        from .distillation.tally_teacher import tally_pool  # late: torch
+
+        return {"weight": tally_pool(job).shares().cpu().numpy()}
     return aggregator.start(job.seed, members=len(job.uploads), classes=job.num_classes, hidden=config.hidden)
 
 

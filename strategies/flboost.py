@@ -13,7 +13,8 @@ Deviations: the paper and its code differ, and each has a preset. By default the
     cross-entropy is weighed per sample as in the paper, and the KL is summed over classes: the code's mean over them
     makes the learning rate C times smaller. alpha has no 1e-6 in its denominator, for a class nobody holds is never
     drawn. Pixels of a crop's border are black, where the code's are the mean. Clients come in the order of their names.
-    Without label counts from every client, all classes and clients weigh the same.
+    Without label counts from every client, all classes and clients weigh the same, unless the job's teacher is Tally's
+    pool: it estimates what is missing, and the model learns from it in place of each client.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from .distillation.matched import LEVELS, Matched, check_level
 from .distillation.pool import quantize
 from .distillation.synthesis import frozen
 from .errors import OptionError
-from .method import Method, Outcome
+from .method import TALLY, Method, Outcome
 from .options import check, option
 from .seeds import generator, seeded_torch
 
@@ -142,13 +143,12 @@ def fit(job: Job, progress: Progress) -> Outcome:
     job = replace(job, uploads=tuple(sorted(job.uploads, key=lambda upload: upload.client)))
     if job.start is None:
         job = replace(job, start=average_of(job, "method 'flboost' has no model to start from"))
-    server = _Server(job, progress)
-    config: FlBoostConfig = job.config
+    server, iterations = _Server(job, progress), job.config.iterations
     with seeded_torch(job.seed, "flboost", job.server_round):
-        for number in range(config.iterations):
+        for number in range(iterations):
             server.iteration(number)
-            progress.report(number + 1, config.iterations)
-    progress.record({"epoch": config.iterations, **server.losses(), **observe(job, config.iterations, server.student)})
+            progress.report(number + 1, iterations)
+    progress.record({"epoch": iterations, **server.losses(), **observe(job, iterations, server.student)})
     return server.outcome()
 
 
@@ -168,8 +168,9 @@ class _Server:
         self._learn = torch.optim.Adam(self.generator.parameters(), config.generator_lr * decay, fused=True)
         self._standardize = Standardize(job.normalization).to(job.device)
         self._lesson = partial(
-            consensus.Lesson.of,
-            mean=config.ensemble,
+            consensus.Lesson.of_ensemble,
+            self.teacher,
+            mean="pool" if job.teacher == TALLY else config.ensemble,
             direction=config.student_divergence,
             per_class=config.per_class,
         )
@@ -185,11 +186,10 @@ class _Server:
         noise = torch.randn(config.batch_size, config.latent, generator=rng).to(device)
         batch = slice(number * config.batch_size, (number + 1) * config.batch_size)
         labels, weights = self._labels[batch], self._weights[:, batch]
-        members = len(self.job.uploads)
-        alone = [slice(member, member + 1) for member in range(members)]
+        alone = [slice(member, member + 1) for member in range(len(weights))]
         with self._clock("synthesis"), frozen(self.judge):
             for _ in range(config.generator_steps):
-                for part in [slice(0, members)] if config.generator_step == "joint" else alone:
+                for part in [slice(0, len(weights))] if config.generator_step == "joint" else alone:
                     self._generator_step(noise, labels, weights, part, rng)
                     self.progress.report(number, config.iterations)
         with self._clock("distillation"):
@@ -230,8 +230,7 @@ class _Server:
         for step in range(config.student_steps):
             if changes or step == 0:
                 images = self._look(self._made, rng)
-                with torch.no_grad():
-                    lesson = self._lesson(self.teacher.member_logits(images), weights)
+                lesson = self._lesson(images, weights)
             loss = lesson.loss(self.judge(images))
             self._teach.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
@@ -259,7 +258,8 @@ class _Server:
     def _draw(self) -> tuple[Tensor, Tensor]:
         """Return the labels [I b] of all iterations, and what each client counts for each of them [M, I b]."""
         job, config = self.job, self.config
-        held, alpha = shares_of(job, self.progress, labels=config.labels, weights=config.weights)
+        found = self.teacher.combiner.get_buffer("counts").cpu() if job.teacher == TALLY else None
+        held, alpha = shares_of(job, self.progress, labels=config.labels, weights=config.weights, found=found)
         rng = generator(job.seed, "flboost", job.server_round, "labels")
         labels = draw_labels(held, config.iterations * config.batch_size, config.label_draw, rng)
         return labels.to(job.device), alpha[:, labels].to(job.device)
@@ -295,5 +295,6 @@ METHOD = Method(
     config=FlBoostConfig,
     fit=fit,
     check=check_level,
+    takes_tally=True,
     by_round=True,
 )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import OptionError
+from .method import TALLY
 from .options import flatten
 from .store.files import plain
 from .store.run_folder import RunFolder
@@ -38,6 +39,7 @@ def open_run(
         "num-classes": job.num_classes,
         "input-shape": job.input_shape,
         "normalization": [job.normalization.mean, job.normalization.std],
+        "teacher": TALLY if job.teacher == TALLY else "method",
         **identity,
         "config": flatten(job.config),
     }

@@ -44,7 +44,9 @@ TITLES = {
 OWN_LR = {"fednova": 1.0, "scaffold": 1.0, "fedadam": 0.01, "fedyogi": 0.01}
 
 # Methods that end with one model of the uploads' architecture, and ask neither for clients nor for labelled images.
-REFINERS = ("flboost", "fed-gen", "dense", "co-boosting", "f-dafl", "f-adi", "feddf", "fedkd", "fed-et")
+REFINERS = (
+    "flboost", "fed-gen", "dense", "co-boosting", "fedhydra", "tally", "f-dafl", "f-adi", "feddf", "fedkd", "fed-et",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -111,4 +113,5 @@ METHOD = Method(
     fit=fit,
     needs=frozenset({Need.SAME_ARCHITECTURE, Need.CLIENTS}),
     kind="baseline",
+    takes_tally=True,  # its refiner does, or refuses
 )

@@ -10,7 +10,7 @@ import enum
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 from .errors import OptionError
 
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     State = dict[str, torch.Tensor]
     ModelBuilder = Callable[[], torch.nn.Module]
     Observer = Callable[[int, torch.nn.Module], Mapping[str, float]]
+
+
+TALLY: Final = "tally"  # the teacher that is all uploads under Tally's pool: distillation.tally_teacher
 
 
 class Need(enum.Enum):
@@ -103,8 +106,9 @@ class Job:
         memory: What the method left in the round before (:attr:`Outcome.memory`); None in its first.
         proxy: Real images on the server, without labels: uint8 [N, ch, H, W] on the CPU; None if it has none.
         labelled: Real images with their labels [N] on the server, as ``proxy``; None if it has none.
-        teacher: How the uploads' logits are combined where a method distils their ensemble; None: as the method has
-            it. Methods that learn or choose the combination themselves refuse one.
+        teacher: How the uploads' logits are combined where a method distils their ensemble: an ensemble by name;
+            :data:`TALLY`, Tally's pool of all uploads, made where the method runs; None: as the method has it. Methods
+            that learn or choose the combination themselves refuse one.
         observer: ``(epoch, module) -> scores``; runs under no_grad with mode and random state restored. Its scores
             are recorded and never reach the method.
         shards: Holds the members of ensembles where they are not to be in the method's process; None: they are.
@@ -125,7 +129,7 @@ class Job:
     memory: State | None = None
     proxy: torch.Tensor | None = None
     labelled: tuple[torch.Tensor, torch.Tensor] | None = None
-    teacher: EnsembleSpec | None = None
+    teacher: EnsembleSpec | Literal["tally"] | None = None
     observer: Observer | None = None
     shards: Shards | None = None
 
@@ -231,6 +235,7 @@ class Method:
         uploads: What its clients train and send: a key of the client app's tasks.
         check: Refuses a job, its uploads perhaps still missing, for reasons of the method's own.
         takes_teacher: Whether it distils the ensemble that :attr:`Job.teacher` names in place of its own.
+        takes_tally: Whether it takes :data:`TALLY` for one, if no other: it works on the members singly as well.
         lends: Set where what the method remembers of a round goes to the clients with the next round's request, as
             the array record ``generator``: what the request's config tells of it, given the job of the round.
         by_round: Whether its draws differ from round to round by :attr:`Job.server_round`; if not, the seed does.
@@ -247,6 +252,7 @@ class Method:
     uploads: str = "classifier"
     check: Callable[[Job], None] | None = None
     takes_teacher: bool = False
+    takes_tally: bool = False
     lends: Callable[[Job], Mapping[str, str | int | float]] | None = None
     by_round: bool = False
 
@@ -277,6 +283,7 @@ class Registry(Mapping[str, Method]):
 METHODS = Registry(
     [
         "fedavg", "fedens", "dw_fedens", "label_count_ensemble", "fens", "feddf", "fedkd", "fed_et", "f_dafl", "f_adi",
-        "dense", "co_boosting", "flboost", "fedov", "fedcvae_ens", "fed_gen", "iterative",
+        "dense", "co_boosting", "intactofl", "fedhydra", "tally", "flboost", "fedov", "fedcvae_ens", "fed_gen",
+        "iterative",
     ]
 )  # fmt: skip

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from .errors import OptionError
-from .method import METHODS, Need
+from .method import METHODS, TALLY, EnsembleSpec, Need
 from .upload_kinds import check_kind
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .method import Job, Method
 
 # Combiners that no gradient passes through.
@@ -61,16 +64,46 @@ def check_needs(method: Method, job: Job) -> None:
 def _check_teacher(method: Method, job: Job) -> None:
     if job.teacher is None:
         return
-    if not method.takes_teacher:
+    taken: Callable[[Method], bool]
+    if job.teacher == TALLY:
+        named, taken = TALLY, takes_tally
+        check_tally(job, "teacher")
+    elif isinstance(job.teacher, EnsembleSpec):
+        named, taken = job.teacher.combiner, attrgetter("takes_teacher")
+    else:
+        raise OptionError(f"teacher is {job.teacher!r}: allowed are {TALLY!r} and None")
+    if not taken(method):
         raise OptionError(
-            f"method {method.name!r} does not distil an ensemble that it is given ({job.teacher.combiner!r}). Choose "
-            f"another method: {', '.join(name for name in METHODS if METHODS[name].takes_teacher)}"
+            f"method {method.name!r} does not distil an ensemble that it is given ({named!r}). Choose another method: "
+            f"{', '.join(name for name in METHODS if taken(METHODS[name]))}"
         )
-    if job.teacher.combiner in WITHOUT_GRADIENT and IMAGES_ONLY & method.needs:
+    if named in WITHOUT_GRADIENT and IMAGES_ONLY & method.needs:
         raise OptionError(
-            f"method {method.name!r} makes images by the ensemble's gradient, and {job.teacher.combiner!r} has none: "
+            f"method {method.name!r} makes images by the ensemble's gradient, and {named!r} has none: "
             "allowed is another aggregator, or a method that learns from real images"
         )
+
+
+def check_tally(job: Job, key: str) -> None:
+    """Refuse a job whose clients' models Tally could not ask.
+
+    Args:
+        job: Its uploads may be missing.
+        key: What is set to Tally.
+
+    Raises:
+        OptionError: The examples are no images.
+    """
+    if not holds_images(job.input_shape):
+        raise OptionError(
+            f"{key} is {TALLY!r}, and the examples' shape is {tuple(job.input_shape)}: allowed with it are images, for "
+            "it asks the clients' models what they make of noise"
+        )
+
+
+def takes_tally(method: Method) -> bool:
+    """Say whether a method distils Tally's pool where the job names it as its teacher."""
+    return method.takes_teacher or method.takes_tally
 
 
 def wants_label_counts(method: Method, config: Any) -> bool:

@@ -10,13 +10,17 @@ A combiner with the attribute ``sees_input`` is called with the members' input a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .expert_gate import ExpertGate
 from .gate import Gate
 from .open_set import OpenSet
+from .opinion_pools import LinearPool, LogPool
 from .trained import Linear, PerClass, TwoLayers, Voting
 from .two_class import TwoClassLabelCount, TwoClassLinear, TwoClassMean, TwoClassTwoLayers
 
@@ -27,6 +31,14 @@ class Mean(nn.Module):
     def forward(self, logits: Tensor) -> Tensor:
         """Combine member logits [M, B, C] to [B, C]."""
         return logits.mean(0)
+
+
+class MeanProbability(nn.Module):
+    """The logarithm of the plain mean of probabilities, ``log((1/M) sum_k softmax(f_k(x)))``."""
+
+    def forward(self, logits: Tensor) -> Tensor:
+        """Combine member logits [M, B, C] to [B, C]; their softmax is the mean of the members'."""
+        return torch.logsumexp(torch.log_softmax(logits, dim=2), dim=0) - math.log(len(logits))
 
 
 class Weighted(nn.Module):
@@ -103,8 +115,27 @@ def weighted_mean_gradient(weights: Tensor, member_logits: Tensor, labels: Tenso
     return torch.einsum("mbc,bc->m", member_logits - combined, residual) / (len(labels) * total)
 
 
+@torch.enable_grad()
+def weights_gradient(combiner: nn.Module, member_logits: Tensor, labels: Tensor) -> Tensor:
+    """Return ``d/dw mean_i CE(A_i, y_i)`` by the buffer ``weights`` of any combiner A, by autograd.
+
+    Args:
+        combiner: A module [M, B, C] -> [B, C] that gradients pass through; it does not change.
+        member_logits: z [M, B, C], as constants.
+        labels: y [B], whole numbers in [0, C).
+
+    Returns:
+        The gradient, of the weights' shape.
+    """
+    weights = combiner.get_buffer("weights").detach().clone().requires_grad_()
+    combined = torch.func.functional_call(combiner, {"weights": weights}, (member_logits.detach(),))
+    (gradient,) = torch.autograd.grad(F.cross_entropy(combined, labels), weights)
+    return gradient
+
+
 COMBINERS: Mapping[str, Callable[..., nn.Module]] = {
     "mean": Mean,
+    "mean-probability": MeanProbability,
     "weighted": Weighted,
     "label-count": LabelCount,
     "linear": Linear,
@@ -112,12 +143,20 @@ COMBINERS: Mapping[str, Callable[..., nn.Module]] = {
     "nn": TwoLayers,
     "voting": Voting,
     "moe": Gate,
+    "expert-gate": ExpertGate,
     "two-class-average": TwoClassMean,
     "two-class-weighted": TwoClassLabelCount,
     "two-class-per-class": TwoClassLinear,
     "two-class-nn": TwoClassTwoLayers,
     "open-set": OpenSet,
+    "linear-pool": LinearPool,
+    "log-pool": LogPool,
 }
+
+
+def name_of(combiner: nn.Module) -> str:
+    """Return the name under which a combiner can be rebuilt."""
+    return next(name for name, kind in COMBINERS.items() if kind is type(combiner))
 
 
 def build_combiner(name: str, weights: Mapping[str, Tensor]) -> nn.Module:

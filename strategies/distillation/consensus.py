@@ -8,10 +8,14 @@ of the published code.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from .ensemble import Ensemble
 
 DISCREPANCIES = ("logits", "kl")
 CE_FORMS = ("per-sample", "batch-mean")
@@ -97,6 +101,27 @@ class Lesson:
             return cls(answers, answers.new_zeros(()), student_first=True, scale=scale)
         shares = weights[:, :, None] * log_f.exp()
         return cls(shares.sum(0), (shares * log_f).sum((0, 2)).mean(), student_first=False, scale=scale)
+
+    @classmethod
+    @torch.no_grad()
+    def of_ensemble(
+        cls, ensemble: Ensemble, images: Tensor, weights: Tensor, *, mean: str, direction: str, per_class: bool
+    ) -> Lesson:
+        """Return what an ensemble teaches on a batch; see :meth:`of`.
+
+        Args:
+            ensemble: Its members, or its combiner, are asked.
+            images: Normalised images [B, ch, H, W], or what else the members take.
+            weights: a [M, B].
+            mean: Those of :meth:`of`; or ``"pool"``: the student is pulled to the combiner's answer alone, whatever a.
+            direction: ``"teacher-first"`` or ``"student-first"``.
+            per_class: Whether the mean is over classes too.
+        """
+        logits = ensemble.member_logits(images)
+        if mean == "pool":
+            logits, mean = ensemble.combine(logits, images)[None], "probabilities"
+            weights = torch.ones_like(weights[:1])
+        return cls.of(logits, weights, mean=mean, direction=direction, per_class=per_class)
 
     def loss(self, student: Tensor) -> Tensor:
         """Return ``mean_i sum_k a_ki KL`` in the lesson's direction, times its factor.

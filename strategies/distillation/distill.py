@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from .losses import soft_kl
 
@@ -20,6 +21,7 @@ def distill(
     *,
     loss: Loss = soft_kl,
     clip: float = 0.0,
+    frozen_statistics: bool = False,
     tick: Callable[[], None] = lambda: None,
 ) -> float:
     """Pull a student's predictions towards a teacher's, one optimiser step per batch, in train mode.
@@ -32,12 +34,17 @@ def distill(
         optimizer: Of the student's parameters.
         loss: What is minimised; by default :func:`.losses.soft_kl` at temperature 1, where answers are logits [B, C].
         clip: Largest norm of the gradient; 0 does not clip.
+        frozen_statistics: Whether batch normalisation keeps its running statistics, and computes with them.
         tick: Called after each step.
 
     Returns:
         The mean loss over the batches; 0 if there are none.
     """
     student.train()
+    if frozen_statistics:
+        for layer in student.modules():
+            if isinstance(layer, _BatchNorm):
+                layer.eval()
     losses = []
     for images, answers in batches:
         value = loss(student(images), answers)

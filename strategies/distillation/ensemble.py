@@ -140,14 +140,16 @@ class Ensemble(nn.Module):
 
         Args:
             x: The images.
-            part: Asks these members alone [m, B, C], one after another and in the images' own precision; None for all.
+            part: Asks these members alone [m, B, C], one after another and in the images' own layout; None for all.
         """
         if isinstance(self.members, ShardedMembers):
             return self.members.logits(x, part)
-        if part is not None:
-            return torch.stack([member(x) for member in list(self.members)[part]])
         # Tokens are whole numbers, of which bfloat16 holds those up to 256 alone.
-        x = _channels_last(x.to(self._dtype) if self._dtype and x.is_floating_point() else x)
+        x = x.to(self._dtype) if self._dtype and x.is_floating_point() else x
+        if part is not None:
+            logits = torch.stack([member(x) for member in list(self.members)[part]])
+            return logits.float() if self._dtype else logits
+        x = _channels_last(x)
         if self._stacks and not any(map(_has_hooks, self.members)):
             order = [number for numbers, _ in self._stacks for number in numbers]
             parts = torch.cat(_each([stack for _, stack in self._stacks], x, kept=1))

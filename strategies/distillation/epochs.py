@@ -111,9 +111,22 @@ def observe(job: Job, epoch: int, module: nn.Module) -> dict[str, float]:
         return dict(job.observer(epoch, module))
 
 
-def learning_rate(schedule: str, lr: float, epoch: int, epochs: int) -> float:
-    """Return an epoch's rate, counted from 0: ``lr``; for ``"cosine"``, ``lr (1 + cos(pi epoch / epochs)) / 2``."""
-    return lr * (1 + math.cos(math.pi * epoch / epochs)) / 2 if schedule == "cosine" else lr
+def learning_rate(schedule: str, lr: float, position: float, epochs: int) -> float:
+    """Return the rate of a step.
+
+    Args:
+        schedule: ``"constant"``: lr; ``"cosine"``: ``lr (1 + cos(pi epoch / epochs)) / 2``, the same in all steps of an
+            epoch; ``"one-cycle"``: from lr / 25 up to lr in the first tenth of all steps, then down to almost nothing,
+            both as half a cosine (Smith, Topin, *Super-convergence*, 2019, in the form of torch's OneCycleLR).
+        lr: The largest rate.
+        position: How many epochs are done before the step, those begun as a fraction.
+        epochs: T.
+    """
+    if schedule == "one-cycle":
+        done, up = position / epochs, 0.1
+        low, share = (lr / 25, done / up) if done < up else (lr / 25e4, (1 - done) / (1 - up))
+        return low + (lr - low) * (1 - math.cos(math.pi * share)) / 2
+    return lr * (1 + math.cos(math.pi * math.floor(position) / epochs)) / 2 if schedule == "cosine" else lr
 
 
 def weights_of(module: nn.Module) -> State:

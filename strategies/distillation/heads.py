@@ -24,6 +24,26 @@ def last_linear(model: nn.Module) -> tuple[str, nn.Linear]:
     return found[-1]
 
 
+def head_keys(model: nn.Module, classes: int) -> tuple[str, str]:
+    """Return the names of weight and bias of a model's last linear layer in its state dict.
+
+    Args:
+        model: Ends with a linear layer.
+        classes: C, the outputs that it must have.
+
+    Raises:
+        OptionError: The model has no linear layer, or its last one has other outputs.
+    """
+    name, layer = last_linear(model)
+    if layer.out_features != classes:
+        raise OptionError(
+            f"the last linear layer of {type(model).__name__} has {layer.out_features} outputs: allowed are {classes}, "
+            "one per class"
+        )
+    prefix = f"{name}." if name else ""
+    return f"{prefix}weight", f"{prefix}bias"
+
+
 def features_of(heads: Sequence[nn.Linear], classes: int, owners: Sequence[str]) -> int:
     """Return how many features F all of some last layers take.
 

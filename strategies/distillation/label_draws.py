@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ..method import Job, Progress
 
 DRAWS = ("fixed", "independent")
+PARTS = 1000  # of an example: estimates in whole numbers
 
 
 def draw_labels(held: Sequence[int], count: int, draw: str, rng: torch.Generator) -> Tensor:
@@ -37,7 +38,9 @@ def draw_labels(held: Sequence[int], count: int, draw: str, rng: torch.Generator
     return labels[torch.randperm(count, generator=rng)]
 
 
-def shares_of(job: Job, progress: Progress, *, labels: str, weights: str) -> tuple[list[int], Tensor]:
+def shares_of(
+    job: Job, progress: Progress, *, labels: str, weights: str, found: Tensor | None = None
+) -> tuple[list[int], Tensor]:
     """Return how often each class is drawn, and what each client counts for an example of it.
 
     Args:
@@ -45,6 +48,7 @@ def shares_of(job: Job, progress: Progress, *, labels: str, weights: str) -> tup
         progress: Told once if they are missing.
         labels: ``"counts"``, or ``"uniform"``: every class that somebody holds as often as the others.
         weights: ``"per-class"``: alpha^{k,y} = n_k^y / sum_j n_j^y; or ``"uniform"``: 1/M.
+        found: Estimated n [M, C], which count instead where a client does not tell its own.
 
     Returns:
         n^y [C], not all zero, and alpha [M, C]. Where a client's counts are not known, both are uniform.
@@ -52,10 +56,12 @@ def shares_of(job: Job, progress: Progress, *, labels: str, weights: str) -> tup
     members, classes = len(job.uploads), job.num_classes
     equal = torch.full((members, classes), 1.0 / members)
     counts = [upload.label_counts for upload in job.uploads if upload.label_counts is not None]
+    silent = [upload.client for upload in job.uploads if not any(upload.label_counts or ())]
+    if found is not None and silent:
+        counts = [tuple(row) for row in (found.double() * PARTS).round().long().tolist()]
     held = [sum(column) for column in zip(*counts, strict=True)]
     if len(counts) < members or not any(held):
         if labels == "counts" or weights == "per-class":
-            silent = [upload.client for upload in job.uploads if not any(upload.label_counts or ())]
             progress.record(
                 {"note": f"no label counts from {', '.join(silent)}: all classes and clients weigh the same"}
             )

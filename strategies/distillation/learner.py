@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from ..method import TALLY
 from ..outcomes import fresh_student, members_of
 from ..seeds import generator
 from .augment import AUGMENTATIONS, Standardize
@@ -17,8 +18,9 @@ from .distill import Loss, distill
 from .ensemble import Ensemble, fast_layout
 from .epochs import Stage, learning_rate
 from .losses import soft_kl
-from .pool import dequantize, shuffled_batches
+from .pool import batch_count, dequantize, shuffled_batches
 from .synthesis import Batch
+from .tally_teacher import tally_teacher
 
 if TYPE_CHECKING:
     from ..method import Job, Progress
@@ -33,8 +35,8 @@ def teacher_of(job: Job, combiner: nn.Module, options: DistillOptions, *, watche
     """Return the ensemble that a job's student learns from, in the arithmetic that its options ask for.
 
     It is the job's own :attr:`~strategies.method.Job.teacher` where that is given, say with a trained aggregator: its
-    members, its combiner, and their quantisation, which bfloat16 arithmetic would undo. Else it is all uploads under
-    the method's combiner.
+    members, its combiner, and their quantisation, which bfloat16 arithmetic would undo; or all uploads under Tally's
+    pool. Else it is all uploads under the method's combiner.
 
     Args:
         job: Its uploads, builders, device and teacher.
@@ -46,6 +48,8 @@ def teacher_of(job: Job, combiner: nn.Module, options: DistillOptions, *, watche
         OneShotError: The job's teacher has a member without an upload.
     """
     uploads, precision = job.uploads, options.teacher_precision
+    if job.teacher == TALLY:
+        return tally_teacher(job, fold=not watched, precision=precision)
     if (spec := job.teacher) is not None:
         uploads, combiner = members_of(job, spec), build_combiner(spec.combiner, spec.weights)
         precision = precision if spec.precision == "float32" else spec.precision
@@ -62,6 +66,7 @@ class Learner:
         augmentation: A key of ``AUGMENTATIONS``: how images are changed each time they are read.
         loss: What is minimised; by default :func:`.losses.soft_kl` at the options' temperature.
         asked_once: Whether the teacher judges the images as they are, whatever change of them the student sees.
+        frozen_statistics: Whether the student's batch normalisation keeps the statistics that it starts with.
     """
 
     def __init__(
@@ -73,6 +78,7 @@ class Learner:
         augmentation: str = "none",
         loss: Loss | None = None,
         asked_once: bool = False,
+        frozen_statistics: bool = False,
     ) -> None:
         self.job, self.teacher, self.options = job, teacher, options
         self._loss = loss or partial(soft_kl, temperature=options.kd_temperature)
@@ -81,6 +87,7 @@ class Learner:
         self.optimizer = _optimizer(self.student, options)
         self._augment, self.reads_unchanged = AUGMENTATIONS[augmentation], augmentation == "none"
         self._known_for_ever = self.reads_unchanged or asked_once
+        self._frozen_statistics = frozen_statistics
 
     def learn(
         self,
@@ -99,15 +106,13 @@ class Learner:
             perturb: A change of the normalised images [B, ch, H, W] that teacher and student both see.
             tick: Called after each step.
         """
-        options = self.options
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(options.schedule, options.student_lr, epoch, options.epochs)
         return distill(
             self.student,
             self._lessons(table, epoch, perturb),
             self.optimizer,
             loss=self._loss,
-            clip=options.student_clip,
+            clip=self.options.student_clip,
+            frozen_statistics=self._frozen_statistics,
             tick=tick,
         )
 
@@ -133,8 +138,13 @@ class Learner:
     def _lessons(
         self, table: Mapping[str, Tensor], epoch: int, perturb: Perturb | None
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        rng = generator(self.job.seed, "distillation", epoch)
-        for inputs, rows in self.read(table, rng):
+        rng, options = generator(self.job.seed, "distillation", epoch), self.options
+        steps = batch_count(len(table["images"]), options.batch_size, most=options.steps_per_epoch)
+        for number, (inputs, rows) in enumerate(self.read(table, rng)):
+            for group in self.optimizer.param_groups:
+                group["lr"] = learning_rate(
+                    options.schedule, options.student_lr, epoch + number / steps, options.epochs
+                )
             if perturb is not None:
                 inputs = perturb(inputs, rng)
             known = rows.get("logits") if perturb is None and self._known_for_ever else None

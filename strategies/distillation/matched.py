@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from ..errors import OptionError
+from ..method import TALLY
 from ..needs import holds_images
 from ..outcomes import fresh_student
 from ..seeds import seeded_torch
@@ -15,6 +16,7 @@ from .combiners import Mean
 from .ensemble import Ensemble, fast_layout, member_of
 from .generators import ConditionalGenerator, FeatureGenerator
 from .heads import features_of, last_linear
+from .tally_teacher import tally_pool, tally_teacher
 
 if TYPE_CHECKING:
     from ..method import Job, State
@@ -29,7 +31,7 @@ class Matched:
     Attributes:
         student: The whole model, at the job's start weights.
         judge: What of it sees what is generated, and learns from it: the model, or its last layer.
-        teacher: The uploads, or their last layers.
+        teacher: The uploads, or their last layers; under Tally's pool where that is the job's teacher.
         generator: (noise [B, Z], labels [B]) -> inputs of the judge.
     """
 
@@ -54,13 +56,15 @@ class Matched:
         """
         student = fast_layout(fresh_student(job))
         if level == "images":
-            teacher = Ensemble.of_job(job, job.uploads, Mean())
+            pooled = job.teacher == TALLY
+            teacher = tally_teacher(job) if pooled else Ensemble.of_job(job, job.uploads, Mean())
             return cls(student, student, teacher, _generator(job, latent, width, 0, table))
         heads = [last_linear(member_of(upload, job.builders))[1].to(job.device) for upload in job.uploads]
         judge = last_linear(student)[1]
         owners = ["the student", *(upload.client for upload in job.uploads)]
         features = features_of([judge, *heads], job.num_classes, owners)
-        return cls(student, judge, Ensemble(heads, Mean()), _generator(job, latent, width, features, table))
+        combiner = tally_pool(job) if job.teacher == TALLY else Mean()  # whole models are counted on, not their ends
+        return cls(student, judge, Ensemble(heads, combiner), _generator(job, latent, width, features, table))
 
 
 def check_level(job: Job, table: str = "flboost") -> None:

@@ -59,6 +59,13 @@ class Pool:
         return shuffled_batches(self.columns, size, rng, most=most)
 
 
+def batch_count(count: int, size: int, *, most: int = 0) -> int:
+    """Return how many batches :func:`shuffled_batches` makes of so many rows."""
+    whole, rest = divmod(count, size)
+    batches = max(1, whole + (rest > 1 or (rest == 1 and not whole)))
+    return min(batches, most) if most else batches
+
+
 def shuffled_batches(
     columns: Mapping[str, Tensor], size: int, rng: torch.Generator, *, most: int = 0
 ) -> Iterator[dict[str, Tensor]]:

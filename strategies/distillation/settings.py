@@ -21,6 +21,7 @@ from .synthesis import Recipe
 Config = TypeVar("Config")
 _AUGMENTATIONS = tuple(AUGMENTATIONS)
 PRECISIONS = ("float32", "bfloat16")
+SCHEDULES = ("constant", "cosine", "one-cycle")
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ class DistillOptions:
     student_lr: float = option(0.01, "learning rate of the student eta_S", above=0.0)
     momentum: float = option(0.9, "its momentum, of sgd", low=0.0, high=1.0)
     weight_decay: float = option(1e-4, "its weight decay", low=0.0)
-    schedule: str = option("cosine", "its learning rate over the epochs", choices=("constant", "cosine"))
+    schedule: str = option("cosine", "its learning rate over the epochs", choices=SCHEDULES)
     student_clip: float = option(10.0, "largest norm of the student's gradient; 0: no limit", low=0.0)
     teacher_precision: str = option(
         "float32", "arithmetic of the uploaded models: bfloat16 halves their time", choices=PRECISIONS

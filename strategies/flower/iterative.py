@@ -39,11 +39,13 @@ if TYPE_CHECKING:
 DEADLINE_S = 3600.0
 
 
-def _in_rounds(options: RunOptions | None) -> RunOptions:
-    """Return the options of a run in rounds, which judges no uploads."""
+def _in_rounds(options: RunOptions | None, refiner: Refiner | None) -> RunOptions:
+    """Return the options of a run in rounds, which judges no uploads, and distils where it refines."""
     options = options or RunOptions()
     if (policy := options.gatekeeper.policy) != OFF:
         raise OptionError(f"options.gatekeeper.policy is {policy!r}: allowed in rounds is {OFF!r}")
+    if refiner is None and options.job_teacher is not None:
+        raise OptionError(f"options.teacher is {options.teacher!r}: allowed in rounds without a refiner is 'method'")
     return options
 
 
@@ -76,6 +78,7 @@ class Iterative(Strategy):
 
     method = METHOD
     _report: StageReport | None = None
+    _folder: RunFolder | None = None
 
     def __init__(  # noqa: PLR0913  a strategy's constructor is where a user finds every setting
         self,
@@ -97,7 +100,7 @@ class Iterative(Strategy):
         observer: Observer | None = None,
         facts: Mapping[str, Any] | None = None,
     ) -> None:
-        options, builders, halves = _in_rounds(options), named_builders(model), (0.5,) * input_shape[0]
+        options, builders, halves = _in_rounds(options, refiner), named_builders(model), (0.5,) * input_shape[0]
         self.job = Job(
             uploads=(),
             builders=builders,
@@ -110,12 +113,12 @@ class Iterative(Strategy):
             threads=options.threads or all_cores(),
             device=options.device,
             proxy=proxy,
+            teacher=options.job_teacher,
             observer=observer,
         )
         check_student(self.job)
         self._base, self._min_uploads, self._max_bytes = base, min_uploads, int(options.max_upload_mib * 2**20)
         self._refiner, self._compute, self._run_dir, self._facts = refiner, compute, run_dir, dict(facts or {})
-        self._folder: RunFolder | None = None
         self._rounds = self._new_rounds()
 
     @property

@@ -107,12 +107,11 @@ class OneShot(Strategy):
             threads=options.threads or all_cores(),
             device=options.device,
             proxy=proxy,
+            teacher=options.job_teacher,
             observer=observer,
         )
         self.evaluate_model = evaluate_model
-        self._run_dir = run_dir
-        self._options = options
-        self._facts = dict(facts or {})
+        self._run_dir, self._options, self._facts = run_dir, options, dict(facts or {})
         self.rounds = Rounds(method, self.job, compute=compute, min_uploads=min_uploads, options=options)
         self._fraction_evaluate = fraction_evaluate
         self._evaluation = ClientEvaluation(fraction_evaluate)
@@ -278,9 +277,8 @@ class OneShot(Strategy):
             reason = "it is an ensemble, not one set of arrays"
         else:
             result.arrays = arrays
-            reason = (
-                "" if not start or signature_of(arrays) == signature_of(start) else "initial_arrays have other shapes"
-            )
+            alike = not start or signature_of(arrays) == signature_of(start)
+            reason = "" if alike else "initial_arrays have other shapes"
         if evaluate_fn and reason:
             log(INFO, "evaluate_fn is not called for the result: %s", reason)
         elif evaluate_fn:

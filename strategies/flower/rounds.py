@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from logging import INFO, WARNING
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.common.logger import log
@@ -15,7 +15,7 @@ from flwr.serverapp import Grid
 from ..compute import choose
 from ..compute.with_clients import WithClients
 from ..gatekeeper.config import GatekeeperConfig
-from ..method import Job, Method
+from ..method import TALLY, Job, Method
 from ..needs import check_needs
 from ..options import check, check_device, option
 from ..quarantine import Door, quarantined
@@ -45,6 +45,9 @@ if TYPE_CHECKING:
     from ..store.run_folder import RoundFolder, RunFolder
 
 
+TEACHERS = ("method", TALLY)
+
+
 @dataclass(frozen=True)
 class RunOptions:
     """Settings of a run that most users leave alone."""
@@ -54,11 +57,19 @@ class RunOptions:
     max_upload_mib: float = option(2048.0, "largest accepted upload, MiB", above=0.0)
     checkpoint_s: float = option(20.0, "seconds between two checkpoints of the server stage, at least", low=0.0)
     gatekeeper: GatekeeperConfig = field(default_factory=GatekeeperConfig)
+    teacher: str = option(
+        "method", "what is distilled: the method's own ensemble, or the uploads under Tally's pool", choices=TEACHERS
+    )
 
     def __post_init__(self) -> None:
         """Check every value."""
         check(self)
         check_device(self.device)
+
+    @property
+    def job_teacher(self) -> Literal["tally"] | None:
+        """The teacher of a job without uploads."""
+        return TALLY if self.teacher == TALLY else None
 
 
 @dataclass

@@ -87,6 +87,24 @@ class Dense(OneShot):
     __init__ = partialmethod(OneShot.__init__, METHODS["dense"])
 
 
+class IntactOFL(OneShot):
+    """IntactOFL: the uploads stay as they are, as experts under a gate that learns from synthetic images."""
+
+    __init__ = partialmethod(OneShot.__init__, METHODS["intactofl"])
+
+
+class FedHydra(OneShot):
+    """FedHydra: who guides a generator to a class weighs for that class; that ensemble is distilled as in DENSE."""
+
+    __init__ = partialmethod(OneShot.__init__, METHODS["fedhydra"])
+
+
+class Tally(OneShot):
+    """Tally: who knows which class weighs the uploads class by class; that ensemble is distilled on noise."""
+
+    __init__ = partialmethod(OneShot.__init__, METHODS["tally"])
+
+
 class FedOV(OneShot):
     """FedOV: the vote of open-set classifiers, those leading to whom a sample is the least unknown."""
 

@@ -6,6 +6,11 @@ Every cell is a JSON file in ``$ATTACKS_DIR`` (else ``./attacks``), so that a me
 Fewer: ``ATTACKS_KINDS=none,scale ATTACKS_METHODS=fedavg,dense ATTACKS_SEEDS=0,1``. Other clients, in a folder of their
 own: ``ATTACKS_SETTINGS="data.alpha=0.1"``. FENS, whose aggregator its clients
 would train, is given a static form, the weighted mean.
+
+Tally, with the label counts that clients upload and, as ``tally-silent``, with those that it reads off their models,
+has defences of its own (:data:`DEFENCES`): ``ATTACKS_METHODS=tally,tally-silent``, fewer by
+``ATTACKS_DEFENCES=off,cap``. Its table has the student's accuracy and the ensemble's; the row ``none`` is what a
+defence costs honest clients.
 """
 
 from __future__ import annotations
@@ -21,8 +26,10 @@ from pathlib import Path
 from typing import Any
 
 from measure import say
+from safetensors.torch import load_file
 
 from client_app.node import Asked, Node
+from client_app.told_counts import told_counts
 from client_app.work import trained_model
 from fl_app.attacks import KINDS
 from fl_app.config import AppConfig
@@ -37,23 +44,38 @@ from strategies.store.run_folder import RunFolder
 
 METHODS = ("fedavg", "fedens", "dw-fedens", "label-count-ensemble", "dense", "co-boosting", "f-dafl", "fens")
 CLIENTS, ATTACKER, SHAPE = 5, "client-000", (1, 16, 16)
-POLICIES = ("off", "exclude")
+TALLY = ("tally", "tally-silent")
+DEFENCES: dict[str, dict[str, Scalar]] = {
+    "off": {},
+    "exclude": {"gatekeeper.policy": "exclude"},
+    "cap": {"tally.cap-examples": True},
+    "tempered": {"tally.counts": "tempered"},
+    "agreement": {"tally.agreement": 0.3},
+    "all": {"tally.cap-examples": True, "tally.counts": "tempered", "tally.agreement": 0.3},
+}
 SHORT = Path(__file__).resolve().parents[2] / "conf" / "short.toml"
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One method on the uploads of one attack, with one seed and one policy of the gatekeeper."""
+    """One method on the uploads of one attack, with one seed and one defence."""
 
     attack: str
     seed: int
     method: str
-    policy: str
+    defence: str
 
     @property
     def name(self) -> str:
         """The name of its file."""
-        return f"{self.attack}-{self.seed}-{self.method}-{self.policy}"
+        return f"{self.attack}-{self.seed}-{self.method}-{self.defence}"
+
+    @property
+    def settings(self) -> dict[str, Scalar]:
+        """What it adds to the settings of ``conf/short.toml``."""
+        own: dict[str, Scalar] = {"fens.aggregator": "weighted"} if self.method == "fens" else {}
+        silent: dict[str, Scalar] = {"tally.counts": "noise-rows"} if self.method == "tally-silent" else {}
+        return {**own, **DEFENCES[self.defence], **silent}
 
 
 def made_run(folder: Path, attack: str, seed: int) -> Path:
@@ -80,7 +102,7 @@ def made_run(folder: Path, attack: str, seed: int) -> Path:
             node = Node.of({"partition-id": number, "num-partitions": CLIENTS}, app)
             trained, state = trained_model(app, node, Asked("", 1, seed), {})
             assert trained is not None  # it has data
-            counts = trained.label_counts
+            counts = told_counts(trained.label_counts, app.client)
             run.round(1).accept(
                 node.client, trained.architecture, state, num_examples=trained.num_examples, label_counts=counts
             )
@@ -97,16 +119,17 @@ def measured(cell: Cell, folder: Path) -> dict[str, Any]:
     run, target = made_run(folder, cell.attack, cell.seed), folder / f"replay-{cell.name}"
     shutil.rmtree(target, ignore_errors=True)
     short = merge_settings([str(SHORT)], {option.key: option.kind for option in known_options()})
-    static = {"fens.aggregator": "weighted"} if cell.method == "fens" else {}
-    overrides = {**short, **static, "gatekeeper.policy": cell.policy}
     began = time.monotonic()
-    result = replay_run(Request(run, cell.method, overrides, folder=target), log=lambda _: None)
+    method = "tally" if cell.method in TALLY else cell.method
+    result = replay_run(Request(run, method, {**short, **cell.settings}, folder=target), log=lambda _: None)
     found = {
         "attack": cell.attack,
         "seed": cell.seed,
         "method": cell.method,
-        "policy": cell.policy,
+        "defence": cell.defence,
         "accuracy": result["accuracy"],
+        "ensemble": next((row["accuracy"] for row in result["table"] if row["name"] == "Tally ensemble"), None),
+        "left_out": left_out(target) if method == "tally" else [],
         "success": result.get("attack", {}).get("success"),
         "quarantined": result.get("gatekeeper", {}).get("quarantined", []),
         "seconds": round(time.monotonic() - began, 1),
@@ -114,6 +137,20 @@ def measured(cell: Cell, folder: Path) -> dict[str, Any]:
     write_json(kept, found)
     shutil.rmtree(target)
     return found
+
+
+def left_out(folder: Path) -> list[str]:
+    """Return the members of a replay's ensemble that have no weight in its opinion pool."""
+    members = read_json(folder / "ensemble" / "ensemble.json")["members"]
+    weights = load_file(folder / "ensemble" / "combiner.safetensors")["weights"].tolist()
+    return [member["client"] for member, weight in zip(members, weights, strict=True) if not weight]
+
+
+def defences_of(method: str) -> list[str]:
+    """Return the defences that change anything in a method."""
+    known = list(DEFENCES) if method in TALLY else ["off", "exclude"]
+    silent = ("tempered", "all") if method == "tally-silent" else ()
+    return [name for name in chosen("ATTACKS_DEFENCES", known) if name in known and name not in silent]
 
 
 def chosen(variable: str, allowed: Sequence[str]) -> list[str]:
@@ -127,7 +164,8 @@ def attacks() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     kinds, methods = chosen("ATTACKS_KINDS", list(KINDS)), chosen("ATTACKS_METHODS", METHODS)
     seeds = [int(word) for word in chosen("ATTACKS_SEEDS", ["0", "1", "2"])]
-    cells = [Cell(*each) for each in itertools.product(kinds, seeds, methods, POLICIES)]
+    pairs = [(method, defence) for method in methods for defence in defences_of(method)]
+    cells = [Cell(kind, seed, *pair) for seed, kind, pair in itertools.product(seeds, kinds, pairs)]
     began, fresh, rows = time.monotonic(), 0, []
     open_cells = [cell for cell in cells if not (folder / f"{cell.name}.json").exists()]
     for cell in cells:
@@ -140,7 +178,10 @@ def attacks() -> None:
             fresh += 1
             left = (time.monotonic() - began) / fresh * (len(open_cells) - fresh)
             say(f"{cell.name}: {rows[-1]['accuracy']:.1f} %, {fresh} of {len(open_cells)}, about {duration(left)} left")
-    text = "\n".join(table(rows, methods))
+    others = [method for method in methods if method not in TALLY]
+    tables = [table(rows, others)] if others else []
+    tables += [tally_table(rows, method) for method in methods if method in TALLY]
+    text = "\n\n".join("\n".join(lines) for lines in tables)
     (folder / "table.md").write_text(text + "\n")
     write_json(folder / "attacks.json", rows)
     say(text)
@@ -149,10 +190,8 @@ def attacks() -> None:
 def table(rows: Sequence[dict[str, Any]], methods: Sequence[str]) -> list[str]:
     """Return a markdown table: per attack and method the mean accuracy clean, attacked, and with the gatekeeper."""
 
-    def of(key: str, attack: str, method: str, policy: str) -> str:
-        values = [row[key] for row in rows if (row["attack"], row["method"], row["policy"]) == (attack, method, policy)]
-        known = [value for value in values if value is not None]
-        return f"{statistics.fmean(known):.1f}" if known else "-"
+    def of(key: str, attack: str, method: str, defence: str) -> str:
+        return mean([row[key] for row in rows if at(row) == (attack, method, defence)])
 
     lines = [
         "| attack | method | clean | attacked | with `exclude` | success | success with `exclude` | caught | false |"
@@ -160,7 +199,7 @@ def table(rows: Sequence[dict[str, Any]], methods: Sequence[str]) -> list[str]:
     lines.append("|---|---|---|---|---|---|---|---|---|")
     for attack in dict.fromkeys(row["attack"] for row in rows):
         for method in methods:
-            judged = [r for r in rows if (r["attack"], r["method"], r["policy"]) == (attack, method, "exclude")]
+            judged = [row for row in rows if at(row) == (attack, method, "exclude")]
             # Of a copy it matters that one of the two is left out, not which.
             guilty = (ATTACKER,) if attack != "copy" else (ATTACKER, "client-001")
             caught = sum(any(name in guilty for name in r["quarantined"]) for r in judged) if attack != "none" else 0
@@ -176,6 +215,37 @@ def table(rows: Sequence[dict[str, Any]], methods: Sequence[str]) -> list[str]:
             ]
             lines.append(f"| {attack} | {method} | {' | '.join(cells)} |")
     return lines
+
+
+def tally_table(rows: Sequence[dict[str, Any]], method: str) -> list[str]:
+    """Return a markdown table of one way to run Tally: student / ensemble, per attack and defence.
+
+    Behind it, where a defence leaves clients out: how often the attacker, and how many others in all.
+    """
+    defences = [name for name in DEFENCES if any(row["method"] == method and row["defence"] == name for row in rows)]
+    lines = [f"| {method} | {' | '.join(defences)} |", f"|---|{'---|' * len(defences)}"]
+    for attack in dict.fromkeys(row["attack"] for row in rows if row["method"] == method):
+        cells = []
+        for defence in defences:
+            mine = [row for row in rows if at(row) == (attack, method, defence)]
+            out = [row["left_out"] + row["quarantined"] for row in mine]
+            caught = sum(ATTACKER in names for names in out) if attack != "none" else 0
+            others = sum(map(len, out)) - caught
+            said = f" ({caught} of {len(mine)}; {others})" if any(out) else ""
+            cells.append(f"{mean([r['accuracy'] for r in mine])} / {mean([r['ensemble'] for r in mine])}{said}")
+        lines.append(f"| {attack} | {' | '.join(cells)} |")
+    return lines
+
+
+def at(row: dict[str, Any]) -> tuple[str, str, str]:
+    """Return which attack, method and defence a row is of."""
+    return row["attack"], row["method"], row["defence"]
+
+
+def mean(values: Sequence[float | None]) -> str:
+    """Return the mean of what is known."""
+    known = [value for value in values if value is not None]
+    return f"{statistics.fmean(known):.1f}" if known else "-"
 
 
 if __name__ == "__main__":

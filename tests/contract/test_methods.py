@@ -18,13 +18,21 @@ from torch import nn
 import strategies
 from strategies.errors import OptionError
 from strategies.method import METHODS, EnsembleSpec, Job, Method, Need, Normalization, Outcome, Silent, Upload
-from strategies.needs import check_needs
+from strategies.needs import check_needs, takes_tally
 from strategies.options import flatten, options_of, parse
 from strategies.outcomes import load_model
 
 ROOT = Path(strategies.__file__).parent
 IMAGES = torch.linspace(-1, 1, 3 * 64).view(3, 1, 8, 8)
 
+# Everything is named: the pinned value shall not depend on defaults.
+TALLY: dict[str, Any] = {
+    "epochs": 2, "batch_size": 6, "images": 14, "probes": 9, "counts": "tempered", "sharpness": 1.5, "rule": "log",
+    "calibrated": True, "agreement": 0.0, "temperature": 1.5,
+    "smoothing": 0.02, "cap_examples": False, "kd_temperature": 1.0, "optimizer": "adam", "student_lr": 0.01,
+    "momentum": 0.9, "weight_decay": 0.0, "schedule": "one-cycle", "steps_per_epoch": 0, "student_clip": 0.0,
+    "teacher_precision": "float32", "start": "class-weighted", "statistics": "frozen", "inverted": 0, "inversion_steps": 16,
+}  # fmt: skip
 # Settings that make a method small; methods that train nothing need none.
 SMALL: dict[str, dict[str, Any]] = {
     "fens": {"rounds": 2, "batch_size": 4, "hidden": 5},
@@ -35,6 +43,17 @@ SMALL: dict[str, dict[str, Any]] = {
     "f-adi": {"epochs": 2, "inversion_steps": 2, "batch_size": 6, "inversion_batch_size": 8},
     "co-boosting": {"epochs": 2, "generator_steps": 2, "latent": 8, "batch_size": 6, "synthesis_batch_size": 8},
     "dense": {"epochs": 2, "generator_steps": 2, "latent": 8, "batch_size": 6, "synthesis_batch_size": 8},
+    "intactofl": {"epochs": 2, "generator_steps": 2, "latent": 8, "batch_size": 6, "synthesis_batch_size": 8},
+    "fedhydra": {
+        "epochs": 2,
+        "generator_steps": 2,
+        "latent": 8,
+        "batch_size": 6,
+        "synthesis_batch_size": 8,
+        "stratification_steps": 2,
+        "stratification_images": 2,
+    },
+    "tally": TALLY,
     "flboost": {"iterations": 2, "batch_size": 6, "latent": 8},
     "fedcvae-ens": {"epochs": 2, "images": 12, "batch_size": 6, "student_lr": 0.01},
     "fed-gen": {"iterations": 2, "batch_size": 6, "latent": 8, "generator_width": 8},
@@ -52,6 +71,9 @@ PINNED = {
     "f-adi": 0.150133,
     "dense": 0.150976,
     "co-boosting": 0.155494,
+    "intactofl": 1.652460,
+    "fedhydra": 0.194513,
+    "tally": 0.588958,
     "flboost": 0.423003,
     "fedov": 0.763890,
     "fedcvae-ens": 0.293670,
@@ -168,7 +190,9 @@ def test_fit_meets_the_needs_and_ends_with_what_its_kind_says(method: Method) ->
     job = tiny_job(method)
     check_needs(method, job)
     outcome = method.fit(job, Silent())
-    assert (outcome.ensemble is not None) == (method.kind == "ensemble" or method.name == "co-boosting")
+    assert (outcome.ensemble is not None) == (
+        method.kind == "ensemble" or method.name in ("co-boosting", "fedhydra", "tally")
+    )
     assert (outcome.student is not None) == (method.kind != "ensemble")
     logits = predict(outcome, job)
     assert logits.shape == (3, 4)
@@ -193,6 +217,22 @@ def test_teacher_of_the_job_is_distilled_or_refused(method: Method) -> None:
     assert not torch.equal(plain, changed)
 
 
+def test_tally_as_teacher_of_the_job_is_distilled_or_refused(method: Method) -> None:
+    job = replace(tiny_job(method), teacher="tally")
+    if not takes_tally(method):
+        with pytest.raises(OptionError, match=rf"'{method.name}' does not distil .* \('tally'\).*co-boosting.*flboost"):
+            check_needs(method, job)
+        return
+    silent = replace(job, uploads=tuple(replace(upload, label_counts=None) for upload in job.uploads))
+    jobs = (replace(job, teacher=None), job, silent, silent)
+    for taught in jobs[1:]:
+        check_needs(method, taught)
+    plain, told, guessed, again = (predict(method.fit(one, Silent()), job) for one in jobs)
+    assert torch.equal(guessed, again)
+    assert not torch.equal(plain, told)
+    assert not torch.equal(told, guessed)
+
+
 def test_job_and_outcome_survive_pickling(method: Method) -> None:
     job = tiny_job(method)
     again: Job = pickle.loads(pickle.dumps(job))  # noqa: S301  our own bytes
@@ -206,7 +246,7 @@ def test_fit_with_the_same_seed_gives_the_same_bits(method: Method) -> None:
     assert torch.equal(first, second)
     other = predict(method.fit(tiny_job(method, seed=1), Silent()), tiny_job(method))
     # The others draw nothing; FedGen's draws end in what it lends to the clients of the next round.
-    draws = (method.kind == "student" and method.lends is None) or method.name == "fens"
+    draws = (method.kind == "student" and method.lends is None) or method.name in ("fens", "intactofl")
     assert torch.equal(first, other) == (not draws)
 
 
@@ -249,6 +289,10 @@ def test_module_carries_a_source_note(method: Method) -> None:
     summary, _, rest = note.partition("\n\n")
     assert summary.endswith(".")
     assert "\n" not in summary
+    if method.source == "this library":
+        assert "published nowhere else" in rest
+        assert 0 < rest.find("Symbols: ") < rest.find("Where: ")
+        return
     places = [rest.find(f"{heading}: ") for heading in ("Paper", "Symbols", "Where", "Deviations")]
     assert places == sorted(places), "the headings of the source note are Paper, Symbols, Where, Deviations"
     assert min(places) >= 0

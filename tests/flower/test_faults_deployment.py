@@ -8,7 +8,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from plugs import BIN, kill, plugged_in, result_of, uploads_in
+from deployments import BIN
+from plugs import kill, plugged_in, result_of, uploads_in
 
 pytestmark = pytest.mark.slow
 

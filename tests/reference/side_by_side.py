@@ -14,6 +14,8 @@ from published_loops import Settings, State, co_boosting_epoch, dense_epoch, new
 from published_models import load_in_order
 from torch import nn
 
+from strategies.distillation.combiners import Mean
+from strategies.distillation.learner import teacher_of
 from strategies.method import Job, Method, Normalization, Silent, Upload
 from strategies.seeds import generator
 
@@ -115,7 +117,10 @@ def shipped_method(name: str) -> Method:
 
 def shipped_server(case: Case, job: Job | None = None) -> Any:
     """Return the server object of the shipped method, whose ``epoch(e)`` is one epoch."""
-    return importlib.import_module(MODULES[case.method])._Server(job or shipped_job(case), Silent())
+    module, job = importlib.import_module(MODULES[case.method]), job or shipped_job(case)
+    if case.method == "dense":
+        return module.Server(job, Silent(), teacher_of(job, Mean(), job.config, watched=job.config.bn_weight > 0))
+    return module._Server(job, Silent())
 
 
 def plain_state(case: Case, server: Any, job: Job) -> State:

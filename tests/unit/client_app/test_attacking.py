@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from client_app import work
-from client_app.attacking import copied, poisoned, scaled
+from client_app.attacking import claimed, copied, last_layer_scaled, poisoned, scaled
 from client_app.iterating import local_round
 from client_app.keeping import Trained
 from client_app.local_training import Epoch
@@ -101,6 +101,51 @@ def test_weights_when_they_are_scaled_leave_counters_as_they_are() -> None:
     }
 
 
+def test_a_last_layer_when_it_is_scaled_is_scaled_alone() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2))
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+
+    last_layer_scaled(model, -2.0)
+
+    after = model.state_dict()
+    assert all(torch.equal(after[key], before[key] * (-2.0 if key.startswith("2.") else 1.0)) for key in before)
+
+
+@pytest.mark.parametrize(
+    ("kind", "factor", "claim"),
+    [
+        ("claim", 10.0, (30, 0, 50, 0)),
+        ("claim", 0.01, (1, 0, 1, 0)),
+        ("claim", 1.5, (4, 0, 8, 0)),
+        ("claim-uniform", 10.0, (20, 20, 20, 20)),
+        ("claim-uniform", 0.75, (2, 2, 1, 1)),
+        ("claim-uniform", 0.001, (1, 0, 0, 0)),
+        ("scale", 10.0, (3, 0, 5, 0)),
+    ],
+)
+def test_claims_are_so_many_times_the_truth(kind: str, factor: float, claim: tuple[int, ...]) -> None:
+    trained = Trained("lenet5", 8, (3, 0, 5, 0), 0.5, 0.9)
+
+    said = claimed(trained, AttackConfig(kind, "a", factor=factor), "a")
+
+    assert said == replace(trained, num_examples=sum(claim), label_counts=claim)
+    assert claimed(trained, AttackConfig(kind, "a", factor=factor), "b") is trained
+
+
+def test_an_attacker_that_claims_sends_an_honest_model() -> None:
+    (own, state), uniform = sent_by(1, config_of()), "claim-uniform"
+
+    for kind in ("claim", uniform):
+        trained, weights = sent_by(1, config_of(kind, "client-001", attack__factor=3.0))
+
+        assert same(weights, state)
+        assert trained.num_examples == 3 * own.num_examples == sum(trained.label_counts)
+        expected = {3 * count for count in own.label_counts}
+        assert kind == uniform or set(trained.label_counts) == expected
+        assert kind != uniform or max(trained.label_counts) - min(trained.label_counts) <= 1
+        assert sent_by(0, config_of(kind, "client-001"))[0] == sent_by(0, config_of())[0]
+
+
 def test_the_attacks_of_one_upload_do_what_they_say_and_tell_of_themselves_what_an_honest_client_tells() -> None:
     honest = [sent_by(k, config_of()) for k in range(CLIENTS)]
     (own, state), (_, following) = honest[1], honest[2]
@@ -113,6 +158,8 @@ def test_the_attacks_of_one_upload_do_what_they_say_and_tell_of_themselves_what_
         return weights
 
     assert same(attacked("scale", attack__factor=4.0), {key: 4.0 * value for key, value in state.items()})
+    last = attacked("last-layer", attack__factor=4.0)
+    assert [key for key in state if not torch.equal(last[key], state[key])] == list(state)[-2:]
     assert same(attacked("copy"), following)
     assert not same(attacked("label-flip"), state)
     drawn = attacked("random")
@@ -165,7 +212,7 @@ def test_a_checkpoint_when_its_client_is_an_attacker_is_not_sent(tmp_path: Path)
 
 
 @pytest.mark.parametrize("task", ["open-set", "cvae"])
-@pytest.mark.parametrize("kind", ["label-flip", "backdoor", "scale", "random", "copy"])
+@pytest.mark.parametrize("kind", ["label-flip", "backdoor", "scale", "last-layer", "random", "copy"])
 def test_attacks_when_another_kind_of_model_is_asked_for_work_too(task: str, kind: str) -> None:
     honest = sent_by(1, config_of(data__limit=30), task=task)
     trained, state = sent_by(1, config_of(kind, "client-001", data__limit=30), task=task)

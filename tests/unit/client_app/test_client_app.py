@@ -225,6 +225,17 @@ def test_label_counts_when_they_are_private_stay_with_the_client(ask: Callable[.
     assert reply.content.metric_records["metrics"]["num-examples"] == len(own_labels(1))
 
 
+def test_label_counts_when_they_are_told_as_presence_are_equal_parts(ask: Callable[..., Message]) -> None:
+    told, truth = (
+        [int(count) for count in facts_of(ask(client__label_counts_as=how))["label-counts"]]  # type: ignore[union-attr]
+        for how in ("presence", "numbers")
+    )
+
+    assert sum(told) == sum(truth) == len(own_labels(1))
+    assert max(told) - min(count for count in told if count) <= 1
+    assert told != truth
+
+
 def test_a_limit_when_set_leaves_the_clients_so_many_images(ask: Callable[..., Message]) -> None:
     nodes = [{"partition-id": k, "num-partitions": CLIENTS} for k in range(CLIENTS)]
 

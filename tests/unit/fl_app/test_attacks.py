@@ -30,6 +30,14 @@ def test_an_attack_when_nobody_is_named_is_refused(kind: str, clients: str) -> N
     [
         ({"attack.clients": "client-001"}, "'attack.clients' is 'client-001' and 'attack.kind' 'none'"),
         ({"attack.kind": "bribe"}, "'attack.kind' is 'bribe': allowed is one of 'none', 'random'"),
+        (
+            {"attack.kind": "claim", "attack.clients": "a", "attack.factor": 0.0},
+            "'attack.factor' is 0: allowed with 'attack.kind' 'claim' is a number greater than 0 and at most 1e+06",
+        ),
+        (
+            {"attack.kind": "claim-uniform", "attack.clients": "a", "attack.factor": 2e6},
+            "'attack.factor' is 2e+06: allowed with 'attack.kind' 'claim-uniform' is a number",
+        ),
         ({"attack.poisoned": 0.0}, "'attack.poisoned' is 0.0: allowed is a number greater than 0.0 and at most 1.0"),
         (
             {"attack.kind": "backdoor", "attack.clients": "a", "data.name": "heart-disease", "data.law": "domains"},
@@ -66,6 +74,12 @@ def test_a_target_when_it_is_no_class_is_refused_for_a_backdoor_alone() -> None:
 
     with pytest.raises(OptionError, match="'attack.target' is 10: allowed is 0 to 9"):
         AttackConfig("backdoor", "a", target=10).check_classes(10)
+
+
+@pytest.mark.parametrize("kind", ["scale", "last-layer", "claim", "claim-uniform"])
+def test_an_attack_when_it_has_a_factor_says_it(kind: str) -> None:
+    assert AttackConfig(kind, "a,b", factor=3.5).described() == f"{kind}, factor 3.5, by a, b"
+    assert AttackConfig("random", "a").described() == "random, by a"
 
 
 @pytest.mark.parametrize(("side", "square"), [(8, 3), (16, 3), (28, 3), (32, 4), (64, 8)])

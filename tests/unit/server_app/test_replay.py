@@ -365,6 +365,18 @@ def test_the_seed_of_another_project_s_run_can_be_another_which_is_kept(foreign:
         replayed(run, "dense", model="foreign_net:Net", seed="x")
 
 
+def test_the_teacher_of_another_project_s_run_can_be_tally_which_is_kept(foreign: MakeRun) -> None:
+    run, options = foreign(), {"dense__epochs": 1, "dense__generator_steps": 1, "dense__latent": 4}
+
+    own, tally = (replayed(run, "dense", model="foreign_net:Net", **options, teacher=t) for t in ("method", "tally"))
+
+    assert own["weights_sha256"] != tally["weights_sha256"]
+    again = replayed(run, resume=Path(tally["run_dir"]), model="foreign_net:Net")
+    assert again["weights_sha256"] == tally["weights_sha256"]
+    with pytest.raises(OptionError, match="'teacher' is 'method', but the run to resume began with 'tally'"):
+        replayed(run, resume=Path(tally["run_dir"]), model="foreign_net:Net", teacher="method")
+
+
 @pytest.mark.usefixtures("cut_off")
 def test_a_replay_of_another_project_s_run_that_was_cut_off_goes_on_with_its_options(
     foreign: MakeRun, monkeypatch: pytest.MonkeyPatch

@@ -17,7 +17,7 @@ from strategies.errors import OptionError
 from strategies.method import METHODS
 from strategies.options import flatten
 
-TRAINED = ("dense", "co-boosting", "f-dafl", "f-adi", "feddf", "fedkd", "fed-et")
+TRAINED = ("dense", "co-boosting", "intactofl", "fedhydra", "tally", "f-dafl", "f-adi", "feddf", "fedkd", "fed-et")
 
 
 @pytest.mark.parametrize("name", TRAINED)

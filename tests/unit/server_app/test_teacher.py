@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from server_app.build import build_job, check_needs_of_settings, held_out, read_settings
+from server_app.build import build_job, build_strategy, check_needs_of_settings, held_out, read_settings
 from server_app.replay import Request, replay_run
 from strategies.errors import OptionError
 from strategies.method import EnsembleSpec
+from strategies.needs import check_needs
 from strategies.store.run_folder import RunFolder
 
 MakeRun = Callable[..., Path]
@@ -99,3 +100,60 @@ def test_labelled_images_that_the_clients_trained_on_are_refused_in_a_replay(run
 
     with pytest.raises(OptionError, match="setting 'data.proxy' is 0.1, the last 129 of 1297 training images"):
         replayed(run, "fens", fens__train_on="server", data__proxy=0.1)
+
+
+TAUGHT = ["co-boosting", "flboost"]  # one that ends with the pool too, and one with a loop of its own
+FLBOOST = {"flboost__iterations": 1, "flboost__student_steps": 1, "flboost__batch_size": 8, "flboost__latent": 8}
+
+
+@pytest.mark.parametrize("method", TAUGHT)
+def test_a_replay_distils_the_uploads_as_tally_combines_them(run_folder: MakeRun, method: str) -> None:
+    run = run_folder("lenet5", "mnist-cnn", "lenet5")
+    given = FLBOOST if method == "flboost" else {}
+    plain, tally = (replayed(run, method, teacher=teacher, **given) for teacher in ("method", "tally"))
+
+    assert tally["status"] == "finished"
+    assert tally["weights_sha256"] != plain["weights_sha256"]
+    names = [row["name"] for row in tally["table"]]
+    assert ("Co-Boosting ensemble" in names) == (method == "co-boosting")
+
+
+def test_a_run_whose_teacher_is_tally_keeps_it_in_replays_of_methods_that_take_one(run_folder: MakeRun) -> None:
+    run, plain = run_folder(method="dense", teacher="tally"), run_folder(name="plain", method="dense")
+
+    assert replayed(run, "")["weights_sha256"] == replayed(plain, "", teacher="tally")["weights_sha256"]
+    assert replayed(run, "fedens")["status"] == "finished"
+    with pytest.raises(OptionError, match=r"'fedens' does not distil an ensemble that it is given \('tally'\)"):
+        replayed(run, "fedens", teacher="tally")
+
+
+def test_settings_hand_tally_to_the_strategy(small: dict[str, Any], tmp_path: Path) -> None:
+    settings = read_settings({**small, "method": "dense", "teacher": "tally", "run-dir": str(tmp_path / "run")})
+    check_needs_of_settings(settings)
+
+    strategy = build_strategy(settings, build_job(settings, held_out(settings)[1], None))
+
+    assert strategy.job.teacher == "tally"
+    other = read_settings({**small, "method": "fedavg", "teacher": "tally"})
+    job = build_job(other, held_out(other)[1], None)
+    with pytest.raises(OptionError, match="'fedavg' does not distil an ensemble"):
+        build_strategy(other, job)
+
+
+def test_a_teacher_that_brings_its_counts_needs_no_label_counts(small: dict[str, Any]) -> None:
+    silent = {**small, "method": "fedkd", "client.share-label-counts": False}
+    with pytest.raises(OptionError, match="'client.share-label-counts' is False"):
+        check_needs_of_settings(read_settings(silent))
+    check_needs_of_settings(read_settings({**silent, "teacher": "tally"}))
+
+
+def test_rounds_without_a_refiner_have_no_use_for_a_teacher(small: dict[str, Any]) -> None:
+    rounds = {**small, "method": "iterative", "teacher": "tally"}
+    with pytest.raises(OptionError, match="setting 'teacher' is 'tally': allowed with method 'iterative' where"):
+        check_needs_of_settings(read_settings(rounds))
+    settings = read_settings({**rounds, "iterative.refiner": "flboost"})
+    check_needs_of_settings(settings)
+    job = build_job(settings, held_out(settings)[1], None)
+    check_needs(settings.method, job)
+    assert settings.refiner is not None
+    settings.refiner.check(job)

@@ -22,11 +22,13 @@ from torch import Tensor
 from strategies import dense
 from strategies.co_boosting import METHOD, CoBoostingConfig, fit
 from strategies.distillation.augment import AUGMENTATIONS
+from strategies.distillation.combiners import name_of
 from strategies.distillation.generated import GeneratedImages
 from strategies.distillation.learner import Learner
 from strategies.distillation.synthesis import Batch
+from strategies.distillation.tally_teacher import tally_pool
 from strategies.errors import OptionError
-from strategies.method import Outcome, Silent
+from strategies.method import TALLY, Outcome, Silent, Upload
 from strategies.outcomes import ensemble_of
 
 SMALL = CoBoostingConfig(**TINY, schedule="constant", reweighting_step=0.05)
@@ -286,3 +288,37 @@ def test_preset_takes_changes_and_refuses_unknown_names() -> None:
 def test_config_out_of_range_names_its_key(field: str, value: object) -> None:
     with pytest.raises(OptionError, match=f"co-boosting.{field.replace('_', '-')}"):
         CoBoostingConfig(**{field: value})  # type: ignore[arg-type]
+
+
+MUTE = tuple(replace(upload, label_counts=None) for upload in UPLOADS)
+
+
+@pytest.mark.parametrize("uploads", [UPLOADS, MUTE], ids=["told", "silent"])
+def test_weights_of_tallys_pool_are_learned_and_resumed(uploads: tuple[Upload, ...]) -> None:
+    config = replace(SMALL, perturbation="none")
+    check_resume_at_every_border(METHOD, config, teacher=TALLY, uploads=uploads)
+    outcome = fit(replace(tiny_job(config), teacher=TALLY, uploads=uploads), Silent())
+    assert outcome.ensemble is not None
+    assert outcome.ensemble.combiner == name_of(tally_pool(tiny_job(config, uploads=uploads)))
+    assert outcome.ensemble.weights.keys() >= {"counts", "weights"}
+    assert not torch.equal(final(outcome), THIRDS)
+    ensemble_of(tiny_job(config), outcome.ensemble)
+    assert not same(outcome, run(METHOD, config))
+
+
+def test_weights_of_a_pool_do_not_fall_to_zero_and_the_sign_of_their_gradient_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("strategies.co_boosting.weights_gradient", lambda *_: torch.tensor([1.0, -1e-9, 1.0]))
+    job = replace(tiny_job(replace(SMALL, epochs=2, reweighting_step=5.0)), teacher=TALLY)
+    assert final(fit(job, Silent())).tolist() == pytest.approx([1e-3 / 3, 1.0, 1e-3 / 3])
+
+
+def test_cached_logits_of_the_clients_give_the_pool_the_weights_of_asking_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job = replace(tiny_job(replace(SMALL, epochs=2, perturbation="none", pool_augmentation="none")), teacher=TALLY)
+    cached = fit(job, Silent())
+    monkeypatch.setattr("strategies.distillation.learner.AUGMENTATIONS", {"flip": AUGMENTATIONS["none"]})
+    asked = fit(replace(job, config=replace(job.config, pool_augmentation="flip")), Silent())
+    assert torch.equal(final(asked), final(cached))

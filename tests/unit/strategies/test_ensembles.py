@@ -76,6 +76,14 @@ def test_loaded_ensemble_of_two_architectures_weighs_logits_as_the_formula_says(
     torch.testing.assert_close(model(IMAGES), torch.tensor(weights[0]) * a + torch.tensor(weights[1]) * b)
 
 
+def test_fedens_of_probabilities_predicts_with_their_mean() -> None:
+    one = job(fedens.METHOD)
+    one = replace(one, config=fedens.FedEnsConfig(mean="probabilities"))
+    a, b = (torch.softmax(each, dim=1) for each in logits(one))
+    model = load_model(fedens.fit(one, Silent()), one)
+    torch.testing.assert_close(torch.softmax(model(IMAGES), dim=1), (a + b) / 2)
+
+
 @pytest.mark.parametrize("method", ENSEMBLES, ids=lambda method: method.name)
 def test_fit_reads_no_weights(method: Method) -> None:
     one = job(method)

@@ -15,6 +15,7 @@ from method_fakes import BUILDERS, UPLOADS, Book
 from strategies.aggregation import trainers
 from strategies.aggregation.aggregators import AGGREGATORS
 from strategies.clients import Answer
+from strategies.distillation.tally_teacher import tally_pool
 from strategies.errors import OptionError, QuorumError
 from strategies.fens import METHOD, FensConfig
 from strategies.method import Job, Silent
@@ -238,6 +239,7 @@ def test_a_huge_update_is_refused_and_later_rounds_still_learn(tmp_path: Path) -
         ({"aggregator": "two-class-nn"}, 3, "two-class-nn"),
         ({"aggregator": "moe"}, 3, "aggregator 'moe' looks at images"),
         ({"aggregator": "per-class", "start": "label-counts"}, 2, "'fens.start' is 'label-counts', and there are 2"),
+        ({"aggregator": "per-class", "start": "tally"}, 2, "'fens.start' is 'tally', and there are 2"),
     ],
 )
 def test_what_suits_neither_classes_nor_examples_is_refused_before_a_client_works(
@@ -434,3 +436,26 @@ def test_per_class_weights_may_start_from_the_label_counts(tmp_path: Path) -> No
     job = replace(job, uploads=(replace(job.uploads[0], label_counts=None), *job.uploads[1:]))
     with pytest.raises(OptionError, match="setting 'fens.start' is 'label-counts': allowed where every client"):
         fitted(DirectClients(tmp_path), job)
+
+
+def test_per_class_weights_may_start_from_tallys_shares_told_or_not(tmp_path: Path) -> None:
+    config = replace(TINY, start="tally", server_lr=1e-9, rounds=1)
+    counts = np.array([u.label_counts for u in UPLOADS], dtype=np.float64)
+
+    told = weights(fitted(DirectClients(tmp_path / "told"), fens_job(config)))["weight"]
+    job = fens_job(config)
+    job = replace(job, uploads=tuple(replace(upload, label_counts=None) for upload in job.uploads))
+    silent = weights(fitted(DirectClients(tmp_path / "silent"), job))["weight"]
+
+    np.testing.assert_allclose(told, counts / counts.sum(0), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(silent, tally_pool(job).shares().numpy(), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(silent.sum(0), 1, rtol=1e-5)
+    assert np.abs(silent - told).max() > 0.01
+
+
+def test_tallys_start_is_refused_where_it_has_no_meaning() -> None:
+    with pytest.raises(OptionError, match="'fens.start' is 'tally' and 'fens.aggregator' 'nn': allowed with it"):
+        FensConfig(start="tally", aggregator="nn")
+    rows = replace(fens_job(replace(TINY, start="tally")), input_shape=(7, 1, 1))
+    with pytest.raises(OptionError, match=r"'fens.start' is 'tally', and the examples' shape is \(7, 1, 1\): allowed"):
+        check_needs(METHOD, rows)

@@ -113,3 +113,14 @@ def test_feddf_learns_from_rows_and_from_tokens_as_they_are(precision: str) -> N
         apart = (student(proxy).softmax(1) - torch.stack(teachers).mean(0).softmax(1)).abs().max()
         fresh = (given.builders["net"]()(proxy).softmax(1) - torch.stack(teachers).mean(0).softmax(1)).abs().max()
         assert apart < 0.5 * fresh
+
+
+@pytest.mark.parametrize("shape", [ROW, TEXT], ids=["row", "text"])
+def test_tally_teaches_nothing_about_examples_that_are_no_images(shape: tuple[int, int, int]) -> None:
+    proxy = torch.zeros(3, *shape, dtype=torch.int64 if shape == TEXT else torch.float32)
+    given = job(shape, FedDfConfig(), proxy)
+    check_needs(METHODS["feddf"], given)
+    with pytest.raises(
+        OptionError, match="teacher is 'tally', and the examples' shape is .*: allowed with it are images"
+    ):
+        check_needs(METHODS["feddf"], replace(given, teacher="tally"))

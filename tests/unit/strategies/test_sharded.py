@@ -24,10 +24,13 @@ from strategies.f_dafl import FDaflConfig
 from strategies.fed_et import FedEtConfig
 from strategies.fed_gen import FedGenConfig
 from strategies.feddf import FedDfConfig
+from strategies.fedhydra import FedHydraConfig
 from strategies.fedkd import FedKdConfig
 from strategies.flboost import FlBoostConfig
+from strategies.intactofl import IntactOflConfig
 from strategies.method import METHODS, Job
 from strategies.outcomes import load_model
+from strategies.tally import TallyConfig
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 NARROW = tuple(upload(k, "narrow") for k in (0, 2, 4, 6))
@@ -193,6 +196,9 @@ METHODS_WITH_MEMBERS: dict[str, Any] = {
     "feddf": FedDfConfig(epochs=2, batch_size=5),
     "fedkd": FedKdConfig(epochs=2, batch_size=5),
     "fed-et": FedEtConfig(epochs=2, batch_size=5),
+    "intactofl": IntactOflConfig(epochs=2, generator_steps=2, batch_size=5, synthesis_batch_size=6, latent=8),
+    "fedhydra": FedHydraConfig(**TINY, stratification_steps=2, stratification_images=2),
+    "tally": TallyConfig(epochs=2, images=12, batch_size=5, probes=8, counts="tempered", optimizer="sgd"),
     "flboost": FlBoostConfig(iterations=2, batch_size=6, latent=8, student_steps=2, student_lr=0.01),
     "fed-gen": FedGenConfig(level="images", iterations=2, batch_size=6, latent=8),
 }
@@ -217,7 +223,7 @@ def test_a_method_with_shards_ends_as_without(name: str) -> None:
 
 
 def test_the_ensemble_of_a_job_with_shards_is_held_by_them() -> None:
-    job: Job = tiny_job(None)
+    job: Job = tiny_job(METHODS["fedens"].config())
     shards = Here(UPLOADS, 2)
     outcome = METHODS["fedens"].fit(job, Book())
     assert outcome.ensemble is not None

@@ -10,12 +10,15 @@ from strategies.distillation.combiners import (
     COMBINERS,
     LabelCount,
     Mean,
+    MeanProbability,
     Weighted,
     build_combiner,
     weighted_mean_gradient,
 )
+from strategies.distillation.expert_gate import ExpertGate
 from strategies.distillation.gate import Gate, start_gate
 from strategies.distillation.open_set import OpenSet
+from strategies.distillation.opinion_pools import LinearPool, LogPool
 from strategies.distillation.trained import Linear, PerClass, TwoLayers, Voting
 from strategies.distillation.two_class import TwoClassLabelCount, TwoClassLinear, TwoClassMean, TwoClassTwoLayers
 
@@ -38,6 +41,7 @@ VOTES[0, 2], VOTES[1, 2], VOTES[:, 1] = torch.tensor([0.0, 1, 3]), torch.tensor(
 GATE = start_gate(0, members=2, classes=3, input_shape=(1, 16, 16))
 BUILT: dict[str, nn.Module] = {
     "mean": Mean(),
+    "mean-probability": MeanProbability(),
     "weighted": Weighted([1.0, 3.0]),
     "label-count": LabelCount([[3, 0, 0], [1, 4, 0]]),
     "linear": Linear(torch.tensor([2.0, -1.0]), torch.tensor([1.0])),
@@ -45,12 +49,17 @@ BUILT: dict[str, nn.Module] = {
     "nn": TwoLayers(**LAYERS),
     "voting": Voting(VOTES),
     "moe": Gate(**{name: torch.from_numpy(value) for name, value in GATE.items()}),
+    "expert-gate": ExpertGate(torch.zeros(2, 6), torch.tensor([math.log(3), 0.0])),
     "two-class-average": TwoClassMean(),
     "two-class-weighted": TwoClassLabelCount(torch.tensor([[1, 3], [3, 1]])),
     "two-class-per-class": TwoClassLinear(torch.tensor([2.0, 5.0]), torch.tensor([-1.0])),
     "two-class-nn": TwoClassTwoLayers(**PAIR_LAYERS),
     "open-set": OpenSet(1),
+    # Of whom the first knows class 0 alone, the second class 1; class 2 is nobody's.
+    "linear-pool": LinearPool(torch.eye(2, 3), smoothing=torch.tensor([1.0])),
+    "log-pool": LogPool(torch.eye(2, 3), smoothing=torch.tensor([1.0])),
 }
+POOLED = 1 / (1 + 2 * math.e + 2 * math.e**2), math.e / (2 + math.e + 2 * math.e**2)
 DIFFERENTIABLE = [name for name in COMBINERS if name not in ("voting", "open-set")]  # what all members move
 
 
@@ -65,6 +74,8 @@ def drawn(name: str, seed: int = 1, members: int = 2) -> tuple[Tensor, ...]:
     ("name", "expected"),
     [
         ("mean", [3.0, 4.0, 5.0]),
+        # Both say (1, e, e^2) / (1 + e + e^2).
+        ("mean-probability", [n - math.log(1 + math.e + math.e**2) for n in range(3)]),
         ("weighted", [4.0, 5.0, 6.0]),
         ("label-count", [2.0, 6.0, 0.0]),
         ("linear", [-2.0, -1.0, 0.0]),
@@ -72,12 +83,17 @@ def drawn(name: str, seed: int = 1, members: int = 2) -> tuple[Tensor, ...]:
         ("nn", [6.0, 4.0, -6.0]),
         # Both vote for class 2; of class 0 nothing is known but that classes 1 and 2 were seen.
         ("voting", [math.log(1 / 4), 2 * math.log(FLOOR), math.log(3 / 8)]),
+        # Both say (1, e, e^2) / (1 + e + e^2), whatever the gate.
+        ("expert-gate", [n - math.log(1 + math.e + math.e**2) for n in range(3)]),
         ("two-class-average", [0.0, math.log(5 / 3)]),
         ("two-class-weighted", [0.0, math.log((9 / 16 + 1 / 8) / (7 / 16))]),
         ("two-class-per-class", [0.0, 2 * math.log(3) - 1]),
         ("two-class-nn", [0.0, 5.0]),
         # Both members are alike in what they do not know; the first votes, with 1 / (1 + e + e^2) and e times that.
         ("open-set", [-math.log(1 + math.e + math.e**2), 1 - math.log(1 + math.e + math.e**2)]),
+        # With priors (2, 1, 1) / 4 and (1, 2, 1) / 4.
+        ("linear-pool", [math.log(q) for q in POOLED] + [math.log(torch.finfo(torch.float32).tiny) - 10]),
+        ("log-pool", [math.log(q + 1e-4) for q in POOLED] + [math.log(min(POOLED) + 1e-4) - 10]),
     ],
 )
 def test_combine_of_two_members_equals_the_sum_by_hand(name: str, expected: list[float]) -> None:
@@ -90,7 +106,14 @@ def test_every_combiner_is_covered_here() -> None:
 
 
 def test_every_aggregator_has_its_combiner() -> None:
-    assert {entry.combiner for entry in AGGREGATORS.values()} == COMBINERS.keys() - {"weighted", "open-set"}
+    assert {entry.combiner for entry in AGGREGATORS.values()} == COMBINERS.keys() - {
+        "weighted",
+        "expert-gate",
+        "open-set",
+        "mean-probability",
+        "linear-pool",
+        "log-pool",
+    }
 
 
 @pytest.mark.parametrize("name", DIFFERENTIABLE)
@@ -131,6 +154,14 @@ def test_voting_without_any_count_believes_nobody() -> None:
     torch.testing.assert_close(combined, torch.full((1, 3), 2 * math.log(1 / 3)))
 
 
+def test_mean_probability_is_the_mean_of_probabilities_and_a_doubtful_member_hardly_moves_it() -> None:
+    logits = 3 * torch.randn(4, 5, 3, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(MeanProbability()(logits).exp(), logits.softmax(2).mean(0))
+    sure, doubtful = torch.tensor([[[0.0, 9.0]]]), torch.tensor([[[40.0, 39.0]]])
+    assert int(MeanProbability()(torch.cat([sure, doubtful])).argmax()) == 1
+    assert bool(MeanProbability()(1000 * logits).isfinite().all())
+
+
 def test_weighted_with_equal_weights_is_the_mean() -> None:
     logits = torch.randn(4, 5, 3, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(Weighted([7.0] * 4)(logits), Mean()(logits))
@@ -161,7 +192,9 @@ def test_weighted_of_weights_that_are_none_is_refused(weights: object) -> None:
 
 
 def test_build_of_an_unknown_name_lists_the_known() -> None:
-    with pytest.raises(ValueError, match="known are label-count, linear, mean"):
+    with pytest.raises(
+        ValueError, match="known are expert-gate, label-count, linear, linear-pool, log-pool, mean, mean-probability"
+    ):
         build_combiner("median", {})
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
+from strategies.distillation.combiners import Mean, Weighted
 from strategies.distillation.consensus import Lesson, discrepancy, weighted_cross_entropy
+from strategies.distillation.ensemble import Ensemble
 from strategies.seeds import generator as rng
 
 M, B, C = 3, 5, 4
@@ -15,6 +18,16 @@ MEMBERS = 2 * torch.randn(M, B, C, generator=rng(1), dtype=torch.float64)
 LABELS = torch.randint(C, (B,), generator=rng(2))
 RAW = torch.rand(M, B, generator=rng(3), dtype=torch.float64)
 WEIGHTS = RAW / RAW.sum(0)
+
+
+class Constant(nn.Module):
+    def __init__(self, logits: torch.Tensor) -> None:
+        super().__init__()
+        self.logits = logits
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert len(x) == len(self.logits)
+        return self.logits
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
@@ -113,3 +126,24 @@ def test_lesson_is_finite_where_a_member_is_certain(direction: str) -> None:
     certain = MEMBERS * torch.tensor([1000.0, 0, 0, 0], dtype=torch.float64)
     lesson = Lesson.of(certain, WEIGHTS, mean="probabilities", direction=direction, per_class=False)
     assert bool(lesson.loss(STUDENT).isfinite())
+
+
+@pytest.mark.parametrize("direction", ["teacher-first", "student-first"])
+def test_lesson_of_a_pool_is_the_divergence_from_its_answer_alone(direction: str) -> None:
+    combiner = Weighted([1.0, *[3.0] * (len(MEMBERS) - 1)]).double()
+    ensemble = Ensemble([Constant(logits) for logits in MEMBERS], combiner)
+    images = torch.zeros(MEMBERS.shape[1], 1)
+    lesson = Lesson.of_ensemble(ensemble, images, WEIGHTS, mean="pool", direction=direction, per_class=False)
+    answer = torch.softmax(combiner(MEMBERS), dim=1)
+    own = torch.softmax(STUDENT, dim=1)
+    first, second = (answer, own) if direction == "teacher-first" else (own, answer)
+    expected = (first * (first / second).log()).sum(1).mean()
+    torch.testing.assert_close(lesson.loss(STUDENT), expected)
+
+
+def test_lesson_of_an_ensemble_is_that_of_its_members() -> None:
+    ensemble = Ensemble([Constant(logits) for logits in MEMBERS], Mean())
+    images, said = torch.zeros(MEMBERS.shape[1], 1), {"direction": "teacher-first", "per_class": True}
+    asked = Lesson.of_ensemble(ensemble, images, WEIGHTS, mean="probabilities", **said)
+    told = Lesson.of(MEMBERS, WEIGHTS, mean="probabilities", **said)
+    torch.testing.assert_close(asked.loss(STUDENT), told.loss(STUDENT))

@@ -57,6 +57,28 @@ def test_distill_trains_in_train_mode_and_ticks_per_step() -> None:
     assert len(ticks) == 3
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+def test_distill_keeps_running_statistics_only_if_told_and_computes_with_them(frozen: bool) -> None:
+    model = nn.Sequential(nn.BatchNorm1d(5), nn.Dropout(0.5), nn.Linear(5, 3))
+    norm = model[0]
+    assert isinstance(norm, nn.BatchNorm1d)
+    assert norm.running_mean is not None
+    norm.running_mean.fill_(2.0)
+    before = {name: value.clone() for name, value in norm.state_dict().items()}
+    modes: list[tuple[bool, bool]] = []
+    inputs: list[torch.Tensor] = []
+    norm.register_forward_hook(lambda module, _, out: modes.append((module.training, model[1].training)))
+    norm.register_forward_hook(lambda module, given, out: inputs.append(out.detach()))
+    distill(model, BATCHES, torch.optim.SGD(model.parameters(), 0.1), frozen_statistics=frozen)
+    after = norm.state_dict()
+    names = ("running_mean", "running_var", "num_batches_tracked")
+    assert [torch.equal(after[name], before[name]) for name in names] == [frozen] * 3
+    assert modes == [(not frozen, True)] * 3  # the rest of the model trains
+    assert not torch.equal(after["weight"], before["weight"])  # and so do the layer's own weights
+    # Of images of mean 0, the running mean of 2 leaves about -2; a batch's own mean leaves 0.
+    assert float(inputs[0].mean()) == pytest.approx(-2.0 if frozen else 0.0, abs=0.5)
+
+
 def test_clip_bounds_the_step() -> None:
     model = student()
     before = [p.detach().clone() for p in model.parameters()]

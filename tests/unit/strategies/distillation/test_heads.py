@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
-from strategies.distillation.heads import features_of, last_linear
+from strategies.distillation.heads import features_of, head_keys, last_linear
 from strategies.errors import OptionError
 
 
@@ -24,6 +24,21 @@ def test_layer_itself_is_its_own_head() -> None:
 def test_model_without_linear_layer_is_refused() -> None:
     with pytest.raises(OptionError, match="Sequential has no linear layer"):
         last_linear(nn.Sequential(nn.Conv2d(1, 1, 3)))
+
+
+@pytest.mark.parametrize(
+    ("model", "keys"),
+    [(nn.Linear(2, 3), ("weight", "bias")), (nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 3)), ("1.weight", "1.bias"))],
+    ids=["layer", "model"],
+)
+def test_head_is_named_as_in_the_state_dict(model: nn.Module, keys: tuple[str, str]) -> None:
+    assert head_keys(model, 3) == keys
+    assert set(keys) <= model.state_dict().keys()
+
+
+def test_head_of_other_outputs_than_classes_is_refused() -> None:
+    with pytest.raises(OptionError, match="last linear layer of Linear has 3 outputs: allowed are 4, one per class"):
+        head_keys(nn.Linear(2, 3), 4)
 
 
 def test_heads_of_one_shape_have_one_number_of_features() -> None:

@@ -88,3 +88,20 @@ def test_counts_that_are_all_zero_are_as_good_as_none() -> None:
     notes = Notes()
     assert shares_of(job((0, 0, 0, 0)), notes, labels="counts", weights="per-class")[0] == [1] * 4
     assert len(notes.rows) == 1
+
+
+@pytest.mark.parametrize("told", [(None, None), ((6, 0, 1, 0), None), ((6, 0, 1, 0), (0, 0, 0, 0))])
+def test_estimates_count_where_a_client_does_not_tell(told: Any) -> None:
+    notes, found = Notes(), torch.tensor([[6.0, 0.0, 1.0, 0.0], [0.0, 0.5, 0.25, 0.0]])
+    held, alpha = shares_of(job(*told), notes, labels="counts", weights="per-class", found=found)
+    assert held == [6000, 500, 1250, 0]
+    torch.testing.assert_close(alpha[:, :3], torch.tensor([[1.0, 0.0, 0.8], [0.0, 1.0, 0.2]]))
+    assert notes.rows == []
+
+
+def test_estimates_do_not_count_where_all_clients_tell() -> None:
+    counts = ((6, 0, 1, 0), (2, 5, 3, 0))
+    held, alpha = shares_of(job(*counts), Silent(), labels="counts", weights="per-class", found=torch.ones(2, 4))
+    plain = shares_of(job(*counts), Silent(), labels="counts", weights="per-class")
+    assert held == plain[0]
+    assert torch.equal(alpha, plain[1])

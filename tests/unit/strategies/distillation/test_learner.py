@@ -8,6 +8,7 @@ from torch import nn
 
 from strategies.distillation.combiners import Mean
 from strategies.distillation.ensemble import Ensemble
+from strategies.distillation.epochs import learning_rate, weights_of
 from strategies.distillation.learner import Learner, teacher_of
 from strategies.distillation.losses import logit_distance, soft_kl
 from strategies.distillation.settings import DistillOptions
@@ -134,6 +135,37 @@ def test_rate_follows_the_schedule(schedule: str, rates: list[float]) -> None:
     for epoch, rate in zip((0, 2), rates, strict=True):
         one.learn({"images": IMAGES}, epoch)
         assert one.optimizer.param_groups[0]["lr"] == pytest.approx(rate)
+
+
+def test_rate_of_one_cycle_changes_from_step_to_step_and_of_a_cosine_does_not() -> None:
+    def rates(schedule: str, epoch: int, **more: Any) -> list[float]:
+        one, seen = learner(replace(SMALL, schedule=schedule, batch_size=3, **more)), list[float]()
+        one.learn({"images": IMAGES}, epoch, tick=lambda: seen.append(one.optimizer.param_groups[0]["lr"]))
+        return seen
+
+    # Nine images in threes; 4 epochs.
+    expected = [learning_rate("one-cycle", 0.1, position, 4) for position in (1.0, 4 / 3, 5 / 3)]
+    assert rates("one-cycle", 1) == pytest.approx(expected)
+    assert len(set(expected)) == 3
+    # Of two steps an epoch the second is at its half.
+    limited = rates("one-cycle", 2, steps_per_epoch=2)
+    assert limited == pytest.approx([learning_rate("one-cycle", 0.1, position, 4) for position in (2.0, 2.5)])
+    assert rates("cosine", 1) == [learning_rate("cosine", 0.1, 1, 4)] * 3
+    assert rates("constant", 1) == [0.1] * 3
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_student_keeps_its_running_statistics_if_told(frozen: bool) -> None:
+    def normed() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(16), nn.Linear(16, 3))
+
+    job = replace(JOB, builders={"net": net, "normed": normed}, student="normed")
+    one = Learner(job, learner().teacher, SMALL, frozen_statistics=frozen)
+    before = weights_of(one.student)
+    one.learn({"images": IMAGES}, 0)
+    after = weights_of(one.student)
+    assert torch.equal(after["1.running_mean"], before["1.running_mean"]) is frozen
+    assert not torch.equal(after["2.weight"], before["2.weight"])
 
 
 def test_pass_reads_every_image_once_in_an_order_of_its_epoch_and_stops_at_the_limit() -> None:

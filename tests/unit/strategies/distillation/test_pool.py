@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from strategies.distillation.pool import Pool, dequantize, quantize, shuffled_batches
+from strategies.distillation.pool import Pool, batch_count, dequantize, quantize, shuffled_batches
 from strategies.seeds import generator as rng
 
 
@@ -34,6 +34,14 @@ def test_batches_keep_the_columns_together_and_follow_the_generator() -> None:
 def test_batches_with_a_limit_stop_there() -> None:
     assert len(list(shuffled_batches(rows(0, 50), 8, rng(0), most=2))) == 2
     assert len(list(shuffled_batches(rows(0, 10), 8, rng(0), most=5))) == 2
+
+
+def test_batch_count_is_how_many_batches_there_are() -> None:
+    for count in range(1, 30):
+        for size in range(2, 12):
+            for most in (0, 1, 2, 5, 100):
+                batches = list(shuffled_batches({"rows": torch.arange(count)}, size, rng(0), most=most))
+                assert batch_count(count, size, most=most) == len(batches), (count, size, most)
 
 
 def test_add_beyond_the_cap_drops_the_oldest() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from flower_fakes import (
     BUILDERS,
     GRID,
+    ONE_THREAD,
     SHAPE,
     TINY,
     TINY_DENSE,
@@ -30,8 +32,10 @@ from strategies import (
     DenseConfig,
     FedENS,
     OneShotFedAvg,
+    RunOptions,
     load_ensemble_module,
 )
+from strategies.errors import OptionError
 from strategies.store.run_folder import RunFolder
 
 IMAGES = torch.linspace(-1, 1, 5 * 64).view(5, *SHAPE)
@@ -209,3 +213,23 @@ def test_start_when_clients_have_gone_before_they_evaluate_does_not_wait_for_eve
     again = strategy(OneShotFedAvg, run_dir, fraction_evaluate=1.0).start(FakeGrid({}), timeout=30.0)
     assert len(again.arrays) > 0
     assert "no client connected within 30 s to evaluate the student" in said
+
+
+def test_teacher_of_a_strategy_may_be_tallys_pool(tmp_path: Path) -> None:
+    ends = {}
+    for name, given in {"own": "method", "tally": "tally", "again": "tally"}.items():
+        found = dense(tmp_path / name, options=replace(ONE_THREAD, teacher=given))
+        ends[name] = dict(found.start(FakeGrid(GRID)).arrays.to_torch_state_dict())
+        with RunFolder.open(tmp_path / name, write=False) as run:
+            assert run.info["teacher"] == given
+    assert equal(ends["tally"], ends["again"])
+    assert not equal(ends["tally"], ends["own"])
+    replayed = dense(None, options=replace(ONE_THREAD, teacher="tally")).replay(tmp_path / "own")
+    assert equal(dict(replayed.state_dict()), ends["tally"])
+
+
+def test_teacher_of_a_strategy_that_distils_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"'fedens' does not distil an ensemble that it is given \('tally'\)"):
+        strategy(FedENS, tmp_path / "run", options=RunOptions(teacher="tally"))
+    with pytest.raises(OptionError, match="'teacher' is 'telly': allowed"):
+        RunOptions(teacher="telly")

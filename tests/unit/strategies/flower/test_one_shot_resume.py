@@ -13,7 +13,7 @@ import torch
 from flower_fakes import GRID, TINY, FakeGrid, dense, equal, named, net, stock, strategy, weights
 from flwr.app import ArrayRecord
 
-from strategies import METHODS, DenseConfig, FedENS, Normalization, OneShot
+from strategies import METHODS, DenseConfig, FedENS, Normalization, OneShot, RunOptions
 from strategies.errors import OptionError, QuorumError, StoreError
 from strategies.method import Job, Method, Outcome, Progress, Snapshot
 from strategies.stage import pin_clients, pinned_clients, usable_uploads
@@ -146,6 +146,10 @@ def test_start_when_an_upload_came_late_leaves_it_out_also_after_a_resume(tmp_pa
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
+        (
+            {"options": RunOptions(teacher="tally")},
+            "teacher is 'tally', but the run in .* began with 'method': go on",
+        ),
         ({"seed": 1}, "seed is 1, but the run in .* began with 0: go on with the same settings, or name another"),
         ({"config": DenseConfig(**{**TINY, "epochs": 3})}, "epochs is 3, but the run in .* began with 2: go on"),
         ({"model": {"net": net}}, "student is 'net', but the run in .* began with 'model': go on"),

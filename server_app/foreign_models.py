@@ -1,0 +1,39 @@
+"""The models of another project, by the name of what builds them there."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from strategies.errors import OptionError
+
+
+def foreign_models(text: str, student: str) -> dict[str, Callable[[], Any]]:
+    """Import what builds the models: one callable for all, or a dict of architecture name -> callable.
+
+    Args:
+        text: ``module:attribute``; the module may lie in the current folder.
+        student: The architecture of the result, and of a callable that stands alone.
+
+    Raises:
+        OptionError: There is no such thing, or it is neither of the two.
+    """
+    module, _, attribute = text.partition(":")
+    # A project's own modules lie in the folder where the command is typed.
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise OptionError(f"--model {text!r} cannot be imported: {error}") from error
+    finally:
+        sys.path.pop(0)
+    models = dict(found) if isinstance(found, Mapping) else {student: found}
+    if student not in models or not all(map(callable, models.values())):
+        raise OptionError(
+            f"--model {text!r} is {type(found).__name__}: allowed is a callable that returns an nn.Module, "
+            f"or a dict of architecture name -> callable with {student!r} among them"
+        )
+    return models

@@ -1,0 +1,69 @@
+"""Which clients see in noise what the others see, so that one that learned something else can be left out.
+
+Models of one problem answer the same noise alike, class by class, also where their examples differ; a model of flipped
+labels, or of nothing, does not. Each pair is compared on the classes that both know. How well they agree falls with the
+skew of their examples, so that nobody is judged where the others do not agree among themselves.
+
+What it cannot find: attackers who agree with one another and are many, a lie about a single class, false counts beside
+an honest model.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .class_counts import response_shares
+
+ENOUGH = 0.3  # median agreement of the others below which nobody is judged
+
+
+def agreeing(logits: Tensor, least: float) -> Tensor:
+    """Say which members agree with the others.
+
+    One member after the other is left out, the one that agrees least, as long as the rest agree among themselves (their
+    median agreement is at least :data:`ENOUGH`) and with it less than ``least`` times that. More than half are kept.
+
+    Args:
+        logits: Of every member on noise [M, N, C].
+        least: Share of the others' agreement that a member must have, in [0, 1].
+
+    Returns:
+        Whether a member is kept, bool [M].
+    """
+    table = correlations(logits)
+    keep = torch.ones(len(table), dtype=torch.bool)
+    while 2 * (int(keep.sum()) - 1) > len(table) and int(keep.sum()) > 2:
+        members = keep.nonzero().flatten()
+        worst = members[agreements(table[members][:, members]).argmin()]
+        rest = members[members != worst]
+        usual = float(agreements(table[rest][:, rest]).median())
+        if usual < ENOUGH or float(table[worst, rest].mean()) >= least * usual:
+            break
+        keep[worst] = False
+    return keep
+
+
+def agreements(table: Tensor) -> Tensor:
+    """Return each member's mean correlation [M] with the others of a table [M, M], M >= 2."""
+    return (table.sum(1) - table.diagonal()) / (len(table) - 1)
+
+
+def correlations(logits: Tensor) -> Tensor:
+    """Return how alike members answer noise, ``sum_c v_c corr_x(z_j(x)_c, z_k(x)_c)``.
+
+    The weights of a pair are ``v_c ~ sqrt(g_j(c) g_k(c))``, with the shares g of :func:`.class_counts.response_shares`:
+    what a model says of classes that it never saw is no opinion.
+
+    Args:
+        logits: z of every member [M, N, C]; what is not finite agrees with nothing.
+
+    Returns:
+        Symmetric [M, M] float64, in [-1, 1].
+    """
+    z = torch.nan_to_num(logits.double(), nan=0.0, posinf=0.0, neginf=0.0)
+    z = z - z.mean(1, keepdim=True)
+    z = z / torch.linalg.vector_norm(z, dim=1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
+    known = response_shares(logits).sqrt()
+    pairs = torch.einsum("jnc,knc,jc,kc->jk", z, z, known, known)
+    return pairs / (known @ known.T).clamp_min(torch.finfo(torch.float64).tiny)

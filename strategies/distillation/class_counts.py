@@ -1,0 +1,52 @@
+"""How many examples of each class a client was trained on, read off its model.
+
+A network that has seen few examples of a class seldom answers with it, whatever it is shown, and has small weights in
+that class's row of its last layer. Both say enough to weigh the clients of an ensemble class by class, without a word
+from them. It also means that a client's class shares are no secret to whoever holds its weights.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def response_shares(logits: Tensor) -> Tensor:
+    """Return g_k(c), the normalised root mean square of ``softmax(z_k(x))_c`` over images that nobody took.
+
+    Args:
+        logits: z of every member on noise [M, N, C].
+
+    Returns:
+        [M, C], rows that sum to 1.
+    """
+    return normalised(torch.softmax(logits.double(), dim=2).square().mean(1).sqrt())
+
+
+def row_shares(rows: Tensor) -> Tensor:
+    """Return ``||W_k[c]||^4``, normalised over classes.
+
+    Args:
+        rows: The Euclidean norms of the last layers' rows [M, C].
+
+    Returns:
+        [M, C], rows that sum to 1.
+    """
+    return normalised(rows.double() ** 4)
+
+
+def geometric_mean(one: Tensor, other: Tensor) -> Tensor:
+    """Return ``sqrt(one * other)`` of two tables of shares [M, C], normalised again."""
+    return normalised((one.double() * other.double()).sqrt())
+
+
+def normalised(shares: Tensor) -> Tensor:
+    """Return non-negative rows [M, C] divided by their sums; a row of zeros, or one that is not finite, is uniform."""
+    shares = torch.where(shares.isfinite().all(1, keepdim=True), shares, torch.zeros_like(shares))
+    total = shares.sum(1, keepdim=True)
+    return torch.where(total > 0, shares / torch.where(total > 0, total, 1.0), 1 / shares.shape[1])
+
+
+def capped(sizes: Tensor) -> Tensor:
+    """Return numbers of examples [M], none above their median: a client that claims too many gains nothing."""
+    return torch.minimum(sizes, sizes.median()) if len(sizes) else sizes

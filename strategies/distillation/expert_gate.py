@@ -1,0 +1,72 @@
+"""A gate that looks at what the experts say: whom to believe, given the predictions of all.
+
+A mixture of experts (Jacobs, Jordan, Nowlan, Hinton, *Adaptive Mixtures of Local Experts*, Neural Computation 1991)
+whose gate does not see the image but the M predictions on it, so that it has little to learn that only synthetic images
+have. With zero weights all experts count the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .trained import register
+
+
+class ExpertGate(nn.Module):
+    """``log sum_k g_k sm(z_k)``, g = sm(W p + b), p the predictions sm(z_k) of all members one after the other.
+
+    Args:
+        weight: W [M, M C].
+        bias: b [M].
+
+    Raises:
+        ValueError: The tensors do not fit each other.
+    """
+
+    weight: Tensor
+    bias: Tensor
+
+    def __init__(self, weight: Tensor, bias: Tensor) -> None:
+        super().__init__()
+        register(self, {"weight": (weight, 2), "bias": (bias, 1)})
+        members, inputs = weight.shape
+        if len(bias) != members or inputs % members:
+            raise ValueError(f"a gate's weight is {list(weight.shape)} and its bias {list(bias.shape)}: allowed are "
+                             "[M, M C] and [M]")  # fmt: skip
+
+    def forward(self, logits: Tensor) -> Tensor:
+        """Combine member logits [M, B, C] to logits [B, C], whose softmax is the mixture's prediction."""
+        return expert_mixture(dict(self.named_buffers()), logits)
+
+
+def expert_mixture(weights: Mapping[str, Tensor], logits: Tensor) -> Tensor:
+    """Return ``log sum_k g_k sm(z_k)`` [B, C].
+
+    Args:
+        weights: The gate's, ``weight`` [M, M C] and ``bias`` [M].
+        logits: Of the members [M, B, C].
+    """
+    opinions = torch.log_softmax(logits, dim=2)
+    gate = F.linear(opinions.exp().transpose(0, 1).flatten(1), weights["weight"], weights["bias"])
+    return torch.logsumexp(torch.log_softmax(gate, dim=1).T[:, :, None] + opinions, dim=0)
+
+
+def expert_divergence(logits: Tensor) -> Tensor:
+    """Return ``mean_i (1/M) sum_k KL(p_k,i || (1/M) sum_j p_j,i)``, the Jensen-Shannon divergence of M predictions.
+
+    Lin, *Divergence Measures Based on the Shannon Entropy*, 1991, with equal weights.
+
+    Args:
+        logits: Of the members [M, B, C].
+
+    Returns:
+        A scalar from 0, where all say the same, to log M, where no two have a class in common.
+    """
+    opinions = torch.log_softmax(logits, dim=2)
+    middle = torch.logsumexp(opinions, dim=0) - math.log(len(logits))
+    return (opinions.exp() * (opinions - middle)).sum(2).mean()

@@ -1,0 +1,97 @@
+"""Images inverted from the clients' models: each is what those who know its class take for that class.
+
+Mahendran and Vedaldi, *Understanding deep image representations by inverting them*, CVPR 2015; here of many models at
+once, each weighed by its examples of the class, and from smooth noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from .augment import Standardize
+from .consensus import weighted_cross_entropy
+from .inversion import jitter
+from .noise import random_fields
+from .synthesis import Recipe, Term, View, synthesize
+
+if TYPE_CHECKING:
+    from ..method import Job
+    from .ensemble import Ensemble
+
+BATCH = 256
+RATE, BETAS, MOST_SHIFT, SMOOTHNESS, EXPONENT = 0.15, (0.9, 0.99), 2, 0.5, 2.0
+
+
+class SquashedPixels(nn.Module):
+    """A batch of images as parameters v, in the place of a generator: pixels are ``(1 + tanh v) / 2``.
+
+    Args:
+        start: v [B, ch, H, W].
+    """
+
+    def __init__(self, start: Tensor) -> None:
+        super().__init__()
+        self.values = nn.Parameter(start.clone(memory_format=torch.channels_last))
+
+    def forward(self, noise: Tensor) -> Tensor:  # noqa: ARG002  a generator is given noise
+        """Return pixels [B, ch, H, W] in [0, 1]."""
+        return (torch.tanh(self.values) + 1) / 2
+
+
+def inverted_images(
+    job: Job,
+    teacher: Ensemble,
+    shares: Tensor,
+    labels: Tensor,
+    *,
+    steps: int,
+    rng: torch.Generator,
+    tick: Callable[[], None] = lambda: None,
+) -> Tensor:
+    """Return pixels [N, ch, H, W] in [0, 1] that minimise ``sum_k l_k(y) CE(f_k(x), y) + 0.5 TV(x)``.
+
+    TV are the absolute differences of neighbours, per pixel in [-1, 1]. At every step the images are shifted by up
+    to two pixels.
+
+    Args:
+        job: Its input space and device.
+        teacher: The members f_k.
+        shares: l [M, C].
+        labels: y [N].
+        steps: Steps of Adam, per batch of 256.
+        rng: A CPU generator.
+        tick: Called after each step.
+    """
+    standardize = Standardize(job.normalization).to(job.device)
+    recipe = Recipe(steps=steps, lr=RATE, betas=BETAS, optimize_noise=False, keep="last")
+    channels, height, width = job.input_shape
+    made = []
+    for part in torch.split(labels, BATCH):
+        exponent = torch.full((len(part),), EXPONENT)
+        start = 0.5 * random_fields(len(part), channels, exponent, (height, width), rng)
+        wanted = part.to(job.device)
+        weights = shares.to(job.device)[:, wanted]
+
+        def look(pixels: Tensor, wanted: Tensor = wanted) -> View:
+            inputs = standardize(jitter(pixels, MOST_SHIFT, rng))
+            return View(pixels, inputs, wanted, teacher.member_logits(inputs))
+
+        def ce(view: View, weights: Tensor = weights) -> Tensor:
+            return weighted_cross_entropy(view.teacher, view.labels, weights, "per-sample")
+
+        terms = [Term("ce", 1.0, ce), Term("tv", SMOOTHNESS, lambda view: roughness(2 * view.images - 1))]
+        images, _ = synthesize(
+            SquashedPixels(start.to(job.device)), start.new_empty(0), look, terms=terms, recipe=recipe, tick=tick
+        )
+        made.append(images.cpu())
+    return torch.cat(made)
+
+
+def roughness(images: Tensor) -> Tensor:
+    """Return the absolute differences of neighbours down and across, per pixel of images [B, ch, H, W]; a scalar."""
+    down, across = images.diff(dim=2), images.diff(dim=3)
+    return (down.abs().sum() + across.abs().sum()) / images.numel()

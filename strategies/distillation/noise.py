@@ -1,0 +1,76 @@
+"""Images that nobody took and no model made: smooth random fields with the spectra of natural images.
+
+The amplitude of natural images falls with the spatial frequency f about as ``f^-1`` (Field, *Relations between the
+statistics of natural images and the response properties of cortical cells*, JOSA A 1987); here the exponent is drawn
+anew for every image, from nearly white noise to a few large blobs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+EXPONENTS = (0.5, 3.0)  # drawn uniformly between them
+AT_ONCE = 1024  # images whose spectra are in memory together
+
+Shape = tuple[int, int, int]
+
+
+def noise_images(count: int, shape: Shape, rng: torch.Generator) -> Tensor:
+    """Return random fields as pixels [count, ch, H, W] in [0, 1].
+
+    ``pixel = (1 + tanh(gain (field + offset))) / 2``: brightness and contrast differ from image to image. The channels
+    of a colour image share a part of their field, a different one in each image.
+
+    Args:
+        count: At least 1.
+        shape: (channels, height, width).
+        rng: A CPU generator; the images do not depend on where they are used.
+    """
+    return torch.cat(list(noise_batches(count, shape, rng)))
+
+
+def noise_batches(count: int, shape: Shape, rng: torch.Generator) -> Iterator[Tensor]:
+    """Yield the images of :func:`noise_images` in batches [b, ch, H, W]: many large ones need not be held at once."""
+    for first in range(0, count, AT_ONCE):
+        yield _batch(min(AT_ONCE, count - first), shape, rng)
+
+
+def random_fields(count: int, channels: int, exponent: Tensor, size: tuple[int, int], rng: torch.Generator) -> Tensor:
+    """Return Gaussian fields [count, channels, H, W] whose amplitude falls as ``f^-b``, each of mean 0 and variance 1.
+
+    Args:
+        count: Images.
+        channels: Fields of each image, independent of one another.
+        exponent: b of every image [count].
+        size: (H, W), not both 1.
+        rng: A CPU generator.
+    """
+    height, width = size
+    white = torch.randn(count, channels, height, width, generator=rng)
+    frequency = torch.hypot(torch.fft.fftfreq(height)[:, None], torch.fft.rfftfreq(width)[None, :])
+    frequency[0, 0] = torch.inf  # a constant is no part of a field
+    spectrum = torch.fft.rfft2(white) * frequency ** -exponent.view(-1, 1, 1, 1)
+    fields: Tensor = torch.fft.irfft2(spectrum, s=(height, width))
+    return fields / fields.std((2, 3), keepdim=True, correction=0).clamp_min(1e-12)
+
+
+def _batch(count: int, shape: Shape, rng: torch.Generator) -> Tensor:
+    channels, *size = shape
+    low, high = EXPONENTS
+    exponent = low + (high - low) * torch.rand(count, generator=rng)
+    common = random_fields(count, 1, exponent, (size[0], size[1]), rng)
+
+    def normal(values: int = 1) -> Tensor:
+        return torch.randn(count, values, 1, 1, generator=rng)
+
+    if channels == 1:
+        inputs = torch.exp(0.5 + 0.7 * normal()) * (common + normal())
+    else:
+        own = random_fields(count, channels, exponent, (size[0], size[1]), rng)
+        shared = torch.rand(count, 1, 1, 1, generator=rng)
+        field = shared.sqrt() * common + (1 - shared).sqrt() * own
+        inputs = torch.exp(0.6 * normal()) * (0.6 * field + 0.5 * normal() + 0.3 * normal(channels))
+    return (torch.tanh(inputs) + 1) / 2

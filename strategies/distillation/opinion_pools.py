@@ -1,0 +1,173 @@
+"""Opinion pools: each client's posterior without its own prior, combined class by class.
+
+A classifier trained on a client's data learns ``p_k(c | x) ~ p(x | c) pi_k(c)``, with the client's own prior pi_k.
+Dividing by the prior leaves what the client knows of the image, as for long-tailed data (Menon et al., *Long-tail
+learning via logit adjustment*, ICLR 2021); a doubtful client's mass goes to classes that it never saw, where its weight
+is zero, so that it falls silent. The two ways to combine are the linear and the logarithmic opinion pool (Genest and
+Zidek, *Combining probability distributions*, Statistical Science 1986), here with weights per class. Symbols:
+
+    pi_k(c)  = (n_k^c + a N_k) / (N_k (1 + C a)),  N_k = sum_c n_k^c
+    q_k(x)   = softmax((z_k(x) - log pi_k) / T_k)
+    l_k(c)   = w_k n_k^c / sum_j w_j n_j^c
+
+A posterior near 0 or 1 no longer tells how sure its client was. A calibrated pool therefore counts the logits too,
+``sum_k l_k(c) s_k (z_k(x)_c - mean_c z_k(x)) + b_c``, where 1 / s_k is how large the client's logits are on noise,
+and b is chosen so that on noise each class is predicted as often as the clients hold it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from .trained import register
+
+SMOOTHING = 2 / 130  # a
+UNHELD = 10.0  # how far below all others the logit of a class lies that nobody holds
+FLOOR = 1e-4  # probability under which an opinion in a logarithmic pool does not fall
+LEAST_SIZE = 0.1  # of the logits on noise, as a share of the clients' median
+# Of the calibration on noise: the temperature at which classes are counted, and steps of the fixed point.
+COUNTING, STEPS, RATE, RARE = 0.25, 100, 0.5, (1e-3, 1e-6)
+
+
+class _OpinionPool(nn.Module):
+    """What both pools keep.
+
+    Args:
+        counts: Examples n_k^c >= 0 of class c that member k was trained on; estimates need not be whole numbers [M, C].
+        weights: w_k >= 0 [M], what a member counts for beside its examples; ones by default.
+        temperatures: T_k > 0 [M]; ones by default.
+        smoothing: a > 0 [1].
+        scales: s_k >= 0 [M]; zeros by default, which leaves the logits themselves out.
+        bias: b [C]; zeros by default.
+
+    Raises:
+        ValueError: The tensors are not of that kind.
+    """
+
+    counts: Tensor
+    weights: Tensor
+    temperatures: Tensor
+    smoothing: Tensor
+    scales: Tensor
+    bias: Tensor
+
+    def __init__(
+        self,
+        counts: Tensor,
+        weights: Tensor | None = None,
+        temperatures: Tensor | None = None,
+        smoothing: Tensor | None = None,
+        *,
+        scales: Tensor | None = None,
+        bias: Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        ones = torch.ones(len(counts))
+        given = {
+            "counts": (counts, 2),
+            "weights": (ones if weights is None else weights, 1),
+            "temperatures": (ones if temperatures is None else temperatures, 1),
+            "smoothing": (torch.tensor([SMOOTHING]) if smoothing is None else smoothing, 1),
+            "scales": (0 * ones if scales is None else scales, 1),
+            "bias": (torch.zeros(counts.shape[-1]) if bias is None else bias, 1),
+        }
+        register(self, given)
+        name, members = type(self).__name__, len(counts)
+        for key, value in (("counts", self.counts), ("weights", self.weights), ("scales", self.scales)):
+            if len(value) != members or not bool(((value >= 0) & value.isfinite()).all()):
+                raise ValueError(f"{key} of {name}: allowed are finite numbers from 0, for each of {members} members")
+        for key, value, length in (("temperatures", self.temperatures, members), ("smoothing", self.smoothing, 1)):
+            if len(value) != length or not bool(((value > 0) & value.isfinite()).all()):
+                raise ValueError(f"{key} of {name} is {value.tolist()}: allowed are {length} positive numbers")
+        if len(self.bias) != self.counts.shape[1] or not bool(self.bias.isfinite().all()):
+            raise ValueError(f"bias of {name}: allowed are {self.counts.shape[1]} finite numbers, one per class")
+
+    @torch.no_grad()
+    def calibrate(self, answers: Tensor) -> None:
+        """Set scales and bias.
+
+        Args:
+            answers: The members' logits on noise [M, P, C].
+        """
+        sizes = centred(answers).std((1, 2), correction=0)
+        # A model that hardly answers noise would drown all others where it does answer.
+        heard = sizes.clamp_min(max(LEAST_SIZE * float(sizes.median()), 1e-12))
+        self.scales.copy_(torch.where(sizes > 0, 1 / heard, torch.zeros_like(sizes)))
+        held = (self.weights[:, None] * self.counts).sum(0)
+        self.bias.copy_(balancing_bias(self._evidence(answers), held / held.sum().clamp_min(1e-12)))
+
+    def shares(self) -> Tensor:
+        """Return l_k(c) [M, C]; 0 for a class that nobody holds."""
+        return class_shares(self.weights[:, None] * self.counts)
+
+    def opinions(self, logits: Tensor) -> Tensor:
+        """Return log q_k(c | x) [M, B, C] of member logits [M, B, C]."""
+        prior = log_priors(self.counts, float(self.smoothing))
+        return torch.log_softmax((logits - prior[:, None]) / self.temperatures[:, None, None], dim=2)
+
+    def forward(self, logits: Tensor) -> Tensor:
+        """Combine member logits [M, B, C] to logits [B, C], whose softmax is the pool's prediction."""
+        combined = self._pooled(logits) + self._evidence(logits) + self.bias
+        last = combined.detach().amin(1, keepdim=True) - UNHELD
+        return torch.where(self.shares().sum(0) > 0, combined, last)
+
+    def _pooled(self, logits: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def _evidence(self, logits: Tensor) -> Tensor:
+        return torch.einsum("mc,mbc->bc", self.shares() * self.scales[:, None], centred(logits))
+
+
+class LinearPool(_OpinionPool):
+    """``log(sum_k l_k(c) q_k(c | x))``: the arithmetic mean of the members' opinions of a class."""
+
+    def _pooled(self, logits: Tensor) -> Tensor:
+        mass = torch.einsum("mc,mbc->bc", self.shares(), self.opinions(logits).exp())
+        return mass.clamp_min(torch.finfo(mass.dtype).tiny).log()
+
+
+class LogPool(_OpinionPool):
+    """``sum_k l_k(c) log(q_k(c | x) + 1e-4)``: the geometric mean of the members' opinions of a class."""
+
+    def _pooled(self, logits: Tensor) -> Tensor:
+        return torch.einsum("mc,mbc->bc", self.shares(), (self.opinions(logits).exp() + FLOOR).log())
+
+
+def centred(logits: Tensor) -> Tensor:
+    """Return logits [M, B, C] less their mean over classes, which moves no prediction."""
+    return logits - logits.mean(2, keepdim=True)
+
+
+def balancing_bias(logits: Tensor, target: Tensor) -> Tensor:
+    """Return b with which a class is predicted as often as wanted: ``mean_x softmax((u(x) + b) / 0.25) = target``.
+
+    By 100 damped steps ``b <- b + 0.125 (log target - log mean_x softmax)``.
+
+    Args:
+        logits: u [P, C].
+        target: Shares of the classes [C]; a class that nobody holds is wanted hardly ever.
+    """
+    bias, (least, rare) = torch.zeros_like(target), RARE
+    for _ in range(STEPS):
+        predicted = torch.softmax(logits / COUNTING + bias, dim=1).mean(0)
+        bias = bias + RATE * ((target + least).log() - (predicted + rare).log())
+    return COUNTING * bias
+
+
+def class_shares(counts: Tensor) -> Tensor:
+    """Return ``n_k^c / sum_j n_j^c`` [M, C] of counts [M, C]; 0 for a class that nobody holds."""
+    total = counts.sum(0)
+    return counts / torch.where(total > 0, total, torch.ones_like(total))
+
+
+def log_priors(counts: Tensor, smoothing: float) -> Tensor:
+    """Return log pi_k [M, C]; the uniform prior for a member that holds nothing.
+
+    Args:
+        counts: n_k^c >= 0 [M, C].
+        smoothing: a > 0, so that no class is impossible.
+    """
+    total, classes = counts.sum(1, keepdim=True), counts.shape[1]
+    shares = torch.where(total > 0, counts / torch.where(total > 0, total, torch.ones_like(total)), 1 / classes)
+    return ((shares + smoothing) / (1 + classes * smoothing)).log()

@@ -1,0 +1,168 @@
+"""Tally: count which client knows which class, combine the clients by it, and distil that teacher on plain noise.
+
+A method of this library, published nowhere else.
+
+Symbols: z_k -> member logits; n_k^c -> tally_pool.examples_per_class; pi_k, q_k, l_k -> opinion_pools; P_T -> the
+    pool's softmax; X -> noise.noise_images.
+Where: the counts -> class_counts; the teacher -> opinion_pools.LinearPool, LogPool; the start -> class_weighted;
+    the student ``min_S mean_X KL(P_T(X) || S(X))`` -> learner.Learner.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from .distillation.average import weighted_mean
+from .distillation.combiners import Mean
+from .distillation.ensemble import Ensemble
+from .distillation.epochs import SHOWN, weights_of
+from .distillation.fixed_images import learn_from_table
+from .distillation.heads import head_keys
+from .distillation.inverted import inverted_images
+from .distillation.learner import Learner
+from .distillation.noise import noise_batches
+from .distillation.opinion_pools import LinearPool, LogPool, class_shares
+from .distillation.pool import quantize
+from .distillation.settings import SCHEDULES, DistillOptions
+from .distillation.tally_pool import TallyPoolOptions, set_tally_pool
+from .errors import OptionError
+from .method import EnsembleSpec, Method, Need, Outcome
+from .options import check, option
+from .seeds import generator, seeded_torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .method import Job, Progress, State
+
+
+@dataclass(frozen=True)
+class TallyConfig(TallyPoolOptions, DistillOptions):
+    """Options of Tally."""
+
+    epochs: int = option(12, "passes over the noise images T", low=1)
+    images: int = option(8192, "noise images", low=2)
+    inverted: int = option(0, "images inverted from the clients' models beside the noise, each read twice", low=0)
+    inversion_steps: int = option(16, "steps of an inversion", low=1)
+    kd_temperature: float = option(1.0, "temperature of the distillation loss", above=0.0)
+    optimizer: str = option("adam", "optimiser of the student", choices=("sgd", "adam"))
+    student_lr: float = option(3e-3, "largest learning rate of the student", above=0.0)
+    weight_decay: float = option(0.0, "its weight decay", low=0.0)
+    schedule: str = option("one-cycle", "its learning rate over the epochs", choices=SCHEDULES)
+    student_clip: float = option(0.0, "largest norm of the student's gradient; 0: no limit", low=0.0)
+    start: str = option(
+        "class-weighted",
+        "the student before its first step: the average of the uploads of its architecture, its last layer class by "
+        "class as the counts say; the plain average; or fresh weights",
+        choices=("class-weighted", "average", "fresh"),
+    )
+    statistics: str = option(
+        "frozen",
+        "the student's batch normalisation: as it starts (of fresh weights it learns), or learning from the noise",
+        choices=("frozen", "learned"),
+    )
+
+    def __post_init__(self) -> None:
+        check(self, "tally")
+
+
+def fit(job: Job, progress: Progress) -> Outcome:
+    """Combine the uploads, and distil them; the results are the last epoch's student and the ensemble."""
+    config: TallyConfig = job.config
+    teacher = Ensemble.of_job(job, job.uploads, Mean(), precision=config.teacher_precision)
+    if left_out := set_tally_pool(job, teacher, job.uploads, config):
+        progress.record({"note": f"tally.agreement leaves out {', '.join(left_out)}: the others agree without them"})
+    pool = teacher.combiner
+    assert isinstance(pool, LinearPool | LogPool)  # noqa: S101
+    start = _start(job, pool)
+    learner = Learner(
+        replace(job, start=start),
+        teacher,
+        config,
+        frozen_statistics=start is not None and config.statistics == "frozen",
+    )
+    batches = noise_batches(config.images, job.input_shape, generator(job.seed, "tally", "noise"))
+    images = torch.cat([quantize(batch) for batch in batches])
+
+    def table() -> dict[str, Tensor]:
+        noise = learner.with_logits({"images": images})
+        made = _inverted(job, learner, pool, partial(progress.report, 0, config.epochs)) if config.inverted else {}
+        return {name: torch.cat([column, *2 * [made[name]]]) if made else column for name, column in noise.items()}
+
+    outcome = learn_from_table(job, progress, learner, table)
+    combiner = "log-pool" if isinstance(pool, LogPool) else "linear-pool"
+    spec = EnsembleSpec(tuple(upload.client for upload in job.uploads), combiner, weights_of(pool))
+    return replace(outcome, ensemble=spec, images=images[:SHOWN])
+
+
+def _inverted(job: Job, learner: Learner, pool: LinearPool | LogPool, tick: Callable[[], None]) -> dict[str, Tensor]:
+    """Return inverted images and the logarithm of what they teach: half their class, half what the teacher sees."""
+    config: TallyConfig = job.config
+    held = (pool.weights[:, None] * pool.counts).sum(0).cpu()
+    rng = generator(job.seed, "tally", "inverted")
+    labels = torch.multinomial(held, config.inverted, replacement=True, generator=rng)
+    images = inverted_images(
+        job, learner.teacher, pool.shares(), labels, steps=config.inversion_steps, rng=rng, tick=tick
+    )
+    rows = learner.with_logits({"images": quantize(images)})
+    wanted = torch.nn.functional.one_hot(labels, job.num_classes).to(rows["logits"])
+    rows["logits"] = (0.5 * wanted + 0.5 * torch.softmax(rows["logits"], dim=1)).clamp_min(1e-8).log()
+    return rows
+
+
+def _start(job: Job, pool: LinearPool | LogPool) -> State | None:
+    """Return the weights before the first step; None for fresh ones, also where no client has the architecture."""
+    if job.start is not None:
+        return job.start
+    # As many examples as the pool counts: what it caps or leaves out does not come in by the start.
+    sizes = (pool.weights * pool.counts.sum(1)).round().tolist()
+    alike = [k for k, upload in enumerate(job.uploads) if upload.architecture == job.student and sizes[k] > 0]
+    if job.config.start == "fresh" or not alike:
+        return None
+    start = weighted_mean((job.uploads[k].read() for k in alike), [sizes[k] for k in alike])
+    if job.config.start == "class-weighted":
+        keys = _head_keys(job)
+        shares = class_shares(pool.weights.cpu()[alike, None] * pool.counts.cpu()[alike])
+        states = [job.uploads[number].read() for number in alike]
+        for key in keys:
+            if key in start:
+                start[key] = class_weighted([state[key] for state in states], shares, start[key])
+    return start
+
+
+def _head_keys(job: Job) -> tuple[str, str]:
+    with seeded_torch(job.seed, "head"):
+        student = job.builders[job.student]()
+    try:
+        return head_keys(student, job.num_classes)
+    except OptionError as error:
+        raise OptionError(f"setting 'tally.start' is 'class-weighted', and {error}; else 'average'") from error
+
+
+def class_weighted(rows: list[Tensor], shares: Tensor, otherwise: Tensor) -> Tensor:
+    """Return a last layer's weight, or its bias, class by class: ``row_c = sum_k l_k(c) row_k,c``.
+
+    Args:
+        rows: One tensor [C, ...] per client.
+        shares: l [M, C]; a column sums to 1, or is 0.
+        otherwise: The rows [C, ...] of classes that nobody holds.
+    """
+    stacked = torch.stack([row.double().cpu() for row in rows])
+    merged = torch.einsum("mc,mc...->c...", shares.double(), stacked)
+    held = (shares.sum(0) > 0).view(-1, *[1] * (otherwise.dim() - 1))
+    return torch.where(held, merged, otherwise.double()).to(otherwise.dtype)
+
+
+METHOD = Method(
+    name="tally",
+    title="Tally",
+    source="this library",
+    config=TallyConfig,
+    fit=fit,
+    needs=frozenset({Need.IMAGES}),
+)

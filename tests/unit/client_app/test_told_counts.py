@@ -1,0 +1,40 @@
+"""What a client tells of its examples per class."""
+
+from __future__ import annotations
+
+import pytest
+
+from client_app.told_counts import equal_parts, told_counts
+from fl_app.config import ClientConfig
+
+
+def test_counts_are_told_as_they_are_unless_they_shall_not() -> None:
+    counts = (90, 3, 7, 0)
+
+    assert told_counts(counts, ClientConfig()) == counts
+    assert told_counts(counts, ClientConfig(label_counts_as="presence")) == (50, 0, 50, 0)
+    for how in ("numbers", "presence"):
+        assert told_counts(counts, ClientConfig(share_label_counts=False, label_counts_as=how)) is None
+
+
+@pytest.mark.parametrize(
+    ("counts", "told"),
+    [
+        ((10, 0, 0, 0, 0, 0, 0, 0, 0, 0), (10, 0, 0, 0, 0, 0, 0, 0, 0, 0)),
+        ((98, 2, 0, 0, 0, 0, 0, 0, 0, 0), (100, 0, 0, 0, 0, 0, 0, 0, 0, 0)),  # 2 % is not more than 2 %
+        ((97, 3, 0, 0, 0, 0, 0, 0, 0, 0), (50, 50, 0, 0, 0, 0, 0, 0, 0, 0)),
+        ((1, 0, 98, 0, 2, 0), (0, 0, 101, 0, 0, 0)),
+        ((0, 5, 0, 5, 1), (0, 4, 0, 4, 3)),
+        ((1,) * 100, (1,) * 100),  # each a hundredth
+        ((1, 0, 0), (1, 0, 0)),
+    ],
+)
+def test_parts_are_equal_over_the_classes_that_are_present_and_their_sum_is_the_truth(
+    counts: tuple[int, ...], told: tuple[int, ...]
+) -> None:
+    assert equal_parts(counts) == told
+    assert sum(told) == sum(counts)
+
+
+def test_a_class_when_it_grows_or_shrinks_within_its_bounds_tells_nothing() -> None:
+    assert equal_parts((30, 30, 40, 0)) == equal_parts((60, 20, 20, 0))

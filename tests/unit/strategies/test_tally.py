@@ -1,0 +1,321 @@
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+import torch
+from method_fakes import (
+    BUILDERS,
+    OTHER,
+    SHAPE,
+    UPLOADS,
+    Book,
+    check_option,
+    check_resume_at_every_border,
+    run,
+    same,
+    tiny_job,
+    upload,
+)
+from torch import Tensor, nn
+
+from strategies.distillation.augment import Standardize
+from strategies.distillation.ensemble import Ensemble
+from strategies.distillation.learner import Learner
+from strategies.distillation.noise import noise_images
+from strategies.distillation.opinion_pools import LinearPool, LogPool
+from strategies.distillation.pool import quantize
+from strategies.errors import OptionError
+from strategies.method import Outcome, Silent, Upload
+from strategies.needs import check_needs
+from strategies.outcomes import ensemble_of, fresh_student, load_model
+from strategies.seeds import generator
+from strategies.tally import METHOD, TallyConfig, fit
+
+SMALL = TallyConfig(
+    epochs=3, batch_size=5, images=12, probes=7, counts="tempered", optimizer="sgd", student_lr=0.1, start="average",
+    student_clip=10.0, weight_decay=1e-4, schedule="one-cycle", rule="linear", sharpness=1.0, calibrated=True,
+    temperature=1.0, smoothing=0.02,
+)  # fmt: skip
+# So slow that the student stays where it starts.
+STILL = replace(SMALL, epochs=1, student_lr=1e-12, counts="auto", start="class-weighted")
+STATISTICS = ("1.running_mean", "1.running_var", "1.num_batches_tracked", "6.running_mean", "6.running_var")
+# 10, 20 and 30 examples; the one between is of another architecture.
+FIRST, LAST = UPLOADS[0].read(), UPLOADS[2].read()
+
+
+@pytest.fixture(scope="module")
+def usual() -> Outcome:
+    return run(METHOD, SMALL)
+
+
+def student_of(config: TallyConfig, uploads: tuple[Upload, ...] = UPLOADS, **also: Any) -> dict[str, Tensor]:
+    student = fit(replace(tiny_job(config, uploads=uploads), **also), Silent()).student
+    assert student is not None
+    return student
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"optimizer": "adam", "student_lr": 0.01, "start": "class-weighted"},
+        {"counts": "noise-rows", "start": "fresh", "steps_per_epoch": 1},
+        {"counts": "auto", "rule": "log", "statistics": "learned", "schedule": "cosine"},
+        {"inverted": 6, "inversion_steps": 2},
+    ],
+)
+def test_fit_resumed_after_a_crash_ends_with_the_same_bits(changes: dict[str, Any]) -> None:
+    check_resume_at_every_border(METHOD, replace(SMALL, **changes))
+
+
+def test_fit_with_another_seed_gives_another_result(usual: Outcome) -> None:
+    assert same(run(METHOD, SMALL), usual)
+    assert not same(run(METHOD, SMALL, seed=1), usual)
+
+
+def test_outcome_has_the_student_the_ensemble_and_the_first_images(usual: Outcome) -> None:
+    job = tiny_job(SMALL)
+    assert usual.ensemble is not None
+    assert usual.ensemble.clients == ("c0", "c1", "c2")
+    assert usual.images is not None
+    assert torch.equal(usual.images, quantize(noise_images(12, SHAPE, generator(0, "tally", "noise"))))
+    many = fit(tiny_job(replace(STILL, images=70)), Silent()).images
+    assert many is not None
+    assert many.shape == (64, *SHAPE)
+    combiner = ensemble_of(job, usual.ensemble).combiner
+    assert isinstance(combiner, LinearPool)
+    assert torch.equal(combiner.counts, usual.ensemble.weights["counts"])
+
+
+def test_ensemble_s_counts_are_those_that_clients_tell_and_estimates_of_the_others() -> None:
+    told = run(METHOD, STILL).ensemble
+    silent = fit(tiny_job(STILL, uploads=(replace(UPLOADS[0], label_counts=None), *UPLOADS[1:])), Silent()).ensemble
+    assert told is not None
+    assert silent is not None
+    assert (told.combiner, silent.combiner) == ("linear-pool", "linear-pool")
+    assert told.weights["counts"].tolist() == [pytest.approx(list(one.label_counts or ())) for one in UPLOADS]
+    torch.testing.assert_close(silent.weights["counts"].sum(1), torch.tensor([10.0, 20.0, 30.0]))
+    torch.testing.assert_close(silent.weights["counts"][1:], told.weights["counts"][1:])
+    assert not torch.allclose(silent.weights["counts"][0], told.weights["counts"][0], atol=0.1)
+
+
+def test_student_comes_closer_to_the_ensemble_on_noise_that_it_has_not_seen() -> None:
+    config = replace(SMALL, epochs=15, images=200, batch_size=20, optimizer="adam", student_lr=0.03, start="fresh")
+    job = tiny_job(config)
+    outcome = fit(job, Silent())
+    assert outcome.ensemble is not None
+    teacher = ensemble_of(job, outcome.ensemble)
+    inputs = Standardize(job.normalization)(noise_images(60, SHAPE, generator(5, "test")))
+
+    def distance(student: nn.Module) -> float:
+        with torch.no_grad():
+            return float((student.eval()(inputs).softmax(1) - teacher(inputs).softmax(1)).abs().mean())
+
+    assert distance(load_model(outcome, job)) < 0.7 * distance(fresh_student(job))
+
+
+def test_class_weighted_start_is_the_average_with_a_last_layer_class_by_class() -> None:
+    student = student_of(STILL)
+    for name in ("0.weight", "5.bias", "6.weight"):
+        torch.testing.assert_close(student[name], (FIRST[name] + 3 * LAST[name]) / 4, msg=name)
+    # Of class 0 the two have 4 and 6 examples, of class 1 none and 12, of class 2 6 and 12.
+    shares = torch.tensor([[0.4, 0.0, 1 / 3], [0.6, 1.0, 2 / 3]])
+    for name in ("7.weight", "7.bias"):
+        one, other = (shares.view(2, 3, *[1] * (FIRST[name].dim() - 1))[k] for k in range(2))
+        torch.testing.assert_close(student[name], one * FIRST[name] + other * LAST[name], msg=name)
+
+
+def test_class_weighted_start_of_a_class_that_nobody_holds_has_the_average_s_row() -> None:
+    counts = ((4, 0, 6), (5, 6, 9), (10, 0, 20))
+    uploads = tuple(replace(one, label_counts=row) for one, row in zip(UPLOADS, counts, strict=True))
+    student = student_of(STILL, uploads)
+    torch.testing.assert_close(student["7.weight"][1], ((FIRST["7.weight"] + 3 * LAST["7.weight"]) / 4)[1])
+    torch.testing.assert_close(student["7.bias"][0], (4 * FIRST["7.bias"] + 10 * LAST["7.bias"])[0] / 14)
+
+
+def test_average_start_is_the_average_by_examples() -> None:
+    student = student_of(replace(STILL, start="average"))
+    for name in ("0.weight", "7.weight", "7.bias"):
+        torch.testing.assert_close(student[name], (FIRST[name] + 3 * LAST[name]) / 4, msg=name)
+
+
+def test_start_weighs_clients_by_the_examples_that_the_pool_counts() -> None:
+    capped = student_of(replace(STILL, start="average", cap_examples=True))  # 10 and 20, the median
+    torch.testing.assert_close(capped["0.weight"], (FIRST["0.weight"] + 2 * LAST["0.weight"]) / 3)
+    silent = tuple(replace(one, num_examples=None, label_counts=None) for one in UPLOADS)
+    even = student_of(replace(STILL, start="average"), silent)
+    torch.testing.assert_close(even["0.weight"], (FIRST["0.weight"] + LAST["0.weight"]) / 2)
+
+
+@pytest.mark.parametrize("start", ["fresh", "class-weighted", "average"])
+def test_student_starts_fresh_if_told_or_where_no_client_has_its_architecture(start: str) -> None:
+    uploads = UPLOADS if start == "fresh" else (upload(1, "wide"), upload(3, "wide"))
+    job = tiny_job(replace(STILL, start=start), uploads=uploads)
+    student = fit(job, Silent()).student
+    assert student is not None
+    for name, value in fresh_student(job).named_parameters():
+        torch.testing.assert_close(student[name], value.detach(), msg=name)
+
+
+@pytest.mark.parametrize("start", ["fresh", "class-weighted", "average"])
+def test_student_starts_where_the_job_says(start: str) -> None:
+    model = BUILDERS["narrow"]()
+    given = {name: value.clone() for name, value in model.state_dict().items()}
+    student = student_of(replace(STILL, start=start), start=given)
+    assert all(torch.equal(student[name], given[name]) for name in STATISTICS)
+    for name, _ in model.named_parameters():
+        torch.testing.assert_close(student[name], given[name], msg=name)
+
+
+@pytest.mark.parametrize("start", ["class-weighted", "average"])
+def test_running_statistics_stay_those_of_the_start_while_the_weights_learn(start: str) -> None:
+    config = replace(SMALL, start=start)
+    begun, ended = student_of(replace(config, epochs=1, student_lr=1e-12)), student_of(config)
+    assert all(torch.equal(begun[name], ended[name]) for name in STATISTICS)
+    torch.testing.assert_close(ended["1.running_mean"], (FIRST["1.running_mean"] + 3 * LAST["1.running_mean"]) / 4)
+    assert not torch.equal(begun["0.weight"], ended["0.weight"])
+    assert not torch.equal(begun["1.weight"], ended["1.weight"])
+
+
+@pytest.mark.parametrize("changes", [{"statistics": "learned"}, {"start": "fresh"}])
+def test_running_statistics_learn_if_told_or_of_fresh_weights(changes: dict[str, Any]) -> None:
+    begun = {"fresh": fresh_student(tiny_job(SMALL)).state_dict()}.get(changes.get("start", ""), FIRST)
+    ended = student_of(replace(SMALL, **changes))
+    # Twelve images in fives: three batches, three times.
+    assert int(ended["1.num_batches_tracked"]) == int(begun["1.num_batches_tracked"]) + 9
+    assert not torch.equal(ended["1.running_var"], begun["1.running_var"])
+
+
+def test_statistics_of_the_evaluated_student_are_those_that_it_learned_with() -> None:
+    """What a frozen student minimises is what it is in eval mode, up to its dropout."""
+    seen: list[float] = []
+
+    def watch(_: int, module: nn.Module) -> dict[str, float]:
+        assert not any(layer.training for layer in module.modules())
+        seen.append(float(module(torch.zeros(1, *SHAPE)).sum()))
+        return {"score": seen[-1]}
+
+    book = Book()
+    outcome = fit(replace(tiny_job(SMALL), observer=watch), book)
+    assert [row["score"] for row in book.rows] == seen
+    assert float(load_model(outcome, tiny_job(SMALL))(torch.zeros(1, *SHAPE)).detach().sum()) == seen[-1]
+
+
+def test_images_are_noise_and_every_epoch_s_loss_is_recorded() -> None:
+    book = Book()
+    outcome = fit(replace(tiny_job(SMALL), proxy=None), book)
+    assert [row["epoch"] for row in book.rows] == [1, 2, 3]
+    assert all(row["distillation"] > 0 for row in book.rows)
+    assert book.reports == 3 * 3 + 3  # 12 images: batches of 5, 5 and 2
+    assert outcome.timings.keys() >= {"teacher", "distillation"}
+
+
+def test_members_are_asked_once_about_every_image_and_are_after_a_run_what_they_were(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[tuple[Ensemble, dict[str, Tensor]]] = []
+    asked: list[int] = []
+    build, ask = Ensemble.of_job, Ensemble.member_logits
+
+    def spy(*args: Any, **rest: Any) -> Ensemble:
+        teacher = build(*args, **rest)
+        assert isinstance(teacher.members, nn.ModuleList)
+        made.append((teacher, {name: value.clone() for name, value in teacher.members.state_dict().items()}))
+        return teacher
+
+    def counted(self: Ensemble, x: Tensor, *rest: Any) -> Tensor:
+        asked.append(len(x))
+        return ask(self, x, *rest)
+
+    monkeypatch.setattr(Ensemble, "of_job", spy)
+    monkeypatch.setattr(Ensemble, "member_logits", counted)
+    run(METHOD, replace(SMALL, epochs=2))
+    ((teacher, before),) = made
+    after = dict(teacher.named_parameters()) | dict(teacher.named_buffers())
+    assert asked == [7, 5, 5, 2]  # the probes, then the images
+    assert all(torch.equal(after[f"members.{name}"], value) for name, value in before.items())
+    assert not any(part.training for part in teacher.modules())
+
+
+def test_client_that_is_left_out_has_no_part_in_start_or_ensemble_and_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = torch.tensor([True, True, False])
+    monkeypatch.setattr("strategies.distillation.tally_pool.agreeing", lambda *_: kept)
+    book, config = Book(), replace(STILL, agreement=0.5)
+    outcome = fit(tiny_job(config), book)
+    (note,) = book.notes
+    assert "tally.agreement leaves out c2" in note
+    assert outcome.student is not None
+    assert outcome.ensemble is not None
+    assert outcome.ensemble.weights["weights"].tolist() == [1.0, 1.0, 0.0]
+    torch.testing.assert_close(outcome.student["0.weight"], FIRST["0.weight"])
+    torch.testing.assert_close(outcome.student["7.weight"][[0, 2]], FIRST["7.weight"][[0, 2]])
+
+
+def test_job_without_label_counts_and_numbers_of_examples_is_enough() -> None:
+    silent = tuple(replace(one, num_examples=None, label_counts=None) for one in UPLOADS)
+    job = replace(tiny_job(replace(SMALL, counts="auto"), uploads=silent), proxy=None)
+    check_needs(METHOD, job)
+    outcome = fit(job, Silent())
+    assert outcome.ensemble is not None
+    torch.testing.assert_close(outcome.ensemble.weights["counts"].sum(1), torch.ones(3))
+
+
+def test_both_pools_teach_different_students() -> None:
+    linear, log = (run(METHOD, replace(SMALL, rule=rule)) for rule in ("linear", "log"))
+    assert linear.ensemble is not None
+    assert log.ensemble is not None
+    assert isinstance(ensemble_of(tiny_job(SMALL), log.ensemble).combiner, LogPool)
+    assert torch.equal(linear.ensemble.weights["counts"], log.ensemble.weights["counts"])
+    assert not same(linear, log)
+
+
+TALLY_OTHER: dict[str, Any] = OTHER | {
+    "schedule": "cosine", "counts": "rows", "rule": "log", "temperature": 3.0, "smoothing": 0.5, "probes": 8,
+    "cap_examples": True, "images": 13, "sharpness": 2.0, "calibrated": False, "inverted": 4, "inversion_steps": 2,
+    "start": "class-weighted", "statistics": "learned",
+}  # fmt: skip
+# Random models do not agree: its test stands above.
+DECIDES_NOTHING_HERE = {"agreement"}
+
+
+@pytest.mark.parametrize(
+    "name", [field.name for field in fields(TallyConfig) if field.name not in DECIDES_NOTHING_HERE]
+)
+def test_every_option_changes_the_result(name: str) -> None:
+    usual = replace(SMALL, inverted=4) if name == "inversion_steps" else SMALL
+    check_option(METHOD, usual, name, TALLY_OTHER[name])
+
+
+def test_inverted_images_are_read_twice_and_teach_half_their_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[dict[str, Tensor]] = []
+    learn = Learner.learn
+
+    def watched(self: Learner, table: dict[str, Tensor], *rest: Any, **more: Any) -> float:
+        seen.append(table)
+        return learn(self, table, *rest, **more)
+
+    monkeypatch.setattr(Learner, "learn", watched)
+    job = tiny_job(replace(SMALL, epochs=1, inverted=5, inversion_steps=2))
+    outcome = fit(job, Silent())
+    assert outcome.ensemble is not None
+    assert outcome.images is not None
+    (table,) = seen
+    images, answers = table["images"], table["logits"].softmax(1)
+    assert images.dtype == torch.uint8
+    assert len(images) == len(answers) == 12 + 2 * 5
+    assert torch.equal(images[:12], outcome.images)
+    assert torch.equal(images[12:17], images[17:])
+    with torch.no_grad():
+        pooled = ensemble_of(job, outcome.ensemble)(Standardize(job.normalization)(images / 255)).softmax(1)
+    torch.testing.assert_close(answers[:12], pooled[:12], rtol=1e-3, atol=1e-4)
+    wanted = 2 * answers[12:] - pooled[12:]
+    torch.testing.assert_close(wanted.sort(1).values, torch.tensor([0.0, 0, 1]).expand(10, 3), rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("counts", "guess"), ("rule", "vote"), ("temperature", 0.0), ("smoothing", 0.0), ("probes", 0), ("images", 1),
+     ("start", "zero"), ("statistics", "none"), ("schedule", "step")],
+)  # fmt: skip
+def test_config_out_of_range_names_its_key(field: str, value: object) -> None:
+    with pytest.raises(OptionError, match=f"tally.{field}"):
+        TallyConfig(**{field: value})  # type: ignore[arg-type]

@@ -1,0 +1,109 @@
+"""Tally where a client does not agree with the others, or says to have too many examples."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from method_fakes import Book, tiny_job, wide
+
+from strategies.distillation.combiners import Mean
+from strategies.distillation.ensemble import Ensemble
+from strategies.distillation.tally_pool import set_tally_pool
+from strategies.method import Job, Outcome, Upload
+from strategies.tally import METHOD, TallyConfig
+
+CLIENTS, STRANGER = 5, 1
+
+
+def state(seed: int) -> dict[str, torch.Tensor]:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return {name: value.clone() for name, value in wide().state_dict().items()}
+
+
+def upload(k: int, **facts: Any) -> Upload:
+    """Client k: nearly what the others learned, but for the stranger, who learned something else."""
+    rng = torch.Generator().manual_seed(k)
+    common = state(99 if k == STRANGER else 7)
+    weights = {name: value + 0.003 * torch.randn(value.shape, generator=rng) for name, value in common.items()}
+    counts = (4 + k, 6, 6)
+    told = {"num_examples": sum(counts), "label_counts": counts}
+    return Upload(f"c{k}", "wide", lambda: weights, **{**told, **facts})
+
+
+UPLOADS = tuple(upload(k) for k in range(CLIENTS))
+
+
+def job(uploads: tuple[Upload, ...] = UPLOADS, **options: Any) -> Job:
+    small: dict[str, Any] = {"epochs": 1, "images": 8, "batch_size": 4, "probes": 200}
+    return replace(tiny_job(TallyConfig(**{**small, **options}), uploads=uploads), student="wide")
+
+
+def fitted(uploads: tuple[Upload, ...] = UPLOADS, **options: Any) -> tuple[Outcome, list[str]]:
+    book = Book()
+    outcome = METHOD.fit(job(uploads, **options), book)
+    return outcome, book.notes
+
+
+def same(left: Outcome, right: Outcome) -> bool:
+    assert left.student is not None
+    assert right.student is not None
+    return all(torch.equal(left.student[key], right.student[key]) for key in left.student)
+
+
+def test_a_client_when_it_does_not_agree_has_no_weight_and_the_user_is_told() -> None:
+    honest, _ = fitted(tuple(one for k, one in enumerate(UPLOADS) if k != STRANGER))
+    without, nothing = fitted()
+    outcome, notes = fitted(agreement=0.3)
+
+    assert nothing == []
+    assert notes == ["tally.agreement leaves out c1: the others agree without them"]
+    assert outcome.ensemble is not None
+    assert len(outcome.ensemble.clients) == CLIENTS  # it stays a member, without a say
+    assert outcome.ensemble.weights["weights"].tolist() == [float(k != STRANGER) for k in range(CLIENTS)]
+    assert same(outcome, honest)  # neither the teacher nor the start has anything of it
+    assert not same(outcome, without)
+
+
+def test_clients_when_they_agree_are_kept_and_nothing_changes() -> None:
+    honest = tuple(one for k, one in enumerate(UPLOADS) if k != STRANGER)
+    (one, said), (other, _) = fitted(honest, agreement=0.3), fitted(honest)
+
+    assert said == []
+    assert same(one, other)
+
+
+def test_names_of_those_left_out_are_returned() -> None:
+    ensemble = Ensemble.of_job(job(), UPLOADS, Mean())
+
+    assert set_tally_pool(job(), ensemble, UPLOADS, TallyConfig(agreement=0.3, probes=100)) == ["c1"]
+    assert set_tally_pool(job(), ensemble, UPLOADS, TallyConfig()) == []
+    assert ensemble.combiner(torch.zeros(CLIENTS, 2, 3)).shape == (2, 3)
+
+
+@pytest.mark.parametrize("counts", ["auto", "noise-rows"])
+def test_a_boaster_when_examples_are_capped_moves_neither_teacher_nor_start(counts: str) -> None:
+    level = tuple(replace(one, num_examples=18, label_counts=(6, 6, 6)) for one in UPLOADS)
+    boast = (*level[:-1], replace(level[-1], num_examples=1800, label_counts=(600, 600, 600)))
+
+    honest, _ = fitted(level, counts=counts)
+
+    assert same(fitted(boast, counts=counts, cap_examples=True)[0], honest)
+    assert not same(fitted(boast, counts=counts)[0], honest)
+
+
+def test_a_start_when_all_of_the_student_s_architecture_are_left_out_is_fresh() -> None:
+    others = tuple(upload(k) for k in (0, 2, 3, 4))
+    alone = replace(upload(STRANGER), architecture="narrow-alone")
+    mixed = job((others[0], alone, *others[1:]), agreement=0.3)
+    builders = {**mixed.builders, "narrow-alone": wide}
+
+    kept, left = (
+        METHOD.fit(replace(mixed, builders=builders, student="narrow-alone", config=config), Book())
+        for config in (replace(mixed.config, start="fresh"), mixed.config)
+    )
+
+    assert same(kept, left)
