@@ -31,7 +31,8 @@ TALLY: dict[str, Any] = {
     "calibrated": True, "agreement": 0.0, "temperature": 1.5,
     "smoothing": 0.02, "cap_examples": False, "kd_temperature": 1.0, "optimizer": "adam", "student_lr": 0.01,
     "momentum": 0.9, "weight_decay": 0.0, "schedule": "one-cycle", "steps_per_epoch": 0, "student_clip": 0.0,
-    "teacher_precision": "float32", "start": "class-weighted", "statistics": "frozen", "inverted": 0, "inversion_steps": 16,
+    "teacher_precision": "float32", "start": "class-weighted", "statistics": "frozen",
+    "inverted": 0, "inversion_steps": 16,
 }  # fmt: skip
 # Settings that make a method small; methods that train nothing need none.
 SMALL: dict[str, dict[str, Any]] = {
