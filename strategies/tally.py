@@ -76,7 +76,8 @@ def fit(job: Job, progress: Progress) -> Outcome:
     config: TallyConfig = job.config
     teacher = Ensemble.of_job(job, job.uploads, Mean(), precision=config.teacher_precision)
     if left_out := set_tally_pool(job, teacher, job.uploads, config):
-        progress.record({"note": f"tally.agreement leaves out {', '.join(left_out)}: the others agree without them"})
+        why = "they do not agree with the others on noise, or not in finite numbers"
+        progress.record({"note": f"left out are {', '.join(left_out)}: {why}"})
     pool = teacher.combiner
     assert isinstance(pool, LinearPool | LogPool)  # noqa: S101
     start = _start(job, pool)
@@ -126,13 +127,22 @@ def _start(job: Job, pool: LinearPool | LogPool) -> State | None:
         return None
     start = weighted_mean((job.uploads[k].read() for k in alike), [sizes[k] for k in alike])
     if job.config.start == "class-weighted":
-        keys = _head_keys(job)
         shares = class_shares(pool.weights.cpu()[alike, None] * pool.counts.cpu()[alike])
-        states = [job.uploads[number].read() for number in alike]
-        for key in keys:
+        for key in _head_keys(job):
             if key in start:
-                start[key] = class_weighted([state[key] for state in states], shares, start[key])
+                rows = [job.uploads[k].read()[key].clone() for k in alike]
+                start[key] = class_weighted(rows, shares, start[key])
     return start
+
+
+def check_start(job: Job) -> None:
+    """Refuse, before a client has worked, a student whose start is to be class-weighted and that has no last layer.
+
+    Raises:
+        OptionError: Names the setting and what is allowed.
+    """
+    if job.config.start == "class-weighted" and job.start is None:
+        _head_keys(job)
 
 
 def _head_keys(job: Job) -> tuple[str, str]:
@@ -165,4 +175,5 @@ METHOD = Method(
     config=TallyConfig,
     fit=fit,
     needs=frozenset({Need.IMAGES}),
+    check=check_start,
 )

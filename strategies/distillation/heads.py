@@ -32,7 +32,7 @@ def head_keys(model: nn.Module, classes: int) -> tuple[str, str]:
         classes: C, the outputs that it must have.
 
     Raises:
-        OptionError: The model has no linear layer, or its last one has other outputs.
+        OptionError: The model has no linear layer, or its last one has other outputs, or no weight of its own.
     """
     name, layer = last_linear(model)
     if layer.out_features != classes:
@@ -41,6 +41,10 @@ def head_keys(model: nn.Module, classes: int) -> tuple[str, str]:
             "one per class"
         )
     prefix = f"{name}." if name else ""
+    if f"{prefix}weight" not in model.state_dict():
+        raise OptionError(
+            f"the last linear layer of {type(model).__name__} makes its weight of others: allowed is one that is stored"
+        )
     return f"{prefix}weight", f"{prefix}bias"
 
 

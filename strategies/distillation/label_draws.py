@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ..method import Job, Progress
 
 DRAWS = ("fixed", "independent")
-PARTS = 1000  # of an example: estimates in whole numbers
+PARTS, MOST = 1000, 10**9  # of an example, and of all: estimates in whole numbers
 
 
 def draw_labels(held: Sequence[int], count: int, draw: str, rng: torch.Generator) -> Tensor:
@@ -58,7 +58,8 @@ def shares_of(
     counts = [upload.label_counts for upload in job.uploads if upload.label_counts is not None]
     silent = [upload.client for upload in job.uploads if not any(upload.label_counts or ())]
     if found is not None and silent:
-        counts = [tuple(row) for row in (found.double() * PARTS).round().long().tolist()]
+        parts = found.double() * min(PARTS, MOST / max(1.0, float(found.double().sum())))
+        counts = [tuple(row) for row in parts.round().long().tolist()]
     held = [sum(column) for column in zip(*counts, strict=True)]
     if len(counts) < members or not any(held):
         if labels == "counts" or weights == "per-class":

@@ -27,7 +27,8 @@ UNHELD = 10.0  # how far below all others the logit of a class lies that nobody 
 FLOOR = 1e-4  # probability under which an opinion in a logarithmic pool does not fall
 LEAST_SIZE = 0.1  # of the logits on noise, as a share of the clients' median
 # Of the calibration on noise: the temperature at which classes are counted, and steps of the fixed point.
-COUNTING, STEPS, RATE, RARE = 0.25, 100, 0.5, (1e-3, 1e-6)
+COUNTING, STEPS, RATE = 0.25, 100, 0.5
+LEAST_WANTED, LEAST_PREDICTED = 1e-2, 1e-5  # shares of a class, as parts of an equal one, below which none falls
 
 
 class _OpinionPool(nn.Module):
@@ -90,12 +91,13 @@ class _OpinionPool(nn.Module):
         Args:
             answers: The members' logits on noise [M, P, C].
         """
-        sizes = centred(answers).std((1, 2), correction=0)
+        sizes = centred(self._heard(answers)).std((1, 2), correction=0)
         # A model that hardly answers noise would drown all others where it does answer.
-        heard = sizes.clamp_min(max(LEAST_SIZE * float(sizes.median()), 1e-12))
-        self.scales.copy_(torch.where(sizes > 0, 1 / heard, torch.zeros_like(sizes)))
+        usual = float(sizes[self.weights > 0].median()) if bool((self.weights > 0).any()) else 1.0
+        bounded = sizes.clamp_min(max(LEAST_SIZE * usual, 1e-12))
+        self.scales.copy_(torch.where(sizes > 0, 1 / bounded, torch.zeros_like(sizes)))
         held = (self.weights[:, None] * self.counts).sum(0)
-        self.bias.copy_(balancing_bias(self._evidence(answers), held / held.sum().clamp_min(1e-12)))
+        self.bias.copy_(balancing_bias(self._evidence(self._heard(answers)), held / held.sum().clamp_min(1e-12)))
 
     def shares(self) -> Tensor:
         """Return l_k(c) [M, C]; 0 for a class that nobody holds."""
@@ -108,9 +110,14 @@ class _OpinionPool(nn.Module):
 
     def forward(self, logits: Tensor) -> Tensor:
         """Combine member logits [M, B, C] to logits [B, C], whose softmax is the pool's prediction."""
+        logits = self._heard(logits)
         combined = self._pooled(logits) + self._evidence(logits) + self.bias
         last = combined.detach().amin(1, keepdim=True) - UNHELD
         return torch.where(self.shares().sum(0) > 0, combined, last)
+
+    def _heard(self, logits: Tensor) -> Tensor:
+        """Return logits with zeros for members of weight 0: what they say may not even be finite."""
+        return torch.where(self.weights[:, None, None] > 0, logits, torch.zeros_like(logits))
 
     def _pooled(self, logits: Tensor) -> Tensor:
         raise NotImplementedError
@@ -148,10 +155,10 @@ def balancing_bias(logits: Tensor, target: Tensor) -> Tensor:
         logits: u [P, C].
         target: Shares of the classes [C]; a class that nobody holds is wanted hardly ever.
     """
-    bias, (least, rare) = torch.zeros_like(target), RARE
+    bias, classes = torch.zeros_like(target), len(target)
     for _ in range(STEPS):
         predicted = torch.softmax(logits / COUNTING + bias, dim=1).mean(0)
-        bias = bias + RATE * ((target + least).log() - (predicted + rare).log())
+        bias = bias + RATE * ((target + LEAST_WANTED / classes).log() - (predicted + LEAST_PREDICTED / classes).log())
     return COUNTING * bias
 
 

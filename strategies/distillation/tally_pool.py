@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ..errors import OptionError, UploadError
 from ..options import option
 from ..seeds import generator, seeded_torch
 from . import class_counts
@@ -67,12 +68,18 @@ def set_tally_pool(job: Job, ensemble: Ensemble, uploads: Sequence[Upload], opti
         options: How.
 
     Returns:
-        The clients that are left out, with weight 0, because they do not agree with the others.
+        The clients that are left out, with weight 0, because they do not agree with the others, or do not answer noise
+        with finite numbers.
+
+    Raises:
+        UploadError: No client answers with finite numbers.
     """
     answers = probed(job, ensemble, options.probes)
-    keep = torch.ones(len(uploads), dtype=torch.bool)
+    keep = answers.isfinite().all(2).all(1)
+    if not bool(keep.any()):
+        raise UploadError("no client's model answers noise with finite numbers: nothing to combine")
     if options.agreement > 0:
-        keep = agreeing(answers, options.agreement)
+        keep &= agreeing(answers, options.agreement)
     pool = (LogPool if options.rule == "log" else LinearPool)(
         examples_per_class(job, answers, uploads, options),
         keep.float(),
@@ -104,11 +111,14 @@ def examples_per_class(job: Job, answers: Tensor, uploads: Sequence[Upload], opt
     silent = torch.tensor([not row or not sum(row) for row in told])
     if options.counts == "auto" and not bool(silent.any()):
         return (sizes[:, None] * claimed).float()
-    found = estimated_shares(job, answers, uploads, options)
+    # Nobody's model is asked for what its client has told.
+    asked = silent if options.counts == "auto" else torch.ones_like(silent)
+    found = claimed.clone()
+    found[asked] = estimated_shares(
+        job, answers[asked], [u for u, one in zip(uploads, asked, strict=True) if one], options
+    )
     if options.counts == "tempered":
-        claimed = class_counts.geometric_mean(claimed, found)
-    if options.counts in ("auto", "tempered"):
-        found = torch.where(silent[:, None], found, claimed)
+        found = torch.where(silent[:, None], found, class_counts.geometric_mean(claimed, found))
     return (sizes[:, None] * found).float()
 
 
@@ -118,7 +128,8 @@ def estimated_shares(job: Job, answers: Tensor, uploads: Sequence[Upload], optio
     if options.counts != "noise":
         rows = class_counts.row_shares(row_norms(uploads, job.builders, job.num_classes))
         shares = rows if options.counts == "rows" else class_counts.geometric_mean(shares, rows)
-    return class_counts.normalised(shares**options.sharpness)
+    # By the largest: a great power must not make all of them 0.
+    return class_counts.normalised((shares / shares.amax(1, keepdim=True)) ** options.sharpness)
 
 
 @torch.no_grad()
@@ -141,7 +152,14 @@ def row_norms(uploads: Sequence[Upload], builders: Mapping[str, ModelBuilder], c
     for upload in uploads:
         if upload.architecture not in keys:
             with seeded_torch(0, "row-norms"):
-                keys[upload.architecture], _ = head_keys(builders[upload.architecture](), classes)
+                model = builders[upload.architecture]()
+            try:
+                keys[upload.architecture], _ = head_keys(model, classes)
+            except OptionError as error:
+                raise OptionError(
+                    f"class counts of {upload.client!r} ({upload.architecture}) are read off its last layer, and "
+                    f"{error}; else label counts from the client, or tally.counts=noise"
+                ) from error
         norms.append(torch.linalg.vector_norm(upload.read()[keys[upload.architecture]].double(), dim=1))
     return torch.stack(norms)
 

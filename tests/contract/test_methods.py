@@ -74,7 +74,7 @@ PINNED = {
     "co-boosting": 0.155494,
     "intactofl": 1.652460,
     "fedhydra": 0.194513,
-    "tally": 0.588958,
+    "tally": 0.590379,
     "flboost": 0.423003,
     "fedov": 0.763890,
     "fedcvae-ens": 0.293670,

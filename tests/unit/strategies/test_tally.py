@@ -242,7 +242,7 @@ def test_client_that_is_left_out_has_no_part_in_start_or_ensemble_and_is_named(m
     book, config = Book(), replace(STILL, agreement=0.5)
     outcome = fit(tiny_job(config), book)
     (note,) = book.notes
-    assert "tally.agreement leaves out c2" in note
+    assert "left out are c2: they do not agree" in note
     assert outcome.student is not None
     assert outcome.ensemble is not None
     assert outcome.ensemble.weights["weights"].tolist() == [1.0, 1.0, 0.0]

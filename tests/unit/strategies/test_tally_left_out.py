@@ -60,7 +60,7 @@ def test_a_client_when_it_does_not_agree_has_no_weight_and_the_user_is_told() ->
     outcome, notes = fitted(agreement=0.3)
 
     assert nothing == []
-    assert notes == ["tally.agreement leaves out c1: the others agree without them"]
+    assert notes == ["left out are c1: they do not agree with the others on noise, or not in finite numbers"]
     assert outcome.ensemble is not None
     assert len(outcome.ensemble.clients) == CLIENTS  # it stays a member, without a say
     assert outcome.ensemble.weights["weights"].tolist() == [float(k != STRANGER) for k in range(CLIENTS)]

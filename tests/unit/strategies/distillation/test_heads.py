@@ -41,6 +41,12 @@ def test_head_of_other_outputs_than_classes_is_refused() -> None:
         head_keys(nn.Linear(2, 3), 4)
 
 
+def test_head_whose_weight_is_made_of_others_is_refused() -> None:
+    model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(2, 3)))
+    with pytest.raises(OptionError, match="makes its weight of others"):
+        head_keys(model, 3)
+
+
 def test_heads_of_one_shape_have_one_number_of_features() -> None:
     assert features_of([nn.Linear(7, 3), nn.Linear(7, 3)], 3, ["a", "b"]) == 7
 

@@ -99,6 +99,12 @@ def test_estimates_count_where_a_client_does_not_tell(told: Any) -> None:
     assert notes.rows == []
 
 
+def test_estimates_of_a_client_that_claims_without_measure_can_be_drawn_from() -> None:
+    found = torch.tensor([[2.0**62, 0.0, 1.0, 0.0], [0.0, 0.5, 0.25, 0.0]])
+    held, _ = shares_of(job(None, None), Silent(), labels="counts", weights="per-class", found=found)
+    assert held == [10**9, 0, 0, 0]
+
+
 def test_estimates_do_not_count_where_all_clients_tell() -> None:
     counts = ((6, 0, 1, 0), (2, 5, 3, 0))
     held, alpha = shares_of(job(*counts), Silent(), labels="counts", weights="per-class", found=torch.ones(2, 4))

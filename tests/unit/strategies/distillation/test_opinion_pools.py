@@ -233,3 +233,18 @@ def test_log_priors_are_distributions_in_which_no_class_is_impossible() -> None:
     torch.testing.assert_close(priors[3], torch.full((5,), 0.2))
     # (30 + 0.1 * 35) / (35 * 1.5), and what is left of a class without an example.
     torch.testing.assert_close(priors[0, [0, 1]], torch.tensor([33.5, 3.5]) / 52.5)
+
+
+def test_member_of_weight_zero_may_say_what_is_not_finite() -> None:
+    answers = logits(seed=3)
+    weights = torch.tensor([1.0, 0.0, 1.0])
+    for rule in (LogPool, LinearPool):
+        clean, spoilt = rule(COUNTS, weights), rule(COUNTS, weights)
+        clean.calibrate(answers)
+        broken = answers.clone()
+        broken[1] = (
+            torch.tensor([torch.inf, torch.nan]).repeat(broken[1].numel())[: broken[1].numel()].view_as(broken[1])
+        )
+        spoilt.calibrate(broken)
+        assert torch.equal(spoilt.bias, clean.bias)
+        assert torch.equal(spoilt(broken), clean(answers))

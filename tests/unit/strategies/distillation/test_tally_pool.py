@@ -24,7 +24,7 @@ from strategies.distillation.tally_pool import (
     row_norms,
     set_tally_pool,
 )
-from strategies.errors import OptionError
+from strategies.errors import OptionError, UploadError
 from strategies.method import Job, Normalization, Upload
 from strategies.seeds import generator
 
@@ -267,3 +267,40 @@ def test_client_that_does_not_agree_with_the_others_is_left_out_if_asked() -> No
     assert set_tally_pool(job(uploads), members, uploads, TallyPoolOptions(agreement=0.3)) == ["c5"]
     assert everybody == [1.0] * 6
     assert members.combiner.get_buffer("weights").tolist() == [1.0] * 5 + [0.0]
+
+
+def test_client_whose_logits_are_not_finite_is_left_out_without_being_asked_for_agreement() -> None:
+    huge = replace(TOLD[1], read=lambda: {name: 1e38 * value for name, value in trained(1, "linear").items()})
+    uploads = (TOLD[0], huge, TOLD[2])
+    members, plain = ensemble(uploads), ensemble(uploads[::2])
+    assert set_tally_pool(job(uploads), members, uploads, TallyPoolOptions()) == ["c1"]
+    assert set_tally_pool(job(uploads), plain, uploads[::2], TallyPoolOptions()) == []
+    images = torch.rand(5, *SHAPE)
+    torch.testing.assert_close(members(images), plain(images))
+
+
+def test_clients_none_of_whose_logits_are_finite_are_refused() -> None:
+    huge = replace(TOLD[1], read=lambda: {name: 1e38 * value for name, value in trained(1, "linear").items()})
+    with pytest.raises(UploadError, match="no client's model answers noise with finite numbers"):
+        set_tally_pool(job((huge,)), ensemble((huge,)), (huge,), TallyPoolOptions())
+
+
+def test_model_without_a_last_layer_is_refused_only_where_its_client_is_silent() -> None:
+    def blind() -> nn.Module:
+        return nn.Sequential(nn.Conv2d(1, CLASSES, 6), nn.Flatten())
+
+    odd = Upload("c1", "blind", blind().state_dict, num_examples=9, label_counts=(3, 3, 3, 0))
+    for one, refused in ((odd, False), (replace(odd, label_counts=None), True)):
+        uploads = (SILENT[0], one)
+        mixed = replace(job(uploads), builders={**BUILDERS, "blind": blind})
+        members = Ensemble.from_uploads(uploads, mixed.builders, Mean())
+        if refused:
+            with pytest.raises(OptionError, match=r"class counts of 'c1' \(blind\) .* no linear layer.*counts=noise"):
+                set_tally_pool(mixed, members, uploads, TallyPoolOptions())
+        else:
+            set_tally_pool(mixed, members, uploads, TallyPoolOptions())
+
+
+def test_great_sharpness_leaves_the_largest_share_alone() -> None:
+    largest = counted(SILENT[:1], sharpness=1e4)
+    assert sorted((largest / largest.sum()).flatten().tolist()) == pytest.approx([0, 0, 0, 1])
