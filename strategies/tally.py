@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from .distillation.average import weighted_mean
-from .distillation.combiners import Mean
+from .distillation.combiners import Mean, name_of
 from .distillation.ensemble import Ensemble
 from .distillation.epochs import SHOWN, weights_of
 from .distillation.fixed_images import learn_from_table
@@ -96,8 +96,7 @@ def fit(job: Job, progress: Progress) -> Outcome:
         return {name: torch.cat([column, *2 * [made[name]]]) if made else column for name, column in noise.items()}
 
     outcome = learn_from_table(job, progress, learner, table)
-    combiner = "log-pool" if isinstance(pool, LogPool) else "linear-pool"
-    spec = EnsembleSpec(tuple(upload.client for upload in job.uploads), combiner, weights_of(pool))
+    spec = EnsembleSpec(tuple(upload.client for upload in job.uploads), name_of(pool), weights_of(pool))
     return replace(outcome, ensemble=spec, images=images[:SHOWN])
 
 
@@ -128,10 +127,10 @@ def _start(job: Job, pool: LinearPool | LogPool) -> State | None:
     start = weighted_mean((job.uploads[k].read() for k in alike), [sizes[k] for k in alike])
     if job.config.start == "class-weighted":
         shares = class_shares(pool.weights.cpu()[alike, None] * pool.counts.cpu()[alike])
-        for key in _head_keys(job):
-            if key in start:
-                rows = [job.uploads[k].read()[key].clone() for k in alike]
-                start[key] = class_weighted(rows, shares, start[key])
+        keys = [key for key in _head_keys(job) if key in start]
+        states = (job.uploads[k].read() for k in alike)  # one at a time: of each only its last layer is kept
+        heads = [{key: state[key].clone() for key in keys} for state in states]
+        start |= {key: class_weighted([head[key] for head in heads], shares, start[key]) for key in keys}
     return start
 
 

@@ -91,13 +91,14 @@ class _OpinionPool(nn.Module):
         Args:
             answers: The members' logits on noise [M, P, C].
         """
-        sizes = centred(self._heard(answers)).std((1, 2), correction=0)
+        answers = self._heard(answers)
+        sizes = centred(answers).std((1, 2), correction=0)
         # A model that hardly answers noise would drown all others where it does answer.
         usual = float(sizes[self.weights > 0].median()) if bool((self.weights > 0).any()) else 1.0
         bounded = sizes.clamp_min(max(LEAST_SIZE * usual, 1e-12))
         self.scales.copy_(torch.where(sizes > 0, 1 / bounded, torch.zeros_like(sizes)))
         held = (self.weights[:, None] * self.counts).sum(0)
-        self.bias.copy_(balancing_bias(self._evidence(self._heard(answers)), held / held.sum().clamp_min(1e-12)))
+        self.bias.copy_(balancing_bias(self._evidence(answers), held / held.sum().clamp_min(1e-12)))
 
     def shares(self) -> Tensor:
         """Return l_k(c) [M, C]; 0 for a class that nobody holds."""
