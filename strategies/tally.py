@@ -4,7 +4,7 @@ A method of this library, published nowhere else.
 
 Symbols: z_k -> member logits; n_k^c -> tally_pool.examples_per_class; pi_k, q_k, l_k -> opinion_pools; P_T -> the
     pool's softmax; X -> noise.noise_images.
-Where: the counts -> class_counts; the teacher -> opinion_pools.LinearPool, LogPool; the start -> class_weighted;
+Where: the counts -> class_counts; the teacher -> opinion_pools.OpinionPool; the start -> class_weighted;
     the student ``min_S mean_X KL(P_T(X) || S(X))`` -> learner.Learner.
 """
 
@@ -26,7 +26,7 @@ from .distillation.heads import head_keys
 from .distillation.inverted import inverted_images
 from .distillation.learner import Learner
 from .distillation.noise import noise_batches
-from .distillation.opinion_pools import LinearPool, LogPool, class_shares
+from .distillation.opinion_pools import OpinionPool, class_shares
 from .distillation.pool import quantize
 from .distillation.settings import SCHEDULES, DistillOptions
 from .distillation.tally_pool import TallyPoolOptions, set_tally_pool
@@ -79,7 +79,7 @@ def fit(job: Job, progress: Progress) -> Outcome:
         why = "they do not agree with the others on noise, or not in finite numbers"
         progress.record({"note": f"left out are {', '.join(left_out)}: {why}"})
     pool = teacher.combiner
-    assert isinstance(pool, LinearPool | LogPool)  # noqa: S101
+    assert isinstance(pool, OpinionPool)  # noqa: S101
     start = _start(job, pool)
     learner = Learner(
         replace(job, start=start),
@@ -100,7 +100,7 @@ def fit(job: Job, progress: Progress) -> Outcome:
     return replace(outcome, ensemble=spec, images=images[:SHOWN])
 
 
-def _inverted(job: Job, learner: Learner, pool: LinearPool | LogPool, tick: Callable[[], None]) -> dict[str, Tensor]:
+def _inverted(job: Job, learner: Learner, pool: OpinionPool, tick: Callable[[], None]) -> dict[str, Tensor]:
     """Return inverted images and the logarithm of what they teach: half their class, half what the teacher sees."""
     config: TallyConfig = job.config
     held = (pool.weights[:, None] * pool.counts).sum(0).cpu()
@@ -115,7 +115,7 @@ def _inverted(job: Job, learner: Learner, pool: LinearPool | LogPool, tick: Call
     return rows
 
 
-def _start(job: Job, pool: LinearPool | LogPool) -> State | None:
+def _start(job: Job, pool: OpinionPool) -> State | None:
     """Return the weights before the first step; None for fresh ones, also where no client has the architecture."""
     if job.start is not None:
         return job.start

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from .expert_gate import ExpertGate
 from .gate import Gate
 from .open_set import OpenSet
-from .opinion_pools import LinearPool, LogPool
+from .opinion_pools import OpinionPool
 from .trained import Linear, PerClass, TwoLayers, Voting
 from .two_class import TwoClassLabelCount, TwoClassLinear, TwoClassMean, TwoClassTwoLayers
 
@@ -149,13 +150,15 @@ COMBINERS: Mapping[str, Callable[..., nn.Module]] = {
     "two-class-per-class": TwoClassLinear,
     "two-class-nn": TwoClassTwoLayers,
     "open-set": OpenSet,
-    "linear-pool": LinearPool,
-    "log-pool": LogPool,
+    "linear-pool": partial(OpinionPool, "linear"),
+    "log-pool": partial(OpinionPool, "log"),
 }
 
 
 def name_of(combiner: nn.Module) -> str:
     """Return the name under which a combiner can be rebuilt."""
+    if isinstance(combiner, OpinionPool):
+        return f"{combiner.rule}-pool"
     return next(name for name, kind in COMBINERS.items() if kind is type(combiner))
 
 

@@ -17,6 +17,8 @@ and b is chosen so that on noise each class is predicted as often as the clients
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import torch
 from torch import Tensor, nn
 
@@ -31,10 +33,30 @@ COUNTING, STEPS, RATE = 0.25, 100, 0.5
 LEAST_WANTED, LEAST_PREDICTED = 1e-2, 1e-5  # shares of a class, as parts of an equal one, below which none falls
 
 
-class _OpinionPool(nn.Module):
-    """What both pools keep.
+def logarithmic(shares: Tensor, opinions: Tensor) -> Tensor:
+    """Return ``sum_k l_k(c) log(q_k(c | x) + 1e-4)`` [B, C]: the geometric mean of the members' opinions of a class.
 
     Args:
+        shares: l [M, C].
+        opinions: log q [M, B, C].
+    """
+    return torch.einsum("mc,mbc->bc", shares, (opinions.exp() + FLOOR).log())
+
+
+def linear(shares: Tensor, opinions: Tensor) -> Tensor:
+    """Return ``log(sum_k l_k(c) q_k(c | x))`` [B, C], of the arithmetic mean; arguments as of :func:`logarithmic`."""
+    mass = torch.einsum("mc,mbc->bc", shares, opinions.exp())
+    return mass.clamp_min(torch.finfo(mass.dtype).tiny).log()
+
+
+RULES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {"log": logarithmic, "linear": linear}
+
+
+class OpinionPool(nn.Module):
+    """A pool of the members' opinions by one of the two rules.
+
+    Args:
+        rule: A key of ``RULES``.
         counts: Examples n_k^c >= 0 of class c that member k was trained on; estimates need not be whole numbers [M, C].
         weights: w_k >= 0 [M], what a member counts for beside its examples; ones by default.
         temperatures: T_k > 0 [M]; ones by default.
@@ -44,6 +66,9 @@ class _OpinionPool(nn.Module):
 
     Raises:
         ValueError: The tensors are not of that kind.
+
+    Attributes:
+        rule: As given.
     """
 
     counts: Tensor
@@ -55,6 +80,7 @@ class _OpinionPool(nn.Module):
 
     def __init__(
         self,
+        rule: str,
         counts: Tensor,
         weights: Tensor | None = None,
         temperatures: Tensor | None = None,
@@ -64,6 +90,7 @@ class _OpinionPool(nn.Module):
         bias: Tensor | None = None,
     ) -> None:
         super().__init__()
+        self.rule = rule
         ones = torch.ones(len(counts))
         given = {
             "counts": (counts, 2),
@@ -74,7 +101,7 @@ class _OpinionPool(nn.Module):
             "bias": (torch.zeros(counts.shape[-1]) if bias is None else bias, 1),
         }
         register(self, given)
-        name, members = type(self).__name__, len(counts)
+        name, members = f"a {rule} pool", len(counts)
         for key, value in (("counts", self.counts), ("weights", self.weights), ("scales", self.scales)):
             if len(value) != members or not bool(((value >= 0) & value.isfinite()).all()):
                 raise ValueError(f"{key} of {name}: allowed are finite numbers from 0, for each of {members} members")
@@ -112,34 +139,17 @@ class _OpinionPool(nn.Module):
     def forward(self, logits: Tensor) -> Tensor:
         """Combine member logits [M, B, C] to logits [B, C], whose softmax is the pool's prediction."""
         logits = self._heard(logits)
-        combined = self._pooled(logits) + self._evidence(logits) + self.bias
+        shares = self.shares()
+        combined = RULES[self.rule](shares, self.opinions(logits)) + self._evidence(logits) + self.bias
         last = combined.detach().amin(1, keepdim=True) - UNHELD
-        return torch.where(self.shares().sum(0) > 0, combined, last)
+        return torch.where(shares.sum(0) > 0, combined, last)
 
     def _heard(self, logits: Tensor) -> Tensor:
         """Return logits with zeros for members of weight 0: what they say may not even be finite."""
         return torch.where(self.weights[:, None, None] > 0, logits, torch.zeros_like(logits))
 
-    def _pooled(self, logits: Tensor) -> Tensor:
-        raise NotImplementedError
-
     def _evidence(self, logits: Tensor) -> Tensor:
         return torch.einsum("mc,mbc->bc", self.shares() * self.scales[:, None], centred(logits))
-
-
-class LinearPool(_OpinionPool):
-    """``log(sum_k l_k(c) q_k(c | x))``: the arithmetic mean of the members' opinions of a class."""
-
-    def _pooled(self, logits: Tensor) -> Tensor:
-        mass = torch.einsum("mc,mbc->bc", self.shares(), self.opinions(logits).exp())
-        return mass.clamp_min(torch.finfo(mass.dtype).tiny).log()
-
-
-class LogPool(_OpinionPool):
-    """``sum_k l_k(c) log(q_k(c | x) + 1e-4)``: the geometric mean of the members' opinions of a class."""
-
-    def _pooled(self, logits: Tensor) -> Tensor:
-        return torch.einsum("mc,mbc->bc", self.shares(), (self.opinions(logits).exp() + FLOOR).log())
 
 
 def centred(logits: Tensor) -> Tensor:

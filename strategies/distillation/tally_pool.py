@@ -20,14 +20,13 @@ from .agreement import agreeing
 from .augment import Standardize
 from .heads import head_keys
 from .noise import noise_images
-from .opinion_pools import SMOOTHING, LinearPool, LogPool
+from .opinion_pools import RULES, SMOOTHING, OpinionPool
 
 if TYPE_CHECKING:
     from ..method import Job, ModelBuilder, Upload
     from .ensemble import Ensemble
 
 COUNTS = ("auto", "noise-rows", "noise", "rows", "tempered", "uniform")
-RULES = ("log", "linear")
 BATCH = 256  # probes in one forward pass
 
 
@@ -43,7 +42,7 @@ class TallyPoolOptions:
         choices=COUNTS,
     )
     sharpness: float = option(2.0, "power that a client's estimated class shares are raised to", above=0.0)
-    rule: str = option("log", "opinion pool: logarithmic or linear", choices=RULES)
+    rule: str = option("log", "opinion pool: logarithmic or linear", choices=tuple(RULES))
     calibrated: bool = option(True, "beside the pool count the logits themselves, as large as others' on noise")
     temperature: float = option(1.0, "temperature T of a client's opinion", above=0.0)
     smoothing: float = option(SMOOTHING, "share a of its examples that a client has of every class beside", above=0.0)
@@ -80,7 +79,8 @@ def set_tally_pool(job: Job, ensemble: Ensemble, uploads: Sequence[Upload], opti
         raise UploadError("no client's model answers noise with finite numbers: nothing to combine")
     if options.agreement > 0:
         keep &= agreeing(answers, options.agreement)
-    pool = (LogPool if options.rule == "log" else LinearPool)(
+    pool = OpinionPool(
+        options.rule,
         examples_per_class(job, answers, uploads, options),
         keep.float(),
         torch.full((len(uploads),), options.temperature),

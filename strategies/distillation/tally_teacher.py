@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from .combiners import Mean
 from .ensemble import Ensemble
-from .opinion_pools import LinearPool, LogPool
+from .opinion_pools import OpinionPool
 from .tally_pool import TallyPoolOptions, set_tally_pool
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ def tally_teacher(job: Job, *, fold: bool = True, precision: str = "float32") ->
     return ensemble
 
 
-def tally_pool(job: Job) -> LinearPool | LogPool:
+def tally_pool(job: Job) -> OpinionPool:
     """Return the pool of :func:`tally_teacher` alone: counts n_k^c, weights w_k and class shares l_k(c)."""
     pool = tally_teacher(job).combiner
-    assert isinstance(pool, LinearPool | LogPool)  # noqa: S101  Tally knows these two
+    assert isinstance(pool, OpinionPool)  # noqa: S101
     return pool

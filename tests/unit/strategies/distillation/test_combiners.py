@@ -18,7 +18,7 @@ from strategies.distillation.combiners import (
 from strategies.distillation.expert_gate import ExpertGate
 from strategies.distillation.gate import Gate, start_gate
 from strategies.distillation.open_set import OpenSet
-from strategies.distillation.opinion_pools import LinearPool, LogPool
+from strategies.distillation.opinion_pools import OpinionPool
 from strategies.distillation.trained import Linear, PerClass, TwoLayers, Voting
 from strategies.distillation.two_class import TwoClassLabelCount, TwoClassLinear, TwoClassMean, TwoClassTwoLayers
 
@@ -56,8 +56,8 @@ BUILT: dict[str, nn.Module] = {
     "two-class-nn": TwoClassTwoLayers(**PAIR_LAYERS),
     "open-set": OpenSet(1),
     # Of whom the first knows class 0 alone, the second class 1; class 2 is nobody's.
-    "linear-pool": LinearPool(torch.eye(2, 3), smoothing=torch.tensor([1.0])),
-    "log-pool": LogPool(torch.eye(2, 3), smoothing=torch.tensor([1.0])),
+    "linear-pool": OpinionPool("linear", torch.eye(2, 3), smoothing=torch.tensor([1.0])),
+    "log-pool": OpinionPool("log", torch.eye(2, 3), smoothing=torch.tensor([1.0])),
 }
 POOLED = 1 / (1 + 2 * math.e + 2 * math.e**2), math.e / (2 + math.e + 2 * math.e**2)
 DIFFERENTIABLE = [name for name in COMBINERS if name not in ("voting", "open-set")]  # what all members move

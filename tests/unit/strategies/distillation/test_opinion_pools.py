@@ -6,18 +6,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from strategies.distillation.combiners import build_combiner
+from strategies.distillation.combiners import COMBINERS, build_combiner, name_of
 from strategies.distillation.opinion_pools import (
     COUNTING,
+    RULES,
     SMOOTHING,
-    LinearPool,
-    LogPool,
+    OpinionPool,
     balancing_bias,
     class_shares,
     log_priors,
 )
 
-POOLS: dict[str, type[LinearPool] | type[LogPool]] = {"linear-pool": LinearPool, "log-pool": LogPool}
+POOLS = {name: COMBINERS[name] for name in ("linear-pool", "log-pool")}
 # Class 4 is nobody's.
 COUNTS = torch.tensor([[30.0, 0, 5, 0, 0], [1, 20, 5, 0, 0], [0.5, 3, 0, 40, 0]])
 WEIGHTS, TEMPERATURES = torch.tensor([1.0, 2.0, 0.5]), torch.tensor([1.0, 1.5, 0.8])
@@ -27,9 +27,9 @@ def logits(members: int = 3, scale: float = 2.0, seed: int = 0, classes: int = 5
     return scale * torch.randn(members, 11, classes, generator=torch.Generator().manual_seed(seed))
 
 
-def pool_of(name: str, members: list[int], *, calibrated: bool, weights: Tensor = WEIGHTS) -> LinearPool | LogPool:
+def pool_of(name: str, members: list[int], *, calibrated: bool, weights: Tensor = WEIGHTS) -> OpinionPool:
     """Return the pool of some members, calibrated on what these answer to the same noise."""
-    pool = POOLS[name](COUNTS[members], weights[members], TEMPERATURES[members])
+    pool = OpinionPool(name.removesuffix("-pool"), COUNTS[members], weights[members], TEMPERATURES[members])
     if calibrated:
         pool.calibrate(logits(seed=7)[members])
     return pool
@@ -137,7 +137,7 @@ def test_pool_goes_through_its_tensors_and_back_with_the_same_bits(name: str) ->
     state = pool.state_dict()
     assert state.keys() == {"counts", "weights", "temperatures", "smoothing", "scales", "bias"}
     again = build_combiner(name, state)
-    assert type(again) is POOLS[name]
+    assert name_of(again) == name_of(pool) == name
     assert torch.equal(again(logits()), pool(logits()))
     state["counts"].zero_()
     assert not torch.equal(again.get_buffer("counts"), state["counts"])  # a copy
@@ -180,7 +180,7 @@ def test_tensors_that_are_no_pool_s_are_refused(name: str, key: str, value: Tens
 def test_calibrated_scales_make_members_equally_loud_whatever_their_logits_are() -> None:
     answers = logits(seed=3)
     loud = answers * torch.tensor([1.0, 100.0, 0.2]).view(3, 1, 1) + torch.tensor([5.0, 0.0, -3.0]).view(3, 1, 1)
-    quiet, other = LogPool(COUNTS), LogPool(COUNTS)
+    quiet, other = OpinionPool("log", COUNTS), OpinionPool("log", COUNTS)
     quiet.calibrate(answers)
     other.calibrate(loud)
     torch.testing.assert_close(other.scales * torch.tensor([1.0, 100.0, 0.2]), quiet.scales, rtol=1e-4, atol=0)
@@ -191,7 +191,7 @@ def test_calibrated_scales_make_members_equally_loud_whatever_their_logits_are()
 def test_member_that_hardly_answers_noise_is_scaled_by_ten_times_the_median_at_most() -> None:
     answers = logits(seed=3)
     answers[1] *= 1e-4
-    pool = LogPool(COUNTS)
+    pool = OpinionPool("log", COUNTS)
     pool.calibrate(answers)
     sizes = (answers - answers.mean(2, keepdim=True)).square().mean((1, 2)).sqrt()
     assert float(pool.scales[1]) == pytest.approx(10 / float(sizes.median()), rel=1e-4)
@@ -200,7 +200,7 @@ def test_member_that_hardly_answers_noise_is_scaled_by_ten_times_the_median_at_m
 def test_member_that_answers_all_noise_alike_gets_no_scale() -> None:
     answers = logits()
     answers[1] = 3.0
-    pool = LogPool(COUNTS)
+    pool = OpinionPool("log", COUNTS)
     pool.calibrate(answers)
     assert pool.scales[1] == 0
     assert bool(pool.bias.isfinite().all())
@@ -238,8 +238,8 @@ def test_log_priors_are_distributions_in_which_no_class_is_impossible() -> None:
 def test_member_of_weight_zero_may_say_what_is_not_finite() -> None:
     answers = logits(seed=3)
     weights = torch.tensor([1.0, 0.0, 1.0])
-    for rule in (LogPool, LinearPool):
-        clean, spoilt = rule(COUNTS, weights), rule(COUNTS, weights)
+    for rule in RULES:
+        clean, spoilt = OpinionPool(rule, COUNTS, weights), OpinionPool(rule, COUNTS, weights)
         clean.calibrate(answers)
         broken = answers.clone()
         broken[1] = (
