@@ -200,9 +200,10 @@ def _start(job: Job, aggregator: Aggregator) -> Params:
     if config.start == "label-counts":
         return {"weight": label_shares(np.array(_label_counts(job, "fens.start", config.start), np.float32))}
     if config.start == TALLY:
-        from .distillation.tally_teacher import tally_pool  # late: torch
+        from .distillation.tally_teacher import tally_teacher  # late: torch
 
-        return {"weight": tally_pool(job).shares().cpu().numpy()}
+        _, pool = tally_teacher(job)
+        return {"weight": pool.shares().cpu().numpy()}
     return aggregator.start(job.seed, members=len(job.uploads), classes=job.num_classes, hidden=config.hidden)
 
 

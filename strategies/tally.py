@@ -18,18 +18,18 @@ import torch
 from torch import Tensor
 
 from .distillation.average import weighted_mean
-from .distillation.combiners import Mean, name_of
-from .distillation.ensemble import Ensemble
+from .distillation.combiners import name_of
 from .distillation.epochs import SHOWN, weights_of
 from .distillation.fixed_images import learn_from_table
 from .distillation.heads import head_keys
 from .distillation.inverted import inverted_images
 from .distillation.learner import Learner
 from .distillation.noise import noise_batches
-from .distillation.opinion_pools import OpinionPool, class_shares
+from .distillation.opinion_pools import class_shares
 from .distillation.pool import quantize
 from .distillation.settings import SCHEDULES, DistillOptions
-from .distillation.tally_pool import TallyPoolOptions, set_tally_pool
+from .distillation.tally_pool import TallyPoolOptions
+from .distillation.tally_teacher import tally_teacher
 from .errors import OptionError
 from .method import EnsembleSpec, Method, Need, Outcome
 from .options import check, option
@@ -38,6 +38,7 @@ from .seeds import generator, seeded_torch
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from .distillation.opinion_pools import OpinionPool
     from .method import Job, Progress, State
 
 
@@ -74,12 +75,10 @@ class TallyConfig(TallyPoolOptions, DistillOptions):
 def fit(job: Job, progress: Progress) -> Outcome:
     """Combine the uploads, and distil them; the results are the last epoch's student and the ensemble."""
     config: TallyConfig = job.config
-    teacher = Ensemble.of_job(job, job.uploads, Mean(), precision=config.teacher_precision)
-    if left_out := set_tally_pool(job, teacher, job.uploads, config):
+    teacher, pool = tally_teacher(job, config, precision=config.teacher_precision)
+    if left_out := [one.client for one, weight in zip(job.uploads, pool.weights.tolist(), strict=True) if not weight]:
         why = "they do not agree with the others on noise, or not in finite numbers"
         progress.record({"note": f"left out are {', '.join(left_out)}: {why}"})
-    pool = teacher.combiner
-    assert isinstance(pool, OpinionPool)  # noqa: S101
     start = _start(job, pool)
     learner = Learner(
         replace(job, start=start),

@@ -49,7 +49,7 @@ def teacher_of(job: Job, combiner: nn.Module, options: DistillOptions, *, watche
     """
     uploads, precision = job.uploads, options.teacher_precision
     if job.teacher == TALLY:
-        return tally_teacher(job, fold=not watched, precision=precision)
+        return tally_teacher(job, fold=not watched, precision=precision)[0]
     if (spec := job.teacher) is not None:
         uploads, combiner = members_of(job, spec), build_combiner(spec.combiner, spec.weights)
         precision = precision if spec.precision == "float32" else spec.precision

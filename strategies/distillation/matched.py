@@ -16,7 +16,7 @@ from .combiners import Mean
 from .ensemble import Ensemble, fast_layout, member_of
 from .generators import ConditionalGenerator, FeatureGenerator
 from .heads import features_of, last_linear
-from .tally_teacher import tally_pool, tally_teacher
+from .tally_teacher import tally_teacher
 
 if TYPE_CHECKING:
     from ..method import Job, State
@@ -57,13 +57,14 @@ class Matched:
         student = fast_layout(fresh_student(job))
         if level == "images":
             pooled = job.teacher == TALLY
-            teacher = tally_teacher(job) if pooled else Ensemble.of_job(job, job.uploads, Mean())
+            teacher = tally_teacher(job)[0] if pooled else Ensemble.of_job(job, job.uploads, Mean())
             return cls(student, student, teacher, _generator(job, latent, width, 0, table))
         heads = [last_linear(member_of(upload, job.builders))[1].to(job.device) for upload in job.uploads]
         judge = last_linear(student)[1]
         owners = ["the student", *(upload.client for upload in job.uploads)]
         features = features_of([judge, *heads], job.num_classes, owners)
-        combiner = tally_pool(job) if job.teacher == TALLY else Mean()  # whole models are counted on, not their ends
+        # Whole models are counted on, not their ends.
+        combiner = tally_teacher(job)[1] if job.teacher == TALLY else Mean()
         return cls(student, judge, Ensemble(heads, combiner), _generator(job, latent, width, features, table))
 
 

@@ -57,18 +57,17 @@ class TallyPoolOptions:
     )
 
 
-def set_tally_pool(job: Job, ensemble: Ensemble, uploads: Sequence[Upload], options: TallyPoolOptions) -> list[str]:
-    """Give an ensemble Tally's combiner.
+def fitted_pool(job: Job, ensemble: Ensemble, options: TallyPoolOptions) -> OpinionPool:
+    """Return Tally's combiner of a job's uploads.
 
     Args:
-        job: Its seed, input space, device and builders.
-        ensemble: Of these uploads; its combiner is replaced.
-        uploads: The members, in their order.
+        job: Its uploads, seed, input space, device and builders.
+        ensemble: Of all its uploads, in their order, under any combiner.
         options: How.
 
     Returns:
-        The clients that are left out, with weight 0, because they do not agree with the others, or do not answer noise
-        with finite numbers.
+        The pool, where the job's device is. Clients have weight 0 that are left out, because they do not agree with the
+        others, or do not answer noise with finite numbers; else 1.
 
     Raises:
         UploadError: No client answers with finite numbers.
@@ -81,15 +80,14 @@ def set_tally_pool(job: Job, ensemble: Ensemble, uploads: Sequence[Upload], opti
         keep &= agreeing(answers, options.agreement)
     pool = OpinionPool(
         options.rule,
-        examples_per_class(job, answers, uploads, options),
+        examples_per_class(job, answers, job.uploads, options),
         keep.float(),
-        torch.full((len(uploads),), options.temperature),
+        torch.full((len(keep),), options.temperature),
         torch.tensor([options.smoothing]),
     )
     if options.calibrated:
         pool.calibrate(answers)
-    ensemble.combiner = pool.to(job.device).eval()
-    return [upload.client for upload, kept in zip(uploads, keep.tolist(), strict=True) if not kept]
+    return pool.to(job.device).eval()
 
 
 def examples_per_class(job: Job, answers: Tensor, uploads: Sequence[Upload], options: TallyPoolOptions) -> Tensor:

@@ -1,4 +1,4 @@
-"""Tally's pool where it is not Tally that distils it: as the teacher of another method, or as class shares."""
+"""All uploads of a job under Tally's pool: what Tally distils, and the teacher or the class shares of other methods."""
 
 from __future__ import annotations
 
@@ -6,32 +6,28 @@ from typing import TYPE_CHECKING
 
 from .combiners import Mean
 from .ensemble import Ensemble
-from .opinion_pools import OpinionPool
-from .tally_pool import TallyPoolOptions, set_tally_pool
+from .tally_pool import TallyPoolOptions, fitted_pool
 
 if TYPE_CHECKING:
     from ..method import Job
+    from .opinion_pools import OpinionPool
 
 
-def tally_teacher(job: Job, *, fold: bool = True, precision: str = "float32") -> Ensemble:
-    """Return all uploads of a job under Tally's pool, with its default options.
+def tally_teacher(
+    job: Job, options: TallyPoolOptions | None = None, *, fold: bool = True, precision: str = "float32"
+) -> tuple[Ensemble, OpinionPool]:
+    """Return all uploads of a job under Tally's pool, and that pool, which is the ensemble's combiner.
 
     Args:
         job: Its uploads, builders, seed, input space and device. Label counts may be missing.
+        options: Of the pool; None for the defaults.
         fold: See :meth:`.ensemble.Ensemble.from_uploads`.
         precision: The same.
 
     Raises:
         OneShotError: An upload's weights do not fit its architecture, or its model does not end with a linear layer of
-            one output per class.
+            one output per class; or no model answers noise with finite numbers.
     """
     ensemble = Ensemble.of_job(job, job.uploads, Mean(), fold=fold, precision=precision)
-    set_tally_pool(job, ensemble, job.uploads, TallyPoolOptions())
-    return ensemble
-
-
-def tally_pool(job: Job) -> OpinionPool:
-    """Return the pool of :func:`tally_teacher` alone: counts n_k^c, weights w_k and class shares l_k(c)."""
-    pool = tally_teacher(job).combiner
-    assert isinstance(pool, OpinionPool)  # noqa: S101
-    return pool
+    ensemble.combiner = pool = fitted_pool(job, ensemble, options or TallyPoolOptions())
+    return ensemble, pool

@@ -26,7 +26,7 @@ from strategies.distillation.combiners import name_of
 from strategies.distillation.generated import GeneratedImages
 from strategies.distillation.learner import Learner
 from strategies.distillation.synthesis import Batch
-from strategies.distillation.tally_teacher import tally_pool
+from strategies.distillation.tally_teacher import tally_teacher
 from strategies.errors import OptionError
 from strategies.method import TALLY, Outcome, Silent, Upload
 from strategies.outcomes import ensemble_of
@@ -299,7 +299,7 @@ def test_weights_of_tallys_pool_are_learned_and_resumed(uploads: tuple[Upload, .
     check_resume_at_every_border(METHOD, config, teacher=TALLY, uploads=uploads)
     outcome = fit(replace(tiny_job(config), teacher=TALLY, uploads=uploads), Silent())
     assert outcome.ensemble is not None
-    assert outcome.ensemble.combiner == name_of(tally_pool(tiny_job(config, uploads=uploads)))
+    assert outcome.ensemble.combiner == name_of(tally_teacher(tiny_job(config, uploads=uploads))[1])
     assert outcome.ensemble.weights.keys() >= {"counts", "weights"}
     assert not torch.equal(final(outcome), THIRDS)
     ensemble_of(tiny_job(config), outcome.ensemble)

@@ -15,7 +15,7 @@ from method_fakes import BUILDERS, UPLOADS, Book
 from strategies.aggregation import trainers
 from strategies.aggregation.aggregators import AGGREGATORS
 from strategies.clients import Answer
-from strategies.distillation.tally_teacher import tally_pool
+from strategies.distillation.tally_teacher import tally_teacher
 from strategies.errors import OptionError, QuorumError
 from strategies.fens import METHOD, FensConfig
 from strategies.method import Job, Silent
@@ -448,7 +448,7 @@ def test_per_class_weights_may_start_from_tallys_shares_told_or_not(tmp_path: Pa
     silent = weights(fitted(DirectClients(tmp_path / "silent"), job))["weight"]
 
     np.testing.assert_allclose(told, counts / counts.sum(0), rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(silent, tally_pool(job).shares().numpy(), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(silent, tally_teacher(job)[1].shares().numpy(), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(silent.sum(0), 1, rtol=1e-5)
     assert np.abs(silent - told).max() > 0.01
 

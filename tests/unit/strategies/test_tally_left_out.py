@@ -11,7 +11,7 @@ from method_fakes import Book, tiny_job, wide
 
 from strategies.distillation.combiners import Mean
 from strategies.distillation.ensemble import Ensemble
-from strategies.distillation.tally_pool import set_tally_pool
+from strategies.distillation.tally_pool import fitted_pool
 from strategies.method import Job, Outcome, Upload
 from strategies.tally import METHOD, TallyConfig
 
@@ -76,12 +76,11 @@ def test_clients_when_they_agree_are_kept_and_nothing_changes() -> None:
     assert same(one, other)
 
 
-def test_names_of_those_left_out_are_returned() -> None:
+def test_those_left_out_have_no_weight_in_the_pool() -> None:
     ensemble = Ensemble.of_job(job(), UPLOADS, Mean())
 
-    assert set_tally_pool(job(), ensemble, UPLOADS, TallyConfig(agreement=0.3, probes=100)) == ["c1"]
-    assert set_tally_pool(job(), ensemble, UPLOADS, TallyConfig()) == []
-    assert ensemble.combiner(torch.zeros(CLIENTS, 2, 3)).shape == (2, 3)
+    assert fitted_pool(job(), ensemble, TallyConfig(agreement=0.3, probes=100)).weights.tolist() == [1, 0, 1, 1, 1]
+    assert fitted_pool(job(), ensemble, TallyConfig()).weights.tolist() == [1.0] * CLIENTS
 
 
 @pytest.mark.parametrize("counts", ["auto", "noise-rows"])

@@ -15,8 +15,8 @@ from strategies.distillation.ensemble import Ensemble
 from strategies.distillation.learner import teacher_of
 from strategies.distillation.opinion_pools import OpinionPool
 from strategies.distillation.settings import DistillOptions
-from strategies.distillation.tally_pool import TallyPoolOptions, set_tally_pool
-from strategies.distillation.tally_teacher import tally_pool
+from strategies.distillation.tally_pool import TallyPoolOptions, fitted_pool
+from strategies.distillation.tally_teacher import tally_teacher
 from strategies.errors import OptionError
 from strategies.method import TALLY, Job, Silent
 from strategies.needs import check_needs
@@ -35,9 +35,7 @@ def taught(**changes: Any) -> Job:
 def test_teacher_of_a_job_is_its_uploads_under_tallys_pool(uploads: Any) -> None:
     job = taught(uploads=uploads)
     by_hand = Ensemble.from_uploads(uploads, job.builders, Mean())
-    set_tally_pool(job, by_hand, uploads, TallyPoolOptions())
-    pool = by_hand.combiner
-    assert isinstance(pool, OpinionPool)
+    pool = fitted_pool(job, by_hand, TallyPoolOptions())
 
     teacher = teacher_of(job, Mean(), DistillOptions())
 
@@ -61,7 +59,7 @@ def test_gradient_of_the_teacher_reaches_the_images(uploads: Any, watched: bool)
 
 
 def test_same_seed_gives_the_same_teacher_and_another_seed_other_probes() -> None:
-    first, again, other = (tally_pool(taught(uploads=MUTE, seed=seed)).counts for seed in (0, 0, 1))
+    first, again, other = (tally_teacher(taught(uploads=MUTE, seed=seed))[1].counts for seed in (0, 0, 1))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
 

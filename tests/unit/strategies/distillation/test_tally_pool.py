@@ -19,10 +19,10 @@ from strategies.distillation.opinion_pools import OpinionPool
 from strategies.distillation.tally_pool import (
     TallyPoolOptions,
     examples_per_class,
+    fitted_pool,
     known_sizes,
     probed,
     row_norms,
-    set_tally_pool,
 )
 from strategies.errors import OptionError, UploadError
 from strategies.method import Job, Normalization, Upload
@@ -239,14 +239,13 @@ def test_pool_is_the_one_that_is_asked_for_with_the_members_counts(rule: str, ca
     options = TallyPoolOptions(
         rule=rule, temperature=1.5, smoothing=0.2, sharpness=1.0, probes=300, calibrated=calibrated
     )
-    assert set_tally_pool(job(MIXED), members, MIXED, options) == []
+    fitted = fitted_pool(job(MIXED), members, options)
     pool = OpinionPool(rule, counted(MIXED, probes=300), None, torch.full((3,), 1.5), torch.tensor([0.2]))
     if calibrated:
         pool.calibrate(noise_answers(MIXED, 300))
-    assert isinstance(members.combiner, OpinionPool)
-    assert members.combiner.rule == rule
-    assert not members.combiner.training
-    found = members.combiner.state_dict()
+    assert fitted.rule == rule
+    assert not fitted.training
+    found = fitted.state_dict()
     assert found.keys() == pool.state_dict().keys()
     for name, value in pool.state_dict().items():
         torch.testing.assert_close(found[name], value, rtol=1e-3, atol=1e-4, msg=name)
@@ -261,27 +260,26 @@ def test_client_that_does_not_agree_with_the_others_is_left_out_if_asked() -> No
     bad = replace(upload(0), client="c5", read=lambda: moved)
     uploads = (*good, bad)
     members = ensemble(uploads)
-    assert set_tally_pool(job(uploads), members, uploads, TallyPoolOptions(agreement=0.0)) == []
-    everybody = members.combiner.get_buffer("weights").tolist()
-    assert set_tally_pool(job(uploads), members, uploads, TallyPoolOptions(agreement=0.3)) == ["c5"]
-    assert everybody == [1.0] * 6
-    assert members.combiner.get_buffer("weights").tolist() == [1.0] * 5 + [0.0]
+    for share, weights in ((0.0, [1.0] * 6), (0.3, [1.0] * 5 + [0.0])):
+        assert fitted_pool(job(uploads), members, TallyPoolOptions(agreement=share)).weights.tolist() == weights
 
 
 def test_client_whose_logits_are_not_finite_is_left_out_without_being_asked_for_agreement() -> None:
     huge = replace(TOLD[1], read=lambda: {name: 1e38 * value for name, value in trained(1, "linear").items()})
     uploads = (TOLD[0], huge, TOLD[2])
-    members, plain = ensemble(uploads), ensemble(uploads[::2])
-    assert set_tally_pool(job(uploads), members, uploads, TallyPoolOptions()) == ["c1"]
-    assert set_tally_pool(job(uploads), plain, uploads[::2], TallyPoolOptions()) == []
-    images = torch.rand(5, *SHAPE)
-    torch.testing.assert_close(members(images), plain(images))
+    images, found = torch.rand(5, *SHAPE), []
+    for some, weights in ((uploads, [1.0, 0.0, 1.0]), (uploads[::2], [1.0, 1.0])):
+        members = ensemble(some)
+        members.combiner = pool = fitted_pool(job(some), members, TallyPoolOptions())
+        assert pool.weights.tolist() == weights
+        found.append(members(images))
+    torch.testing.assert_close(*found)
 
 
 def test_clients_none_of_whose_logits_are_finite_are_refused() -> None:
     huge = replace(TOLD[1], read=lambda: {name: 1e38 * value for name, value in trained(1, "linear").items()})
     with pytest.raises(UploadError, match="no client's model answers noise with finite numbers"):
-        set_tally_pool(job((huge,)), ensemble((huge,)), (huge,), TallyPoolOptions())
+        fitted_pool(job((huge,)), ensemble((huge,)), TallyPoolOptions())
 
 
 def test_model_without_a_last_layer_is_refused_only_where_its_client_is_silent() -> None:
@@ -295,9 +293,9 @@ def test_model_without_a_last_layer_is_refused_only_where_its_client_is_silent()
         members = Ensemble.from_uploads(uploads, mixed.builders, Mean())
         if refused:
             with pytest.raises(OptionError, match=r"class counts of 'c1' \(blind\) .* no linear layer.*counts=noise"):
-                set_tally_pool(mixed, members, uploads, TallyPoolOptions())
+                fitted_pool(mixed, members, TallyPoolOptions())
         else:
-            set_tally_pool(mixed, members, uploads, TallyPoolOptions())
+            fitted_pool(mixed, members, TallyPoolOptions())
 
 
 def test_great_sharpness_leaves_the_largest_share_alone() -> None:
