@@ -10,6 +10,7 @@ Where: the counts -> class_counts; the teacher -> opinion_pools.OpinionPool; the
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .distillation.average import weighted_mean
+from .distillation.average import LARGEST, norms_of, shrinkage, shrunk, weighted_mean
 from .distillation.combiners import name_of
 from .distillation.epochs import SHOWN, weights_of
 from .distillation.fixed_images import learn_from_table
@@ -36,7 +37,7 @@ from .options import check, option
 from .seeds import generator, seeded_torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from .distillation.opinion_pools import OpinionPool
     from .method import Job, Progress, State
@@ -79,7 +80,7 @@ def fit(job: Job, progress: Progress) -> Outcome:
     if left_out := [one.client for one, weight in zip(job.uploads, pool.weights.tolist(), strict=True) if not weight]:
         why = "they do not agree with the others on noise, or not in finite numbers"
         progress.record({"note": f"left out are {', '.join(left_out)}: {why}"})
-    start = _start(job, pool)
+    start = _start(job, pool, progress)
     learner = Learner(
         replace(job, start=start),
         teacher,
@@ -114,23 +115,35 @@ def _inverted(job: Job, learner: Learner, pool: OpinionPool, tick: Callable[[], 
     return rows
 
 
-def _start(job: Job, pool: OpinionPool) -> State | None:
+def _start(job: Job, pool: OpinionPool, progress: Progress) -> State | None:
     """Return the weights before the first step; None for fresh ones, also where no client has the architecture."""
     if job.start is not None:
         return job.start
     # As many examples as the pool counts: what it caps or leaves out does not come in by the start.
     sizes = (pool.weights * pool.counts.sum(1)).round().tolist()
     alike = [k for k, upload in enumerate(job.uploads) if upload.architecture == job.student and sizes[k] > 0]
-    if job.config.start == "fresh" or not alike:
+    if job.config.start == "fresh":
         return None
-    start = weighted_mean((job.uploads[k].read() for k in alike), [sizes[k] for k in alike])
-    if job.config.start == "class-weighted":
-        shares = class_shares(pool.weights.cpu()[alike, None] * pool.counts.cpu()[alike])
-        keys = [key for key in _head_keys(job) if key in start]
-        states = (job.uploads[k].read() for k in alike)  # one at a time: of each only its last layer is kept
-        heads = [{key: state[key].clone() for key in keys} for state in states]
-        start |= {key: class_weighted([head[key] for head in heads], shares, start[key]) for key in keys}
-    return start
+    norms = {k: norms_of(job.uploads[k].read()) for k in alike}
+    alike = [k for k in alike if all(map(math.isfinite, norms[k].values()))]
+    if not alike:
+        return None
+    factors = dict(zip(alike, shrinkage([norms[k] for k in alike]), strict=True))
+    if large := [job.uploads[k].client for k in alike if factors[k]]:
+        why = f"they have tensors more than {LARGEST:g} times as large as the clients' median"
+        progress.record({"note": f"the student's start takes {', '.join(large)} for as large as the others: {why}"})
+    keys = _head_keys(job) if job.config.start == "class-weighted" else ()
+    heads: list[State] = []
+
+    def states() -> Iterator[State]:  # one at a time: of each only its last layer is kept
+        for k in alike:
+            state = shrunk(job.uploads[k].read(), factors[k])
+            heads.append({key: state[key].clone() for key in keys if key in state})
+            yield state
+
+    start = weighted_mean(states(), [sizes[k] for k in alike])
+    shares = class_shares(pool.weights.cpu()[alike, None] * pool.counts.cpu()[alike])
+    return start | {key: class_weighted([head[key] for head in heads], shares, start[key]) for key in heads[0]}
 
 
 def check_start(job: Job) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,6 +13,8 @@ from ..errors import OptionError
 
 if TYPE_CHECKING:
     from ..method import Job
+
+LARGEST = 3.0  # norm of a client's tensor, as a multiple of the clients' median, from which on it is shrunk
 
 
 def weighted_mean(states: Iterable[dict[str, Tensor]], weights: Sequence[float]) -> dict[str, Tensor]:
@@ -44,6 +47,31 @@ def weighted_mean(states: Iterable[dict[str, Tensor]], weights: Sequence[float])
             sums[name].add_(tensor.detach().cpu().double(), alpha=weight)
     total = sum(weights)
     return {name: (value / total).to(dtypes[name]) for name, value in sums.items()}
+
+
+def norms_of(state: Mapping[str, Tensor]) -> dict[str, float]:
+    """Return the Euclidean norm of every tensor of real numbers, in double precision."""
+    return {name: float(value.double().norm()) for name, value in state.items() if value.is_floating_point()}
+
+
+def shrinkage(norms: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
+    """Return what to multiply a client's tensors by, so that no average is swayed by how large its weights are.
+
+    A tensor of a norm above ``LARGEST`` times the clients' median gets the median; others are not named. Of two clients
+    nobody can say which one is too large.
+
+    Args:
+        norms: Of each client, by tensor; finite.
+    """
+    if len(norms) < 3:
+        return [{} for _ in norms]
+    usual = {name: statistics.median_low([client[name] for client in norms]) for name in norms[0]}
+    return [{name: usual[name] / norm for name, norm in one.items() if norm > LARGEST * usual[name]} for one in norms]
+
+
+def shrunk(state: Mapping[str, Tensor], factors: Mapping[str, float]) -> dict[str, Tensor]:
+    """Return a state, or a part of it, with the tensors that :func:`shrinkage` names multiplied by its factors."""
+    return {name: value * factors[name] if name in factors else value for name, value in state.items()}
 
 
 def example_weights(num_examples: Sequence[int | None]) -> list[float] | None:

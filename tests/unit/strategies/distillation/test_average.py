@@ -4,7 +4,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from strategies.distillation.average import example_weights, weighted_mean
+from strategies.distillation.average import LARGEST, example_weights, norms_of, shrinkage, shrunk, weighted_mean
 from strategies.seeds import generator as rng
 
 STATES = [{"w": torch.randn(3, 4, generator=rng(i)) * 10**i, "batches": torch.tensor(100 + 3 * i)} for i in range(4)]
@@ -67,3 +67,25 @@ def test_states_of_different_shapes_are_refused(other: dict[str, torch.Tensor]) 
 def test_example_weights_with_a_silent_client_are_none() -> None:
     assert example_weights([2, 5]) == [2.0, 5.0]
     assert example_weights([2, None]) is None
+
+
+def test_tensors_far_above_the_median_get_the_median_and_others_stay_as_they_are() -> None:
+    limit = 2.0 * LARGEST
+    sizes = [{"w": size, "b": 1.0} for size in (1.0, 2.0, limit, 1.01 * limit, 0.0)]
+    factors = shrinkage(sizes)
+    assert factors == [{}, {}, {}, {"w": pytest.approx(1 / (1.01 * LARGEST))}, {}]
+    state = {"w": torch.tensor([0.6, -0.8]) * 1.01 * limit, "b": torch.tensor(1.0), "n": torch.tensor(3)}
+    assert norms_of(state) == {"w": pytest.approx(1.01 * limit), "b": 1.0}
+    small = shrunk(state, factors[3])
+    torch.testing.assert_close(small["w"], torch.tensor([1.2, -1.6]))
+    assert (small["b"], small["n"]) == (state["b"], state["n"])
+    assert shrunk({"b": state["b"]}, factors[3]) == {"b": state["b"]}
+
+
+def test_norms_of_huge_weights_are_finite() -> None:
+    assert norms_of({"w": torch.full((4,), 1e38)})["w"] == pytest.approx(2e38)
+
+
+def test_what_the_others_do_not_have_at_all_goes_and_of_two_clients_nobody_is_shrunk() -> None:
+    assert shrinkage([{"w": 0.0}, {"w": 0.0}, {"w": 5.0}]) == [{}, {}, {"w": 0.0}]
+    assert shrinkage([{"w": 1.0}, {"w": 500.0}]) == [{}, {}]
