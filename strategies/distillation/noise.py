@@ -7,13 +7,16 @@ anew for every image, from nearly white noise to a few large blobs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 EXPONENTS = (0.5, 3.0)  # drawn uniformly between them
-AT_ONCE = 1024  # images whose spectra are in memory together
+# Images whose spectra are in memory together: as many as have these values, which is all of them up to 3 x 32 x 32.
+AT_ONCE = 1024
+VALUES_AT_ONCE = AT_ONCE * 3 * 32 * 32
 
 Shape = tuple[int, int, int]
 
@@ -34,8 +37,9 @@ def noise_images(count: int, shape: Shape, rng: torch.Generator) -> Tensor:
 
 def noise_batches(count: int, shape: Shape, rng: torch.Generator) -> Iterator[Tensor]:
     """Yield the images of :func:`noise_images` in batches [b, ch, H, W]: many large ones need not be held at once."""
-    for first in range(0, count, AT_ONCE):
-        yield _batch(min(AT_ONCE, count - first), shape, rng)
+    most = max(1, min(AT_ONCE, VALUES_AT_ONCE // math.prod(shape)))
+    for first in range(0, count, most):
+        yield _batch(min(most, count - first), shape, rng)
 
 
 def random_fields(count: int, channels: int, exponent: Tensor, size: tuple[int, int], rng: torch.Generator) -> Tensor:

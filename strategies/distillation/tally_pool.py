@@ -19,7 +19,7 @@ from . import class_counts
 from .agreement import agreeing
 from .augment import Standardize
 from .heads import head_keys
-from .noise import noise_images
+from .noise import noise_batches
 from .opinion_pools import RULES, SMOOTHING, OpinionPool
 
 if TYPE_CHECKING:
@@ -134,9 +134,9 @@ def estimated_shares(job: Job, answers: Tensor, uploads: Sequence[Upload], optio
 def probed(job: Job, ensemble: Ensemble, count: int) -> Tensor:
     """Return the members' logits [M, count, C] on noise, on the CPU."""
     standardize = Standardize(job.normalization)
-    images = standardize(noise_images(count, job.input_shape, generator(job.seed, "tally", "probes")))
-    parts = [ensemble.member_logits(part.to(job.device)).float().cpu() for part in torch.split(images, BATCH)]
-    return torch.cat(parts, dim=1)
+    batches = noise_batches(count, job.input_shape, generator(job.seed, "tally", "probes"))
+    parts = (standardize(part) for batch in batches for part in torch.split(batch, BATCH))
+    return torch.cat([ensemble.member_logits(part.to(job.device)).float().cpu() for part in parts], dim=1)
 
 
 def row_norms(uploads: Sequence[Upload], builders: Mapping[str, ModelBuilder], classes: int) -> Tensor:

@@ -68,6 +68,28 @@ def test_images_come_in_parts_of_a_bounded_size_and_all_of_them(count: int, monk
     assert distinct(found) == count
 
 
+@pytest.mark.parametrize(
+    ("shape", "most"),
+    [((1, 8, 8), 6), ((3, 8, 8), 6), ((3, 9, 8), 5), ((3, 16, 16), 1), ((3, 40, 40), 1)],
+    ids=str,
+)
+def test_large_images_come_in_smaller_parts(
+    shape: tuple[int, int, int], most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(noise, "AT_ONCE", 6)
+    monkeypatch.setattr(noise, "VALUES_AT_ONCE", 6 * 3 * 8 * 8)
+    sizes = [len(batch) for batch in noise.noise_batches(13, shape, generator(0, "test"))]
+    assert sum(sizes) == 13
+    assert set(sizes[:-1]) == {most}
+
+
+def test_images_of_the_usual_shapes_come_a_thousand_at_once() -> None:
+    """Their bits depend on it."""
+    shapes = ((1, 16, 16), (1, 32, 32), (3, 32, 32))
+    firsts = [next(noise.noise_batches(2000, shape, generator(0, "test"))) for shape in shapes]
+    assert [len(first) for first in firsts] == [1024] * 3
+
+
 @pytest.mark.parametrize("size", [(8, 8), (5, 12), (1, 9), (9, 1), (1, 2)], ids=str)
 def test_fields_have_mean_zero_and_variance_one_each(size: tuple[int, int]) -> None:
     fields = random_fields(50, 3, torch.linspace(0.5, 3, 50), size, generator(0, "test")).double()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from strategies.distillation import tally_pool
+from strategies.distillation import noise, tally_pool
 from strategies.distillation.class_counts import geometric_mean, response_shares, row_shares
 from strategies.distillation.combiners import Mean
 from strategies.distillation.ensemble import Ensemble
@@ -184,6 +185,24 @@ def test_probes_are_drawn_from_the_seed_and_asked_in_parts(monkeypatch: pytest.M
     other = probed(job(SILENT, seed=1), members, 5)
     torch.testing.assert_close(other, noise_answers(SILENT, 5, seed=1), rtol=1e-4, atol=1e-4)
     assert not torch.allclose(other, found[:, :5])
+
+
+def test_large_probes_are_made_as_they_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    alive: list[int] = []
+    made: list[weakref.ref[Tensor]] = []
+    make = noise._batch
+
+    def counted(*args: Any) -> Tensor:
+        alive.append(sum(one() is not None for one in made))
+        batch = make(*args)
+        made.append(weakref.ref(batch))
+        return batch
+
+    monkeypatch.setattr(noise, "_batch", counted)
+    monkeypatch.setattr(noise, "VALUES_AT_ONCE", 3 * 36)
+    probed(job(TOLD), ensemble(TOLD), 11)
+    assert len(alive) == 4
+    assert max(alive) <= 1  # the one before is let go when the next is there
 
 
 def test_row_norms_are_of_each_architecture_s_last_layer() -> None:
