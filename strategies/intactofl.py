@@ -186,7 +186,8 @@ def _start(job: Job) -> State:
     members, classes = max(1, len(job.uploads)), job.num_classes
     if job.config.gate == "predictions":
         return {"weight": torch.zeros(members, members * classes), "bias": torch.zeros(members)}
-    drawn = start_gate(job.seed, members=members, classes=classes, input_shape=job.input_shape)
+    asked_by = "setting 'intactofl.gate' is 'image', which"
+    drawn = start_gate(job.seed, members=members, classes=classes, input_shape=job.input_shape, asked_by=asked_by)
     return {name: torch.from_numpy(value) for name, value in drawn.items()}
 
 
