@@ -182,7 +182,7 @@ class ClientConfig:
 class AppConfig:
     """The app's settings."""
 
-    method: str = option("dense", "server method; 'oneshot methods' lists them")
+    method: str = option("tally", "server method; 'oneshot methods' lists them")
     seed: int = option(0, "every random draw of the run follows from it", low=0)
     scale: float = option(
         1.0, "what local and server epochs are multiplied by, to shorten a published setting", above=0.0, high=1.0

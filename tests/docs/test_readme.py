@@ -34,10 +34,7 @@ KINDS = {o.key: o.kind for o in known_options()}
 WITH_CODE = [page for page in PAGES if blocks(page, "python")]
 # Files of the examples, which a reader would write.
 EXAMPLES = {"strategies/trimmed_mean.py", "strategies/disagreement.py"}
-SMALL = (
-    "client.epochs=1 data.limit=200 dense.epochs=1 dense.generator-steps=1 dense.synthesis-batch-size=4 "
-    "dense.batch-size=4"
-)
+SMALL = "client.epochs=1 data.limit=200 tally.epochs=1 tally.images=64 tally.probes=64"
 
 
 def execute(page: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[str], str] = str) -> dict[str, Any]:
@@ -285,7 +282,7 @@ def test_readme_run_replay_and_resume_do_what_they_say(tmp_path: Path) -> None:
     [tree] = [block for block in blocks(README, "") if block.startswith("runs/")]
     promised = re.findall(r"[\w.]+\.(?:json|jsonl|safetensors|md|png)\b", tree)
     absent = [name for name in promised if not list(run.rglob(name))]
-    assert absent == ["refusals.jsonl", "client_weights.png"], "nobody was refused, and DENSE learns no weights"
+    assert absent == ["refusals.jsonl", "client_weights.png"], "nobody was refused, and Tally weighs by class"
     replay = oneshot(*replayed.replace("$RUN", str(run)).split()[1:])
     assert [row["kind"] for row in replay["table"]][-1] == "ensemble"
     assert replay["table"][:2] == result["table"][:2]

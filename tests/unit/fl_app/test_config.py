@@ -16,7 +16,7 @@ def test_settings_when_none_are_given_are_those_of_the_main_job() -> None:
 
     assert config == AppConfig()
     assert (config.method, config.data.name, config.data.law, config.data.alpha) == (
-        "dense",
+        "tally",
         "digits",
         "dirichlet-classes",
         0.3,

@@ -28,6 +28,7 @@ from strategies.errors import ComputeError, DataError, OptionError
 from strategies.gatekeeper.config import GatekeeperConfig
 from strategies.method import METHODS, Normalization
 from strategies.options import options_of
+from strategies.tally import TallyConfig
 
 
 def test_defaults_cover_every_key_of_the_app_and_of_every_method() -> None:
@@ -43,14 +44,19 @@ def test_settings_when_none_are_given_are_the_main_job() -> None:
     settings = read_settings({})
 
     assert settings.app == AppConfig()
-    assert settings.method is METHODS["dense"]
+    assert settings.method is METHODS["tally"]
+    assert settings.method_config == TallyConfig()
+    assert dict(settings.flat) == default_settings()
+
+
+def test_dense_in_the_app_is_short() -> None:
     main_job = {
         key.removeprefix("dense.").replace("-", "_"): value
         for key, value in MAIN_JOB.items()
         if key.startswith("dense.")
     }
-    assert settings.method_config == DenseConfig(**main_job)
-    assert dict(settings.flat) == default_settings()
+    assert main_job
+    assert read_settings({"method": "dense"}).method_config == DenseConfig(**main_job)
 
 
 @pytest.mark.parametrize("name", list(METHODS))
@@ -67,8 +73,8 @@ def test_settings_when_a_method_is_named_have_its_config(name: str) -> None:
         ({"method": "fedprox"}, ["'method'", "'fedprox'", ", ".join(sorted(METHODS))]),
         ({"sede": 1}, ["'sede'", "value 1", "did you mean 'seed'?"]),
         ({"dense.epoch": 5}, ["'dense.epoch'", "value 5", "did you mean 'dense.epochs'?"]),
-        ({"dense.epochs": 0}, ["'dense.epochs'", "is 0", "at least 1"]),
-        ({"dense.schedule": "step"}, ["'dense.schedule'", "'step'", "'constant', 'cosine'"]),
+        ({"method": "dense", "dense.epochs": 0}, ["'dense.epochs'", "is 0", "at least 1"]),
+        ({"method": "dense", "dense.schedule": "step"}, ["'dense.schedule'", "'step'", "'constant', 'cosine'"]),
         ({"method": "fedavg", "fedavg.weights": "n"}, ["'fedavg.weights'", "'n'", "'examples', 'uniform'"]),
         ({"data.alpha": -1}, ["'data.alpha'", "-1.0", "greater than 0.0"]),
     ],

@@ -493,7 +493,7 @@ def test_the_command_when_a_program_reads_prints_one_object_also_for_a_refusal(m
     assert "'posix.mkdir'" in json.loads(refused.stdout)["error"]
     result = json.loads(skipped.stdout)
     assert (result["status"], len(result["uploads"]), result["refused"]) == ("imported", 3, 1)
-    assert result["next"] == f"oneshot replay {tmp_path / 'm'} --method dense"
+    assert result["next"] == f"oneshot replay {tmp_path / 'm'} --method tally"
     assert read_json(tmp_path / "m" / "run.json")["settings"]["run-dir"] == ""
 
 

@@ -40,7 +40,7 @@ def test_scale_is_the_same_for_the_client_that_reads_the_settings_itself() -> No
 
 
 def test_scale_leaves_an_epoch_at_least() -> None:
-    settings = read_settings({"client.epochs": 3, "dense.epochs": 1, "scale": 0.01})
+    settings = read_settings({"method": "dense", "client.epochs": 3, "dense.epochs": 1, "scale": 0.01})
 
     assert (settings.app.client.epochs, settings.method_config.epochs) == (1, 1)
     assert settings.scaled == {"client.epochs": [3, 1]}
