@@ -1,4 +1,4 @@
-"""What a result cost its clients: MiB of the messages, up and down, per phase; and accuracy against it."""
+"""What a result cost its clients: MiB of the messages, up and down, per phase."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from server_app.cost_plots import Curve, Point
 from server_app.evaluation import Row
 from strategies.errors import StoreError
 from strategies.method import Method
@@ -15,7 +16,6 @@ from strategies.store.run_folder import RoundFolder, RunFolder
 from strategies.traffic import MIB, UPLOAD_PHASE, Moved, Traffic
 
 KIB = 2**10
-Curve = tuple[tuple[float, float], ...]
 
 
 @dataclass(frozen=True)
@@ -122,27 +122,6 @@ def _counted(rounds: Sequence[RoundFolder], left_out: Collection[str]) -> tuple[
             up, down = moved.up.get(upload.client, upload.bytes), moved.down.get(upload.client, 0)
             total.add(UPLOAD_PHASE, upload.client, up=up, down=down)
     return total, sized
-
-
-@dataclass(frozen=True)
-class Point:
-    """A result in the plot of accuracy against communication.
-
-    Attributes:
-        name: As in the result table.
-        kind: ``"baseline"``, ``"ensemble"`` or ``"student"``.
-        mib: MiB per client, up and down, until the result was there.
-        accuracy: In %, the mean of several.
-        spread: Their sample standard deviation; None for a single one.
-        curves: MiB per client and accuracy on the way there, a curve per run.
-    """
-
-    name: str
-    kind: str
-    mib: float
-    accuracy: float
-    spread: float | None = None
-    curves: tuple[Curve, ...] = ()
 
 
 def own_names(method: Method) -> tuple[str, str]:

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from server_app.communication_plot import plot_communication
 from server_app.compare_cell import Cell, expected_seconds, facts_of, run_cell
 from server_app.compare_sources import data_of, info_of, own_results, with_uploads
-from server_app.compare_table import lines_of, points_of_lines
+from server_app.compare_table import lines_of, points_of_lines, times_of_lines
+from server_app.cost_plots import plot_communication, plot_server_time
 from server_app.drawing import save
 from server_app.guard import guarded, sigterm_as_interrupt
 from server_app.replay import check_replay, unmet_need
@@ -26,7 +26,7 @@ from strategies.store.files import make_folder, read_json, store_errors, write_j
 from strategies.store.run_folder import default_run_dir
 
 FACTS_FILE, PLOT_FILE, CELLS_FOLDER = "compare.json", "comparison.png", "cells"
-COMMUNICATION_FILE = "communication.png"
+COMMUNICATION_FILE, COST_FILE = "communication.png", "cost.png"
 _WITH_CLIENTS = "it goes on with its clients after their upload; its own runs, if they are named, are in the table"
 ALL = "all"
 
@@ -236,7 +236,7 @@ def _written(
     """Write compare.json and the plots; return what the former holds."""
     finished = [found for cell in cells if (found := facts_of(cell)) is not None]
     lines = lines_of([*finished, *facts["own"]])
-    plot, points = "", points_of_lines(lines, facts["own"])
+    plot, points, times = "", points_of_lines(lines, facts["own"]), times_of_lines(lines)
     if any(line.accuracies for line in lines):
         plot = save(folder / PLOT_FILE, plot_comparison(lines))
     result = {
@@ -247,6 +247,7 @@ def _written(
         "cells": finished,
         "plot": plot,
         "communication_plot": save(folder / COMMUNICATION_FILE, plot_communication(points)) if points else "",
+        "cost_plot": save(folder / COST_FILE, plot_server_time(times)) if times else "",
     }
     write_json(folder / FACTS_FILE, result)
     return result

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any, Literal
 
-from server_app.communication import Curve, Point
+from server_app.cost_plots import Curve, Point
 from server_app.finish import scaled_line
 from server_app.tables import csv_text, markdown_text, print_table
 
@@ -144,6 +144,15 @@ def _line(key: tuple[str, str, str], group: Sequence[tuple[Mapping[str, Any], fl
     )
 
 
+def times_of_lines(lines: Sequence[Line]) -> list[Point]:
+    """Return the lines that have an accuracy, and whose server stage's CPU time is known, over that."""
+    return [
+        Point(line.name, line.kind, line.server_cpu_s, line.accuracy, line.spread)
+        for line in lines
+        if line.accuracy is not None and line.server_cpu_s is not None
+    ]
+
+
 def points_of_lines(lines: Sequence[Line], own: Sequence[Mapping[str, Any]]) -> list[Point]:
     """Return the lines that have an accuracy and are known to have cost something.
 
@@ -223,7 +232,8 @@ def print_comparison(comparison: Mapping[str, Any], format: CompareFormat) -> No
         sys.stdout.flush()
         return
     print_table(COLUMNS, [line.shown() for line in lines], texts=TEXTS, notes=notes)
-    plots = (("plot", comparison["plot"]), ("communication", comparison.get("communication_plot")))
-    for what, path in (*plots, ("results", "compare.json")):
+    plots = {"plot": "plot", "communication": "communication_plot", "cost": "cost_plot"}
+    found = ((what, comparison.get(key)) for what, key in plots.items())
+    for what, path in (*found, ("results", "compare.json")):
         if path:
             sys.stdout.write(f"{what:<14} {comparison['compare_dir']}/{path}\n")

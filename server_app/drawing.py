@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,6 +36,20 @@ def row_figure(names: Sequence[str], *, least: float = 0.0) -> tuple[Figure, Axe
     axes.set_yticks(range(len(names)), [short(name) for name in names], fontsize=points)
     axes.set_ylim(len(names) - 0.4, -0.6)
     return figure, axes, points
+
+
+def legend_beside(axes: Axes, **more: Any) -> None:
+    """Put the legend to the right of the axes, each text once; ``more`` goes to matplotlib."""
+    handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    axes.legend(
+        handles.values(),
+        handles.keys(),
+        loc="upper left",
+        bbox_to_anchor=(1.0, 1.0),
+        fontsize="small",
+        frameon=False,
+        **more,
+    )
 
 
 def short(name: str) -> str:

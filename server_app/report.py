@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from server_app.communication import Point
-from server_app.communication_plot import plot_communication
-from server_app.drawing import COLOURS, new_figure, row_figure, save
+from server_app.cost_plots import Point, plot_communication
+from server_app.drawing import COLOURS, legend_beside, new_figure, row_figure, save
 from server_app.evaluation import Row
 from server_app.gatekeeping import card_section
 from strategies.method import Job, Method, Outcome
@@ -77,7 +76,7 @@ def plot_labels(counts: Mapping[str, Sequence[int]]) -> Figure:
     axes.set_xlabel("training examples")
     axes.set_title("Labels per client")
     if classes <= LEGEND_MOST:
-        axes.legend(title="class", loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize="small", frameon=False)
+        legend_beside(axes, title="class")
     else:
         _colour_bar(figure, axes, classes)
     return figure
@@ -120,7 +119,7 @@ def plot_client_weights(weights: Mapping[str, float]) -> Figure:
     axes.set_xlim(0, 1.12 * max([uniform, *weights.values()]))
     axes.set_xlabel("weight in the ensemble, of 1")
     axes.set_title("What every client weighs in the end")
-    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize="small", frameon=False)
+    legend_beside(axes)
     return figure
 
 
@@ -142,10 +141,7 @@ def plot_comparison(lines: Sequence[Line]) -> Figure:
     several = ": mean, sample standard deviation, single results" * any(line.spread is not None for line in lines)
     axes.set_xlabel(f"accuracy on held-out images, %{several}")
     axes.set_title("Methods on the same uploads")
-    handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-    axes.legend(
-        handles.values(), handles.keys(), loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize="small", frameon=False
-    )
+    legend_beside(axes)
     return figure
 
 
@@ -158,11 +154,13 @@ def plot_curve(curve: Sequence[tuple[int, float]], rows: Sequence[Row], *, round
     axes.locator_params(axis="x", integer=True)
     for row in rows:
         if row.kind in ("baseline", "ensemble") and row is not own:
-            axes.axhline(row.accuracy, color=COLOURS[row.kind], linestyle="--", linewidth=1, label=row.name)
+            # The ensemble that the student learns from has the colour of FedENS.
+            style = ":" if row.name == f"{own.name} ensemble" else "--"
+            axes.axhline(row.accuracy, color=COLOURS[row.kind], linestyle=style, linewidth=1.4, label=row.name)
     axes.set_xlabel("round" if rounds else "server epoch")
     axes.set_ylabel("accuracy on held-out images, %")
     axes.set_title("Round by round" if rounds else "The server stage")
-    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize="small", frameon=False)
+    legend_beside(axes)
     return figure
 
 
@@ -179,20 +177,21 @@ def plot_images(images: np.ndarray[Any, Any]) -> Figure:
     figure, axes = new_figure(8.0, 8.0 * lines / columns + 0.5)
     axes.imshow(grid.transpose(1, 2, 0).squeeze(), cmap="gray", vmin=0, vmax=255, interpolation="nearest")
     axes.set_axis_off()
-    axes.set_title("Synthetic images the student was trained on")
+    axes.set_title("Images the student was trained on; none is a client's")
     return figure
 
 
 def model_card(method: Method, report: StageReport, rows: Sequence[Row], facts: Mapping[str, Any]) -> str:
     """Return the model card: what the weights are, where they come from, and how to load them."""
     outcome, job = report.outcome, report.job
-    what = "one model" if outcome.student is not None else f"an ensemble of {len(job.uploads)} models"
+    results = ["one model"] if outcome.student is not None else []
+    results += [f"an ensemble of {len(outcome.ensemble.clients)} models"] if outcome.ensemble is not None else []
     own = [job.student] if outcome.student is not None else sorted({upload.architecture for upload in job.uploads})
     table = "\n".join(f"| {row.name} | {row.kind} | {row.accuracy:.2f} |" for row in rows)
     options = "\n".join(f"- `{key}` = {value!r}" for key, value in sorted(facts.get("options", {}).items()))
     notes = "".join(f"{note[0].upper()}{note[1:]}.\n" for note in facts.get("notes", ()))
     how = f"one-shot federated learning from {len(job.uploads)} uploads" if job.uploads else "rounds of training"
-    return f"""# {method.title}: {what}
+    return f"""# {method.title}: {", and ".join(results)}
 
 Made by {how}, with {getattr(job.config, "title", method.title)} ({method.source}).
 Architecture: {", ".join(own)}.
@@ -231,24 +230,33 @@ standard deviation {std}"""
 
 
 def _load_code(report: StageReport) -> str:
-    job = report.job
-    if report.outcome.student is None and kind_of(job.uploads[0].architecture) == OPEN_SET:
-        return f"""from fl_app.models.uploaded import uploaded_builders
-from strategies import load_ensemble_module
+    """Return the code that loads the result, and that for the ensemble beside a student."""
+    student, ensemble = report.outcome.student is not None, report.outcome.ensemble is not None
+    codes = [_load_student(report.job, name="model")] if student else []
+    codes += [_load_ensemble(report.job, name="ensemble" if student else "model")] if ensemble else []
+    return "\n\n".join(codes)
 
-model = load_ensemble_module(".", uploaded_builders("open-set", {job.num_classes}, {job.input_shape}))"""
-    if report.outcome.student is None:
-        return f"""from fl_app.models import builders
-from strategies import load_ensemble_module
 
-model = load_ensemble_module(".", builders({job.num_classes}, {job.input_shape}))"""
+def _load_student(job: Job, *, name: str) -> str:
     return f"""from safetensors.torch import load_file
 
 from fl_app.models import build
 
-model = build({job.student!r}, num_classes={job.num_classes}, input_shape={job.input_shape})
-model.load_state_dict(load_file("student.safetensors"))
-model.eval()"""
+{name} = build({job.student!r}, num_classes={job.num_classes}, input_shape={job.input_shape})
+{name}.load_state_dict(load_file("student.safetensors"))
+{name}.eval()"""
+
+
+def _load_ensemble(job: Job, *, name: str) -> str:
+    if kind_of(job.uploads[0].architecture) == OPEN_SET:
+        return f"""from fl_app.models.uploaded import uploaded_builders
+from strategies import load_ensemble_module
+
+{name} = load_ensemble_module(".", uploaded_builders("open-set", {job.num_classes}, {job.input_shape}))"""
+    return f"""from fl_app.models import builders
+from strategies import load_ensemble_module
+
+{name} = load_ensemble_module(".", builders({job.num_classes}, {job.input_shape}))"""
 
 
 def _colour_bar(figure: Figure, axes: Axes, classes: int) -> None:

@@ -2,21 +2,16 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
-from itertools import pairwise
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from matplotlib.colors import to_hex
-from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 from server_app import cli as command_line
 from server_app.communication import (
     Cost,
-    Point,
     cost_of,
     cost_of_uploads,
     curve_of,
@@ -24,8 +19,6 @@ from server_app.communication import (
     moved_lines,
     points_of,
 )
-from server_app.communication_plot import plot_communication
-from server_app.drawing import COLOURS
 from server_app.evaluation import Row
 from server_app.replay import Request, replay_run
 from strategies.errors import StoreError
@@ -186,7 +179,7 @@ def test_own_rows_cost_the_whole_run_and_the_others_the_uploads() -> None:
     points = points_of(METHODS["dense"], rows, rounds, Cost(three_phases()))
 
     whole = three_phases().mib_per_client
-    assert {point.name: point.mib for point in points} == {
+    assert {point.name: point.cost for point in points} == {
         "FedAvg (one shot)": 5.0, "FedENS": 5.0, "DENSE ensemble": whole, "DENSE": whole,
     }  # fmt: skip
     # What rounds with the clients train is the ensemble, where there is one.
@@ -201,7 +194,7 @@ def test_rows_without_uploads_to_be_made_of_are_left_out() -> None:
 
     points = points_of(METHODS["dense"], ROWS, [], Cost(traffic))
 
-    assert [(point.name, point.mib) for point in points] == [("DENSE", 1.0)]
+    assert [(point.name, point.cost) for point in points] == [("DENSE", 1.0)]
 
 
 def test_a_curve_is_made_of_rows_that_tell_bytes_and_accuracy() -> None:
@@ -247,72 +240,6 @@ def test_an_amount_of_bytes_is_told_in_a_unit_that_shows_it(amount: int, text: s
     mib = round(amount / 2**20, 6)
 
     assert moved_lines({"mib_up_per_client": mib, "mib_down_per_client": mib}) == [f"{text} up, {text} down per client"]
-
-
-def points(count: int = 12) -> list[Point]:
-    kinds = ("baseline", "ensemble", "student")
-    return [Point(f"Method {k} of the comparison", kinds[k % 3], 0.25, 40.0 + k / 4) for k in range(count)]
-
-
-def texts_of(figure: Figure) -> list[str]:
-    legend = figure.axes[0].get_legend()
-    assert legend is not None
-    return [text.get_text() for text in legend.get_texts()]
-
-
-def assert_readable(figure: Figure) -> None:
-    figure.canvas.draw()
-    axes, renderer = figure.axes[0], figure.canvas.get_renderer()  # type: ignore[attr-defined]
-    legend = axes.get_legend()
-    assert legend is not None
-    assert legend.get_window_extent(renderer).x0 >= axes.get_window_extent().x1
-    least, most = axes.get_xlim()
-    ticks = [
-        label for place, label in zip(axes.get_xticks(), axes.get_xticklabels(), strict=True) if least <= place <= most
-    ]
-    assert len(ticks) >= 2
-    for texts in (legend.get_texts(), ticks, [axes.title], [axes.xaxis.label], [axes.yaxis.label]):
-        boxes = [text.get_window_extent(renderer) for text in texts]
-        for box in boxes:
-            assert 0 <= box.x0 < box.x1 <= figure.bbox.x1
-            assert 0 <= box.y0 < box.y1 <= figure.bbox.y1
-        for one, other in pairwise(boxes):
-            assert not one.overlaps(other)
-
-
-def test_the_plot_names_every_result_with_the_best_first_and_tells_them_apart() -> None:
-    figure = plot_communication(points())
-
-    axes = figure.axes[0]
-    assert axes.get_xscale() == "log"
-    assert texts_of(figure)[0] == "Method 11 of the comparison, 42.8 %"
-    assert len(texts_of(figure)) == 12
-    looks = [(line.get_marker(), to_hex(line.get_color())) for line in axes.lines if line.get_marker() in set("osD^v")]
-    assert len(looks) == len(set(looks)) == 12
-    assert {colour for _, colour in looks} == {COLOURS[kind] for kind in ("baseline", "ensemble", "student")}
-    assert_readable(figure)
-
-
-@pytest.mark.parametrize("amounts", [[0.25], [0.0008, 0.0011], [0.2, 60.0], [0.001, 9000.0]])
-def test_the_axis_of_mib_has_readable_numbers_over_few_and_many_decades(amounts: Sequence[float]) -> None:
-    figure = plot_communication([Point(f"m{mib}", "student", mib, 50.0) for mib in amounts])
-
-    least, most = figure.axes[0].get_xlim()
-    assert least < min(amounts) <= max(amounts) < most
-    assert_readable(figure)
-
-
-def test_rounds_when_drawn_are_a_curve_in_the_colour_of_their_result() -> None:
-    curve = ((5.0, 30.0), (6.0, 50.0), (7.0, 55.0))
-    figure = plot_communication([*points(2), Point("FENS", "ensemble", 7.0, 56.0, 2.0, (curve, curve[:2]))])
-
-    axes = figure.axes[0]
-    drawn = [line for line in axes.lines if line.get_linewidth() == 1.0 and line.get_marker() == "None"]
-    places = [np.column_stack([np.asarray(line.get_xdata()), np.asarray(line.get_ydata())]) for line in drawn]
-    assert [each.tolist() for each in places] == [np.array(curve).tolist(), np.array(curve[:2]).tolist()]
-    assert {to_hex(line.get_color()) for line in drawn} == {COLOURS["ensemble"]}
-    assert texts_of(figure)[0] == "FENS, 56.0 ± 2.0 %"
-    assert_readable(figure)
 
 
 def test_the_printed_result_of_a_run_with_phases_has_them_under_the_bytes(run_folder: MakeRun) -> None:

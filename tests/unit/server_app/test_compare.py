@@ -125,7 +125,7 @@ def test_every_cell_is_a_normal_replay_folder_and_compare_json_holds_all_of_them
     assert folder.parent == run.parent
     assert json.loads((folder / "compare.json").read_text()) == json.loads(json.dumps(found))
     assert (found["status"], found["data"], found["runs"]) == ("finished", "digits", [str(run)])
-    for plot in (found["plot"], found["communication_plot"]):
+    for plot in (found["plot"], found["communication_plot"], found["cost_plot"]):
         assert (folder / plot).stat().st_size > 1000
     assert [(cell["method"], cell["seed"]) for cell in found["cells"]] == [("fedens", 0), ("dense", 0), ("dense", 1)]
     for cell in found["cells"]:
@@ -517,7 +517,7 @@ def test_runs_of_another_project_are_compared_without_accuracies(
     ]
     digests = {cell["seed"]: cell["weights_sha256"] for cell in found["cells"] if cell["method"] == "dense"}
     assert digests[4] != digests[5]
-    assert (found["plot"], found["communication_plot"]) == ("", "")
+    assert (found["plot"], found["communication_plot"], found["cost_plot"]) == ("", "", "")
     assert oneshot(*words[:2], "--methods", "label-count-ensemble", "--model", "compared_net:Net").exit_code == 1
 
 
@@ -565,9 +565,10 @@ def test_the_table_for_people_has_every_column_and_names_plot_and_folder(run_fol
         ["DENSE", "ensemble", "ensemble"],
         ["DENSE", "student", "1"],
     ]
-    assert lines[-3:] == [
+    assert lines[-4:] == [
         ["plot", str(tmp_path / "out" / "comparison.png")],
         ["communication", str(tmp_path / "out" / "communication.png")],
+        ["cost", str(tmp_path / "out" / "cost.png")],
         ["results", str(tmp_path / "out" / "compare.json")],
     ]
 

@@ -100,7 +100,7 @@ def test_results_of_one_method_with_other_options_have_names_of_their_own(run_of
     points = {point.name: point for point in points_of_lines(lines, own)}
     curve = tuple(map(tuple, CURVE))
     assert points["FENS, nn, as run"].curves == (curve, curve)
-    assert (points["FENS, nn, as run"].mib, points["FENS, nn, as run"].spread) == (lines[0].mib_per_client, 1.41)
+    assert (points["FENS, nn, as run"].cost, points["FENS, nn, as run"].spread) == (lines[0].mib_per_client, 1.41)
 
 
 def test_a_comparison_puts_methods_on_stored_uploads_and_a_run_s_own_result_side_by_side(

@@ -16,8 +16,8 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from server_app.communication import Point
 from server_app.compare_table import Line
+from server_app.cost_plots import Point
 from server_app.evaluation import HeldOut, Row, result_table
 from server_app.report import (
     COLOURS,
@@ -208,6 +208,16 @@ def test_the_curve_has_whole_epochs_and_its_legend_beside_it() -> None:
     assert all(float(tick).is_integer() for tick in axes.get_xticks())
 
 
+def test_the_curve_of_a_method_with_an_ensemble_of_its_own_tells_it_from_fedens() -> None:
+    table = [*RESULTS[:2], Row("Tally ensemble", "ensemble", 70.0), Row("Tally", "student", 65.0)]
+    figure = plot_curve([(1, 60.0), (2, 65.0)], table)
+
+    lines = {line.get_label(): line for line in figure.axes[0].lines}
+    assert list(lines) == ["student", "FedAvg (one shot)", "FedENS", "Tally ensemble"]
+    looks = {(line.get_linestyle(), to_hex(line.get_color())) for line in lines.values()}
+    assert len(looks) == len(lines)
+
+
 def test_the_curve_of_rounds_with_clients_is_its_result_s_own() -> None:
     table = [*rows(2)[:-1], Row("FENS", "ensemble", 90.0)]
     figure = plot_curve([(5, 20.0), (10, 40.0)], table, rounds=True)
@@ -273,7 +283,7 @@ def card(tmp_path: Path, report: StageReport, method: Method, images: HeldOut) -
     return model_card(method, report, table, {"weights_sha256": digest, "options": {"dense.epochs": 2}})
 
 
-@pytest.mark.parametrize("method", ["dense", "fedavg", "fedens", "dw-fedens", "label-count-ensemble"])
+@pytest.mark.parametrize("method", ["dense", "fedavg", "fedens", "dw-fedens", "label-count-ensemble", "tally"])
 def test_the_load_snippet_of_the_model_card_when_executed_gives_the_result(
     tmp_path: Path, stage: Stage, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
@@ -283,13 +293,16 @@ def test_the_load_snippet_of_the_model_card_when_executed_gives_the_result(
     (tmp_path / "snippet.py").write_text(code)
     monkeypatch.chdir(tmp_path / "run")
 
-    model = runpy.run_path(str(tmp_path / "snippet.py"))["model"]
+    loaded = runpy.run_path(str(tmp_path / "snippet.py"))
 
-    assert not model.training
-    expected = load_model(report.outcome, report.job)
+    assert ("ensemble" in loaded) is (method == "tally")
+    outcomes = {"model": report.outcome, "ensemble": replace(report.outcome, student=None)}
     pixels, _ = next(images.batches(torch.device("cpu")))
-    with torch.no_grad():
-        assert torch.equal(model(pixels), expected(pixels))
+    for name in outcomes.keys() & loaded.keys():
+        assert not loaded[name].training
+        expected = load_model(outcomes[name], report.job)
+        with torch.no_grad():
+            assert torch.equal(loaded[name](pixels), expected(pixels))
 
 
 def test_the_model_card_says_what_where_from_and_how_good(tmp_path: Path, stage: Stage) -> None:
@@ -311,6 +324,12 @@ def test_the_model_card_says_what_where_from_and_how_good(tmp_path: Path, stage:
     ):
         assert part in text
     assert re.search(r"Weights \(sha256\): [0-9a-f]{64}\.", text)
+
+
+def test_the_model_card_of_a_student_with_an_ensemble_names_both(tmp_path: Path, stage: Stage) -> None:
+    report, settings, images = stage("tally")
+
+    assert "# Tally: one model, and an ensemble of 3 models\n" in card(tmp_path, report, settings.method, images)
 
 
 def test_the_model_card_of_an_ensemble_names_every_architecture(tmp_path: Path, stage: Stage) -> None:
