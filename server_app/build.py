@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from strategies.flower.iterative import Iterative
     from strategies.flower.one_shot import OneShot
 
-# The main job is small: these values, tried out on digits, take seconds where DENSE's own take an hour, and FENS's a
-# minute. FLBoost's, tried out on Fashion-MNIST, are for models as small as the main job's.
+# The main job's data are small: there these values, tried out on digits, take seconds where DENSE's own take an hour,
+# and FENS's a minute. FLBoost's, tried out on Fashion-MNIST, are for models as small as the main job's.
 MAIN_JOB: Mapping[str, Scalar] = {
     "dense.epochs": 24,
     "dense.generator-steps": 10,
