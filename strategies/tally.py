@@ -3,7 +3,7 @@
 A method of this library, published nowhere else.
 
 Symbols: z_k -> member logits; n_k^c -> tally_pool.examples_per_class; pi_k, q_k, l_k -> opinion_pools; P_T -> the
-    pool's softmax; X -> noise.noise_images.
+    pool's softmax; X -> noise.noise_images, overlaid.
 Where: the counts -> class_counts; the teacher -> opinion_pools.OpinionPool; the start -> class_weighted;
     the student ``min_S mean_X KL(P_T(X) || S(X))`` -> learner.Learner.
 """
@@ -25,7 +25,7 @@ from .distillation.fixed_images import learn_from_table
 from .distillation.heads import head_keys
 from .distillation.inverted import inverted_images
 from .distillation.learner import Learner
-from .distillation.noise import noise_batches
+from .distillation.noise import noise_batches, overlaid
 from .distillation.opinion_pools import class_shares
 from .distillation.pool import quantize
 from .distillation.settings import SCHEDULES, DistillOptions
@@ -48,7 +48,8 @@ class TallyConfig(TallyPoolOptions, DistillOptions):
     """Options of Tally."""
 
     epochs: int = option(12, "passes over the noise images T", low=1)
-    images: int = option(8192, "noise images", low=2)
+    images: int = option(16384, "noise images", low=2)
+    layers: int = option(3, "times that shapes of other noise, or of one colour, are laid over them", low=0)
     inverted: int = option(0, "images inverted from the clients' models beside the noise, each read twice", low=0)
     inversion_steps: int = option(16, "steps of an inversion", low=1)
     kd_temperature: float = option(1.0, "temperature of the distillation loss", above=0.0)
@@ -87,8 +88,7 @@ def fit(job: Job, progress: Progress) -> Outcome:
         config,
         frozen_statistics=start is not None and config.statistics == "frozen",
     )
-    batches = noise_batches(config.images, job.input_shape, generator(job.seed, "tally", "noise"))
-    images = torch.cat([quantize(batch) for batch in batches])
+    images = _noise(job)
 
     def table() -> dict[str, Tensor]:
         noise = learner.with_logits({"images": images})
@@ -98,6 +98,14 @@ def fit(job: Job, progress: Progress) -> Outcome:
     outcome = learn_from_table(job, progress, learner, table)
     spec = EnsembleSpec(tuple(upload.client for upload in job.uploads), name_of(pool), weights_of(pool))
     return replace(outcome, ensemble=spec, images=images[:SHOWN])
+
+
+def _noise(job: Job) -> Tensor:
+    """Return the noise images as bytes [N, ch, H, W]."""
+    config: TallyConfig = job.config
+    batches = noise_batches(config.images, job.input_shape, generator(job.seed, "tally", "noise"))
+    shapes = generator(job.seed, "tally", "shapes")
+    return torch.cat([quantize(overlaid(batch, config.layers, shapes)) for batch in batches])
 
 
 def _inverted(job: Job, learner: Learner, pool: OpinionPool, tick: Callable[[], None]) -> dict[str, Tensor]:

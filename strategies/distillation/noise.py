@@ -2,7 +2,10 @@
 
 The amplitude of natural images falls with the spatial frequency f about as ``f^-1`` (Field, *Relations between the
 statistics of natural images and the response properties of cortical cells*, JOSA A 1987); here the exponent is drawn
-anew for every image, from nearly white noise to a few large blobs.
+anew for every image, from nearly white noise to a few large blobs. What fields lack are things in front of one another,
+with edges, as in the dead-leaves model of natural images (Lee, Mumford and Huang, *Occlusion models for natural
+images*, IJCV 2001), which networks learn more from than from spectra alone (Baradad et al., *Learning to see by
+looking at noise*, NeurIPS 2021). :func:`overlaid` adds them.
 """
 
 from __future__ import annotations
@@ -17,6 +20,9 @@ EXPONENTS = (0.5, 3.0)  # drawn uniformly between them
 # Images whose spectra are in memory together: as many as have these values, which is all of them up to 3 x 32 x 32.
 AT_ONCE = 1024
 VALUES_AT_ONCE = AT_ONCE * 3 * 32 * 32
+# A shape is where a field of an exponent between these two is high: above LEVEL + SPREAD |normal|.
+OUTLINES, LEVEL, SPREAD = (1.5, 3.5), 0.3, 0.7
+COVERED, PLAIN = 0.7, 0.5  # share of images that a layer is laid over, and of these that it is of one colour in
 
 Shape = tuple[int, int, int]
 
@@ -40,6 +46,34 @@ def noise_batches(count: int, shape: Shape, rng: torch.Generator) -> Iterator[Te
     most = max(1, min(AT_ONCE, VALUES_AT_ONCE // math.prod(shape)))
     for first in range(0, count, most):
         yield _batch(min(most, count - first), shape, rng)
+
+
+def overlaid(images: Tensor, layers: int, rng: torch.Generator) -> Tensor:
+    """Return images with shapes laid over them, layer by layer, each a part of another image or of one colour.
+
+    Seven of ten images get the shapes of a layer: where a smooth random field is high, which are up to two fifths of
+    the image. One image in two shows another image of the batch there, as it was before, the others one random colour.
+
+    Args:
+        images: Pixels [B, ch, H, W] in [0, 1]; they stay as they are.
+        layers: At least 0.
+        rng: A CPU generator.
+    """
+    count, channels, height, width = images.shape
+    low, high = OUTLINES
+
+    def uniform(values: int = 1) -> Tensor:
+        return torch.rand(count, values, 1, 1, generator=rng)
+
+    over = images
+    for _ in range(layers):
+        exponent = low + (high - low) * uniform().flatten()
+        field = random_fields(count, 1, exponent, (height, width), rng)
+        shape = field > LEVEL + SPREAD * torch.randn(count, 1, 1, 1, generator=rng).abs()
+        others = images[torch.randperm(count, generator=rng)]
+        filling = torch.where(uniform() < PLAIN, uniform(channels), others)
+        over = torch.where(shape & (uniform() < COVERED), filling, over)
+    return over
 
 
 def random_fields(count: int, channels: int, exponent: Tensor, size: tuple[int, int], rng: torch.Generator) -> Tensor:

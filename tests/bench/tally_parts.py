@@ -71,6 +71,8 @@ PARTS = (
     Part("pool: no prior correction", {"smoothing": 1e6}),
     Part("pool: temperature 2", {"temperature": 2.0}),
     Part("pool: temperature 4", {"temperature": 4.0}),
+    Part("noise: no shapes over it", {"layers": 0}),
+    Part("noise: six layers of shapes", {"layers": 6}),
     Part("noise: white", exponents=(0.0, 0.0)),
     Part("noise: smooth", exponents=(2.0, 3.0)),
     Part("noise: 2,048 images", {"images": 2048, "epochs": 48}),

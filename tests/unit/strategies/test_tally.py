@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from strategies.distillation.augment import Standardize
 from strategies.distillation.ensemble import Ensemble
 from strategies.distillation.learner import Learner
-from strategies.distillation.noise import noise_images
+from strategies.distillation.noise import noise_images, overlaid
 from strategies.distillation.opinion_pools import OpinionPool
 from strategies.distillation.pool import quantize
 from strategies.errors import OptionError
@@ -32,7 +32,7 @@ from strategies.seeds import generator
 from strategies.tally import METHOD, TallyConfig, fit
 
 SMALL = TallyConfig(
-    epochs=3, batch_size=5, images=12, probes=7, counts="tempered", optimizer="sgd", student_lr=0.1, start="average",
+    epochs=3, batch_size=5, images=12, layers=0, probes=7, counts="tempered", optimizer="sgd", student_lr=0.1, start="average",
     student_clip=10.0, weight_decay=1e-4, schedule="one-cycle", rule="linear", sharpness=1.0, calibrated=True,
     temperature=1.0, smoothing=0.02,
 )  # fmt: skip
@@ -61,6 +61,7 @@ def student_of(config: TallyConfig, uploads: tuple[Upload, ...] = UPLOADS, **als
         {"counts": "noise-rows", "start": "fresh", "steps_per_epoch": 1},
         {"counts": "auto", "rule": "log", "statistics": "learned", "schedule": "cosine"},
         {"inverted": 6, "inversion_steps": 2},
+        {"layers": 2},
     ],
 )
 def test_fit_resumed_after_a_crash_ends_with_the_same_bits(changes: dict[str, Any]) -> None:
@@ -85,6 +86,14 @@ def test_outcome_has_the_student_the_ensemble_and_the_first_images(usual: Outcom
     assert isinstance(combiner, OpinionPool)
     assert combiner.rule == "linear"
     assert torch.equal(combiner.counts, usual.ensemble.weights["counts"])
+
+
+def test_layers_of_shapes_lie_over_the_noise() -> None:
+    found = fit(tiny_job(replace(STILL, layers=2)), Silent()).images
+    bare = noise_images(12, SHAPE, generator(0, "tally", "noise"))
+    assert found is not None
+    assert torch.equal(found, quantize(overlaid(bare, 2, generator(0, "tally", "shapes"))))
+    assert not torch.equal(found, quantize(bare))
 
 
 def test_ensemble_s_counts_are_those_that_clients_tell_and_estimates_of_the_others() -> None:
@@ -271,7 +280,7 @@ def test_both_pools_teach_different_students() -> None:
 
 TALLY_OTHER: dict[str, Any] = OTHER | {
     "schedule": "cosine", "counts": "rows", "rule": "log", "temperature": 3.0, "smoothing": 0.5, "probes": 8,
-    "cap_examples": True, "images": 13, "sharpness": 2.0, "calibrated": False, "inverted": 4, "inversion_steps": 2,
+    "cap_examples": True, "images": 13, "layers": 1, "sharpness": 2.0, "calibrated": False, "inverted": 4, "inversion_steps": 2,
     "start": "class-weighted", "statistics": "learned",
 }  # fmt: skip
 # Random models do not agree: its test stands above.

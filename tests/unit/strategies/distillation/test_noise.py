@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from strategies.distillation import noise
-from strategies.distillation.noise import noise_images, random_fields
+from strategies.distillation.noise import noise_images, overlaid, random_fields
 from strategies.seeds import generator
 
 SHAPES = [(1, 16, 16), (3, 8, 12), (3, 7, 5), (1, 1, 9), (2, 9, 1), (1, 2, 2)]
@@ -176,3 +176,41 @@ def test_exponents_cover_the_range_evenly(monkeypatch: pytest.MonkeyPatch) -> No
     assert high - 0.05 < float(common.max()) <= high
     assert float(common.mean()) == pytest.approx((low + high) / 2, abs=0.1)
     assert float(common.std()) == pytest.approx((high - low) / math.sqrt(12), rel=0.05)
+
+
+def test_shapes_show_another_image_of_the_batch_or_one_colour_and_images_stay() -> None:
+    """Every image has a colour of its own, so that what a pixel shows tells where it comes from."""
+    colours = torch.arange(200.0)[:, None, None, None].expand(200, 3, 16, 16) / 1000
+    kept = colours.clone()
+    found = overlaid(colours, 1, generator(0, "test"))
+    assert torch.equal(colours, kept)
+    touched = (found != colours).any(1)
+    covered = touched.flatten(1).double().mean(1)
+    of_another = torch.isin(found, colours).all(1) & touched
+    plain = touched & ~of_another
+    for image in found:
+        assert len({tuple(pixel) for pixel in image.flatten(1).T.tolist()}) <= 2
+    assert float((covered > 0).double().mean()) == pytest.approx(noise.COVERED, abs=0.12)
+    assert 0.05 < float(covered.max()) < 0.5  # fields are even: above 0.3 lie two fifths of a normal one
+    assert not bool((of_another.flatten(1).any(1) & plain.flatten(1).any(1)).any())
+    shown = of_another.flatten(1).any(1).double().sum() / touched.flatten(1).any(1).double().sum()
+    assert float(shown) == pytest.approx(1 - noise.PLAIN, abs=0.12)
+
+
+def test_no_layers_are_the_images_and_each_more_covers_more() -> None:
+    bare = images(100, (1, 16, 16))
+    assert torch.equal(overlaid(bare, 0, generator(0, "test")), bare)
+    changed = [float((overlaid(bare, layers, generator(0, "test")) != bare).double().mean()) for layers in (1, 3, 6)]
+    assert changed == sorted(changed)
+    assert changed[0] > 0.05
+    assert changed[2] > 2 * changed[0]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_overlaid_images_of_any_shape_are_pixels_and_repeat_by_their_generator(shape: tuple[int, int, int]) -> None:
+    bare = images(30, shape)
+    found = overlaid(bare, 3, generator(1, "test"))
+    assert found.shape == bare.shape
+    assert 0 <= float(found.min()) <= float(found.max()) <= 1
+    assert torch.equal(found, overlaid(bare, 3, generator(1, "test")))
+    assert not torch.equal(found, overlaid(bare, 3, generator(2, "test")))
