@@ -25,7 +25,7 @@ import torch
 from measure import say
 from torch import Tensor, nn
 
-from server_app.build import build_job, held_out, read_settings
+from server_app.build import Settings, build_job, held_out, read_settings
 from server_app.evaluation import HeldOut
 from server_app.server_data import open_half
 from strategies.distillation import noise
@@ -75,8 +75,8 @@ PARTS = (
     Part("noise: six layers of shapes", {"layers": 6}),
     Part("noise: white", exponents=(0.0, 0.0)),
     Part("noise: smooth", exponents=(2.0, 3.0)),
-    Part("noise: 2,048 images", {"images": 2048, "epochs": 48}),
-    Part("noise: 32,768 images", {"images": 32768, "epochs": 3}),
+    Part("noise: 2,048 images", {"images": 2048, "epochs": 96}),
+    Part("noise: 65,536 images", {"images": 65536, "epochs": 3}),
     Part("noise: and 2,048 inverted images", {"inverted": 2048}),
     Part("start: plain average", {"start": "average"}),
     Part("start: fresh", {"start": "fresh"}),
@@ -123,6 +123,12 @@ def calibration_error(model: nn.Module, images: HeldOut) -> float:
     return round(100 * float(torch.stack(gaps).sum()) / len(hit), 2)
 
 
+def training_images(settings: Settings) -> Tensor:
+    """Return as many of the data set's own images as Tally makes, or all that there are."""
+    half = open_half(settings, "train")
+    return half.take(list(range(min(TallyConfig().images, len(half.labels))))).images
+
+
 def measured(run: Path, part: Part, folder: Path) -> dict[str, Any]:
     """Return the figures of one part on one run's uploads."""
     kept = folder / f"{run.name}-{''.join(c if c.isalnum() else '-' for c in part.name)}.json"
@@ -134,7 +140,7 @@ def measured(run: Path, part: Part, folder: Path) -> dict[str, Any]:
         uploads = usable_uploads(opened.round(max(1, kept_round(opened))))
     images, split = held_out(settings)
     job = replace(build_job(settings, split, None), uploads=uploads, device="cpu", threads=1)
-    real = open_half(settings, "train").take(list(range(TallyConfig().images))).images if part.real else None
+    real = training_images(settings) if part.real else None
     began = time.process_time()
     outcome = fitted(job, part, real)
     seconds = time.process_time() - began

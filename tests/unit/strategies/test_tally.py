@@ -32,9 +32,9 @@ from strategies.seeds import generator
 from strategies.tally import METHOD, TallyConfig, fit
 
 SMALL = TallyConfig(
-    epochs=3, batch_size=5, images=12, layers=0, probes=7, counts="tempered", optimizer="sgd", student_lr=0.1, start="average",
-    student_clip=10.0, weight_decay=1e-4, schedule="one-cycle", rule="linear", sharpness=1.0, calibrated=True,
-    temperature=1.0, smoothing=0.02,
+    epochs=3, batch_size=5, images=12, layers=0, probes=7, counts="tempered", optimizer="sgd", student_lr=0.1,
+    start="average", student_clip=10.0, weight_decay=1e-4, schedule="one-cycle", rule="linear", sharpness=1.0,
+    calibrated=True, temperature=1.0, smoothing=0.02,
 )  # fmt: skip
 # So slow that the student stays where it starts.
 STILL = replace(SMALL, epochs=1, student_lr=1e-12, counts="auto", start="class-weighted")
@@ -280,8 +280,8 @@ def test_both_pools_teach_different_students() -> None:
 
 TALLY_OTHER: dict[str, Any] = OTHER | {
     "schedule": "cosine", "counts": "rows", "rule": "log", "temperature": 3.0, "smoothing": 0.5, "probes": 8,
-    "cap_examples": True, "images": 13, "layers": 1, "sharpness": 2.0, "calibrated": False, "inverted": 4, "inversion_steps": 2,
-    "start": "class-weighted", "statistics": "learned",
+    "cap_examples": True, "images": 13, "layers": 1, "sharpness": 2.0, "calibrated": False, "inverted": 4,
+    "inversion_steps": 2, "start": "class-weighted", "statistics": "learned",
 }  # fmt: skip
 # Random models do not agree: its test stands above.
 DECIDES_NOTHING_HERE = {"agreement"}
