@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from strategies.flower.iterative import Iterative
     from strategies.flower.one_shot import OneShot
 
-# The main job's data are small: there these values, tried out on digits, take seconds where DENSE's own take an hour,
-# and FENS's a minute. FLBoost's, tried out on Fashion-MNIST, are for models as small as the main job's.
-MAIN_JOB: Mapping[str, Scalar] = {
+# For small data: there these values, tried out on digits, take seconds where DENSE's own take an hour, and FENS's a
+# minute. FLBoost's, tried out on Fashion-MNIST, are for models as small as the main job's.
+APP_DEFAULTS: Mapping[str, Scalar] = {
     "dense.epochs": 24,
     "dense.generator-steps": 10,
     "dense.generator-lr": 0.003,
@@ -97,7 +97,7 @@ def default_settings() -> dict[str, Scalar]:
     found = {**flatten(AppConfig()), **flatten(GatekeeperConfig(), "gatekeeper")}
     for name in METHODS:
         found.update(flatten(METHODS[name].config(), name))
-    return {**found, **MAIN_JOB}
+    return {**found, **APP_DEFAULTS}
 
 
 def known_options() -> list[Option]:

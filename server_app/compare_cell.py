@@ -190,7 +190,7 @@ def _outcomes(cell: Cell, result: Mapping[str, Any]) -> list[dict[str, Any]]:
         return [dict(row) for row in result["table"] if row["kind"] != "client" and row["name"] in own_names(method)]
     kept = read_json(cell.folder / OUTCOME_FILE)
     both = kept["student"] and kept["combiner"]
-    names = [(f"{method.title} ensemble" if both else method.title, "ensemble")] if kept["combiner"] else []
+    names = [(own_names(method)[1] if both else method.title, "ensemble")] if kept["combiner"] else []
     names += [(method.title, method.kind if method.kind != "ensemble" else "student")] if kept["student"] else []
     return [{"name": name, "kind": kind, "accuracy": None} for name, kind in names]
 

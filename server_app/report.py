@@ -186,7 +186,8 @@ def model_card(method: Method, report: StageReport, rows: Sequence[Row], facts: 
     outcome, job = report.outcome, report.job
     results = ["one model"] if outcome.student is not None else []
     results += [f"an ensemble of {len(outcome.ensemble.clients)} models"] if outcome.ensemble is not None else []
-    own = [job.student] if outcome.student is not None else sorted({upload.architecture for upload in job.uploads})
+    own = {job.student} if outcome.student is not None else set()
+    own |= {upload.architecture for upload in job.uploads} if outcome.ensemble is not None else set()
     table = "\n".join(f"| {row.name} | {row.kind} | {row.accuracy:.2f} |" for row in rows)
     options = "\n".join(f"- `{key}` = {value!r}" for key, value in sorted(facts.get("options", {}).items()))
     notes = "".join(f"{note[0].upper()}{note[1:]}.\n" for note in facts.get("notes", ()))
@@ -194,7 +195,7 @@ def model_card(method: Method, report: StageReport, rows: Sequence[Row], facts: 
     return f"""# {method.title}: {", and ".join(results)}
 
 Made by {how}, with {getattr(job.config, "title", method.title)} ({method.source}).
-Architecture: {", ".join(own)}.
+Architecture: {", ".join(sorted(own))}.
 Input: {_input_of(job)}. Output: logits of {job.num_classes} classes.
 Weights (sha256): {facts["weights_sha256"]}. Seed: {job.seed}.
 

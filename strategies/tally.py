@@ -1,4 +1,4 @@
-"""Tally: count which client knows which class, combine the clients by it, and distil that teacher on plain noise.
+"""Tally: count which client knows which class, combine the clients by it, and distil that teacher on noise.
 
 A method of this library, published nowhere else.
 
@@ -103,9 +103,12 @@ def fit(job: Job, progress: Progress) -> Outcome:
 def _noise(job: Job) -> Tensor:
     """Return the noise images as bytes [N, ch, H, W]."""
     config: TallyConfig = job.config
-    batches = noise_batches(config.images, job.input_shape, generator(job.seed, "tally", "noise"))
     shapes = generator(job.seed, "tally", "shapes")
-    return torch.cat([quantize(overlaid(batch, config.layers, shapes)) for batch in batches])
+    made, first = torch.empty(config.images, *job.input_shape, dtype=torch.uint8), 0
+    for batch in noise_batches(config.images, job.input_shape, generator(job.seed, "tally", "noise")):
+        made[first : first + len(batch)] = quantize(overlaid(batch, config.layers, shapes))
+        first += len(batch)
+    return made
 
 
 def _inverted(job: Job, learner: Learner, pool: OpinionPool, tick: Callable[[], None]) -> dict[str, Tensor]:
@@ -133,7 +136,10 @@ def _start(job: Job, pool: OpinionPool, progress: Progress) -> State | None:
     if job.config.start == "fresh":
         return None
     norms = {k: norms_of(job.uploads[k].read()) for k in alike}
-    alike = [k for k in alike if all(map(math.isfinite, norms[k].values()))]
+    if broken := [k for k in alike if not all(map(math.isfinite, norms[k].values()))]:
+        names = ", ".join(job.uploads[k].client for k in broken)
+        progress.record({"note": f"the student's start leaves out {names}: they have weights that are not finite"})
+        alike = [k for k in alike if k not in broken]
     if not alike:
         return None
     factors = dict(zip(alike, shrinkage([norms[k] for k in alike]), strict=True))

@@ -57,15 +57,15 @@ def norms_of(state: Mapping[str, Tensor]) -> dict[str, float]:
 def shrinkage(norms: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
     """Return what to multiply a client's tensors by, so that no average is swayed by how large its weights are.
 
-    A tensor of a norm above ``LARGEST`` times the clients' median gets the median; others are not named. Of two clients
-    nobody can say which one is too large.
+    A tensor of a norm above ``LARGEST`` times the clients' median gets the median, also where that is 0 as most of them
+    have zeros; others are not named. Of two clients nobody can say which one is too large.
 
     Args:
         norms: Of each client, by tensor; finite.
     """
     if len(norms) < 3:
         return [{} for _ in norms]
-    usual = {name: statistics.median_low([client[name] for client in norms]) for name in norms[0]}
+    usual = {name: statistics.median([client[name] for client in norms]) for name in norms[0]}
     return [{name: usual[name] / norm for name, norm in one.items() if norm > LARGEST * usual[name]} for one in norms]
 
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from .expert_gate import ExpertGate
 from .gate import Gate
 from .open_set import OpenSet
-from .opinion_pools import OpinionPool
+from .opinion_pools import RULES, OpinionPool
 from .trained import Linear, PerClass, TwoLayers, Voting
 from .two_class import TwoClassLabelCount, TwoClassLinear, TwoClassMean, TwoClassTwoLayers
 
@@ -150,8 +150,7 @@ COMBINERS: Mapping[str, Callable[..., nn.Module]] = {
     "two-class-per-class": TwoClassLinear,
     "two-class-nn": TwoClassTwoLayers,
     "open-set": OpenSet,
-    "linear-pool": partial(OpinionPool, "linear"),
-    "log-pool": partial(OpinionPool, "log"),
+    **{f"{rule}-pool": partial(OpinionPool, rule) for rule in RULES},
 }
 
 

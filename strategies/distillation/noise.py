@@ -51,8 +51,8 @@ def noise_batches(count: int, shape: Shape, rng: torch.Generator) -> Iterator[Te
 def overlaid(images: Tensor, layers: int, rng: torch.Generator) -> Tensor:
     """Return images with shapes laid over them, layer by layer, each a part of another image or of one colour.
 
-    Seven of ten images get the shapes of a layer: where a smooth random field is high, which are up to two fifths of
-    the image. One image in two shows another image of the batch there, as it was before, the others one random colour.
+    Seven of ten images get the shapes of a layer: where a smooth random field is high, in less than half of the image.
+    One image in two shows a drawn image of the batch there, as it was before, the others one random colour.
 
     Args:
         images: Pixels [B, ch, H, W] in [0, 1]; they stay as they are.

@@ -90,6 +90,8 @@ class OpinionPool(nn.Module):
         bias: Tensor | None = None,
     ) -> None:
         super().__init__()
+        if rule not in RULES:
+            raise ValueError(f"rule of an opinion pool is {rule!r}: allowed is one of {', '.join(map(repr, RULES))}")
         self.rule = rule
         ones = torch.ones(len(counts))
         given = {

@@ -141,7 +141,7 @@ def test_methods_page_shows_the_presets_of_a_method_as_they_are(name: str) -> No
     default = flatten(config(), name)
     presets: dict[str, Any] = {key: flatten(config(**changes), name) for key, changes in PRESETS[name].items()}
     if name in ("dense", "flboost"):
-        presets["main job"] = {key: default_settings()[key] for key in default}
+        presets["app"] = {key: default_settings()[key] for key in default}
     header = [cell.strip(" `") for cell in next(x for x in text.splitlines() if x.startswith("| preset |")).split("|")]
     assert header[2:-1] == list(presets)
     del presets["default"]

@@ -12,7 +12,7 @@ from PIL import Image
 from fl_app.config import AppConfig
 from fl_app.data import GROUPS, clients_share
 from server_app.build import (
-    MAIN_JOB,
+    APP_DEFAULTS,
     build_job,
     build_strategy,
     check_before_start,
@@ -37,7 +37,7 @@ def test_defaults_cover_every_key_of_the_app_and_of_every_method() -> None:
 
     assert list(default_settings()) == keys
     assert len(set(keys)) == len(keys)
-    assert MAIN_JOB.items() <= default_settings().items()
+    assert APP_DEFAULTS.items() <= default_settings().items()
 
 
 def test_settings_when_none_are_given_are_the_main_job() -> None:
@@ -52,7 +52,7 @@ def test_settings_when_none_are_given_are_the_main_job() -> None:
 def test_dense_in_the_app_is_short() -> None:
     main_job = {
         key.removeprefix("dense.").replace("-", "_"): value
-        for key, value in MAIN_JOB.items()
+        for key, value in APP_DEFAULTS.items()
         if key.startswith("dense.")
     }
     assert main_job

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from server_app import cli as command_line
 from server_app import launch as launching
-from server_app.build import MAIN_JOB, default_settings
+from server_app.build import APP_DEFAULTS, default_settings
 from server_app.launch import Launched
 from strategies.method import METHODS
 from strategies.store.run_folder import RunFolder
@@ -381,7 +381,7 @@ def test_methods_when_listed_as_text_name_every_option_with_its_default(engine: 
     for part in (
         "dense.epochs",
         "200",
-        str(MAIN_JOB["dense.epochs"]),
+        str(APP_DEFAULTS["dense.epochs"]),
         "fedavg.weights",
         "no options",
         "needs: every client's model has the same",
@@ -398,7 +398,7 @@ def test_methods_when_listed_as_json_are_one_line_of_facts(engine: Engine) -> No
     assert facts["fedavg"]["kind"] == "baseline"
     assert facts["label-count-ensemble"]["needs"]
     (epochs,) = [option for option in facts["dense"]["options"] if option["key"] == "dense.epochs"]
-    assert (epochs["default"], epochs["app_default"]) == (200, MAIN_JOB["dense.epochs"])
+    assert (epochs["default"], epochs["app_default"]) == (200, APP_DEFAULTS["dense.epochs"])
     assert epochs.keys() == {"key", "default", "app_default", "allowed", "help"}
 
 

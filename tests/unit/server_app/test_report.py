@@ -327,9 +327,12 @@ def test_the_model_card_says_what_where_from_and_how_good(tmp_path: Path, stage:
 
 
 def test_the_model_card_of_a_student_with_an_ensemble_names_both(tmp_path: Path, stage: Stage) -> None:
-    report, settings, images = stage("tally")
+    report, settings, images = stage("tally", "mnist-cnn", "lenet5", "lenet5")
 
-    assert "# Tally: one model, and an ensemble of 3 models\n" in card(tmp_path, report, settings.method, images)
+    text = card(tmp_path, report, settings.method, images)
+
+    assert "# Tally: one model, and an ensemble of 3 models\n" in text
+    assert "Architecture: lenet5, mnist-cnn." in text
 
 
 def test_the_model_card_of_an_ensemble_names_every_architecture(tmp_path: Path, stage: Stage) -> None:

@@ -84,12 +84,13 @@ def started(factor: float = 1.0, **how: Any) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("start", ["average", "class-weighted"])
 @pytest.mark.parametrize("attacker", range(CLIENTS))
-@pytest.mark.parametrize("factor", [-10.0, 4.0, 10.0, 1e6])
+@pytest.mark.parametrize("factor", [10.0, 1e6])
 def test_larger_weights_move_the_start_no_more_than_the_bound(start: str, attacker: int, factor: float) -> None:
     usual, moved = started(start=start), started(factor, attacker=attacker, start=start)
     states = [trained(k) for k in range(CLIENTS)]
-    share = 1.0 if start == "class-weighted" else (40 + 10 * attacker) / 300
-    for name in (name for name, value in usual.items() if value.is_floating_point()):
+    share = (40 + 10 * attacker) / 300
+    head = ("6.weight", "6.bias") if start == "class-weighted" else ()  # there a client's share differs by class
+    for name in (name for name, value in usual.items() if value.is_floating_point() and name not in head):
         norms = torch.stack([state[name].norm() for state in states])
         # What the client had to say is at most gone, and what it says at most as large as the bound.
         most = share * float(norms[attacker] + LARGEST * norms.median())
@@ -149,8 +150,9 @@ def test_weights_that_are_not_finite_have_no_part_in_the_start(bad: float) -> No
         return {name if name == "spare" else f"net.{name}": value for name, value in spare[k].items()}
 
     uploads = tuple(replace(one, read=lambda k=k: read(k)) for k, one in enumerate(honest))  # type: ignore[misc]
-    made = replace(job(start="average"), uploads=uploads, builders={"net": Spare})
-    student = METHOD.fit(made, Book()).student
+    made, book = replace(job(start="average"), uploads=uploads, builders={"net": Spare}), Book()
+    student = METHOD.fit(made, book).student
+    assert book.notes == ["the student's start leaves out c2: they have weights that are not finite"]
     without = replace(job(start="average"), uploads=tuple(one for k, one in enumerate(honest) if k != 2))
     expected = METHOD.fit(without, Book()).student
     assert student is not None

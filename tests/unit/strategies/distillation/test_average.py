@@ -89,3 +89,8 @@ def test_norms_of_huge_weights_are_finite() -> None:
 def test_what_the_others_do_not_have_at_all_goes_and_of_two_clients_nobody_is_shrunk() -> None:
     assert shrinkage([{"w": 0.0}, {"w": 0.0}, {"w": 5.0}]) == [{}, {}, {"w": 0.0}]
     assert shrinkage([{"w": 1.0}, {"w": 500.0}]) == [{}, {}]
+
+
+def test_half_of_the_clients_with_zeros_do_not_erase_the_others() -> None:
+    assert shrinkage([{"w": norm} for norm in (0.0, 0.0, 1.0, 1.2)]) == [{}] * 4
+    assert shrinkage([{"w": norm} for norm in (1.0, 1.0, 4.0, 4.2)]) == [{}] * 4

@@ -248,3 +248,8 @@ def test_member_of_weight_zero_may_say_what_is_not_finite() -> None:
         spoilt.calibrate(broken)
         assert torch.equal(spoilt.bias, clean.bias)
         assert torch.equal(spoilt(broken), clean(answers))
+
+
+def test_rule_that_is_none_is_refused() -> None:
+    with pytest.raises(ValueError, match="rule of an opinion pool is 'lgo': allowed is one of 'log', 'linear'"):
+        OpinionPool("lgo", torch.ones(2, 3))
