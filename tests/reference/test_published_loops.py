@@ -89,9 +89,9 @@ def test_an_epoch_from_one_identical_state_ends_in_the_same_student(method: str,
     assert distance(before, tensors(state.student)) > 100 * CLOSE  # the epoch changed it
     assert distance([server.stage.pool.columns["images"]], [state.images]) < CLOSE
     assert torch.equal(server.stage.pool.columns["labels"], state.labels)
-    # Sums that nearly cancel: rounding, which differs between processors, is larger in them than in the weights.
-    assert losses["generator"] == pytest.approx(state.losses["generator"], rel=20 * CLOSE)
-    assert losses["distillation"] == pytest.approx(state.losses["distillation"], rel=20 * CLOSE)
+    # A sum of terms of opposite signs: rounding, which differs between processors, is as large as in them.
+    assert losses["generator"] == pytest.approx(state.losses["generator"], rel=CLOSE, abs=CLOSE)
+    assert losses["distillation"] == pytest.approx(state.losses["distillation"], rel=CLOSE)
 
 
 def test_co_boosting_s_weights_after_an_epoch_equal_the_published_loop_s() -> None:
