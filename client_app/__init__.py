@@ -1,1 +1,5 @@
 """The client: train a model on local data, or load one, and upload it once."""
+
+from fl_app.openmp import wait_briefly
+
+wait_briefly()  # before any module of this package loads torch
