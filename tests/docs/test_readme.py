@@ -92,13 +92,13 @@ def test_readme_server_app_ends_with_a_student(
     finished_run: Callable[[str, bool], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_runs(README, finished_run)
-    shown = "strategy = Dense(Net, num_classes=10, input_shape=(3, 32, 32))"
+    shown = "strategy = Tally(Net, num_classes=10, input_shape=(3, 32, 32))"
     assert sum(shown in code for code in blocks(README, "python")) == 1
-    config = "DenseConfig(epochs=1, generator_steps=1, synthesis_batch_size=2, batch_size=2)"
+    config = "TallyConfig(epochs=1, images=8)"
     small = f"{shown[:-1]}, config={config}, compute='in-process')"
 
     def change(code: str) -> str:
-        return code.replace(shown, small).replace("import Dense\n", "import Dense, DenseConfig\n").replace(
+        return code.replace(shown, small).replace("import Tally\n", "import Tally, TallyConfig\n").replace(
             "student = strategy.outcome", "seen.append((strategy.outcome, result)); student = strategy.outcome"
         )  # fmt: skip
 
