@@ -58,7 +58,8 @@ class Refiner:
         Raises:
             OptionError: Says what is missing.
         """
-        check_needs(self.method, replace(job, config=self.config))
+        # A round gives the method what it starts from, whatever the config's own start needs.
+        check_needs(self.method, replace(job, config=self.config, start={}))
 
     @classmethod
     def of(cls, name: str, **changes: Any) -> Refiner:

@@ -79,7 +79,7 @@ def fit(job: Job, progress: Progress) -> Outcome:
     config: TallyConfig = job.config
     teacher, pool = tally_teacher(job, config, precision=config.teacher_precision)
     if left_out := [one.client for one, weight in zip(job.uploads, pool.weights.tolist(), strict=True) if not weight]:
-        why = "they do not agree with the others on noise, or not in finite numbers"
+        why = "they do not agree with the others on noise, or answer it with logits that are not finite, or too large"
         progress.record({"note": f"left out are {', '.join(left_out)}: {why}"})
     start = _start(job, pool, progress)
     learner = Learner(

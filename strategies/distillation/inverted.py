@@ -69,8 +69,6 @@ def inverted_images(
     standardize = Standardize(job.normalization).to(job.device)
     recipe = Recipe(steps=steps, lr=RATE, betas=BETAS, optimize_noise=False, keep="last")
     channels, height, width = job.input_shape
-    # Of members without any class, what they say may not even be finite.
-    counted = (shares.to(job.device).sum(1) > 0)[:, None, None]
     made = []
     for part in torch.split(labels, BATCH):
         exponent = torch.full((len(part),), EXPONENT)
@@ -83,8 +81,7 @@ def inverted_images(
             return View(pixels, inputs, wanted, teacher.member_logits(inputs))
 
         def ce(view: View, weights: Tensor = weights) -> Tensor:
-            heard = torch.where(counted, view.teacher, torch.zeros_like(view.teacher))
-            return weighted_cross_entropy(heard, view.labels, weights, "per-sample")
+            return weighted_cross_entropy(view.teacher, view.labels, weights, "per-sample")
 
         terms = [Term("ce", 1.0, ce), Term("tv", SMOOTHNESS, lambda view: roughness(2 * view.images - 1))]
         images, _ = synthesize(

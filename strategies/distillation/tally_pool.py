@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 COUNTS = ("auto", "noise-rows", "noise", "rows", "tempered", "uniform")
 BATCH = 256  # probes in one forward pass
+LARGEST_LOGIT = 1e15  # whose square, and sums of many, are finite in float32
 
 
 @dataclass(frozen=True)
@@ -67,15 +68,17 @@ def fitted_pool(job: Job, ensemble: Ensemble, options: TallyPoolOptions) -> Opin
 
     Returns:
         The pool, where the job's device is. Clients have weight 0 that are left out, because they do not agree with the
-        others, or do not answer noise with finite numbers; else 1.
+        others, or answer noise with a logit that is not finite or beyond 1e15; else 1.
 
     Raises:
-        UploadError: No client answers with finite numbers.
+        UploadError: That is all of them.
     """
     answers = probed(job, ensemble, options.probes)
-    keep = answers.isfinite().all(2).all(1)
+    keep = (answers.abs() <= LARGEST_LOGIT).all(2).all(1)  # NaN is not
     if not bool(keep.any()):
-        raise UploadError("no client's model answers noise with finite numbers: nothing to combine")
+        raise UploadError(
+            f"no client's model answers noise with finite logits up to {LARGEST_LOGIT:.0e}: nothing to combine"
+        )
     if options.agreement > 0:
         keep &= agreeing(answers, options.agreement)
     pool = OpinionPool(

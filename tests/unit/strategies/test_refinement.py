@@ -15,6 +15,7 @@ from strategies.dense import DenseConfig
 from strategies.errors import OptionError
 from strategies.iterative import REFINERS
 from strategies.method import METHODS, Job, Method, Need, Normalization, Outcome, Progress, Upload
+from strategies.needs import check_needs
 from strategies.refinement import Refinement, Refiner, refines
 
 State = dict[str, torch.Tensor]
@@ -193,3 +194,11 @@ def test_what_the_method_needs_is_looked_at_before_any_round() -> None:
         Refiner.of("dense").check(replace(job(), input_shape=(1, 9, 8)))
     with pytest.raises(OptionError, match="real, unlabelled images"):
         Refiner.of("feddf").check(job())
+
+
+def test_what_a_method_needs_of_its_own_start_is_not_asked_of_a_model_that_rounds_start() -> None:
+    """Tally would begin at an average whose last layer it weighs, for which there must be one."""
+    headless = replace(job(), builders={"net": lambda: nn.Conv2d(1, 2, 8)})
+    Refiner.of("tally").check(headless)
+    with pytest.raises(OptionError, match=r"'tally\.start' is 'class-weighted'.* no linear layer"):
+        check_needs(METHODS["tally"], replace(headless, config=METHODS["tally"].config()))

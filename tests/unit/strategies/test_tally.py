@@ -195,19 +195,21 @@ def test_running_statistics_learn_if_told_or_of_fresh_weights(changes: dict[str,
     assert not torch.equal(ended["1.running_var"], begun["1.running_var"])
 
 
-def test_statistics_of_the_evaluated_student_are_those_that_it_learned_with() -> None:
-    """What a frozen student minimises is what it is in eval mode, up to its dropout."""
-    seen: list[float] = []
+@pytest.mark.parametrize(("changes", "learning"), [({}, False), ({"statistics": "learned"}, True)])
+def test_student_learns_with_the_statistics_that_it_is_evaluated_with_unless_told(
+    changes: dict[str, Any], learning: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bool] = []
+    normalise = nn.BatchNorm2d.forward
 
-    def watch(_: int, module: nn.Module) -> dict[str, float]:
-        assert not any(layer.training for layer in module.modules())
-        seen.append(float(module(torch.zeros(1, *SHAPE)).sum()))
-        return {"score": seen[-1]}
+    def watched(self: nn.BatchNorm2d, x: Tensor) -> Tensor:
+        if torch.is_grad_enabled():
+            seen.append(self.training)
+        return normalise(self, x)
 
-    book = Book()
-    outcome = fit(replace(tiny_job(SMALL), observer=watch), book)
-    assert [row["score"] for row in book.rows] == seen
-    assert float(load_model(outcome, tiny_job(SMALL))(torch.zeros(1, *SHAPE)).detach().sum()) == seen[-1]
+    monkeypatch.setattr(nn.BatchNorm2d, "forward", watched)
+    student_of(replace(SMALL, **changes))
+    assert seen == [learning] * 9  # batches of 5, 5 and 2, three times
 
 
 def test_images_are_noise_and_every_epoch_s_loss_is_recorded() -> None:

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import torch
 from method_fakes import Book, tiny_job, wide
+from torch import nn
 
 from strategies.distillation.combiners import Mean
 from strategies.distillation.ensemble import Ensemble
 from strategies.distillation.tally_pool import fitted_pool
+from strategies.distillation.tally_teacher import tally_teacher
 from strategies.method import Job, Outcome, Upload
 from strategies.tally import METHOD, TallyConfig
 
@@ -60,7 +62,8 @@ def test_a_client_when_it_does_not_agree_has_no_weight_and_the_user_is_told() ->
     outcome, notes = fitted(agreement=0.3)
 
     assert nothing == []
-    assert notes == ["left out are c1: they do not agree with the others on noise, or not in finite numbers"]
+    why = "they do not agree with the others on noise, or answer it with logits that are not finite, or too large"
+    assert notes == [f"left out are c1: {why}"]
     assert outcome.ensemble is not None
     assert len(outcome.ensemble.clients) == CLIENTS  # it stays a member, without a say
     assert outcome.ensemble.weights["weights"].tolist() == [float(k != STRANGER) for k in range(CLIENTS)]
@@ -106,3 +109,44 @@ def test_a_start_when_all_of_the_student_s_architecture_are_left_out_is_fresh() 
     )
 
     assert same(kept, left)
+
+
+@pytest.mark.parametrize("bias", [1e16, 2e38])
+def test_a_client_with_finite_weights_and_logits_beyond_arithmetic_is_left_out_and_ruins_nothing(bias: float) -> None:
+    huge = {**UPLOADS[STRANGER].read(), "3.bias": torch.full((3,), bias)}
+    uploads = tuple(replace(one, read=lambda: huge) if k == STRANGER else one for k, one in enumerate(UPLOADS))
+    honest, _ = fitted(tuple(one for k, one in enumerate(UPLOADS) if k != STRANGER))
+
+    outcome, notes = fitted(uploads)
+
+    assert [note[:15] for note in notes] == ["left out are c1"]
+    assert same(outcome, honest)
+
+
+def grouped() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(2, 6, 5), nn.GroupNorm(2, 6), nn.ReLU(), nn.Flatten(), nn.Linear(96, 3))
+
+
+def test_gradients_when_those_of_a_left_out_model_are_not_finite_are_the_others() -> None:
+    """A normalisation of huge numbers answers, but its gradient is 0 / 0."""
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        state = grouped().state_dict()
+    wild = {**state, "0.weight": 1e30 * state["0.weight"], "4.bias": torch.full((3,), 1e16)}
+    bad = replace(UPLOADS[STRANGER], architecture="grouped", read=lambda: wild)
+    uploads = tuple(bad if k == STRANGER else one for k, one in enumerate(UPLOADS))
+    asked = replace(job(uploads, inverted=6, inversion_steps=3), builders={**job().builders, "grouped": grouped})
+    images = torch.randn(4, 2, 8, 8, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    alone = Ensemble.of_job(asked, [bad], Mean())
+    (broken,) = torch.autograd.grad(alone(images).sum(), images)
+    assert not bool(broken.isfinite().all())
+
+    teacher, pool = tally_teacher(asked)
+    (gradient,) = torch.autograd.grad(teacher(images).logsumexp(1).sum(), images)
+    outcome = METHOD.fit(asked, Book())
+
+    assert pool.weights.tolist() == [float(k != STRANGER) for k in range(CLIENTS)]
+    assert bool(gradient.isfinite().all())
+    assert bool(gradient.any())
+    assert outcome.student is not None
+    assert all(bool(value.isfinite().all()) for value in outcome.student.values())

@@ -1,4 +1,5 @@
 import itertools
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -44,17 +45,18 @@ def test_a_duplicate_client_equals_weight_two() -> None:
 
 
 def test_states_are_read_one_at_a_time_and_left_alone() -> None:
-    alive = 0
+    read: list[weakref.ref[torch.Tensor]] = []
 
     def stream() -> Iterator[dict[str, torch.Tensor]]:
-        nonlocal alive
         for state in STATES:
-            alive += 1
-            yield {name: value.clone() for name, value in state.items()}
+            assert sum(one() is not None for one in read) <= 1  # the one before is let go when the next is there
+            made = {name: value.clone() for name, value in state.items()}
+            read.append(weakref.ref(made["w"]))
+            yield made
 
     before = [state["w"].clone() for state in STATES]
     weighted_mean(stream(), [1.0] * 4)
-    assert alive == 4
+    assert len(read) == 4
     assert all(torch.equal(state["w"], copy) for state, copy in zip(STATES, before, strict=True))
 
 
