@@ -46,7 +46,9 @@ class TallyPoolOptions:
     rule: str = option("log", "opinion pool: logarithmic or linear", choices=tuple(RULES))
     calibrated: bool = option(True, "beside the pool count the logits themselves, as large as others' on noise")
     temperature: float = option(1.0, "temperature T of a client's opinion", above=0.0)
-    smoothing: float = option(SMOOTHING, "a: examples added to every class of a client, as a share of all that it has", above=0.0)
+    smoothing: float = option(
+        SMOOTHING, "a: examples added to every class of a client, as a share of all that it has", above=0.0
+    )
     probes: int = option(1024, "noise images that the clients' answers are counted on", low=1)
     cap_examples: bool = option(False, "no client counts for more examples than the median client")
     agreement: float = option(

@@ -5,7 +5,7 @@ temperature and smoothing, the noise law, the student's start and schedule; then
 set's own training images, which no server has, so that what is left of the gap is not the noise's. Accuracy in % on the
 held-out images, of the ensemble and of the student, and the calibration error of the ensemble's probabilities (ECE,
 15 bins, in points); CPU seconds of the whole stage; a line per part, the mean over the runs. Two parts change more than
-their name says: a spectrum of the noise is that of the probes too, which moves the ensemble a little; and the student of
+their name says: a spectrum of the noise is that of the probes too, which moves the ensemble a little; the student of
 real images starts at the plain average, without a class-weighted last layer.
 Every cell is a JSON file in ``$PARTS_DIR`` (else ``./tally-parts``), so that a measurement that was cut off goes on.
 Fewer: ``PARTS_ONLY=counts,noise``, by the part's first word.
