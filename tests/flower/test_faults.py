@@ -76,10 +76,18 @@ def run_folder(folder: Path) -> Path:
     return next((folder / "runs").iterdir())
 
 
+def rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a file that is being written: those that are whole by now."""
+    return [json.loads(line) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
+
+
+def written(folder: Path, name: str) -> list[dict[str, Any]]:
+    """The rows of a file of the run: none before the run has a folder."""
+    return [row for path in (folder / "runs").glob(f"*/{name}") for row in rows(path)]
+
+
 def uploads_in(folder: Path) -> list[str]:
-    runs = folder / "runs"
-    indices = list(runs.glob("*/uploads.jsonl")) if runs.exists() else []
-    return [json.loads(line)["client"] for line in indices[0].read_text().splitlines()] if indices else []
+    return [row["client"] for row in written(folder, "uploads.jsonl")]
 
 
 def processes_of(folder: Path) -> dict[int, str]:
@@ -158,7 +166,7 @@ def test_run_with_other_compute_has_the_same_bits(uninterrupted: dict[str, Any],
 
 def test_interrupt_prints_the_resume_command_and_exits_130(tmp_path: Path) -> None:
     command = Command(["run", "--num-supernodes", "2", "--run-config", SETTINGS.replace("=4", "=2")], tmp_path)
-    command.until(lambda: (tmp_path / "runs").exists() and any((tmp_path / "runs").glob("*/run.json")))
+    command.until(lambda: any((tmp_path / "runs").glob("*/run.json")))
     os.kill(command.pid, signal.SIGINT)
     status, _ = command.wait()
     assert status == 130

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from deployments import deployment
-from test_faults import Command, kill_simulation, nothing_left, run_folder, uploads_in
+from test_faults import Command, kill_simulation, nothing_left, rows, run_folder, uploads_in, written
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray]
 
@@ -27,11 +27,9 @@ DEPLOYED = (
 )
 
 
-def rows(folder: Path) -> list[dict[str, Any]]:
+def scored_rounds(run_dir: Path) -> list[dict[str, Any]]:
     """The scored rounds of a run folder."""
-    path = folder / "metrics.jsonl"
-    lines = path.read_text().split("\n")[:-1] if path.exists() else []  # the last may not be whole yet
-    return [json.loads(line) for line in lines]
+    return rows(run_dir / "metrics.jsonl")
 
 
 def moved(folder: Path) -> dict[str, dict[str, dict[str, int]]]:
@@ -49,12 +47,12 @@ def test_fens_killed_between_two_rounds_resumes_to_the_same_bits(tmp_path: Path)
     nothing_left(whole)
 
     first = Command(RUN, cut)
-    first.until(lambda: (cut / "runs").exists() and len(rows(run_folder(cut))) >= 5)
+    first.until(lambda: len(written(cut, "metrics.jsonl")) >= 5)
     kill_simulation(first, cut)
     assert first.wait()[0] != 0
     nothing_left(cut)
     assert len(first.trained()) == len(uploads_in(cut)) == CLIENTS
-    assert 5 <= len(rows(run_folder(cut))) < ROUNDS
+    assert 5 <= len(written(cut, "metrics.jsonl")) < ROUNDS
 
     second = Command(["resume", str(run_folder(cut))], cut)
     status, result = second.wait()
@@ -65,7 +63,7 @@ def test_fens_killed_between_two_rounds_resumes_to_the_same_bits(tmp_path: Path)
     assert 4 <= result["resumed_at"] < ROUNDS
     assert result["weights_sha256"] == expected["weights_sha256"]
     assert result["table"] == expected["table"]
-    assert [row["epoch"] for row in rows(run_folder(cut))] == list(range(1, ROUNDS + 1))
+    assert [row["epoch"] for row in written(cut, "metrics.jsonl")] == list(range(1, ROUNDS + 1))
 
     once, twice = moved(run_folder(whole)), moved(run_folder(cut))
     assert twice["upload"] == once["upload"]
@@ -81,19 +79,19 @@ def test_fens_goes_on_without_a_node_that_is_killed_and_with_it_when_it_is_back(
         node = here.node("beta", beta)
         here.run(f"{DEPLOYED} run-dir='{run_dir}'")
 
-        here.until(lambda: len(rows(run_dir)) >= 2)
+        here.until(lambda: len(scored_rounds(run_dir)) >= 2)
         os.kill(node.pid, signal.SIGKILL)
         node.wait()
-        killed = len(rows(run_dir))
-        here.until(lambda: any(row["clients"] == 1 for row in rows(run_dir)[killed:]))
-        before, back = moved(run_dir), len(rows(run_dir))
+        killed = len(scored_rounds(run_dir))
+        here.until(lambda: any(row["clients"] == 1 for row in scored_rounds(run_dir)[killed:]))
+        before, back = moved(run_dir), len(scored_rounds(run_dir))
         here.node("beta", beta)
         here.until((run_dir / "result.json").exists)
         logs = here.logs()
     result = json.loads((run_dir / "result.json").read_text())
     assert result["status"] == "finished", result
     assert result["refusals"] == []
-    took_part = [row["clients"] for row in rows(run_dir)]
+    took_part = [row["clients"] for row in scored_rounds(run_dir)]
     assert 2 in took_part[:killed], logs
     assert 2 in took_part[back:], logs  # one answer per name: both
     after = moved(run_dir)

@@ -15,8 +15,8 @@ from typing import Any
 import psutil
 import pytest
 from deployments import deployment
-from test_faults import Command, kill_simulation, nothing_left, processes_of, run_folder
-from test_faults_fens import rows
+from test_faults import Command, kill_simulation, nothing_left, processes_of, run_folder, written
+from test_faults_fens import scored_rounds
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray]
 
@@ -39,7 +39,7 @@ DEPLOYED = (
 
 def scored(folder: Path) -> int:
     """The rounds that are done."""
-    return len(rows(run_folder(folder))) if (folder / "runs").exists() else 0
+    return len(written(folder, "metrics.jsonl"))
 
 
 def trained_in(folder: Path, number: int) -> set[str]:
@@ -50,7 +50,7 @@ def trained_in(folder: Path, number: int) -> set[str]:
 
 def numbers(folder: Path) -> list[dict[str, Any]]:
     """The rounds' rows without what a clock has measured."""
-    return [{key: row[key] for key in row if not key.endswith("_s")} for row in rows(run_folder(folder))]
+    return [{key: row[key] for key in row if not key.endswith("_s")} for row in written(folder, "metrics.jsonl")]
 
 
 def actor_of(folder: Path) -> int:
@@ -150,7 +150,7 @@ def test_a_client_that_lost_its_state_goes_on_from_zero_and_says_so(
     assert f"{client} had lost what it remembers, and goes on from zero" in log
     assert result["resumed_at"] == 2
     assert result["weights_sha256"] != uninterrupted[0]["weights_sha256"]
-    assert [row["epoch"] for row in rows(run_folder(folder))] == list(range(1, 7))
+    assert [row["epoch"] for row in written(folder, "metrics.jsonl")] == list(range(1, 7))
 
 
 def test_deployed_its_rounds_are_refined(tmp_path: Path) -> None:
@@ -163,6 +163,6 @@ def test_deployed_its_rounds_are_refined(tmp_path: Path) -> None:
         logs = here.logs()
     result = json.loads((run_dir / "result.json").read_text())
     assert result["status"] == "finished", logs
-    assert [row["answers"] for row in rows(run_dir)] == [2, 2]
-    assert all(row["arithmetic_s"] > 0 and row["generator"] > 0 for row in rows(run_dir)), logs
+    assert [row["answers"] for row in scored_rounds(run_dir)] == [2, 2]
+    assert all(row["arithmetic_s"] > 0 and row["generator"] > 0 for row in scored_rounds(run_dir)), logs
     assert result["table"][0]["name"] == "FLBoost over FedAvg, 2 rounds"
