@@ -29,7 +29,7 @@ from .distillation.noise import noise_batches, overlaid
 from .distillation.opinion_pools import class_shares
 from .distillation.pool import quantize
 from .distillation.settings import SCHEDULES, DistillOptions
-from .distillation.tally_pool import TallyPoolOptions
+from .distillation.tally_pool import READ_OFF_ROWS, TallyPoolOptions
 from .distillation.tally_teacher import tally_teacher
 from .errors import OptionError
 from .method import EnsembleSpec, Method, Need, Outcome
@@ -160,23 +160,27 @@ def _start(job: Job, pool: OpinionPool, progress: Progress) -> State | None:
     return start | {key: class_weighted([head[key] for head in heads], shares, start[key]) for key in heads[0]}
 
 
-def check_start(job: Job) -> None:
-    """Refuse, before a client has worked, a student whose start is to be class-weighted and that has no last layer.
+def check_last_layer(job: Job) -> None:
+    """Refuse, before a client has worked, a model without the last layer that counts or the start are made from.
 
     Raises:
         OptionError: Names the setting and what is allowed.
     """
+    # Which of several architectures the clients will have is not known yet.
+    if job.config.counts in READ_OFF_ROWS and set(job.builders) == {job.student}:
+        _head_keys(job, "counts", "noise")
     if job.config.start == "class-weighted" and job.start is None:
         _head_keys(job)
 
 
-def _head_keys(job: Job) -> tuple[str, str]:
+def _head_keys(job: Job, setting: str = "start", otherwise: str = "average") -> tuple[str, str]:
     with seeded_torch(job.seed, "head"):
         student = job.builders[job.student]()
     try:
         return head_keys(student, job.num_classes)
     except OptionError as error:
-        raise OptionError(f"setting 'tally.start' is 'class-weighted', and {error}; else 'average'") from error
+        found = getattr(job.config, setting)
+        raise OptionError(f"setting 'tally.{setting}' is {found!r}, and {error}; else {otherwise!r}") from error
 
 
 def class_weighted(rows: list[Tensor], shares: Tensor, otherwise: Tensor) -> Tensor:
@@ -200,5 +204,5 @@ METHOD = Method(
     config=TallyConfig,
     fit=fit,
     needs=frozenset({Need.IMAGES}),
-    check=check_start,
+    check=check_last_layer,
 )

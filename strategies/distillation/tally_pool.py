@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .ensemble import Ensemble
 
 COUNTS = ("auto", "noise-rows", "noise", "rows", "tempered", "uniform")
+READ_OFF_ROWS = ("noise-rows", "rows", "tempered")  # whatever a client tells
 BATCH = 256  # probes in one forward pass
 LARGEST_LOGIT = 1e15  # whose square, and sums of many, are finite in float32
 
@@ -70,7 +71,7 @@ def fitted_pool(job: Job, ensemble: Ensemble, options: TallyPoolOptions) -> Opin
 
     Returns:
         The pool, where the job's device is. Clients have weight 0 that are left out, because they do not agree with the
-        others, or answer noise with a logit that is not finite or beyond 1e15; else 1.
+        others, or answer noise with a logit that is not finite or beyond ``LARGEST_LOGIT``; else 1.
 
     Raises:
         UploadError: That is all of them.

@@ -271,6 +271,18 @@ def test_job_without_label_counts_and_numbers_of_examples_is_enough() -> None:
     torch.testing.assert_close(outcome.ensemble.weights["counts"].sum(1), torch.ones(3))
 
 
+@pytest.mark.parametrize("counts", ["noise-rows", "rows", "tempered"])
+def test_counts_of_last_layers_are_refused_before_training_where_no_client_can_have_one(counts: str) -> None:
+    def headless() -> nn.Module:
+        return nn.Conv2d(1, 3, 8)
+
+    job = replace(tiny_job(replace(SMALL, counts=counts), uploads=()), builders={"cnn": headless}, student="cnn")
+    with pytest.raises(OptionError, match=rf"'tally\.counts' is '{counts}'.* has no linear layer.* else 'noise'"):
+        check_needs(METHOD, job)
+    for config, builders in ((replace(SMALL, counts="noise"), job.builders), (job.config, BUILDERS | job.builders)):
+        check_needs(METHOD, replace(job, config=config, builders=builders))
+
+
 def test_both_pools_teach_different_students() -> None:
     linear, log = (run(METHOD, replace(SMALL, rule=rule)) for rule in ("linear", "log"))
     assert linear.ensemble is not None
