@@ -200,7 +200,8 @@ class _Server:
     def reweight(self, epoch: int) -> None:
         """Pass once over the pool and move w by one signed step per batch, Eqs. (11), (12)."""
         config, weights = self.config, self.weights
-        least = 0.0 if isinstance(self.combiner, Weighted) else LEAST / len(weights)
+        pooled = not isinstance(self.combiner, Weighted)
+        least = LEAST / len(weights) if pooled else 0.0
         step = (config.reweighting_step or 0.1 / len(weights)) * config.reweighting_decay**epoch
         for logits, labels in self.judgements(epoch):
             if config.reweighting_images == "agreed":
@@ -209,6 +210,8 @@ class _Server:
             if not len(labels):
                 continue
             moved = (weights - step * self.gradient(logits, labels).sign()).clamp(least, 1)
+            if pooled:  # who is left out stays so
+                moved = torch.where(weights > 0, moved, weights)
             # All weights at zero would leave no ensemble; neither the paper nor its code says what then.
             weights.copy_(torch.where(moved.sum() < 1e-8, weights, moved))
 

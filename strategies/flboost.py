@@ -5,7 +5,7 @@ Paper: Zhang, Shen, Ding, Tao, Duan, Fine-tuning Global Model via Data-Free Know
     published code; no equation was checked against the text.
 Symbols: omega -> student; theta, G -> generator; f_k -> teacher.members; alpha_t^{k,y} -> weights; p_t(y) -> labels;
     I, I_g, I_d -> iterations, generator_steps, student_steps; b -> batch_size; lambda_cls, lambda_r -> ce_weight,
-    diversity_weight; S_t -> the job's uploads.
+    diversity_weight; S_t -> the uploads.
 Where: L_md, L_cls -> distillation.consensus; R -> distillation.losses.diversity; alpha -> distillation.by_class; the
     draws of y -> distillation.label_draws; the generator -> ConditionalGenerator; the loop -> _Server.iteration.
 Deviations: the paper and its code differ, and each has a preset. By default the loop is the code's (one generator step
@@ -13,8 +13,7 @@ Deviations: the paper and its code differ, and each has a preset. By default the
     cross-entropy is weighed per sample as in the paper, and the KL is summed over classes: the code's mean over them
     makes the learning rate C times smaller. alpha has no 1e-6 in its denominator, for a class nobody holds is never
     drawn. Pixels of a crop's border are black, where the code's are the mean. Clients come in the order of their names.
-    Without label counts from every client, all classes and clients weigh the same, unless the job's teacher is Tally's
-    pool: it estimates what is missing, and the model learns from it in place of each client.
+    Unless all clients tell label counts, classes and clients weigh the same; Tally's pool has its own, teaching alone.
 """
 
 from __future__ import annotations
@@ -36,6 +35,7 @@ from .distillation.epochs import SHOWN, observe, weights_of
 from .distillation.label_draws import DRAWS, draw_labels, shares_of
 from .distillation.losses import diversity
 from .distillation.matched import LEVELS, Matched, check_level
+from .distillation.opinion_pools import OpinionPool
 from .distillation.pool import quantize
 from .distillation.synthesis import frozen
 from .errors import OptionError
@@ -258,11 +258,11 @@ class _Server:
     def _draw(self) -> tuple[Tensor, Tensor]:
         """Return the labels [I b] of all iterations, and what each client counts for each of them [M, I b]."""
         job, config = self.job, self.config
-        found = self.teacher.combiner.get_buffer("counts").cpu() if job.teacher == TALLY else None
+        found = pool.examples().cpu() if isinstance(pool := self.teacher.combiner, OpinionPool) else None
         held, alpha = shares_of(job, self.progress, labels=config.labels, weights=config.weights, found=found)
         rng = generator(job.seed, "flboost", job.server_round, "labels")
-        labels = draw_labels(held, config.iterations * config.batch_size, config.label_draw, rng)
-        return labels.to(job.device), alpha[:, labels].to(job.device)
+        labels = draw_labels(held, config.iterations * config.batch_size, config.label_draw, rng).to(job.device)
+        return labels, alpha.to(job.device)[:, labels]
 
     def _add(self, name: str, share: Tensor) -> None:
         """Add to a mean over the call; it stays on the device until the end."""

@@ -91,8 +91,9 @@ def fit(job: Job, progress: Progress) -> Outcome:
     images = _noise(job)
 
     def table() -> dict[str, Tensor]:
-        noise = learner.with_logits({"images": images})
-        made = _inverted(job, learner, pool, partial(progress.report, 0, config.epochs)) if config.inverted else {}
+        tick = partial(progress.report, 0, config.epochs)
+        noise = learner.with_logits({"images": images}, tick=tick)
+        made = _inverted(job, learner, pool, tick) if config.inverted else {}
         return {name: torch.cat([column, *2 * [made[name]]]) if made else column for name, column in noise.items()}
 
     outcome = learn_from_table(job, progress, learner, table)
@@ -114,13 +115,13 @@ def _noise(job: Job) -> Tensor:
 def _inverted(job: Job, learner: Learner, pool: OpinionPool, tick: Callable[[], None]) -> dict[str, Tensor]:
     """Return inverted images and the logarithm of what they teach: half their class, half what the teacher sees."""
     config: TallyConfig = job.config
-    held = (pool.weights[:, None] * pool.counts).sum(0).cpu()
+    held = pool.examples().sum(0).cpu()
     rng = generator(job.seed, "tally", "inverted")
     labels = torch.multinomial(held, config.inverted, replacement=True, generator=rng)
     images = inverted_images(
         job, learner.teacher, pool.shares(), labels, steps=config.inversion_steps, rng=rng, tick=tick
     )
-    rows = learner.with_logits({"images": quantize(images)})
+    rows = learner.with_logits({"images": images}, tick=tick)
     wanted = torch.nn.functional.one_hot(labels, job.num_classes).to(rows["logits"])
     rows["logits"] = (0.5 * wanted + 0.5 * torch.softmax(rows["logits"], dim=1)).clamp_min(1e-8).log()
     return rows
@@ -131,7 +132,7 @@ def _start(job: Job, pool: OpinionPool, progress: Progress) -> State | None:
     if job.start is not None:
         return job.start
     # As many examples as the pool counts: what it caps or leaves out does not come in by the start.
-    sizes = (pool.weights * pool.counts.sum(1)).round().tolist()
+    sizes = pool.examples().sum(1).round().tolist()
     alike = [k for k, upload in enumerate(job.uploads) if upload.architecture == job.student and sizes[k] > 0]
     if job.config.start == "fresh":
         return None
@@ -156,7 +157,7 @@ def _start(job: Job, pool: OpinionPool, progress: Progress) -> State | None:
             yield state
 
     start = weighted_mean(states(), [sizes[k] for k in alike])
-    shares = class_shares(pool.weights.cpu()[alike, None] * pool.counts.cpu()[alike])
+    shares = class_shares(pool.examples().cpu()[alike])
     return start | {key: class_weighted([head[key] for head in heads], shares, start[key]) for key in heads[0]}
 
 

@@ -5,7 +5,8 @@ labels, or of nothing, does not. Each pair is compared on the classes that both 
 skew of their examples, so that nobody is judged where the others do not agree among themselves.
 
 What it cannot find: attackers who agree with one another and are many, a lie about a single class, false counts beside
-an honest model.
+an honest model, or a model that was trained to answer this noise like the others: it follows from the run's seed, which
+clients know.
 """
 
 from __future__ import annotations

@@ -48,5 +48,6 @@ def normalised(shares: Tensor) -> Tensor:
 
 
 def capped(sizes: Tensor) -> Tensor:
-    """Return numbers of examples [M], none above their median: a client that claims too many gains nothing."""
-    return torch.minimum(sizes, sizes.median()) if len(sizes) else sizes
+    """Return numbers of examples [M], none above the median of those with any: claiming too many gains nothing."""
+    some = sizes[sizes > 0]
+    return torch.minimum(sizes, some.median()) if len(some) else sizes

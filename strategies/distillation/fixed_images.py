@@ -26,7 +26,8 @@ def learn_from_images(job: Job, progress: Progress, learner: Learner) -> Outcome
     """
     assert job.proxy is not None  # noqa: S101  the need is checked before a method starts
     rows = {"images": job.proxy}
-    return learn_from_table(job, progress, learner, lambda: learner.with_logits(rows))
+    tick = partial(progress.report, 0, learner.options.epochs)
+    return learn_from_table(job, progress, learner, lambda: learner.with_logits(rows, tick=tick))
 
 
 def learn_from_table(

@@ -16,6 +16,7 @@ from .augment import Standardize
 from .consensus import weighted_cross_entropy
 from .inversion import jitter
 from .noise import random_fields
+from .pool import quantize
 from .synthesis import Recipe, Term, View, synthesize
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def inverted_images(
     rng: torch.Generator,
     tick: Callable[[], None] = lambda: None,
 ) -> Tensor:
-    """Return pixels [N, ch, H, W] in [0, 1] that minimise ``sum_k l_k(y) CE(f_k(x), y) + 0.5 TV(x)``.
+    """Return images, uint8 [N, ch, H, W], that minimise ``sum_k l_k(y) CE(f_k(x), y) + 0.5 TV(x)``.
 
     TV are the absolute differences of neighbours, per pixel in [-1, 1]. At every step the images are shifted by up
     to two pixels.
@@ -87,7 +88,7 @@ def inverted_images(
         images, _ = synthesize(
             SquashedPixels(start.to(job.device)), start.new_empty(0), look, terms=terms, recipe=recipe, tick=tick
         )
-        made.append(images.cpu())
+        made.append(quantize(images).cpu())
     return torch.cat(made)
 
 

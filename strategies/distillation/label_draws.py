@@ -48,7 +48,7 @@ def shares_of(
         progress: Told once if they are missing.
         labels: ``"counts"``, or ``"uniform"``: every class that somebody holds as often as the others.
         weights: ``"per-class"``: alpha^{k,y} = n_k^y / sum_j n_j^y; or ``"uniform"``: 1/M.
-        found: Estimated n [M, C], which count instead where a client does not tell its own.
+        found: Another n [M, C], estimates say, which counts in place of what the clients tell.
 
     Returns:
         n^y [C], not all zero, and alpha [M, C]. Where a client's counts are not known, both are uniform.
@@ -57,7 +57,7 @@ def shares_of(
     equal = torch.full((members, classes), 1.0 / members)
     counts = [upload.label_counts for upload in job.uploads if upload.label_counts is not None]
     silent = [upload.client for upload in job.uploads if not any(upload.label_counts or ())]
-    if found is not None and silent:
+    if found is not None:
         parts = found.double() * min(PARTS, MOST / max(1.0, float(found.double().sum())))
         counts = [tuple(row) for row in parts.round().long().tolist()]
     held = [sum(column) for column in zip(*counts, strict=True)]

@@ -18,9 +18,10 @@ from .distill import Loss, distill
 from .ensemble import Ensemble, fast_layout
 from .epochs import Stage, learning_rate
 from .losses import soft_kl
+from .opinion_pools import OpinionPool
 from .pool import batch_count, dequantize, shuffled_batches
 from .synthesis import Batch
-from .tally_teacher import tally_teacher
+from .tally_teacher import tally_teacher, with_stand_ins
 
 if TYPE_CHECKING:
     from ..method import Job, Progress
@@ -52,6 +53,8 @@ def teacher_of(job: Job, combiner: nn.Module, options: DistillOptions, *, watche
         return tally_teacher(job, fold=not watched, precision=precision)[0]
     if (spec := job.teacher) is not None:
         uploads, combiner = members_of(job, spec), build_combiner(spec.combiner, spec.weights)
+        if isinstance(combiner, OpinionPool):
+            uploads = with_stand_ins(uploads, combiner)
         precision = precision if spec.precision == "float32" else spec.precision
     return Ensemble.of_job(job, uploads, combiner, fold=not watched, precision=precision)
 
@@ -117,11 +120,19 @@ class Learner:
         )
 
     @torch.no_grad()
-    def with_logits(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Add the teacher's ``logits`` [N, C] where they are the same for ever, as with images read unchanged."""
+    def with_logits(self, rows: Mapping[str, Tensor], *, tick: Callable[[], None] = lambda: None) -> dict[str, Tensor]:
+        """Add the teacher's ``logits`` [N, C] where they are the same for ever, as with images read unchanged.
+
+        Args:
+            rows: A table with ``images`` [N, ch, H, W].
+            tick: Called after each batch that the teacher answers.
+        """
         if not self._known_for_ever:
             return dict(rows)
-        parts = [self.teacher(self._inputs(part)) for part in torch.split(rows["images"], self.options.batch_size)]
+        parts = []
+        for part in torch.split(rows["images"], self.options.batch_size):
+            parts.append(self.teacher(self._inputs(part)))
+            tick()
         return {**rows, "logits": torch.cat(parts)}
 
     def read(self, table: Mapping[str, Tensor], rng: torch.Generator) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:

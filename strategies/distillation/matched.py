@@ -16,7 +16,7 @@ from .combiners import Mean
 from .ensemble import Ensemble, fast_layout, member_of
 from .generators import ConditionalGenerator, FeatureGenerator
 from .heads import features_of, last_linear
-from .tally_teacher import tally_teacher
+from .tally_teacher import tally_teacher, with_stand_ins
 
 if TYPE_CHECKING:
     from ..method import Job, State
@@ -59,13 +59,14 @@ class Matched:
             pooled = job.teacher == TALLY
             teacher = tally_teacher(job)[0] if pooled else Ensemble.of_job(job, job.uploads, Mean())
             return cls(student, student, teacher, _generator(job, latent, width, 0, table))
-        heads = [last_linear(member_of(upload, job.builders))[1].to(job.device) for upload in job.uploads]
+        # Whole models are counted on, not their ends.
+        pool = tally_teacher(job)[1] if job.teacher == TALLY else None
+        members = job.uploads if pool is None else with_stand_ins(job.uploads, pool)
+        heads = [last_linear(member_of(upload, job.builders))[1].to(job.device) for upload in members]
         judge = last_linear(student)[1]
         owners = ["the student", *(upload.client for upload in job.uploads)]
         features = features_of([judge, *heads], job.num_classes, owners)
-        # Whole models are counted on, not their ends.
-        combiner = tally_teacher(job)[1] if job.teacher == TALLY else Mean()
-        return cls(student, judge, Ensemble(heads, combiner), _generator(job, latent, width, features, table))
+        return cls(student, judge, Ensemble(heads, pool or Mean()), _generator(job, latent, width, features, table))
 
 
 def check_level(job: Job, table: str = "flboost") -> None:

@@ -126,12 +126,16 @@ class OpinionPool(nn.Module):
         usual = float(sizes[self.weights > 0].median()) if bool((self.weights > 0).any()) else 1.0
         bounded = sizes.clamp_min(max(LEAST_SIZE * usual, 1e-12))
         self.scales.copy_(torch.where(sizes > 0, 1 / bounded, torch.zeros_like(sizes)))
-        held = (self.weights[:, None] * self.counts).sum(0)
+        held = self.examples().sum(0)
         self.bias.copy_(balancing_bias(self._evidence(answers), held / held.sum().clamp_min(1e-12)))
+
+    def examples(self) -> Tensor:
+        """Return w_k n_k^c [M, C]: nothing of a member that is left out."""
+        return self.weights[:, None] * self.counts
 
     def shares(self) -> Tensor:
         """Return l_k(c) [M, C]; 0 for a class that nobody holds."""
-        return class_shares(self.weights[:, None] * self.counts)
+        return class_shares(self.examples())
 
     def opinions(self, logits: Tensor) -> Tensor:
         """Return log q_k(c | x) [M, B, C] of member logits [M, B, C]."""

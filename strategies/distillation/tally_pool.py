@@ -74,7 +74,7 @@ def fitted_pool(job: Job, ensemble: Ensemble, options: TallyPoolOptions) -> Opin
         others, or answer noise with a logit that is not finite or beyond ``LARGEST_LOGIT``; else 1.
 
     Raises:
-        UploadError: That is all of them.
+        UploadError: That is all of them; or the others have no examples.
     """
     answers = probed(job, ensemble, options.probes)
     keep = (answers.abs() <= LARGEST_LOGIT).all(2).all(1)  # NaN is not
@@ -83,10 +83,13 @@ def fitted_pool(job: Job, ensemble: Ensemble, options: TallyPoolOptions) -> Opin
             f"no client's model answers noise with finite logits up to {LARGEST_LOGIT:.0e}: nothing to combine"
         )
     if options.agreement > 0:
-        keep &= agreeing(answers, options.agreement)
+        keep[keep.clone()] = agreeing(answers[keep], options.agreement)
+    counts = examples_per_class(job, answers, job.uploads, options)
+    if not bool(counts[keep].any()):
+        raise UploadError("no client whose model can be asked was trained on an example: nothing to combine")
     pool = OpinionPool(
         options.rule,
-        examples_per_class(job, answers, job.uploads, options),
+        counts,
         keep.float(),
         torch.full((len(keep),), options.temperature),
         torch.tensor([options.smoothing]),

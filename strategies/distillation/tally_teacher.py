@@ -9,7 +9,9 @@ from .ensemble import Ensemble
 from .tally_pool import TallyPoolOptions, fitted_pool
 
 if TYPE_CHECKING:
-    from ..method import Job
+    from collections.abc import Sequence
+
+    from ..method import Job, Upload
     from .opinion_pools import OpinionPool
 
 
@@ -18,8 +20,7 @@ def tally_teacher(
 ) -> tuple[Ensemble, OpinionPool]:
     """Return all uploads of a job under Tally's pool, and that pool, which is the ensemble's combiner.
 
-    In the place of a client that the pool leaves out stands another's model. It has no say either; but gradients pass
-    through every member, and nothing times a number that is not finite is none.
+    In the place of a client that the pool leaves out stands another's model, see :func:`with_stand_ins`.
 
     Args:
         job: Its uploads, builders, seed, input space and device. Label counts may be missing.
@@ -33,10 +34,22 @@ def tally_teacher(
     """
     ensemble = Ensemble.of_job(job, job.uploads, Mean(), fold=fold, precision=precision)
     pool = fitted_pool(job, ensemble, options or TallyPoolOptions())
-    heard = (pool.weights > 0).tolist()
-    if not all(heard):
-        stand_in = job.uploads[heard.index(True)]
-        members = [upload if one else stand_in for upload, one in zip(job.uploads, heard, strict=True)]
-        ensemble = Ensemble.of_job(job, members, Mean(), fold=fold, precision=precision)
+    if not bool((pool.weights > 0).all()):
+        del ensemble  # two at a time may be too large
+        ensemble = Ensemble.of_job(job, with_stand_ins(job.uploads, pool), Mean(), fold=fold, precision=precision)
     ensemble.combiner = pool
     return ensemble, pool
+
+
+def with_stand_ins(uploads: Sequence[Upload], pool: OpinionPool) -> tuple[Upload, ...]:
+    """Return a pool's members with another's upload in the place of each that it leaves out.
+
+    The stand-in has no say either. But gradients pass through every member, and 0 times what is not finite is not 0.
+
+    Args:
+        uploads: The members, in their order.
+        pool: Their combiner; not all of its weights are 0.
+    """
+    heard = (pool.weights > 0).tolist()
+    stand_in = uploads[heard.index(True)]
+    return tuple(upload if one else stand_in for upload, one in zip(uploads, heard, strict=True))

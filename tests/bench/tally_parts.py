@@ -80,6 +80,7 @@ PARTS = (
     Part("noise: 2,048 images", {"images": 2048, "epochs": 96}),
     Part("noise: 65,536 images", {"images": 65536, "epochs": 3}),
     Part("noise: and 2,048 inverted images", {"inverted": 2048}),
+    Part("noise: 65,536 images, and 8,192 inverted ones", {"images": 65536, "inverted": 8192}),
     Part("start: plain average", {"start": "average"}),
     Part("start: fresh", {"start": "fresh"}),
     Part("steps: a quarter", {"epochs": 3}),

@@ -86,7 +86,7 @@ def test_images_are_read_in_another_order_every_epoch_and_the_loss_is_recorded()
     outcome = fit(tiny_job(replace(SMALL, student_lr=1e-12, momentum=0.0)), book)
     assert [row["epoch"] for row in book.rows] == [1, 2, 3]
     assert all(row["distillation"] > 0 for row in book.rows)
-    assert book.reports == 3 * 2 + 3  # 11 images: batches of 5 and 6
+    assert book.reports == 3 + 3 * 2 + 3  # 11 images: of 5, 5 and 1 for the teacher, of 5 and 6 for the student
     assert outcome.images is None
     assert outcome.timings.keys() >= {"teacher", "distillation"}
 

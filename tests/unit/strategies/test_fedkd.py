@@ -127,7 +127,7 @@ def test_every_epoch_passes_over_all_images_and_records_its_loss() -> None:
     book = Book()
     outcome = fit(tiny_job(SMALL), book)
     assert [row["epoch"] for row in book.rows] == [1, 2, 3]
-    assert book.reports == 3 * 2 + 3  # 11 images: batches of 5 and 6
+    assert book.reports == 3 + 3 * 2 + 3  # 11 images: of 5, 5 and 1 for the teacher, of 5 and 6 for the student
     assert outcome.images is None
     assert outcome.timings.keys() >= {"teacher", "distillation"}
 

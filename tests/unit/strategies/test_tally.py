@@ -217,7 +217,7 @@ def test_images_are_noise_and_every_epoch_s_loss_is_recorded() -> None:
     outcome = fit(replace(tiny_job(SMALL), proxy=None), book)
     assert [row["epoch"] for row in book.rows] == [1, 2, 3]
     assert all(row["distillation"] > 0 for row in book.rows)
-    assert book.reports == 3 * 3 + 3  # 12 images: batches of 5, 5 and 2
+    assert book.reports == 3 + 3 * 3 + 3  # 12 images: batches of 5, 5 and 2, first for the teacher
     assert outcome.timings.keys() >= {"teacher", "distillation"}
 
 

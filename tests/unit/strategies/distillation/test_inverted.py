@@ -10,6 +10,7 @@ from strategies.distillation import inverted
 from strategies.distillation.combiners import Mean
 from strategies.distillation.ensemble import Ensemble
 from strategies.distillation.inverted import SquashedPixels, inverted_images, roughness
+from strategies.distillation.pool import dequantize
 from strategies.method import Job, Normalization
 from strategies.seeds import generator
 
@@ -36,7 +37,7 @@ def teacher() -> Ensemble:
 
 
 def made(shares: Tensor = EVEN, *, steps: int = 25, seed: int = 0, labels: Tensor = LABELS) -> Tensor:
-    return inverted_images(JOB, teacher(), shares, labels, steps=steps, rng=generator(seed, "test"))
+    return dequantize(inverted_images(JOB, teacher(), shares, labels, steps=steps, rng=generator(seed, "test")))
 
 
 def losses(images: Tensor) -> Tensor:
@@ -71,6 +72,7 @@ def test_images_follow_the_generator_and_come_in_parts(monkeypatch: pytest.Monke
         JOB, teacher(), EVEN, LABELS, steps=2, rng=generator(0, "test"), tick=lambda: ticks.append(1)
     )
     assert images.shape == (7, *SHAPE)
+    assert images.dtype == torch.uint8
     assert len(ticks) == 2 * 3
 
 

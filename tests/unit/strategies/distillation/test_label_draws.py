@@ -105,9 +105,8 @@ def test_estimates_of_a_client_that_claims_without_measure_can_be_drawn_from() -
     assert held == [10**9, 0, 0, 0]
 
 
-def test_estimates_do_not_count_where_all_clients_tell() -> None:
-    counts = ((6, 0, 1, 0), (2, 5, 3, 0))
-    held, alpha = shares_of(job(*counts), Silent(), labels="counts", weights="per-class", found=torch.ones(2, 4))
-    plain = shares_of(job(*counts), Silent(), labels="counts", weights="per-class")
-    assert held == plain[0]
-    assert torch.equal(alpha, plain[1])
+def test_estimates_of_none_leave_a_client_out_though_it_tells() -> None:
+    counts, found = ((6, 0, 1, 0), (2, 5, 3, 0)), torch.tensor([[0.0] * 4, [2.0, 5.0, 3.0, 0.0]])
+    held, alpha = shares_of(job(*counts), Silent(), labels="counts", weights="per-class", found=found)
+    assert held == [2000, 5000, 3000, 0]
+    torch.testing.assert_close(alpha[:, :3], torch.tensor([[0.0] * 3, [1.0] * 3]))

@@ -1,0 +1,136 @@
+"""A client that Tally's pool leaves out, wherever that pool teaches: it ruins nothing, and does not come back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from method_fakes import Book, tiny_job
+from test_tally_left_out import CLIENTS, STRANGER, UPLOADS, grouped, job, state
+from torch import Tensor
+
+from strategies.co_boosting import CoBoostingConfig
+from strategies.dense import DenseConfig
+from strategies.distillation.class_counts import capped
+from strategies.distillation.combiners import Mean
+from strategies.distillation.ensemble import Ensemble
+from strategies.distillation.matched import Matched
+from strategies.distillation.tally_pool import TallyPoolOptions, fitted_pool
+from strategies.distillation.tally_teacher import tally_teacher
+from strategies.errors import UploadError
+from strategies.flboost import METHOD as FLBOOST
+from strategies.flboost import FlBoostConfig
+from strategies.flboost import _Server as FlBoostServer
+from strategies.method import METHODS, TALLY, Job, Method, Outcome, Silent, Upload
+from strategies.outcomes import ensemble_of
+from strategies.tally import METHOD
+
+HUGE = {**UPLOADS[STRANGER].read(), "3.bias": torch.full((3,), 1e16)}
+IMAGES = torch.randn(4, 2, 8, 8, generator=torch.Generator().manual_seed(0))
+FEW: dict[str, Any] = {"epochs": 2, "generator_steps": 2, "batch_size": 4, "synthesis_batch_size": 6, "latent": 8}
+
+
+def without_numbers(k: int = STRANGER) -> tuple[Upload, ...]:
+    """Client k answers, but gradients through its normalisation of huge numbers are not finite."""
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        found = grouped().state_dict()
+    wild = {**found, "0.weight": 1e30 * found["0.weight"], "4.bias": torch.full((3,), 1e16)}
+    bad = replace(UPLOADS[k], architecture="grouped", read=lambda: wild)
+    return tuple(bad if one is UPLOADS[k] else one for one in UPLOADS)
+
+
+def asked(method: Method, config: Any, uploads: tuple[Upload, ...], **also: Any) -> tuple[Outcome, Book]:
+    book = Book()
+    named = replace(job(uploads), config=config, builders={**job().builders, "grouped": grouped}, **also)
+    return method.fit(named, book), book
+
+
+def finite(rows: list[dict[str, Any]]) -> bool:
+    numbers = [value for row in rows for value in row.values() if not isinstance(value, str)]
+    return all(bool(torch.tensor(value).isfinite().all()) for value in numbers)
+
+
+def test_co_boosting_never_gives_it_a_weight_again() -> None:
+    config = CoBoostingConfig(**FEW, reweighting_data="all", reweighting_step=0.3)
+    outcome, book = asked(METHODS["co-boosting"], config, without_numbers(), teacher=TALLY)
+
+    assert outcome.ensemble is not None
+    weights = outcome.ensemble.weights["weights"]
+    assert [bool(weight) for weight in weights] == [k != STRANGER for k in range(CLIENTS)]
+    assert not torch.equal(weights, (weights > 0).float())  # they were learned
+    answers = ensemble_of(
+        replace(job(without_numbers()), builders={**job().builders, "grouped": grouped}), outcome.ensemble
+    )
+    assert bool(answers(IMAGES).isfinite().all())
+    assert finite(book.rows)
+
+
+def test_a_run_of_tally_that_left_it_out_can_teach_a_generator() -> None:
+    first, _ = asked(METHOD, job().config, without_numbers())
+    assert first.ensemble is not None
+    assert float(first.ensemble.weights["weights"][STRANGER]) == 0
+
+    outcome, book = asked(METHODS["dense"], DenseConfig(**FEW), without_numbers(), teacher=first.ensemble)
+
+    assert [row["epoch"] for row in book.rows if "epoch" in row] == [1, 2]
+    assert finite(book.rows)
+    assert outcome.student is not None
+
+
+def test_flboost_at_the_level_of_features_uses_another_s_last_layer_in_its_place() -> None:
+    uploads = tuple(replace(one, read=lambda: HUGE) if k == STRANGER else one for k, one in enumerate(UPLOADS))
+    config = FlBoostConfig(level="features", iterations=2, batch_size=8, generator_width=8)
+    given = replace(tiny_job(config, uploads=uploads), student="wide", start=state(7), teacher=TALLY)
+
+    models = Matched.of(given, "features", 8, 8)
+
+    features = torch.randn(4, 96, generator=torch.Generator().manual_seed(0))
+    answers = models.teacher.member_logits(features)
+    assert torch.equal(answers[STRANGER], answers[0])
+    book = Book()
+    FLBOOST.fit(given, book)
+    assert all(abs(row[name]) < 1e3 for row in book.rows for name in ("adversarial", "ce") if name in row)
+
+
+def test_flboost_draws_no_label_for_it() -> None:
+    only = tuple(replace(one, num_examples=4, label_counts=(4, 0, 0)) for one in UPLOADS)
+    lone = replace(only[STRANGER], num_examples=9, label_counts=(0, 0, 9), read=lambda: HUGE)
+    uploads = tuple(lone if k == STRANGER else one for k, one in enumerate(only))
+    config = FlBoostConfig(iterations=2, batch_size=8)
+    given = replace(tiny_job(config, uploads=uploads), student="wide", start=state(7), teacher=TALLY)
+
+    server = FlBoostServer(given, Silent())
+
+    assert server._labels.tolist() == [0] * 16
+    assert server._weights[STRANGER].tolist() == [0.0] * 16
+
+
+@pytest.mark.parametrize("large", [(0,), (0, 1), (0, 1, 2)])
+def test_who_cannot_be_asked_does_not_judge_the_others(large: tuple[int, ...]) -> None:
+    """Their logits are finite, and alike."""
+    shared: dict[str, Tensor] = {**state(99), "3.weight": 1e17 * state(99)["3.weight"]}
+    kept = tuple(k for k in range(CLIENTS) if k not in (*large, STRANGER))
+    honest = replace(UPLOADS[0], client="c1")
+    uploads = tuple(
+        replace(one, read=lambda: shared) if k in large else honest if k == STRANGER else one
+        for k, one in enumerate(UPLOADS)
+    )
+    pool = tally_teacher(job(uploads), TallyPoolOptions(agreement=0.3, probes=200))[1]
+
+    assert [k for k, weight in enumerate(pool.weights) if weight] == sorted({*kept, STRANGER} - {*large})
+
+
+def test_clients_without_examples_do_not_cap_the_others() -> None:
+    assert capped(torch.tensor([0.0, 0.0, 100.0, 120.0, 300.0])).tolist() == [0, 0, 100, 120, 120]
+    assert capped(torch.tensor([0.0, 100.0])).tolist() == [0, 100]
+    assert capped(torch.zeros(2)).tolist() == [0, 0]
+
+
+def test_clients_none_of_whom_has_an_example_are_refused() -> None:
+    uploads = tuple(replace(one, num_examples=0, label_counts=(0, 0, 0)) for one in UPLOADS)
+    given: Job = job(uploads)
+    with pytest.raises(UploadError, match="no client whose model can be asked was trained on an example"):
+        fitted_pool(given, Ensemble.of_job(given, uploads, Mean()), TallyPoolOptions())
