@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from server_app.compare_cell import Cell, expected_seconds, facts_of, run_cell
-from server_app.compare_sources import data_of, info_of, own_results, with_uploads
-from server_app.compare_table import lines_of, points_of_lines, times_of_lines
+from server_app.compare_sources import data_of, differing, info_of, own_results, with_uploads
+from server_app.compare_table import differing_line, lines_of, points_of_lines, times_of_lines
 from server_app.cost_plots import plot_communication, plot_server_time
 from server_app.drawing import save
 from server_app.guard import guarded, sigterm_as_interrupt
@@ -77,6 +77,8 @@ def compare_runs(asked: Comparison, *, log: Log) -> dict[str, Any]:
         methods, left_out = _permitted(asked, folder)
         for name, reason in left_out.items():
             log(f"{name} is left out: {reason}")
+        if apart := differing(asked.runs):
+            log(f"note: {differing_line(apart)}")
         cells = _cells(asked, methods, folder)
         _check(cells)
         facts = {
@@ -86,6 +88,7 @@ def compare_runs(asked: Comparison, *, log: Log) -> dict[str, Any]:
             "data": data,
             "methods": methods,
             "left_out": left_out,
+            "differing": apart,
             "seeds": asked.seeds,
             "settings": dict(asked.overrides),
             "command": _command(asked, folder),

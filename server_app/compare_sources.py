@@ -14,6 +14,9 @@ from strategies.store.run_folder import RunFolder
 from strategies.traffic import UPLOAD_PHASE
 
 AS_RUN = ", as run"
+# Tables of settings that make the uploads what they are, and what of them does not.
+_OF_CLIENTS = ("data.", "model.", "client.", "attack.", "privacy.")
+_WHERE = ("data.root", "client.device", "client.state-dir")
 
 
 def info_of(run: Path) -> dict[str, Any]:
@@ -55,6 +58,17 @@ _FACTS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     "number of classes": lambda info: info.get("num-classes"),
     "input shape": lambda info: info.get("input-shape"),
 }
+
+
+def differing(runs: Sequence[Path]) -> dict[str, list[Any]]:
+    """Return in which settings of data, models and clients runs differ, and their values in the order of the runs.
+
+    Means over runs that do are no means over repetitions.
+    """
+    stored = [info.get("settings") or {} for info in map(info_of, with_uploads(runs))]
+    names = sorted({name for settings in stored for name in settings if name.startswith(_OF_CLIENTS)} - {*_WHERE})
+    found = {name: list(dict.fromkeys(settings.get(name) for settings in stored)) for name in names}
+    return {name: values for name, values in found.items() if len(values) > 1}
 
 
 def with_uploads(runs: Sequence[Path]) -> list[Path]:

@@ -203,6 +203,7 @@ def notes_of(comparison: Mapping[str, Any]) -> list[str]:
     threads = "/".join(map(str, sorted({cell["threads"] for cell in cells})))
     return [
         f"Methods on the same uploads{f' ({data})' if data else ''}: {counts}.",
+        *([f"{differing_line(apart)}."] if (apart := comparison.get("differing")) else []),
         "Accuracy on held-out images: mean ± sample standard deviation of n results."
         if data
         else "No accuracies: the runs are of another project, whose held-out images are not here.",
@@ -215,6 +216,12 @@ def notes_of(comparison: Mapping[str, Any]) -> list[str]:
         *(f"Scaled, {method}: {text}." for method, text in _scaled(cells).items()),
         *(f"Without {name}: {reason}." for name, reason in comparison["left_out"].items()),
     ]
+
+
+def differing_line(settings: Mapping[str, Sequence[Any]]) -> str:
+    """Return a sentence on the settings of the clients in which the runs differ: name -> values."""
+    named = ", ".join(f"{name} ({', '.join(map(repr, values))})" for name, values in settings.items())
+    return f"The runs differ in {named}: each row is a mean over them, not over repetitions"
 
 
 def _scaled(cells: Sequence[Mapping[str, Any]]) -> dict[str, str]:

@@ -26,6 +26,7 @@ from server_app import cli as command_line
 from server_app import compare as comparing
 from server_app.compare import Comparison, compare_runs
 from server_app.compare_cell import Cell, expected_seconds, run_cell, work
+from server_app.compare_table import notes_of
 from server_app.metered import Metered, peak_mib, usage_of
 from server_app.replay import Request, replay_run, unmet_need
 from strategies.compute import InProcess
@@ -303,6 +304,22 @@ def test_a_folder_that_is_no_run_or_no_comparison_or_named_twice_is_refused(
     with pytest.raises(StoreError, match=f"{replay} holds no uploads: it is a replay of {run}"):
         compared(replay)
     assert ran == []
+
+
+@pytest.mark.usefixtures("ran")
+def test_runs_whose_clients_differ_are_compared_with_a_warning_that_names_what_differs(run_folder: MakeRun) -> None:
+    first = run_folder(seed=3, name="one", **{"data.alpha": 0.1, "data.root": "/a"})
+    second = run_folder(seed=4, name="two", **{"data.alpha": 0.3, "data.root": "/b", "method": "dense", "threads": 2})
+    lines: list[str] = []
+
+    apart, alike = compared(first, second, log=lines), compared(first)
+
+    said = "The runs differ in data.alpha (0.1, 0.3): each row is a mean over them, not over repetitions"
+    assert apart["differing"] == {"data.alpha": [0.1, 0.3]}
+    assert lines.count(f"note: {said}") == 1
+    assert f"{said}." in notes_of(apart)
+    assert alike["differing"] == {}
+    assert not any("differ" in note for note in notes_of(alike))
 
 
 def test_ctrl_c_says_how_to_go_on_and_that_command_does_the_rest(
