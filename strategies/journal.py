@@ -19,12 +19,12 @@ TICK_EVERY_S = 0.5
 
 @dataclass(frozen=True)
 class _Report:
-    """The last thing a method said, and when."""
+    """The last thing a method said, and when it said that step first."""
 
     step: int
     total: int
     values: dict[str, float]
-    now: float
+    reached: float
 
 
 class Journal:
@@ -68,6 +68,7 @@ class Journal:
         self._began = self._saved = self._logged = monotonic()
         self._ticked = float("-inf")
         self._last: _Report | None = None
+        self._first: _Report | None = None  # after at least one epoch
         self._said: tuple[int, int] | None = None
         self._lock = threading.Lock()
         self._end = threading.Event()
@@ -100,7 +101,7 @@ class Journal:
             self._folder.truncate_metrics(snapshot.step if snapshot else -1)
         with self._lock:
             self._began = self._saved = monotonic()
-            self._last = self._said = None
+            self._last = self._first = self._said = None
             if snapshot:
                 self._say(f"{self._label}: resumed after {self._unit} {snapshot.step}")
         return snapshot
@@ -111,7 +112,10 @@ class Journal:
             now = monotonic()
             # Between two epoch borders the values of the last one are still the newest.
             known = self._last.values if self._last else {}
-            self._last = _Report(step, total, dict(values or known), now)
+            reached = self._last.reached if self._last and self._last.step == step else now
+            self._last = _Report(step, total, dict(values or known), reached)
+            if self._first is None and step > self.resumed_at:
+                self._first = self._last
             last = step >= total and self._said != (step, total)
             if self._said is None or last or now - self._logged >= LOG_EVERY_S:
                 self._say(self._line(now))
@@ -178,11 +182,18 @@ class Journal:
         parts = [f"{self._unit} {last.step} of {last.total}"]
         parts += [f"{name} {value:.3g}" for name, value in last.values.items()]
         parts.append(f"{duration(elapsed)} elapsed")
-        done = last.step - self.resumed_at
-        if done > 0 and last.step < last.total:
-            left = (last.now - self._began) / done * (last.total - last.step) - (now - last.now)
-            parts.append(f"about {duration(max(0.0, left))} left")
+        if self._first and last.step < last.total:
+            parts.append(f"about {duration(self._left(self._first, last, now))} left")
         return f"{self._label}: {', '.join(parts)}"
+
+    def _left(self, first: _Report, last: _Report, now: float) -> float:
+        """Return the seconds that are left at the pace so far, without what came before the first epochs if it can."""
+        if last.step > first.step:
+            pace = (last.reached - first.reached) / (last.step - first.step)
+        else:
+            pace = (first.reached - self._began) / (first.step - self.resumed_at)
+        # An epoch that takes longer than expected does not make the later ones shorter.
+        return pace * (last.total - last.step - 1) + max(0.0, pace - (now - last.reached))
 
 
 def duration(seconds: float) -> str:

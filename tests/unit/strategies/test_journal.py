@@ -85,6 +85,23 @@ def test_report_after_a_resumption_reckons_with_the_epochs_of_this_process(clock
     assert lines == ["x: resumed after epoch 100", "x: epoch 110 of 200, 10 s elapsed, about 1 min 30 s left"]
 
 
+def test_time_left_leaves_out_what_came_before_the_first_epoch_and_does_not_climb_within_one(clock: Clock) -> None:
+    lines: list[str] = []
+    journal = Journal(None, lines.append, label="x")
+    for seconds, step in ((30, 0), (10, 1), (10, 2), (6, 2), (6, 2), (6, 2)):
+        clock.now += seconds
+        journal.report(step, 5)
+    # 40 s for the first, 10 s for the second: of the second kind there are three, the third of all takes longer.
+    assert [line.split(", ", 1)[1] for line in lines] == [
+        "30 s elapsed",
+        "40 s elapsed, about 2 min 40 s left",
+        "50 s elapsed, about 30 s left",
+        "56 s elapsed, about 24 s left",
+        "1 min 2 s elapsed, about 20 s left",
+        "1 min 8 s elapsed, about 20 s left",
+    ]
+
+
 def test_report_before_any_epoch_is_done_guesses_nothing(clock: Clock) -> None:
     lines: list[str] = []
     journal = Journal(None, lines.append, label="x")
