@@ -116,7 +116,7 @@ def _folder(asked: Comparison) -> Path:
 
 
 def _with_earlier(asked: Comparison, folder: Path) -> Comparison:
-    """Add what the folder's comparison asked for before: its runs, methods and seeds stay in the table.
+    """Add what the folder's comparison asked for before: its runs, methods, seeds and settings stay.
 
     Raises:
         OptionError: It was made under other settings: their cells must not share a line.
@@ -124,12 +124,12 @@ def _with_earlier(asked: Comparison, folder: Path) -> Comparison:
     if not (folder / FACTS_FILE).exists():
         return asked
     before = read_json(folder / FACTS_FILE)
-    for key in sorted({*before["settings"], *asked.overrides}):
-        then, now = before["settings"].get(key), asked.overrides.get(key)
+    for key, now in sorted(asked.overrides.items()):
+        then = before["settings"].get(key)
         if then != now:
             raise OptionError(
                 f"{folder} compares with {key}={_shown(then)}, now it is {_shown(now)}: allowed are the settings it "
-                "began with (--set), or a new folder"
+                "began with, also without naming them, or a new folder"
             )
     runs = [Path(run) for run in before["runs"]]
     named = [name.strip() for name in asked.methods.split(",") if name.strip()]
@@ -140,6 +140,7 @@ def _with_earlier(asked: Comparison, folder: Path) -> Comparison:
         runs=(*runs, *(run for run in asked.runs if run.absolute() not in runs)),
         methods=",".join([*earlier, asked.methods]),
         seeds=max(asked.seeds, before["seeds"]),
+        overrides=before["settings"],
     )
 
 

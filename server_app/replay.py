@@ -258,8 +258,8 @@ def _foreign_job(request: Request, info: Mapping[str, Any]) -> Job:
     name = request.method or (info["method"] if request.resume is not None else "")
     if not name or ":" not in request.model:
         raise OptionError(
-            f"{request.run} is a run of another project: name --method, and --model as module:attribute "
-            "that returns its nn.Module"
+            f"{request.run} is a run of another project: name {'' if name else 'the method, and '}--model as "
+            "module:attribute that returns its nn.Module"
         )
     method = METHODS[name]
     own, door = options_of(method.config, name), options_of(GatekeeperConfig, "gatekeeper")

@@ -222,9 +222,22 @@ def test_a_folder_s_earlier_methods_stay_in_the_table_and_other_settings_are_ref
 
     assert [line.split(",")[0] for line in ended.stdout.splitlines()[1:]] == ["fedens", "dense"]
     assert ran == [("fedens", "run", 0), ("dense", "run", 0)]
-    refused = oneshot("compare", run, "--methods", "dense", "--out", out)
+    refused = oneshot("compare", run, "--methods", "dense", "--set", "dense.latent=6", "--out", out)
     assert refused.exit_code == 1
-    assert "compares with dense.latent=5, now it is not set: allowed are the settings it began with" in refused.output
+    assert "compares with dense.latent=5, now it is 6: allowed are the settings it began with" in refused.output
+
+
+def test_settings_of_a_comparison_need_not_be_named_again(run_folder: MakeRun, ran: list[Any], tmp_path: Path) -> None:
+    run, out, settings = run_folder(), tmp_path / "out", {"dense.latent": 5}
+    compared(run, methods="fedens", overrides=settings, out=out)
+    ran.clear()
+
+    found = compared(run, methods="fedens,dense", out=out)
+
+    assert ran == [("dense", "run", 0)]
+    assert found["settings"] == settings
+    info = json.loads((Path(found["cells"][1]["run_dir"]) / "run.json").read_text())
+    assert info["settings"]["dense.latent"] == 5
 
 
 def test_schedules_when_scaled_are_told_under_the_table(run_folder: MakeRun, ran: list[Any]) -> None:
