@@ -220,16 +220,21 @@ def import_folder(
 
 
 @cli.command()
-def methods(*, format: FormatOption = "text") -> None:  # noqa: A002
+def methods(
+    names: Annotated[list[str] | None, typer.Argument(help="only these methods, in this order")] = None,
+    *,
+    format: FormatOption = "text",  # noqa: A002
+) -> None:
     """List the server methods with their options, defaults and sources."""
     app_defaults = default_settings()
+    with errors(format):
+        found = [_method_facts(name, app_defaults) for name in names or METHODS]
     if format == "json":
-        typer.echo(json.dumps([_method_facts(name, app_defaults) for name in METHODS]))
+        typer.echo(json.dumps(found))
         return
     console = Console(markup=False)
-    for name in METHODS:
-        facts = _method_facts(name, app_defaults)
-        table = Table(title=f"{name}: {facts['title']} ({facts['source']})", title_justify="left", expand=True)
+    for facts in found:
+        table = Table(title=f"{facts['name']}: {facts['title']} ({facts['source']})", title_justify="left", expand=True)
         for column in ("option", "default", "in this app", "allowed", "meaning"):
             table.add_column(column, overflow="fold", no_wrap=column == "option")
         for entry in facts["options"]:

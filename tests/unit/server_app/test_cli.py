@@ -389,6 +389,15 @@ def test_methods_when_listed_as_text_name_every_option_with_its_default(engine: 
         assert part in ended.stdout
 
 
+def test_methods_when_named_are_listed_alone_and_an_unknown_one_is_refused(engine: Engine) -> None:
+    ended = oneshot("methods", "tally", "fedens", "--format", "json")
+    refused = oneshot("methods", "talley")
+
+    assert [entry["name"] for entry in json.loads(ended.stdout)] == ["tally", "fedens"]
+    assert refused.exit_code == 1
+    assert "unknown method 'talley': known are" in refused.stderr
+
+
 def test_methods_when_listed_as_json_are_one_line_of_facts(engine: Engine) -> None:
     ended = oneshot("methods", "--format", "json")
 
