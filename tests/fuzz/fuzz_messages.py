@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import shutil
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -44,6 +46,7 @@ STATE = net().state_dict()
 SIGNATURES = Signatures({"net": net, "linear": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, CLASSES))})
 GOOD = {key: Array(value.numpy()) for key, value in STATE.items()}
 PLACES = tempfile.mkdtemp(prefix="oneshot-fuzz-")
+atexit.register(shutil.rmtree, PLACES, ignore_errors=True)
 
 # What Flower's records can hold: numbers of 64 bits, texts, bytes, truth values, and lists of one kind.
 number = st.one_of(st.sampled_from([n for n in EXTREMES if n < 2**63]), st.integers(-(2**63), 2**63 - 1))
