@@ -16,7 +16,7 @@ from strategies.traffic import UPLOAD_PHASE
 AS_RUN = ", as run"
 # Tables of settings that make the uploads what they are, and what of them does not.
 _OF_CLIENTS = ("data.", "model.", "client.", "attack.", "privacy.")
-_WHERE = ("data.root", "client.device", "client.state-dir")
+_WHERE = ("data.root", "client.state-dir")
 
 
 def info_of(run: Path) -> dict[str, Any]:

@@ -127,17 +127,21 @@ def grouped() -> nn.Module:
     return nn.Sequential(nn.Conv2d(2, 6, 5), nn.GroupNorm(2, 6), nn.ReLU(), nn.Flatten(), nn.Linear(96, 3))
 
 
-def test_gradients_when_those_of_a_left_out_model_are_not_finite_are_the_others() -> None:
-    """A normalisation of huge numbers answers, but its gradient is 0 / 0."""
+def without_numbers() -> tuple[Upload, ...]:
+    """The stranger answers, but gradients through its normalisation of huge numbers are not: they are 0 / 0."""
     with torch.random.fork_rng():
         torch.manual_seed(3)
         state = grouped().state_dict()
     wild = {**state, "0.weight": 1e30 * state["0.weight"], "4.bias": torch.full((3,), 1e16)}
     bad = replace(UPLOADS[STRANGER], architecture="grouped", read=lambda: wild)
-    uploads = tuple(bad if k == STRANGER else one for k, one in enumerate(UPLOADS))
+    return tuple(bad if k == STRANGER else one for k, one in enumerate(UPLOADS))
+
+
+def test_gradients_when_those_of_a_left_out_model_are_not_finite_are_the_others() -> None:
+    uploads = without_numbers()
     asked = replace(job(uploads, inverted=6, inversion_steps=3), builders={**job().builders, "grouped": grouped})
     images = torch.randn(4, 2, 8, 8, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    alone = Ensemble.of_job(asked, [bad], Mean())
+    alone = Ensemble.of_job(asked, [uploads[STRANGER]], Mean())
     (broken,) = torch.autograd.grad(alone(images).sum(), images)
     assert not bool(broken.isfinite().all())
 
