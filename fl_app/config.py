@@ -16,7 +16,7 @@ from fl_app.data import AUGMENTATIONS, DOMAINED, IMAGELESS, LAWS, SOURCES, Parti
 from fl_app.models import ARCHITECTURES
 from fl_app.privacy import PrivacyConfig
 from strategies.errors import OptionError
-from strategies.options import Scalar, check, check_device, option, parse
+from strategies.options import Scalar, check, check_device, meant, option, parse
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,10 @@ class ModelConfig:
         for key, names in (("model.per-client", self.mix()), ("model.student", (self.student,))):
             for name in names:
                 if name and name not in ARCHITECTURES:
-                    raise OptionError(f"setting {key!r} names {name!r}: allowed are {', '.join(ARCHITECTURES)}")
+                    raise OptionError(
+                        f"setting {key!r} names {name!r}: allowed are {', '.join(ARCHITECTURES)}"
+                        f"{meant(name, ARCHITECTURES)}"
+                    )
 
     def mix(self) -> tuple[str, ...]:
         """Return the architectures that are dealt to the clients in turn."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 from .errors import OptionError
+from .options import meant
 
 if TYPE_CHECKING:
     import torch
@@ -266,7 +267,8 @@ class Registry(Mapping[str, Method]):
 
     def __getitem__(self, name: str) -> Method:
         if name not in self._modules:
-            raise OptionError(f"unknown method {name!r}: known are {', '.join(sorted(self._modules))}")
+            known = sorted(self._modules)
+            raise OptionError(f"unknown method {name!r}: known are {', '.join(known)}{meant(name, known)}")
         method: Method = importlib.import_module(f".{self._modules[name]}", __package__).METHOD
         return method
 

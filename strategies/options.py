@@ -11,7 +11,7 @@ import difflib
 import math
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar, get_type_hints
 
 from .errors import OptionError
@@ -173,9 +173,14 @@ def reject_unknown(settings: Mapping[str, Scalar], known: Sequence[str]) -> None
     """
     for key in sorted(settings):
         if key not in known:
-            close = difflib.get_close_matches(key[:80], known, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(sorted(known))}"
+            hint = meant(key, known).removeprefix("; ") or f"known are {', '.join(sorted(known))}"
             raise OptionError(f"unknown setting {key[:80]!r} (value {settings[key]!r:.80}): {hint}")
+
+
+def meant(word: str, known: Iterable[str]) -> str:
+    """Return the end of an error line, "; did you mean 'tally'?", or nothing where no known word is close."""
+    close = difflib.get_close_matches(word[:80], list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def _check_value(key: str, value: Any, kind: type, facts: Mapping[str, Any]) -> None:
@@ -188,7 +193,8 @@ def _check_value(key: str, value: Any, kind: type, facts: Mapping[str, Any]) -> 
     if fits and choices:
         fits = value in choices
     if not fits:
-        raise OptionError(f"setting {key!r} is {value!r}: allowed is {_allowed(kind, facts)}")
+        hint = meant(value, choices) if isinstance(value, str) else ""
+        raise OptionError(f"setting {key!r} is {value!r}: allowed is {_allowed(kind, facts)}{hint}")
 
 
 def _allowed(kind: type, facts: Mapping[str, Any]) -> str:

@@ -396,6 +396,7 @@ def test_methods_when_named_are_listed_alone_and_an_unknown_one_is_refused(engin
     assert [entry["name"] for entry in json.loads(ended.stdout)] == ["tally", "fedens"]
     assert refused.exit_code == 1
     assert "unknown method 'talley': known are" in refused.stderr
+    assert "; did you mean 'tally'?" in refused.stderr
 
 
 def test_methods_when_listed_as_json_are_one_line_of_facts(engine: Engine) -> None:
