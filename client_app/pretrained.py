@@ -10,22 +10,6 @@ from fl_app.checkpoints import read_checkpoint
 from strategies.errors import UploadError
 
 
-def checkpoint_path(template: str, *, client: str, partition_id: int) -> Path | None:
-    """Return the client's checkpoint: ``{client}`` and ``{partition}`` are filled in; None if there is no template.
-
-    Raises:
-        UploadError: The template names something else.
-    """
-    if not template:
-        return None
-    try:
-        return Path(template.format(client=client, partition=partition_id)).expanduser()
-    except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
-        raise UploadError(
-            f"client.checkpoint is {template!r}: allowed placeholders are {{client}} and {{partition}}"
-        ) from error
-
-
 def load_checkpoint(path: Path) -> dict[str, torch.Tensor]:
     """Read a state_dict that can be sent; see :func:`fl_app.checkpoints.read_checkpoint`.
 

@@ -21,7 +21,7 @@ from client_app.calibration import activation_ranges
 from client_app.keeping import Keep, Trained
 from client_app.local_training import Epoch, epoch_lengths
 from client_app.node import Asked, Node
-from client_app.pretrained import checkpoint_path, load_checkpoint
+from client_app.pretrained import load_checkpoint
 from client_app.private_training import check_question, refuse
 from client_app.private_training import train as train_privately
 from client_app.tasks import task_of
@@ -29,6 +29,7 @@ from fl_app.config import AppConfig
 from fl_app.data import Split, open_split
 from fl_app.division import own_positions
 from fl_app.models.uploaded import uploaded_name
+from fl_app.node_config import checkpoint_path
 from strategies.client.holdout import held_out
 from strategies.errors import UploadError
 from strategies.seeds import derive_seed, seeded_torch

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from strategies.errors import OptionError
+from strategies.errors import OptionError, UploadError
 from strategies.options import read_toml
 
 # What a node may say, and as what kind of value.
@@ -111,6 +111,22 @@ def client_name(facts: Mapping[str, Any]) -> str:
     """Return a node's stable name: the one in its config, else that of its partition."""
     partition_id = facts.get("partition-id", 0)
     return str(facts.get("client", f"client-{partition_id:03d}" if isinstance(partition_id, int) else "client"))
+
+
+def checkpoint_path(template: str, *, client: str, partition_id: int) -> Path | None:
+    """Return the client's checkpoint: ``{client}`` and ``{partition}`` are filled in; None if there is no template.
+
+    Raises:
+        UploadError: The template names something else.
+    """
+    if not template:
+        return None
+    try:
+        return Path(template.format(client=client, partition=partition_id)).expanduser()
+    except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
+        raise UploadError(
+            f"client.checkpoint is {template!r}: allowed placeholders are {{client}} and {{partition}}"
+        ) from error
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from server_app.forget import facts_of
 from server_app.gatekeeping import check_gatekeeper
 from server_app.iterating import check_iterative
 from server_app.privacy import check_privacy, check_private_models
-from server_app.rehearsal import check_division
+from server_app.rehearsal import check_checkpoints, check_division
 from server_app.server_data import labelled_images, open_half, proxy_images
 from strategies.compute import named
 from strategies.compute.in_process import resolve_device
@@ -244,6 +244,7 @@ def check_before_start(settings: Settings, num_supernodes: int) -> None:
     if not os.environ.get("RAY_ADDRESS"):  # a cluster may have what this machine lacks
         resolve_device(app.device)
     check_division(app, open_half(settings, "train"), num_supernodes)
+    check_checkpoints(app, num_supernodes)
     job = build_job(settings, open_half(settings, "test"), None)
     check_needs(settings.method, job)
     if settings.refiner is not None:

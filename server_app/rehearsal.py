@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from fl_app.config import AppConfig
 from fl_app.data import Split, check_request, clients_share
 from fl_app.models import ARCHITECTURES
-from fl_app.node_config import read_nodes
+from fl_app.node_config import checkpoint_path, client_name, read_nodes
 from strategies.errors import OptionError
 
 DEFAULT_SUPERNODES = 5
@@ -35,6 +36,42 @@ def check_division(app: AppConfig, train: Split, num_supernodes: int) -> None:
     """
     for num_clients in sorted(_divisions(app, num_supernodes)):
         _check_clients(app, train, num_clients)
+
+
+def check_checkpoints(app: AppConfig, num_supernodes: int) -> None:
+    """Refuse a run whose pretrained models are too few; one that is not there costs no more than its upload.
+
+    Args:
+        app: The app's settings; of a run that has its uploads nothing is checked.
+        num_supernodes: How many clients are simulated.
+
+    Raises:
+        OptionError: Fewer than "min-uploads" clients train a model or find theirs.
+    """
+    if app.resume or app.uploads:
+        return
+    missing = [path for path in _checkpoints(app, num_supernodes) if not path.is_file()]
+    if num_supernodes - len(missing) < app.min_uploads:
+        raise OptionError(
+            f"{len(missing)} of the {num_supernodes} clients' checkpoints are not there, {missing[0]} is the first "
+            f"('client.checkpoint'): allowed is that at least {app.min_uploads} (min-uploads) clients have a model"
+        )
+
+
+def _checkpoints(app: AppConfig, num_supernodes: int) -> list[Path]:
+    """Return the files that the clients would upload; a client that trains has none."""
+    nodes: list[dict[str, Any]] = [{"partition-id": number} for number in range(num_supernodes)]
+    if app.client.nodes:
+        nodes = read_nodes(Path(app.client.nodes))[:num_supernodes]
+    named = [
+        checkpoint_path(
+            facts.get("checkpoint") or app.client.checkpoint,
+            client=client_name(facts),
+            partition_id=facts.get("partition-id", 0),
+        )
+        for facts in nodes
+    ]
+    return [path for path in named if path is not None]
 
 
 def _divisions(app: AppConfig, num_supernodes: int) -> set[int]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from client_app.pretrained import checkpoint_path, load_checkpoint
+from client_app.pretrained import load_checkpoint
 from strategies.errors import UploadError
 
 STATE = {"fc.weight": torch.arange(6.0).reshape(2, 3), "fc.steps": torch.tensor(7)}
@@ -114,27 +114,3 @@ def test_a_damaged_file_is_refused_in_one_line_whatever_is_wrong_with_it(
             refused += "\n" not in str(error)
 
     assert refused > 10
-
-
-@pytest.mark.parametrize(
-    ("template", "expected"),
-    [
-        ("", None),
-        ("/data/model.pt", "/data/model.pt"),
-        ("/data/{client}/part-{partition}.pt", "/data/clinic-a/part-4.pt"),
-        ("/data/{partition:03d}.pt", "/data/004.pt"),
-        ("~/model.pt", str(Path("~/model.pt").expanduser())),
-    ],
-)
-def test_a_template_when_filled_in_is_the_client_s_path(template: str, expected: str | None) -> None:
-    path = checkpoint_path(template, client="clinic-a", partition_id=4)
-
-    assert path == (None if expected is None else Path(expected))
-
-
-@pytest.mark.parametrize(
-    "template", ["{}", "{0}", "{name}.pt", "{client", "{client.secret}", "{client[a]}", "{partition:zz}"]
-)
-def test_a_template_with_other_placeholders_is_refused(template: str) -> None:
-    with pytest.raises(UploadError, match=r"allowed placeholders are \{client\} and \{partition\}"):
-        checkpoint_path(template, client="a", partition_id=0)

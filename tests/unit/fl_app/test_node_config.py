@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from fl_app.node_config import SUPERNODES_VARIABLE, client_name, node_facts, read_nodes
-from strategies.errors import OptionError
+from fl_app.node_config import SUPERNODES_VARIABLE, checkpoint_path, client_name, node_facts, read_nodes
+from strategies.errors import OptionError, UploadError
 
 SIMULATED = {"partition-id": 1, "num-partitions": 3}
 
@@ -108,3 +108,27 @@ def test_name_is_the_node_s_own_or_that_of_its_partition() -> None:
     assert client_name({"client": "clinic", "partition-id": 2}) == "clinic"
     assert client_name({"partition-id": 2}) == "client-002"
     assert client_name({"partition-id": "two"}) == "client"
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("", None),
+        ("/data/model.pt", "/data/model.pt"),
+        ("/data/{client}/part-{partition}.pt", "/data/clinic-a/part-4.pt"),
+        ("/data/{partition:03d}.pt", "/data/004.pt"),
+        ("~/model.pt", str(Path("~/model.pt").expanduser())),
+    ],
+)
+def test_a_template_when_filled_in_is_the_client_s_path(template: str, expected: str | None) -> None:
+    path = checkpoint_path(template, client="clinic-a", partition_id=4)
+
+    assert path == (None if expected is None else Path(expected))
+
+
+@pytest.mark.parametrize(
+    "template", ["{}", "{0}", "{name}.pt", "{client", "{client.secret}", "{client[a]}", "{partition:zz}"]
+)
+def test_a_template_with_other_placeholders_is_refused(template: str) -> None:
+    with pytest.raises(UploadError, match=r"allowed placeholders are \{client\} and \{partition\}"):
+        checkpoint_path(template, client="a", partition_id=0)
