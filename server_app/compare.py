@@ -11,7 +11,7 @@ from typing import Any
 
 from server_app.compare_cell import Cell, expected_seconds, facts_of, run_cell
 from server_app.compare_sources import data_of, differing, info_of, own_results, with_uploads
-from server_app.compare_table import differing_line, lines_of, points_of_lines, times_of_lines
+from server_app.compare_table import differing_line, headline, lines_of, points_of_lines, times_of_lines
 from server_app.cost_plots import plot_communication, plot_server_time
 from server_app.drawing import save
 from server_app.guard import guarded, sigterm_as_interrupt
@@ -242,7 +242,7 @@ def _written(
     lines = lines_of([*finished, *facts["own"]])
     plot, points, times = "", points_of_lines(lines, facts["own"]), times_of_lines(lines)
     if any(line.accuracies for line in lines):
-        plot = save(folder / PLOT_FILE, plot_comparison(lines))
+        plot = save(folder / PLOT_FILE, plot_comparison(lines, headline(facts)))
     result = {
         **facts,
         "status": "failed" if failures else "finished",

@@ -195,19 +195,24 @@ def as_markdown(lines: Sequence[Line], notes: Sequence[str]) -> str:
     return markdown_text(COLUMNS, [line.shown() for line in lines], texts=TEXTS, notes=notes)
 
 
+def headline(comparison: Mapping[str, Any]) -> str:
+    """Return what a comparison is of: ``Methods on the same uploads (digits): 3 runs, 1 seed``."""
+    data, runs, seeds = comparison["data"], len(comparison["runs"]), comparison["seeds"]
+    counts = ", ".join(f"{n} {what}{'s' * (n > 1)}" for n, what in ((runs, "run"), (seeds, "seed")))
+    return f"Methods on the same uploads{f' ({data})' if data else ''}: {counts}"
+
+
 def notes_of(comparison: Mapping[str, Any]) -> list[str]:
     """Return the sentences that a reader of the table needs, the first of them before the table."""
     data, cells = comparison["data"], [*comparison["cells"], *comparison.get("own", [])]
-    runs, seeds = len(comparison["runs"]), comparison["seeds"]
-    counts = ", ".join(f"{n} {what}{'s' * (n > 1)}" for n, what in ((runs, "run"), (seeds, "seed")))
     threads = "/".join(map(str, sorted({cell["threads"] for cell in cells})))
     return [
-        f"Methods on the same uploads{f' ({data})' if data else ''}: {counts}.",
+        f"{headline(comparison)}.",
         *([f"{differing_line(apart)}."] if (apart := comparison.get("differing")) else []),
         "Accuracy on held-out images: mean ± sample standard deviation of n results."
         if data
         else "No accuracies: the runs are of another project, whose held-out images are not here.",
-        *(["What draws nothing at random has one result per run."] if seeds > 1 else []),
+        *(["What draws nothing at random has one result per run."] if comparison["seeds"] > 1 else []),
         *(["Best: the mean of the best server epochs, chosen on the held-out images themselves."] if data else []),
         f"Wall and CPU: mean seconds of the server stage, its tests after every epoch included, on {threads} "
         f"thread{'s' * (threads != '1')}. MiB: mean peak memory of its process, Python and torch included.",

@@ -130,9 +130,10 @@ def test_a_comparison_is_drawn_as_asked_with_spread_single_results_and_the_colou
         line("B", "student", 1.0, 2.0),
     ]
 
-    figure = plot_comparison(lines)
+    figure = plot_comparison(lines, "Methods on the same uploads (fashion-mnist): 12 runs, 3 seeds")
 
     axes = figure.axes[0]
+    assert axes.get_title() == "Methods on the same uploads (fashion-mnist): 12 runs, 3 seeds"
     assert [bar.get_width() for bar in axes.patches] == [64.0, 61.0, 1.5]
     assert [name.get_text() for name in axes.get_yticklabels()] == ["DENSE", "FedENS", "B"]
     assert axes.yaxis_inverted()
@@ -150,11 +151,22 @@ def test_a_comparison_is_drawn_as_asked_with_spread_single_results_and_the_colou
 
 
 def test_a_comparison_of_perfect_methods_has_room_for_its_numbers() -> None:
-    figure = plot_comparison([line("Label-count ensemble", "ensemble", 99.0, 100.0, 100.0)])
+    figure = plot_comparison([line("Label-count ensemble", "ensemble", 99.0, 100.0, 100.0)], "Methods")
 
     assert_inside_and_apart(figure, figure.axes[0].texts)
     (text,) = figure.axes[0].texts
     assert text.get_window_extent(drawn(figure)).x1 <= figure.axes[0].get_window_extent().x1 + 4
+    assert figure.axes[0].get_xticks().tolist() == [0, 20, 40, 60, 80, 100]  # nothing beyond all that can be right
+
+
+@pytest.mark.parametrize("best", [0.0, 9.8, 31.0, 55.4])
+def test_a_comparison_ends_a_little_beyond_its_best_method(best: float) -> None:
+    figure = plot_comparison([line("Tally", "student", best), line("Label-count ensemble", "ensemble", 0.0)], "Methods")
+
+    left, right = figure.axes[0].get_xlim()
+    assert (left, right) == (0.0, 1.25 * max(best, 1.0))
+    assert figure.axes[0].get_xticks().max() > right / 2
+    assert_inside_and_apart(figure, figure.axes[0].texts)
 
 
 def test_names_when_two_rows_have_the_same_keep_their_own_bars() -> None:
