@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from server_app.cost_plots import Curve, Point
-from server_app.evaluation import Row
+from server_app.evaluation import EXACT, Row
 from strategies.errors import StoreError
 from strategies.method import Method
 from strategies.stage import TRAFFIC_FILE, kept_round
@@ -148,9 +148,9 @@ def points_of(method: Method, rows: Sequence[Row], metrics: Sequence[Mapping[str
     The method's own rows cost all that the run moved, the others what collecting the uploads did.
     """
     uploads, whole, curve = cost.of_uploads(), cost.traffic.mib_per_client, curve_of(metrics, cost.as_json())
-    own = [row for row in rows if row is rows[-1] or row.name in own_names(method)]
+    own = [row for row in rows if row is rows[-1] or row.name.removesuffix(EXACT) in own_names(method)]
     # What the rounds with the clients train: the ensemble where there is one, else the student.
-    trained = next((row for row in own if row.kind == "ensemble"), rows[-1])
+    trained = next((row for row in own if row.kind == "ensemble" and not row.name.endswith(EXACT)), rows[-1])
     points = []
     for row in (row for row in rows if row.kind != "client"):
         mib = whole if row in own else uploads

@@ -23,6 +23,7 @@ from strategies.upload_kinds import CLASSIFIER, CVAE, OPEN_SET
 
 BATCH = 500
 PLAIN = EnsembleSpec((), "mean")
+EXACT = ", members in float32"  # ends the name of an ensemble that is scored without its quantisation
 
 
 @dataclass(frozen=True)
@@ -172,7 +173,7 @@ def result_table(report: StageReport, method_name: str, held_out: HeldOut, *, ke
         title = f"{method.title} ensemble" if report.outcome.student is not None else method.title
         if spec is not None and spec.precision != PLAIN.precision:  # what quantisation costs
             exact = replace(both, ensemble=replace(spec, precision=PLAIN.precision))
-            rows.append(Row(f"{title}, members in float32", "ensemble", held_out.accuracy(load_model(exact, job))))
+            rows.append(Row(f"{title}{EXACT}", "ensemble", held_out.accuracy(load_model(exact, job))))
         rows.append(Row(title, "ensemble", held_out.accuracy(load_model(both, job))))
     if report.outcome.student is not None:
         kind = method.kind if method.kind != "ensemble" else "student"

@@ -188,6 +188,16 @@ def test_own_rows_cost_the_whole_run_and_the_others_the_uploads() -> None:
     assert student.curves == (((7.0, 50.0),),)
 
 
+def test_an_ensemble_scored_without_its_quantisation_cost_the_whole_run_as_well() -> None:
+    rows = [ROWS[1], Row("FENS, members in float32", "ensemble", 63.0), Row("FENS", "ensemble", 62.0)]
+
+    points = points_of(METHODS["fens"], rows, [{"accuracy": 50.0, "mib_per_client": 7.0}], Cost(three_phases()))
+
+    whole = three_phases().mib_per_client
+    assert [point.cost for point in points] == [5.0, whole, whole]
+    assert [bool(point.curves) for point in points] == [False, False, True]
+
+
 def test_rows_without_uploads_to_be_made_of_are_left_out() -> None:
     traffic = Traffic()
     traffic.add("rounds", "alice", up=MIB)
