@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from .errors import OptionError
 from .method import METHODS, TALLY, EnsembleSpec, Need
-from .upload_kinds import check_kind
+from .upload_kinds import check_kind, kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,21 +33,20 @@ def check_needs(method: Method, job: Job) -> None:
     if Need.CLIENTS in method.needs and job.uploads:
         raise OptionError(
             f"method {method.name!r} needs that {Need.CLIENTS.value}: allowed is a run of its own (oneshot run), or "
-            f"another method: {', '.join(_without(Need.CLIENTS))}"
+            f"another method: {_fitting(job)}"
         )
     _check_examples(method, job)
     if Need.SIDES_OF_FOUR in method.needs and any(side % 4 for side in job.input_shape[1:]):
         raise OptionError(
             f"the images' shape is {tuple(job.input_shape)}: method {method.name!r} needs that "
-            f"{Need.SIDES_OF_FOUR.value}. Choose another size or another method: "
-            f"{', '.join(_without(Need.SIDES_OF_FOUR))}"
+            f"{Need.SIDES_OF_FOUR.value}. Choose another size or another method: {_fitting(job)}"
         )
     if Need.SAME_ARCHITECTURE in method.needs:
         others = [f"{u.client} ({u.architecture})" for u in job.uploads if u.architecture != job.student]
         if others:
             raise OptionError(
                 f"method {method.name!r} needs one architecture for all, {job.student!r}; different are "
-                f"{', '.join(others)}. Choose another method: {', '.join(_without(Need.SAME_ARCHITECTURE))}"
+                f"{', '.join(others)}. Choose another method: {_fitting(job)}"
             )
     if Need.PROXY_IMAGES in method.needs:
         _check_proxy(method, job)
@@ -57,7 +57,7 @@ def check_needs(method: Method, job: Job) -> None:
         if silent:
             raise OptionError(
                 f"method {method.name!r} needs label counts, which these clients did not send: {', '.join(silent)}. "
-                f"Choose another method: {', '.join(_without(Need.LABEL_COUNTS))}"
+                f"Choose another method: {_fitting(job)}"
             )
 
 
@@ -122,10 +122,9 @@ def _check_examples(method: Method, job: Job) -> None:
         return
     shape = tuple(job.input_shape)
     if method.needs & IMAGES_ONLY:
-        allowed = [name for name in METHODS if not METHODS[name].needs & IMAGES_ONLY]
         raise OptionError(
             f"the examples' shape is {shape}: method {method.name!r} needs that {Need.IMAGES.value}. Choose another "
-            f"method: {', '.join(allowed)}"
+            f"method: {_fitting(job)}"
         )
     if getattr(job.config, "augmentation", "none") != "none":
         raise OptionError(
@@ -135,20 +134,53 @@ def _check_examples(method: Method, job: Job) -> None:
 
 
 def _check_proxy(method: Method, job: Job) -> None:
-    shape = tuple(job.input_shape)
-    kinds = ("uint8",) if holds_images(job.input_shape) else ("float32", "int64")
-    found, fits = "none", False
-    if job.proxy is not None:
-        kind = str(job.proxy.dtype).removeprefix("torch.")
-        found = f"images of shape {tuple(job.proxy.shape)}, {job.proxy.dtype}"
-        fits = len(job.proxy) > 1 and tuple(job.proxy.shape[1:]) == shape and kind in kinds
-    if not fits:
+    if not _proxy_fits(job):
+        found = "none" if job.proxy is None else f"images of shape {tuple(job.proxy.shape)}, {job.proxy.dtype}"
         raise OptionError(
-            f"method {method.name!r} needs that {Need.PROXY_IMAGES.value}; here it holds {found}: allowed are at "
-            f"least 2 of shape {shape}, {' or '.join(kinds)}. Choose another method: "
-            f"{', '.join(_without(Need.PROXY_IMAGES))}"
+            f"method {method.name!r} needs that {Need.PROXY_IMAGES.value}; here it holds {found}: allowed are at least "
+            f"2 of shape {tuple(job.input_shape)}, {' or '.join(_proxy_kinds(job))}. Choose another method: "
+            f"{_fitting(job)}"
         )
 
 
-def _without(need: Need) -> list[str]:
-    return [name for name in METHODS if need not in METHODS[name].needs]
+def _proxy_kinds(job: Job) -> tuple[str, ...]:
+    return ("uint8",) if holds_images(job.input_shape) else ("float32", "int64")
+
+
+def _proxy_fits(job: Job) -> bool:
+    if job.proxy is None:
+        return False
+    kind = str(job.proxy.dtype).removeprefix("torch.")
+    same_shape = tuple(job.proxy.shape[1:]) == tuple(job.input_shape)
+    return len(job.proxy) > 1 and same_shape and kind in _proxy_kinds(job)
+
+
+def _fitting(job: Job) -> str:
+    """Name the methods that, as they are by default, would take this job."""
+    kinds, lacking = {kind_of(upload.architecture) for upload in job.uploads}, _lacking(job)
+
+    def fits(method: Method) -> bool:
+        if method.needs & lacking or not kinds <= {method.uploads}:
+            return False
+        try:
+            if method.check is not None:
+                method.check(replace(job, config=method.config()))
+        except OptionError:
+            return False
+        return True
+
+    return ", ".join(name for name, method in METHODS.items() if fits(method))
+
+
+def _lacking(job: Job) -> set[Need]:
+    """Return the needs that a job is known not to meet; what uploads bring is not known without them."""
+    images = holds_images(job.input_shape)
+    met = {
+        Need.CLIENTS: not job.uploads,
+        Need.SAME_ARCHITECTURE: all(upload.architecture == job.student for upload in job.uploads),
+        Need.LABEL_COUNTS: all(upload.label_counts is not None for upload in job.uploads),
+        Need.IMAGES: images,
+        Need.SIDES_OF_FOUR: images and not any(side % 4 for side in job.input_shape[1:]),
+        Need.PROXY_IMAGES: _proxy_fits(job),
+    }
+    return {need for need in Need if not met[need]}
