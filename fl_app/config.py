@@ -95,17 +95,22 @@ class ModelConfig:
     def __post_init__(self) -> None:
         """Check every value, the listed names too."""
         check(self, "model")
-        for key, names in (("model.per-client", self.mix()), ("model.student", (self.student,))):
-            for name in names:
-                if name and name not in ARCHITECTURES:
-                    raise OptionError(
-                        f"setting {key!r} names {name!r}: allowed are {', '.join(ARCHITECTURES)}"
-                        f"{meant(name, ARCHITECTURES)}"
-                    )
+        for key, name in self.named():
+            if name not in ARCHITECTURES:
+                raise OptionError(
+                    f"setting {key!r} names {name!r}: allowed are {', '.join(ARCHITECTURES)}"
+                    f"{meant(name, ARCHITECTURES)}"
+                )
 
     def mix(self) -> tuple[str, ...]:
         """Return the architectures that are dealt to the clients in turn."""
         return tuple(name.strip() for name in self.per_client.split(",") if name.strip()) or (self.name,)
+
+    def named(self) -> list[tuple[str, str]]:
+        """Return the architectures that are used, each with the setting that names it."""
+        own = "model.per-client" if self.per_client else "model.name"
+        result = "model.student" if self.student else "model.name"
+        return [*((own, name) for name in self.mix()), (result, self.of_student())]
 
     def of_client(self, partition_id: int) -> str:
         """Return the architecture of one client."""

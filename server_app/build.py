@@ -160,8 +160,7 @@ def build_job(settings: Settings, split: Split, observer: HeldOut | None, *, dat
     """
     app = settings.app
     models = builders(split.num_classes, split.input_shape)
-    student = app.model.of_student()
-    for key, name in [("model.student", student), *(("model.per-client", name) for name in app.model.mix())]:
+    for key, name in app.model.named():
         if name not in models:
             raise OptionError(
                 f"setting {key!r} is {name!r}, which does not take images of shape {split.input_shape}: "
@@ -179,7 +178,7 @@ def build_job(settings: Settings, split: Split, observer: HeldOut | None, *, dat
     return Job(
         uploads=(),
         builders={**models, **sent},
-        student=student,
+        student=app.model.of_student(),
         num_classes=split.num_classes,
         input_shape=split.input_shape,
         normalization=Normalization(*split.normalization),

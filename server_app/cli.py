@@ -36,6 +36,17 @@ from strategies.method import METHODS
 from strategies.options import Scalar, options_of
 from strategies.store.run_folder import default_run_dir
 
+# Flower's own word for settings, and a short one: both are taken wherever settings are.
+SettingsOption = Annotated[
+    list[str] | None,
+    typer.Option("--run-config", "--set", help="settings: a TOML file, or key=value pairs; repeatable, later ones win"),
+]
+ChangesOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", "--run-config", help="settings that differ from the run's: a TOML file, or key=value; repeatable"
+    ),
+]
 FormatOption = Annotated[Format, typer.Option("--format", help="json prints one JSON object as the last line")]
 cli = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 cli.add_typer(doctor, name="doctor")
@@ -51,9 +62,7 @@ def about() -> None:
 def run(
     app: Annotated[Path | None, typer.Argument(help="the app's folder; default: here, else the installed one")] = None,
     *,
-    run_config: Annotated[
-        list[str] | None, typer.Option(help="settings: a TOML file, or key=value pairs; repeatable, later ones win")
-    ] = None,
+    settings: SettingsOption = None,
     num_supernodes: Annotated[
         int | None,
         typer.Option(min=1, help="simulated clients; default: 5, those of client.nodes, or of the run to resume"),
@@ -63,7 +72,7 @@ def run(
 ) -> None:
     """Run the app in simulation and print the result; exit status 0 only if the run succeeded."""
     with errors(format) as failing:
-        given = with_absolute_paths(merge_settings(run_config or [], {o.key: o.kind for o in known_options()}))
+        given = _read(settings)
         if resume is not None:
             given["resume"] = str(resume)
         if given.get("resume"):
@@ -75,10 +84,10 @@ def run(
             made = stored_settings(Path(str(source)))
             given = {**made, "resume": "", "run-dir": "", "uploads": "", "forget": "", **given}
             num_supernodes = num_supernodes or stored_supernodes(Path(str(source)))
-        settings = read_settings(given)
-        if not settings.app.resume:
-            given["run-dir"] = str(default_run_dir(settings.app.run_dir, settings.method.name))
-        launch_run(app_folder(app), given, num_supernodes or number_of_clients(settings.app), failing)
+        checked = read_settings(given)
+        if not checked.app.resume:
+            given["run-dir"] = str(default_run_dir(checked.app.run_dir, checked.method.name))
+        launch_run(app_folder(app), given, num_supernodes or number_of_clients(checked.app), failing)
 
 
 @cli.command(name="resume")
@@ -101,9 +110,7 @@ def replay(
     folder: Annotated[Path, typer.Argument(help="run folder that holds the uploads")],
     *,
     method: Annotated[str, typer.Option(help="server method; default: the run's own")] = "",
-    set: Annotated[  # noqa: A002  the name of the flag
-        list[str] | None, typer.Option(help="settings that differ from the run's: key=value; repeatable")
-    ] = None,
+    changes: ChangesOption = None,
     resume: Annotated[Path | None, typer.Option(help="folder of a replay that was cut off")] = None,
     model: Annotated[str, typer.Option(help="module:attribute that builds the models of a foreign run")] = "",
     compute: Annotated[Literal["in-process", "ray"], typer.Option(help="where the server stage runs")] = "in-process",
@@ -113,7 +120,7 @@ def replay(
     with errors(format):
         from server_app.replay import Request, replay_run
 
-        overrides = with_absolute_paths(merge_settings(set or [], {o.key: o.kind for o in known_options()}))
+        overrides = _read(changes)
         request = Request(folder, method, overrides, resume=resume, model=model, compute=compute)
         try:
             result = replay_run(request, log=lambda line: say(line, format))
@@ -129,9 +136,7 @@ def compare(
     *,
     methods: Annotated[str, typer.Option(help="server methods, comma-separated; all: those that the uploads permit")],
     seeds: Annotated[int, typer.Option(min=1, help="seeds per run: its own, the next one, ...")] = 1,
-    set: Annotated[  # noqa: A002  the name of the flag
-        list[str] | None, typer.Option(help="settings that differ from the runs': key=value; repeatable")
-    ] = None,
+    changes: ChangesOption = None,
     model: Annotated[str, typer.Option(help="module:attribute that builds the models of foreign runs")] = "",
     out: Annotated[Path | None, typer.Option(help="the comparison's folder, also of one that was cut off")] = None,
     format: Annotated[CompareFormat, typer.Option("--format", help="what is printed")] = "text",  # noqa: A002
@@ -141,7 +146,7 @@ def compare(
     with errors("json" if format == "json" else "text"):
         from server_app.compare import Comparison, compare_runs
 
-        overrides = with_absolute_paths(merge_settings(set or [], {o.key: o.kind for o in known_options()}))
+        overrides = _read(changes)
         asked = Comparison(tuple(runs), methods, seeds, overrides, model, out)
         try:
             comparison = compare_runs(asked, log=lambda line: say(line, shown))
@@ -177,17 +182,14 @@ def forget(
     folder: Annotated[Path, typer.Argument(help="run folder that holds the uploads")],
     *,
     client: Annotated[list[str], typer.Option(help="whose upload to leave out; repeatable")],
-    run_config: Annotated[
-        list[str] | None,
-        typer.Option(help="settings that differ from the run's: a TOML file, or key=value; repeatable"),
-    ] = None,
+    changes: ChangesOption = None,
     format: FormatOption = "text",  # noqa: A002
 ) -> None:
     """Unlearn a client: run the server's part again, with the other clients, as if it had never been there."""
     with errors(format) as failing:
         from server_app.forget import forget_settings, what_is_left
 
-        changed = with_absolute_paths(merge_settings(run_config or [], {o.key: o.kind for o in known_options()}))
+        changed = _read(changes)
         run_dir = str(changed.pop("run-dir", ""))
         given = forget_settings(folder, client, {**stored_settings(folder), **changed}, run_dir=run_dir)
         launch_run(app_folder(None), given, stored_supernodes(folder), failing)
@@ -201,7 +203,7 @@ def import_folder(
     *,
     architecture: Annotated[str, typer.Option(help="architecture of the files for which --map names none")],
     map: Annotated[Path | None, typer.Option(help="TOML file with what is known of the files")] = None,  # noqa: A002
-    run_config: Annotated[list[str] | None, typer.Option(help="settings, as for run: data.name=..., ...")] = None,
+    settings: SettingsOption = None,
     out: Annotated[Path | None, typer.Option(help="the new run folder; default: one in the usual place")] = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="leave out files that are refused")] = False,
     format: FormatOption = "text",  # noqa: A002
@@ -210,13 +212,18 @@ def import_folder(
     with errors(format):
         from server_app.market import Request, import_checkpoints, import_lines
 
-        given = with_absolute_paths(merge_settings(run_config or [], {o.key: o.kind for o in known_options()}))
+        given = _read(settings)
         request = Request(folder, architecture, given, map, out, skip_bad)
         try:
             result = import_checkpoints(request, log=lambda line: say(line, format))
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
     typer.echo(json.dumps(result) if format == "json" else "\n".join(import_lines(result)))
+
+
+def _read(texts: list[str] | None) -> dict[str, Scalar]:
+    """Return the settings of the command line, flat; paths are absolute, for the processes that read them."""
+    return with_absolute_paths(merge_settings(texts or [], {o.key: o.kind for o in known_options()}))
 
 
 @cli.command()

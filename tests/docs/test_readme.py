@@ -157,7 +157,7 @@ def test_commands_are_accepted_by_their_programs(page: Path, monkeypatch: pytest
 def check_oneshot(words: list[str]) -> None:
     group: Any = typer.main.get_command(cli.cli)
     given = group.commands[words[0]].make_context(words[0], words[1:]).params
-    sources = list(given.get("run_config") or given.get("set") or [])
+    sources = list(given.get("settings") or given.get("changes") or [])
     settings = read_settings(merge_settings(sources, KINDS))
     named = [given["method"]] if given.get("method") else given.get("methods", "").split(",")
     assert {*named} <= {"", "all", *METHODS}, named

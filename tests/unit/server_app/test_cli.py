@@ -165,6 +165,7 @@ def test_another_app_s_folder_when_named_is_run_and_a_folder_without_app_is_refu
     ("words", "parts"),
     [
         (["run", "--run-config", "sede=1"], ["'sede'", "(value ", "did you mean 'seed'?"]),
+        (["run", "--set", "sede=1"], ["'sede'", "did you mean 'seed'?"]),
         (["run", "--run-config", "method=fedprox"], ["'method'", "'fedprox'", "dense"]),
         (["run", "--run-config", "data.alpha=-1"], ["'data.alpha'", "-1", "greater than 0.0"]),
         (["run", "--run-config", "absent.toml"], ["absent.toml cannot be read"]),
@@ -173,6 +174,7 @@ def test_another_app_s_folder_when_named_is_run_and_a_folder_without_app_is_refu
         (["resume", "absent"], ["absent: no run folder"]),
         (["replay", "absent"], ["absent: no run folder"]),
         (["replay", "absent", "--set", "sede=1"], ["'sede'", "did you mean 'seed'?"]),
+        (["replay", "absent", "--run-config", "sede=1"], ["'sede'", "did you mean 'seed'?"]),
     ],
 )
 @pytest.mark.parametrize("output", ["text", "json"])
@@ -420,6 +422,9 @@ def test_help_when_nothing_is_asked_lists_the_commands(engine: Engine) -> None:
 
 
 def test_run_with_relative_paths_names_those_of_the_caller(engine: Engine, tmp_path: Path) -> None:
+    for partition in range(5):
+        (tmp_path / f"c{partition}.pt").touch()
+
     assert oneshot("run", "--run-config", "data.root=sets client.checkpoint=c{partition}.pt").exit_code == 0
 
     ((_, settings, _),) = engine.calls
@@ -433,7 +438,7 @@ def test_run_with_relative_paths_names_those_of_the_caller(engine: Engine, tmp_p
         (["--num-supernodes", "1"], "'min-uploads' is 2: allowed is at most 1, the number of clients"),
         (["--run-config", "data.name=imagefolder data.image-size=32 data.root=nowhere"], "set data.root to a folder"),
         (["--run-config", "method=dense data.image-size=18"], "shape is (1, 18, 18): method 'dense' needs"),
-        (["--run-config", "model.name=cnn5"], "setting 'model.student' is 'cnn5', which does not take images"),
+        (["--run-config", "model.name=cnn5"], "setting 'model.name' is 'cnn5', which does not take images"),
         (["--run-config", "method=fedavg model.student=resnet8"], "'model.name' is 'lenet5'"),
     ],
 )
