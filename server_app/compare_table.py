@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any, Literal
 
+from server_app.build import default_settings
 from server_app.cost_plots import Curve, Point
 from server_app.finish import scaled_line
+from server_app.settings_text import to_toml
 from server_app.tables import csv_text, markdown_text, print_table
 
 CompareFormat = Literal["text", "json", "csv", "md"]
@@ -218,6 +220,7 @@ def notes_of(comparison: Mapping[str, Any]) -> list[str]:
         f"thread{'s' * (threads != '1')}. MiB: mean peak memory of its process, Python and torch included.",
         "MiB/client: what a client sent and got until the result was there, mean; a replay costs what its uploads did.",
         *(["As run: what the runs ended with themselves, with their clients."] if comparison.get("own") else []),
+        *dict.fromkeys(_as_run(own) for own in comparison.get("own", []) if own["options"]),  # a foreign run has none
         *(f"Scaled, {method}: {text}." for method, text in _scaled(cells).items()),
         *(f"Without {name}: {reason}." for name, reason in comparison["left_out"].items()),
     ]
@@ -227,6 +230,13 @@ def differing_line(settings: Mapping[str, Sequence[Any]]) -> str:
     """Return a sentence on the settings of the clients in which the runs differ: name -> values."""
     named = ", ".join(f"{name} ({', '.join(map(repr, values))})" for name, values in settings.items())
     return f"The runs differ in {named}: each row is a mean over them, not over repetitions"
+
+
+def _as_run(own: Mapping[str, Any]) -> str:
+    """Return a sentence on the options of a run's own result that are not the app's defaults."""
+    defaults = default_settings()
+    changed = [f"{key}={to_toml(value)}" for key, value in own["options"].items() if defaults.get(key) != value]
+    return f"{own['outcomes'][-1]['name']}: {' '.join(changed) or 'with the default options'}."
 
 
 def _scaled(cells: Sequence[Mapping[str, Any]]) -> dict[str, str]:

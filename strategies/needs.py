@@ -163,7 +163,7 @@ def _fitting(job: Job) -> str:
         if method.needs & lacking or not kinds <= {method.uploads}:
             return False
         try:
-            if method.check is not None:
+            if method.check is not None and job.student in job.builders:
                 method.check(replace(job, config=method.config()))
         except OptionError:
             return False

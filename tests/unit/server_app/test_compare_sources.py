@@ -14,7 +14,7 @@ from server_app.communication import Cost
 from server_app.compare import Comparison, compare_runs
 from server_app.compare_cell import Cell, work
 from server_app.compare_sources import own_results, with_uploads
-from server_app.compare_table import lines_of, points_of_lines
+from server_app.compare_table import lines_of, notes_of, points_of_lines
 from strategies.method import METHODS
 from strategies.store.run_folder import RunFolder
 from strategies.traffic import MIB, Traffic
@@ -129,6 +129,17 @@ def test_a_comparison_puts_methods_on_stored_uploads_and_a_run_s_own_result_side
     assert ran == []
     assert "| FENS, as run | ensemble | 2 | 92.50 ± 3.54 | 93.50 | 9.0 | - | - | 4 | 0-3 |" in ended.stdout
     assert "As run: what the runs ended with themselves, with their clients." in ended.stdout
+    assert "FENS, as run: fens.batch-size=8." in ended.stdout
+
+
+def test_notes_of_a_comparison_tell_the_options_of_a_result_as_run(run_of_fens: MakeRun, tmp_path: Path) -> None:
+    twenty = {"fens.rounds": 20, "fens.aggregator": "per-class", "fedens.mean": "probabilities"}
+    runs = tuple(run_of_fens(90.0, uploads=False, name=name, **twenty) for name in ("a", "b"))
+
+    found = compare_runs(Comparison(runs, "fedens", out=tmp_path / "out"), log=lambda _: None)
+
+    told = [note for note in notes_of(found) if note.startswith("FENS")]
+    assert told == ['FENS, as run: fens.aggregator="per-class" fens.rounds=20 fens.batch-size=8.']
 
 
 def test_runs_of_rounds_alone_are_compared_without_a_cell(run_of_fens: MakeRun, ran: list[Any], tmp_path: Path) -> None:
