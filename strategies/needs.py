@@ -160,11 +160,13 @@ def _fitting(job: Job) -> str:
     kinds, lacking = {kind_of(upload.architecture) for upload in job.uploads}, _lacking(job)
 
     def fits(method: Method) -> bool:
-        if method.needs & lacking or not kinds <= {method.uploads}:
+        config = method.config()
+        silent = Need.LABEL_COUNTS in lacking and wants_label_counts(method, config)
+        if silent or method.needs & lacking or not kinds <= {method.uploads}:
             return False
         try:
             if method.check is not None and job.student in job.builders:
-                method.check(replace(job, config=method.config()))
+                method.check(replace(job, config=config))
         except OptionError:
             return False
         return True
