@@ -175,11 +175,13 @@ def test_interrupt_prints_the_resume_command_and_exits_130(tmp_path: Path) -> No
 
 
 def test_run_below_the_quorum_fails_with_who_is_missing(tmp_path: Path) -> None:
-    missing = "client.checkpoint=/nowhere/{client}.safetensors min-uploads=2"
-    command = Command(["run", "--num-supernodes", "2", "--run-config", missing], tmp_path)
+    for client in ("client-000", "client-001"):
+        (tmp_path / f"{client}.safetensors").write_text("no weights")
+    damaged = f"client.checkpoint={tmp_path}/{{client}}.safetensors min-uploads=2"
+    command = Command(["run", "--num-supernodes", "2", "--run-config", damaged], tmp_path)
     status, result = command.wait()
     assert status == 1
     assert "min-uploads is 2" in result["error"]
     assert "client-000" in result["error"]
-    assert "is not there" in result["error"]
+    assert "cannot be read as weights" in result["error"]
     nothing_left(tmp_path)
