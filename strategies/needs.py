@@ -30,26 +30,31 @@ def check_needs(method: Method, job: Job) -> None:
     """
     check_kind(method, job)
     _check_teacher(method, job)
-    if Need.CLIENTS in method.needs and job.uploads:
+    missing = method.needs & _lacking(job)
+    if Need.CLIENTS in missing:
         raise OptionError(
             f"method {method.name!r} needs that {Need.CLIENTS.value}: allowed is a run of its own (oneshot run), or "
             f"another method: {_fitting(job)}"
         )
     _check_examples(method, job)
-    if Need.SIDES_OF_FOUR in method.needs and any(side % 4 for side in job.input_shape[1:]):
+    if Need.SIDES_OF_FOUR in missing:
         raise OptionError(
             f"the images' shape is {tuple(job.input_shape)}: method {method.name!r} needs that "
             f"{Need.SIDES_OF_FOUR.value}. Choose another size or another method: {_fitting(job)}"
         )
-    if Need.SAME_ARCHITECTURE in method.needs:
+    if Need.SAME_ARCHITECTURE in missing:
         others = [f"{u.client} ({u.architecture})" for u in job.uploads if u.architecture != job.student]
-        if others:
-            raise OptionError(
-                f"method {method.name!r} needs one architecture for all, {job.student!r}; different are "
-                f"{', '.join(others)}. Choose another method: {_fitting(job)}"
-            )
-    if Need.PROXY_IMAGES in method.needs:
-        _check_proxy(method, job)
+        raise OptionError(
+            f"method {method.name!r} needs one architecture for all, {job.student!r}; different are "
+            f"{', '.join(others)}. Choose another method: {_fitting(job)}"
+        )
+    if Need.PROXY_IMAGES in missing:
+        found = "none" if job.proxy is None else f"images of shape {tuple(job.proxy.shape)}, {job.proxy.dtype}"
+        raise OptionError(
+            f"method {method.name!r} needs that {Need.PROXY_IMAGES.value}; here it holds {found}: allowed are at least "
+            f"2 of shape {tuple(job.input_shape)}, {' or '.join(_proxy_kinds(job))}. Choose another method: "
+            f"{_fitting(job)}"
+        )
     if method.check is not None:
         method.check(job)
     if wants_label_counts(method, job.config) and job.teacher is None:  # which brings its own combiner
@@ -130,16 +135,6 @@ def _check_examples(method: Method, job: Job) -> None:
         raise OptionError(
             f"setting '{method.name}.augmentation' is {job.config.augmentation!r}: allowed for examples of shape "
             f"{shape}, which are no images, is none"
-        )
-
-
-def _check_proxy(method: Method, job: Job) -> None:
-    if not _proxy_fits(job):
-        found = "none" if job.proxy is None else f"images of shape {tuple(job.proxy.shape)}, {job.proxy.dtype}"
-        raise OptionError(
-            f"method {method.name!r} needs that {Need.PROXY_IMAGES.value}; here it holds {found}: allowed are at least "
-            f"2 of shape {tuple(job.input_shape)}, {' or '.join(_proxy_kinds(job))}. Choose another method: "
-            f"{_fitting(job)}"
         )
 
 
