@@ -43,7 +43,7 @@ fuzz: $(READY)
 	$(BIN)/python tests/fuzz $(ARGS)
 
 config: $(READY)
-	$(BIN)/python -m server_app.config_table
+	$(BIN)/python -m server_app.settings.config_table
 
 clean:
 	rm -rf $(VENV)

@@ -13,8 +13,8 @@ from client_app.node import Asked, Node
 from client_app.told_counts import told_counts
 from fl_app.node_config import client_name, node_facts
 from strategies.client import already_held, failure, upload_facts
-from strategies.errors import OneShotError
-from strategies.offline import enforce
+from strategies.core.errors import OneShotError
+from strategies.core.offline import enforce
 
 if TYPE_CHECKING:
     import torch

@@ -17,8 +17,8 @@ from fl_app.config import AppConfig
 from fl_app.data import ImageData
 from fl_app.models import penultimate
 from fl_app.node_config import client_name
-from strategies.errors import UploadError
-from strategies.seeds import generator
+from strategies.core.errors import UploadError
+from strategies.core.seeds import generator
 
 
 def poisoned(data: ImageData, attack: AttackConfig, *, client: str, num_classes: int, seed: int) -> ImageData:

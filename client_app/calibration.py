@@ -7,7 +7,7 @@ from torch import nn
 
 from fl_app.data import ImageData, Normalization, normalize
 from strategies.client.calibration import calibrate
-from strategies.seeds import generator
+from strategies.core.seeds import generator
 
 # The range of so many examples is close to that of all, and takes seconds with the largest model.
 EXAMPLES, BATCH = 512, 128

@@ -18,8 +18,8 @@ from torch import nn
 from client_app.local_training import Epoch, minimise
 from fl_app.config import ClientConfig
 from fl_app.data import ImageData, Normalization, augment
-from strategies.errors import DataError
-from strategies.seeds import generator
+from strategies.core.errors import DataError
+from strategies.core.seeds import generator
 
 
 def train(

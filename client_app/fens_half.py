@@ -10,7 +10,7 @@ from client_app.node import Asked, Node
 from fl_app.node_config import client_name
 from strategies.client.fens import Local, Told
 from strategies.client.fens import Own as OwnModel
-from strategies.errors import UploadError
+from strategies.core.errors import UploadError
 
 if TYPE_CHECKING:
     import torch

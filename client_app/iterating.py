@@ -26,8 +26,8 @@ from fl_app.data import augment, normalize
 from fl_app.models import build
 from strategies.client.corrections import LocalUpdate
 from strategies.client.round_state import RoundState
-from strategies.errors import UploadError
-from strategies.seeds import derive_seed, seeded_torch
+from strategies.core.errors import UploadError
+from strategies.core.seeds import derive_seed, seeded_torch
 
 
 def local_round(

@@ -18,8 +18,8 @@ from client_app.losses import loss_of
 from client_app.sam import sharpen
 from fl_app.config import ClientConfig
 from fl_app.data import ImageData, Normalization, augment, normalize
-from strategies.memory import kept_memory
-from strategies.seeds import derive_seed, seeded_torch
+from strategies.core.memory import kept_memory
+from strategies.core.seeds import derive_seed, seeded_torch
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fl_app.node_config import client_name
 from strategies.client import CLIENT_NAME
-from strategies.errors import UploadError
+from strategies.core.errors import UploadError
 
 if TYPE_CHECKING:
     from fl_app.config import AppConfig

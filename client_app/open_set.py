@@ -23,7 +23,7 @@ from client_app.sam import statistics_at_rest
 from fl_app.config import ClientConfig
 from fl_app.data import ImageData, Normalization, augment, normalize
 from fl_app.models import penultimate
-from strategies.seeds import generator
+from strategies.core.seeds import generator
 
 # How far the true logit is lowered, so that it plays no part in the softmax.
 LOWERED = 1e4

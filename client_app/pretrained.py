@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from fl_app.checkpoints import read_checkpoint
-from strategies.errors import UploadError
+from strategies.core.errors import UploadError
 
 
 def load_checkpoint(path: Path) -> dict[str, torch.Tensor]:

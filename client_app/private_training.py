@@ -37,7 +37,7 @@ from client_app.node import Asked
 from fl_app.config import ClientConfig
 from fl_app.data import ImageData, Normalization, augment, normalize
 from fl_app.privacy import PrivacyConfig, mixes_examples
-from strategies.errors import UploadError
+from strategies.core.errors import UploadError
 
 # Gradients of single examples are held at once up to so many bytes.
 HELD = 2**28

@@ -12,7 +12,7 @@ from client_app import cvae, local_training, open_set
 from fl_app.models import build
 from fl_app.models.cvae import Cvae
 from fl_app.models.uploaded import open_set_builder
-from strategies.errors import UploadError
+from strategies.core.errors import UploadError
 
 if TYPE_CHECKING:
     from client_app.local_training import Epoch

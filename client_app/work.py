@@ -31,8 +31,8 @@ from fl_app.division import own_positions
 from fl_app.models.uploaded import uploaded_name
 from fl_app.node_config import checkpoint_path
 from strategies.client.holdout import held_out
-from strategies.errors import UploadError
-from strategies.seeds import derive_seed, seeded_torch
+from strategies.core.errors import UploadError
+from strategies.core.seeds import derive_seed, seeded_torch
 
 State = dict[str, torch.Tensor]
 

@@ -21,8 +21,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from strategies.errors import OptionError
-from strategies.options import check, option
+from strategies.core.errors import OptionError
+from strategies.core.options import check, option
 
 if TYPE_CHECKING:
     import torch

@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from strategies.errors import UploadError
+from strategies.core.errors import UploadError
 
 ALLOWED = "allowed is a .safetensors file, or what torch.save(model.state_dict()) wrote"
 

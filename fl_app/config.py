@@ -15,8 +15,8 @@ from fl_app.attacks import AttackConfig
 from fl_app.data import AUGMENTATIONS, DOMAINED, IMAGELESS, LAWS, SOURCES, PartitionSpec, check_left_out
 from fl_app.models import ARCHITECTURES
 from fl_app.privacy import PrivacyConfig
-from strategies.errors import OptionError
-from strategies.options import Scalar, check, check_device, meant, option, parse
+from strategies.core.errors import OptionError
+from strategies.core.options import Scalar, check, check_device, meant, option, parse
 
 
 @dataclass(frozen=True)

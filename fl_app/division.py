@@ -6,7 +6,7 @@ import torch
 
 from fl_app.config import AppConfig
 from fl_app.data import Split, clients_share, partition
-from strategies.errors import DataError
+from strategies.core.errors import DataError
 
 
 def own_positions(split: Split, config: AppConfig, *, partition_id: int, num_partitions: int) -> torch.Tensor:

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from strategies.errors import OptionError, UploadError
-from strategies.options import read_toml
+from strategies.core.errors import OptionError, UploadError
+from strategies.core.options import read_toml
 
 # What a node may say, and as what kind of value.
 KEYS: Mapping[str, type] = {

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from strategies.errors import OptionError
-from strategies.options import Scalar, check, option
+from strategies.core.errors import OptionError
+from strategies.core.options import Scalar, check, option
 
 if TYPE_CHECKING:
     from torch import nn

@@ -16,8 +16,11 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.supercore.run import RunNotRunningException
 
 from fl_app.node_config import SUPERNODES_VARIABLE
-from server_app.attack_success import attack_line
-from server_app.build import (
+from server_app.launch.resuming import how_to_go_on, leave_resume_file
+from server_app.replay.forget import adopt_uploads
+from server_app.report.attack_success import attack_line
+from server_app.report.finish import describe_failure, finish, scaled_line, table_lines
+from server_app.settings.build import (
     Settings,
     build_job,
     build_strategy,
@@ -25,18 +28,15 @@ from server_app.build import (
     held_out,
     read_settings,
 )
-from server_app.finish import describe_failure, finish, scaled_line, table_lines
-from server_app.forget import adopt_uploads
-from server_app.resuming import how_to_go_on, leave_resume_file
-from server_app.settled import check_adopted, check_same_run
-from strategies.errors import ComputeError, OneShotError, StoreError
-from strategies.offline import enforce
-from strategies.store.files import store_errors
-from strategies.store.run_folder import RunFolder
+from server_app.settings.settled import check_adopted, check_same_run
+from strategies.core.errors import ComputeError, OneShotError, StoreError
+from strategies.core.offline import enforce
+from strategies.run.files import store_errors
+from strategies.run.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from strategies.flower.iterative import Iterative
     from strategies.flower.one_shot import OneShot
+    from strategies.flower.rounds.iterative import Iterative
 
 enforce()  # in a deployment this is the first word that we have in this process
 app = ServerApp()

@@ -12,29 +12,19 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from server_app.build import (
-    default_settings,
-    known_options,
-    read_settings,
-)
-from server_app.compare_table import CompareFormat, print_comparison
-from server_app.console import Format, errors, print_result, say
+from server_app.compare.table import CompareFormat, print_comparison
 from server_app.doctor.command import doctor
-from server_app.offline_option import with_offline
-from server_app.rehearsal import number_of_clients
-from server_app.rounds_table import print_rounds
-from server_app.run_command import (
-    INTERRUPTED,
-    app_folder,
-    launch_run,
-    stored_settings,
-    stored_supernodes,
-)
-from server_app.settings_text import merge_settings, with_absolute_paths
-from server_app.settled import check_same_run
+from server_app.launch.console import Format, errors, print_result, say
+from server_app.launch.offline_option import with_offline
+from server_app.launch.run_command import INTERRUPTED, app_folder, launch_run, stored_settings, stored_supernodes
+from server_app.rounds.table import print_rounds
+from server_app.settings.build import default_settings, known_options, read_settings
+from server_app.settings.rehearsal import number_of_clients
+from server_app.settings.settled import check_same_run
+from server_app.settings.text import merge_settings, with_absolute_paths
+from strategies.core.options import Scalar, options_of
 from strategies.method import METHODS
-from strategies.options import Scalar, options_of
-from strategies.store.run_folder import default_run_dir
+from strategies.run.run_folder import default_run_dir
 
 # Flower's own word for settings, and a short one: both are taken wherever settings are.
 SettingsOption = Annotated[
@@ -118,7 +108,7 @@ def replay(
 ) -> None:
     """Run any server method on the stored uploads of a run: no Flower, no client."""
     with errors(format):
-        from server_app.replay import Request, replay_run
+        from server_app.replay.stored import Request, replay_run
 
         overrides = _read(changes)
         request = Request(folder, method, overrides, resume=resume, model=model, compute=compute)
@@ -144,7 +134,7 @@ def compare(
     """Run several server methods on the same stored uploads and print one table."""
     shown: Format = "text" if format == "text" else "json"  # else standard output is the table's alone
     with errors("json" if format == "json" else "text"):
-        from server_app.compare import Comparison, compare_runs
+        from server_app.compare.comparison import Comparison, compare_runs
 
         overrides = _read(changes)
         asked = Comparison(tuple(runs), methods, seeds, overrides, model, out)
@@ -170,7 +160,7 @@ def rounds(
 ) -> None:
     """Tell how soon runs in rounds reach an accuracy and draw their learning curves, seeds of a setting together."""
     with errors("json" if format == "json" else "text"):
-        from server_app.rounds_report import read_targets, report_rounds
+        from server_app.rounds.report import read_targets, report_rounds
 
         facts, lines = report_rounds(runs, read_targets(targets), out)
     print_rounds(facts, lines, format)
@@ -187,7 +177,7 @@ def forget(
 ) -> None:
     """Unlearn a client: run the server's part again, with the other clients, as if it had never been there."""
     with errors(format) as failing:
-        from server_app.forget import forget_settings, what_is_left
+        from server_app.replay.forget import forget_settings, what_is_left
 
         changed = _read(changes)
         run_dir = str(changed.pop("run-dir", ""))
@@ -210,7 +200,7 @@ def import_folder(
 ) -> None:
     """Store a folder of checkpoints that nobody trained here as uploads of a new run folder, for replay."""
     with errors(format):
-        from server_app.market import Request, import_checkpoints, import_lines
+        from server_app.replay.imports import Request, import_checkpoints, import_lines
 
         given = _read(settings)
         request = Request(folder, architecture, given, map, out, skip_bad)

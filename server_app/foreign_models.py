@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from strategies.errors import OptionError
+from strategies.core.errors import OptionError
 
 
 def foreign_models(text: str, student: str) -> dict[str, Callable[[], Any]]:

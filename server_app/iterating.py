@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from fl_app.config import AppConfig
-from strategies.errors import OptionError
-from strategies.iterative import IterativeConfig
+from strategies.core.errors import OptionError
+from strategies.rounds.config import IterativeConfig
 
 # They divide by how far the clients' steps went, which is known of SGD.
 BY_TRAVEL = ("fednova", "scaffold")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .co_boosting import CoBoostingConfig
+    from .combiners.outcomes import load_ensemble_module, load_model
     from .compute import InProcess, RayActors, ServerCompute
     from .dense import DenseConfig
     from .f_adi import FAdiConfig
@@ -25,10 +26,10 @@ if TYPE_CHECKING:
     from .fedov import FedOvConfig
     from .fens import FensConfig
     from .flboost import FlBoostConfig
-    from .flower.flboost import FLBoost
-    from .flower.iterative import Iterative
     from .flower.one_shot import OneShot
-    from .flower.rounds import RunOptions
+    from .flower.rounds.flboost import FLBoost
+    from .flower.rounds.iterative import Iterative
+    from .flower.run import RunOptions
     from .flower.strategies import (
         FADI,
         FDAFL,
@@ -50,10 +51,9 @@ if TYPE_CHECKING:
     )
     from .gatekeeper.config import GatekeeperConfig
     from .intactofl import IntactOflConfig
-    from .iterative import IterativeConfig
     from .method import METHODS, Job, Method, Normalization, Outcome
-    from .outcomes import load_ensemble_module, load_model
-    from .refinement import Refiner
+    from .rounds.config import IterativeConfig
+    from .rounds.refinement import Refiner
     from .tally import TallyConfig
 
 _HOMES = {

@@ -27,8 +27,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from .combiners.combiners import Weighted, name_of, weighted_mean_gradient, weights_gradient
+from .core.options import check, option
+from .core.seeds import generator
 from .distillation import settings
-from .distillation.combiners import Weighted, name_of, weighted_mean_gradient, weights_gradient
 from .distillation.epochs import Stage, run_epochs, weights_of
 from .distillation.generated import GeneratedImages
 from .distillation.learner import Learner, teacher_of
@@ -37,8 +39,6 @@ from .distillation.pool import Pool, shuffled_batches
 from .distillation.settings import DistillOptions, PoolOptions, SynthesisOptions
 from .distillation.synthesis import Batch, Term, View
 from .method import EnsembleSpec, Method, Need, Outcome
-from .options import check, option
-from .seeds import generator
 
 if TYPE_CHECKING:
     from .method import Job, Progress

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from .combiners.combiners import Mean
+from .core.options import check, option
 from .distillation import settings
-from .distillation.batchnorm import batchnorm_loss, note_without_statistics
-from .distillation.combiners import Mean
 from .distillation.epochs import Stage, run_epochs
 from .distillation.generated import GeneratedImages
 from .distillation.learner import Learner, add_to_pool, image_epoch, teacher_of
@@ -32,11 +32,11 @@ from .distillation.pool import Pool
 from .distillation.settings import DistillOptions, PoolOptions, SynthesisOptions
 from .distillation.synthesis import Batch, Term, View
 from .method import Method, Need, Outcome
-from .options import check, option
+from .teacher.batchnorm import batchnorm_loss, note_without_statistics
 
 if TYPE_CHECKING:
-    from .distillation.ensemble import Ensemble
     from .method import Job, Progress
+    from .teacher.ensemble import Ensemble
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .distillation.average import example_weights
-from .distillation.combiners import Weighted
+from .combiners.combiners import Weighted
 from .method import EnsembleSpec, Method, Outcome
+from .teacher.average import example_weights
 
 if TYPE_CHECKING:
     from .method import Job, Progress

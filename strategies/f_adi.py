@@ -24,9 +24,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from .combiners.combiners import Mean
+from .core.options import check, option
+from .core.seeds import generator
 from .distillation import settings
-from .distillation.batchnorm import batchnorm_loss, note_without_statistics
-from .distillation.combiners import Mean
 from .distillation.epochs import Stage, run_epochs
 from .distillation.inversion import Pixels, jitter
 from .distillation.learner import Learner, add_to_pool, image_epoch, teacher_of
@@ -35,8 +36,7 @@ from .distillation.pool import Pool
 from .distillation.settings import DistillOptions, PoolOptions
 from .distillation.synthesis import Batch, Recipe, Term, View, frozen, synthesize
 from .method import Method, Need, Outcome
-from .options import check, option
-from .seeds import generator
+from .teacher.batchnorm import batchnorm_loss, note_without_statistics
 
 if TYPE_CHECKING:
     from .method import Job, Progress

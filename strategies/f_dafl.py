@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from .combiners.combiners import Mean
+from .core.options import check, option
 from .distillation import settings
-from .distillation.combiners import Mean
 from .distillation.epochs import Stage, run_epochs
-from .distillation.features import penultimate_features
 from .distillation.generated import GeneratedImages
 from .distillation.learner import Learner, add_to_pool, image_epoch, teacher_of
 from .distillation.losses import cross_entropy, information
@@ -35,7 +35,7 @@ from .distillation.pool import Pool
 from .distillation.settings import DistillOptions, PoolOptions, SynthesisOptions
 from .distillation.synthesis import Batch, Term, View
 from .method import Method, Need, Outcome
-from .options import check, option
+from .teacher.features import penultimate_features
 
 if TYPE_CHECKING:
     from .method import Job, Progress

@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from .distillation.augment import AUGMENTATIONS
+from .core.options import check, option
 from .distillation.fixed_images import learn_from_images
 from .distillation.learner import Learner, teacher_of
 from .distillation.losses import cross_entropy
 from .distillation.settings import DistillOptions
 from .method import TALLY, Method, Need, Outcome
-from .options import check, option
+from .teacher.augment import AUGMENTATIONS
 
 if TYPE_CHECKING:
     from .method import Job, Progress

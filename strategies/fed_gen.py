@@ -28,18 +28,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from .core.errors import OptionError
+from .core.options import check, option
+from .core.seeds import generator
 from .distillation import settings
-from .distillation.average import average_of
 from .distillation.by_class import class_weights
 from .distillation.consensus import weighted_cross_entropy
 from .distillation.epochs import weights_of
 from .distillation.lent import LEVELS, NOISES, Lent, draw_noise
 from .distillation.losses import diversity, soft_kl
 from .distillation.matched import Matched, check_level
-from .errors import OptionError
 from .method import Method, Need, Outcome
-from .options import check, option
-from .seeds import generator
+from .teacher.average import average_of
 
 if TYPE_CHECKING:
     from .method import Job, Progress

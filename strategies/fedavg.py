@@ -16,10 +16,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .distillation.average import example_weights, weighted_mean
+from .core.options import check, option
+from .core.seeds import seeded_torch
 from .method import Method, Need, Outcome
-from .options import check, option
-from .seeds import seeded_torch
+from .teacher.average import example_weights, weighted_mean
 
 if TYPE_CHECKING:
     from .method import Job, Progress, State

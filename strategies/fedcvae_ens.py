@@ -20,17 +20,17 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from .distillation.augment import Standardize
+from .combiners.outcomes import fresh_student
+from .core.errors import OptionError
+from .core.options import check, option
+from .core.seeds import generator
 from .distillation.distill import distill
-from .distillation.ensemble import fast_layout, member_of
 from .distillation.epochs import Stage, run_epochs
 from .distillation.losses import cross_entropy
 from .distillation.pool import Pool, dequantize, quantize, shuffled_batches
-from .errors import OptionError
 from .method import Method, Need, Outcome
-from .options import check, option
-from .outcomes import fresh_student
-from .seeds import generator
+from .teacher.augment import Standardize
+from .teacher.ensemble import fast_layout, member_of
 
 if TYPE_CHECKING:
     from .method import Job, Progress, Upload

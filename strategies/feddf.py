@@ -17,16 +17,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from .combiners.combiners import Mean
+from .core.errors import OptionError
+from .core.options import check, option
 from .distillation import settings
-from .distillation.augment import AUGMENTATIONS
-from .distillation.average import example_weights, weighted_mean
-from .distillation.combiners import Mean
 from .distillation.fixed_images import learn_from_images
 from .distillation.learner import Learner, teacher_of
 from .distillation.settings import DistillOptions
-from .errors import OptionError
 from .method import Method, Need, Outcome
-from .options import check, option
+from .teacher.augment import AUGMENTATIONS
+from .teacher.average import example_weights, weighted_mean
 
 if TYPE_CHECKING:
     from .method import Job, Progress, State

@@ -14,8 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .core.options import check, option
 from .method import EnsembleSpec, Method, Outcome
-from .options import check, option
 
 if TYPE_CHECKING:
     from .method import Job, Progress

@@ -25,17 +25,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .combiners.combiners import LabelCount
+from .core.options import check, option
+from .core.seeds import generator, seeded_torch
 from .dense import DenseStageOptions, Server
 from .distillation import settings
-from .distillation.augment import Standardize
-from .distillation.combiners import LabelCount
-from .distillation.ensemble import Ensemble
 from .distillation.epochs import run_epochs, weights_of
 from .distillation.generators import DenseGenerator
 from .distillation.synthesis import Term, View, synthesize
 from .method import EnsembleSpec, Method, Need, Outcome
-from .options import check, option
-from .seeds import generator, seeded_torch
+from .teacher.augment import Standardize
+from .teacher.ensemble import Ensemble
 
 if TYPE_CHECKING:
     from .method import Job, Progress

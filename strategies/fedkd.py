@@ -18,14 +18,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .distillation.augment import AUGMENTATIONS
-from .distillation.combiners import LabelCount
+from .combiners.combiners import LabelCount
+from .core.options import check, option
 from .distillation.fixed_images import learn_from_images
 from .distillation.learner import Learner, teacher_of
 from .distillation.losses import logit_distance
 from .distillation.settings import DistillOptions
 from .method import Method, Need, Outcome
-from .options import check, option
+from .teacher.augment import AUGMENTATIONS
 
 if TYPE_CHECKING:
     from .method import Job, Progress

@@ -14,9 +14,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .distillation.open_set import OpenSet
+from .combiners.open_set import OpenSet
+from .core.options import check, option
 from .method import EnsembleSpec, Method, Need, Outcome
-from .options import check, option
 
 if TYPE_CHECKING:
     from .method import Job, Progress

@@ -25,21 +25,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .aggregation.aggregators import AGGREGATORS, STATIC, Aggregator, aggregator_for
 from .aggregation.fed_adam import FedAdam
-from .aggregation.forms import label_shares
 from .aggregation.trainers import Dialogue, ServersImages, Trainers
-from .errors import OptionError
+from .combiners.aggregators import AGGREGATORS, STATIC, Aggregator, aggregator_for
+from .combiners.forms import label_shares
+from .core.errors import OptionError
+from .core.options import check, option
 from .method import TALLY, EnsembleSpec, Method, Outcome, Snapshot
-from .needs import check_tally
-from .options import check, option
-from .packed import PRECISIONS
+from .uploads.needs import check_tally
+from .uploads.packed import PRECISIONS
 
 if TYPE_CHECKING:
-    from .aggregation.forms import Params
-    from .clients import Clients
-    from .distillation.remembered import Remembered
+    from .combiners.forms import Params
+    from .core.clients import Clients
     from .method import Job, Progress
+    from .teacher.remembered import Remembered
 
 # From here on the paper's gate has a weight per member and class.
 MANY_CLASSES = 100
@@ -172,10 +172,10 @@ class _Scores:
         self._progress.report(number, config.rounds, scores)
 
     def _observed(self, number: int, params: Params) -> dict[str, float]:
-        from .distillation.combiners import build_combiner
+        from .combiners.combiners import build_combiner
+        from .combiners.outcomes import ensemble_of
         from .distillation.epochs import observe
-        from .distillation.remembered import Remembered
-        from .outcomes import ensemble_of
+        from .teacher.remembered import Remembered
 
         spec = _spec(self._job, self._aggregator, params)
         if self._scored is None:
@@ -187,7 +187,7 @@ class _Scores:
 def _start(job: Job, aggregator: Aggregator) -> Params:
     """Return the parameters before the first round."""
     if aggregator.kind == "torch":
-        from .distillation.gate import start_gate
+        from .combiners.gate import start_gate
 
         return start_gate(
             job.seed,
@@ -200,7 +200,7 @@ def _start(job: Job, aggregator: Aggregator) -> Params:
     if config.start == "label-counts":
         return {"weight": label_shares(np.array(_label_counts(job, "fens.start", config.start), np.float32))}
     if config.start == TALLY:
-        from .distillation.tally_teacher import tally_teacher  # late: torch
+        from .combiners.tally_teacher import tally_teacher  # late: torch
 
         _, pool = tally_teacher(job)
         return {"weight": pool.shares().cpu().numpy()}

@@ -28,20 +28,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from .combiners.opinion_pools import OpinionPool
+from .core.errors import OptionError
+from .core.options import check, option
+from .core.seeds import generator, seeded_torch
 from .distillation import consensus, settings
-from .distillation.augment import AUGMENTATIONS, Standardize
-from .distillation.average import average_of
 from .distillation.epochs import SHOWN, observe, weights_of
 from .distillation.label_draws import DRAWS, draw_labels, shares_of
 from .distillation.losses import diversity
 from .distillation.matched import LEVELS, Matched, check_level
-from .distillation.opinion_pools import OpinionPool
 from .distillation.pool import quantize
 from .distillation.synthesis import frozen
-from .errors import OptionError
 from .method import TALLY, Method, Outcome
-from .options import check, option
-from .seeds import generator, seeded_torch
+from .teacher.augment import AUGMENTATIONS, Standardize
+from .teacher.average import average_of
 
 if TYPE_CHECKING:
     from .method import Job, Progress

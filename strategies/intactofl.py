@@ -23,21 +23,21 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from .combiners.expert_gate import expert_divergence, expert_mixture
+from .combiners.gate import mixture, start_gate
+from .core.options import check, option
+from .core.seeds import generator
 from .distillation import settings
-from .distillation.augment import AUGMENTATIONS, Standardize
-from .distillation.batchnorm import batchnorm_loss, note_without_statistics
-from .distillation.ensemble import Ensemble
 from .distillation.epochs import Stage, run_epochs
-from .distillation.expert_gate import expert_divergence, expert_mixture
-from .distillation.gate import mixture, start_gate
 from .distillation.generated import GeneratedImages
 from .distillation.losses import cross_entropy
 from .distillation.pool import Pool, dequantize, shuffled_batches
 from .distillation.settings import PRECISIONS, PoolOptions, SynthesisOptions
 from .distillation.synthesis import Batch, Term, View
 from .method import EnsembleSpec, Method, Need, Outcome
-from .options import check, option
-from .seeds import generator
+from .teacher.augment import AUGMENTATIONS, Standardize
+from .teacher.batchnorm import batchnorm_loss, note_without_statistics
+from .teacher.ensemble import Ensemble
 
 if TYPE_CHECKING:
     from .method import Job, Progress, State

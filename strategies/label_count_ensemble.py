@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .distillation.combiners import LabelCount
+from .combiners.combiners import LabelCount
 from .method import EnsembleSpec, Method, Need, Outcome
 
 if TYPE_CHECKING:

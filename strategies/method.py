@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
-from .errors import OptionError
-from .options import meant
+from .core.errors import OptionError
+from .core.options import meant
 
 if TYPE_CHECKING:
     import torch
 
-    from .clients import Clients
-    from .distillation.sharded import ShardedMembers
+    from .core.clients import Clients
+    from .teacher.sharded import ShardedMembers
 
     State = dict[str, torch.Tensor]
     ModelBuilder = Callable[[], torch.nn.Module]

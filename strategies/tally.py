@@ -18,28 +18,28 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .distillation.average import LARGEST, norms_of, shrinkage, shrunk, weighted_mean
-from .distillation.combiners import name_of
+from .combiners.combiners import name_of
+from .combiners.noise import noise_batches, overlaid
+from .combiners.opinion_pools import class_shares
+from .combiners.tally_pool import READ_OFF_ROWS, TallyPoolOptions
+from .combiners.tally_teacher import tally_teacher
+from .core.errors import OptionError
+from .core.options import check, option
+from .core.seeds import generator, seeded_torch
 from .distillation.epochs import SHOWN, weights_of
 from .distillation.fixed_images import learn_from_table
-from .distillation.heads import head_keys
 from .distillation.inverted import inverted_images
 from .distillation.learner import Learner
-from .distillation.noise import noise_batches, overlaid
-from .distillation.opinion_pools import class_shares
 from .distillation.pool import quantize
 from .distillation.settings import SCHEDULES, DistillOptions
-from .distillation.tally_pool import READ_OFF_ROWS, TallyPoolOptions
-from .distillation.tally_teacher import tally_teacher
-from .errors import OptionError
 from .method import EnsembleSpec, Method, Need, Outcome
-from .options import check, option
-from .seeds import generator, seeded_torch
+from .teacher.average import LARGEST, norms_of, shrinkage, shrunk, weighted_mean
+from .teacher.heads import head_keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from .distillation.opinion_pools import OpinionPool
+    from .combiners.opinion_pools import OpinionPool
     from .method import Job, Progress, State
 
 

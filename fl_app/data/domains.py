@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from strategies.errors import DataError, OptionError
+from strategies.core.errors import DataError, OptionError
 
 from . import torchvision_sets
 from .folders import Read, open_classes, reader

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
 
-from strategies.errors import DataError
+from strategies.core.errors import DataError
 
 
 @dataclass(frozen=True)

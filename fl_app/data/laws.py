@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from strategies.errors import DataError
+from strategies.core.errors import DataError
 
 Positions = npt.NDArray[np.int64]
 Reals = npt.NDArray[np.float64]

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from strategies.errors import DataError, OptionError
-from strategies.options import check, option
-from strategies.seeds import derive_seed
+from strategies.core.errors import DataError, OptionError
+from strategies.core.options import check, option
+from strategies.core.seeds import derive_seed
 
 from . import laws
 from .laws import Positions

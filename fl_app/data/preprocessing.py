@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
-from strategies.errors import OptionError
+from strategies.core.errors import OptionError
 
 AUGMENTATIONS = ("none", "flip", "crop-flip")
 PADDING = 4

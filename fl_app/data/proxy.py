@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import torch
 
-from strategies.errors import OptionError
-from strategies.seeds import generator
+from strategies.core.errors import OptionError
+from strategies.core.seeds import generator
 
 from .sources import Split, open_split
 

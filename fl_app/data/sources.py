@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from strategies.errors import OptionError
-from strategies.offline import wanted as offline
+from strategies.core.errors import OptionError
+from strategies.core.offline import wanted as offline
 
 from . import domains, folders, tables, text, torchvision_sets
 from .preprocessing import resize

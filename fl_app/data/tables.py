@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from strategies.errors import DataError
+from strategies.core.errors import DataError
 
 from .files import Remote, obtain
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from strategies.errors import DataError
+from strategies.core.errors import DataError
 
 from .files import Remote, obtain
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from strategies.errors import DataError
+from strategies.core.errors import DataError
 
 # What reading a damaged file ends with, in torchvision, numpy, scipy and pickle.
 DAMAGE = (RuntimeError, OSError, ValueError, TypeError, AssertionError, EOFError, LookupError, pickle.UnpicklingError)

@@ -13,7 +13,7 @@ from functools import partial
 
 from torch import nn
 
-from strategies.errors import OptionError
+from strategies.core.errors import OptionError
 
 __all__ = ["ARCHITECTURES", "build", "builders", "penultimate"]
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from strategies.errors import OptionError
+from strategies.core.errors import OptionError
 
 from .layers import chain
 

@@ -11,7 +11,7 @@ from functools import partial
 
 from torch import nn
 
-from strategies.errors import OptionError
+from strategies.core.errors import OptionError
 
 from . import build, builders
 

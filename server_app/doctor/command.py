@@ -9,8 +9,6 @@ from typing import Annotated
 
 import typer
 
-from server_app.build import known_options, read_settings
-from server_app.console import Format, errors
 from server_app.doctor.findings import Check, has_errors, run_checks
 from server_app.doctor.network import Address
 from server_app.doctor.node import NodeConfig
@@ -18,7 +16,9 @@ from server_app.doctor.report import print_findings
 from server_app.doctor.roles import Machine, NodeMachine, Server
 from server_app.doctor.tls import ServerFiles
 from server_app.doctor.versions import machine_facts, read_expected
-from server_app.settings_text import merge_settings, with_absolute_paths
+from server_app.launch.console import Format, errors
+from server_app.settings.build import known_options, read_settings
+from server_app.settings.text import merge_settings, with_absolute_paths
 
 doctor = typer.Typer(
     add_completion=False,

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from server_app.doctor.findings import Finding, Level
-from server_app.guard import TOKEN_KEY, guarded
+from server_app.launch.guard import TOKEN_KEY, guarded
 from strategies.compute.in_process import resolve_device
-from strategies.errors import ComputeError, OptionError
+from strategies.core.errors import ComputeError, OptionError
 
 RAY_S = 120.0
 

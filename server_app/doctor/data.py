@@ -10,11 +10,11 @@ from fl_app.checkpoints import read_checkpoint
 from fl_app.data import Split, data_root, open_split
 from fl_app.division import own_positions
 from fl_app.models import builders
-from server_app.build import Settings
 from server_app.doctor.findings import Finding
 from server_app.doctor.node import NodeConfig
-from strategies.errors import DataError, OneShotError, OptionError, UploadError
-from strategies.upload_checks import Signature, Signatures, check_finite, check_keys, some
+from server_app.settings.build import Settings
+from strategies.core.errors import DataError, OneShotError, OptionError, UploadError
+from strategies.uploads.checks import Signature, Signatures, check_finite, check_keys, some
 
 _TRIED = 8
 

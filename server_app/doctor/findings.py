@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Literal
 
-from strategies.errors import OneShotError
+from strategies.core.errors import OneShotError
 
 Level = Literal["ok", "warning", "error", "skipped"]
 LIMIT_S = 20.0

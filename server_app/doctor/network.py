@@ -12,7 +12,7 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 from server_app.doctor.findings import Finding
-from strategies.errors import OptionError
+from strategies.core.errors import OptionError
 
 WAIT_S = 8.0
 # What Flower's SuperLink allows of a node with a key: its clock may be ahead by so much, or behind.

@@ -10,9 +10,9 @@ from typing import Any
 
 from fl_app.node_config import KEYS, WORDS, client_name
 from server_app.doctor.findings import Finding
-from strategies.errors import OptionError
-from strategies.options import read_toml
-from strategies.upload_checks import CLIENT_NAME
+from strategies.core.errors import OptionError
+from strategies.core.options import read_toml
+from strategies.uploads.checks import CLIENT_NAME
 
 # Flower's own expression for one pair.
 _PAIR = re.compile(r"(\S+?)=(\'[^\']*\'|\"[^\"]*\"|\S+)")

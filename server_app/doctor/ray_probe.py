@@ -6,7 +6,7 @@ import json
 import sys
 
 from strategies.compute.ray_actors import RayActors
-from strategies.errors import ComputeError
+from strategies.core.errors import ComputeError
 
 
 def main() -> None:

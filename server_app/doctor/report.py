@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from server_app.console import Format
 from server_app.doctor.findings import Finding, Level, has_errors
+from server_app.launch.console import Format
 
 _STYLES: Mapping[Level, str] = {"ok": "green", "warning": "yellow", "error": "bold red", "skipped": "dim"}
 

@@ -8,12 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from server_app.build import Settings
 from server_app.doctor import compute, data, environment, network, room, tls, versions
 from server_app.doctor.findings import Check, Finding
 from server_app.doctor.network import Address
 from server_app.doctor.node import NodeConfig
 from server_app.doctor.tls import ServerFiles
+from server_app.settings.build import Settings
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ import psutil
 
 from server_app.doctor.environment import existing, writable
 from server_app.doctor.findings import Finding, Level
-from strategies.store.run_folder import RUNS_VARIABLE
-from strategies.upload_checks import MIB
+from strategies.run.run_folder import RUNS_VARIABLE
+from strategies.uploads.checks import MIB
 
 # Beside the uploads: the student, the best of it, checkpoints with an optimizer's and a generator's state.
 _STUDENT_COPIES = 8

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtensionOID
 
 from server_app.doctor.findings import Finding
-from strategies.errors import OptionError
+from strategies.core.errors import OptionError
 
 SOON = timedelta(days=30)
 MAKE = "make new ones with deploy/make_keys.py, or take those that were made for this machine"

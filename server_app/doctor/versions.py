@@ -18,7 +18,7 @@ from packaging.version import Version
 
 from server_app.doctor.findings import Finding, Level
 from strategies.compute.worker import code_digest
-from strategies.errors import OptionError
+from strategies.core.errors import OptionError
 
 DISTRIBUTION = "oneshot-fl"
 # What takes part in the exchange or in the arithmetic; other packages may differ from machine to machine.

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from .aggregators import check_params
+from ..combiners.aggregators import check_params
 
 Array = np.ndarray[Any, Any]
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from .aggregators import TORCH_ONLY
+from ..combiners.aggregators import TORCH_ONLY
 from .training import Sgd, local_steps
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from .forms import Params
+    from ..combiners.forms import Params
 
 
 def round_steps(
@@ -36,7 +36,7 @@ def round_steps(
         seed: Of this trainer and round.
     """
     if aggregator in TORCH_ONLY:
-        from ..distillation.gate import gate_steps
+        from ..combiners.gate import gate_steps
 
         return gate_steps(params, inputs=inputs, logits=logits, labels=labels, sgd=sgd, seed=seed)
     return local_steps(aggregator, params, logits=logits, labels=labels, sgd=sgd, seed=seed)

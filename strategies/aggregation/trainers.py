@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from ..clients import Question
-from ..errors import OptionError, QuorumError, UploadError
-from ..packed import PackedMember, ensemble_digest, pack_member, to_wire
-from ..seeds import derive_seed
-from .aggregators import aggregator_for, check_params
+from ..combiners.aggregators import aggregator_for, check_params
+from ..combiners.voting import merged, vote_counts
+from ..core.clients import Question
+from ..core.errors import OptionError, QuorumError, UploadError
+from ..core.seeds import derive_seed
+from ..uploads.packed import PackedMember, ensemble_digest, pack_member, to_wire
 from .training import Sgd
-from .voting import merged, vote_counts
 
 if TYPE_CHECKING:
     import torch
 
-    from ..clients import Answer, Clients
+    from ..combiners.forms import Params
+    from ..core.clients import Answer, Clients
     from ..method import Job
-    from .forms import Params
 
 ENSEMBLE_PHASE, AGGREGATOR_PHASE = "ensemble", "aggregator"
 # Inputs per forward pass of the ensemble.
@@ -262,8 +262,8 @@ def _misses(answer: Answer) -> bool:
 def _normalized(job: Job, examples: torch.Tensor) -> torch.Tensor:
     import torch
 
-    from ..distillation.augment import Standardize
     from ..distillation.pool import dequantize
+    from ..teacher.augment import Standardize
 
     if examples.dtype != torch.uint8:  # rows and texts are as their models want them
         return examples
@@ -272,8 +272,8 @@ def _normalized(job: Job, examples: torch.Tensor) -> torch.Tensor:
 
 
 def _plain_ensemble(job: Job) -> Any:
+    from ..combiners.outcomes import ensemble_of
     from ..method import EnsembleSpec
-    from ..outcomes import ensemble_of
 
     clients = tuple(upload.client for upload in job.uploads)
     return ensemble_of(job, EnsembleSpec(clients, "mean", precision=job.config.precision))

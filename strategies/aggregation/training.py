@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..seeds import derive_seed
-from .aggregators import AGGREGATORS
+from ..combiners.aggregators import AGGREGATORS
+from ..core.seeds import derive_seed
 
 Array = np.ndarray[Any, Any]
 

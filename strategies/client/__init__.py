@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 
 from flwr.app import ConfigRecord, Message, RecordDict
 
-from ..upload_checks import CLIENT_NAME as CLIENT_NAME
+from ..uploads.checks import CLIENT_NAME as CLIENT_NAME
 
 
 def already_held(msg: Message, *, client: str) -> Message | None:

@@ -9,4 +9,4 @@ Quantised activations need a range per layer, and only the client has the data t
 
 from __future__ import annotations
 
-from ..quantization import calibrate as calibrate
+from ..uploads.quantization import calibrate as calibrate

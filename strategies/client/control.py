@@ -2,7 +2,7 @@
 
 Paper: Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, SCAFFOLD: Stochastic Controlled Averaging for Federated
     Learning, ICML 2020, https://arxiv.org/abs/1910.06378, Algorithm 1 with option II; FedNova: see
-    :mod:`strategies.federated`.
+    :mod:`strategies.rounds.rules`.
 Deviations: K eta_l, the way that a gradient of 1 moves a weight in K steps, is counted for SGD with momentum too
     (:class:`Travel`), so that the control variates stay mean gradients; without momentum it is K eta_l. It is counted
     with the learning rates that the steps were taken with, and the start is the model that the server sent, refined or
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from ..errors import UploadError
+from ..core.errors import UploadError
 from .parameters import State, beside, inner, kept_or_zero, parameters_of, shapes_of
 
 

@@ -35,7 +35,7 @@ import torch
 from flwr.app import ConfigRecord, Message
 from torch import nn
 
-from ..errors import UploadError
+from ..core.errors import UploadError
 from .control import ControlVariates as ControlVariates
 from .control import Travel as Travel
 from .generated import GeneratedExamples

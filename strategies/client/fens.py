@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from ..errors import OptionError
+from ..core.errors import OptionError
 from .fens_answers import Local as Local
 from .fens_answers import Own as Own
 from .fens_answers import Told as Told

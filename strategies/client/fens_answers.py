@@ -13,10 +13,10 @@ import numpy as np
 
 from ..aggregation.steps import round_steps
 from ..aggregation.training import Sgd
-from ..aggregation.voting import vote_counts
-from ..errors import OneShotError, UploadError
-from ..packed import PackedMember, ensemble_digest, from_wire, pack_member, unpack_member
-from ..seeds import derive_seed
+from ..combiners.voting import vote_counts
+from ..core.errors import OneShotError, UploadError
+from ..core.seeds import derive_seed
+from ..uploads.packed import PackedMember, ensemble_digest, from_wire, pack_member, unpack_member
 from .logits import LogitCache, Logits
 
 if TYPE_CHECKING:

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from ..distillation.heads import last_linear
+from ..core.errors import OptionError, UploadError
+from ..core.seeds import generator, seeded_torch
 from ..distillation.lent import Lent, draw_noise
 from ..distillation.losses import cross_entropy, soft_kl
-from ..errors import OptionError, UploadError
-from ..seeds import generator, seeded_torch
+from ..teacher.heads import last_linear
 
 
 class GeneratedExamples:

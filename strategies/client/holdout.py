@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import OptionError
-from ..seeds import derive_seed
+from ..core.errors import OptionError
+from ..core.seeds import derive_seed
 
 Positions = npt.NDArray[np.int64]
 

@@ -7,7 +7,7 @@ import re
 import shutil
 from pathlib import Path
 
-from ..errors import UploadError
+from ..core.errors import UploadError
 
 # A client's disk is not the server's archive: the newest runs are kept.
 RUNS_KEPT = 16

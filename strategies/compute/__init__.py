@@ -6,7 +6,7 @@ import importlib
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..errors import OptionError
+from ..core.errors import OptionError
 
 if TYPE_CHECKING:
     from ..method import Job, Method, Outcome, Progress

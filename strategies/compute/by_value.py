@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ..errors import ComputeError
+from ..core.errors import ComputeError
 
 # The name of this library, which is another one where it is vendored.
 LIBRARY = (__package__ or "").rpartition(".")[0]

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from ..errors import ComputeError, OptionError
-from ..memory import kept_memory
+from ..core.errors import ComputeError, OptionError
+from ..core.memory import kept_memory
 from ..method import Job, Method, Outcome, Progress
-from ..needs import check_needs
+from ..uploads.needs import check_needs
 
 
 class InProcess:

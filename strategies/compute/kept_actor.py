@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, NoReturn
 
-from ..errors import ComputeError
+from ..core.errors import ComputeError
 from ..method import Job, Method, Outcome, Upload
 from .by_value import LIBRARY
 from .packing import pack, unpack

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..needs import check_needs
+from ..uploads.needs import check_needs
 from .in_process import InProcess
 from .kept_actor import KeptActor
 from .ray_start import NoRoomError, start_ray

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ComputeError
+from ..core.errors import ComputeError
 from .by_value import LIBRARY
 from .packing import pack
 from .ray_start import NoRoomError
 
 if TYPE_CHECKING:
-    from ..distillation.sharded import Answer, Array, Request
     from ..method import Upload
+    from ..teacher.sharded import Answer, Array, Request
     from .relay import Relay
     from .session import Session
     from .shard_plan import Plan
@@ -35,7 +35,7 @@ class ShardLostError(ComputeError):
 
 @dataclass(frozen=True)
 class RayShard:
-    """A shard in another process, see :class:`strategies.distillation.sharded.Shard`.
+    """A shard in another process, see :class:`strategies.teacher.sharded.Shard`.
 
     Attributes:
         ray: The module.
@@ -71,7 +71,7 @@ class Loading:
         builders: Architecture -> the pickle of its builder.
         device: As the job has it.
         threads: Torch threads of the job.
-        fold: See :meth:`strategies.distillation.ensemble.Ensemble.from_uploads`.
+        fold: See :meth:`strategies.teacher.ensemble.Ensemble.from_uploads`.
         precision: The same.
     """
 
@@ -115,7 +115,7 @@ class ShardActors:
             raise ShardLostError(f"a shard of the teachers died: {error}") from error
 
     def _load(self, loading: Loading, plan: Plan, relay: Relay) -> list[Loaded]:
-        from ..distillation.shard import divided
+        from ..teacher.shard import divided
 
         parts = divided(len(loading.uploads), plan.shards)
         if self._actors and (plan != self._plan or not self._alive(relay)):

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from .. import offline
-from ..errors import ComputeError
+from ..core import offline
+from ..core.errors import ComputeError
 from .by_value import LIBRARY
 
 

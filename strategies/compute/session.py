@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import ComputeError
+from ..core.errors import ComputeError
 from .worker import code_digest
 
 # The most seconds between two calls of Progress.tick.

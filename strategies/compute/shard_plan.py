@@ -89,7 +89,7 @@ def plan_of(ray: Any, job: Job, shards: int) -> Plan:
 
 def teacher_bytes(job: Job) -> int:
     """Estimate the memory of all uploads as teachers on one device: their weights times :data:`FACTOR`."""
-    from ..distillation.copies import built
+    from ..teacher.copies import built
 
     sizes: dict[str, int] = {}
     for name in {upload.architecture for upload in job.uploads}:

@@ -6,16 +6,16 @@ import pickle
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..errors import OneShotError
+from ..core.errors import OneShotError
+from ..core.offline import enforce
 from ..method import Upload
-from ..offline import enforce
 from .in_process import resolve_device
 from .packing import unpack
 from .worker import Failure
 
 if TYPE_CHECKING:
-    from ..distillation.shard import HeldShard
-    from ..distillation.sharded import Answer, Array, Request
+    from ..teacher.shard import HeldShard
+    from ..teacher.sharded import Answer, Array, Request
 
 
 class ShardWorker:
@@ -34,12 +34,12 @@ class ShardWorker:
             builders: Architecture -> the pickle of its builder.
             device: ``"auto"``, or a torch device of this process.
             threads: Torch threads of the passes.
-            fold: See :meth:`strategies.distillation.ensemble.Ensemble.from_uploads`.
+            fold: See :meth:`strategies.teacher.ensemble.Ensemble.from_uploads`.
             precision: The same.
         """
         import torch
 
-        from ..distillation.shard import HeldShard
+        from ..teacher.shard import HeldShard
 
         torch.set_num_threads(threads)
         self._held = None  # before the next members come
@@ -69,11 +69,11 @@ class ShardWorker:
         return self._open.close()
 
     def forward(self, images: Array, request: Request) -> Answer:
-        """Make a forward pass, see :class:`strategies.distillation.sharded.Shard`."""
+        """Make a forward pass, see :class:`strategies.teacher.sharded.Shard`."""
         return self._open.forward(images, request)
 
     def backward(self, ticket: int, logits: Array, watched: Array | None) -> Array | None:
-        """Make a backward pass, see :class:`strategies.distillation.sharded.Shard`."""
+        """Make a backward pass, see :class:`strategies.teacher.sharded.Shard`."""
         return self._open.backward(ticket, logits, watched)
 
     @property

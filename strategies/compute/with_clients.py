@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ..errors import OptionError
-from ..memory import kept_memory
-from ..needs import check_needs
+from ..core.errors import OptionError
+from ..core.memory import kept_memory
+from ..uploads.needs import check_needs
 from .in_process import resolve_device, torch_threads
 
 if TYPE_CHECKING:
-    from ..clients import Clients
+    from ..core.clients import Clients
     from ..method import Job, Method, Outcome, Progress
 
 

@@ -15,16 +15,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import errors
-from ..errors import ComputeError, OneShotError
+from ..core import errors
+from ..core.errors import ComputeError, OneShotError
+from ..core.offline import enforce
 from ..method import Snapshot, Upload
-from ..offline import enforce
 from .in_process import InProcess
 from .packing import pack, unpack
 from .task import Task
 
 if TYPE_CHECKING:
-    from ..distillation.sharded import Shard, ShardedMembers
+    from ..teacher.sharded import Shard, ShardedMembers
 
 # A call that the driver makes on its Progress ("report", "record", "checkpoint"), a question that it answers by
 # Worker.tell ("ask"), or the end: "done", "failed".
@@ -137,7 +137,7 @@ class AskedShards:
 
     def hold(self, clients: Sequence[str], *, fold: bool, precision: str) -> ShardedMembers:
         """Load some clients' uploads, in this order."""
-        from ..distillation.sharded import Part, ShardedMembers
+        from ..teacher.sharded import Part, ShardedMembers
 
         loaded = self.ask("load", list(clients), fold, precision)
         parts = [Part(self.connect(shard), members, statistics) for shard, members, statistics in loaded]

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from .ensemble import Ensemble
+    from ..teacher.ensemble import Ensemble
 
 DISCREPANCIES = ("logits", "kl")
 CE_FORMS = ("per-sample", "batch-mean")

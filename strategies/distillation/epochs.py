@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from ..core.seeds import seeded_torch
 from ..method import Outcome, Snapshot
-from ..seeds import seeded_torch
 from .pool import Pool, dequantize, quantize
 from .synthesis import frozen
 

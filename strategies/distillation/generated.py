@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from ..seeds import generator, seeded_torch
-from .augment import AUGMENTATIONS, Standardize
-from .ensemble import Ensemble
+from ..core.seeds import generator, seeded_torch
+from ..teacher.augment import AUGMENTATIONS, Standardize
+from ..teacher.ensemble import Ensemble
 from .generators import DenseGenerator
 from .synthesis import Batch, Term, View, frozen, synthesize
 

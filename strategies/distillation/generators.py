@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..errors import OptionError
-from .ensemble import fast_layout
+from ..core.errors import OptionError
+from ..teacher.ensemble import fast_layout
 
 
 class UpsampleConv(nn.Module):

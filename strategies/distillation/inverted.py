@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from .augment import Standardize
+from ..combiners.noise import random_fields
+from ..teacher.augment import Standardize
 from .consensus import weighted_cross_entropy
 from .inversion import jitter
-from .noise import random_fields
 from .pool import quantize
 from .synthesis import Recipe, Term, View, synthesize
 
 if TYPE_CHECKING:
     from ..method import Job
-    from .ensemble import Ensemble
+    from ..teacher.ensemble import Ensemble
 
 BATCH = 256
 RATE, BETAS, MOST_SHIFT, SMOOTHNESS, EXPONENT = 0.15, (0.9, 0.99), 2, 0.5, 2.0

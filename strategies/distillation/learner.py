@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from ..combiners.combiners import build_combiner
+from ..combiners.opinion_pools import OpinionPool
+from ..combiners.outcomes import fresh_student, members_of
+from ..combiners.tally_teacher import tally_teacher, with_stand_ins
+from ..core.seeds import generator
 from ..method import TALLY
-from ..outcomes import fresh_student, members_of
-from ..seeds import generator
-from .augment import AUGMENTATIONS, Standardize
-from .combiners import build_combiner
+from ..teacher.augment import AUGMENTATIONS, Standardize
+from ..teacher.ensemble import Ensemble, fast_layout
 from .distill import Loss, distill
-from .ensemble import Ensemble, fast_layout
 from .epochs import Stage, learning_rate
 from .losses import soft_kl
-from .opinion_pools import OpinionPool
 from .pool import batch_count, dequantize, shuffled_batches
 from .synthesis import Batch
-from .tally_teacher import tally_teacher, with_stand_ins
 
 if TYPE_CHECKING:
     from ..method import Job, Progress

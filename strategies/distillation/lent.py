@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import UploadError
+from ..core.errors import UploadError
 from .generators import ConditionalGenerator, FeatureGenerator
 
 LEVELS = ("features", "images")

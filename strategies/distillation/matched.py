@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from ..errors import OptionError
+from ..combiners.combiners import Mean
+from ..combiners.outcomes import fresh_student
+from ..combiners.tally_teacher import tally_teacher, with_stand_ins
+from ..core.errors import OptionError
+from ..core.seeds import seeded_torch
 from ..method import TALLY
-from ..needs import holds_images
-from ..outcomes import fresh_student
-from ..seeds import seeded_torch
-from .combiners import Mean
-from .ensemble import Ensemble, fast_layout, member_of
+from ..teacher.ensemble import Ensemble, fast_layout, member_of
+from ..teacher.heads import features_of, last_linear
+from ..uploads.needs import holds_images
 from .generators import ConditionalGenerator, FeatureGenerator
-from .heads import features_of, last_linear
-from .tally_teacher import tally_teacher, with_stand_ins
 
 if TYPE_CHECKING:
     from ..method import Job, State

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from ..errors import OptionError
-from ..options import option
-from .augment import AUGMENTATIONS
+from ..core.errors import OptionError
+from ..core.options import option
+from ..teacher.augment import AUGMENTATIONS
 from .pool import quantize
 from .synthesis import Recipe
 

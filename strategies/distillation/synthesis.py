@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ..errors import OptionError
+from ..core.errors import OptionError
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from ..clients import Answer, Question
-from ..errors import QuorumError, UploadError
-from ..upload_checks import CLIENT_NAME, check_size
+from ..core.clients import Answer, Question
+from ..core.errors import QuorumError, UploadError
+from ..uploads.checks import CLIENT_NAME, check_size
 from .collect import last_line
 from .decoding import decode_array
 from .exchange import SETTLE_S, is_simulation
@@ -28,8 +28,8 @@ from .messages import count_bytes
 if TYPE_CHECKING:
     import numpy as np
 
-    from ..store.run_folder import RoundFolder
-    from ..traffic import Traffic
+    from ..run.run_folder import RoundFolder
+    from ..run.traffic import Traffic
 
 # In deployment an answer takes seconds; a simulation's comes within a tenth, and its rounds are many.
 POLL_S, SIMULATION_POLL_S = 0.2, 0.005

@@ -13,16 +13,16 @@ from flwr.app import Message
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from ..errors import QuorumError, UploadError
-from ..stage import TRAFFIC_FILE
-from ..store.files import weights_bytes
-from ..traffic import MIB, UPLOAD_PHASE, Traffic
-from ..upload_checks import Signature
+from ..core.errors import QuorumError, UploadError
+from ..run.files import weights_bytes
+from ..run.stage import TRAFFIC_FILE
+from ..run.traffic import MIB, UPLOAD_PHASE, Traffic
+from ..uploads.checks import Signature
 from .exchange import Exchange
 from .messages import Reply, Request, count_bytes, is_anonymous, read_reply
 
 if TYPE_CHECKING:
-    from ..store.run_folder import RoundFolder
+    from ..run.run_folder import RoundFolder
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from flwr.app import Array
 
-from ..errors import UploadError
+from ..core.errors import UploadError
 
 # Version 1.0; later ones are for headers beyond 64 KiB.
 NPY_MAGIC = b"\x93NUMPY\x01\x00"

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 
-from ..errors import UploadError
-from ..upload_checks import (
+from ..core.errors import UploadError
+from ..uploads.checks import (
     CLIENT_NAME,
     Signature,
     check_finite,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ..errors import OptionError
-from ..seeds import seeded_torch
+from ..core.errors import OptionError
+from ..core.seeds import seeded_torch
 
 if TYPE_CHECKING:
     from ..method import Job, ModelBuilder

@@ -13,18 +13,18 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
+from ..combiners.outcomes import load_model
 from ..compute import choose
-from ..errors import OptionError
-from ..identity import open_run
+from ..core.errors import OptionError
 from ..method import Job, Method, Normalization
-from ..outcomes import load_model
-from ..quarantine import guarded_replay
-from ..stage import StageReport, all_cores
-from ..store.run_folder import RunFolder, default_run_dir
+from ..run.identity import open_run
+from ..run.quarantine import guarded_replay
+from ..run.run_folder import RunFolder, default_run_dir
+from ..run.stage import StageReport, all_cores
 from .evaluation import ClientEvaluation
 from .messages import Request
 from .models import chosen_student, named_builders
-from .rounds import Account, Rounds, RunOptions, rounds_of, signature_of
+from .run import Account, Rounds, RunOptions, rounds_of, signature_of
 
 if TYPE_CHECKING:
     import torch

@@ -10,7 +10,7 @@ from flwr.app import ConfigRecord, Message
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from ..upload_checks import CLIENT_NAME
+from ..uploads.checks import CLIENT_NAME
 
 _BY_RANK = (
     "their nodes' order of registration stands for them: which of them a round asks is the same in every run of a "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..options import check, option
+from ..core.options import check, option
 
 OFF, WARN, EXCLUDE = "off", "warn", "exclude"
 POLICIES = (OFF, WARN, EXCLUDE)

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from ..distillation.augment import Standardize
-from ..distillation.combiners import Mean
-from ..distillation.ensemble import Ensemble
-from ..needs import holds_images
-from ..seeds import generator
-from ..upload_kinds import CLASSIFIER, kind_of
+from ..combiners.combiners import Mean
+from ..core.seeds import generator
+from ..teacher.augment import Standardize
+from ..teacher.ensemble import Ensemble
+from ..uploads.kinds import CLASSIFIER, kind_of
+from ..uploads.needs import holds_images
 from .config import GatekeeperConfig
 from .measures import median, statistic_norms, weight_norms, weight_vector
 from .probes import (

@@ -18,9 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..distillation.augment import Standardize
-from ..distillation.batchnorm import batchnorm_loss
 from ..distillation.inversion import jitter
+from ..teacher.augment import Standardize
+from ..teacher.batchnorm import batchnorm_loss
 
 INVERSION_LR, SMOOTHNESS, STATISTICS, COARSE = 0.1, 0.02, 0.1, 4
 TRIGGER_LR, SPARSITY, FAINT = 0.3, 0.05, -2.0

@@ -29,7 +29,7 @@ from server_stage import (
 from side_by_side import Case, distance
 from torch import Tensor, nn
 
-from strategies.distillation.combiners import weighted_mean_gradient
+from strategies.combiners.combiners import weighted_mean_gradient
 
 LIMIT, FLIP_LIMIT = 1e-5, 1e-3
 COLUMNS = ("logits", "generator loss", "G gradient", "KD loss", "S gradient", "w gradient", "image gradient")

@@ -33,14 +33,14 @@ from client_app.told_counts import told_counts
 from client_app.work import trained_model
 from fl_app.attacks import KINDS
 from fl_app.config import AppConfig
-from server_app.build import default_settings, known_options
-from server_app.replay import Request, replay_run
-from server_app.settings_text import merge_settings
-from strategies.errors import OneShotError
-from strategies.journal import duration
-from strategies.options import Scalar
-from strategies.store.files import read_json, write_json
-from strategies.store.run_folder import RunFolder
+from server_app.replay.stored import Request, replay_run
+from server_app.settings.build import default_settings, known_options
+from server_app.settings.text import merge_settings
+from strategies.core.errors import OneShotError
+from strategies.core.options import Scalar
+from strategies.run.files import read_json, write_json
+from strategies.run.journal import duration
+from strategies.run.run_folder import RunFolder
 
 METHODS = ("fedavg", "fedens", "dw-fedens", "label-count-ensemble", "dense", "co-boosting", "f-dafl", "fens")
 CLIENTS, ATTACKER, SHAPE = 5, "client-000", (1, 16, 16)

@@ -27,7 +27,7 @@ from client_app.local_training import train
 from fl_app.config import ClientConfig
 from fl_app.data import ImageData, Normalization, load
 from fl_app.models import build
-from strategies.seeds import derive_seed, seeded_torch
+from strategies.core.seeds import derive_seed, seeded_torch
 
 BATCH_SIZES = (32, 64, 128)
 HEADLINE = 128

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from strategies.memory import kept_memory
+from strategies.core.memory import kept_memory
 
 
 def say(line: str = "") -> None:

@@ -24,11 +24,11 @@ from measure import say
 
 from client_app.node import Asked, Node
 from client_app.work import trained_model
-from server_app.build import Settings, build_job, held_out, known_options, read_settings
-from server_app.evaluation import HeldOut
-from server_app.settings_text import merge_settings
+from server_app.report.evaluation import HeldOut
+from server_app.settings.build import Settings, build_job, held_out, known_options, read_settings
+from server_app.settings.text import merge_settings
+from strategies.combiners.outcomes import load_model
 from strategies.method import Job, Silent, Upload
-from strategies.outcomes import load_model
 
 CONF = Path(__file__).resolve().parents[2] / "conf" / "privacy-digits.toml"
 CLIENTS = 5

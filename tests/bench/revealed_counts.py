@@ -1,7 +1,7 @@
 """How well label counts are read off uploaded weights: ``python tests/bench/revealed_counts.py RUN ...``.
 
 Every RUN is a run folder of a simulation, whose clients' true counts follow from its settings; they need not have been
-uploaded. Per run and estimator (see ``strategies/distillation/class_counts.py``) the means over clients of: the total
+uploaded. Per run and estimator (see ``strategies/combiners/class_counts.py``) the means over clients of: the total
 variation between true and estimated class shares, beside that of equal shares; Spearman's rank correlation; how often
 the largest class is named; and over all pairs of client and class how often a class that is present, with more than a
 fifth of an equal share, gets a larger share than one that is not (the area under the ROC curve).
@@ -22,14 +22,14 @@ from torch import Tensor
 from client_app.node import Asked, Node
 from client_app.told_counts import equal_parts
 from client_app.work import own_examples
-from server_app.build import Settings, build_job, read_settings
-from server_app.server_data import open_half
-from strategies.distillation.class_counts import normalised
-from strategies.distillation.combiners import Mean
-from strategies.distillation.ensemble import Ensemble
-from strategies.distillation.tally_pool import TallyPoolOptions, estimated_shares, probed
-from strategies.stage import kept_round, usable_uploads
-from strategies.store.run_folder import RunFolder
+from server_app.settings.build import Settings, build_job, read_settings
+from server_app.settings.server_data import open_half
+from strategies.combiners.class_counts import normalised
+from strategies.combiners.combiners import Mean
+from strategies.combiners.tally_pool import TallyPoolOptions, estimated_shares, probed
+from strategies.run.run_folder import RunFolder
+from strategies.run.stage import kept_round, usable_uploads
+from strategies.teacher.ensemble import Ensemble
 
 ESTIMATORS = ("noise", "rows", "noise-rows")
 

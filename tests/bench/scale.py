@@ -27,18 +27,18 @@ from torch import Tensor
 
 from fl_app.data import ImageData
 from fl_app.models import build
-from server_app.evaluation import HeldOut, evaluate
+from server_app.report.evaluation import HeldOut, evaluate
 from strategies.client import upload_facts
 from strategies.co_boosting import CoBoostingConfig
 from strategies.compute import choose
-from strategies.distillation.shard import local_shards
-from strategies.distillation.sharded import ShardedMembers
 from strategies.flower.collect import Collector
 from strategies.flower.messages import Request
 from strategies.method import METHODS, Job, Normalization, Silent, Upload
-from strategies.stage import keep_outcome, run_stage
-from strategies.store.run_folder import RoundFolder, RunFolder
-from strategies.upload_checks import Signatures
+from strategies.run.run_folder import RoundFolder, RunFolder
+from strategies.run.stage import keep_outcome, run_stage
+from strategies.teacher.shard import local_shards
+from strategies.teacher.sharded import ShardedMembers
+from strategies.uploads.checks import Signatures
 
 MIB = 2**20
 SHAPE, CLASSES, BATCH, HELD_OUT = (1, 32, 32), 10, 128, 1000

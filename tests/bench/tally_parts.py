@@ -27,17 +27,17 @@ import torch
 from measure import say
 from torch import Tensor, nn
 
-from server_app.build import Settings, build_job, held_out, read_settings
-from server_app.evaluation import HeldOut
-from server_app.server_data import open_half
-from strategies.distillation import noise
+from server_app.report.evaluation import HeldOut
+from server_app.settings.build import Settings, build_job, held_out, read_settings
+from server_app.settings.server_data import open_half
+from strategies.combiners import noise
+from strategies.combiners.outcomes import load_model
 from strategies.feddf import METHOD as FEDDF
 from strategies.feddf import FedDfConfig
 from strategies.method import TALLY, Job, Outcome, Silent
-from strategies.outcomes import load_model
-from strategies.stage import kept_round, usable_uploads
-from strategies.store.files import read_json, write_json
-from strategies.store.run_folder import RunFolder
+from strategies.run.files import read_json, write_json
+from strategies.run.run_folder import RunFolder
+from strategies.run.stage import kept_round, usable_uploads
 from strategies.tally import METHOD, TallyConfig
 
 BINS = 15

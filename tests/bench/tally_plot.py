@@ -17,7 +17,7 @@ from matplotlib import rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from server_app.drawing import COLOURS
+from server_app.report.drawing import COLOURS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

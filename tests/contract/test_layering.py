@@ -15,7 +15,7 @@ from sources import PACKAGES, ROOT, SOURCES
 
 from strategies.method import METHODS
 
-BASICS = {f"strategies.{name}" for name in ("errors", "memory", "offline", "options", "seeds")}
+BASICS = {"strategies.core"}
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def test_a_module_imports_only_what_its_package_may(path: str) -> None:
         ("strategies/new.py", "import flwr"),
         ("strategies/new.py", "from flwr.app import Message"),
         ("strategies/new.py", "def f():\n    import ray"),
-        ("strategies/new.py", "from strategies.errors import OptionError"),
+        ("strategies/new.py", "from strategies.core.errors import OptionError"),
         ("strategies/new.py", "import fl_app.data"),
         ("strategies/compute/worker.py", "import ray"),
         ("strategies/compute/ray_actors.py", "import flwr"),
@@ -115,17 +115,17 @@ def test_a_module_imports_only_what_its_package_may(path: str) -> None:
         ("fl_app/new.py", "import strategies"),
         ("fl_app/new.py", "from strategies import Dense"),
         ("fl_app/new.py", "import flwr_datasets"),
-        ("fl_app/new.py", "from server_app.build import read_settings"),
+        ("fl_app/new.py", "from server_app.settings.build import read_settings"),
         ("client_app/new.py", "from flwr.app import Message"),
         ("client_app/app.py", "import ray"),
         ("client_app/app.py", "from strategies.flower.messages import Request"),
-        ("client_app/app.py", "from strategies.store.files import atomic_write"),
-        ("client_app/app.py", "from server_app.build import read_settings"),
-        ("server_app/launch.py", "import flwr"),
-        ("server_app/replay.py", "if True:\n    from flwr.app import Context"),
+        ("client_app/app.py", "from strategies.run.files import atomic_write"),
+        ("client_app/app.py", "from server_app.settings.build import read_settings"),
+        ("server_app/launch/superlink.py", "import flwr"),
+        ("server_app/replay/stored.py", "if True:\n    from flwr.app import Context"),
         ("server_app/app.py", "import ray"),
-        ("server_app/build.py", "import client_app.app"),
-        ("server_app/build.py", "if TYPE_CHECKING:\n    import flwr"),
+        ("server_app/settings/build.py", "import client_app.app"),
+        ("server_app/settings/build.py", "if TYPE_CHECKING:\n    import flwr"),
     ],
 )
 def test_the_check_finds_what_is_forbidden(path: str, code: str) -> None:
@@ -136,13 +136,16 @@ def test_the_check_finds_what_is_forbidden(path: str, code: str) -> None:
     ("path", "code"),
     [
         ("strategies/new.py", "from .errors import OptionError\nimport torch\nimport json"),
-        ("strategies/store/new.py", "from ..errors import OptionError\nfrom . import files"),
+        ("strategies/run/new.py", "from ..core.errors import OptionError\nfrom . import files"),
         ("strategies/flower/new.py", "from flwr.app import Message"),
         ("strategies/client/new.py", "from flwr.app import Message\nfrom ..errors import OptionError"),
         ("strategies/compute/ray_actors.py", "import ray"),
-        ("fl_app/data/new.py", "from . import laws\nfrom strategies.seeds import derive_seed"),
+        ("fl_app/data/new.py", "from . import laws\nfrom strategies.core.seeds import derive_seed"),
         ("client_app/app.py", "from flwr.app import Message\nfrom strategies.client import failure"),
-        ("server_app/build.py", "from strategies.flower.one_shot import OneShot\nfrom fl_app.data import Split"),
+        (
+            "server_app/settings/build.py",
+            "from strategies.flower.one_shot import OneShot\nfrom fl_app.data import Split",
+        ),
     ],
 )
 def test_the_check_lets_pass_what_is_allowed(path: str, code: str) -> None:
@@ -233,7 +236,7 @@ LOADED = "print(sorted({name.partition('.')[0] for name in sys.modules} & {'torc
 
 def test_importing_the_library_alone_loads_neither_torch_nor_flwr_nor_ray() -> None:
     assert run_python(f"import strategies\n{LOADED}") == "[]"
-    assert run_python(f"import strategies, strategies.method, strategies.options\n{LOADED}") == "[]"
+    assert run_python(f"import strategies, strategies.method, strategies.core.options\n{LOADED}") == "[]"
 
 
 def test_the_client_half_when_torch_and_ray_are_blocked_imports() -> None:
@@ -250,8 +253,8 @@ def test_the_client_half_when_torch_and_ray_are_blocked_imports() -> None:
 def test_methods_and_replay_when_flwr_and_ray_are_blocked_import() -> None:
     code = f"""
         import strategies
-        from server_app.replay import replay_run
-        from server_app.evaluation import HeldOut
+        from server_app.replay.stored import replay_run
+        from server_app.report.evaluation import HeldOut
         from strategies import METHODS, InProcess, load_ensemble_module, load_model
         print(*[METHODS[name].name for name in METHODS])
         {LOADED}

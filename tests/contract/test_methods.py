@@ -16,11 +16,11 @@ import torch
 from torch import nn
 
 import strategies
-from strategies.errors import OptionError
+from strategies.combiners.outcomes import load_model
+from strategies.core.errors import OptionError
+from strategies.core.options import flatten, options_of, parse
 from strategies.method import METHODS, EnsembleSpec, Job, Method, Need, Normalization, Outcome, Silent, Upload
-from strategies.needs import check_needs, takes_tally
-from strategies.options import flatten, options_of, parse
-from strategies.outcomes import load_model
+from strategies.uploads.needs import check_needs, takes_tally
 
 ROOT = Path(strategies.__file__).parent
 IMAGES = torch.linspace(-1, 1, 3 * 64).view(3, 1, 8, 8)

@@ -23,21 +23,24 @@ TRUSTED = {
     ("strategies/compute/shard_worker.py", "pickle.loads"): "builders that our own driver has pickled, over Ray's own",
     ("strategies/__init__.py", "importlib.import_module"): "names that stand in this file",
     ("strategies/compute/__init__.py", "importlib.import_module"): "names that stand in this file",
-    ("strategies/memory.py", "ctypes.CDLL"): "the C library of the process itself",
+    ("strategies/core/memory.py", "ctypes.CDLL"): "the C library of the process itself",
     ("fl_app/models/__init__.py", "importlib.import_module"): "names that stand in this file",
     ("fl_app/vision.py", "importlib.import_module"): "torchvision",
     ("server_app/foreign_models.py", "importlib.import_module"): "what --model names: the user's own choice",
     ("strategies/method.py", "importlib.import_module"): "names that stand in this file",
     ("strategies/compute/ray_actors.py", "importlib.import_module"): "the library's own name, from our own driver",
-    ("strategies/startup/sitecustomize.py", "importlib.import_module"): "a name that stands in this file",
-    ("strategies/startup/sitecustomize.py", "importlib.util.module_from_spec"): "what Python would have run without us",
+    ("strategies/core/startup/sitecustomize.py", "importlib.import_module"): "a name that stands in this file",
+    (
+        "strategies/core/startup/sitecustomize.py",
+        "importlib.util.module_from_spec",
+    ): "what Python would have run without us",
 }
 
 # Every program that is started: (file, function) -> what sees to it that Flower and Ray tell nobody of it.
 STARTED = {
-    ("server_app/guard.py", "_start_guardian"): "",  # it loads neither of them
-    ("server_app/launch.py", "start"): "env=self.environment",
-    ("server_app/compare_cell.py", "run_cell"): "**QUIET",
+    ("server_app/launch/guard.py", "_start_guardian"): "",  # it loads neither of them
+    ("server_app/launch/superlink.py", "start"): "env=self.environment",
+    ("server_app/compare/cell.py", "run_cell"): "**QUIET",
     ("server_app/doctor/compute.py", "_asked"): '"RAY_USAGE_STATS_ENABLED": "0"',
 }
 
@@ -155,6 +158,8 @@ def test_every_process_that_may_load_flower_or_ray_is_started_without_telemetry(
     assert found.keys() == STARTED.keys()
     assert [place for place, quiet in STARTED.items() if quiet not in found[place]] == []
     # Every command of a run gets the run's environment, whose test is test_launch_environment.py.
-    assert "run_environment(folder, token)" in SOURCES["server_app/launch.py"]
-    guardian = {name.partition(".")[0] for name in imports_of(ast.parse(SOURCES["server_app/guard.py"])).values()}
+    assert "run_environment(folder, token)" in SOURCES["server_app/launch/superlink.py"]
+    guardian = {
+        name.partition(".")[0] for name in imports_of(ast.parse(SOURCES["server_app/launch/guard.py"])).values()
+    }
     assert not guardian & {"flwr", "ray", *PACKAGES}

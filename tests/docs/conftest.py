@@ -13,7 +13,7 @@ from torch import nn
 
 from fl_app.models import build
 from strategies.method import EnsembleSpec
-from strategies.store.run_folder import RunFolder
+from strategies.run.run_folder import RunFolder
 
 PROJECT = '''"""Somebody's models."""
 from torch import nn

@@ -15,14 +15,14 @@ from fl_app.data.tables import FEATURES
 from fl_app.data.text import LENGTH, NUM_CLASSES
 from fl_app.data.torchvision_sets import KNOWN
 from fl_app.models import builders
-from server_app.build import Settings, default_settings, known_options, read_settings
-from server_app.settings_text import merge_settings
+from server_app.settings.build import Settings, default_settings, known_options, read_settings
+from server_app.settings.text import merge_settings
 from strategies.co_boosting import CoBoostingConfig
+from strategies.core.options import parse
 from strategies.dense import DenseConfig
 from strategies.fed_gen import FedGenConfig
 from strategies.method import METHODS
-from strategies.options import parse
-from strategies.refinement import Refiner
+from strategies.rounds.refinement import Refiner
 
 KINDS = {o.key: o.kind for o in known_options()}
 PARTS = {"dense-paper": "paper", "dense-published-code": "published-code"}

@@ -20,13 +20,13 @@ from fl_app.data.text import LENGTH, NUM_CLASSES
 from fl_app.data.torchvision_sets import KNOWN
 from fl_app.models import ARCHITECTURES, build, builders
 from fl_app.node_config import KEYS
-from server_app.build import default_settings
+from server_app.settings.build import default_settings
 from strategies import co_boosting, dense, fed_gen, feddf, flboost
+from strategies.core.errors import OptionError
+from strategies.core.options import flatten, options_of
 from strategies.distillation.settings import DistillOptions, PoolOptions, SynthesisOptions
-from strategies.errors import OptionError
 from strategies.flower.one_shot import OneShot
 from strategies.method import METHODS, Need
-from strategies.options import flatten, options_of
 
 README, METHODS_PAGE = ROOT / "README.md", ROOT / "docs" / "methods.md"
 PLUG_IN, UPLOADS = ROOT / "docs" / "plug-in.md", ROOT / "docs" / "uploads.md"

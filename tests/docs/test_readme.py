@@ -22,12 +22,12 @@ from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.common.config import parse_config_args
 
 from server_app import cli
-from server_app.build import known_options, read_settings
-from server_app.settings_text import merge_settings
-from strategies.errors import OneShotError
+from server_app.settings.build import known_options, read_settings
+from server_app.settings.text import merge_settings
+from strategies.core.errors import OneShotError
 from strategies.flower.messages import Request, read_reply
 from strategies.method import METHODS, Job, Normalization, Silent, Upload
-from strategies.upload_checks import Signatures
+from strategies.uploads.checks import Signatures
 
 README = ROOT / "README.md"
 KINDS = {o.key: o.kind for o in known_options()}

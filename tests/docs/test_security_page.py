@@ -12,14 +12,14 @@ from doc_pages import ROOT, rows, section
 
 from fl_app.config import AppConfig
 from fl_app.privacy import WANTED
-from server_app.launch_environment import run_environment
-from strategies import offline
+from server_app.launch.environment import run_environment
 from strategies.client.places import RUNS_KEPT
+from strategies.core import offline
+from strategies.core.options import options_of
 from strategies.fens import FensConfig
 from strategies.gatekeeper.config import POLICIES
 from strategies.method import METHODS, Need
-from strategies.options import options_of
-from strategies.refinement import refines
+from strategies.rounds.refinement import refines
 
 PAGE = ROOT / "SECURITY.md"
 TABLE = {row[0]: row[1:] for row in rows(section(PAGE, "## What the server sees, by method"), "method")}

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from server_app.guard import TOKEN_KEY, guarded, members
+from server_app.launch.guard import TOKEN_KEY, guarded, members
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent

@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 from deployments import ROOT, environment_of, free_port
 
-from server_app.guard import guarded
+from server_app.launch.guard import guarded
 
 PATIENCE_S = 240.0
 

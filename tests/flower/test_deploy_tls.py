@@ -21,7 +21,7 @@ from deployments import PATIENCE_S, ROOT, Federation, federation, listening
 from safetensors.torch import save_file
 
 from fl_app.models import build
-from server_app.guard import members
+from server_app.launch.guard import members
 
 pytestmark = pytest.mark.slow
 

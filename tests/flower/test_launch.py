@@ -17,8 +17,8 @@ from typing import Any
 import psutil
 import pytest
 
-from server_app import guard
-from server_app.launch import Scalar, launch
+from server_app.launch import guard
+from server_app.launch.superlink import Scalar, launch
 
 pytestmark = pytest.mark.slow
 
@@ -77,7 +77,7 @@ LAUNCHER = textwrap.dedent(
     """
     import sys
     from pathlib import Path
-    from server_app.launch import launch
+    from server_app.launch.superlink import launch
     try:
         print(launch(Path(sys.argv[1]), settings={"mode": "wait", "facts": sys.argv[2]}, num_supernodes=2, echo=print))
     except KeyboardInterrupt:

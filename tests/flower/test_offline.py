@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from server_app.launch import launch
-from strategies import offline
+from server_app.launch.superlink import launch
+from strategies.core import offline
 
 pytestmark = pytest.mark.slow
 

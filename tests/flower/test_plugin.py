@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from server_app.launch import launch
-from strategies.store.run_folder import RunFolder
+from server_app.launch.superlink import launch
+from strategies.run.run_folder import RunFolder
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray]
 

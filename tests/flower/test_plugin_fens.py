@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from test_plugin import CLIENT, CLIENTS, DATA, MODEL, PYPROJECT, run
 
-from strategies.store.run_folder import RunFolder
+from strategies.run.run_folder import RunFolder
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray]
 

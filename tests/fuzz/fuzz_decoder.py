@@ -9,7 +9,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from strategies.errors import OneShotError
+from strategies.core.errors import OneShotError
 
 LONGEST_LINE = 4000
 # Processor seconds for one input; a good one takes milliseconds.

@@ -23,14 +23,14 @@ from strategies.client.fens_answers import Local, Own, Told, respond
 from strategies.distillation.lent import Lent
 from strategies.flower.clients import GridClients, Limits, _Sent
 from strategies.flower.messages import read_reply
-from strategies.flower.round_records import checked_record
-from strategies.flower.stc import Stc
-from strategies.packed import ensemble_digest, from_wire, pack_member, to_wire, unpack_member
-from strategies.quantization import dequantized, quantized
-from strategies.store.round_folder import RoundFolder
-from strategies.ternary import decode, encode, flat, sparse_ternary
-from strategies.traffic import Traffic
-from strategies.upload_checks import Signatures
+from strategies.flower.rounds.round_records import checked_record
+from strategies.flower.rounds.stc import Stc
+from strategies.rounds.ternary import decode, encode, flat, sparse_ternary
+from strategies.run.round_folder import RoundFolder
+from strategies.run.traffic import Traffic
+from strategies.uploads.checks import Signatures
+from strategies.uploads.packed import ensemble_digest, from_wire, pack_member, to_wire, unpack_member
+from strategies.uploads.quantization import dequantized, quantized
 
 CLASSES = 4
 

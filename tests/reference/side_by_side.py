@@ -14,10 +14,10 @@ from published_loops import Settings, State, co_boosting_epoch, dense_epoch, new
 from published_models import load_in_order
 from torch import nn
 
-from strategies.distillation.combiners import Mean
+from strategies.combiners.combiners import Mean
+from strategies.core.seeds import generator
 from strategies.distillation.learner import teacher_of
 from strategies.method import Job, Method, Normalization, Silent, Upload
-from strategies.seeds import generator
 
 MODULES = {"dense": "strategies.dense", "co-boosting": "strategies.co_boosting"}
 EPOCHS = {"dense": dense_epoch, "co-boosting": co_boosting_epoch}

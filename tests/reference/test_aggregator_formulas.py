@@ -7,9 +7,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from strategies.aggregation.aggregators import AGGREGATORS, TORCH_ONLY, Array, Params
 from strategies.aggregation.training import Sgd, local_steps
-from strategies.distillation.combiners import build_combiner
+from strategies.combiners.aggregators import AGGREGATORS, TORCH_ONLY, Array, Params
+from strategies.combiners.combiners import build_combiner
 
 HERE = [name for name in AGGREGATORS if name not in TORCH_ONLY]
 TRAINED = [name for name, entry in AGGREGATORS.items() if entry.kind == "trained"]

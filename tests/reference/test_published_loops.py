@@ -39,11 +39,11 @@ from small_federation import accuracy, digits_clients
 from torch import Tensor, nn
 
 from fl_app.models import build
-from strategies.distillation.augment import crop_flip
-from strategies.distillation.combiners import Weighted, weighted_mean_gradient
+from strategies.combiners.combiners import Weighted, weighted_mean_gradient
+from strategies.combiners.outcomes import ensemble_of, fresh_student, load_model
+from strategies.core.seeds import generator
 from strategies.method import Silent
-from strategies.outcomes import ensemble_of, fresh_student, load_model
-from strategies.seeds import generator
+from strategies.teacher.augment import crop_flip
 
 CLOSE = 1e-5
 # Two generator steps; pool images as they are made, because one that lies next to a border of 8 bits may round to

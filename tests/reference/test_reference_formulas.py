@@ -8,10 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from strategies.co_boosting import CoBoostingConfig, _Server
-from strategies.distillation.augment import Standardize
-from strategies.distillation.average import weighted_mean
-from strategies.distillation.batchnorm import statistics_distance
-from strategies.distillation.combiners import LabelCount, Mean, Weighted, weighted_mean_gradient
+from strategies.combiners.combiners import LabelCount, Mean, Weighted, weighted_mean_gradient
 from strategies.distillation.generators import UpsampleConv
 from strategies.distillation.losses import (
     adversarial_divergence,
@@ -23,6 +20,9 @@ from strategies.distillation.losses import (
     total_variation,
 )
 from strategies.method import Job, Normalization, Silent, Upload
+from strategies.teacher.augment import Standardize
+from strategies.teacher.average import weighted_mean
+from strategies.teacher.batchnorm import statistics_distance
 
 Array = NDArray[np.float64]
 RNG = np.random.default_rng(20)

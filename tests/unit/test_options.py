@@ -2,8 +2,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from strategies.errors import OptionError
-from strategies.options import check, flatten, option, options_of, parse, reject_unknown
+from strategies.core.errors import OptionError
+from strategies.core.options import check, flatten, option, options_of, parse, reject_unknown
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from client_app import calibration
 from client_app.calibration import activation_ranges
 from fl_app.data import ImageData, Normalization
-from strategies.errors import UploadError
-from strategies.quantization import INPUT
+from strategies.core.errors import UploadError
+from strategies.uploads.quantization import INPUT
 
 SPACE = Normalization((0.5,), (0.25,))
 

@@ -18,10 +18,10 @@ from client_app.tasks import TASKS
 from fl_app.config import AppConfig, DataConfig
 from fl_app.data import open_split, partition
 from fl_app.models import build, builders
+from strategies.core.options import flatten
+from strategies.core.seeds import seeded_torch
 from strategies.flower.messages import Request, read_reply
-from strategies.options import flatten
-from strategies.seeds import seeded_torch
-from strategies.upload_checks import Signatures
+from strategies.uploads.checks import Signatures
 
 RUN = "0123456789abcdef" * 2
 CLIENTS = 4

@@ -11,7 +11,7 @@ from client_app.local_training import Epoch
 from fl_app.config import ClientConfig
 from fl_app.data import ImageData, Normalization, open_split
 from fl_app.models.cvae import SIDES, Cvae, Decoder
-from strategies.errors import DataError, OptionError
+from strategies.core.errors import DataError, OptionError
 
 HALF = Normalization((0.5,), (0.5,))
 

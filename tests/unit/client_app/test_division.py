@@ -13,8 +13,8 @@ from client_app.work import own_examples
 from fl_app.config import AppConfig
 from fl_app.data import GROUPS, open_split, server_share
 from fl_app.data.domains import THINGS
-from strategies.errors import OptionError
-from strategies.options import Scalar
+from strategies.core.errors import OptionError
+from strategies.core.options import Scalar
 
 
 def positions(partition_id: int, clients: int, **settings: Scalar) -> torch.Tensor:

@@ -18,11 +18,11 @@ from fl_app.config import AppConfig
 from fl_app.models import build, builders
 from strategies.client import corrections
 from strategies.client.generated import GeneratedExamples
+from strategies.core.options import flatten
+from strategies.core.seeds import seeded_torch
 from strategies.distillation.lent import Lent
 from strategies.flower.messages import read_reply
-from strategies.options import flatten
-from strategies.seeds import seeded_torch
-from strategies.upload_checks import Signatures
+from strategies.uploads.checks import Signatures
 
 RUN = "0123456789abcdef" * 2
 SIGNATURES = Signatures(builders(10, (1, 16, 16)))

@@ -11,7 +11,7 @@ from torch import nn
 from client_app.local_training import Epoch, epoch_lengths, train
 from fl_app.config import ClientConfig
 from fl_app.data import ImageData, Normalization
-from strategies.seeds import derive_seed
+from strategies.core.seeds import derive_seed
 
 FAST = ClientConfig(epochs=4, batch_size=8, lr=0.1)
 

@@ -11,8 +11,8 @@ from client_app.local_training import Epoch, train
 from client_app.losses import loss_of
 from fl_app.config import ClientConfig
 from fl_app.data import ImageData, Normalization
-from strategies.errors import OptionError
-from strategies.seeds import derive_seed
+from strategies.core.errors import OptionError
+from strategies.core.seeds import derive_seed
 
 HALF = Normalization((0.5,), (0.5,))
 FAST = ClientConfig(epochs=4, batch_size=8, lr=0.1)

@@ -23,8 +23,8 @@ from fl_app.data import ImageData, Normalization
 from fl_app.models import build
 from fl_app.privacy import PrivacyConfig
 from strategies.client.fens import Told
-from strategies.errors import OptionError, UploadError
-from strategies.options import flatten
+from strategies.core.errors import OptionError, UploadError
+from strategies.core.options import flatten
 
 RUN = "0123456789abcdef" * 2
 PLAIN = ClientConfig(epochs=1, batch_size=4, lr=0.5, momentum=0.0, share_label_counts=False)

@@ -7,7 +7,7 @@ import torch
 
 from fl_app.attacks import KINDS, AttackConfig, triggered
 from fl_app.config import AppConfig
-from strategies.errors import OptionError
+from strategies.core.errors import OptionError
 
 
 def test_an_attacker_obeys_its_own_name_and_everybody_else_is_honest() -> None:

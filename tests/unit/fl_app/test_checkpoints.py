@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from fl_app.checkpoints import read_checkpoint
-from strategies.errors import UploadError
+from strategies.core.errors import UploadError
 
 STATE = {"fc.weight": torch.arange(6.0).reshape(2, 3), "fc.steps": torch.tensor(7)}
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fl_app.checkpoints import read_checkpoint
-from strategies.errors import UploadError
+from strategies.core.errors import UploadError
 
 
 def test_an_archive_that_unpacks_to_far_more_than_it_is_is_refused_unread(tmp_path: Path) -> None:

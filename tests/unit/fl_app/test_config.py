@@ -7,8 +7,8 @@ import pytest
 from fl_app.config import AppConfig, ClientConfig, DataConfig, ModelConfig
 from fl_app.data import PartitionSpec
 from fl_app.models import ARCHITECTURES
-from strategies.errors import OptionError
-from strategies.options import flatten, options_of
+from strategies.core.errors import OptionError
+from strategies.core.options import flatten, options_of
 
 
 def test_settings_when_none_are_given_are_those_of_the_main_job() -> None:

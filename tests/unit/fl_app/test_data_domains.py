@@ -14,7 +14,7 @@ from PIL import Image
 from fl_app.data import load, open_split
 from fl_app.data.domains import DIGITS, GROUPS, THINGS
 from fl_app.vision import torchvision
-from strategies.errors import DataError, OptionError
+from strategies.core.errors import DataError, OptionError
 
 HALVES = {"train": 12, "test": 10}
 

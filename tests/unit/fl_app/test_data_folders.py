@@ -11,7 +11,7 @@ from PIL import Image
 
 from fl_app.data import load, open_split
 from fl_app.data.preprocessing import resize
-from strategies.errors import DataError
+from strategies.core.errors import DataError
 
 
 def random_pixels(seed: int) -> np.ndarray:

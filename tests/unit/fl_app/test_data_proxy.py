@@ -8,8 +8,8 @@ import torch
 from fl_app.config import DataConfig
 from fl_app.data import Split, clients_share, images_of, load, nobodys, open_split, server_share
 from fl_app.data.sources import Normalization
-from strategies.errors import OptionError
-from strategies.seeds import generator
+from strategies.core.errors import OptionError
+from strategies.core.seeds import generator
 
 HALF = Normalization((0.5,), (0.5,))
 

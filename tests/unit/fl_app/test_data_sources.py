@@ -17,7 +17,7 @@ from sklearn.datasets import load_digits
 from fl_app.data import GROUPS, SOURCES, data_root, load, open_split
 from fl_app.data.preprocessing import resize
 from fl_app.vision import torchvision
-from strategies.errors import DataError, OptionError
+from strategies.core.errors import DataError, OptionError
 
 datasets = torchvision.datasets
 

@@ -13,7 +13,7 @@ from fl_app.data import load, open_split, partition
 from fl_app.data.partitions import PartitionSpec
 from fl_app.data.tables import CENTRES, read_centre, standardized
 from fl_app.vision import torchvision
-from strategies.errors import DataError, OptionError
+from strategies.core.errors import DataError, OptionError
 
 SIZES = {"cleveland": 30, "hungarian": 20, "switzerland": 10, "va": 12}
 

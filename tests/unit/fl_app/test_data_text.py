@@ -11,7 +11,7 @@ import torch
 from fl_app.data import load, open_split
 from fl_app.data.text import BUCKETS, LENGTH, PUBLISHED, tokens
 from fl_app.vision import torchvision
-from strategies.errors import DataError, OptionError
+from strategies.core.errors import DataError, OptionError
 
 TRAIN = '"3","Shares ""fell""","Wall St.\\down"\n"1","Peace","talks, at last"\n"4","C++",""\n'
 

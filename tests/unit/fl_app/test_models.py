@@ -12,8 +12,8 @@ from torch import nn
 
 from fl_app.models import ARCHITECTURES, build, builders, penultimate
 from fl_app.vision import torchvision
-from strategies.errors import OptionError
-from strategies.seeds import generator, seeded_torch
+from strategies.core.errors import OptionError
+from strategies.core.seeds import generator, seeded_torch
 
 Shape = tuple[int, int, int]
 

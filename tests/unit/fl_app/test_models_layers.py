@@ -9,7 +9,7 @@ from torch import nn
 
 from fl_app.models import build, builders, penultimate
 from fl_app.models.wide_resnet import PreActivationBlock
-from strategies.seeds import generator, seeded_torch
+from strategies.core.seeds import generator, seeded_torch
 
 State = dict[str, torch.Tensor]
 Shape = tuple[int, int, int]

@@ -12,13 +12,13 @@ from fl_app.config import ClientConfig
 from fl_app.data import ImageData, Normalization
 from fl_app.data.text import BUCKETS, LENGTH, tokens
 from fl_app.models import build, builders, penultimate
-from strategies.distillation.augment import Standardize
-from strategies.distillation.combiners import Mean
-from strategies.distillation.ensemble import Ensemble
-from strategies.errors import OptionError
+from strategies.combiners.combiners import Mean
+from strategies.core.errors import OptionError
+from strategies.core.seeds import generator, seeded_torch
 from strategies.method import Normalization as InputSpace
 from strategies.method import Upload
-from strategies.seeds import generator, seeded_torch
+from strategies.teacher.augment import Standardize
+from strategies.teacher.ensemble import Ensemble
 
 ROW, TEXT = (13, 1, 1), (1, 1, LENGTH)
 SUBJECTS = ("war treaty minister", "goal match team", "shares profit market", "chip software space")

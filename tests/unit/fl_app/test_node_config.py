@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fl_app.node_config import SUPERNODES_VARIABLE, checkpoint_path, client_name, node_facts, read_nodes
-from strategies.errors import OptionError, UploadError
+from strategies.core.errors import OptionError, UploadError
 
 SIMULATED = {"partition-id": 1, "num-partitions": 3}
 

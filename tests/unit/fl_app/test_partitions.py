@@ -7,8 +7,8 @@ import pytest
 
 from fl_app.data import laws
 from fl_app.data.partitions import BY_DOMAIN, LAWS, PartitionSpec, label_counts, partition
-from strategies.errors import DataError, OptionError
-from strategies.options import flatten, options_of, parse
+from strategies.core.errors import DataError, OptionError
+from strategies.core.options import flatten, options_of, parse
 
 LABELS = np.random.default_rng(5).integers(0, 10, 1003)
 DRAWN = tuple(law for law in LAWS if law != BY_DOMAIN)

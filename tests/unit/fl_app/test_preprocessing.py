@@ -9,7 +9,7 @@ from PIL import Image
 
 from fl_app.data.preprocessing import PADDING, augment, crop_flip, normalize, resize
 from fl_app.vision import torchvision
-from strategies.errors import OptionError
+from strategies.core.errors import OptionError
 
 
 def pixels(*shape: int, seed: int = 0) -> torch.Tensor:

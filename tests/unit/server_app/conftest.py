@@ -13,14 +13,14 @@ import torch
 
 from fl_app.data import open_split
 from fl_app.models import build
-from server_app.build import Settings, build_job, default_settings, held_out, read_settings
-from server_app.evaluation import HeldOut
+from server_app.report.evaluation import HeldOut
+from server_app.settings.build import Settings, build_job, default_settings, held_out, read_settings
+from strategies.core.options import options_of
+from strategies.core.seeds import seeded_torch
 from strategies.method import METHODS, Silent, Upload
-from strategies.options import options_of
-from strategies.seeds import seeded_torch
-from strategies.stage import StageReport
-from strategies.store.files import write_json
-from strategies.store.run_folder import RunFolder
+from strategies.run.files import write_json
+from strategies.run.run_folder import RunFolder
+from strategies.run.stage import StageReport
 
 # As little work as every method can do.
 TINY: dict[str, Any] = {

@@ -9,11 +9,11 @@ import pytest
 from typer.testing import CliRunner
 
 from server_app import cli as command_line
-from server_app import launch as launching
-from server_app.build import APP_DEFAULTS, default_settings
-from server_app.launch import Launched
+from server_app.launch import superlink as launching
+from server_app.launch.superlink import Launched
+from server_app.settings.build import APP_DEFAULTS, default_settings
 from strategies.method import METHODS
-from strategies.store.run_folder import RunFolder
+from strategies.run.run_folder import RunFolder
 
 ROOT = Path(command_line.__file__).parent.parent
 RESULT: dict[str, Any] = {
@@ -331,7 +331,7 @@ def test_a_folder_of_another_project_cannot_be_resumed_by_this_app(engine: Engin
 def test_a_replay_from_the_command_line_prints_its_table_and_its_json(
     engine: Engine, run_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("server_app.finish.plot_all", lambda *_: ["accuracy.png"])
+    monkeypatch.setattr("server_app.report.finish.plot_all", lambda *_: ["accuracy.png"])
     run = run_folder()
 
     text = oneshot("replay", run, "--method", "fedavg")
@@ -361,7 +361,7 @@ def test_a_replay_that_was_cut_off_goes_on_as_a_replay_only(
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("server_app.replay.guarded_replay", interrupt)
+    monkeypatch.setattr("server_app.replay.stored.guarded_replay", interrupt)
     ended = oneshot("replay", run, "--method", "fedens")
     (target,) = set(run.parent.iterdir()) - {run}
 

@@ -10,10 +10,10 @@ from flwr.app import Context, RecordDict
 
 from fl_app.config import AppConfig
 from server_app import app as server_app
-from server_app.build import default_settings
-from strategies.errors import OneShotError, OptionError, QuorumError
+from server_app.settings.build import default_settings
+from strategies.core.errors import OneShotError, OptionError, QuorumError
 from strategies.flower.one_shot import OneShot
-from strategies.store.run_folder import RunFolder
+from strategies.run.run_folder import RunFolder
 
 
 class NoGrid:
@@ -23,7 +23,7 @@ class NoGrid:
 @pytest.fixture
 def serve(small: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Return a function that runs the ServerApp's main as Flower does, without Flower."""
-    monkeypatch.setattr("server_app.finish.plot_all", lambda *_: ["accuracy.png"])
+    monkeypatch.setattr("server_app.report.finish.plot_all", lambda *_: ["accuracy.png"])
 
     def run(**settings: Any) -> None:
         given = {key.replace("__", ".").replace("_", "-"): value for key, value in settings.items()}

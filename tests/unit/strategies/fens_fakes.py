@@ -12,8 +12,8 @@ import torch
 from method_fakes import BUILDERS, SHAPE, UPLOADS
 
 from strategies.client.fens import Local, Told, respond
-from strategies.clients import Answer, Question
-from strategies.errors import QuorumError, UploadError
+from strategies.core.clients import Answer, Question
+from strategies.core.errors import QuorumError, UploadError
 from strategies.fens import METHOD, FensConfig
 from strategies.method import Job, Normalization, Outcome, Progress, Silent
 

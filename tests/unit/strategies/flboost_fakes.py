@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from strategies.core.seeds import generator as rng
+from strategies.core.seeds import seeded_torch
 from strategies.flboost import FlBoostConfig
 from strategies.method import Job, Normalization, Outcome, Silent, Upload
-from strategies.seeds import generator as rng
-from strategies.seeds import seeded_torch
 
 State = dict[str, Tensor]
 SHAPE, C, Z, B = (1, 8, 8), 4, 5, 6

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import nn
 
-from strategies.distillation.ensemble import Ensemble
 from strategies.method import Job, Method, Normalization, Outcome, Silent, Snapshot, Upload
+from strategies.teacher.ensemble import Ensemble
 
 SHAPE = (2, 8, 8)
 # Of the methods with a generator: as small as they get.

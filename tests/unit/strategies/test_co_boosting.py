@@ -21,15 +21,15 @@ from torch import Tensor
 
 from strategies import dense
 from strategies.co_boosting import METHOD, CoBoostingConfig, fit
-from strategies.distillation.augment import AUGMENTATIONS
-from strategies.distillation.combiners import name_of
+from strategies.combiners.combiners import name_of
+from strategies.combiners.outcomes import ensemble_of
+from strategies.combiners.tally_teacher import tally_teacher
+from strategies.core.errors import OptionError
 from strategies.distillation.generated import GeneratedImages
 from strategies.distillation.learner import Learner
 from strategies.distillation.synthesis import Batch
-from strategies.distillation.tally_teacher import tally_teacher
-from strategies.errors import OptionError
 from strategies.method import TALLY, Outcome, Silent, Upload
-from strategies.outcomes import ensemble_of
+from strategies.teacher.augment import AUGMENTATIONS
 
 SMALL = CoBoostingConfig(**TINY, schedule="constant", reweighting_step=0.05)
 NOTHING: dict[str, Any] = {

@@ -18,13 +18,13 @@ from method_fakes import (
 )
 from torch import nn
 
+from strategies.combiners.combiners import Mean
+from strategies.combiners.outcomes import fresh_student, load_model
+from strategies.core.errors import OptionError
 from strategies.dense import METHOD, DenseConfig, fit
-from strategies.distillation.augment import AUGMENTATIONS, Standardize
-from strategies.distillation.combiners import Mean
-from strategies.distillation.ensemble import Ensemble
-from strategies.errors import OptionError
 from strategies.method import Outcome, Silent, Snapshot
-from strategies.outcomes import fresh_student, load_model
+from strategies.teacher.augment import AUGMENTATIONS, Standardize
+from strategies.teacher.ensemble import Ensemble
 
 SMALL = DenseConfig(**TINY | {"generator_lr": 1e-3})
 

@@ -16,10 +16,10 @@ from method_fakes import (
     upload,
 )
 
-from strategies.errors import OptionError
+from strategies.core.errors import OptionError
+from strategies.core.seeds import generator
 from strategies.f_adi import METHOD, FAdiConfig, fit
 from strategies.method import Need, Outcome
-from strategies.seeds import generator
 
 SMALL = FAdiConfig(epochs=3, inversion_steps=3, inversion_batch_size=6, batch_size=5, student_lr=0.1)
 WIDE = (upload(0, "wide"), upload(1, "wide"))

@@ -16,7 +16,7 @@ from method_fakes import (
     upload,
 )
 
-from strategies.errors import OptionError
+from strategies.core.errors import OptionError
 from strategies.f_dafl import METHOD, FDaflConfig, fit
 from strategies.method import Outcome
 

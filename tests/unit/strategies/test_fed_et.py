@@ -18,13 +18,13 @@ from method_fakes import (
     tiny_job,
 )
 
-from strategies.distillation.augment import Standardize
+from strategies.combiners.outcomes import fresh_student, load_model
+from strategies.core.errors import OptionError
 from strategies.distillation.losses import cross_entropy
-from strategies.errors import OptionError
 from strategies.fed_et import METHOD, FedEtConfig, Judgement, confidence, fit, transfer_loss
 from strategies.method import EnsembleSpec, Job, Outcome, Silent
-from strategies.needs import check_needs
-from strategies.outcomes import fresh_student, load_model
+from strategies.teacher.augment import Standardize
+from strategies.uploads.needs import check_needs
 
 SMALL = FedEtConfig(epochs=3, batch_size=5, student_lr=0.01)
 RNG = torch.Generator().manual_seed(4)

@@ -12,14 +12,14 @@ from method_fakes import BUILDERS, SHAPE, Book, upload
 from torch import nn
 
 from strategies.compute import InProcess
-from strategies.distillation.average import weighted_mean
+from strategies.core.errors import OptionError
 from strategies.distillation.lent import Lent
-from strategies.errors import OptionError
 from strategies.fed_gen import METHOD, FedGenConfig, _Server, fit, lends
 from strategies.fedavg import METHOD as FEDAVG
 from strategies.method import METHODS, Job, Normalization, Outcome, Silent, Upload
-from strategies.needs import check_needs
-from strategies.refinement import Refinement, Refiner, refines
+from strategies.rounds.refinement import Refinement, Refiner, refines
+from strategies.teacher.average import weighted_mean
+from strategies.uploads.needs import check_needs
 
 State = dict[str, torch.Tensor]
 

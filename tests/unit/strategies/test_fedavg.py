@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from strategies.errors import OptionError
+from strategies.combiners.outcomes import load_model
+from strategies.core.errors import OptionError
 from strategies.fedavg import METHOD, FedAvgConfig, fit
 from strategies.method import Job, Normalization, Silent, Upload
-from strategies.needs import check_needs
-from strategies.outcomes import load_model
+from strategies.uploads.needs import check_needs
 
 
 class Rows(Silent):

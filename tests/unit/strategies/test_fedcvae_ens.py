@@ -10,11 +10,11 @@ from method_fakes import Book, same
 from torch import nn
 
 from strategies import fedcvae_ens
-from strategies.errors import OptionError, UploadError
+from strategies.combiners.outcomes import load_model
+from strategies.core.errors import OptionError, UploadError
 from strategies.fedcvae_ens import METHOD, FedCvaeEnsConfig, fit, shares, truncated_normal
 from strategies.method import Job, Normalization, Outcome, Silent, Upload
-from strategies.needs import check_needs
-from strategies.outcomes import load_model
+from strategies.uploads.needs import check_needs
 
 CLASSES, SHAPE = 3, (1, 4, 4)
 SMALL = FedCvaeEnsConfig(epochs=3, images=60, batch_size=8, student_lr=0.02)

@@ -18,14 +18,14 @@ from method_fakes import (
 )
 from torch import nn
 
-from strategies.distillation.augment import Standardize
-from strategies.distillation.combiners import Mean
-from strategies.distillation.ensemble import Ensemble
-from strategies.errors import OptionError
+from strategies.combiners.combiners import Mean
+from strategies.combiners.outcomes import fresh_student, load_model
+from strategies.core.errors import OptionError
 from strategies.feddf import METHOD, FedDfConfig, fit
 from strategies.method import Outcome, Silent
-from strategies.needs import check_needs
-from strategies.outcomes import fresh_student, load_model
+from strategies.teacher.augment import Standardize
+from strategies.teacher.ensemble import Ensemble
+from strategies.uploads.needs import check_needs
 
 SMALL = FedDfConfig(epochs=3, batch_size=5, student_lr=0.1)
 STILL = replace(SMALL, epochs=1, student_lr=1e-12, start="average")

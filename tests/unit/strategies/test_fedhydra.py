@@ -6,12 +6,12 @@ import torch
 from method_fakes import OTHER, TINY, Book, check_option, check_resume_at_every_border, run, same, tiny_job
 
 import strategies.fedhydra as module
+from strategies.combiners.combiners import LabelCount, Mean
+from strategies.core.errors import OptionError
 from strategies.dense import DenseConfig
-from strategies.distillation.combiners import LabelCount, Mean
-from strategies.distillation.ensemble import Ensemble
-from strategies.errors import OptionError
 from strategies.fedhydra import METHOD, FedHydraConfig, fit, guiding_losses, stratified
 from strategies.method import Job, Outcome
+from strategies.teacher.ensemble import Ensemble
 
 SMALL = FedHydraConfig(**TINY | {"generator_lr": 1e-3}, stratification_steps=2, stratification_images=2)
 

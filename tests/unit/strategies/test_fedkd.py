@@ -18,12 +18,12 @@ from method_fakes import (
     tiny_job,
 )
 
-from strategies.distillation.augment import Standardize
-from strategies.errors import OptionError
+from strategies.combiners.outcomes import fresh_student, load_model
+from strategies.core.errors import OptionError
 from strategies.fedkd import METHOD, FedKdConfig, fit
 from strategies.method import EnsembleSpec, Job, Outcome, Silent
-from strategies.needs import check_needs
-from strategies.outcomes import fresh_student, load_model
+from strategies.teacher.augment import Standardize
+from strategies.uploads.needs import check_needs
 
 SMALL = FedKdConfig(epochs=3, batch_size=5, student_lr=0.01)
 # One step on all images; the student, which has no dropout, hardly moves.

@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import nn
 
-from strategies.distillation.combiners import COMBINERS, build_combiner
-from strategies.distillation.open_set import OpenSet
-from strategies.errors import OptionError
+from strategies.combiners.combiners import COMBINERS, build_combiner
+from strategies.combiners.open_set import OpenSet
+from strategies.combiners.outcomes import load_model
+from strategies.core.errors import OptionError
 from strategies.fedov import METHOD, FedOvConfig, fit
 from strategies.method import METHODS, Job, Normalization, Silent, Upload
-from strategies.needs import check_needs
-from strategies.outcomes import load_model
-from strategies.upload_kinds import kind_of, of_kind
+from strategies.uploads.kinds import kind_of, of_kind
+from strategies.uploads.needs import check_needs
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 

@@ -13,15 +13,15 @@ from fens_fakes import CLASSES, RUN, TINY, DirectClients, changed, examples, fen
 from method_fakes import BUILDERS, UPLOADS, Book
 
 from strategies.aggregation import trainers
-from strategies.aggregation.aggregators import AGGREGATORS
-from strategies.clients import Answer
-from strategies.distillation.tally_teacher import tally_teacher
-from strategies.errors import OptionError, QuorumError
+from strategies.combiners.aggregators import AGGREGATORS
+from strategies.combiners.outcomes import ensemble_of
+from strategies.combiners.tally_teacher import tally_teacher
+from strategies.core.clients import Answer
+from strategies.core.errors import OptionError, QuorumError
+from strategies.core.seeds import derive_seed
 from strategies.fens import METHOD, FensConfig
 from strategies.method import Job, Silent
-from strategies.needs import check_needs
-from strategies.outcomes import ensemble_of
-from strategies.seeds import derive_seed
+from strategies.uploads.needs import check_needs
 
 
 def member_logits(job: Job, x: torch.Tensor) -> np.ndarray[Any, Any]:

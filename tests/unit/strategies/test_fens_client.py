@@ -19,7 +19,7 @@ from strategies.client.fens import respond
 from strategies.client.holdout import held_out
 from strategies.client.logits import ENSEMBLES_KEPT, LogitCache, Logits
 from strategies.client.places import RUNS_KEPT
-from strategies.errors import OptionError, UploadError
+from strategies.core.errors import OptionError, UploadError
 
 MEMBERS = ("m0", "m1", "m2")
 ROOT = Path(__file__).resolve().parents[3]

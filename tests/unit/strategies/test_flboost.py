@@ -8,11 +8,11 @@ import pytest
 import torch
 from flboost_fakes import COUNTS, SHAPE, SMALL, B, C, Rows, Z, differ, job, net, student, weights
 
+from strategies.core.errors import OptionError
 from strategies.distillation.generators import ConditionalGenerator
-from strategies.errors import OptionError
 from strategies.flboost import METHOD, FlBoostConfig
 from strategies.method import TALLY, Job, Silent
-from strategies.refinement import refines
+from strategies.rounds.refinement import refines
 
 # A change here changes every published number.
 PINNED = 0.698160

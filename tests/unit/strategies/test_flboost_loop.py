@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from flboost_fakes import COUNTS, SHAPE, SMALL, B, C, Rows, State, Z, differ, job, net, student
 from torch import Tensor, nn
 
+from strategies.core.seeds import generator as rng
+from strategies.core.seeds import seeded_torch
 from strategies.distillation.generators import ConditionalGenerator
 from strategies.distillation.label_draws import draw_labels
 from strategies.flboost import METHOD, FlBoostConfig
 from strategies.method import Job, Silent
-from strategies.seeds import generator as rng
-from strategies.seeds import seeded_torch
 
 
 class PlainGenerator(nn.Module):

@@ -10,11 +10,11 @@ import torch
 from flboost_fakes import SMALL, C, Rows, Z, differ, job, student
 from torch import nn
 
+from strategies.core.errors import OptionError
 from strategies.distillation.generators import FeatureGenerator
-from strategies.errors import OptionError
 from strategies.flboost import METHOD, FlBoostConfig
 from strategies.method import Silent
-from strategies.needs import check_needs
+from strategies.uploads.needs import check_needs
 
 SWITCHES: dict[str, Any] = {
     "iterations": 3, "generator_steps": 2, "student_steps": 3, "batch_size": 7, "latent": 6, "generator_lr": 0.02,

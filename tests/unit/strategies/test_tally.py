@@ -18,18 +18,18 @@ from method_fakes import (
 )
 from torch import Tensor, nn
 
-from strategies.distillation.augment import Standardize
-from strategies.distillation.ensemble import Ensemble
+from strategies.combiners.noise import noise_images, overlaid
+from strategies.combiners.opinion_pools import OpinionPool
+from strategies.combiners.outcomes import ensemble_of, fresh_student, load_model
+from strategies.core.errors import OptionError
+from strategies.core.seeds import generator
 from strategies.distillation.learner import Learner
-from strategies.distillation.noise import noise_images, overlaid
-from strategies.distillation.opinion_pools import OpinionPool
 from strategies.distillation.pool import quantize
-from strategies.errors import OptionError
 from strategies.method import Outcome, Silent, Upload
-from strategies.needs import check_needs
-from strategies.outcomes import ensemble_of, fresh_student, load_model
-from strategies.seeds import generator
 from strategies.tally import METHOD, TallyConfig, fit
+from strategies.teacher.augment import Standardize
+from strategies.teacher.ensemble import Ensemble
+from strategies.uploads.needs import check_needs
 
 SMALL = TallyConfig(
     epochs=3, batch_size=5, images=12, layers=0, probes=7, counts="tempered", optimizer="sgd", student_lr=0.1,
@@ -250,7 +250,7 @@ def test_members_are_asked_once_about_every_image_and_are_after_a_run_what_they_
 
 def test_client_that_is_left_out_has_no_part_in_start_or_ensemble_and_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = torch.tensor([True, True, False])
-    monkeypatch.setattr("strategies.distillation.tally_pool.agreeing", lambda *_: kept)
+    monkeypatch.setattr("strategies.combiners.tally_pool.agreeing", lambda *_: kept)
     book, config = Book(), replace(STILL, agreement=0.5)
     outcome = fit(tiny_job(config), book)
     (note,) = book.notes

@@ -10,12 +10,12 @@ import torch
 from method_fakes import Book, tiny_job, wide
 from torch import nn
 
-from strategies.distillation.combiners import Mean
-from strategies.distillation.ensemble import Ensemble
-from strategies.distillation.tally_pool import fitted_pool
-from strategies.distillation.tally_teacher import tally_teacher
+from strategies.combiners.combiners import Mean
+from strategies.combiners.tally_pool import fitted_pool
+from strategies.combiners.tally_teacher import tally_teacher
 from strategies.method import Job, Outcome, Upload
 from strategies.tally import METHOD, TallyConfig
+from strategies.teacher.ensemble import Ensemble
 
 CLIENTS, STRANGER = 5, 1
 

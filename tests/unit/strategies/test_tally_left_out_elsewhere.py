@@ -12,20 +12,20 @@ from test_tally_left_out import CLIENTS, STRANGER, UPLOADS, grouped, job, state,
 from torch import Tensor
 
 from strategies.co_boosting import CoBoostingConfig
+from strategies.combiners.class_counts import capped
+from strategies.combiners.combiners import Mean
+from strategies.combiners.outcomes import ensemble_of
+from strategies.combiners.tally_pool import TallyPoolOptions, fitted_pool
+from strategies.combiners.tally_teacher import tally_teacher
+from strategies.core.errors import UploadError
 from strategies.dense import DenseConfig
-from strategies.distillation.class_counts import capped
-from strategies.distillation.combiners import Mean
-from strategies.distillation.ensemble import Ensemble
 from strategies.distillation.matched import Matched
-from strategies.distillation.tally_pool import TallyPoolOptions, fitted_pool
-from strategies.distillation.tally_teacher import tally_teacher
-from strategies.errors import UploadError
 from strategies.flboost import METHOD as FLBOOST
 from strategies.flboost import FlBoostConfig
 from strategies.flboost import _Server as FlBoostServer
 from strategies.method import METHODS, TALLY, Job, Method, Outcome, Silent, Upload
-from strategies.outcomes import ensemble_of
 from strategies.tally import METHOD
+from strategies.teacher.ensemble import Ensemble
 
 HUGE = {**UPLOADS[STRANGER].read(), "3.bias": torch.full((3,), 1e16)}
 IMAGES = torch.randn(4, 2, 8, 8, generator=torch.Generator().manual_seed(0))

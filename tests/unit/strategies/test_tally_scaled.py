@@ -11,10 +11,10 @@ import torch
 from method_fakes import Book
 from torch import Tensor, nn
 
-from strategies.distillation.average import LARGEST
+from strategies.combiners.outcomes import load_model
 from strategies.method import Job, Normalization, Upload
-from strategies.outcomes import load_model
 from strategies.tally import METHOD, TallyConfig
+from strategies.teacher.average import LARGEST
 
 SHAPE, CLASSES, CLIENTS = (1, 6, 6), 3, 5
 SIDES = torch.randn(CLASSES, *SHAPE, generator=torch.Generator().manual_seed(3))  # what images of a class share

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from fl_app.models import build
-from server_app.build import Settings, read_settings
 from server_app.doctor import data
 from server_app.doctor.findings import Finding
 from server_app.doctor.node import NodeConfig
-from strategies.errors import OptionError
+from server_app.settings.build import Settings, read_settings
+from strategies.core.errors import OptionError
 
 DIGITS = read_settings({})
 

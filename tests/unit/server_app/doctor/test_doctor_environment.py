@@ -8,7 +8,7 @@ import pytest
 
 from server_app.doctor import environment, room
 from server_app.doctor.environment import INSTALLATION
-from strategies.upload_checks import MIB
+from strategies.uploads.checks import MIB
 
 GOOD = {
     INSTALLATION: "1",

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from server_app.doctor.findings import Check, Finding, has_errors, run_checks
-from strategies.errors import DataError
+from strategies.core.errors import DataError
 
 
 def fine() -> Iterator[Finding]:

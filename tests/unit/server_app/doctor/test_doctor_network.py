@@ -14,7 +14,7 @@ import pytest
 from doctor_keys import Authority
 
 from server_app.doctor.network import Address, Answer, clocks, port_free, superlink
-from strategies.errors import OptionError
+from strategies.core.errors import OptionError
 
 AUTHORITY = Authority()
 

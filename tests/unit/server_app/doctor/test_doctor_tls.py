@@ -11,7 +11,7 @@ from doctor_keys import NOW, Authority, write_key
 
 from server_app.doctor.findings import Finding
 from server_app.doctor.tls import ServerFiles, node_key, root_certificate, server_certificate
-from strategies.errors import OptionError
+from strategies.core.errors import OptionError
 
 AUTHORITY = Authority()
 NAMES = ("server.example.org", "127.0.0.1")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from server_app.doctor import versions
-from strategies.errors import OptionError
+from strategies.core.errors import OptionError
 
 HERE: dict[str, Any] = {
     "host": "here",

@@ -8,8 +8,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp.strategy import FedAdam as FlowerFedAdam
 from flwr.supercore.task_identity import TaskIdentity
 
-from strategies.aggregation.aggregators import Array, Params
 from strategies.aggregation.fed_adam import FedAdam
+from strategies.combiners.aggregators import Array, Params
 
 
 def params(*values: float) -> Params:

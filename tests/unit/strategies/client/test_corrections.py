@@ -23,8 +23,8 @@ from strategies.client.corrections import (
     read_round,
 )
 from strategies.client.round_state import RoundState
-from strategies.errors import UploadError
-from strategies.ternary import decode, encode, sparse_ternary
+from strategies.core.errors import UploadError
+from strategies.rounds.ternary import decode, encode, sparse_ternary
 
 State = dict[str, torch.Tensor]
 

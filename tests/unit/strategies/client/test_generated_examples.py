@@ -13,9 +13,9 @@ from torch import nn
 from strategies.client.corrections import LocalUpdate
 from strategies.client.generated import GeneratedExamples
 from strategies.client.round_state import RoundState
+from strategies.core.errors import UploadError
+from strategies.core.seeds import generator
 from strategies.distillation.lent import Lent
-from strategies.errors import UploadError
-from strategies.seeds import generator
 
 State = dict[str, torch.Tensor]
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from strategies.client.corrections import ControlVariates, DynamicRegularizer, LocalUpdate, Proximal, Travel
-from strategies.errors import UploadError
+from strategies.core.errors import UploadError
 
 State = dict[str, torch.Tensor]
 

@@ -16,7 +16,7 @@ from ray import cloudpickle as ray_cloudpickle
 
 import strategies.method
 from strategies.compute.by_value import dumps, user_modules
-from strategies.errors import ComputeError
+from strategies.core.errors import ComputeError
 
 cloudpickle: Any = ray_cloudpickle
 loads = pickle.loads

@@ -7,7 +7,7 @@ import torch
 
 import strategies.compute as compute
 from strategies.compute.in_process import InProcess, resolve_device, torch_threads
-from strategies.errors import ComputeError, OptionError
+from strategies.core.errors import ComputeError, OptionError
 from strategies.method import Job, Method, Need, Normalization, Outcome, Progress, Silent, Upload
 
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from strategies.compute.in_process import InProcess
 from strategies.compute.ray_actors import RayActors
-from strategies.errors import ComputeError, OptionError
+from strategies.core.errors import ComputeError, OptionError
 from strategies.method import Job, Method, Normalization, Outcome, Progress, Silent, Upload
 
 pytestmark = [

@@ -18,7 +18,7 @@ import torch
 
 from strategies.compute.in_process import InProcess
 from strategies.compute.ray_actors import RayActors
-from strategies.errors import ComputeError, OptionError
+from strategies.core.errors import ComputeError, OptionError
 from strategies.method import Job, Method, Normalization, Outcome, Progress, Silent, Snapshot, Upload
 
 pytestmark = [

@@ -9,7 +9,7 @@ import pytest
 
 from strategies.compute.ray_shards import RayShard, ShardLostError
 from strategies.compute.ray_start import NoRoomError, start_ray
-from strategies.distillation.sharded import Request
+from strategies.teacher.sharded import Request
 
 
 class FakeRayError(Exception):

@@ -9,7 +9,7 @@ import torch
 from strategies.compute import choose, named, shard_plan
 from strategies.compute.shard_plan import FACTOR, method_share, plan_of, teacher_bytes
 from strategies.compute.worker import Worker
-from strategies.errors import OptionError
+from strategies.core.errors import OptionError
 from strategies.method import Job, Normalization, Upload
 
 BYTES = 65 * 4

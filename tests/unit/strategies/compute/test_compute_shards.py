@@ -13,7 +13,7 @@ from torch import nn
 from strategies.co_boosting import CoBoostingConfig
 from strategies.compute.in_process import InProcess
 from strategies.compute.ray_actors import RayActors
-from strategies.errors import UploadError
+from strategies.core.errors import UploadError
 from strategies.method import METHODS, Job, Normalization, Outcome, Silent, Snapshot, Upload
 
 pytestmark = [

@@ -13,7 +13,7 @@ from strategies.compute.packing import pack, unpack
 from strategies.compute.relay import Relay
 from strategies.compute.task import Task
 from strategies.compute.worker import Event, Failure, Outbox, OutboxProgress, Worker, code_digest
-from strategies.errors import ComputeError, OptionError, UploadError
+from strategies.core.errors import ComputeError, OptionError, UploadError
 from strategies.method import EnsembleSpec, Job, Method, Normalization, Outcome, Progress, Silent, Snapshot, Upload
 
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from strategies.core.errors import OptionError
+from strategies.core.seeds import generator as rng
+from strategies.core.seeds import seeded_torch
 from strategies.distillation.generators import ConditionalGenerator, FeatureGenerator
-from strategies.errors import OptionError
-from strategies.seeds import generator as rng
-from strategies.seeds import seeded_torch
 
 LABELS = torch.tensor([0, 3, 1, 1, 2, 0])
 

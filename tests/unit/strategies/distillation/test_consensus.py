@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from strategies.distillation.combiners import Mean, Weighted
+from strategies.combiners.combiners import Mean, Weighted
+from strategies.core.seeds import generator as rng
 from strategies.distillation.consensus import Lesson, discrepancy, weighted_cross_entropy
-from strategies.distillation.ensemble import Ensemble
-from strategies.seeds import generator as rng
+from strategies.teacher.ensemble import Ensemble
 
 M, B, C = 3, 5, 4
 STUDENT = torch.randn(B, C, generator=rng(0), dtype=torch.float64)

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
+from strategies.core.seeds import generator as rng
 from strategies.distillation.distill import distill
 from strategies.distillation.losses import soft_kl
-from strategies.seeds import generator as rng
 
 BATCHES = [
     (torch.randn(8, 5, generator=rng("images", i)), torch.randn(8, 3, generator=rng("logits", i)))  # type: ignore[arg-type]

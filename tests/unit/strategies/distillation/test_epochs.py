@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
+from strategies.core.seeds import derive_seed
 from strategies.distillation.epochs import Stage, learning_rate, observe, run_epochs, weights_of
 from strategies.distillation.pool import Pool
 from strategies.distillation.synthesis import frozen
 from strategies.method import Job, Normalization, Silent, Snapshot
-from strategies.seeds import derive_seed
 
 
 class Recorder(Silent):

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from strategies.distillation.combiners import Mean
-from strategies.distillation.ensemble import Ensemble
+from strategies.combiners.combiners import Mean
 from strategies.distillation.fixed_images import learn_from_images, learn_from_table
 from strategies.distillation.learner import Learner
 from strategies.distillation.settings import DistillOptions
 from strategies.method import Job, Normalization, Outcome, Silent, Snapshot
+from strategies.teacher.ensemble import Ensemble
 
 OPTIONS = DistillOptions(epochs=3, batch_size=4, student_lr=0.1, momentum=0.5, weight_decay=0.0)
 IMAGES = torch.randint(0, 256, (9, 1, 4, 4), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)

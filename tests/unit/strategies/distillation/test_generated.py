@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch import nn
 
-from strategies.distillation.combiners import Mean
-from strategies.distillation.ensemble import Ensemble
+from strategies.combiners.combiners import Mean
 from strategies.distillation.generated import GeneratedImages
 from strategies.distillation.losses import cross_entropy
 from strategies.distillation.settings import SynthesisOptions
 from strategies.distillation.synthesis import Batch, Term, View
 from strategies.method import Job, Normalization
+from strategies.teacher.ensemble import Ensemble
 
 SMALL = SynthesisOptions(generator_steps=2, latent=4, synthesis_batch_size=12, generator_lr=0.01)
 JOB = Job((), {}, "net", 3, (1, 4, 4), Normalization((0.5,), (0.25,)), None, seed=2)

@@ -2,9 +2,9 @@ import pytest
 import torch
 from torch import nn
 
+from strategies.core.errors import OptionError
+from strategies.core.seeds import generator as rng
 from strategies.distillation.generators import DenseGenerator, UpsampleConv
-from strategies.errors import OptionError
-from strategies.seeds import generator as rng
 
 
 def plain(fast: DenseGenerator, channels: int, side: int) -> nn.Sequential:

@@ -1,9 +1,9 @@
 import pytest
 import torch
 
+from strategies.core.seeds import generator as rng
 from strategies.distillation.inversion import Pixels, jitter
 from strategies.distillation.synthesis import Recipe, Term, View, synthesize
-from strategies.seeds import generator as rng
 
 START = torch.randn(3, 2, 4, 5, generator=rng(0))
 

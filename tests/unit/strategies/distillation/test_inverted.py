@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from strategies.combiners.combiners import Mean
+from strategies.core.seeds import generator
 from strategies.distillation import inverted
-from strategies.distillation.combiners import Mean
-from strategies.distillation.ensemble import Ensemble
 from strategies.distillation.inverted import SquashedPixels, inverted_images, roughness
 from strategies.distillation.pool import dequantize
 from strategies.method import Job, Normalization
-from strategies.seeds import generator
+from strategies.teacher.ensemble import Ensemble
 
 SHAPE, CLASSES = (2, 6, 5), 3
 JOB = Job((), {}, "net", CLASSES, SHAPE, Normalization((0.4, 0.5), (0.3, 0.2)), None)

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from strategies.core.seeds import generator as rng
 from strategies.distillation.label_draws import draw_labels, shares_of
 from strategies.method import Job, Normalization, Silent, Upload
-from strategies.seeds import generator as rng
 
 
 def job(*counts: Sequence[int] | None, classes: int = 4) -> Job:

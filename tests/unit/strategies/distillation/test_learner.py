@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import nn
 
-from strategies.distillation.combiners import Mean
-from strategies.distillation.ensemble import Ensemble
+from strategies.combiners.combiners import Mean
+from strategies.core.errors import OneShotError
 from strategies.distillation.epochs import learning_rate, weights_of
 from strategies.distillation.learner import Learner, teacher_of
 from strategies.distillation.losses import logit_distance, soft_kl
 from strategies.distillation.settings import DistillOptions
-from strategies.errors import OneShotError
 from strategies.method import EnsembleSpec, Job, Normalization, Upload
+from strategies.teacher.ensemble import Ensemble
 
 
 def net() -> nn.Module:

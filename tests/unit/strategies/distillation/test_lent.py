@@ -8,9 +8,9 @@ import pytest
 import torch
 from flwr.app import ConfigRecord
 
+from strategies.core.errors import UploadError
 from strategies.distillation.generators import ConditionalGenerator, FeatureGenerator
 from strategies.distillation.lent import Lent, draw_noise
-from strategies.errors import UploadError
 
 LENT = Lent("features", "normal", 5, 4, 8, (1, 8, 12), 6, 9.8, 20)
 

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
+from strategies.core.seeds import generator as rng
 from strategies.distillation.pool import Pool, batch_count, dequantize, quantize, shuffled_batches
-from strategies.seeds import generator as rng
 
 
 def rows(first: int, count: int) -> dict[str, torch.Tensor]:

@@ -3,10 +3,10 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from strategies.core.errors import OptionError
+from strategies.core.options import check
 from strategies.distillation.settings import DistillOptions, PoolOptions, SynthesisOptions, check_pool, preset
 from strategies.distillation.synthesis import Recipe
-from strategies.errors import OptionError
-from strategies.options import check
 
 
 def test_recipe_takes_over_every_option_of_the_loop() -> None:

@@ -2,9 +2,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from strategies.core.errors import OptionError
+from strategies.core.seeds import generator as rng
 from strategies.distillation.synthesis import Recipe, Term, View, frozen, synthesize
-from strategies.errors import OptionError
-from strategies.seeds import generator as rng
 
 
 class Toy(nn.Module):

@@ -9,7 +9,8 @@ import pytest
 from flwr.common.logger import FLOWER_LOGGER
 from flwr.supercore.task_identity import TaskIdentity
 
-from strategies.flower import evaluation, exchange, round_trip
+from strategies.flower import evaluation, exchange
+from strategies.flower.rounds import round_trip
 
 
 class Clock:

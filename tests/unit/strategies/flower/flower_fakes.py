@@ -12,7 +12,7 @@ from torch import nn
 
 from strategies import Dense, DenseConfig, OneShot, RunOptions
 from strategies.client import already_held, upload_facts
-from strategies.upload_checks import Signatures
+from strategies.uploads.checks import Signatures
 
 State = dict[str, torch.Tensor]
 Client = Callable[[Message], Message | None]

@@ -12,11 +12,11 @@ from flower_fakes import CLASSES, SIGNATURES, FakeGrid, equal, failing, named, s
 from flwr.app import ArrayRecord, Error, Message
 from flwr.common.constant import ErrorCode
 
-from strategies.errors import QuorumError
+from strategies.core.errors import QuorumError
 from strategies.flower.collect import Collector
 from strategies.flower.exchange import MOST_QUESTIONS, PULLS_PER_POLL, Exchange
 from strategies.flower.messages import Request
-from strategies.store.run_folder import RoundFolder, RunFolder
+from strategies.run.run_folder import RoundFolder, RunFolder
 
 REQUEST = Request(ArrayRecord(), {}, 1, "f00", 5)
 SUPERLINK = 1

@@ -23,11 +23,11 @@ from flower_fakes import (
 from flwr.app import ArrayRecord, Message, RecordDict
 
 from strategies.client import failure, upload_facts
-from strategies.errors import QuorumError, StoreError
+from strategies.core.errors import QuorumError, StoreError
 from strategies.flower.collect import Collector, last_line
 from strategies.flower.exchange import Exchange
 from strategies.flower.messages import Request, count_bytes
-from strategies.store.run_folder import RoundFolder, RunFolder
+from strategies.run.run_folder import RoundFolder, RunFolder
 
 REQUEST = Request(ArrayRecord(), {"lr": 0.1}, 1, "f00", 5)
 
@@ -276,7 +276,7 @@ def full_disk(*_: Any) -> None:
 def test_collect_when_the_account_cannot_be_written_goes_on(
     folder: RoundFolder, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("strategies.traffic.write_json", full_disk)
+    monkeypatch.setattr("strategies.run.traffic.write_json", full_disk)
     take(folder, FakeGrid({1: named("alice", 1)}))
     assert folder.held() == ["alice"]
     assert "traffic.json: No space left on device" in said

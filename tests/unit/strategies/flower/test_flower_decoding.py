@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flwr.app import Array
 
-from strategies.errors import UploadError
+from strategies.core.errors import UploadError
 from strategies.flower.decoding import decode_array
 
 VALUES = np.arange(6, dtype=np.float32).reshape(2, 3)

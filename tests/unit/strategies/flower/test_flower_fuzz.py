@@ -14,10 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from strategies.client import upload_facts
-from strategies.errors import UploadError
+from strategies.core.errors import UploadError
 from strategies.flower.collect import Collector
 from strategies.flower.messages import Reply, read_reply
-from strategies.store.run_folder import RunFolder
+from strategies.run.run_folder import RunFolder
 
 QUIET = settings(
     deadline=None,

@@ -12,9 +12,9 @@ from flower_fakes import BUILDERS, CLASSES, SIGNATURES, equal, linear, net, reco
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from strategies.client import upload_facts
-from strategies.errors import UploadError
+from strategies.core.errors import UploadError
 from strategies.flower.messages import Reply, Request, count_bytes, is_anonymous, read_reply
-from strategies.upload_checks import Signatures
+from strategies.uploads.checks import Signatures
 
 Change = Callable[[RecordDict], None]
 

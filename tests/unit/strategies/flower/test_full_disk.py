@@ -15,8 +15,8 @@ import torch
 from flower_fakes import GRID, FakeGrid, dense, equal, weights
 from flwr.app import ArrayRecord
 
-from strategies.errors import OneShotError
-from strategies.store.lines import JsonLines
+from strategies.core.errors import OneShotError
+from strategies.run.lines import JsonLines
 
 START = ArrayRecord(weights(5))
 

@@ -13,11 +13,11 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 
 from strategies import METHODS, GatekeeperConfig, Iterative, OneShot, RunOptions
 from strategies.client import upload_facts
-from strategies.errors import OptionError, QuorumError
+from strategies.core.errors import OptionError, QuorumError
 from strategies.gatekeeper import inspection
-from strategies.stage import pinned_clients
-from strategies.store.files import read_json
-from strategies.store.run_folder import RunFolder
+from strategies.run.files import read_json
+from strategies.run.run_folder import RunFolder
+from strategies.run.stage import pinned_clients
 
 QUICK: Mapping[str, Any] = {"images": 1, "steps": 1, "trigger_steps": 0}
 COUNTS = [3, 3, 2, 2]

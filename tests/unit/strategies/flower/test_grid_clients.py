@@ -11,12 +11,12 @@ import pytest
 from flower_fakes import Client, FakeGrid, failing, silent
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
-from strategies.clients import Answer, Question
-from strategies.errors import QuorumError, UploadError
+from strategies.core.clients import Answer, Question
+from strategies.core.errors import QuorumError, UploadError
 from strategies.flower import clients as module
 from strategies.flower.clients import MOST_FAILURES, GridClients, Limits
-from strategies.store.run_folder import RunFolder
-from strategies.traffic import Traffic
+from strategies.run.run_folder import RunFolder
+from strategies.run.traffic import Traffic
 
 QUESTION = Question("fens", {"step": "round", "round": 1}, {"weight": np.ones(3, np.float32)})
 

@@ -35,8 +35,8 @@ from strategies import (
     RunOptions,
     load_ensemble_module,
 )
-from strategies.errors import OptionError
-from strategies.store.run_folder import RunFolder
+from strategies.core.errors import OptionError
+from strategies.run.run_folder import RunFolder
 
 IMAGES = torch.linspace(-1, 1, 5 * 64).view(5, *SHAPE)
 

@@ -40,9 +40,9 @@ from strategies import (
     OneShotFedAvg,
     RunOptions,
 )
-from strategies.errors import OptionError, QuorumError, StoreError
-from strategies.flower.rounds import rounds_of
-from strategies.store.run_folder import RunFolder
+from strategies.core.errors import OptionError, QuorumError, StoreError
+from strategies.flower.run import rounds_of
+from strategies.run.run_folder import RunFolder
 
 IMAGES = torch.linspace(-1, 1, 5 * 64).view(5, *SHAPE)
 

@@ -21,7 +21,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from strategies import FedENS, OneShot, OneShotFedAvg
 from strategies.client import already_held, failure, upload_facts
 from strategies.compute import ray_actors
-from strategies.errors import QuorumError
+from strategies.core.errors import QuorumError
 from strategies.method import Job, Method, Outcome, Progress
 
 START = ArrayRecord(weights(5))

@@ -14,11 +14,11 @@ from flower_fakes import GRID, TINY, FakeGrid, dense, equal, named, net, stock, 
 from flwr.app import ArrayRecord
 
 from strategies import METHODS, DenseConfig, FedENS, Normalization, OneShot, RunOptions
-from strategies.errors import OptionError, QuorumError, StoreError
+from strategies.core.errors import OptionError, QuorumError, StoreError
 from strategies.method import Job, Method, Outcome, Progress, Snapshot
-from strategies.stage import pin_clients, pinned_clients, usable_uploads
-from strategies.store.files import read_weights, write_json
-from strategies.store.run_folder import RunFolder
+from strategies.run.files import read_weights, write_json
+from strategies.run.run_folder import RunFolder
+from strategies.run.stage import pin_clients, pinned_clients, usable_uploads
 
 START = ArrayRecord(weights(5))
 
@@ -277,7 +277,7 @@ def test_start_when_a_crash_split_the_second_rounds_outcome_ends_with_the_same_b
                 raise KilledError
 
         with monkeypatch.context() as crash:
-            crash.setattr("strategies.stage.write_json", write)
+            crash.setattr("strategies.run.stage.write_json", write)
             crash.setattr(RunFolder, "save_student", save)
             with pytest.raises(KilledError):
                 dense(run, config=TWO_ROUNDS).start(FakeGrid(GRID), START)

@@ -1,0 +1,1 @@
+"""Several methods on the same uploads: cells, table and plot."""

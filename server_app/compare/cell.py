@@ -1,0 +1,216 @@
+"""One cell of a comparison: a replay in a process of its own, so that its time and memory are its own too.
+
+This file is the program of that process as well (``python -m server_app.compare.cell``): it reads the cell as JSON
+from standard input and writes the lines of the log to standard output. Everything else stays in the cell's run folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from server_app.compare.metered import Metered, usage_of
+from server_app.launch.guard import TOKEN_KEY
+from server_app.replay.stored import Request, replay_run
+from server_app.report.communication import cost_of_uploads, own_names
+from strategies.compute import InProcess
+from strategies.core.errors import OneShotError
+from strategies.core.offline import QUIET
+from strategies.core.options import Scalar
+from strategies.method import METHODS
+from strategies.run.files import read_json
+from strategies.run.run_folder import RunFolder
+from strategies.run.stage import OUTCOME_FILE
+
+SCORES_FILE = "scores.json"  # of the cells on the uploads of one run
+_ERROR = "error: "
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One method on the uploads of one run, with one seed.
+
+    Attributes:
+        run: The run that holds the uploads.
+        method: The server method.
+        seed: The seed of the server stage.
+        folder: The cell's run folder, that of a normal replay.
+        overrides: Settings that differ from the run's, without the seed.
+        model: ``module:attribute`` that builds the models of a run of another project.
+    """
+
+    run: Path
+    method: str
+    seed: int
+    folder: Path
+    overrides: Mapping[str, Scalar]
+    model: str = ""
+
+    @property
+    def title(self) -> str:
+        """What the log calls it."""
+        return f"{self.method}, seed {self.seed}, {self.run.name}"
+
+    @property
+    def begun(self) -> bool:
+        """Whether an earlier process has begun it."""
+        return (self.folder / "run.json").exists()
+
+    def request(self) -> Request:
+        """Return the replay, which goes on if it has begun."""
+        overrides = {**self.overrides, "seed": self.seed}
+        resume = self.folder if self.begun else None
+        return Request(
+            self.run,
+            self.method,
+            overrides,
+            resume=resume,
+            model=self.model,
+            folder=self.folder,
+            kept=self.folder.parent / SCORES_FILE,
+        )
+
+
+def work(cell: Cell, log: Callable[[str], None]) -> None:
+    """Run a cell in this process.
+
+    Raises:
+        OneShotError: See :func:`server_app.replay.stored.replay_run`.
+    """
+    replay_run(cell.request(), log=log, compute=Metered(InProcess(), cell.folder))
+
+
+def run_cell(cell: Cell, token: str, log: Callable[[str], None]) -> str:
+    """Run a cell in a new process and wait for its end.
+
+    Args:
+        cell: The cell.
+        token: See :func:`server_app.launch.guard.guarded`, which ends the process with us.
+        log: Takes a line for the user.
+
+    Returns:
+        Why it failed, in one line; empty if it did not.
+    """
+    fields = {**asdict(cell), "run": str(cell.run), "folder": str(cell.folder)}
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "server_app.compare.cell"],
+        env={**os.environ, **QUIET, TOKEN_KEY: token},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        encoding="utf-8",
+        errors="replace",
+        start_new_session=True,  # a terminal's Ctrl-C is for us alone
+    )
+    try:
+        reason = _follow(process, json.dumps(fields), log)
+    except BaseException:
+        process.kill()
+        raise
+    finally:
+        process.wait()
+    if process.returncode < 0:
+        return f"it was killed (signal {-process.returncode}), by hand or for lack of memory"
+    return reason or ("" if process.returncode == 0 else f"it ended with status {process.returncode}; see above")
+
+
+def _follow(process: subprocess.Popen[str], text: str, log: Callable[[str], None]) -> str:
+    """Hand the text over and log the lines that come back; return the error among them."""
+    if process.stdin is None or process.stdout is None:
+        raise RuntimeError("the process was started without pipes")
+    reason = ""
+    with contextlib.suppress(BrokenPipeError), process.stdin as given:  # it may have died at once
+        given.write(text)
+    with process.stdout as lines:
+        for line in lines:
+            if line.startswith(_ERROR):
+                reason = line.removeprefix(_ERROR).strip()
+            else:
+                log(line.rstrip("\n"))
+    return reason
+
+
+def expected_seconds(todo: Sequence[Cell], took: Sequence[tuple[str, float]]) -> float:
+    """Return the seconds that cells will take, by those of the same method, else of the same kind, else by all."""
+
+    def one(cell: Cell) -> float:
+        kind = METHODS[cell.method].kind
+        same = [seconds for method, seconds in took if method == cell.method]
+        alike = [seconds for method, seconds in took if METHODS[method].kind == kind]
+        return fmean(same or alike or [seconds for _, seconds in took])
+
+    return sum(map(one, todo))
+
+
+def facts_of(cell: Cell) -> dict[str, Any] | None:
+    """Return what a finished cell ended with, as JSON values; None if it has not finished.
+
+    Raises:
+        StoreError: A file of its run folder is damaged.
+    """
+    if not cell.begun:
+        return None
+    with RunFolder.open(cell.folder, write=False) as folder:
+        result, info = folder.result(), folder.info
+    if result is None or result["status"] != "finished":
+        return None
+    usage, cost = usage_of(cell.folder), cost_of_uploads(cell.run)
+    return {
+        "run": str(cell.run),
+        "method": cell.method,
+        "seed": cell.seed,
+        "run_dir": str(cell.folder),
+        "weights_sha256": result["weights_sha256"],
+        "outcomes": _outcomes(cell, result),
+        "best_accuracy": result["best_accuracy"],
+        "uploads": result["uploads"],
+        "server_s": round(usage.wall_s, 2),
+        "server_cpu_s": round(usage.cpu_s, 2),
+        "peak_mib": round(usage.peak_mib, 1),
+        "gpu_mib": round(usage.gpu_mib, 1),
+        "mib_per_client": cost.traffic.mib_per_client if cost is not None else None,
+        "total_s": result["seconds"]["total"],
+        "threads": info["threads"],
+        "resumed_at": result["resumed_at"],
+        **({"scaled": result["scaled"]} if "scaled" in result else {}),
+    }
+
+
+def _outcomes(cell: Cell, result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the rows of the result that are the method's own; without scores, what they would be."""
+    method = METHODS[cell.method]
+    if result["table"]:
+        return [dict(row) for row in result["table"] if row["kind"] != "client" and row["name"] in own_names(method)]
+    kept = read_json(cell.folder / OUTCOME_FILE)
+    both = kept["student"] and kept["combiner"]
+    names = [(own_names(method)[1] if both else method.title, "ensemble")] if kept["combiner"] else []
+    names += [(method.title, method.kind if method.kind != "ensemble" else "student")] if kept["student"] else []
+    return [{"name": name, "kind": kind, "accuracy": None} for name, kind in names]
+
+
+def main() -> int:
+    """Run the cell that standard input describes; return the exit status."""
+    fields = json.load(sys.stdin)
+    cell = Cell(**{**fields, "run": Path(fields["run"]), "folder": Path(fields["folder"])})
+
+    def say(line: str) -> None:
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+
+    try:
+        work(cell, say)
+    except OneShotError as error:
+        say(f"{_ERROR}{error}")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,272 @@
+"""Compare: several server methods on the same stored uploads, the same held-out images and the same seeds."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from server_app.compare.cell import Cell, expected_seconds, facts_of, run_cell
+from server_app.compare.sources import data_of, differing, info_of, own_results, with_uploads
+from server_app.compare.table import differing_line, headline, lines_of, points_of_lines, times_of_lines
+from server_app.launch.guard import guarded, sigterm_as_interrupt
+from server_app.replay.stored import check_replay, unmet_need
+from server_app.report.cost_plots import plot_communication, plot_server_time
+from server_app.report.drawing import save
+from server_app.report.plots import plot_comparison
+from server_app.settings.text import to_toml
+from strategies.core.errors import OptionError, StoreError
+from strategies.core.options import Scalar
+from strategies.method import METHODS
+from strategies.run.files import make_folder, read_json, store_errors, write_json
+from strategies.run.journal import duration
+from strategies.run.run_folder import default_run_dir
+
+FACTS_FILE, PLOT_FILE, CELLS_FOLDER = "compare.json", "comparison.png", "cells"
+COMMUNICATION_FILE, COST_FILE = "communication.png", "cost.png"
+_WITH_CLIENTS = "it goes on with its clients after their upload; its own runs, if they are named, are in the table"
+ALL = "all"
+
+Log = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What is asked for.
+
+    Attributes:
+        runs: Folders of runs with stored uploads.
+        methods: Server methods in the order of the table, divided by commas; ``"all"``: those that the uploads permit.
+        seeds: How many seeds: the run's own, the next one, and so on.
+        overrides: Settings that differ from the runs'; each goes to the methods that know it.
+        model: ``module:attribute`` that builds the models of runs of another project.
+        out: The comparison's folder, a new one or that of one to go on with; None for one beside the first run.
+    """
+
+    runs: tuple[Path, ...]
+    methods: str
+    seeds: int = 1
+    overrides: Mapping[str, Scalar] = field(default_factory=dict)
+    model: str = ""
+    out: Path | None = None
+
+
+def compare_runs(asked: Comparison, *, log: Log) -> dict[str, Any]:
+    """Run every cell that has not finished yet, each in a process of its own, and return the comparison.
+
+    Args:
+        asked: What is asked for.
+        log: Takes a line for the user.
+
+    Returns:
+        What compare.json holds. Its status is ``"failed"``, and ``"error"`` says why, if a cell failed; the others
+        are in the table all the same.
+
+    Raises:
+        OptionError: A name or a setting is wrong, or the uploads do not permit a method that was named.
+        StoreError: A folder is not what it should be.
+        KeyboardInterrupt: SIGINT or SIGTERM came; the log has said how to go on.
+    """
+    with sigterm_as_interrupt():
+        folder = _folder(asked)
+        asked = _with_earlier(asked, folder)
+        data, own = data_of(asked.runs), own_results(asked.runs)
+        methods, left_out = _permitted(asked, folder)
+        for name, reason in left_out.items():
+            log(f"{name} is left out: {reason}")
+        if apart := differing(asked.runs):
+            log(f"note: {differing_line(apart)}")
+        cells = _cells(asked, methods, folder)
+        _check(cells)
+        facts = {
+            "status": "unfinished",
+            "compare_dir": str(folder),
+            "runs": [str(run.absolute()) for run in asked.runs],
+            "data": data,
+            "methods": methods,
+            "left_out": left_out,
+            "differing": apart,
+            "seeds": asked.seeds,
+            "settings": dict(asked.overrides),
+            "command": _command(asked, folder),
+            "own": own,
+        }
+        with store_errors(folder):
+            make_folder(folder)
+        write_json(folder / FACTS_FILE, facts)
+        log(f"comparison of {len(cells)} cells; its folder is {folder}")
+        try:
+            failures = _run_cells(cells, log)
+        except KeyboardInterrupt:
+            log(f"interrupted. To go on: {facts['command']}")
+            raise
+        return _written(folder, facts, cells, failures)
+
+
+def _folder(asked: Comparison) -> Path:
+    if asked.out is None:
+        return default_run_dir("", "compare", parent=asked.runs[0].absolute().parent)
+    folder = asked.out.expanduser().absolute()
+    if folder.exists() and not (folder.is_dir() and ((folder / FACTS_FILE).exists() or not any(folder.iterdir()))):
+        raise StoreError(f"{folder}: holds no comparison; allowed for --out is a new folder, or one with {FACTS_FILE}")
+    return folder
+
+
+def _with_earlier(asked: Comparison, folder: Path) -> Comparison:
+    """Add what the folder's comparison asked for before: its runs, methods, seeds and settings stay.
+
+    Raises:
+        OptionError: It was made under other settings: their cells must not share a line.
+    """
+    if not (folder / FACTS_FILE).exists():
+        return asked
+    before = read_json(folder / FACTS_FILE)
+    for key, now in sorted(asked.overrides.items()):
+        then = before["settings"].get(key)
+        if then != now:
+            raise OptionError(
+                f"{folder} compares with {key}={_shown(then)}, now it is {_shown(now)}: allowed are the settings it "
+                "began with, also without naming them, or a new folder"
+            )
+    runs = [Path(run) for run in before["runs"]]
+    named = [name.strip() for name in asked.methods.split(",") if name.strip()]
+    # Names that are wrong stay in the text, to be refused where they always are.
+    earlier = [] if ALL in named or not named else [name for name in before["methods"] if name not in named]
+    return replace(
+        asked,
+        runs=(*runs, *(run for run in asked.runs if run.absolute() not in runs)),
+        methods=",".join([*earlier, asked.methods]),
+        seeds=max(asked.seeds, before["seeds"]),
+        overrides=before["settings"],
+    )
+
+
+def _shown(value: Scalar | None) -> str:
+    return "not set" if value is None else to_toml(value)
+
+
+def _permitted(asked: Comparison, folder: Path) -> tuple[list[str], dict[str, str]]:
+    """Return the methods to compare, and why others are left out; refuse a named one that cannot be."""
+    names = [name.strip() for name in asked.methods.split(",") if name.strip()]
+    every = names == [ALL]
+    if not names or (ALL in names and not every):
+        raise OptionError(f"--methods is {asked.methods!r}: allowed are names of methods, or {ALL!r} alone")
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise OptionError(f"--methods names {twice[0]!r} twice: allowed is each method once")
+    methods = [METHODS[name].name for name in (METHODS if every else names)]
+    left_out: dict[str, str] = {}
+    sources = with_uploads(asked.runs)
+    if every and sources:
+        left_out = {name: _WITH_CLIENTS for name in methods if METHODS[name].fit_with is not None}
+    for name, run in ((name, run) for name in methods for run in sources):
+        reason = "" if name in left_out else unmet_need(replace(_cell(asked, run, name, folder).request(), resume=None))
+        if reason and not every:
+            raise OptionError(f"{run}: {reason}")
+        if reason:
+            left_out[name] = reason.partition(". Choose")[0]
+    if len(left_out) == len(methods):
+        raise OptionError(f"the uploads permit no method: {methods[0]}: {left_out[methods[0]]}")
+    return [name for name in methods if name not in left_out], left_out
+
+
+def _cells(asked: Comparison, methods: Sequence[str], folder: Path) -> list[Cell]:
+    """Return the cells, every method once before the next seed; what draws nothing at random has one seed."""
+    return [
+        _cell(asked, run, method, folder, more)
+        for more in range(asked.seeds)
+        for run in with_uploads(asked.runs)
+        for method in methods
+        if more == 0 or METHODS[method].kind == "student"
+    ]
+
+
+def _cell(asked: Comparison, run: Path, method: str, folder: Path, more: int = 0) -> Cell:
+    """Return the cell of a method on a run, with the seed that is so many ``more`` than the first."""
+    info = info_of(run)
+    own = {key: value for key, value in asked.overrides.items() if _belongs(key, method)}
+    if "method" in own:
+        raise OptionError(f"setting 'method' is {own['method']!r}: methods are named by --methods")
+    seed = own.pop("seed", info["seed"])
+    if type(seed) is not int:
+        raise OptionError(f"setting 'seed' is {seed!r}: allowed is a whole number at least 0")
+    name = f"{run.resolve().name}-{info['id'][:6]}"
+    place = folder / CELLS_FOLDER / name / f"{method}-seed{seed + more}"
+    return Cell(run.absolute(), method, seed + more, place, own, asked.model)
+
+
+def _belongs(key: str, method: str) -> bool:
+    """Whether a setting is the method's own or the app's: those of other methods must not tell two cells apart."""
+    table = key.partition(".")[0]
+    return table == method or table not in METHODS
+
+
+def _command(asked: Comparison, folder: Path) -> str:
+    """Return the command that goes on with a comparison."""
+    words = ["oneshot", "compare", *map(str, asked.runs), "--methods", asked.methods, "--seeds", str(asked.seeds)]
+    for key, value in asked.overrides.items():
+        words += ["--set", f"{key}={to_toml(value)}"]
+    words += ["--model", asked.model] if asked.model else []
+    return shlex.join([*words, "--out", str(folder)])
+
+
+def _run_cells(cells: Sequence[Cell], log: Log) -> dict[str, str]:
+    """Run the cells that have not finished, and return the reasons of those that failed."""
+    known = [facts_of(cell) for cell in cells]
+    took = [(cell.method, float(facts["total_s"])) for cell, facts in zip(cells, known, strict=True) if facts]
+    todo = [cell for cell, facts in zip(cells, known, strict=True) if not facts]
+    failures: dict[str, str] = {}
+    if done := len(cells) - len(todo):
+        log(f"{done} cell{'s have' if done > 1 else ' has'} finished before")
+    with guarded() as (_, token):
+        for number, cell in enumerate(todo):
+            left = f", about {duration(expected_seconds(todo[number:], took))} left" if took else ""
+            verb = "goes on: " if cell.begun else ""
+            log(f"cell {done + number + 1} of {len(cells)}: {verb}{cell.title}{left}")
+            began = time.monotonic()
+            if reason := run_cell(cell, token, log):
+                failures[cell.title] = reason
+                log(f"{cell.title} failed: {reason}")
+            else:
+                took.append((cell.method, time.monotonic() - began))
+    return failures
+
+
+def _written(
+    folder: Path, facts: Mapping[str, Any], cells: Sequence[Cell], failures: Mapping[str, str]
+) -> dict[str, Any]:
+    """Write compare.json and the plots; return what the former holds."""
+    finished = [found for cell in cells if (found := facts_of(cell)) is not None]
+    lines = lines_of([*finished, *facts["own"]])
+    plot, points, times = "", points_of_lines(lines, facts["own"]), times_of_lines(lines)
+    if any(line.accuracies for line in lines):
+        plot = save(folder / PLOT_FILE, plot_comparison(lines, headline(facts)))
+    result = {
+        **facts,
+        "status": "failed" if failures else "finished",
+        **({"error": _failed(failures, facts["command"])} if failures else {}),
+        "table": [line.as_json() for line in lines],
+        "cells": finished,
+        "plot": plot,
+        "communication_plot": save(folder / COMMUNICATION_FILE, plot_communication(points)) if points else "",
+        "cost_plot": save(folder / COST_FILE, plot_server_time(times)) if times else "",
+    }
+    write_json(folder / FACTS_FILE, result)
+    return result
+
+
+def _failed(failures: Mapping[str, str], command: str) -> str:
+    (title, reason), *others = failures.items()
+    more = f" (and {len(others)} more)" if others else ""
+    return f"a cell failed{more}: {title}: {reason.rstrip('.')}. To go on: {command}"
+
+
+def _check(cells: Sequence[Cell]) -> None:
+    """Refuse settings that are wrong, and cells that began under other settings than these."""
+    for cell in cells:
+        try:
+            check_replay(cell.request())
+        except OptionError as error:
+            raise OptionError(f"{cell.folder}: {error}" if cell.begun else str(error)) from error

@@ -1,0 +1,145 @@
+"""What a server stage costs: wall time, CPU time and memory, over all the processes that worked on it."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from strategies.compute import ServerCompute
+from strategies.core.errors import StoreError
+from strategies.method import Job, Method, Outcome, Progress, Snapshot
+from strategies.run.files import store_errors
+from strategies.run.lines import JsonLines
+
+USAGE_FILE = "usage.jsonl"
+_END = "end"  # stands for the step once the stage is over
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a stage has cost so far.
+
+    Attributes:
+        wall_s: Seconds on the clock.
+        cpu_s: Seconds of CPU, user and system, of all threads.
+        peak_mib: The most memory that its process has held since it started, in MiB; with it what Python, torch
+            and the held-out images take.
+        gpu_mib: The most memory that torch has held on the GPU, in MiB; 0 without one.
+    """
+
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+    peak_mib: float = 0.0
+    gpu_mib: float = 0.0
+
+    @classmethod
+    def of_row(cls, row: Mapping[str, Any]) -> Usage:
+        """Return what :func:`dataclasses.asdict` made a row of."""
+        return cls(row["wall_s"], row["cpu_s"], row["peak_mib"], row["gpu_mib"])
+
+
+class Metered:
+    """A place to run a job in this process, which keeps what the job costs in the run folder.
+
+    Times count from checkpoint to checkpoint: what a killed process did after its last one is done anew by the next,
+    and counts once.
+
+    Args:
+        compute: The place; it must work in this process, whose CPU time and memory are measured.
+        folder: The run folder.
+    """
+
+    def __init__(self, compute: ServerCompute, folder: Path) -> None:
+        self._compute = compute
+        self._folder = folder
+
+    def run(self, method: Method, job: Job, progress: Progress) -> Outcome:
+        """Run ``method`` on ``job``; see :class:`strategies.compute.ServerCompute`."""
+        meter = _Meter(progress, self._folder)
+        outcome = self._compute.run(method, job, meter)
+        meter.note(_END)
+        return outcome
+
+    @contextmanager
+    def kept(self) -> Iterator[Metered]:
+        """Yield a place for many runs, each of which is metered."""
+        with self._compute.kept() as compute:
+            yield Metered(compute, self._folder)
+
+
+class _Meter:
+    """A Progress that notes the usage whenever a checkpoint is taken; all else it hands on."""
+
+    def __init__(self, progress: Progress, folder: Path) -> None:
+        self._progress = progress
+        self._lines = JsonLines(folder / USAGE_FILE)
+        self._before = Usage()
+        self._wall, self._cpu = time.monotonic(), time.process_time()
+
+    def resume(self) -> Snapshot | None:
+        snapshot = self._progress.resume()
+        if snapshot is not None:
+            then = [row for row in self._lines.rows() if row["step"] == snapshot.step]
+            self._before = Usage.of_row(then[-1]) if then else Usage()
+        return snapshot
+
+    def report(self, step: int, total: int, values: Mapping[str, float] | None = None) -> None:
+        self._progress.report(step, total, values)
+
+    def record(self, row: Mapping[str, Any]) -> None:
+        self._progress.record(row)
+
+    def checkpoint(self, take: Callable[[], Snapshot]) -> None:
+        def noted() -> Snapshot:
+            snapshot = take()
+            # Before the checkpoint is on disk: every checkpoint has its row, and one without a checkpoint is harmless.
+            self.note(snapshot.step)
+            return snapshot
+
+        self._progress.checkpoint(noted)
+
+    def note(self, step: int | str) -> None:
+        now = Usage(
+            self._before.wall_s + time.monotonic() - self._wall,
+            self._before.cpu_s + time.process_time() - self._cpu,
+            max(self._before.peak_mib, peak_mib()),
+            max(self._before.gpu_mib, _gpu_mib()),
+        )
+        with store_errors(self._lines.path):
+            self._lines.append({"step": step, **asdict(now)})
+
+
+def usage_of(folder: Path) -> Usage:
+    """Return what the finished server stage of a run folder has cost.
+
+    Raises:
+        StoreError: It was not metered, or has not finished.
+    """
+    lines = JsonLines(folder / USAGE_FILE)
+    with store_errors(lines.path):
+        ends = [row for row in lines.rows() if row["step"] == _END]
+    if not ends:
+        raise StoreError(f"{lines.path}: says nothing about a finished server stage; remove {folder} to run it anew")
+    return Usage.of_row(ends[-1])
+
+
+def peak_mib() -> float:
+    """Return the most memory that this process has held so far, in MiB."""
+    if sys.platform == "linux":
+        # Not getrusage: there a new program begins with the peak of the process that started it.
+        status = Path("/proc/self/status").read_text()
+        return int(status.partition("VmHWM:")[2].split()[0]) / 2**10
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # macOS counts bytes
+
+
+def _gpu_mib() -> float:
+    import torch
+
+    # 0 as long as nobody has used the GPU, or there is none.
+    return torch.cuda.max_memory_allocated() / 2**20

@@ -1,0 +1,146 @@
+"""The runs of a comparison: whether they can be compared, which hold uploads, and what they ended with themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from server_app.report.communication import curve_of, own_names
+from strategies.core.errors import OptionError
+from strategies.method import METHODS
+from strategies.run.run_folder import RunFolder
+from strategies.run.stage import kept_round
+from strategies.run.traffic import UPLOAD_PHASE
+
+AS_RUN = ", as run"
+# Tables of settings that make the uploads what they are, and what of them does not.
+_OF_CLIENTS = ("data.", "model.", "client.", "attack.", "privacy.")
+_WHERE = ("data.root", "client.state-dir")
+
+
+def info_of(run: Path) -> dict[str, Any]:
+    """Return what run.json says.
+
+    Raises:
+        StoreError: It is no run folder.
+    """
+    with RunFolder.open(run, write=False) as folder:
+        return folder.info
+
+
+def data_of(runs: Sequence[Path]) -> str | None:
+    """Return the data set of all runs, None if it is another project's.
+
+    Raises:
+        OptionError: The runs cannot be compared, or one is named twice.
+        StoreError: One is no run folder.
+    """
+    first, *others = [(run, info_of(run)) for run in runs]
+    for run, info in others:
+        for what, of in _FACTS.items():
+            if of(info) != of(first[1]):
+                raise OptionError(
+                    f"{run} has {what} {of(info)!r}, {first[0]} has {of(first[1])!r}: allowed are runs with the same"
+                )
+    ids = [info["id"] for _, info in (first, *others)]
+    if twice := [run for run, own in zip(runs, ids, strict=True) if ids.count(own) > 1]:
+        raise OptionError(f"{twice[0]} is named twice: allowed is each run once")
+    return _data_set(first[1])
+
+
+def _data_set(info: Mapping[str, Any]) -> str | None:
+    return info["settings"]["data.name"] if isinstance(info.get("settings"), dict) else None
+
+
+_FACTS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
+    "data set": _data_set,
+    "number of classes": lambda info: info.get("num-classes"),
+    "input shape": lambda info: info.get("input-shape"),
+}
+
+
+def differing(runs: Sequence[Path]) -> dict[str, list[Any]]:
+    """Return in which settings of data, models and clients runs differ, and their values in the order of the runs.
+
+    Means over runs that do are no means over repetitions.
+    """
+    stored = [info.get("settings") or {} for info in map(info_of, with_uploads(runs))]
+    names = sorted({name for settings in stored for name in settings if name.startswith(_OF_CLIENTS)} - {*_WHERE})
+    found = {name: list(dict.fromkeys(settings.get(name) for settings in stored)) for name in names}
+    return {name: values for name, values in found.items() if len(values) > 1}
+
+
+def with_uploads(runs: Sequence[Path]) -> list[Path]:
+    """Return the runs that methods can work on; one that is nothing but a result of its own is none of them."""
+    own = {facts["run"] for facts in own_results(runs)}
+    return [run for run in runs if str(run.absolute()) not in own or _holds_uploads(run)]
+
+
+def _holds_uploads(run: Path) -> bool:
+    with RunFolder.open(run, write=False) as folder:
+        return bool(folder.round(max(1, kept_round(folder))).held())
+
+
+def own_results(runs: Sequence[Path]) -> list[dict[str, Any]]:
+    """Return what runs ended with that no replay can repeat: those whose clients did more than upload once.
+
+    Returns:
+        Facts as those of a cell, see :func:`server_app.compare.cell.facts_of`; what only a cell measures is missing.
+        Outcomes of one name that differ in options of their method are told apart by these.
+
+    Raises:
+        StoreError: A file of a run folder is damaged.
+    """
+    found = [facts for run in runs if (facts := _own_result(run)) is not None]
+    # Runs in rounds are named by their strategy and refiner, whose options no other has.
+    alike: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+    for facts in found:
+        alike.setdefault(_key(facts), []).append(facts["options"])
+    return [_named(facts, alike[_key(facts)]) for facts in found]
+
+
+def _key(facts: Mapping[str, Any]) -> tuple[str, ...]:
+    return facts["method"], *(row["name"] for row in facts["outcomes"])
+
+
+def _own_result(run: Path) -> dict[str, Any] | None:
+    with RunFolder.open(run, write=False) as folder:
+        result, info, metrics = folder.result(), folder.info, folder.round(max(1, kept_round(folder))).metrics()
+    cost = (result or {}).get("communication", {})
+    if result is None or set(cost.get("phases", ())) <= {UPLOAD_PHASE}:
+        return None
+    rows = [row for row in result["table"] if row["kind"] != "client"]
+    if not rows:  # of another project: there are no scores
+        return None
+    own = [dict(row) for row in rows if row is rows[-1] or row["name"] in own_names(METHODS[result["method"]])]
+    trained = next((row for row in own if row["kind"] == "ensemble"), own[-1])
+    trained["curve"] = [list(place) for place in curve_of(metrics, cost)]
+    settings = info.get("settings", {})
+    # A method that fine-tunes every round's model has options of its own in the run.
+    own_tables = (f"{result['method']}.", f"{settings.get('iterative.refiner', result['method'])}.")
+    return {
+        "run": str(run.absolute()),
+        "method": result["method"],
+        "seed": result["seed"],
+        "run_dir": result["run_dir"],
+        "weights_sha256": result["weights_sha256"],
+        "outcomes": own,
+        "best_accuracy": result["best_accuracy"],
+        "uploads": result["uploads"],
+        "server_s": result["seconds"].get("server", 0.0),
+        "mib_per_client": cost["total"]["mib_up_per_client"] + cost["total"]["mib_down_per_client"],
+        "total_s": result["seconds"].get("total", result["seconds"].get("app", 0.0)),
+        "threads": info["threads"],
+        "resumed_at": result["resumed_at"],
+        "options": {key: value for key, value in settings.items() if key.startswith(own_tables)},
+        **({"scaled": result["scaled"]} if "scaled" in result else {}),
+    }
+
+
+def _named(facts: Mapping[str, Any], options: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Give the outcomes names that no replay has, with the values in which runs of the method differ."""
+    values = facts["options"].items()
+    differing = [str(value) for key, value in values if any(other.get(key, value) != value for other in options)]
+    suffix = "".join(f", {value}" for value in differing) + AS_RUN
+    return {**facts, "outcomes": [{**row, "name": row["name"] + suffix} for row in facts["outcomes"]]}

@@ -1,0 +1,261 @@
+"""The table of a comparison: means and spreads over its cells, as text, Markdown and CSV."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Any, Literal
+
+from server_app.report.cost_plots import Curve, Point
+from server_app.report.finish import scaled_line
+from server_app.report.tables import csv_text, markdown_text, print_table
+from server_app.settings.build import default_settings
+from server_app.settings.text import to_toml
+
+CompareFormat = Literal["text", "json", "csv", "md"]
+COLUMNS = ("method", "kind", "n", "accuracy, %", "best, %", "wall, s", "CPU, s", "MiB", "MiB/client", "uploads")
+TEXTS = 2  # the columns after these hold numbers
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the table: one kind of outcome of one method.
+
+    Attributes:
+        name: The outcome, as the result table of a run names it.
+        method: The method's key.
+        kind: ``"baseline"``, ``"ensemble"`` or ``"student"``.
+        results: How many cells the line is made of.
+        accuracies: Of every cell on its held-out images, in %; None for runs of another project.
+        best_accuracy: Mean over the cells of the best server epoch's, in %; None if there are no epochs.
+        server_s: Mean wall time of the server stage.
+        server_cpu_s: Mean CPU time of the server stage, of all threads.
+        peak_mib: Mean of the most memory that the process held until the end of its server stage, in MiB.
+        gpu_mib: The same of the GPU, as torch counts it; 0 without one.
+        mib_per_client: Mean of what a client sent and got until the result was there, in MiB.
+        uploads: The fewest and the most uploads.
+
+    What was not measured in every cell is None.
+    """
+
+    name: str
+    method: str
+    kind: str
+    results: int
+    accuracies: tuple[float, ...] | None
+    best_accuracy: float | None
+    server_s: float
+    server_cpu_s: float | None
+    peak_mib: float | None
+    gpu_mib: float | None
+    mib_per_client: float | None
+    uploads: tuple[int, int]
+
+    @property
+    def accuracy(self) -> float | None:
+        """The mean over the cells, in %."""
+        return round(fmean(self.accuracies), 2) if self.accuracies else None
+
+    @property
+    def spread(self) -> float | None:
+        """The sample standard deviation over the cells (n - 1), in %; None for a single one."""
+        return round(stdev(self.accuracies), 2) if self.accuracies and len(self.accuracies) > 1 else None
+
+    @property
+    def accuracy_text(self) -> str:
+        """Mean and spread as people read them: ``61.50 ± 1.20``."""
+        mean = _text(self.accuracy, 2)
+        return f"{mean} ± {self.spread:.2f}" if self.spread is not None else mean
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the line as compare.json and the CSV hold it."""
+        return {
+            "method": self.method,
+            "name": self.name,
+            "kind": self.kind,
+            "results": self.results,
+            "accuracy": self.accuracy,
+            "accuracy_spread": self.spread,
+            "best_accuracy": self.best_accuracy,
+            "server_s": self.server_s,
+            "server_cpu_s": self.server_cpu_s,
+            "peak_mib": self.peak_mib,
+            "gpu_mib": self.gpu_mib,
+            "mib_per_client": self.mib_per_client,
+            "uploads": uploads_text(self.uploads),
+        }
+
+    def shown(self) -> tuple[str, ...]:
+        """Return the line as people read it, one text per column."""
+        return (
+            self.name,
+            self.kind,
+            str(self.results),
+            self.accuracy_text,
+            _text(self.best_accuracy, 2),
+            _text(self.server_s, 1),
+            _text(self.server_cpu_s, 1),
+            _text(self.peak_mib, 0),
+            "-" if self.mib_per_client is None else f"{self.mib_per_client:.3g}",
+            uploads_text(self.uploads),
+        )
+
+
+def lines_of(cells: Sequence[Mapping[str, Any]]) -> list[Line]:
+    """Return the lines of finished cells, in the order in which methods and outcomes first come.
+
+    Args:
+        cells: See :func:`server_app.compare.cell.facts_of`.
+    """
+    groups: dict[tuple[str, str, str], list[tuple[Mapping[str, Any], float | None]]] = {}
+    for method in dict.fromkeys(cell["method"] for cell in cells):
+        for cell in (cell for cell in cells if cell["method"] == method):
+            for outcome in cell["outcomes"]:
+                key = (outcome["name"], method, outcome["kind"])
+                groups.setdefault(key, []).append((cell, outcome["accuracy"]))
+    return [_line(key, group) for key, group in groups.items()]
+
+
+def _line(key: tuple[str, str, str], group: Sequence[tuple[Mapping[str, Any], float | None]]) -> Line:
+    cells = [cell for cell, _ in group]
+    scores = tuple(score for _, score in group if score is not None)
+    # Rounds with clients, as epochs of a student, have a best one.
+    epochs = [cell for cell in cells if key[2] == "student" or "options" in cell]
+    bests = [cell["best_accuracy"] for cell in epochs if cell["best_accuracy"] is not None]
+    counts = [cell["uploads"] for cell in cells]
+
+    def mean(name: str, digits: int = 2) -> float | None:
+        # A comparison of an earlier version did not know every amount.
+        found = [cell[name] for cell in cells if cell.get(name) is not None]
+        return round(fmean(found), digits) if len(found) == len(cells) else None
+
+    return Line(
+        *key,
+        results=len(cells),
+        accuracies=scores if len(scores) == len(cells) else None,
+        best_accuracy=round(fmean(bests), 2) if bests else None,
+        server_s=round(fmean(cell["server_s"] for cell in cells), 2),
+        server_cpu_s=mean("server_cpu_s"),
+        peak_mib=mean("peak_mib"),
+        gpu_mib=mean("gpu_mib"),
+        mib_per_client=mean("mib_per_client", 6),
+        uploads=(min(counts), max(counts)),
+    )
+
+
+def times_of_lines(lines: Sequence[Line]) -> list[Point]:
+    """Return the lines that have an accuracy, and whose server stage's CPU time is known, over that."""
+    return [
+        Point(line.name, line.kind, line.server_cpu_s, line.accuracy, line.spread)
+        for line in lines
+        if line.accuracy is not None and line.server_cpu_s is not None
+    ]
+
+
+def points_of_lines(lines: Sequence[Line], own: Sequence[Mapping[str, Any]]) -> list[Point]:
+    """Return the lines that have an accuracy and are known to have cost something.
+
+    Args:
+        lines: The lines.
+        own: What runs ended with themselves; their outcomes may have a curve.
+    """
+    curves: dict[str, list[Curve]] = {}
+    for outcome in (outcome for facts in own for outcome in facts["outcomes"] if outcome.get("curve")):
+        curves.setdefault(outcome["name"], []).append(tuple((mib, score) for mib, score in outcome["curve"]))
+    return [
+        Point(line.name, line.kind, line.mib_per_client, line.accuracy, line.spread, tuple(curves.get(line.name, ())))
+        for line in lines
+        if line.accuracy is not None and line.mib_per_client
+    ]
+
+
+def uploads_text(uploads: tuple[int, int]) -> str:
+    """Return how many uploads there were: ``10``, or ``9-10`` if runs differ."""
+    fewest, most = uploads
+    return str(fewest) if fewest == most else f"{fewest}-{most}"
+
+
+def _text(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def as_csv(lines: Sequence[Line]) -> str:
+    """Return the lines as CSV; what is not known is empty."""
+    return csv_text([line.as_json() for line in lines])
+
+
+def as_markdown(lines: Sequence[Line], notes: Sequence[str]) -> str:
+    """Return the lines as a Markdown table, what it is about before it and how to read it after it.
+
+    Args:
+        lines: The lines.
+        notes: Sentences, the first of which goes before the table.
+    """
+    return markdown_text(COLUMNS, [line.shown() for line in lines], texts=TEXTS, notes=notes)
+
+
+def headline(comparison: Mapping[str, Any]) -> str:
+    """Return what a comparison is of: ``Methods on the same uploads (digits): 3 runs, 1 seed``."""
+    data, runs, seeds = comparison["data"], len(comparison["runs"]), comparison["seeds"]
+    counts = ", ".join(f"{n} {what}{'s' * (n > 1)}" for n, what in ((runs, "run"), (seeds, "seed")))
+    return f"Methods on the same uploads{f' ({data})' if data else ''}: {counts}"
+
+
+def notes_of(comparison: Mapping[str, Any]) -> list[str]:
+    """Return the sentences that a reader of the table needs, the first of them before the table."""
+    data, cells = comparison["data"], [*comparison["cells"], *comparison.get("own", [])]
+    threads = "/".join(map(str, sorted({cell["threads"] for cell in cells})))
+    return [
+        f"{headline(comparison)}.",
+        *([f"{differing_line(apart)}."] if (apart := comparison.get("differing")) else []),
+        "Accuracy on held-out images: mean ± sample standard deviation of n results."
+        if data
+        else "No accuracies: the runs are of another project, whose held-out images are not here.",
+        *(["What draws nothing at random has one result per run."] if comparison["seeds"] > 1 else []),
+        *(["Best: the mean of the best server epochs, chosen on the held-out images themselves."] if data else []),
+        f"Wall and CPU: mean seconds of the server stage, its tests after every epoch included, on {threads} "
+        f"thread{'s' * (threads != '1')}. MiB: mean peak memory of its process, Python and torch included.",
+        "MiB/client: what a client sent and got until the result was there, mean; a replay costs what its uploads did.",
+        *(["As run: what the runs ended with themselves, with their clients."] if comparison.get("own") else []),
+        *dict.fromkeys(_as_run(own) for own in comparison.get("own", []) if own["options"]),  # a foreign run has none
+        *(f"Scaled, {method}: {text}." for method, text in _scaled(cells).items()),
+        *(f"Without {name}: {reason}." for name, reason in comparison["left_out"].items()),
+    ]
+
+
+def differing_line(settings: Mapping[str, Sequence[Any]]) -> str:
+    """Return a sentence on the settings of the clients in which the runs differ: name -> values."""
+    named = ", ".join(f"{name} ({', '.join(map(repr, values))})" for name, values in settings.items())
+    return f"The runs differ in {named}: each row is a mean over them, not over repetitions"
+
+
+def _as_run(own: Mapping[str, Any]) -> str:
+    """Return a sentence on the options of a run's own result that are not the app's defaults."""
+    defaults = default_settings()
+    changed = [f"{key}={to_toml(value)}" for key, value in own["options"].items() if defaults.get(key) != value]
+    return f"{own['outcomes'][-1]['name']}: {' '.join(changed) or 'with the default options'}."
+
+
+def _scaled(cells: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return what the setting ``scale`` has shortened: method -> a sentence."""
+    return {cell["method"]: scaled_line(cell["scaled"]) for cell in cells if "scaled" in cell}
+
+
+def print_comparison(comparison: Mapping[str, Any], format: CompareFormat) -> None:  # noqa: A002
+    """Print a comparison; whatever a program reads is alone on standard output."""
+    lines, notes = lines_of([*comparison["cells"], *comparison.get("own", [])]), notes_of(comparison)
+    if format != "text":
+        sys.stderr.flush()
+        texts = {"json": json.dumps(comparison) + "\n", "csv": as_csv(lines), "md": as_markdown(lines, notes)}
+        sys.stdout.write(texts[format])
+        sys.stdout.flush()
+        return
+    print_table(COLUMNS, [line.shown() for line in lines], texts=TEXTS, notes=notes)
+    plots = {"plot": "plot", "communication": "communication_plot", "cost": "cost_plot"}
+    found = ((what, comparison.get(key)) for what, key in plots.items())
+    for what, path in (*found, ("results", "compare.json")):
+        if path:
+            sys.stdout.write(f"{what:<14} {comparison['compare_dir']}/{path}\n")

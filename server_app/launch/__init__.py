@@ -1,0 +1,1 @@
+"""Starting, following and ending a run."""

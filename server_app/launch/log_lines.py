@@ -1,0 +1,72 @@
+"""Flower's and Ray's log lines, as a reader wants them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+# "(ClientAppActor pid=18588) ": which process simulated a client means nothing to the reader, and changes every time.
+ACTOR = re.compile(r"^\(\w+ pid=\d+(, ip=[\d.]+)?\)\s*")
+LEVEL = re.compile(r"^(DEBUG|INFO|WARNING|ERROR)\s*:\s*")
+# Advice on Flower's own command line, and its good-byes.
+NOISE = (
+    "default simulated SuperNodes changed",
+    "To change federation size",
+    "flwr federation simulation-config",
+    "Manually terminating ClientAppActor",
+    "Start `flwr-simulation` process",
+    "Simulation raised an exception",
+    "Exit Code: 700",
+    "An unhandled exception occurred when running the simulation",
+    "flower.ai/docs/framework",
+    "Tip: In future versions of Ray",
+    "warnings.warn(",
+)
+# An error of ours says all in one line, which is printed in the end; where it was raised helps nobody.
+OURS = re.compile(r"^strategies\.core\.errors\.\w+: ")
+TRACEBACK = "Traceback (most recent call last):"
+
+
+class LogLines:
+    """Takes lines as Flower prints them and gives those that a reader wants.
+
+    Args:
+        colour: Whether the reader's terminal shows colours.
+    """
+
+    def __init__(self, *, colour: bool) -> None:
+        self._colour = colour
+        self._traceback: list[str] = []
+
+    def take(self, line: str) -> Iterator[str]:
+        """Yield what is to be printed now: nothing, the line without process ids and decoration, or a whole traceback.
+
+        A traceback is held back until its last line tells whether the error is one of ours.
+        """
+        plain = ACTOR.sub("", ANSI.sub("", line.rstrip()))
+        if plain.startswith(TRACEBACK):
+            yield from self.rest()
+            self._traceback = [plain]
+        elif self._traceback and (not plain or plain[0] in " ^"):
+            self._traceback.append(plain)
+        elif self._traceback:
+            held, self._traceback = self._traceback, []
+            if not OURS.match(plain):
+                yield from [*held, plain]
+        elif (tidied := self._tidy(plain)) is not None:
+            yield tidied
+
+    def rest(self) -> Iterator[str]:
+        """Yield what is still held back."""
+        held, self._traceback = self._traceback, []
+        yield from held
+
+    def _tidy(self, plain: str) -> str | None:
+        level = LEVEL.match(plain)
+        text = LEVEL.sub("", plain)
+        if not text.strip() or any(part in text for part in NOISE):
+            return None
+        if level is None or level[1] == "INFO":
+            return text
+        return f"\x1b[33m{level[1]}\x1b[0m {text}" if self._colour else f"{level[1]} {text}"

@@ -1,0 +1,45 @@
+"""``--offline``, the same for every command that may meet a network."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from strategies.core import offline
+from strategies.core.errors import OptionError
+
+_OPTION = Annotated[
+    bool,
+    typer.Option(
+        "--offline",
+        envvar=offline.VARIABLE,
+        help="connections beyond this machine and $RAY_ADDRESS are errors, for every process that this starts",
+    ),
+]
+
+
+def with_offline(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command of the command line the option ``--offline``, which is at work before the command begins."""
+
+    @functools.wraps(command)
+    def switched(*args: Any, offline: bool = False, **given: Any) -> None:
+        if offline:
+            _switch_on()
+        command(*args, **given)
+
+    own = inspect.signature(command, eval_str=True)
+    added = inspect.Parameter("offline", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_OPTION)
+    switched.__signature__ = own.replace(parameters=[*own.parameters.values(), added])  # type: ignore[attr-defined]
+    switched.__annotations__ = {each.name: each.annotation for each in (*own.parameters.values(), added)}
+    return switched
+
+
+def _switch_on() -> None:
+    try:
+        offline.switch_on()
+    except OptionError as error:
+        raise typer.BadParameter(str(error)) from error

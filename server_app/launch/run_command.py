@@ -1,0 +1,135 @@
+"""One run of the app as the command line starts it, goes on with it, and reads what it left behind."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from fl_app.node_config import SUPERNODES_VARIABLE
+from server_app.launch.console import echo_to, errors, print_result
+from server_app.settings.build import check_before_start, read_settings
+from server_app.settings.rehearsal import DEFAULT_SUPERNODES
+from server_app.settings.settled import check_adopted
+from strategies.core.errors import OneShotError, OptionError
+from strategies.core.options import Scalar
+from strategies.run.run_folder import RunFolder
+
+INTERRUPTED = 130
+
+
+def launch_run(app: Path, given: Mapping[str, Scalar], num_supernodes: int, failing: errors) -> None:
+    """Run the app in simulation, or go on with a run, and print its result.
+
+    Args:
+        app: The app's folder.
+        given: Settings, with "run-dir" or "resume".
+        num_supernodes: Simulated clients.
+        failing: How errors are printed.
+
+    Raises:
+        OneShotError: The run failed; says how to go on.
+    """
+    from server_app.launch.superlink import launch
+
+    folder = Path(str(given.get("resume") or given["run-dir"]))
+    if (done := _finished(folder)) is not None and given.get("resume"):
+        print_result(done, failing.format)
+        return
+    if done is not None or (not given.get("resume") and (folder / "run.json").exists()):
+        raise OptionError(f"setting 'run-dir' is {str(folder)!r}, which holds a run: allowed is a new folder")
+    _refuse_replay(folder)
+    settings = read_settings(given)
+    if not settings.app.resume:
+        check_adopted(settings, num_supernodes)
+    check_before_start(settings, num_supernodes)
+    began, written = time.monotonic(), _result_time(folder)
+    # The ServerApp notes it in run.json, so that a resumed run has the same clients.
+    os.environ[SUPERNODES_VARIABLE] = str(num_supernodes)
+    try:
+        launched = launch(app, settings=given, num_supernodes=num_supernodes, echo=echo_to(failing.format))
+    except KeyboardInterrupt:
+        sys.stderr.write(f"interrupted.{_how_to_go_on(folder)}\n")
+        raise typer.Exit(INTERRUPTED) from None
+    # A result that was here before is that of an earlier try.
+    result = _read_result(folder) if _result_time(folder) != written else None
+    if launched.exit_code != 0 or result is None or result["status"] != "finished":
+        failing.facts = {"run_dir": str(folder)} if (folder / "run.json").exists() else {}
+        reason = str((result or {}).get("error") or launched.reason or "it ended without a result")
+        raise OneShotError(f"the run failed: {reason.rstrip('.')}.{_how_to_go_on(folder)}")
+    total = time.monotonic() - began
+    known = result["seconds"]
+    result["seconds"] = {"start": round(total - known.pop("app", 0.0), 2), **known, "total": round(total, 2)}
+    with RunFolder.open(folder) as run_folder:
+        run_folder.write_result(result)
+    print_result(result, failing.format)
+
+
+def _finished(folder: Path) -> dict[str, Any] | None:
+    result = _read_result(folder)
+    return result if result is not None and result["status"] == "finished" else None
+
+
+def _read_result(folder: Path) -> dict[str, Any] | None:
+    if not (folder / "run.json").exists():
+        return None
+    with RunFolder.open(folder, write=False) as run_folder:
+        return run_folder.result()
+
+
+def _result_time(folder: Path) -> int:
+    file = folder / "result.json"
+    return file.stat().st_mtime_ns if file.exists() else 0
+
+
+def _how_to_go_on(folder: Path) -> str:
+    return f" To go on: oneshot resume {folder}" if (folder / "run.json").exists() else ""
+
+
+def stored_settings(folder: Path) -> dict[str, Scalar]:
+    """Return the settings that a run of this app began with."""
+    with RunFolder.open(folder, write=False) as run_folder:
+        stored = run_folder.info.get("settings")
+    if not isinstance(stored, dict):
+        raise OptionError(
+            f"{folder} was not begun by this app (run.json has no settings): resume it by its own project"
+        )
+    return dict(stored)
+
+
+def stored_supernodes(folder: Path) -> int:
+    """Return how many clients a run was begun with."""
+    with RunFolder.open(folder, write=False) as run_folder:
+        return int(run_folder.info.get("num-supernodes") or DEFAULT_SUPERNODES)
+
+
+def _refuse_replay(folder: Path) -> None:
+    if not (folder / "run.json").exists():
+        return
+    with RunFolder.open(folder, write=False) as run_folder:
+        source, imported = (run_folder.info.get(key) for key in ("replay-of", "imported-from"))
+    if source is None and imported is not None:
+        raise OptionError(f"{folder} was imported, so it has no clients. To go on: oneshot replay {folder}")
+    if source is not None:
+        raise OptionError(
+            f"{folder} is a replay, which has no clients. To go on: oneshot replay {source} --resume {folder}"
+        )
+
+
+def app_folder(given: Path | None) -> Path:
+    """Return the folder that Flower runs: the one given, the working directory, or where this app is installed."""
+    candidates = [given] if given is not None else [Path.cwd(), Path(__file__).resolve().parents[2]]
+    for folder in candidates:
+        try:
+            tool = tomllib.loads((folder / "pyproject.toml").read_text()).get("tool", {})
+        except (OSError, tomllib.TOMLDecodeError):
+            continue
+        if "app" in tool.get("flwr", {}):
+            return folder.resolve()
+    raise OptionError(f"{candidates[0]} is no Flower app: allowed is a folder whose pyproject.toml has [tool.flwr.app]")

@@ -1,0 +1,277 @@
+"""The processes of `oneshot run`: Flower's simulation runtime, started, followed to its true end, and ended.
+
+What `flwr run .` lacks: its SuperLink stays for ever, it returns 0 when the run fails, it waits for missed heartbeats
+when the simulation is killed, and it reads the folder and the environment of whoever started the SuperLink first. Here
+everything belongs to one run: a SuperLink on a free port, Flower's home and a neutral working directory in one
+temporary folder, all of it guarded (see :mod:`server_app.launch.guard`). Flower is used through its command line only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import queue
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from server_app.launch.environment import REFUSALS, run_environment
+from server_app.launch.guard import guarded, sigterm_as_interrupt
+from server_app.settings.text import toml_table
+from strategies.core import offline
+from strategies.core.errors import ComputeError
+from strategies.core.options import Scalar
+from strategies.run.stage import all_cores
+
+_CONNECTION = "oneshot"  # the name of our SuperLink in Flower's config.toml
+_START_S = 60.0  # for the SuperLink to answer
+_COMMAND_S = 120.0  # for one call of `flwr`
+_POLL_S = 0.5
+_SILENCE_S = 9.0  # without a line, until one is made
+_GRACE_S = 4.0  # for the last log lines once the simulation's process has ended
+_SHIPPED = {".py", ".toml", ".md", ".yaml", ".yml", ".json", ".jsonl"}  # all that Flower packs into an app
+
+
+@dataclass(frozen=True)
+class Launched:
+    """How a run ended.
+
+    Attributes:
+        exit_code: 0 only if Flower says that the run completed.
+        run_status: Flower's words, such as "finished:completed" or "finished:failed"; "not started" if there never was
+            a run; "killed" if its process ended without a word; "lost" if the SuperLink did.
+        reason: Why it failed, in one line; empty if it did not.
+    """
+
+    exit_code: int
+    run_status: str
+    reason: str
+
+
+def launch(
+    app_dir: Path, *, settings: Mapping[str, Scalar], num_supernodes: int, echo: Callable[[str], None]
+) -> Launched:
+    """Run an app in Flower's simulation and wait for its end; nothing that this starts is left when it returns.
+
+    SIGINT and SIGTERM end the run at once: what the app has written so far stays, as after any other kill.
+
+    Args:
+        app_dir: The app's folder, with its pyproject.toml.
+        settings: Flat run config that replaces the app's defaults; its keys must be declared there.
+        num_supernodes: How many clients to simulate, at least 1.
+        echo: Called with each line of the log, without its newline and with its colours.
+
+    Returns:
+        How the run ended.
+
+    Raises:
+        KeyboardInterrupt: SIGINT or SIGTERM came; everything has been ended.
+    """
+    stage = "not started"
+    with sigterm_as_interrupt(), _collected() as started:
+        try:
+            with guarded() as (folder, token), _told_refusals(folder / REFUSALS, echo):
+                runtime = _Runtime(folder, run_environment(folder, token), started)
+                superlink = _start_superlink(runtime)
+                run_id = _submit(runtime, app_dir, settings, num_supernodes)
+                stage = "lost"
+                _stream_log(runtime, run_id, superlink, echo)
+                return _verdict(runtime, run_id, superlink)
+        except (ComputeError, OSError) as error:
+            return Launched(1, stage, " ".join(str(error).split()))
+
+
+@dataclass(frozen=True)
+class _Runtime:
+    """Where and how the commands of one run are called."""
+
+    folder: Path
+    environment: Mapping[str, str]
+    started: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    def start(self, *command: str, output: Any) -> subprocess.Popen[str]:
+        """Start a command in the neutral working directory; its errors go where its output goes."""
+        process = subprocess.Popen(  # noqa: S603  Flower's own commands, beside this interpreter
+            command,
+            env=self.environment,
+            cwd=self.folder / "cwd",
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            encoding="utf-8",
+            errors="replace",
+            start_new_session=True,  # a terminal's Ctrl-C is for us alone
+        )
+        self.started.append(process)
+        return process
+
+    def flwr(self, *arguments: str) -> dict[str, Any]:
+        """Call `flwr` and return what it answers as JSON; a refusal is a ComputeError."""
+        process = self.start("flwr", *arguments, "--format", "json", output=subprocess.PIPE)
+        try:
+            text, _ = process.communicate(timeout=_COMMAND_S)
+            answer: dict[str, Any] = json.loads(text)
+        except subprocess.TimeoutExpired as error:
+            raise ComputeError(f"`flwr {arguments[0]}` gave no answer within {_COMMAND_S:g} s") from error
+        except ValueError as error:
+            raise ComputeError(f"`flwr {arguments[0]}` failed: {_last_line(text)}") from error
+        if not answer.get("success"):
+            lines = str(answer.get("error-message", text)).splitlines()
+            said = " ".join(line for line in lines if not line.startswith("Using SuperLink"))
+            raise ComputeError(f"Flower refused `flwr {arguments[0]}`: {said}")
+        return answer
+
+
+def _start_superlink(runtime: _Runtime) -> psutil.Process:
+    for name in ("cwd", "tmp"):
+        (runtime.folder / name).mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    config = f'[superlink]\ndefault = "{_CONNECTION}"\n\n[superlink.{_CONNECTION}]\naddress = "127.0.0.1:{port}"\n'
+    (runtime.folder / "config.toml").write_text(f"{config}insecure = true\n", encoding="utf-8")
+    log = runtime.folder / "superlink.log"
+    command = ["flower-superlink", "--insecure", "--simulation", "--host", "127.0.0.1", "--port", str(port)]
+    with log.open("w", encoding="utf-8") as output:
+        process = runtime.start(*command, output=output)
+    deadline = time.monotonic() + _START_S
+    while not _answers(port):
+        if process.poll() is not None or time.monotonic() > deadline:
+            tail = " | ".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-3:])
+            raise ComputeError(f"Flower's SuperLink did not start on 127.0.0.1:{port}: {tail}")
+        time.sleep(0.02)
+    return psutil.Process(process.pid)
+
+
+def _answers(port: int) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2.0)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == http.client.OK
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def _submit(runtime: _Runtime, app_dir: Path, settings: Mapping[str, Scalar], num_supernodes: int) -> str:
+    """Hand the app over to the SuperLink and return the run's id."""
+    if not (app_dir / "pyproject.toml").is_file():
+        raise ComputeError(f"{app_dir} is no Flower app: it has no pyproject.toml")
+    app = runtime.folder / "app"
+    shutil.copytree(app_dir, app, ignore=_not_shipped)
+    (runtime.folder / "settings.toml").write_text(toml_table(settings), encoding="utf-8")
+    # Flower makes as many client actors as Ray has CPUs, each with its own imports: no more than there are clients.
+    cpus = max(1, min(all_cores(), num_supernodes))
+    federation = (
+        f"num-supernodes={num_supernodes} client-resources-num-cpus=1 client-resources-num-gpus=0.0"
+        f" init-args-num-cpus={cpus}"
+    )
+    config = ["--run-config", str(runtime.folder / "settings.toml")] if settings else []
+    answer = runtime.flwr("run", str(app), _CONNECTION, "--federation-config", federation, *config)
+    return str(answer["run-id"])
+
+
+def _stream_log(runtime: _Runtime, run_id: str, superlink: psutil.Process, echo: Callable[[str], None]) -> None:
+    """Echo the run's log until it ends, or until a little after the simulation's process has."""
+    log = runtime.start("flwr", "log", run_id, _CONNECTION, "--stream", output=subprocess.PIPE)
+    lines: queue.Queue[str | None] = queue.Queue()
+
+    def read() -> None:
+        for line in log.stdout or ():
+            lines.put(line.rstrip("\n"))
+        lines.put(None)
+
+    threading.Thread(target=read, daemon=True).start()
+    deadline, began, spoken = float("inf"), time.monotonic(), time.monotonic()
+    while (now := time.monotonic()) < deadline:
+        if now - spoken >= _SILENCE_S:  # Flower and Ray start without a word, however long it takes
+            spoken = now
+            echo(f"Flower is at work, {now - began:.0f} s elapsed")
+        try:
+            line = lines.get(timeout=_POLL_S)
+        except queue.Empty:
+            if deadline == float("inf") and _is_over(superlink):
+                deadline = time.monotonic() + _GRACE_S
+            continue
+        if line is None:
+            return
+        spoken = time.monotonic()
+        echo(line)
+
+
+def _verdict(runtime: _Runtime, run_id: str, superlink: psutil.Process) -> Launched:
+    """Wait until the run has an end, by Flower's word or by the death of its process, and say which."""
+    while True:
+        over = _is_over(superlink)  # looked up first: the process reports its status before it ends
+        run = runtime.flwr("list", _CONNECTION, "--run-id", run_id)["runs"][0]
+        status, details = str(run["status"]), " ".join(str(run.get("status-details", "")).split())
+        if status == "finished:completed":
+            return Launched(0, status, "")
+        if status.startswith("finished"):
+            return Launched(1, status, details or "Flower gives no reason")
+        if over:
+            return Launched(1, "killed", "the simulation's process was killed, by hand or for lack of memory")
+        time.sleep(_POLL_S)
+
+
+def _is_over(superlink: psutil.Process) -> bool:
+    """Tell whether the simulation's process, which the SuperLink's only child starts, has been there and has ended."""
+    try:
+        executors = [child for child in superlink.children() if _is_alive(child)]
+        simulations = [child for executor in executors for child in executor.children()]
+    except psutil.NoSuchProcess:
+        return True
+    return not executors or (bool(simulations) and not any(map(_is_alive, simulations)))
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _not_shipped(folder: str, names: Sequence[str]) -> set[str]:
+    """Name what Flower would not pack anyway: it would look at each file of a virtual environment, for seconds."""
+    return {name for name in names if not _is_shipped(Path(folder, name))}
+
+
+def _is_shipped(path: Path) -> bool:
+    if path.is_dir() and not path.is_symlink():
+        return not path.name.startswith((".", "__pycache__")) and not (path / "pyvenv.cfg").exists()
+    return not path.is_symlink() and (path.suffix in _SHIPPED or path.name in {"LICENSE", ".gitignore"})
+
+
+def _last_line(text: str) -> str:
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "no output")
+
+
+@contextlib.contextmanager
+def _told_refusals(log: Path, echo: Callable[[str], None]) -> Iterator[None]:
+    """Say at the end which connections were refused: whoever wanted one may have kept silent, or have had no log."""
+    yield
+    for line in offline.refusals(log):
+        echo(line)
+
+
+@contextlib.contextmanager
+def _collected() -> Iterator[list[subprocess.Popen[str]]]:
+    """Collect the exit statuses of the commands in the lent list, once the guardian has ended them."""
+    started: list[subprocess.Popen[str]] = []
+    try:
+        yield started
+    finally:
+        for process in started:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(5.0)
+            if process.stdout is not None:
+                process.stdout.close()

@@ -1,0 +1,1 @@
+"""Runs on stored uploads: replay, forget, and import of models from elsewhere."""

@@ -1,0 +1,115 @@
+"""A run on the uploads of another: those of all its clients, or without the ones that are to be forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from strategies.core.errors import OptionError, StoreError
+from strategies.core.options import Scalar
+from strategies.run.run_folder import RunFolder, default_run_dir
+from strategies.run.stage import kept_round, pin_clients, pinned_clients, usable_uploads
+
+
+def forget_settings(
+    run: Path, clients: Sequence[str], stored: Mapping[str, Scalar], *, run_dir: str = ""
+) -> dict[str, Scalar]:
+    """Return the settings of a run on the uploads of ``run`` without those of some clients.
+
+    Args:
+        run: The run folder.
+        clients: Whose uploads are left out, beside those that the run itself left out.
+        stored: The run's settings.
+        run_dir: The folder of the new run; empty for one beside ``run``.
+
+    Raises:
+        OptionError: A client has no upload there, or the run's clients are out of reach.
+        StoreError: ``run`` is no run folder.
+    """
+    before = _names(str(stored.get("forget", "")))
+    with RunFolder.open(run, write=False) as folder:
+        held, info = folder.round(max(1, kept_round(folder))).held(), folder.info
+    if "replay-of" in info:
+        raise OptionError(
+            f"{run} is a replay and holds no uploads: allowed is the run that it replays, {info['replay-of']}"
+        )
+    if not info.get("num-supernodes"):
+        raise OptionError(
+            f"{run} had real clients, which this command cannot reach: allowed is  flwr run . YOUR-SERVER --run-config "
+            f"\"uploads='{run.absolute()}' forget='{','.join(clients)}'\"  with the run's other settings"
+        )
+    if unknown := sorted(set(clients) - set(held)):
+        known = ", ".join(sorted(set(held) - before))
+        raise OptionError(f"--client {', '.join(unknown)}: no such upload in {run}; allowed are {known}")
+    names = ",".join(sorted(before | set(clients)))
+    left = {"uploads": str(run.absolute()), "forget": names, "resume": ""}
+    folder_name = f"{stored.get('method', 'run')}-without-{clients[0]}"
+    return {**stored, **left, "run-dir": run_dir or str(default_run_dir("", folder_name, parent=run.parent))}
+
+
+def what_is_left(run: Path, clients: Sequence[str]) -> str:
+    """Return what the user should know: the earlier run still holds what it is to forget."""
+    return (
+        f"{run} still holds the upload of {', '.join(clients)}, and a result that was made with it. The new run needs "
+        f"nothing of it: remove it with  rm -r {run}"
+    )
+
+
+def facts_of(uploads: str, forget: str) -> dict[str, object]:
+    """Return what run.json of a run on earlier uploads says beside the settings.
+
+    Args:
+        uploads: The run folder that holds them; empty: clients train and upload.
+        forget: Clients whose uploads are left out, separated by commas.
+    """
+    if not uploads:
+        return {}
+    with RunFolder.open(Path(uploads), write=False) as source:
+        # What clients keep on their own disks bears the id of the run that they uploaded to.
+        origin, before = source.info.get("uploads-id", source.id), source.info.get("forgotten", [])
+    return {"uploads-of": uploads, "uploads-id": origin, "forgotten": sorted(_names(forget) | set(before))}
+
+
+def adopt_uploads(target: RunFolder, uploads: str, forget: str, *, min_uploads: int) -> None:
+    """Copy the uploads of another run into a new one, and begin its server stage with them; nobody is asked to train.
+
+    Raises:
+        StoreError: There are none, or one is damaged.
+        OptionError: Fewer than ``min_uploads`` are left.
+    """
+    if not uploads or pinned_clients(target.round(1)) is not None:
+        return
+    left_out = _names(forget)
+    with RunFolder.open(Path(uploads), write=False) as source:
+        round_folder = source.round(max(1, kept_round(source)))
+        # What came after the server stage had begun had no part in that run.
+        took_part = pinned_clients(round_folder)
+        chosen = [
+            upload
+            for upload in usable_uploads(round_folder)
+            if upload.client not in left_out and (took_part is None or upload.client in took_part)
+        ]
+        pretrained = {record.client: record.pretrained for record in round_folder.records()}
+    if not chosen:
+        raise StoreError(f"{uploads}: no uploads are stored here that are not to be forgotten")
+    if len(chosen) < min_uploads:
+        raise OptionError(
+            f"{len(chosen)} uploads are left in {uploads}, and 'min-uploads' is {min_uploads}: allowed is less"
+        )
+    held = set(target.round(1).held())
+    for upload in chosen:
+        if upload.client not in held:
+            target.round(1).accept(
+                upload.client,
+                upload.architecture,
+                upload.read(),
+                num_examples=upload.num_examples,
+                label_counts=upload.label_counts,
+                pretrained=pretrained[upload.client],
+                ranges=upload.ranges,
+            )
+    pin_clients(target.round(1), [upload.client for upload in chosen])
+
+
+def _names(text: str) -> set[str]:
+    return {name.strip() for name in text.split(",") if name.strip()}

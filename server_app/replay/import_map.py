@@ -1,0 +1,172 @@
+"""Which checkpoints a folder holds, and what is known about them: their names, and the facts in a map file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from strategies.core.errors import OptionError
+from strategies.core.options import read_toml
+from strategies.run.files import store_errors
+from strategies.uploads.checks import CLIENT_NAME, check_label_counts, check_num_examples, some
+
+SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
+# The table of the map file that belongs to no file; no checkpoint has this name, for it has no suffix.
+_KEYS = "keys"
+_FACTS = ("name", "architecture", "num-examples", "label-counts", _KEYS)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A checkpoint to be imported.
+
+    Attributes:
+        path: The file.
+        client: The name its upload gets.
+        architecture: Its architecture.
+        num_examples: Size of its training set; None if that is not known.
+        label_counts: Training examples per class [C]; None if they are not known.
+        keys: Prefix of its tensors' names -> what stands there in the architecture's own names.
+    """
+
+    path: Path
+    client: str
+    architecture: str
+    num_examples: int | None = None
+    label_counts: tuple[int, ...] | None = None
+    keys: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Known:
+    """What the server knows, and the map file must fit.
+
+    Attributes:
+        architectures: Names of the architectures that take the data set's images.
+        num_classes: C.
+    """
+
+    architectures: Collection[str]
+    num_classes: int
+
+
+def list_checkpoints(folder: Path, map_file: Path | None, *, architecture: str, known: Known) -> list[Entry]:
+    """List the checkpoints of a folder, not of those below it, by file name; none of them is opened.
+
+    Args:
+        folder: The folder.
+        map_file: A TOML file: a table per file name with ``name``, ``architecture``, ``num-examples``,
+            ``label-counts`` and ``keys``, all optional; a table ``keys`` holds for the files without their own. None
+            if nothing is known.
+        architecture: The architecture of files for which the map names none.
+        known: What the map must fit.
+
+    Raises:
+        OptionError: There are no checkpoints, the map is wrong, or two files give the same client name.
+        UploadError: A number in the map is none.
+        StoreError: The folder cannot be read.
+    """
+    if not folder.is_dir():
+        raise OptionError(f"{folder} is no folder: allowed is one that holds checkpoints ({', '.join(SUFFIXES)})")
+    with store_errors(folder):
+        files = sorted(path for path in folder.iterdir() if _is_checkpoint(path))
+    if not files:
+        raise OptionError(f"{folder} holds no checkpoints: allowed are files that end in {', '.join(SUFFIXES)}")
+    tables = {} if map_file is None else _read_map(map_file, [path.name for path in files])
+    shared = tables.get(_KEYS, {})
+    entries = [
+        _entry(
+            path,
+            {"architecture": architecture, _KEYS: shared, **tables.get(path.name, {})},
+            known,
+            where=f"{path}:" if map_file is None else _where(map_file, path.name),
+        )
+        for path in files
+    ]
+    _refuse_same_names(entries)
+    return entries
+
+
+def _is_checkpoint(path: Path) -> bool:
+    return path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file()
+
+
+def _read_map(map_file: Path, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    try:
+        tables = read_toml(map_file.read_text())
+    except OSError as error:
+        raise OptionError(f"map {map_file} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise OptionError(f"map {map_file} is not TOML: {error}") from error
+    for name, table in tables.items():
+        if name not in (*names, _KEYS):
+            hint = f'; names with dots are quoted, ["{name}.pt"]' if not Path(name).suffix else ""
+            raise OptionError(f"map {map_file} names {name!r}: allowed are the checkpoints {some(names)}{hint}")
+        if not isinstance(table, dict):
+            raise OptionError(f"map {map_file}: {name!r} is {type(table).__name__}: allowed is a table of facts")
+        if name != _KEYS and (unknown := sorted(set(table) - set(_FACTS))):
+            raise OptionError(f"{_where(map_file, name)} has {unknown[0]!r}: allowed are {', '.join(_FACTS)}")
+    return tables
+
+
+def _entry(path: Path, facts: Mapping[str, Any], known: Known, *, where: str) -> Entry:
+    if facts["architecture"] not in known.architectures:
+        raise OptionError(
+            f"{where} architecture is {facts['architecture']!r}: allowed are {', '.join(known.architectures)}"
+        )
+    counts, num_examples = facts.get("label-counts"), facts.get("num-examples")
+    if num_examples is not None:
+        num_examples = check_num_examples(num_examples, f"{where} num-examples")
+    if counts is not None:
+        what, total = f"{where} label-counts", "num-examples"
+        counts = check_label_counts(counts, known.num_classes, what, num_examples=num_examples, total=total)
+        num_examples = check_num_examples(sum(counts), f"the sum of {what}")
+    return Entry(
+        path=path,
+        client=_client_name(path, facts.get("name"), where),
+        architecture=facts["architecture"],
+        num_examples=num_examples,
+        label_counts=counts,
+        keys=_prefixes(facts[_KEYS], where),
+    )
+
+
+def _where(map_file: Path, name: str) -> str:
+    return f'map {map_file}, ["{name}"]:'
+
+
+def _client_name(path: Path, named: object, where: str) -> str:
+    if named is None:
+        # What a name must not hold becomes a dash, and it begins with a letter or a digit.
+        fitted = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).lstrip("._-")[:64]
+        if not fitted:
+            raise OptionError(f"{path}: no client name follows from this file name; give it one by name in --map")
+        return fitted
+    if not isinstance(named, str) or not CLIENT_NAME.fullmatch(named):
+        raise OptionError(f"{where} name is {str(named)[:80]!r}: allowed are names that match {CLIENT_NAME.pattern}")
+    return named
+
+
+def _prefixes(keys: object, where: str) -> dict[str, str]:
+    if not isinstance(keys, dict):
+        raise OptionError(f"{where} keys is {type(keys).__name__}: allowed is a table, old prefix -> new prefix")
+    for old, new in keys.items():
+        if not isinstance(new, str):
+            raise OptionError(
+                f"{where} keys has {old!r} = {type(new).__name__}: allowed are texts, old prefix -> new prefix; "
+                f'prefixes with dots are quoted, "{old}." = ""'
+            )
+    return keys
+
+
+def _refuse_same_names(entries: Sequence[Entry]) -> None:
+    taken: dict[str, Entry] = {}
+    for entry in entries:
+        if (other := taken.setdefault(entry.client, entry)) is not entry:
+            raise OptionError(
+                f"{other.path.name} and {entry.path.name} both give the client name {entry.client!r}: allowed is one "
+                "file per name; give one of them another by name in --map"
+            )

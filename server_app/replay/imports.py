@@ -1,0 +1,261 @@
+"""The model market: checkpoints that nobody trained here become stored uploads, which a replay then distils."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import uuid
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fl_app.checkpoints import read_checkpoint
+from fl_app.models import ARCHITECTURES
+from server_app.replay.import_map import Entry, Known, list_checkpoints
+from server_app.settings.build import Settings, build_job, held_out, read_settings
+from strategies.core.errors import OptionError, StoreError, UploadError
+from strategies.core.options import Scalar
+from strategies.method import Job
+from strategies.run.files import make_folder, store_errors, sync_folder
+from strategies.run.identity import open_run
+from strategies.run.run_folder import RunFolder, default_run_dir
+from strategies.uploads.checks import MIB, Signature, Signatures, check_finite, check_keys, check_size, some
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked for.
+
+    Attributes:
+        folder: The folder of checkpoints.
+        architecture: The architecture of files for which the map names none; also ``model.name`` of the new run.
+        settings: Settings of the new run: its data set, its student, what the server stage does.
+        map_file: Facts about the files; None if nothing is known.
+        out: The new run folder; None for the usual place.
+        skip_bad: Whether files that are refused are left out; else one of them refuses the whole import.
+    """
+
+    folder: Path
+    architecture: str
+    settings: Mapping[str, Scalar]
+    map_file: Path | None = None
+    out: Path | None = None
+    skip_bad: bool = False
+
+
+def import_checkpoints(request: Request, *, log: Callable[[str], None]) -> dict[str, Any]:
+    """Store every checkpoint of a folder as an upload in a new run folder; it is there whole, or not at all.
+
+    Args:
+        request: What is asked for.
+        log: Takes a line for the user.
+
+    Returns:
+        The run folder, its uploads, the files left out, and the next command.
+
+    Raises:
+        OptionError: A setting or the map is wrong.
+        UploadError: A file is refused; names every one of them, and why.
+        StoreError: The run folder cannot be made.
+        DataError: The data set is not there; says how to get it.
+    """
+    settings = _settings(request)
+    images, split = held_out(settings)
+    job = build_job(settings, split, images)
+    known = Known(tuple(job.builders), job.num_classes)
+    entries = list_checkpoints(request.folder, request.map_file, architecture=request.architecture, known=known)
+    target = _target(request, settings)
+    facts = {
+        "settings": {**settings.flat, "resume": "", "run-dir": ""},
+        "imported-from": request.folder.absolute(),
+        "imported-files": {entry.client: entry.path.name for entry in entries},
+    }
+    with _whole_or_absent(target) as staging:
+        with open_run(staging, settings.method, job, identity={}, facts=facts) as run:
+            refused = _store(run, entries, job, int(settings.app.max_upload_mib * MIB))
+            if refused and not (request.skip_bad and len(refused) < len(entries)):
+                raise UploadError(_refusal(request, entries, refused))
+            uploads = run.round(1).records()
+        for reason in refused.values():
+            log(f"left out: {reason}")
+    files = {entry.client: entry.path.name for entry in entries}
+    return {
+        "status": "imported",
+        "run_dir": str(target),
+        "imported_from": str(request.folder.absolute()),
+        "uploads": [
+            {"client": u.client, "file": files[u.client], "architecture": u.architecture, "bytes": u.bytes,
+             "num_examples": u.num_examples, "label_counts": u.label_counts}
+            for u in uploads
+        ],
+        "refused": len(refused),
+        "refusals": [{"client": client, "file": files[client], "reason": why} for client, why in refused.items()],
+        "next": f"oneshot replay {shlex.quote(str(target))} --method {settings.method.name}",
+    }  # fmt: skip
+
+
+def import_lines(result: Mapping[str, Any]) -> list[str]:
+    """Return what was imported as plain lines."""
+    uploads = result["uploads"]
+    names, architectures = (max(len(upload[key]) for upload in uploads) for key in ("client", "architecture"))
+    lines = [
+        f"{upload['client']:<{names}}  {upload['architecture']:<{architectures}}  {upload['bytes'] / MIB:8.2f} MiB"
+        for upload in uploads
+    ]
+    lines.append(f"uploads      {len(uploads)} imported, {result['refused']} left out")
+    return [*lines, f"run folder   {result['run_dir']}", f"next         {result['next']}"]
+
+
+def fit(
+    state: Mapping[str, torch.Tensor], wanted: Signature, architecture: str, *, prefixes: Mapping[str, str]
+) -> dict[str, torch.Tensor]:
+    """Return weights as the architecture has them: names, order and dtypes its own, values finite.
+
+    Half and double precision become the architecture's; ``num_batches_tracked``, which older checkpoints lack, is 0.
+
+    Args:
+        state: The weights of a checkpoint.
+        wanted: The architecture's signature.
+        architecture: Its name.
+        prefixes: Prefix of a name -> what stands there in the architecture's own names; the longest one counts.
+
+    Raises:
+        UploadError: Names the first few tensors that are missing, not expected, or of another shape or kind.
+    """
+    counters = {key: torch.zeros((), dtype=torch.long) for key in wanted if key.endswith("num_batches_tracked")}
+    named = {**counters, **_renamed(state, prefixes)}
+    check_keys(named, wanted, architecture, "tensors")
+    misfits = [
+        f"{key} is {_described(named[key])}, expected is {dtype}{list(shape)}"
+        for key, (shape, dtype) in wanted.items()
+        if not _fits(named[key], shape, getattr(torch, dtype))
+    ]
+    if misfits:
+        raise UploadError(f"tensors do not fit architecture {architecture!r}: {some(misfits, 160)}")
+    fitted = {}
+    for key, (_, dtype) in wanted.items():
+        fitted[key] = named[key].detach().to(getattr(torch, dtype))
+        check_finite(fitted[key].numpy(), f"tensor {key!r}")
+    return fitted
+
+
+def _settings(request: Request) -> Settings:
+    if request.architecture not in ARCHITECTURES:
+        raise OptionError(f"--architecture is {request.architecture!r}: allowed are {', '.join(ARCHITECTURES)}")
+    given = request.settings
+    if (named := given.get("model.name", request.architecture)) != request.architecture:
+        raise OptionError(
+            f"setting 'model.name' is {named!r}: allowed is that of --architecture, {request.architecture!r}; "
+            "the server's own is 'model.student'"
+        )
+    if given.get("resume"):
+        raise OptionError(f"setting 'resume' is {given['resume']!r}: allowed is none, an import makes a new run folder")
+    return read_settings({**given, "model.name": request.architecture})
+
+
+def _target(request: Request, settings: Settings) -> Path:
+    folder = re.sub(r"[^A-Za-z0-9._-]+", "-", request.folder.absolute().name)
+    target = default_run_dir(str(request.out or settings.app.run_dir), f"import-{folder}")
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        raise StoreError(f"{target} holds something: allowed is a new folder, or an empty one")
+    return target
+
+
+@contextmanager
+def _whole_or_absent(target: Path) -> Iterator[Path]:
+    """Yield a hidden folder near the target, which becomes the target if the block ends well, and is removed if not."""
+    beside = next(folder for folder in target.parents if folder.exists())
+    staging = beside / f".{target.name}.{uuid.uuid4().hex[:8]}.tmp"
+    try:
+        yield staging
+        with store_errors(target):
+            make_folder(target.parent)
+            staging.replace(target)
+            sync_folder(target.parent)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _store(run: RunFolder, entries: Sequence[Entry], job: Job, max_bytes: int) -> dict[str, str]:
+    """Store the uploads, with one checkpoint in memory at a time, and return client -> why it was refused."""
+    signatures, refused = Signatures(job.builders), dict[str, str]()
+    for entry in entries:
+        try:
+            state = _read(entry, signatures, max_bytes)
+        except UploadError as error:
+            refused[entry.client] = str(error)
+            run.round(1).refuse(entry.client, str(error))
+            continue
+        run.round(1).accept(
+            entry.client,
+            entry.architecture,
+            state,
+            num_examples=entry.num_examples,
+            label_counts=entry.label_counts,
+            pretrained=True,
+        )
+    return refused
+
+
+def _read(entry: Entry, signatures: Mapping[str, Signature], max_bytes: int) -> dict[str, torch.Tensor]:
+    what = f"checkpoint {entry.path}"
+    check_size(_unpacked_size(entry.path), max_bytes, f"{what}: its contents")
+    state = read_checkpoint(entry.path)
+    try:
+        fitted = fit(state, signatures[entry.architecture], entry.architecture, prefixes=entry.keys)
+    except UploadError as error:
+        raise UploadError(f"{what}: {error}") from error
+    check_size(sum(value.nbytes for value in fitted.values()), max_bytes, f"{what}: its weights")
+    return fitted
+
+
+def _unpacked_size(path: Path) -> int:
+    """Return how many bytes a file holds; a torch file is a zip archive, and may be a packed one."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return sum(info.file_size for info in archive.infolist())
+    except (OSError, NotImplementedError, ValueError, zipfile.BadZipFile):
+        return path.stat().st_size
+
+
+def _renamed(state: Mapping[str, torch.Tensor], prefixes: Mapping[str, str]) -> dict[str, torch.Tensor]:
+    renamed, before = dict[str, torch.Tensor](), dict[str, str]()
+    for key, value in state.items():
+        old = max((prefix for prefix in prefixes if key.startswith(prefix)), key=len, default=None)
+        new = key if old is None else prefixes[old] + key.removeprefix(old)
+        if (other := before.setdefault(new, key)) != key:
+            raise UploadError(f"tensors {other!r} and {key!r} both become {new!r}; allowed is one name per tensor")
+        renamed[new] = value
+    return renamed
+
+
+def _fits(value: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
+    return _is_plain(value) and tuple(value.shape) == shape and _number(value.dtype) == _number(dtype)
+
+
+def _is_plain(value: torch.Tensor) -> bool:
+    return value.layout == torch.strided and not (value.is_nested or value.is_quantized or value.is_meta)
+
+
+def _number(dtype: torch.dtype) -> str:
+    """Return the kind of number: within one kind a value is converted, between two it would change its meaning."""
+    if dtype.is_floating_point:
+        return "float"
+    return str(dtype) if dtype.is_complex or dtype == torch.bool else "whole"
+
+
+def _described(value: torch.Tensor) -> str:
+    dtype = str(value.dtype).removeprefix("torch.")
+    return f"{dtype}{list(value.shape)}" if _is_plain(value) else f"{dtype} and no dense tensor"
+
+
+def _refusal(request: Request, entries: Sequence[Entry], refused: Mapping[str, str]) -> str:
+    all_of_them = "" if len(refused) == len(entries) else "; --skip-bad imports the others"
+    what = f"{len(refused)} of {len(entries)} checkpoints in {request.folder} are refused, so nothing is imported"
+    return f"{what}{all_of_them}: {'; '.join(refused.values())}"

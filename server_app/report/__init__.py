@@ -1,0 +1,1 @@
+"""What a finished run says: scores, tables, plots and the model card."""

@@ -1,0 +1,185 @@
+"""What a result cost its clients: MiB of the messages, up and down, per phase."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from server_app.report.cost_plots import Curve, Point
+from server_app.report.evaluation import EXACT, Row
+from strategies.core.errors import StoreError
+from strategies.method import Method
+from strategies.run.run_folder import RoundFolder, RunFolder
+from strategies.run.stage import TRAFFIC_FILE, kept_round
+from strategies.run.traffic import MIB, UPLOAD_PHASE, Moved, Traffic
+
+KIB = 2**10
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a result cost.
+
+    Attributes:
+        traffic: The bytes of its clients.
+        counted: How the uploads are counted. ``"messages"``: by the run's own; ``"source"``: by those of another run,
+            which holds the uploads; ``"sizes"``: by their files, where one came by no message.
+    """
+
+    traffic: Traffic
+    counted: Literal["messages", "source", "sizes"] = "messages"
+
+    def of_uploads(self) -> float:
+        """Return MiB per client, both ways, of the upload phase alone; 0 without one."""
+        moved = self.traffic.phases.get(UPLOAD_PHASE)
+        return Traffic({UPLOAD_PHASE: moved}).mib_per_client if moved is not None else 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the cost as result.json holds it; means are over all clients of the run, so that phases add up."""
+        clients = len(self.traffic.clients)
+        return {
+            "counted": self.counted,
+            "clients": clients,
+            "phases": {name: _amounts(moved, clients) for name, moved in self.traffic.phases.items()},
+            "total": _amounts(Moved(self.traffic.up, self.traffic.down), clients),
+        }
+
+
+def _amounts(moved: Moved, clients: int) -> dict[str, float]:
+    """Return MiB in total and per client; six digits, about a byte: a request is a few hundred of them."""
+    up, down = sum(moved.up.values()) / MIB, sum(moved.down.values()) / MIB
+    return {
+        "mib_up": round(up, 6),
+        "mib_down": round(down, 6),
+        "mib_up_per_client": round(up / max(1, clients), 6),
+        "mib_down_per_client": round(down / max(1, clients), 6),
+    }
+
+
+def rounds_in(folder: RunFolder) -> list[RoundFolder]:
+    """Return the rounds that a run folder holds."""
+    return [folder.round(n) for n in range(1, 2 + len(list(folder.path.glob("round-*"))))]
+
+
+def moved_in(folder: RunFolder) -> Traffic:
+    """Return what a run's own messages moved, over all rounds and restarts; a replay moves nothing.
+
+    Raises:
+        StoreError: An account is damaged.
+    """
+    return Traffic.sum_of(Traffic.read(each.path / TRAFFIC_FILE) for each in rounds_in(folder))
+
+
+def cost_of(folder: RunFolder) -> Cost | None:
+    """Return what the result of a run cost; that of a run on another's uploads costs what these did as well.
+
+    Returns:
+        None if that is not known: the run that holds the uploads is gone.
+
+    Raises:
+        StoreError: The run's own account is damaged.
+    """
+    moved, source = moved_in(folder), folder.info.get("replay-of")
+    if UPLOAD_PHASE in moved.phases:
+        return Cost(moved)
+    uploads = cost_of_uploads(folder.path if source is None else Path(source), replayed=source is not None)
+    if uploads is None:  # of a replay they are gone; a run of rounds alone has none
+        return Cost(moved) if moved.phases else None
+    return Cost(Traffic.sum_of([uploads.traffic, moved]), uploads.counted)
+
+
+def cost_of_uploads(path: Path, *, replayed: bool = True, without: Collection[str] = ()) -> Cost | None:
+    """Return what it cost to collect the uploads that a run folder holds, those of the rounds before included.
+
+    Args:
+        path: The run folder that holds the uploads.
+        replayed: Whether they are asked for by another run.
+        without: Clients that are left out.
+
+    Returns:
+        None if the folder is gone or holds none.
+    """
+    try:
+        with RunFolder.open(path, write=False) as run:
+            others, left_out = run.info.get("uploads-of"), {*without, *run.info.get("forgotten", ())}
+            if others and (found := cost_of_uploads(Path(others), without=left_out)) is not None:
+                return found
+            total, sized = _counted(rounds_in(run)[: max(1, kept_round(run))], left_out)
+    except StoreError:
+        return None
+    return Cost(total, "sizes" if sized else "source" if replayed else "messages") if total.phases else None
+
+
+def _counted(rounds: Sequence[RoundFolder], left_out: Collection[str]) -> tuple[Traffic, bool]:
+    """Return the bytes of uploads, and whether one came by no message, so that its file counts."""
+    total, sized = Traffic(), False
+    for each in rounds:
+        moved = Traffic.read(each.path / TRAFFIC_FILE).phases.get(UPLOAD_PHASE, Moved())
+        for upload in (record for record in each.records() if record.client not in left_out):
+            sized |= upload.client not in moved.up
+            up, down = moved.up.get(upload.client, upload.bytes), moved.down.get(upload.client, 0)
+            total.add(UPLOAD_PHASE, upload.client, up=up, down=down)
+    return total, sized
+
+
+def own_names(method: Method) -> tuple[str, str]:
+    """Return the names of the rows of a result table that are the method's own; its last row always is."""
+    return method.title, f"{method.title} ensemble"
+
+
+def curve_of(metrics: Sequence[Mapping[str, Any]], cost: Mapping[str, Any]) -> Curve:
+    """Return MiB per client and accuracy of the rounds whose rows tell both.
+
+    Args:
+        metrics: The rows of metrics.jsonl; their MiB are those of the run's own messages.
+        cost: As result.json holds it; what uploads cost that another run holds is added.
+    """
+    told = [row for row in metrics if row.get("mib_per_client") and row.get("accuracy") is not None]
+    uploads = cost["phases"].get(UPLOAD_PHASE) if cost["counted"] != "messages" else None
+    before = uploads["mib_up_per_client"] + uploads["mib_down_per_client"] if uploads else 0.0
+    return tuple((before + float(row["mib_per_client"]), float(row["accuracy"])) for row in told)
+
+
+def points_of(method: Method, rows: Sequence[Row], metrics: Sequence[Mapping[str, Any]], cost: Cost) -> list[Point]:
+    """Return the rows of a result table whose cost is known; a client alone moves nothing.
+
+    The method's own rows cost all that the run moved, the others what collecting the uploads did.
+    """
+    uploads, whole, curve = cost.of_uploads(), cost.traffic.mib_per_client, curve_of(metrics, cost.as_json())
+    own = [row for row in rows if row is rows[-1] or row.name.removesuffix(EXACT) in own_names(method)]
+    # What the rounds with the clients train: the ensemble where there is one, else the student.
+    trained = next((row for row in own if row.kind == "ensemble" and not row.name.endswith(EXACT)), rows[-1])
+    points = []
+    for row in (row for row in rows if row.kind != "client"):
+        mib = whole if row in own else uploads
+        if mib > 0.0:
+            curves = (curve,) if curve and row is trained else ()
+            points.append(Point(row.name, row.kind, mib, row.accuracy, curves=curves))
+    return points
+
+
+def moved_lines(result: Mapping[str, Any]) -> list[str]:
+    """Return what every client sent and got, in units that show it: ``240.4 KiB up, 150 B down per client``.
+
+    Several phases have a line each, after that of all that the run moved; a replay's line tells what its uploads cost.
+    """
+    cost, line = result.get("communication"), f"{_both(result)} per client"
+    if cost is None or (cost["counted"] == "messages" and len(cost["phases"]) < 2):
+        return [line]
+    if len(cost["phases"]) < 2:
+        return [f"{line}; the uploads cost {_both(cost['total'])}"]
+    earlier = {UPLOAD_PHASE: ", in another run"} if cost["counted"] != "messages" else {}
+    return [line, *(f"{name}: {_both(moved)}{earlier.get(name, '')}" for name, moved in cost["phases"].items())]
+
+
+def _both(amounts: Mapping[str, float]) -> str:
+    return f"{_size(amounts['mib_up_per_client'])} up, {_size(amounts['mib_down_per_client'])} down"
+
+
+def _size(mib: float) -> str:
+    amount = mib * MIB
+    if amount >= MIB:
+        return f"{mib:.1f} MiB"
+    return f"{amount / KIB:.1f} KiB" if amount >= KIB else f"{amount:.0f} B"

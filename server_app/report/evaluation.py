@@ -1,0 +1,213 @@
+"""Scores on held-out images: every client alone, the averages, the ensemble, and the method's result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fl_app.data import ImageData, normalize
+from server_app.report.kept_scores import Keep, KeptScores, fresh
+from strategies.combiners.combiners import build_combiner
+from strategies.combiners.outcomes import load_model
+from strategies.method import METHODS, EnsembleSpec, Job, Method, Normalization, Silent
+from strategies.run.files import weights_sha256
+from strategies.run.journal import Journal
+from strategies.run.stage import StageReport
+from strategies.teacher.ensemble import Ensemble
+from strategies.uploads.kinds import CLASSIFIER, CVAE, OPEN_SET
+
+BATCH = 500
+PLAIN = EnsembleSpec((), "mean")
+EXACT = ", members in float32"  # ends the name of an ensemble that is scored without its quantisation
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the result table: accuracy in % on the held-out images."""
+
+    name: str
+    kind: str
+    accuracy: float
+
+    def as_json(self) -> dict[str, str | float]:
+        """Return the row as the result file holds it."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """The held-out images, as a model sees them.
+
+    Attributes:
+        data: uint8 [N, ch, H, W] and labels [N].
+        normalization: The models' input space.
+        passed: Told how many models have seen one more batch; None to tell nobody.
+    """
+
+    data: ImageData
+    normalization: Normalization
+    passed: Callable[[int], None] | None = None
+
+    def __call__(self, epoch: int, model: nn.Module) -> dict[str, float]:  # noqa: ARG002  an Observer gets both
+        """Return ``{"accuracy": %}`` of a model: the observer of a server stage."""
+        return {"accuracy": self.accuracy(model)}
+
+    def batches(self, device: torch.device) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield normalised images [B, ch, H, W] with their labels [B]."""
+        images_labels = zip(torch.split(self.data.images, BATCH), torch.split(self.data.labels, BATCH), strict=True)
+        for images, labels in images_labels:
+            pixels = normalize(images, self.normalization.mean, self.normalization.std)
+            yield pixels.to(device), labels.to(device)
+
+    def _count(self, models: int) -> None:
+        if self.passed is not None:
+            self.passed(models)
+
+    @torch.no_grad()
+    def accuracy(self, model: nn.Module) -> float:
+        """Return the share of images that the model labels rightly, in %; the model's mode is restored."""
+        was_training = model.training
+        model.eval()
+        device = next(model.parameters()).device
+        hits = 0
+        for images, labels in self.batches(device):
+            hits += int((model(images).argmax(1) == labels).sum())
+            self._count(_models_of(model))
+        model.train(was_training)
+        return percent(hits, len(self.data.labels))
+
+    @torch.no_grad()
+    def member_accuracies(self, ensemble: Ensemble) -> tuple[list[float], float]:
+        """Return every member's accuracy and the ensemble's, in %, from one pass over the images."""
+        device = next(ensemble.parameters()).device
+        alone, together = torch.zeros(len(ensemble.members), dtype=torch.long), 0
+        for images, labels in self.batches(device):
+            logits = ensemble.member_logits(images)
+            combined = ensemble.combine(logits, images)
+            # What a member says beyond the classes, "unknown", is none of them.
+            alone += (logits[..., : combined.shape[1]].argmax(2) == labels).sum(1).cpu()
+            together += int((combined.argmax(1) == labels).sum())
+            self._count(len(ensemble.members))
+        total = len(self.data.labels)
+        return [percent(int(hits), total) for hits in alone], percent(together, total)
+
+
+def percent(hits: int, total: int) -> float:
+    """Return a share in %, rounded to what 10,000 images can tell."""
+    return round(100 * hits / total, 2)
+
+
+def _models_of(model: nn.Module) -> int:
+    return len(model.members) if isinstance(model, Ensemble) else 1
+
+
+def evaluate(
+    report: StageReport, method_name: str, held_out: HeldOut, *, log: Callable[[str], None], kept: Path | None = None
+) -> list[Row]:
+    """Return :func:`result_table` and log how far it is; many large models on one core take minutes.
+
+    Args:
+        report: The finished server stage.
+        method_name: Its method.
+        held_out: The images nobody trained on or chose by.
+        log: Takes a line for the user.
+        kept: The file of the scores that methods on the same uploads have in common; None if there is none.
+    """
+    outcome, uploads, method = report.outcome, len(report.job.uploads), METHODS[method_name]
+    averaged = method.uploads == CLASSIFIER and method_name != "fedavg" and _fits_fedavg(report.job)
+    passes = (
+        0 if outcome.ensemble is None or _is_of_all(method) else 1 + (outcome.ensemble.precision != PLAIN.precision)
+    )
+    own = uploads * passes + (outcome.student is not None)
+    models = uploads * (method.uploads != CVAE) + averaged + own
+    total, done = models * -(-len(held_out.data.labels) // BATCH), 0
+    with Journal(None, log, label="evaluation", unit="batch") as journal:
+
+        def count(models: int) -> None:
+            nonlocal done
+            done += models
+            journal.report(done, total)
+
+        keep = fresh if kept is None else KeptScores(kept, report.job, held_out)
+        rows = result_table(report, method_name, replace(held_out, passed=count), keep=keep)
+        journal.report(total, total)  # what was kept needs no pass
+        return rows
+
+
+def result_table(report: StageReport, method_name: str, held_out: HeldOut, *, keep: Keep = fresh) -> list[Row]:
+    """Compare the result with what the same uploads give without it.
+
+    Args:
+        report: The finished server stage.
+        method_name: Its method.
+        held_out: The images nobody trained on or chose by.
+        keep: Asked for the scores that follow from the uploads alone.
+
+    Returns:
+        Every client that sent a model which labels images; of classifiers, one-shot FedAvg where the architectures
+        allow it, and the averaged ensemble; the method's own.
+    """
+    job, method, spec = report.job, METHODS[method_name], report.outcome.ensemble
+    if not job.uploads:  # clients that answered round by round have left none
+        title = getattr(job.config, "title", method.title)
+        return [Row(title, method.kind, held_out.accuracy(load_model(report.outcome, job)))]
+    rows, together = [], 0.0
+    if method.uploads != CVAE:
+        used = spec if spec and _is_of_all(method) else PLAIN
+        what = f"members, {used.combiner} {weights_sha256(used.weights)}"
+        alone, together = keep(what, lambda: _members(job, used, held_out))
+        rows = [Row(upload.client, "client", score) for upload, score in zip(job.uploads, alone, strict=True)]
+    for name in ("fedavg", "fedens") if method.uploads == CLASSIFIER else ():
+        if name != method_name:
+            score = together if name == "fedens" else keep("fedavg", lambda: _fedavg(job, held_out))
+            rows += [] if score is None else [Row(METHODS[name].title, METHODS[name].kind, score)]
+    if _is_of_all(method):
+        rows.append(Row(method.title, method.kind, together))
+    elif report.outcome.ensemble is not None:
+        both = replace(report.outcome, student=None)
+        title = f"{method.title} ensemble" if report.outcome.student is not None else method.title
+        if spec is not None and spec.precision != PLAIN.precision:  # what quantisation costs
+            exact = replace(both, ensemble=replace(spec, precision=PLAIN.precision))
+            rows.append(Row(f"{title}{EXACT}", "ensemble", held_out.accuracy(load_model(exact, job))))
+        rows.append(Row(title, "ensemble", held_out.accuracy(load_model(both, job))))
+    if report.outcome.student is not None:
+        kind = method.kind if method.kind != "ensemble" else "student"
+        rows.append(Row(method.title, kind, held_out.accuracy(load_model(report.outcome, job))))
+    return rows
+
+
+def _members(job: Job, spec: EnsembleSpec, held_out: HeldOut) -> tuple[list[float], float]:
+    combiner = build_combiner(spec.combiner, spec.weights)
+    return held_out.member_accuracies(Ensemble.from_uploads(job.uploads, job.builders, combiner))
+
+
+def _fedavg(job: Job, held_out: HeldOut) -> float | None:
+    if not _fits_fedavg(job):
+        return None
+    method = METHODS["fedavg"]
+    averaged = method.fit(replace(job, config=method.config(), device="cpu"), Silent())
+    return held_out.accuracy(load_model(averaged, job))
+
+
+def _passes(method: Method, spec: EnsembleSpec | None) -> int:
+    """How often the method's own ensemble is asked: twice if its members are quantised, never if it is that of all."""
+    return 0 if spec is None or _is_of_all(method) else 1 + (spec.precision != PLAIN.precision)
+
+
+def _is_of_all(method: Method) -> bool:
+    """Whether a method ends with the ensemble of all uploads, whose score one pass gives together with theirs."""
+    return method.name == "fedens" or method.uploads == OPEN_SET
+
+
+def _fits_fedavg(job: Job) -> bool:
+    return {upload.architecture for upload in job.uploads} == {job.student}
+
+
+def best_accuracy(metrics: Sequence[Mapping[str, Any]], last: float) -> float:
+    """Return the best accuracy over the server epochs, which papers report; it chooses nothing here."""
+    return max([last, *(float(row["accuracy"]) for row in metrics if "accuracy" in row)])

@@ -1,0 +1,187 @@
+"""The end of a run: scores, result.json, report, and the table that is printed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from server_app.report.attack_success import attack_facts, attack_lines
+from server_app.report.communication import Cost, cost_of, moved_in, moved_lines, points_of, rounds_in
+from server_app.report.drawing import save
+from server_app.report.evaluation import HeldOut, Row, best_accuracy, evaluate
+from server_app.report.gatekeeping import plot_verdict, verdict_facts, verdict_lines
+from server_app.report.plots import client_weights, model_card, plot_all
+from server_app.report.privacy import privacy_facts, privacy_lines
+from server_app.settings.build import Settings
+from strategies.method import Outcome
+from strategies.run.files import atomic_write
+from strategies.run.run_folder import RunFolder
+from strategies.run.stage import StageReport, kept_digest, kept_round
+
+
+def finish(
+    folder: RunFolder,
+    settings: Settings,
+    report: StageReport,
+    held_out: HeldOut,
+    *,
+    seconds: Mapping[str, float],
+    log: Callable[[str], None],
+    kept: Path | None = None,
+) -> dict[str, Any]:
+    """Score a finished server stage and write everything that people read about it.
+
+    Args:
+        folder: The run folder, open for writing.
+        settings: The run's settings.
+        report: The server stage.
+        held_out: The images that were kept from every client.
+        seconds: Wall time per phase; what is spent here is added to "evaluation" and "app".
+        log: Takes a line for the user.
+        kept: The file of the scores that methods on the same uploads have in common; None if there is none.
+
+    Returns:
+        The result, as written to result.json.
+    """
+    began = time.monotonic()
+    rows = evaluate(report, settings.method.name, held_out, log=log, kept=kept)
+    metrics = folder.round(kept_round(folder)).metrics()
+    accuracy = rows[-1].accuracy  # a method's own result is the last row; with both outcomes that is the student
+    refused, cost = [refusal for each in rounds_in(folder) for refusal in each.refused()], cost_of(folder)
+    result: dict[str, Any] = {
+        "status": "finished",
+        "run_dir": str(folder.path),
+        "method": settings.method.name,
+        "seed": settings.app.seed,
+        **({"scaled": settings.scaled} if settings.scaled else {}),
+        "accuracy": accuracy,
+        "best_accuracy": best_accuracy(own_epochs(report.outcome, metrics), accuracy),
+        "table": [row.as_json() for row in rows],
+        "uploads": len(report.job.uploads),
+        "refused": len(refused),
+        "refusals": refused,
+        **_moved(folder, cost),
+        "seconds": {},  # with those of the report, below
+        "weights_sha256": kept_digest(folder),
+        **({"client_weights": weights} if (weights := client_weights(report.outcome)) else {}),
+        "resumed_at": report.resumed_at,
+        **_of_clients(folder, settings, report, held_out),
+    }
+    result["plots"] = _reported(folder, settings, report, rows, metrics, facts=_facts(settings, result), cost=cost)
+    spent = dict.fromkeys(("evaluation", "app"), time.monotonic() - began)
+    result["seconds"] = _rounded({name: seconds.get(name, 0.0) + spent.get(name, 0.0) for name in {**seconds, **spent}})
+    folder.write_result(result)
+    return result
+
+
+def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:
+    return {phase: round(value, 2) for phase, value in seconds.items()}
+
+
+def _of_clients(folder: RunFolder, settings: Settings, report: StageReport, held_out: HeldOut) -> dict[str, Any]:
+    """Return what a result says of attackers, of privacy, and of the gatekeeper's verdict, where there are such."""
+    found = {
+        "attack": attack_facts(settings.app.attack, report, held_out),
+        "privacy": privacy_facts(settings.app.privacy),
+    }
+    told = {key: facts for key, facts in found.items() if facts}
+    return {**told, **verdict_facts(folder.round(kept_round(folder)))}
+
+
+def _facts(settings: Settings, result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the model card says beside the table."""
+    notes = [*attack_lines(result.get("attack", {})), *privacy_lines(result.get("privacy", {}))]
+    own = {"weights_sha256": result["weights_sha256"], "options": settings.options, "notes": notes}
+    return {**own, "gatekeeper": result.get("gatekeeper", {})}
+
+
+def _reported(
+    folder: RunFolder,
+    settings: Settings,
+    report: StageReport,
+    rows: Sequence[Row],
+    metrics: Sequence[Mapping[str, Any]],
+    *,
+    facts: Mapping[str, Any],
+    cost: Cost | None,
+) -> list[str]:
+    """Write the model card and the plots; return the names of the latter."""
+    atomic_write(folder.path / "model_card.md", model_card(settings.method, report, rows, facts).encode())
+    points = points_of(settings.method, rows, metrics, cost) if cost is not None else []
+    plots = plot_all(folder.path, report, rows, own_epochs(report.outcome, metrics), points)
+    if (figure := plot_verdict(facts["gatekeeper"])) is not None:
+        plots.append(save(folder.path / "report" / "gatekeeper.png", figure))
+    return plots
+
+
+def _moved(folder: RunFolder, cost: Cost | None) -> dict[str, Any]:
+    """Return what a run's messages moved, and what its result cost, if that is known."""
+    moved = Cost(moved_in(folder)).as_json()["total"]
+    told = {key: moved[key] for key in ("mib_up_per_client", "mib_down_per_client")}
+    return {**told, **({"communication": cost.as_json()} if cost is not None else {})}
+
+
+def own_epochs(outcome: Outcome, metrics: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the rows of the metrics whose accuracies are the result's own.
+
+    Rounds with the clients, whose rows tell what they moved, train the ensemble where there is one, else the student;
+    the epochs of a server stage train the student.
+    """
+    rounds = [row for row in metrics if "mib_per_client" in row]
+    if outcome.student is None:
+        return rounds
+    return list(metrics) if outcome.ensemble is None else [row for row in metrics if "mib_per_client" not in row]
+
+
+def bare_result(target: RunFolder, name: str, report: StageReport, seconds: Mapping[str, float]) -> dict[str, Any]:
+    """Return the result of a foreign run's replay: its held-out images are not here, so there are no scores."""
+    return {
+        "status": "finished",
+        "run_dir": str(target.path),
+        "method": name,
+        "seed": report.job.seed,
+        "accuracy": None,
+        "best_accuracy": None,
+        "table": [],
+        "uploads": len(report.job.uploads),
+        "refused": 0,
+        "refusals": [],
+        **_moved(target, cost_of(target)),
+        "seconds": _rounded(seconds),
+        "weights_sha256": kept_digest(target),
+        **({"client_weights": weights} if (weights := client_weights(report.outcome)) else {}),
+        "resumed_at": report.resumed_at,
+        **verdict_facts(target.round(kept_round(target))),
+        "plots": [],
+    }
+
+
+def describe_failure(folder: RunFolder, settings: Settings, error: Exception) -> dict[str, Any]:
+    """Return the result of a run that failed; what came is kept, and the run can be resumed."""
+    return {
+        "status": "failed",
+        "error": str(error),
+        "run_dir": str(folder.path),
+        "method": settings.method.name,
+        "seed": settings.app.seed,
+        "uploads": len(rounds_in(folder)[-1].held()),
+        "refusals": rounds_in(folder)[-1].refused(),
+        **verdict_facts(rounds_in(folder)[-1]),
+    }
+
+
+def table_lines(result: Mapping[str, Any]) -> list[str]:
+    """Return the result as plain lines."""
+    width = max((len(str(row["name"])) for row in result["table"]), default=0)
+    lines = [f"{row['name']:<{width}}  {row['kind']:<8}  {row['accuracy']:6.2f} %" for row in result["table"]]
+    lines += [f"scaled: {scaled_line(result['scaled'])}"] if "scaled" in result else []
+    lines += attack_lines(result.get("attack", {})) + privacy_lines(result.get("privacy", {}))
+    lines += verdict_lines(result.get("gatekeeper", {}))
+    return [*lines, *moved_lines(result), f"run folder: {result['run_dir']}"]
+
+
+def scaled_line(scaled: Mapping[str, Sequence[Any]]) -> str:
+    """Return which schedules are shorter than they were set: ``client.epochs 30 instead of 300``."""
+    return ", ".join(f"{key} {run} instead of {was}" for key, (was, run) in scaled.items())

@@ -1,0 +1,135 @@
+"""The gatekeeper in the app: which settings it allows, and what people read of its verdict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from server_app.report.drawing import new_figure, short
+from strategies.core.errors import OptionError
+from strategies.gatekeeper.config import EXCLUDE, OFF, GatekeeperConfig
+from strategies.gatekeeper.verdicts import MEASURES, SUSPECT, Inspection
+from strategies.method import Method, Need
+from strategies.run.quarantine import kept_verdict
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from strategies.run.round_folder import RoundFolder
+
+FARTHEST = 8.0  # robust deviations; beyond, the heat map's colour stays the same
+
+
+def check_gatekeeper(config: GatekeeperConfig, method: Method, uploads: str) -> None:
+    """Refuse a gatekeeper where no uploads come that it could judge.
+
+    Args:
+        config: Its options.
+        method: The server method.
+        uploads: The run folder whose stored uploads are used; empty: clients train and upload.
+
+    Raises:
+        OptionError: Names the setting and what is allowed.
+    """
+    if config.policy == OFF:
+        return
+    if Need.CLIENTS in method.needs:
+        raise OptionError(
+            f"setting 'gatekeeper.policy' is {config.policy!r}: allowed with method {method.name!r} is {OFF!r}: its "
+            "clients answer in every round, and only models that are uploaded once are judged"
+        )
+    if uploads:
+        raise OptionError(
+            f"setting 'gatekeeper.policy' is {config.policy!r} and 'uploads' {uploads!r}: allowed is {OFF!r}; who was "
+            "quarantined in that run has no part in this one, and 'forget' leaves out others"
+        )
+
+
+def verdict_facts(folder: RoundFolder) -> dict[str, Any]:
+    """Return the entry ``gatekeeper`` of result.json, the verdict on a round; empty where there is none.
+
+    Raises:
+        StoreError: The file is damaged.
+    """
+    kept = kept_verdict(folder)
+    if kept is None:
+        return {}
+    return {"gatekeeper": {key: value for key, value in kept.items() if key != "uploads"}}
+
+
+def verdict_lines(verdict: Mapping[str, Any]) -> list[str]:
+    """Return the verdict in a few lines: who is suspect and why, what was done, and what was not judged."""
+    if not verdict:
+        return []
+    done = "quarantined" if verdict["policy"] == EXCLUDE else "suspect"
+    inspection = Inspection.from_json(verdict)
+    lines = [f"gatekeeper: {row.client} is {done}, {row.reason}" for row in inspection.rows if row.findings]
+    lines += [f"gatekeeper: {note}" for note in inspection.notes]
+    return lines or [f"gatekeeper: no upload of {len(inspection.rows)} looks harmful"]
+
+
+def card_section(verdict: Mapping[str, Any]) -> str:
+    """Return the model card's section on the verdict; empty where the gatekeeper was not asked."""
+    if not verdict:
+        return ""
+    inspection = Inspection.from_json(verdict)
+    rows = "\n".join(f"| {row.client} | {row.verdict} | {row.reason or '-'} |" for row in inspection.rows)
+    done = "Suspects were left out." if verdict["policy"] == EXCLUDE else "Suspects took part."
+    notes = "".join(f"{note[0].upper()}{note[1:]}.\n" for note in inspection.notes)
+    return f"""
+## Gatekeeper
+
+Every upload was compared with the others before the server stage. {done} What looks harmless may still not be.
+{notes}
+| client | verdict | why |
+|---|---|---|
+{rows}
+"""
+
+
+def plot_verdict(verdict: Mapping[str, Any]) -> Figure | None:
+    """Draw clients by measures: how far each is from the others, its value, and the verdict.
+
+    Args:
+        verdict: As in result.json; may be empty.
+
+    Returns:
+        None where nothing was measured.
+    """
+    if not verdict:
+        return None
+    inspection = Inspection.from_json(verdict)
+    shown = [name for name in MEASURES if any(_known(row.measures, name) for row in inspection.rows)]
+    if not shown:
+        return None
+    rows = inspection.rows
+    scores = np.array([[row.scores.get(name, math.nan) for name in shown] for row in rows])
+    high = min(0.5, max(0.16, 16.0 / len(rows)))
+    figure, axes = new_figure(2.6 + 0.85 * len(shown), 1.6 + high * len(rows))
+    image = axes.imshow(scores, cmap="coolwarm", vmin=-FARTHEST, vmax=FARTHEST, aspect="auto")
+    points = min(9.0, 0.6 * 72 * high)
+    for place, row in enumerate(rows):
+        for column, name in enumerate(shown):
+            if _known(row.measures, name):
+                far = abs(scores[place, column]) > 0.6 * FARTHEST
+                text = f"{row.measures[name]:.2g}"
+                axes.text(
+                    column, place, text, ha="center", va="center", fontsize=points, color="white" if far else "black"
+                )
+    axes.set_xticks(range(len(shown)), [MEASURES[name] for name in shown])
+    names = [f"{short(row.client)}{f'  {row.harm}' if row.findings else ''}" for row in rows]
+    axes.set_yticks(range(len(rows)), names, fontsize=min(10.0, points + 1))
+    for label, row in zip(axes.get_yticklabels(), rows, strict=True):
+        if row.verdict == SUSPECT:
+            label.set_color("#b40426")
+            label.set_fontweight("bold")
+    figure.colorbar(image, ax=axes, label="robust deviations from the others", aspect=30)
+    axes.set_title("What the gatekeeper measured")
+    return figure
+
+
+def _known(values: Mapping[str, float], name: str) -> bool:
+    return not math.isnan(values.get(name, math.nan))

@@ -1,0 +1,89 @@
+"""Scores that several methods have in common: those of the same uploads on the same held-out images, made once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import torch
+
+from strategies.core.errors import StoreError
+from strategies.run.files import read_json, write_json
+from strategies.run.uploads import StoredWeights
+
+if TYPE_CHECKING:
+    from server_app.report.evaluation import HeldOut
+    from strategies.method import Job
+
+Scores = TypeVar("Scores")
+
+
+class Keep(Protocol):
+    """Returns scores: kept ones, or such as it makes."""
+
+    def __call__(self, what: str, make: Callable[[], Scores]) -> Scores:
+        """Return the scores of that name."""
+
+
+def fresh(what: str, make: Callable[[], Scores]) -> Scores:  # noqa: ARG001  the signature of every Keep
+    """Make the scores; keep none."""
+    return make()
+
+
+class KeptScores:
+    """A :class:`Keep` with a file.
+
+    Scores hold for the same uploads, examples, student, normalisation, device and threads; of any other they are made
+    anew. One process at a time writes the file.
+
+    Args:
+        path: The file; it need not be there.
+        job: The job with its stored uploads.
+        held_out: What they are scored on.
+    """
+
+    def __init__(self, path: Path, job: Job, held_out: HeldOut) -> None:
+        self._path = path
+        self._key = _key(job, held_out)
+
+    def __call__(self, what: str, make: Callable[[], Scores]) -> Scores:
+        """Return the scores of that name, lists, numbers and None; make them if they are not in the file.
+
+        A file that cannot be read or written costs the time to make them, and nothing else.
+        """
+        if self._key is None:
+            return make()
+        found = self._read()
+        scores = found.setdefault(self._key, {})
+        if what not in scores:
+            scores[what] = make()
+            with suppress(StoreError):
+                write_json(self._path, found)
+        kept: Scores = scores[what]
+        return kept
+
+    def _read(self) -> dict[str, dict[str, Any]]:
+        try:
+            found = read_json(self._path) if self._path.exists() else {}
+        except StoreError:
+            return {}
+        return found if isinstance(found, dict) else {}
+
+
+def _key(job: Job, held_out: HeldOut) -> str | None:
+    """Return a digest of all that the scores follow from; None for uploads that are not stored."""
+    uploads = []
+    for upload in job.uploads:
+        if not isinstance(upload.read, StoredWeights):
+            return None
+        uploads.append([upload.client, upload.architecture, upload.read.sha256, upload.num_examples])
+    normalization = [held_out.normalization.mean, held_out.normalization.std]
+    digest = hashlib.sha256(json.dumps([uploads, job.student, normalization, job.device, job.threads]).encode())
+    for tensor in (held_out.data.images, held_out.data.labels):
+        digest.update(json.dumps([str(tensor.dtype), list(tensor.shape)]).encode())
+        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -1,0 +1,278 @@
+"""What a finished run leaves for people: result.json, a model card, and plots."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from server_app.report.cost_plots import Point, plot_communication
+from server_app.report.drawing import COLOURS, legend_beside, new_figure, row_figure, save
+from server_app.report.evaluation import Row
+from server_app.report.gatekeeping import card_section
+from strategies.method import Job, Method, Outcome
+from strategies.run.stage import StageReport
+from strategies.uploads.kinds import OPEN_SET, kind_of
+from strategies.uploads.needs import holds_images
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from server_app.compare.table import Line
+
+LEGEND_MOST = 20  # classes; more are told by a colour bar
+
+
+def plot_all(
+    folder: Path,
+    report: StageReport,
+    rows: Sequence[Row],
+    metrics: Sequence[Mapping[str, Any]],
+    points: Sequence[Point] = (),
+) -> list[str]:
+    """Write the plots of a run into ``report/``.
+
+    Args:
+        folder: The run folder.
+        report: The server stage.
+        rows: The result table.
+        metrics: The rows of metrics.jsonl that tell the result's own accuracy.
+        points: What is known to have cost something.
+
+    Returns:
+        The names of the files written; a plot without data is left out.
+    """
+    target = folder / "report"
+    target.mkdir(exist_ok=True)
+    counts = {u.client: u.label_counts for u in report.job.uploads if u.label_counts is not None}
+    curve = [(row["epoch"], row["accuracy"]) for row in metrics if "epoch" in row and "accuracy" in row]
+    rounds = any("mib_per_client" in row for row in metrics)
+    written = [save(target / "accuracy.png", plot_accuracy(rows))]
+    if counts:
+        written.append(save(target / "labels.png", plot_labels(counts)))
+    if curve:
+        written.append(save(target / "server_curve.png", plot_curve(curve, rows, rounds=rounds)))
+    if points:
+        written.append(save(target / "communication.png", plot_communication(points)))
+    if weights := client_weights(report.outcome):
+        written.append(save(target / "client_weights.png", plot_client_weights(weights)))
+    if report.outcome.images is not None:
+        written.append(save(target / "synthetic_images.png", plot_images(report.outcome.images.numpy())))
+    return written
+
+
+def plot_labels(counts: Mapping[str, Sequence[int]]) -> Figure:
+    """Draw how many examples of each class every client trained on."""
+    classes = len(next(iter(counts.values())))
+    figure, axes, _ = row_figure(list(counts), least=0.8 + 0.2 * min(classes, LEGEND_MOST))
+    left = np.zeros(len(counts))
+    for label, colour in enumerate(_palette(classes)):
+        share = np.array([row[label] for row in counts.values()])
+        axes.barh(range(len(counts)), share, left=left, label=str(label), color=colour)
+        left += share
+    axes.set_xlabel("training examples")
+    axes.set_title("Labels per client")
+    if classes <= LEGEND_MOST:
+        legend_beside(axes, title="class")
+    else:
+        _colour_bar(figure, axes, classes)
+    return figure
+
+
+def plot_accuracy(rows: Sequence[Row]) -> Figure:
+    """Draw the result table."""
+    figure, axes, points = row_figure([row.name for row in rows])
+    bars = axes.barh(range(len(rows)), [row.accuracy for row in rows], color=[COLOURS[row.kind] for row in rows])
+    axes.bar_label(bars, fmt="%.1f", padding=3, fontsize=points)
+    axes.set_xlim(0, 108)
+    axes.set_xlabel("accuracy on held-out images, %")
+    axes.set_title("Every client alone, and together")
+    return figure
+
+
+def client_weights(outcome: Outcome) -> dict[str, float]:
+    """Return every client's weight in the ensemble that a method ended with, in sum 1.
+
+    Empty without an ensemble, and for one whose combiner has no single weight per client.
+    """
+    spec = outcome.ensemble
+    if spec is None or spec.combiner != "weighted":
+        return {}
+    weights = spec.weights["weights"].double()
+    # Six digits are what the float32 behind them holds.
+    shares = [round(share, 6) for share in (weights / weights.sum()).tolist()]
+    return dict(zip(spec.clients, shares, strict=True))
+
+
+def plot_client_weights(weights: Mapping[str, float]) -> Figure:
+    """Draw every client's weight in the ensemble beside what all would have if they were equal."""
+    figure, axes, points = row_figure(list(weights))
+    bars = axes.barh(range(len(weights)), list(weights.values()), color=COLOURS["client"])
+    # On white, for the dashed line may run through a number.
+    ground = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
+    axes.bar_label(bars, fmt="%.3f", padding=3, fontsize=points, bbox=ground)
+    uniform = 1 / len(weights)
+    axes.axvline(uniform, color=COLOURS["ensemble"], linestyle="--", linewidth=1.2, label=f"uniform, 1/{len(weights)}")
+    axes.set_xlim(0, 1.12 * max([uniform, *weights.values()]))
+    axes.set_xlabel("weight in the ensemble, of 1")
+    axes.set_title("What every client weighs in the end")
+    legend_beside(axes)
+    return figure
+
+
+def plot_comparison(lines: Sequence[Line], title: str) -> Figure:
+    """Draw the mean of every line with its spread, and every single result as a dot."""
+    figure, axes, points = row_figure([line.name for line in lines])
+    farthest = 0.0
+    for place, line in enumerate(lines):
+        mean, spread, scores = line.accuracy or 0.0, line.spread or 0.0, line.accuracies or ()
+        axes.barh(place, mean, color=COLOURS[line.kind], label=line.kind)
+        if line.spread is not None:
+            axes.errorbar(mean, place, xerr=spread, color="black", capsize=3, linewidth=1.2)
+            axes.scatter(
+                scores, [place] * len(scores), s=9, color="white", edgecolors="black", linewidths=0.6, zorder=3
+            )
+        end = max(mean + spread, *scores, 0.0)
+        farthest = max(farthest, end)
+        axes.annotate(line.accuracy_text, (end, place), (5, 0), textcoords="offset points", va="center", size=points)
+    limit = 1.25 * max(farthest, 1.0)  # room for the numbers behind the longest bar
+    axes.set_xlim(0.0, limit)
+    axes.set_xticks([tick for tick in axes.get_xticks() if 0.0 <= tick <= min(limit, 100.0)])
+    several = ": mean, sample standard deviation, single results" * any(line.spread is not None for line in lines)
+    axes.set_xlabel(f"accuracy on held-out images, %{several}")
+    axes.set_title(title)
+    legend_beside(axes)
+    return figure
+
+
+def plot_curve(curve: Sequence[tuple[int, float]], rows: Sequence[Row], *, rounds: bool = False) -> Figure:
+    """Draw the result's accuracy over the server epochs, or the rounds, between the baselines of the same uploads."""
+    own = rows[-1]
+    figure, axes = new_figure(8.0, 4.0)
+    epochs, scores = zip(*curve, strict=True)
+    axes.plot(epochs, scores, color=COLOURS[own.kind], marker=".", label=own.name if rounds else "student")
+    axes.locator_params(axis="x", integer=True)
+    for row in rows:
+        if row.kind in ("baseline", "ensemble") and row is not own:
+            # The ensemble that the student learns from has the colour of FedENS.
+            style = ":" if row.name == f"{own.name} ensemble" else "--"
+            axes.axhline(row.accuracy, color=COLOURS[row.kind], linestyle=style, linewidth=1.4, label=row.name)
+    axes.set_xlabel("round" if rounds else "server epoch")
+    axes.set_ylabel("accuracy on held-out images, %")
+    axes.set_title("Round by round" if rounds else "The server stage")
+    legend_beside(axes)
+    return figure
+
+
+def plot_images(images: np.ndarray[Any, Any]) -> Figure:
+    """Draw synthetic images [N, ch, H, W] (uint8) as a grid."""
+    shown = images[:64]
+    columns = min(16, len(shown))
+    count, channels, height, width = shown.shape
+    lines = -(-count // columns)
+    grid = np.full((channels, lines * (height + 1), columns * (width + 1)), 255, np.uint8)
+    for position, image in enumerate(shown):
+        top, left = position // columns * (height + 1), position % columns * (width + 1)
+        grid[:, top : top + height, left : left + width] = image
+    figure, axes = new_figure(8.0, 8.0 * lines / columns + 0.5)
+    axes.imshow(grid.transpose(1, 2, 0).squeeze(), cmap="gray", vmin=0, vmax=255, interpolation="nearest")
+    axes.set_axis_off()
+    axes.set_title("Images the student was trained on; none is a client's")
+    return figure
+
+
+def model_card(method: Method, report: StageReport, rows: Sequence[Row], facts: Mapping[str, Any]) -> str:
+    """Return the model card: what the weights are, where they come from, and how to load them."""
+    outcome, job = report.outcome, report.job
+    results = ["one model"] if outcome.student is not None else []
+    results += [f"an ensemble of {len(outcome.ensemble.clients)} models"] if outcome.ensemble is not None else []
+    own = {job.student} if outcome.student is not None else set()
+    own |= {upload.architecture for upload in job.uploads} if outcome.ensemble is not None else set()
+    table = "\n".join(f"| {row.name} | {row.kind} | {row.accuracy:.2f} |" for row in rows)
+    options = "\n".join(f"- `{key}` = {value!r}" for key, value in sorted(facts.get("options", {}).items()))
+    notes = "".join(f"{note[0].upper()}{note[1:]}.\n" for note in facts.get("notes", ()))
+    how = f"one-shot federated learning from {len(job.uploads)} uploads" if job.uploads else "rounds of training"
+    return f"""# {method.title}: {", and ".join(results)}
+
+Made by {how}, with {getattr(job.config, "title", method.title)} ({method.source}).
+Architecture: {", ".join(sorted(own))}.
+Input: {_input_of(job)}. Output: logits of {job.num_classes} classes.
+Weights (sha256): {facts["weights_sha256"]}. Seed: {job.seed}.
+
+## Accuracy on held-out images, %
+
+| name | kind | accuracy |
+|---|---|---|
+{table}
+{card_section(facts.get("gatekeeper", {}))}
+## Load
+
+```python
+{_load_code(report)}
+```
+
+## Options
+
+{options}
+
+## Limits
+
+The server never saw a client's data; what a client's model has learned from them, this one may have too.
+The scores hold for images like the held-out ones of this run.
+{notes}"""
+
+
+def _input_of(job: Job) -> str:
+    if not holds_images(job.input_shape):
+        return f"examples of shape {job.input_shape}, as the data set gives them"
+    mean, std = job.normalization.mean, job.normalization.std
+    return f"""images of shape {job.input_shape} with pixels in [0, 1], normalised with mean {mean} and
+standard deviation {std}"""
+
+
+def _load_code(report: StageReport) -> str:
+    """Return the code that loads the result, and that for the ensemble beside a student."""
+    student, ensemble = report.outcome.student is not None, report.outcome.ensemble is not None
+    codes = [_load_student(report.job, name="model")] if student else []
+    codes += [_load_ensemble(report.job, name="ensemble" if student else "model")] if ensemble else []
+    return "\n\n".join(codes)
+
+
+def _load_student(job: Job, *, name: str) -> str:
+    return f"""from safetensors.torch import load_file
+
+from fl_app.models import build
+
+{name} = build({job.student!r}, num_classes={job.num_classes}, input_shape={job.input_shape})
+{name}.load_state_dict(load_file("student.safetensors"))
+{name}.eval()"""
+
+
+def _load_ensemble(job: Job, *, name: str) -> str:
+    if kind_of(job.uploads[0].architecture) == OPEN_SET:
+        return f"""from fl_app.models.uploaded import uploaded_builders
+from strategies import load_ensemble_module
+
+{name} = load_ensemble_module(".", uploaded_builders("open-set", {job.num_classes}, {job.input_shape}))"""
+    return f"""from fl_app.models import builders
+from strategies import load_ensemble_module
+
+{name} = load_ensemble_module(".", builders({job.num_classes}, {job.input_shape}))"""
+
+
+def _colour_bar(figure: Figure, axes: Axes, classes: int) -> None:
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import BoundaryNorm, ListedColormap
+
+    colours = ScalarMappable(BoundaryNorm(np.arange(classes + 1) - 0.5, classes), ListedColormap(_palette(classes)))
+    bar = figure.colorbar(colours, ax=axes, label="class", aspect=40, ticks=range(0, classes, -(-classes // 10)))
+    bar.minorticks_off()
+
+
+def _palette(count: int) -> Any:
+    from matplotlib import colormaps
+
+    return colormaps["tab10" if count <= 10 else "turbo"](np.linspace(0, 1, count))

@@ -1,0 +1,1 @@
+"""Runs in rounds beside each other: table and plot over the rounds."""

@@ -1,0 +1,71 @@
+"""Learning curves of runs in rounds, seeds of one setting together."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from server_app.report.drawing import new_figure
+from server_app.rounds.table import RoundsLine
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+STYLES = ("-", "--", ":", "-.")
+LEGEND_LETTERS = 38  # of a name per line
+SINGLE = 30  # tested rounds, up to which each has a mark
+
+
+def plot_rounds(lines: Sequence[RoundsLine], targets: Sequence[float]) -> Figure:
+    """Draw the mean accuracy of every setting over the rounds, in a band of one sample deviation.
+
+    A run that is longer than another of its setting, which is unfinished, goes on as a thin line of its own.
+
+    Args:
+        lines: At least one.
+        targets: Accuracies in %, drawn across.
+    """
+    from matplotlib import colormaps
+
+    figure, axes = new_figure(9.5, max(4.5, 1.0 + 0.3 * len(lines)))
+    palette = colormaps["tab10"].colors  # type: ignore[attr-defined]
+    marker = "." if max(len(run.tested) for line in lines for run in line.runs) <= SINGLE else ""
+    for place, line in enumerate(lines):
+        look = {
+            "color": palette[place % len(palette)], "linestyle": STYLES[place // len(palette) % len(STYLES)],
+        }  # fmt: skip
+        _draw(axes, line, look, marker)
+    for target in targets:
+        axes.axhline(target, color="#9aa5b1", linestyle=":", linewidth=1.0, zorder=0)
+        axes.annotate(
+            f"{target:g} %", (0.0, target), xycoords=("axes fraction", "data"), xytext=(2, 2),
+            textcoords="offset points", ha="left", va="bottom", fontsize="x-small", color="#5f6b76",
+        )  # fmt: skip
+    axes.locator_params(axis="x", integer=True)
+    axes.set_xlim(left=0)
+    axes.set_xlabel("round")
+    axes.set_ylabel("accuracy on held-out images, %")
+    several = any(len(line.runs) > 1 for line in lines)
+    axes.set_title("Round by round" + ": mean over the seeds, ± one sample deviation" * several)
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize="small", frameon=False)
+    return figure
+
+
+def _draw(axes: Axes, line: RoundsLine, look: Mapping[str, Any], marker: str) -> None:
+    curve = line.curve()
+    numbers, means = [number for number, _, _ in curve], [mean for _, mean, _ in curve]
+    seeds = f" ({len(line.runs)} seeds)" * (len(line.runs) > 1)
+    name = textwrap.fill(line.name + seeds, LEGEND_LETTERS, subsequent_indent="   ")
+    axes.plot(numbers, means, **look, linewidth=1.6, marker=marker, label=name)
+    if len(line.runs) > 1:
+        low = [mean - (spread or 0.0) for _, mean, spread in curve]
+        high = [mean + (spread or 0.0) for _, mean, spread in curve]
+        axes.fill_between(numbers, low, high, color=look["color"], alpha=0.15, linewidth=0)
+    last = numbers[-1] if numbers else 0
+    for run in line.runs:
+        beyond = [test for test in run.tested if test.number >= last]
+        if len(beyond) > 1:
+            places = [test.number for test in beyond], [test.accuracy for test in beyond]
+            axes.plot(*places, **look, linewidth=0.8, alpha=0.6)

@@ -1,0 +1,202 @@
+"""The table of runs in rounds: the rounds and MiB until an accuracy is reached, means and spreads over the seeds."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Any
+
+from server_app.compare.table import CompareFormat
+from server_app.report.tables import csv_text, markdown_text, print_table
+from server_app.rounds.runs import RoundsRun, Setting
+
+STEP = 5.0  # %, between two targets that nobody has named
+DEFAULT_TARGETS = 2  # as the tables of FLBoost have
+
+
+@dataclass(frozen=True)
+class Reached:
+    """How the runs of a setting came to an accuracy.
+
+    Attributes:
+        target: The accuracy, in %.
+        rounds: The first tested round that had it, of every run that did.
+        mib: MiB per client, both ways, until then, of the same runs.
+        missed: Rounds and MiB of every run that never had it.
+    """
+
+    target: float
+    rounds: tuple[int, ...]
+    mib: tuple[float, ...]
+    missed: tuple[tuple[int, float], ...]
+
+    def shown(self) -> tuple[str, str]:
+        """Return rounds and MiB as people read them: ``92.7 ± 14.3``, or ``>50 (1 of 3)`` where a run never had it."""
+        if not self.missed:
+            return _mean_text(self.rounds, 0 if len(self.rounds) == 1 else 1), _amount(fmean(self.mib))
+        of = f" ({len(self.rounds)} of {len(self.rounds) + len(self.missed)})"
+        return f">{min(done for done, _ in self.missed)}{of}", f">{_amount(min(mib for _, mib in self.missed))}"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the same numbers for programs; means are None where a run never had the accuracy."""
+        return {
+            "rounds": None if self.missed else round(fmean(self.rounds), 2),
+            "rounds_spread": None if self.missed else _spread(self.rounds),
+            "reached": len(self.rounds),
+            "more_than": min((done for done, _ in self.missed), default=None),
+            "mib_per_client": None if self.missed else round(fmean(self.mib), 6),
+        }
+
+
+@dataclass(frozen=True)
+class RoundsLine:
+    """One line: a setting.
+
+    Attributes:
+        name: Of the setting.
+        runs: Its runs.
+        reached: Of every target, in their order.
+    """
+
+    name: str
+    runs: tuple[RoundsRun, ...]
+    reached: tuple[Reached, ...]
+
+    def mean(self, what: str) -> float | None:
+        """Return the mean over the runs of one of their numbers; None unless all have it."""
+        found = [getattr(run, what) for run in self.runs]
+        return None if None in found else round(fmean(found), 3)
+
+    def curve(self) -> list[tuple[int, float, float | None]]:
+        """Return round, mean accuracy and its sample deviation, of the rounds in which every run was tested."""
+        scores = [{test.number: test.accuracy for test in run.tested} for run in self.runs]
+        common = sorted(set.intersection(*map(set, scores)))
+        return [(n, fmean(by[n] for by in scores), _spread([by[n] for by in scores], None)) for n in common]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the line as rounds.json holds it."""
+        found = {f"{each.target:g}": each.as_json() for each in self.reached}
+        return {**self._facts(), "targets": found}
+
+    def flat(self) -> dict[str, Any]:
+        """Return the line as the CSV holds it: a column per target and number."""
+        own = [(f"{key}_to_{each.target:g}", value) for each in self.reached for key, value in each.as_json().items()]
+        return {**self._facts(), **dict(own)}
+
+    def _facts(self) -> dict[str, Any]:
+        last, best = [run.last for run in self.runs], [run.best for run in self.runs]
+        return {
+            "name": self.name,
+            "results": len(self.runs),
+            "rounds": min(run.done for run in self.runs),
+            "accuracy": round(fmean(last), 2),
+            "accuracy_spread": _spread(last),
+            "best_accuracy": round(fmean(best), 2),
+            "best_spread": _spread(best),
+            "refinement_s": self.mean("refinement_s"),
+            "arithmetic_s": self.mean("arithmetic_s"),
+            "server_s": self.mean("server_s"),
+        }
+
+    def shown(self) -> list[str]:
+        """Return the line as people read it, one text per column."""
+        seconds = (self.mean("refinement_s"), self.mean("server_s"))
+        return [
+            self.name,
+            str(len(self.runs)),
+            *(text for each in self.reached for text in each.shown()),
+            _mean_text([run.last for run in self.runs], 2),
+            f"{fmean(run.best for run in self.runs):.2f}",
+            *("-" if value is None else f"{value:.3g}" for value in seconds),
+        ]
+
+
+def line_of(setting: Setting, targets: Sequence[float]) -> RoundsLine:
+    """Return the line of a setting."""
+    return RoundsLine(setting.name, setting.runs, tuple(_reached(setting.runs, target) for target in targets))
+
+
+def _reached(runs: Sequence[RoundsRun], target: float) -> Reached:
+    firsts = [(run, run.first_at(target)) for run in runs]
+    found = [first for _, first in firsts if first is not None]
+    missed = tuple((run.tested[-1].number, run.tested[-1].mib) for run, first in firsts if first is None)
+    return Reached(target, tuple(test.number for test in found), tuple(test.mib for test in found), missed)
+
+
+def default_targets(settings: Sequence[Setting]) -> tuple[float, ...]:
+    """Return the two highest multiples of 5 % that every run of some setting reaches; fewer below 10 %."""
+    best = max(min(run.best for run in setting.runs) for setting in settings)
+    highest = STEP * int(best // STEP)
+    found = [highest - STEP * place for place in reversed(range(DEFAULT_TARGETS))]
+    return tuple(target for target in found if target > 0)
+
+
+def columns_of(targets: Sequence[float]) -> list[str]:
+    """Return the names of the columns as people read them."""
+    each = [name for target in targets for name in (f"to {target:g} %", "MiB")]
+    return ["setting", "n", *each, "last, %", "best, %", "refine, s", "server, s"]
+
+
+def notes_of(data: str | None, lines: Sequence[RoundsLine]) -> list[str]:
+    """Return the sentences that a reader of the table needs, the first of them before the table."""
+    runs = [run for line in lines for run in line.runs]
+    counts = ", ".join(f"{n} {what}{'s' * (n > 1)}" for n, what in ((len(lines), "setting"), (len(runs), "run")))
+    every = sorted({str(value) for run in runs if (value := run.shared.get("iterative.evaluate-every", 1)) != 1})
+    unfinished = [f"{run.path.name}, {run.done} of {run.planned} rounds" for run in runs if run.done < run.planned]
+    return [
+        f"Rounds to an accuracy on held-out images{f' ({data})' if data else ''}: {counts}.",
+        "Mean ± sample standard deviation of n seeds. To an accuracy: the first tested round that has it, and the "
+        "MiB that a client sent and got until then; >R (k of n): k of n runs had it, another had not after R rounds.",
+        "Last: after the last tested round. Best: chosen on the held-out images themselves.",
+        "Refine: wall seconds per round of the method that fine-tunes the model. Server: all rounds, with that.",
+        *([f"Tested every {'/'.join(every)} rounds only."] if every else []),
+        *([f"Unfinished: {'; '.join(unfinished)}."] if unfinished else []),
+    ]
+
+
+def print_rounds(
+    facts: Mapping[str, Any],
+    lines: Sequence[RoundsLine],
+    format: CompareFormat,  # noqa: A002
+) -> None:
+    """Print a report; whatever a program reads is alone on standard output.
+
+    Args:
+        facts: What rounds.json holds.
+        lines: The lines.
+        format: ``"json"``, ``"csv"``, ``"md"``, or ``"text"`` for people.
+    """
+    columns, rows = columns_of(facts["targets"]), [line.shown() for line in lines]
+    notes = notes_of(facts["data"], lines)
+    if format == "text":
+        print_table(columns, rows, texts=1, notes=notes)
+        if facts["out"]:
+            sys.stdout.write("".join(f"{what:<14} {facts['out']}/{facts[what]}\n" for what in ("plot", "results")))
+        return
+    sys.stderr.flush()
+    texts = {
+        "json": lambda: json.dumps(facts) + "\n",
+        "csv": lambda: csv_text([line.flat() for line in lines]),
+        "md": lambda: markdown_text(columns, rows, texts=1, notes=notes),
+    }
+    sys.stdout.write(texts[format]())
+    sys.stdout.flush()
+
+
+def _spread(values: Sequence[float], digits: int | None = 2) -> float | None:
+    """Return the sample standard deviation (n - 1); None of a single value."""
+    if len(values) < 2:
+        return None
+    return stdev(values) if digits is None else round(stdev(values), digits)
+
+
+def _mean_text(values: Sequence[float], digits: int) -> str:
+    spread = _spread(values, None)
+    return f"{fmean(values):.{digits}f}" + ("" if spread is None else f" ± {spread:.{digits}f}")
+
+
+def _amount(mib: float) -> str:
+    return f"{mib:.3g}" if mib < 1000 else f"{mib:.0f}"

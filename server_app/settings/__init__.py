@@ -1,0 +1,1 @@
+"""Settings: from keys and files to a checked job."""

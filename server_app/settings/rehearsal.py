@@ -1,0 +1,110 @@
+"""What `oneshot run` knows of the nodes that it is to play, ``client.nodes``, before it starts any."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fl_app.config import AppConfig
+from fl_app.data import Split, check_request, clients_share
+from fl_app.models import ARCHITECTURES
+from fl_app.node_config import checkpoint_path, client_name, read_nodes
+from strategies.core.errors import OptionError
+
+DEFAULT_SUPERNODES = 5
+
+
+def number_of_clients(app: AppConfig) -> int:
+    """Return how many clients are simulated if nobody says a number.
+
+    Raises:
+        OptionError: "client.nodes" holds no nodes; see :func:`fl_app.node_config.read_nodes`.
+    """
+    return len(read_nodes(Path(app.client.nodes))) if app.client.nodes else DEFAULT_SUPERNODES
+
+
+def check_division(app: AppConfig, train: Split, num_supernodes: int) -> None:
+    """Refuse what the clients would refuse half a minute later: a number or a division that there cannot be.
+
+    Args:
+        app: The app's settings.
+        train: The training half of the data set; nodes with a data root of their own have others, which are not read.
+        num_supernodes: How many clients are simulated.
+
+    Raises:
+        OptionError: The training set cannot be divided so, or "client.nodes" has fewer nodes, or one that cannot be.
+    """
+    for num_clients in sorted(_divisions(app, num_supernodes)):
+        _check_clients(app, train, num_clients)
+
+
+def check_checkpoints(app: AppConfig, num_supernodes: int) -> None:
+    """Refuse a run whose pretrained models are too few; one that is not there costs no more than its upload.
+
+    Args:
+        app: The app's settings; of a run that has its uploads nothing is checked.
+        num_supernodes: How many clients are simulated.
+
+    Raises:
+        OptionError: Fewer than "min-uploads" clients train a model or find theirs.
+    """
+    if app.resume or app.uploads:
+        return
+    missing = [path for path in _checkpoints(app, num_supernodes) if not path.is_file()]
+    if num_supernodes - len(missing) < app.min_uploads:
+        raise OptionError(
+            f"{len(missing)} of the {num_supernodes} clients' checkpoints are not there, {missing[0]} is the first "
+            f"('client.checkpoint'): allowed is that at least {app.min_uploads} (min-uploads) clients have a model"
+        )
+
+
+def _checkpoints(app: AppConfig, num_supernodes: int) -> list[Path]:
+    """Return the files that the clients would upload; a client that trains has none."""
+    nodes: list[dict[str, Any]] = [{"partition-id": number} for number in range(num_supernodes)]
+    if app.client.nodes:
+        nodes = read_nodes(Path(app.client.nodes))[:num_supernodes]
+    named = [
+        checkpoint_path(
+            facts.get("checkpoint") or app.client.checkpoint,
+            client=client_name(facts),
+            partition_id=facts.get("partition-id", 0),
+        )
+        for facts in nodes
+    ]
+    return [path for path in named if path is not None]
+
+
+def _divisions(app: AppConfig, num_supernodes: int) -> set[int]:
+    if not app.client.nodes:
+        return {num_supernodes}
+    nodes = read_nodes(Path(app.client.nodes))
+    if num_supernodes > len(nodes):
+        raise OptionError(
+            f"--num-supernodes is {num_supernodes}: allowed is at most {len(nodes)}, the nodes of {app.client.nodes}"
+        )
+    found = set()
+    for number, facts in enumerate(nodes[:num_supernodes]):
+        where = f"client.nodes: node {facts.get('client', number)}"
+        name, part, parts = (facts.get(key) for key in ("architecture", "partition-id", "num-partitions"))
+        if name and name not in ARCHITECTURES:
+            raise OptionError(f"{where}: architecture is {name!r}: allowed are {', '.join(ARCHITECTURES)}")
+        if part is not None and not 0 <= part < (parts or 1):
+            raise OptionError(f"{where}: partition-id is {part}: allowed is 0 to {(parts or 1) - 1}")
+        if part is not None and "data-root" not in facts:
+            found.add(parts or 1)
+    return found
+
+
+def _check_clients(app: AppConfig, train: Split, num_clients: int) -> None:
+    shared = clients_share(train, seed=app.seed, limit=app.data.limit, proxy=app.data.proxy)
+    if num_clients > len(shared):
+        raise OptionError(
+            f"--num-supernodes is {num_clients}: allowed is at most {len(shared)}, one training image per client"
+        )
+    check_request(
+        train.labels[shared].numpy(),
+        app.data.partition_spec(),
+        num_clients=num_clients,
+        num_classes=train.num_classes,
+        domains=None if train.domains is None else train.domains[shared].numpy(),
+    )

@@ -1,0 +1,162 @@
+"""What a run that goes on, and a replay, cannot change: their clients trained long ago, on images of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fl_app.config import AppConfig
+from fl_app.data import Split, nobodys
+from server_app.settings.build import Settings, default_settings
+from server_app.settings.server_data import open_half
+from strategies.core.errors import OptionError
+from strategies.core.options import Scalar, options_of, parse
+from strategies.method import METHODS, Need
+from strategies.run.run_folder import RunFolder
+
+# Of the app's own settings; those of the methods and of the gatekeeper are free as well.
+FREE_TABLES = (*METHODS, "gatekeeper")
+FREE_ON_REPLAY = (
+    "method", "seed", "threads", "device", "shards", "checkpoint-s", "data.root", "data.proxy", "data.proxy-name",
+    "data.proxy-limit", "model.student", "teacher",
+)  # fmt: skip
+
+
+# What may differ when a run goes on: where it works and how long it waits says nothing about what it computes.
+FREE_ON_RESUME = (
+    "resume", "run-dir", "compute", "shards", "data.root", "client.state-dir", "min-uploads", "deadline-s",
+    "checkpoint-s", "max-upload-mib", "client.max-ensemble-mib", "fens.quorum", "fens.patience-s",
+    "fens.ensemble-patience-s",
+)  # fmt: skip
+
+
+def check_same_run(stored: Mapping[str, Any], flat: Mapping[str, Scalar]) -> None:
+    """Refuse to go on with a run under other settings than it began with.
+
+    Args:
+        stored: The content of its run.json.
+        flat: All settings it would go on with.
+
+    Raises:
+        OptionError: Names the first setting that differs.
+    """
+    if not isinstance(stored.get("settings"), dict):
+        return
+    begun = completed(stored["settings"])
+    for key, value in flat.items():
+        if key not in FREE_ON_RESUME and begun.get(key, value) != value:
+            raise OptionError(
+                f"setting {key!r} is {value!r}, but the run to resume began with {begun[key]!r}: "
+                "allowed is that value, or a new run"
+            )
+
+
+def completed(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a run's stored settings; one that the run is older than has the default, for that is what it did."""
+    return {**default_settings(), **stored}
+
+
+# What a run on the uploads of another may set anew beside the methods' options: where and for how long it works.
+FREE_ON_ADOPTION = (
+    "method", "uploads", "forget", "threads", "device", "compute", "shards", "checkpoint-s", "deadline-s",
+    "min-uploads", "max-upload-mib", "data.root", "client.state-dir", "client.max-ensemble-mib", "run-dir", "resume",
+    "scale", "teacher",
+)  # fmt: skip
+HELD_BY = ("holdout", "holdout_per_class")
+
+
+def check_adopted(settings: Settings, num_supernodes: int) -> None:
+    """Refuse a run on the uploads of another whose clients would not hold what they held when they uploaded.
+
+    A client divides its examples anew by these settings: were they others, it would keep for the aggregator what the
+    uploaded models were trained on.
+
+    Args:
+        settings: Of the run, with "uploads".
+        num_supernodes: Its simulated clients; 0 where they are real.
+
+    Raises:
+        OptionError: Names the setting, its value and what is allowed.
+        StoreError: There is no run where "uploads" says.
+    """
+    if not settings.app.uploads:
+        return
+    with RunFolder.open(Path(settings.app.uploads), write=False) as source:
+        info = source.info
+    stored, method = info.get("settings"), settings.method
+    if not isinstance(stored, dict):
+        raise OptionError(f"setting 'uploads' is {settings.app.uploads!r}: allowed is the folder of a run of this app")
+    stored = completed(stored)
+    for key, value in settings.flat.items():
+        free = key in FREE_ON_ADOPTION or key.partition(".")[0] in FREE_TABLES
+        if not free and stored.get(key, value) != value:
+            raise OptionError(
+                f"setting {key!r} is {value!r}, but the run whose uploads these are was made with {stored[key]!r}: "
+                "allowed is that value; its clients divided their examples by it"
+            )
+    if num_supernodes != (made := int(info.get("num-supernodes", 0))):
+        raise OptionError(f"--num-supernodes is {num_supernodes}: allowed is {made}, that of the run of the uploads")
+    before = config_of(stored)
+    for name in HELD_BY if getattr(settings.method_config, "kept_share", 0.0) else ():
+        value, was = getattr(settings.method_config, name), getattr(before, name, 0.0)
+        if value != was or not getattr(before, "kept_share", 0.0):
+            key = f"{method.name}.{name.replace('_', '-')}"
+            raise OptionError(
+                f"setting {key!r} is {value!r}, but the clients of {settings.app.uploads} kept "
+                f"{was if getattr(before, 'kept_share', 0.0) else 'nothing'} from training: allowed is a run whose "
+                "clients did as this one's"
+            )
+
+
+def config_of(stored: Mapping[str, Any]) -> Any:
+    """Return the config of the method that a run was made with."""
+    name = str(stored["method"])
+    keys = {option.key for option in options_of(METHODS[name].config, name)}
+    return parse(METHODS[name].config, {key: value for key, value in stored.items() if key in keys}, name)
+
+
+def check_settled(stored: Mapping[str, Any], settings: Settings) -> None:
+    """Refuse a replay whose settings it could not follow, or whose proxy images the clients trained on.
+
+    Args:
+        stored: The settings that the run was made with.
+        settings: Those of the replay.
+
+    Raises:
+        OptionError: Names the setting, its value and what is allowed.
+        DataError: The proxy is a share of a training set that is not here.
+    """
+    begun = {**completed(stored), "resume": "", "run-dir": ""}  # a replay has a folder of its own
+    for key, value in settings.flat.items():
+        free = key in FREE_ON_REPLAY or key.partition(".")[0] in FREE_TABLES
+        if not free and begun.get(key, value) != value:
+            raise OptionError(
+                f"setting {key!r} is {value!r}, but the run was made with {begun[key]!r}: allowed is that value; a "
+                f"replay can change the options of the methods, of the gatekeeper, and {', '.join(FREE_ON_REPLAY)}"
+            )
+    uses_share = Need.PROXY_IMAGES in settings.method.needs or hasattr(settings.method_config, "train_on")
+    if settings.app.data.proxy and uses_share:
+        made = AppConfig.from_settings({key: stored[key] for key in settings.flat if key in stored})
+        check_unseen(settings, made, open_half(settings, "train"))
+
+
+def check_unseen(settings: Settings, made: AppConfig, train: Split) -> None:
+    """Refuse proxy images that the run's clients trained on.
+
+    Args:
+        settings: Of the replay.
+        made: The app's settings that the run was made with.
+        train: The training half.
+
+    Raises:
+        OptionError: Names the share, how many images it is, and the largest that is allowed.
+    """
+    total, share = len(train.labels), settings.app.data.proxy
+    unseen = nobodys(train, seed=made.seed, limit=made.data.limit, proxy=made.data.proxy)
+    if (wanted := int(share * total)) > unseen:
+        raise OptionError(
+            f"setting 'data.proxy' is {share}, the last {wanted} of {total} training images, but the run's clients "
+            f"held all but the last {unseen} ('data.limit' {made.data.limit}, 'data.proxy' {made.data.proxy}): allowed "
+            f"is at most {int(10_000 * unseen / total) / 10_000}, or another data set by 'data.proxy-name'"
+        )

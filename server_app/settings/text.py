@@ -1,0 +1,98 @@
+"""Settings as people write them: TOML files and ``key=value`` pairs, merged into flat settings."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from strategies.core.errors import OptionError
+from strategies.core.options import Scalar, read_toml, reject_unknown
+
+# Settings that name a file or a folder, beside the run folder itself.
+PATHS = ("data.root", "client.checkpoint", "client.nodes", "client.state-dir", "uploads")
+
+
+def merge_settings(sources: Sequence[str], kinds: Mapping[str, type]) -> dict[str, Scalar]:
+    """Merge files and pairs, later ones over earlier ones.
+
+    Args:
+        sources: Each a path that ends in ``.toml``, or ``key=value`` pairs divided by spaces. Quotes are optional.
+        kinds: Every known key with the type of its value.
+
+    Raises:
+        OptionError: Names the key or file, and what is allowed.
+    """
+    merged: dict[str, Scalar] = {}
+    for source in sources:
+        merged.update(_read_file(Path(source)) if source.endswith(".toml") else _read_pairs(source, kinds))
+    reject_unknown(merged, list(kinds))
+    return merged
+
+
+def with_absolute_paths(settings: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """Return settings whose paths are those of the caller: the app works in a folder of its own."""
+    paths = {key: value for key, value in settings.items() if key in PATHS and isinstance(value, str) and value}
+    return {**settings, **{key: str(Path(value).expanduser().absolute()) for key, value in paths.items()}}
+
+
+def to_toml(value: Scalar) -> str:
+    """Return a value as TOML spells it."""
+    # JSON's texts, truth values and whole numbers are TOML's, but for the character DEL.
+    text = repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
+    return text.replace("\x7f", "\\u007f")
+
+
+def toml_table(settings: Mapping[str, Scalar]) -> str:
+    """Return flat settings as a TOML file."""
+
+    def quoted(key: str) -> str:
+        return ".".join(to_toml(part) for part in key.split("."))
+
+    return "".join(f"{quoted(key)} = {to_toml(value)}\n" for key, value in settings.items())
+
+
+def _read_file(path: Path) -> dict[str, Scalar]:
+    try:
+        table = read_toml(path.read_text())
+    except OSError as error:
+        raise OptionError(f"settings file {path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise OptionError(f"settings file {path} is not TOML: {error}") from error
+    return dict(_flat(table, str(path)))
+
+
+def _flat(table: Mapping[str, Any], where: str, prefix: str = "") -> Iterator[tuple[str, Scalar]]:
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from _flat(value, where, f"{prefix}{key}.")
+        elif isinstance(value, bool | int | float | str):
+            yield f"{prefix}{key}", value
+        else:
+            raise OptionError(
+                f"{where}: {prefix}{key} is {type(value).__name__}: allowed are true/false, numbers and texts"
+            )
+
+
+def _read_pairs(text: str, kinds: Mapping[str, type]) -> dict[str, Scalar]:
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise OptionError(f"settings {text[:200]!r} cannot be read: {error}") from error
+    pairs: dict[str, Scalar] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals:
+            raise OptionError(f"setting {word[:200]!r} is no pair: allowed is key=value, or a file that ends in .toml")
+        pairs[key.strip()] = value if kinds.get(key.strip()) is str else _value(value.strip())
+    return pairs
+
+
+def _value(text: str) -> Scalar:
+    try:
+        value = read_toml(f"value = {text}")["value"]
+    except ValueError:
+        return text
+    return value if isinstance(value, bool | int | float | str) else text

@@ -1,0 +1,82 @@
+"""From an outcome or a job to modules that predict."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..core.errors import OneShotError
+from ..core.seeds import seeded_torch
+from ..teacher.ensemble import Ensemble
+from .combiners import build_combiner
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from torch import nn
+
+    from ..method import EnsembleSpec, Job, ModelBuilder, Outcome, Upload
+
+
+def load_model(outcome: Outcome, job: Job) -> nn.Module:
+    """Return what a method ended with as a module in eval mode: the student, else the ensemble.
+
+    Returns:
+        A module from normalised images [B, ch, H, W] to logits [B, C], on the job's device.
+
+    Raises:
+        OneShotError: The outcome holds neither, or an ensemble of clients that the job does not have.
+    """
+    if outcome.student is not None:
+        with seeded_torch(job.seed, "load"):
+            model = job.builders[job.student]()
+        model.load_state_dict(outcome.student)
+        return model.to(job.device).eval()
+    if outcome.ensemble is None:
+        raise OneShotError("the outcome holds neither a student nor an ensemble: nothing to load")
+    return ensemble_of(job, outcome.ensemble)
+
+
+def members_of(job: Job, spec: EnsembleSpec) -> tuple[Upload, ...]:
+    """Return the uploads that a spec names, in its order.
+
+    Raises:
+        OneShotError: The job lacks a member's upload.
+    """
+    uploads = {upload.client: upload for upload in job.uploads}
+    if missing := [client for client in spec.clients if client not in uploads]:
+        raise OneShotError(f"ensemble members without an upload: {', '.join(missing)}; there are {', '.join(uploads)}")
+    return tuple(uploads[client] for client in spec.clients)
+
+
+def ensemble_of(job: Job, spec: EnsembleSpec) -> Ensemble:
+    """Build the ensemble that a spec names out of a job's uploads, reading one at a time.
+
+    Raises:
+        OneShotError: The job lacks a member's upload.
+    """
+    members = members_of(job, spec)
+    combiner = build_combiner(spec.combiner, spec.weights)
+    return Ensemble.of_job(job, members, combiner, precision=spec.precision)
+
+
+def load_ensemble_module(path: Path, builders: Mapping[str, ModelBuilder], *, device: str = "cpu") -> Ensemble:
+    """Build the ensemble that a run folder, or an ensemble's own folder, holds.
+
+    Raises:
+        StoreError: There is no ensemble, a file is damaged, or an architecture is unknown.
+    """
+    from ..run.run_folder import load_ensemble  # files are asked for here only
+
+    spec, members = load_ensemble(path, builders)
+    combiner = build_combiner(spec.combiner, spec.weights)
+    return Ensemble.from_uploads(members, builders, combiner, device=device, precision=spec.precision)
+
+
+def fresh_student(job: Job) -> nn.Module:
+    """Return the student before its first step: the job's start weights, else a seeded initialisation."""
+    with seeded_torch(job.seed, "student"):
+        model = job.builders[job.student]()
+    if job.start is not None:
+        model.load_state_dict(job.start)
+    return model.to(job.device)

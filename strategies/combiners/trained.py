@@ -1,0 +1,124 @@
+"""The combiners that clients train together, in torch: what :mod:`..aggregation.forms` has in numpy, tensor for tensor.
+
+Allouah et al., *Revisiting Ensembling in One-Shot Federated Learning*, NeurIPS 2024, section 3 and Figure 8. Below,
+z_i [B, C] are the logits of member i.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .voting import FLOOR
+
+
+class Linear(nn.Module):
+    """``sum_i w_i z_i + b``; the one b moves all classes alike, so that it changes no decision.
+
+    Args:
+        weight: w [M], of any sign.
+        bias: b [1].
+    """
+
+    weight: Tensor
+    bias: Tensor
+
+    def __init__(self, weight: Tensor, bias: Tensor) -> None:
+        super().__init__()
+        register(self, {"weight": (weight, 1), "bias": (bias, 1)})
+
+    def forward(self, logits: Tensor) -> Tensor:
+        """Combine member logits [M, B, C] to [B, C]."""
+        return torch.einsum("m,mbc->bc", self.weight, logits) + self.bias
+
+
+class PerClass(nn.Module):
+    """``sum_i lambda_i * z_i``, one weight per member and class.
+
+    Args:
+        weight: lambda [M, C], of any sign.
+    """
+
+    weight: Tensor
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        register(self, {"weight": (weight, 2)})
+
+    def forward(self, logits: Tensor) -> Tensor:
+        """Combine member logits [M, B, C] to [B, C]."""
+        return torch.einsum("mc,mbc->bc", self.weight, logits)
+
+
+class TwoLayers(nn.Module):
+    """``W2 ReLU(W1 z + b1) + b2``, z the logits of all members one after the other.
+
+    Args:
+        weight1: W1 [k, M C].
+        bias1: b1 [k].
+        weight2: W2 [C, k].
+        bias2: b2 [C].
+    """
+
+    weight1: Tensor
+    bias1: Tensor
+    weight2: Tensor
+    bias2: Tensor
+
+    def __init__(self, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor) -> None:
+        super().__init__()
+        register(self, {"weight1": (weight1, 2), "bias1": (bias1, 1), "weight2": (weight2, 2), "bias2": (bias2, 1)})
+
+    def forward(self, logits: Tensor) -> Tensor:
+        """Combine member logits [M, B, C] to [B, C]."""
+        hidden = F.relu(F.linear(logits.transpose(0, 1).flatten(1), self.weight1, self.bias1))
+        return F.linear(hidden, self.weight2, self.bias2)
+
+
+class Voting(nn.Module):
+    """The log-likelihood of every class under the members' votes, ``sum_i log P_i[r][vote_i]``.
+
+    In torch what :func:`..aggregation.voting.scores` is; a vote passes no gradient on.
+
+    Args:
+        counts: Merged counts [M, C, C]: member, true class r, its vote c.
+    """
+
+    counts: Tensor
+
+    def __init__(self, counts: Tensor) -> None:
+        super().__init__()
+        register(self, {"counts": (counts, 3)})
+
+    def forward(self, logits: Tensor) -> Tensor:
+        """Combine member logits [M, B, C] to [B, C]."""
+        logs = self._shares().clamp(min=FLOOR).log()
+        votes = logits.argmax(2)
+        likelihoods = logs[torch.arange(len(logits), device=logits.device)[:, None], :, votes]
+        return likelihoods.sum(0).float()
+
+    def _shares(self) -> Tensor:
+        """Return P [M, C, C] as :func:`..aggregation.voting.vote_shares` does."""
+        counts = self.counts.double()
+        seen = counts.sum((0, 2)) > 0
+        seen = seen if bool(seen.any()) else ~seen
+        total = counts.sum(2, keepdim=True)
+        nothing_known = (seen / seen.sum()).expand_as(counts)
+        return torch.where(total > 0, counts / total.clamp(min=1), nothing_known.double())
+
+
+def register(module: nn.Module, tensors: dict[str, tuple[Tensor, int]]) -> None:
+    """Keep tensors as float32 buffers of a combiner.
+
+    Args:
+        module: The combiner.
+        tensors: By name, with the number of dimensions that each must have.
+
+    Raises:
+        ValueError: One has others.
+    """
+    for name, (tensor, dimensions) in tensors.items():
+        if tensor.dim() != dimensions:
+            raise ValueError(f"{name!r} of {type(module).__name__} is {list(tensor.shape)}: allowed is {dimensions}-d")
+        module.register_buffer(name, tensor.detach().to(torch.float32, copy=True))

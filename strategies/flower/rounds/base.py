@@ -1,0 +1,96 @@
+"""The strategy under the rounds: Flower's own or ours, and what has to be known of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from flwr.serverapp.strategy import FedAdam, FedAvg, FedProx, FedYogi, Strategy
+
+from ...rounds.config import OWN_LR
+from .feddyn import FedDyn
+from .fednova import FedNova
+from .scaffold import Scaffold
+from .stc import Stc
+from .surroundings import within
+
+if TYPE_CHECKING:
+    from ...rounds.config import IterativeConfig
+
+# Whom to ask is not the strategy's affair here: it is shown the nodes of the round, and asks all of them.
+EVERYONE: dict[str, Any] = {"fraction_train": 1.0, "min_train_nodes": 1, "min_available_nodes": 1}
+
+
+@dataclass(frozen=True)
+class Base:
+    """A Flower strategy and what of it has to outlive the process.
+
+    Attributes:
+        strategy: It is asked for the requests of a round, and for the next model.
+        remembers: Names of its attributes that a resumed run needs: trees of arrays and numbers. A name with dots is an
+            attribute's attribute.
+        samples: It chooses among all connected clients, and waits for as many as it wants; else it asks whom it is
+            shown.
+        evaluates: The clients are asked for scores of their own, as it has it.
+        sees: What it combines: ``"parameters"``, the trainable ones alone; ``"numbers"``, whatever has a fraction,
+            buffers included; or ``"everything"``, of which whole numbers are still averaged beside it.
+    """
+
+    strategy: Strategy
+    remembers: tuple[str, ...] = ()
+    samples: bool = False
+    evaluates: bool = False
+    sees: str = "parameters"
+
+    @property
+    def asks_for_names(self) -> bool:
+        """Whether it may choose some of the clients, which must then be the same ones in every run of a seed."""
+        return self.samples and getattr(self.strategy, "fraction_train", 0.0) < 1.0
+
+    @property
+    def least(self) -> int:
+        """The connected clients that it would wait for before it asks."""
+        wanted = [getattr(self.strategy, key, 1) for key in ("min_train_nodes", "min_available_nodes")]
+        return max(1, *wanted)
+
+
+def facts_of(base: Base) -> dict[str, Any]:
+    """Return what a strategy is, in plain values: a run that is resumed must have the same.
+
+    Returns:
+        ``base``, its class, and ``base.<attribute>`` for each of its public numbers and texts.
+    """
+    facts: dict[str, Any] = {}
+    for path, each in within(base.strategy):
+        facts[f"base.{path}".rstrip(".")] = type(each).__name__
+        plain = {key: value for key, value in vars(each).items() if isinstance(value, bool | int | float | str)}
+        facts |= {f"base.{path}{key}": value for key, value in plain.items() if not key.startswith(("_", *_WAITING))}
+    return facts
+
+
+# For how many clients it waits says nothing about what is computed of their answers.
+_WAITING = ("min_available_nodes", "min_evaluate_nodes")
+
+
+def base_of(config: IterativeConfig) -> Base:
+    """Return the strategy that the settings name: Flower's own where it has it."""
+    lr = config.server_lr or OWN_LR.get(config.strategy, 1.0)
+    adaptive: dict[str, Any] = {
+        "eta": lr, "beta_1": config.beta1, "beta_2": config.beta2, "tau": config.tau, **EVERYONE,
+    }  # fmt: skip
+    moments = ("m_t", "v_t")
+    if config.strategy == "fedprox":
+        return Base(FedProx(proximal_mu=config.mu, **EVERYONE))
+    if config.strategy == "fedadam":
+        return Base(FedAdam(**adaptive), moments)
+    if config.strategy == "fedyogi":
+        return Base(FedYogi(**adaptive), moments)
+    if config.strategy == "fednova":
+        return Base(FedNova(server_lr=lr, **EVERYONE))
+    if config.strategy == "scaffold":
+        return Base(Scaffold(server_lr=lr, **EVERYONE), ("control",))
+    if config.strategy == "feddyn":
+        return Base(FedDyn(alpha=config.dyn_alpha, **EVERYONE), ("mean_drift",))
+    if config.strategy == "stc":
+        return Base(Stc(density=config.stc_density, **EVERYONE), ("left",))
+    return Base(FedAvg(**EVERYONE))

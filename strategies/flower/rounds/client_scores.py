@@ -1,0 +1,69 @@
+"""Federated evaluation in rounds: the strategy under them asks clients for scores of the round's final model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from logging import WARNING
+from typing import TYPE_CHECKING, Any
+
+from flwr.app import MetricRecord
+from flwr.common.logger import log
+from flwr.serverapp.exception import AggregationError, InconsistentMessageReplies
+
+from ...core.errors import QuorumError
+from ..run import say
+
+if TYPE_CHECKING:
+    from .base import Base
+    from .global_model import GlobalModel
+    from .round_trip import RoundTrip
+
+
+class ClientScores:
+    """Asks for scores as a strategy's ``configure_evaluate`` has it; what goes wrong costs the scores only.
+
+    Args:
+        base: The strategy.
+        model: The rounds' model.
+        config: Sent to the clients with every request for scores.
+
+    Attributes:
+        found: Round -> scores, averaged by the strategy.
+    """
+
+    def __init__(self, base: Base, model: GlobalModel, config: Mapping[str, Any]) -> None:
+        self.found: dict[int, MetricRecord] = {}
+        self._base, self._model, self._config = base, model, config
+
+    def ask(self, server_round: int, trip: RoundTrip) -> dict[str, float]:
+        """Ask the clients that the strategy chooses, if it asks any.
+
+        Args:
+            server_round: From 1.
+            trip: Carries the messages.
+
+        Returns:
+            The scores, their names beginning with ``clients_``; nothing if there are none.
+        """
+        if not self._base.evaluates or getattr(self._base.strategy, "fraction_evaluate", 1.0) == 0.0:
+            return {}
+        try:
+            scores = self._scores(server_round, trip)
+        except (AggregationError, InconsistentMessageReplies, QuorumError) as error:
+            log(WARNING, "round %d: no scores of the clients: %s", server_round, error)
+            return {}
+        if scores is None:
+            return {}
+        self.found[server_round] = scores
+        values = {f"clients_{key}": float(value) for key, value in scores.items() if isinstance(value, int | float)}
+        say(f"round {server_round}: " + ", ".join(f"{name} {value:.4g}" for name, value in values.items()))
+        return values
+
+    def _scores(self, server_round: int, trip: RoundTrip) -> MetricRecord | None:
+        nodes = trip.connected()
+        least = max(getattr(self._base.strategy, key, 1) for key in ("min_evaluate_nodes", "min_available_nodes"))
+        if len(nodes) < least:
+            raise QuorumError(f"{len(nodes)} clients are connected, the strategy waits for {least}")
+        contents, kind = self._model.evaluation_requests(server_round, self._config, nodes)
+        replies = trip.evaluate(trip.free(contents), kind, f"scores of round {server_round}")
+        return self._base.strategy.aggregate_evaluate(server_round, replies)

@@ -1,0 +1,76 @@
+"""FedDyn as a Flower strategy: what each client's models have drifted by so far is taken out of its next steps.
+
+A request says alpha as ``feddyn-alpha``; an answer is the client's model alone, for the server can follow the mean of
+the clients' drifts by itself. The clients' half is :class:`strategies.client.corrections.DynamicRegularizer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg
+
+from ...rounds.rules import feddyn_step, plus
+from .round_records import answers_of, to_numpy, to_record
+
+
+class FedDyn(FedAvg):
+    """Federated learning with dynamic regularisation; see :func:`strategies.rounds.rules.feddyn_step`.
+
+    The next model is the one that clients start from, the plain mean of their models moved on by the mean drift. It is
+    also the result. Published code of FedFTG tests the plain mean, see :meth:`plain_mean`.
+
+    Args:
+        alpha: Of the clients' term, above 0; one for all clients.
+        **settings: Those of Flower's FedAvg.
+
+    Attributes:
+        mean_drift: The mean of all clients' h_k, by name of parameter; empty before the first round, as if all were 0.
+        clients_remember: The clients keep their h_k from round to round.
+        equal_buffers: Buffers are averaged as the models are, every client alike.
+    """
+
+    clients_remember = True
+    equal_buffers = True
+
+    def __init__(self, *, alpha: float, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.mean_drift: dict[str, np.ndarray[Any, Any]] = {}
+        self._alpha = alpha
+        self._start = ArrayRecord()
+        self._num_clients = 0
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Ask as FedAvg does, and say alpha; ``num-clients`` of the config, if it is there, is N."""
+        self._start = arrays
+        self._num_clients = int(config.get("num-clients", 0))  # type: ignore[arg-type]
+        self.mean_drift = self.mean_drift or {name: np.zeros_like(value) for name, value in to_numpy(arrays).items()}
+        config["feddyn-alpha"] = self._alpha
+        return super().configure_train(server_round, arrays, config, grid)
+
+    def aggregate_train(
+        self,
+        server_round: int,  # noqa: ARG002  Flower's signature
+        replies: Iterable[Message],
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Return the next model, and move the mean drift; (None, None) if nobody has answered."""
+        answers = answers_of(replies)
+        if not answers:
+            return None, None
+        model, self.mean_drift = feddyn_step(
+            to_numpy(self._start),
+            [to_numpy(content["arrays"]) for content in answers],
+            drift=self.mean_drift,
+            num_clients=max(self._num_clients, len(answers)),
+        )
+        return to_record(model), self.train_metrics_aggr_fn(answers, self.weighted_by_key)
+
+    def plain_mean(self, arrays: ArrayRecord) -> ArrayRecord:
+        """Return the plain mean of the clients' models that ``arrays``, the model returned last, is made of."""
+        return to_record(plus(to_numpy(arrays), self.mean_drift, -1.0))

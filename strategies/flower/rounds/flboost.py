@@ -1,0 +1,117 @@
+"""FLBoost around a strategy that a Flower project has already: every round's model is fine-tuned on the server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from ...core.options import option
+from ...rounds.config import REFINERS, IterativeConfig
+from ...rounds.refinement import Refiner
+from ..one_shot import FLOWER_DEFAULT_ROUNDS
+from .iterative import DEADLINE_S, Iterative
+from .wrapping import wrap
+
+if TYPE_CHECKING:
+    from ..models import Model
+
+    EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+
+
+@dataclass(frozen=True)
+class WrappedConfig(IterativeConfig):
+    """Options of rounds by a strategy that is given as an object; ``strategy`` and its numbers do not count."""
+
+    base: str = option("FedAvg", "class of the strategy that combines a round's models")
+
+    @property
+    def label(self) -> str:
+        """What the rounds' log lines begin with."""
+        return f"refined {self.base}"
+
+
+class FLBoost(Iterative):
+    """A Flower strategy around another one: the other asks the clients and combines their models, a refiner fine-tunes.
+
+    ``start`` has Flower's signature and gives Flower's result, federated evaluation included. What is kept in the run
+    folder, and what a killed run goes on from, is as in :class:`strategies.flower.rounds.iterative.Iterative`.
+
+    Args:
+        model: A callable that returns an ``nn.Module``, or a dict of architecture name -> callable.
+        base: The strategy object; see :func:`strategies.flower.rounds.wrapping.wrap` for those that fit.
+        refiner: The method that fine-tunes, and its config; None for FLBoost with its defaults.
+        remembers: Attributes of ``base`` that a resumed run needs, beside those of the library's and Flower's own
+            strategies: what a subclass has added.
+        min_uploads: The quorum of a round; None for the ``min_train_nodes`` of ``base``.
+        checkpoint_every: Rounds between two checkpoints, at least 1.
+        evaluate_every: Rounds between two evaluations, on the server and on the clients, at least 1; the last round is
+            evaluated.
+        **settings: Those of :class:`strategies.flower.rounds.iterative.Iterative`: ``num_classes`` and
+            ``input_shape``, and if they are not the usual ones ``student``, ``normalization``, ``compute``,
+            ``run_dir``, ``seed`` (every draw of ``base`` follows from it, too), ``options``, ``proxy``, ``observer``
+            and ``facts``.
+
+    Raises:
+        OptionError: An argument is out of its range, or ``base`` cannot be refined.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        base: Strategy,
+        refiner: Refiner | None = None,
+        remembers: Iterable[str] = (),
+        min_uploads: int | None = None,
+        checkpoint_every: int = 1,
+        evaluate_every: int = 1,
+        **settings: Any,
+    ) -> None:
+        wrapped, refiner = wrap(base, remembers), refiner or Refiner.of("flboost")
+        name = refiner.method.name
+        config = WrappedConfig(
+            rounds=FLOWER_DEFAULT_ROUNDS,
+            base=type(base).__name__,
+            refiner=name if name in REFINERS else "none",
+            checkpoint_every=checkpoint_every,
+            evaluate_every=evaluate_every,
+        )
+        quorum = max(1, getattr(base, "min_train_nodes", 2)) if min_uploads is None else min_uploads
+        super().__init__(model, base=wrapped, refiner=refiner, config=config, min_uploads=quorum, **settings)
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord | None = None,
+        num_rounds: int = FLOWER_DEFAULT_ROUNDS,
+        timeout: float = DEADLINE_S,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: EvaluateFn | None = None,
+    ) -> Result:
+        """Run the rounds that the run folder has not seen; Flower's signature, default and result.
+
+        Args:
+            grid: Flower's grid.
+            initial_arrays: Weights before the first round; empty or None: they follow from the seed.
+            num_rounds: Rounds.
+            timeout: Seconds that the clients have for each round, and for each evaluation.
+            train_config: Sent to the clients with every request to train.
+            evaluate_config: Sent to the clients with every request for scores.
+            evaluate_fn: Called for round 0, and every ``evaluate_every`` rounds with the refined model.
+
+        Returns:
+            Flower's result; its arrays are the last round's refined model.
+
+        Raises:
+            QuorumError: Too few clients are connected, or too few have answered in several rounds.
+            OptionError: The weights are not the model's, or the run began with other settings.
+            OneShotError: What ``base`` returns is no model.
+            StoreError: The run folder cannot be used.
+        """
+        return super().start(grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn)

@@ -1,0 +1,223 @@
+"""The model of a run in rounds: a Flower strategy moves its parameters, its buffers are averaged here.
+
+So a strategy that steps along an update (FedAdam) never steps along running variances or counters, whichever it is.
+One that chooses among the clients' values (a median, Krum) sees running statistics, too: what it leaves out of a
+hostile client must not come back in by an average. One that only averages may see everything, as it does in Flower.
+Counters are averaged here under every strategy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from logging import WARNING
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, cast
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+from flwr.serverapp.exception import AggregationError, InconsistentMessageReplies
+
+from ...core.errors import OneShotError
+from ...core.seeds import seeded_torch
+from ...teacher.average import weighted_mean
+from ...uploads.checks import some
+from .answers import Answered, checked_by, show
+from .base import Base
+from .round_records import to_numpy, to_record
+from .surroundings import ShownNodes, seeded_strategy, within
+
+if TYPE_CHECKING:
+    from ...method import Job, State
+
+
+class GlobalModel:
+    """The weights that the clients of the next round start from.
+
+    Args:
+        base: The strategy.
+        job: Gives the architecture and the seed.
+        start: The weights before the first round.
+
+    Attributes:
+        state: The weights, buffers included; they may be replaced between two rounds, as a refinement does.
+        message_type: The type of the last requests.
+    """
+
+    def __init__(self, base: Base, job: Job, start: State) -> None:
+        self.state = dict(start)
+        self.message_type = MessageType.TRAIN
+        self._base, self._seed, self._student = base, job.seed, job.student
+        with seeded_torch(job.seed, "parameters"):
+            seen = {name for name, _ in job.builders[job.student]().named_parameters()}
+        fractions = [name for name, value in start.items() if value.is_floating_point()]
+        shown = {"parameters": seen, "numbers": seen.union(fractions), "everything": set(start)}[base.sees]
+        self._seen = [name for name in start if name in shown]
+        # Counters are no matter of a strategy, though it may want to see them.
+        self._moved = [name for name in self._seen if name in seen.union(fractions)]
+
+    def requests(self, server_round: int, config: Mapping[str, Any], nodes: Sequence[int]) -> dict[int, RecordDict]:
+        """Return what to send to the nodes of a round: the strategy's request, with the buffers added.
+
+        Args:
+            server_round: From 1.
+            config: What the clients are told; the strategy may add to it.
+            nodes: Whom to ask, or whom the strategy chooses among, in the order of client names.
+
+        Returns:
+            Node -> content; nothing if the strategy would wait for more nodes than there are.
+
+        Raises:
+            QuorumError: The strategy waits for more nodes than there are.
+        """
+        if len(nodes) < self._base.least:
+            return {}
+        arrays = ArrayRecord({name: self.state[name] for name in self._seen})
+        self._keep_in_step(arrays)
+        with seeded_strategy(self._seed, "sample", server_round):
+            messages = list(
+                self._base.strategy.configure_train(
+                    server_round, arrays, ConfigRecord(dict(config)), cast(Grid, ShownNodes(nodes))
+                )
+            )
+        self.message_type = _type_of(messages, MessageType.TRAIN)
+        added = ArrayRecord({name: value for name, value in self.state.items() if name not in self._seen})
+        return self._by_node(messages, nodes, added)
+
+    def evaluation_requests(
+        self, server_round: int, config: Mapping[str, Any], nodes: Sequence[int]
+    ) -> tuple[dict[int, RecordDict], str]:
+        """Return what the strategy sends for scores of the present model, and as which type of message.
+
+        Args:
+            server_round: From 1.
+            config: What the clients are told.
+            nodes: Whom the strategy chooses among, in the order of client names.
+        """
+        with seeded_strategy(self._seed, "evaluate", server_round):
+            messages = list(
+                self._base.strategy.configure_evaluate(
+                    server_round, ArrayRecord(self.state), ConfigRecord(dict(config)), cast(Grid, ShownNodes(nodes))
+                )
+            )
+        return self._by_node(messages, nodes, ArrayRecord()), _type_of(messages, MessageType.EVALUATE)
+
+    def check_answer(self, content: RecordDict, sender: str) -> RecordDict:
+        """Let the strategy check and unpack what only it knows; others send weights alone.
+
+        Raises:
+            UploadError: The answer is none to its question.
+        """
+        return checked_by(self._base.strategy, content, sender)
+
+    def take(self, server_round: int, answers: Sequence[Answered]) -> dict[str, float] | None:
+        """Move to the next model.
+
+        Args:
+            server_round: From 1.
+            answers: At least one, in the order of client names.
+
+        Returns:
+            The clients' numbers, averaged as the strategy does it; None if it made no model of these answers: then the
+            model stays what it is, and a line says so.
+
+        Raises:
+            OneShotError: The strategy's model is none: other names or shapes, or NaN or infinities.
+        """
+        replies, reason = show(answers, self._seen), "it returned none"
+        try:
+            with seeded_strategy(self._seed, "combine", server_round):
+                arrays, metrics = self._base.strategy.aggregate_train(server_round, replies)
+        except (AggregationError, InconsistentMessageReplies) as error:
+            arrays, metrics, reason = None, None, str(error)
+        if not arrays:
+            log(
+                WARNING,
+                "round %d: strategy %s made no model of %d answers, so the model stays what it is: %s",
+                server_round, type(self._base.strategy).__name__, len(answers), reason,
+            )  # fmt: skip
+            return None
+        self._check(arrays, server_round)
+        moved = arrays.to_torch_state_dict()
+        if not all(bool(moved[name].isfinite().all()) for name in self._seen):
+            raise OneShotError(
+                f"round {server_round}: the strategy's model holds NaN or Inf; lower the server's learning rate "
+                "(iterative.server-lr) or the clients' (client.lr), and begin a new run"
+            )
+        taken = {name: moved[name].to(self.state[name].dtype) for name in self._moved}
+        self.state = {**self.state, **taken, **self._mean_buffers(answers)}
+        return {key: float(value) for key, value in (metrics or {}).items() if isinstance(value, int | float)}
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return weights and strategy as a tree that a checkpoint can hold."""
+        remembered = {name: _as_tree(attrgetter(name)(self._base.strategy)) for name in self._base.remembers}
+        return {"model": dict(self.state), "strategy": remembered}
+
+    def restore(self, tree: Mapping[str, Any]) -> None:
+        """Go on from what :meth:`snapshot` has returned."""
+        self.state = dict(tree["model"])
+        for name, value in tree["strategy"].items():
+            holder, _, attribute = name.rpartition(".")
+            owner = attrgetter(holder)(self._base.strategy) if holder else self._base.strategy
+            setattr(owner, attribute, _from_tree(value))
+
+    def _keep_in_step(self, arrays: ArrayRecord) -> None:
+        """Replace a strategy's own copy of the last model: FedAvgM would step from it, and undo what came after."""
+        for _, strategy in within(self._base.strategy):
+            if isinstance(getattr(strategy, "current_arrays", None), ArrayRecord):
+                vars(strategy)["current_arrays"] = ArrayRecord(dict(arrays))
+
+    def _by_node(self, messages: Sequence[Message], nodes: Sequence[int], added: ArrayRecord) -> dict[int, RecordDict]:
+        """Return the contents of messages with the arrays that the strategy has not seen, in the order of nodes."""
+        # Most strategies ask all nodes by one and the same content.
+        contents = {id(message.content): self._completed(message.content, added) for message in messages}
+        found = {message.metadata.dst_node_id: contents[id(message.content)] for message in messages}
+        # In the order that is given: Flower has shuffled them.
+        return {node: found[node] for node in nodes if node in found}
+
+    def _completed(self, content: RecordDict, added: ArrayRecord) -> RecordDict:
+        key = getattr(self._base.strategy, "arrayrecord_key", "arrays")
+        if key not in content.array_records:
+            fitting = [name for name, record in content.array_records.items() if list(record) == self._seen]
+            key = fitting[0] if fitting else key
+        if not added or key not in content.array_records:
+            return content
+        return RecordDict({**content, key: ArrayRecord({**content.array_records[key], **added})})
+
+    def _check(self, arrays: Mapping[str, Array], server_round: int) -> None:
+        """Refuse what a strategy returns that is no model of this architecture.
+
+        Raises:
+            OneShotError: Names what differs.
+        """
+        wanted = {name: tuple(self.state[name].shape) for name in self._seen}
+        found = {name: tuple(array.shape) for name, array in arrays.items()}
+        if found != wanted:
+            missing, extra = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
+            other = [f"{n} {list(found[n])}" for n in wanted if n in found and found[n] != wanted[n]]
+            strategy = type(self._base.strategy).__name__
+            raise OneShotError(
+                f"round {server_round}: strategy {strategy} returned arrays that do not fit model {self._student!r}: "
+                f"missing {some(missing)}; not expected {some(extra)}; of another shape {some(other)}"
+            )
+
+    def _mean_buffers(self, answers: Sequence[Answered]) -> State:
+        buffers = [{n: v for n, v in answer.reply.state.items() if n not in self._moved} for answer in answers]
+        alike = getattr(self._base.strategy, "equal_buffers", False)
+        return weighted_mean(buffers, [1.0 if alike else float(answer.reply.num_examples or 0) for answer in answers])
+
+
+# A strategy's arrays in Flower's form, in a checkpoint: their values under this one key.
+_RECORD = "ArrayRecord"
+
+
+def _as_tree(value: Any) -> Any:
+    return {_RECORD: to_numpy(value)} if isinstance(value, ArrayRecord) else value
+
+
+def _from_tree(value: Any) -> Any:
+    return to_record(value[_RECORD]) if isinstance(value, dict) and set(value) == {_RECORD} else value
+
+
+def _type_of(messages: Sequence[Message], usual: str) -> str:
+    return messages[0].metadata.message_type if messages else usual

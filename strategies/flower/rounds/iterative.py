@@ -1,0 +1,266 @@
+"""Iterative: federated learning in rounds, around any strategy of Flower's, with a run folder and resume."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from logging import INFO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from ...combiners.outcomes import load_model
+from ...core.errors import OptionError
+from ...core.options import flatten
+from ...gatekeeper.config import OFF
+from ...method import Job, Normalization
+from ...rounds.config import METHOD, IterativeConfig
+from ...run.identity import open_run
+from ...run.run_folder import RunFolder, default_run_dir
+from ...run.stage import StageReport, all_cores, kept_report, kept_round
+from ..models import check_student, chosen_student, named_builders
+from ..run import Account, RunOptions
+from .base import Base, facts_of
+from .loop import IterativeRounds
+
+if TYPE_CHECKING:
+    from ...compute import ServerCompute
+    from ...method import Observer
+    from ...rounds.refinement import Refiner
+    from ..models import Model
+
+    EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+
+DEADLINE_S = 3600.0
+
+
+def _in_rounds(options: RunOptions | None, refiner: Refiner | None) -> RunOptions:
+    """Return the options of a run in rounds, which judges no uploads, and distils where it refines."""
+    options = options or RunOptions()
+    if (policy := options.gatekeeper.policy) != OFF:
+        raise OptionError(f"options.gatekeeper.policy is {policy!r}: allowed in rounds is {OFF!r}")
+    if refiner is None and options.job_teacher is not None:
+        raise OptionError(f"options.teacher is {options.teacher!r}: allowed in rounds without a refiner is 'method'")
+    return options
+
+
+class Iterative(Strategy):
+    """A Flower strategy that runs rounds of federated learning around another one.
+
+    Args:
+        model: A callable that returns an ``nn.Module``, or a dict of architecture name -> callable.
+        num_classes: C, the number of outputs of the model.
+        input_shape: (channels, height, width) of one image.
+        student: The architecture, if ``model`` is a dict of several.
+        normalization: The model's input space; None for mean 0.5 and std 0.5 in every channel.
+        config: Rounds, strategy and its numbers; None for the defaults.
+        base: The strategy that combines a round's models; None for the one that ``config`` names.
+        refiner: The method that fine-tunes every round's model, and its config; None for none.
+        compute: Where that runs: ``"ray"`` (the default), ``"in-process"``, or a ServerCompute.
+        run_dir: The run folder: made if it is new, resumed if it is a run folder; None for a new one under
+            ``$ONESHOT_RUNS`` or ``./runs``.
+        min_uploads: The quorum of a round. With fewer usable answers the model stays what it is; three such rounds, one
+            after the other, end the run, which can be resumed.
+        seed: Every random draw of the server follows from it.
+        options: Settings that most users leave alone.
+        proxy: Real images without labels, uint8 [N, ch, H, W], for refiners that need them.
+        observer: ``(round, module) -> scores``, recorded every ``config.evaluate_every`` rounds.
+        facts: Written to run.json beside what is known here.
+
+    Raises:
+        OptionError: An argument is out of its range.
+    """
+
+    method = METHOD
+    _report: StageReport | None = None
+    _folder: RunFolder | None = None
+
+    def __init__(  # noqa: PLR0913  a strategy's constructor is where a user finds every setting
+        self,
+        model: Model,
+        *,
+        num_classes: int,
+        input_shape: tuple[int, int, int],
+        student: str | None = None,
+        normalization: Normalization | None = None,
+        config: IterativeConfig | None = None,
+        base: Base | None = None,
+        refiner: Refiner | None = None,
+        compute: str | ServerCompute | None = None,
+        run_dir: str | Path | None = None,
+        min_uploads: int = 2,
+        seed: int = 0,
+        options: RunOptions | None = None,
+        proxy: torch.Tensor | None = None,
+        observer: Observer | None = None,
+        facts: Mapping[str, Any] | None = None,
+    ) -> None:
+        options, builders, halves = _in_rounds(options, refiner), named_builders(model), (0.5,) * input_shape[0]
+        self.job = Job(
+            uploads=(),
+            builders=builders,
+            student=chosen_student(student, builders),
+            num_classes=num_classes,
+            input_shape=input_shape,
+            normalization=normalization or Normalization(halves, halves),
+            config=config or IterativeConfig(),
+            seed=seed,
+            threads=options.threads or all_cores(),
+            device=options.device,
+            proxy=proxy,
+            teacher=options.job_teacher,
+            observer=observer,
+        )
+        check_student(self.job)
+        self._base, self._min_uploads, self._max_bytes = base, min_uploads, int(options.max_upload_mib * 2**20)
+        self._refiner, self._compute, self._run_dir, self._facts = refiner, compute, run_dir, dict(facts or {})
+        self._rounds = self._new_rounds()
+
+    @property
+    def folder(self) -> RunFolder:
+        """The run folder; opened, and locked for this process, at its first use, until :meth:`close`."""
+        if self._folder is None:
+            path = Path(self._run_dir) if self._run_dir else default_run_dir("", self.method.name)
+            identity = facts_of(self._base) if self._base is not None else {}
+            if self._refiner is not None:
+                identity |= flatten(self._refiner.config, self._refiner.method.name)
+            self._folder = open_run(path, self.method, self.job, identity=identity, facts=self._facts)
+            self._run_dir = path
+        return self._folder
+
+    @property
+    def report(self) -> StageReport:
+        """What the rounds ended with.
+
+        Raises:
+            OptionError: They have not ended yet.
+        """
+        if self._report is None:
+            raise OptionError("the strategy has no outcome yet: call start() first")
+        return self._report
+
+    @property
+    def account(self) -> Account:
+        """What the run cost in this process."""
+        return self._rounds.account
+
+    @property
+    def outcome(self) -> torch.nn.Module:
+        """The last round's model as a module."""
+        return load_model(self.report.outcome, self.report.job)
+
+    def close(self) -> None:
+        """Close the run folder, so that another process may go on with it."""
+        if self._folder is not None:
+            self._folder.close()
+            self._folder = None
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord | None = None,
+        num_rounds: int = 0,
+        timeout: float = DEADLINE_S,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: EvaluateFn | None = None,
+    ) -> Result:
+        """Run the rounds that the run folder has not seen; Flower's signature and result.
+
+        Args:
+            grid: Flower's grid.
+            initial_arrays: Weights before the first round; empty or None: they follow from the seed.
+            num_rounds: Rounds; 0 for those of the config.
+            timeout: Seconds that the clients have for each round.
+            train_config: Sent to the clients with every request.
+            evaluate_config: Sent to the clients with every request for scores, where the strategy asks for any.
+            evaluate_fn: Called for round 0, and as often as the observer.
+
+        Returns:
+            Flower's result; its arrays are the last round's model.
+
+        Raises:
+            QuorumError: Too few clients are connected, or too few have answered in several rounds.
+            OptionError: The weights are not the model's, or the run began with other settings.
+            StoreError: The run folder cannot be used.
+        """
+        if num_rounds:
+            self.job = replace(self.job, config=replace(self.job.config, rounds=num_rounds))
+        self._rounds, result = self._new_rounds(), Result()
+        if initial_arrays and not self._rounds.start_from(initial_arrays):
+            raise OptionError(f"initial_arrays have other names or shapes than model {self.job.student!r}")
+        self.summary()
+        try:
+            if kept_round(self.folder):
+                log(INFO, "the rounds are finished: their result is read from the run folder")
+                self._report = kept_report(self.folder, self.job)
+            else:
+                self._report = self._rounds.run(
+                    self.folder,
+                    grid,
+                    timeout=timeout,
+                    config=train_config or {},
+                    evaluate_fn=evaluate_fn,
+                    evaluate_config=evaluate_config,
+                )
+        finally:
+            self.close()
+        for number, metrics in self._rounds.train_metrics.items():
+            result.train_metrics_clientapp[number] = MetricRecord(dict(metrics))
+        result.evaluate_metrics_clientapp.update(self._rounds.client_scores.found)
+        result.evaluate_metrics_serverapp.update(self._rounds.scores)
+        result.arrays = ArrayRecord(self.report.outcome.student or {})
+        return result
+
+    # Flower's abstract steps, for callers that own the loop.
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Return a request for each node of the round."""
+        if arrays and not self._rounds.start_from(arrays):
+            raise OptionError(f"the arrays have other names or shapes than model {self.job.student!r}")
+        trip = self._rounds.begin(self.folder, grid, DEADLINE_S)
+        contents = self._rounds.requests(server_round, trip, config)
+        kind = self._rounds.message_type
+        return [Message(content, dst_node_id=node, message_type=kind) for node, content in contents.items()]
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Check the replies and return the next model; (None, None) without a quorum."""
+        metrics = self._rounds.take(server_round, replies)
+        return (None, None) if metrics is None else (ArrayRecord(self._rounds.state), MetricRecord(dict(metrics)))
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Ask as the strategy does that this one is around."""
+        return self._rounds.base.strategy.configure_evaluate(server_round, arrays, config, grid)
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Average as the strategy does that this one is around."""
+        return self._rounds.base.strategy.aggregate_evaluate(server_round, replies)
+
+    def summary(self) -> None:
+        """Log what runs, and where its results go."""
+        strategy = type(self._rounds.base.strategy).__name__
+        log(INFO, "%s of %s, by Flower strategy %s", self.job.config.title, self.job.student, strategy)
+        log(INFO, "run folder: %s", self.folder.path)
+
+    def _new_rounds(self) -> IterativeRounds:
+        if self._min_uploads < 1:
+            raise OptionError(f"min_uploads is {self._min_uploads}: allowed is a whole number at least 1")
+        return IterativeRounds(
+            self.job,
+            self._base,
+            min_uploads=self._min_uploads,
+            max_bytes=self._max_bytes,
+            refiner=self._refiner,
+            compute=self._compute,
+        )

@@ -1,0 +1,123 @@
+"""The refinement of an iterative run's rounds: where it runs, what it works on, and what it lends to the clients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from flwr.serverapp import Grid
+
+from ...compute import choose
+from ...method import Upload
+from ...rounds.refinement import Refinement, Refiner
+from ..exchange import is_simulation
+from ..run import say
+
+if TYPE_CHECKING:
+    import torch
+
+    from ...compute import ServerCompute
+    from ...method import Job, State
+    from .answers import Answered
+
+GENERATOR = "generator"
+
+
+class RefinedRounds:
+    """Fine-tunes the model of every round.
+
+    Args:
+        refiner: The method and its config.
+        job: Of the rounds.
+        compute: Where the method runs; None for a Ray actor.
+
+    Raises:
+        OptionError: The method could not work on such a job.
+    """
+
+    def __init__(self, refiner: Refiner, job: Job, compute: str | ServerCompute | None) -> None:
+        refiner.check(job)
+        self._refiner, self._job = refiner, job
+        self._compute: str | ServerCompute = "ray" if compute is None else compute
+        self._refinement: Refinement | None = None
+
+    @property
+    def memory(self) -> State:
+        """What the method remembers of the rounds so far."""
+        return self._begun().memory
+
+    def go_on_from(self, memory: State) -> None:
+        """Take what a checkpoint has kept of it."""
+        self._begun().memory = dict(memory)
+
+    @property
+    def images(self) -> torch.Tensor | None:
+        """A sample of the last round's synthetic images; None without any."""
+        return self._begun().images
+
+    @contextmanager
+    def held_open(self, grid: Grid, tick: Callable[[], None]) -> Iterator[None]:
+        """Keep the place of all rounds, a Ray actor say, during a block.
+
+        Args:
+            grid: Flower's grid; it tells whose Ray there is.
+            tick: Called every now and then while the method works.
+        """
+        place = self._place(owns_ray=not is_simulation(grid))
+        with place.kept() as kept:
+            self._refinement = Refinement(self._refiner, self._job, kept, say=say, tick=tick)
+            yield
+
+    def run(self, server_round: int, answers: Sequence[Answered], start: State) -> tuple[State, dict[str, float]]:
+        """Fine-tune what a round's models were combined to; see :meth:`Refinement.run`.
+
+        Args:
+            server_round: From 1.
+            answers: The round's, in the order of client names.
+            start: Their combination.
+        """
+        uploads = [_upload(answer, self._job.student) for answer in answers]
+        return self._begun().run(server_round, uploads, start)
+
+    def lend(self, server_round: int, contents: Mapping[int, RecordDict], key: str) -> dict[int, RecordDict]:
+        """Return requests with what the method lends to the clients, once it has something to lend.
+
+        Args:
+            server_round: From 1.
+            contents: Node -> request; they are not changed.
+            key: The config's record.
+        """
+        lends, memory = self._refiner.method.lends, self._begun().memory
+        if lends is None or not memory:
+            return dict(contents)
+        told = lends(replace(self._job, config=self._refiner.config, server_round=server_round))
+        record = ArrayRecord(memory)
+        made: dict[int, RecordDict] = {}
+        for content in contents.values():  # most strategies ask all nodes by one and the same content
+            if id(content) not in made:
+                config = ConfigRecord({**content.config_records.get(key, ConfigRecord()), **told})
+                made[id(content)] = RecordDict({**content, key: config, GENERATOR: record})
+        return {node: made[id(content)] for node, content in contents.items()}
+
+    def _begun(self) -> Refinement:
+        """Return the refinement of all rounds; whoever owns the loop has each of them in a place of its own."""
+        if self._refinement is None:
+            self._refinement = Refinement(self._refiner, self._job, self._place(), say=say)
+        return self._refinement
+
+    def _place(self, *, owns_ray: bool | None = None) -> ServerCompute:
+        return choose(self._compute, owns_ray=owns_ray) if isinstance(self._compute, str) else self._compute
+
+
+def _upload(answer: Answered, architecture: str) -> Upload:
+    reply = answer.reply
+    return Upload(
+        client=answer.client,
+        architecture=architecture,
+        read=lambda: dict(reply.state),
+        num_examples=reply.num_examples,
+        label_counts=reply.label_counts,
+    )

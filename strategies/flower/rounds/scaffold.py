@@ -1,0 +1,80 @@
+"""SCAFFOLD as a Flower strategy: control variates of server and clients take the drift out of local steps.
+
+A request carries the server's control variate c as the record ``control``, an answer the change of the client's own.
+The clients' half is :class:`strategies.client.corrections.ControlVariates`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg
+
+from ...rounds.rules import next_control, scaffold_step
+from .round_records import answers_of, checked_record, to_numpy, to_record
+
+
+class Scaffold(FedAvg):
+    """Stochastic controlled averaging; see :mod:`strategies.rounds.rules`.
+
+    Args:
+        server_lr: eta_g.
+        **settings: Those of Flower's FedAvg.
+
+    Attributes:
+        control: c, by name of parameter; empty before the first round, as if all were 0.
+        clients_remember: The clients keep control variates from round to round.
+        equal_buffers: Buffers are averaged as the models are, every client alike.
+    """
+
+    clients_remember = True
+    equal_buffers = True
+
+    def __init__(self, *, server_lr: float = 1.0, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.control: dict[str, np.ndarray[Any, Any]] = {}
+        self._server_lr = server_lr
+        self._start = ArrayRecord()
+        self._num_clients = 0
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Ask as FedAvg does, with the control variate; ``num-clients`` of the config, if it is there, is N."""
+        self._start = arrays
+        self._num_clients = int(config.get("num-clients", 0))  # type: ignore[arg-type]
+        self.control = self.control or {name: np.zeros_like(value) for name, value in to_numpy(arrays).items()}
+        control = to_record(self.control)
+        messages = list(super().configure_train(server_round, arrays, config, grid))
+        for message in messages:
+            message.content["control"] = control
+        return messages
+
+    def check_answer(self, content: RecordDict, sender: str) -> RecordDict:
+        """Check the change of the client's control variate.
+
+        Raises:
+            UploadError: It is missing or not like the server's.
+        """
+        change = checked_record(content, "control", self.control, sender)
+        return RecordDict({**content, "control": to_record(change)})
+
+    def aggregate_train(
+        self,
+        server_round: int,  # noqa: ARG002  Flower's signature
+        replies: Iterable[Message],
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Return the next model, and move the control variate; (None, None) if nobody has answered."""
+        answers = answers_of(replies)
+        if not answers:
+            return None, None
+        model = scaffold_step(
+            to_numpy(self._start), [to_numpy(content["arrays"]) for content in answers], server_lr=self._server_lr
+        )
+        changes = [to_numpy(content["control"]) for content in answers]
+        self.control = next_control(self.control, changes, num_clients=max(self._num_clients, len(answers)))
+        return to_record(model), self.train_metrics_aggr_fn(answers, self.weighted_by_key)

@@ -1,0 +1,84 @@
+"""What a strategy meets while it is called: some nodes, random numbers that follow from the seed, a quiet log."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from logging import WARNING
+
+import numpy as np
+from flwr.common.logger import FLOWER_LOGGER
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.serverapp.strategy import Strategy
+
+from ...core.errors import QuorumError
+from ...core.seeds import derive_seed, seeded_torch
+
+# Flower's strategies look twice when they choose; one that looks this often waits for nodes that are not there.
+LOOKS_MOST = 10
+
+
+class ShownNodes:
+    """Flower's grid, as far as a strategy looks at it when it chooses whom to ask.
+
+    Args:
+        nodes: The nodes, in the order of their clients' names.
+    """
+
+    def __init__(self, nodes: Sequence[int]) -> None:
+        self._nodes, self._looks = list(nodes), 0
+
+    def get_node_ids(self) -> list[int]:
+        """Return the nodes.
+
+        Raises:
+            QuorumError: The strategy waits for more of them; it would wait for ever.
+        """
+        self._looks += 1
+        if self._looks > LOOKS_MOST:
+            raise QuorumError(
+                f"the strategy waits for more clients than the {len(self._nodes)} that are connected: allowed is to "
+                "ask for fewer. The run can be resumed"
+            )
+        return list(self._nodes)
+
+    def get_nodes(self) -> list[NodeInfo]:
+        """Return the nodes as Flower's facts, which are their ids alone."""
+        return [NodeInfo(node_id=node) for node in self.get_node_ids()]
+
+
+@contextmanager
+def seeded_strategy(seed: int, *path: str | int) -> Iterator[None]:
+    """Seed the global random states of Python, numpy and torch for a block, and leave out what Flower logs every round.
+
+    Flower draws its clients from Python's state, other strategies noise from numpy's or torch's. All are restored.
+
+    Args:
+        seed: Of the run.
+        *path: What is drawn, for :func:`strategies.core.seeds.derive_seed`.
+    """
+    before, numbers, level = random.getstate(), np.random.get_state(), FLOWER_LOGGER.level
+    drawn = derive_seed(seed, *path)
+    random.seed(drawn)
+    np.random.seed(drawn % 2**32)
+    FLOWER_LOGGER.setLevel(WARNING)
+    try:
+        with seeded_torch(seed, *path):
+            yield
+    finally:
+        FLOWER_LOGGER.setLevel(level)
+        random.setstate(before)
+        np.random.set_state(numbers)
+
+
+def within(strategy: Strategy) -> Iterator[tuple[str, Strategy]]:
+    """Yield a strategy and, however deep, those that it is around, with the attributes that lead there and a dot."""
+    seen, waiting = {id(strategy)}, [("", strategy)]
+    while waiting:
+        path, holder = waiting.pop(0)
+        yield path, holder
+        for name, value in vars(holder).items():
+            if isinstance(value, Strategy) and id(value) not in seen:
+                seen.add(id(value))
+                waiting.append((f"{path}{name}.", value))

@@ -1,0 +1,289 @@
+"""The rounds of a run: each collects uploads and runs the server stage on them; most methods have one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from logging import INFO, WARNING
+from typing import TYPE_CHECKING, Any, Literal
+
+from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+
+from ..compute import choose
+from ..compute.with_clients import WithClients
+from ..core.options import check, check_device, option
+from ..gatekeeper.config import GatekeeperConfig
+from ..method import TALLY, Job, Method
+from ..run.quarantine import Door, quarantined
+from ..run.stage import (
+    TRAFFIC_FILE,
+    StageReport,
+    keep_outcome,
+    kept_report,
+    kept_round,
+    pin_clients,
+    pinned_clients,
+    run_stage,
+    unpin_clients,
+)
+from ..run.traffic import Traffic
+from ..uploads.checks import Signature, Signatures
+from ..uploads.kinds import of_kind
+from ..uploads.needs import check_needs
+from .clients import GridClients, Limits
+from .collect import Collector
+from .exchange import is_simulation
+from .messages import Request
+from .models import check_student
+
+if TYPE_CHECKING:
+    from ..compute import ServerCompute
+    from ..method import State
+    from ..run.run_folder import RoundFolder, RunFolder
+
+
+TEACHERS = ("method", TALLY)
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Settings of a run that most users leave alone."""
+
+    threads: int = option(0, "torch threads of the server stage; 0 = all cores", low=0)
+    device: str = option("auto", "device of the server stage: auto, cpu, cuda, cuda:1")
+    max_upload_mib: float = option(2048.0, "largest accepted upload, MiB", above=0.0)
+    checkpoint_s: float = option(20.0, "seconds between two checkpoints of the server stage, at least", low=0.0)
+    gatekeeper: GatekeeperConfig = field(default_factory=GatekeeperConfig)
+    teacher: str = option(
+        "method", "what is distilled: the method's own ensemble, or the uploads under Tally's pool", choices=TEACHERS
+    )
+
+    def __post_init__(self) -> None:
+        """Check every value."""
+        check(self)
+        check_device(self.device)
+
+    @property
+    def job_teacher(self) -> Literal["tally"] | None:
+        """The teacher of a job without uploads."""
+        return TALLY if self.teacher == TALLY else None
+
+
+@dataclass
+class Account:
+    """What a run cost in this process: seconds per phase and the bytes of its messages."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    traffic: Traffic = field(default_factory=Traffic)
+
+    def spend(self, phase: str, began: float) -> None:
+        """Add the time since ``began`` (``time.monotonic``) to a phase."""
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + time.monotonic() - began
+
+
+class Rounds:
+    """Collects uploads and runs the server stage, round by round.
+
+    Args:
+        method: The server method.
+        job: Its job, without uploads.
+        compute: Where the server stage runs; None for Ray.
+        min_uploads: The quorum of every round.
+        options: Limits and intervals.
+
+    Attributes:
+        report: What the last server stage ended with; None before the first.
+        account: What the rounds cost.
+        train_metrics: Round -> what the clients that uploaded in this process report, averaged by their examples.
+        compute: Where the server stage runs.
+        min_uploads: The quorum.
+        door: What uploads have to pass.
+
+    Raises:
+        OptionError: The job or ``compute`` is not what it should be.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        job: Job,
+        *,
+        compute: str | ServerCompute | None,
+        min_uploads: int,
+        options: RunOptions,
+    ) -> None:
+        # All that can be told before a client has worked; what is wrong with a wrong upload is told when it comes.
+        check_needs(method, job)
+        if method.kind == "student":
+            check_student(job)
+        if isinstance(compute, str):
+            choose(compute)
+        self.report: StageReport | None = None
+        self.account = Account()
+        self.train_metrics: dict[int, dict[str, float]] = {}
+        self.compute = compute
+        self._names: dict[int, str] = {}
+        self._method = method
+        self._job = job
+        self.min_uploads = min_uploads
+        self.door = Door(options.gatekeeper, min_uploads, say)
+        self._options = options
+        self._signatures = Signatures(job.builders)
+        self._sendable = Signatures(of_kind(job.builders, method.uploads))
+
+    def run(
+        self, folder: RunFolder, grid: Grid, arrays: ArrayRecord, *, timeout: float, train_config: ConfigRecord
+    ) -> ArrayRecord:
+        """Run all rounds that the run folder does not hold the outcome of.
+
+        Args:
+            folder: The run folder.
+            grid: Flower's grid.
+            arrays: Start weights of the first round.
+            timeout: The deadline for uploads, in seconds from each round's beginning.
+            train_config: Sent to the clients with every request.
+
+        Returns:
+            The last student's weights, or ``arrays`` if the outcome is an ensemble.
+
+        Raises:
+            QuorumError: Too few uploads.
+            OptionError: The method's needs are not met.
+        """
+        done, rounds = kept_round(folder), rounds_of(self._method, self._job.config)
+        if done:
+            log(INFO, "round %d of %d is finished: its result is read from the run folder", done, rounds)
+            self.report = kept_report(folder, replace(self._job, uploads=folder.round(done).uploads()))
+            arrays = self.student_arrays() or arrays
+        for server_round in range(done + 1, rounds + 1):
+            said = {"config": train_config, "run_id": folder.id}
+            request = Request.of(self._method, self._job, arrays, server_round, **said)
+            tick = self._collect(folder.round(server_round), grid, request, timeout)
+            place = self._place(folder, server_round, grid, timeout)
+            self._run_stage(folder, server_round, arrays, place=place, tick=tick)
+            arrays = self.student_arrays() or arrays
+        return arrays
+
+    def take(self, folder: RunFolder, server_round: int, replies: Iterable[Message], arrays: ArrayRecord) -> None:
+        """Store replies that somebody else collected, and run the server stage on them."""
+        round_folder = folder.round(server_round)
+        collector = self._collector(round_folder)
+        for reply in replies:
+            collector.receive(reply)
+        collector.check_quorum(self.min_uploads, self.min_uploads, 0.0)
+        self._pin(round_folder, collector.clients, tick=None)
+        # Whoever owns the loop owns Ray: it is used where it runs.
+        self._run_stage(folder, server_round, arrays, place=self._chosen(owns_ray=None), tick=None)
+
+    def student_arrays(self) -> ArrayRecord | None:
+        """Return the last student's weights; None if there is none."""
+        student = self.report.outcome.student if self.report is not None else None
+        return None if student is None else ArrayRecord(student)
+
+    def _collect(self, folder: RoundFolder, grid: Grid, request: Request, timeout: float) -> Callable[[], None] | None:
+        if (pinned := pinned_clients(folder)) is not None:
+            if set(pinned) <= set(folder.held()):
+                return None
+            log(INFO, "uploads that the server stage began with were removed: it begins anew")
+            unpin_clients(folder)
+        began, collector = time.monotonic(), self._collector(folder)
+        try:
+            exchange = collector.collect(grid, request, timeout=timeout, min_uploads=self.min_uploads)
+        finally:
+            self.account.spend("clients", began)
+        exchange.poll(everybody=True)
+        collector.close()
+        self._pin(folder, collector.clients, tick=exchange.poll)
+        self.train_metrics[request.server_round] = collector.mean_metrics()
+        return exchange.poll
+
+    def _pin(self, folder: RoundFolder, present: Iterable[str], *, tick: Callable[[], None] | None) -> None:
+        """Fix the clients of a server stage: those that are present and that the gatekeeper lets in."""
+        began, names, out, held = time.monotonic(), set(present), set[str](), folder.held()
+        if self.door.judges and pinned_clients(folder) is None:
+            uploads = [upload for upload in folder.uploads() if upload.client in names]
+            out = replace(self.door, tick=tick).admit(folder, self._job, uploads, folder.records())
+            self.account.spend("gatekeeper", began)
+        pin_clients(folder, names, out, held=held)
+
+    def _collector(self, folder: RoundFolder) -> Collector:
+        max_bytes = int(self._options.max_upload_mib * 2**20)
+        num_classes, names = self._job.num_classes, self._names
+        collector = Collector(folder, self._sendable, num_classes=num_classes, max_bytes=max_bytes, names=names)
+        self.account.traffic = collector.traffic
+        return collector
+
+    def _chosen(self, *, owns_ray: bool | None) -> ServerCompute:
+        compute = self.compute if self.compute is not None else "ray"
+        return choose(compute, owns_ray=owns_ray) if isinstance(compute, str) else compute
+
+    def _place(self, folder: RunFolder, server_round: int, grid: Grid, timeout: float) -> ServerCompute:
+        """Return where the server stage runs: where the clients are, if the method goes on with them."""
+        if self._method.fit_with is None:
+            return self._chosen(owns_ray=not is_simulation(grid))
+        round_folder = folder.round(server_round)
+        # Late uploads are booked in the collector's account: one file has one account.
+        if self.account.traffic.path != round_folder.path / TRAFFIC_FILE:
+            self.account.traffic = Traffic.read(round_folder.path / TRAFFIC_FILE)
+        # What clients keep on their disks bears the id of the run that they uploaded to.
+        forgotten = tuple(folder.info.get("forgotten", ()))
+        common = {
+            "run-id": str(folder.info.get("uploads-id", folder.id)),
+            "seed": self._job.seed,
+            "forget-others": bool(forgotten),
+        }
+        clients = GridClients(
+            grid,
+            round_folder,
+            self.account.traffic,
+            common=common,
+            limits=Limits(timeout_s=timeout),
+            left_out=(*forgotten, *quarantined(round_folder)),
+        )
+        return WithClients(clients)
+
+    def _run_stage(
+        self,
+        folder: RunFolder,
+        server_round: int,
+        arrays: ArrayRecord,
+        *,
+        place: ServerCompute,
+        tick: Callable[[], None] | None,
+    ) -> None:
+        began, round_folder = time.monotonic(), folder.round(server_round)
+        clients = pinned_clients(round_folder) or ()
+        uploads = tuple(upload for upload in round_folder.uploads() if upload.client in clients)
+        job = replace(self._job, uploads=uploads, start=self._student_start(arrays))
+        check_needs(self._method, job)
+        self.report = run_stage(
+            self._method, job, place, round_folder, log=say, tick=tick, checkpoint_s=self._options.checkpoint_s
+        )
+        self.account.traffic.save(lambda line: log(WARNING, "%s", line))
+        keep_outcome(folder, self.report, server_round)
+        self.account.spend("server", began)
+
+    def _student_start(self, arrays: ArrayRecord) -> State | None:
+        wanted = dict(self._signatures[self._job.student])
+        return dict(arrays.to_torch_state_dict()) if signature_of(arrays) == wanted else None
+
+
+def rounds_of(method: Method, config: Any) -> int:
+    """Return how many times a method asks for uploads: its option ``rounds``, else once.
+
+    A method that goes on with its clients counts its own rounds: they follow one upload.
+    """
+    return 1 if method.fit_with is not None else int(getattr(config, "rounds", 1))
+
+
+def signature_of(arrays: ArrayRecord) -> Signature:
+    """Return the shapes and dtypes of a set of arrays."""
+    return {key: (tuple(array.shape), array.dtype) for key, array in arrays.items()}
+
+
+def say(line: str) -> None:
+    """Log a line for the user."""
+    log(INFO, "%s", line)

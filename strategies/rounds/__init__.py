@@ -1,0 +1,1 @@
+"""Federated learning in rounds, without Flower: settings, rules, ternary updates, refinement."""

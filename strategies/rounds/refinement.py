@@ -1,0 +1,191 @@
+"""Refinement: a server method run in every round, on the round's models, with their combination as its start.
+
+So every method that ends with one model of the clients' architecture can fine-tune the global model of federated
+learning, as FLBoost does (Zhang, Shen, Ding, Tao, Duan, CVPR 2022), whichever strategy has combined the round's models.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ..core.errors import OptionError
+from ..core.seeds import derive_seed
+from ..method import METHODS, Job, Method, Need, Outcome, Silent, Upload
+from ..uploads.needs import check_needs
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..compute import ServerCompute
+    from ..method import State
+
+
+@dataclass(frozen=True)
+class Refiner:
+    """A method as the server stage of every round.
+
+    Attributes:
+        method: The method; it ends with one model, and needs neither clients nor a kind of uploads of its own.
+        config: Its config.
+
+    Raises:
+        OptionError: The method is no such one, or the config is another method's.
+    """
+
+    method: Method
+    config: Any
+
+    def __post_init__(self) -> None:
+        """Check both."""
+        if not refines(self.method):
+            allowed = ", ".join(name for name in METHODS if refines(METHODS[name]))
+            raise OptionError(f"refiner is {self.method.name!r}: allowed are {allowed}")
+        if not isinstance(self.config, self.method.config):
+            raise OptionError(
+                f"the refiner's config is a {type(self.config).__name__}: allowed with {self.method.name!r} is a "
+                f"{self.method.config.__name__}"
+            )
+
+    def check(self, job: Job) -> None:
+        """Refuse a job of rounds that the method could not work on.
+
+        Args:
+            job: Of the rounds, without uploads.
+
+        Raises:
+            OptionError: Says what is missing.
+        """
+        # A round gives the method what it starts from, whatever the config's own start needs.
+        check_needs(self.method, replace(job, config=self.config, start={}))
+
+    @classmethod
+    def of(cls, name: str, **changes: Any) -> Refiner:
+        """Return a method of the library by name, with some changes of its default config.
+
+        Raises:
+            OptionError: There is no such method, it cannot refine, or a change is out of range.
+        """
+        return cls(METHODS[name], METHODS[name].config(**changes))
+
+
+def refines(method: Method) -> bool:
+    """Say whether a method can fine-tune a global model: it ends with one model, of classifiers, without clients."""
+    alone = method.fit_with is None and Need.CLIENTS not in method.needs
+    return alone and method.kind == "student" and method.uploads == "classifier"
+
+
+class Refinement:
+    """Runs a refiner round after round, and carries over what it remembers.
+
+    Args:
+        refiner: The method and its config.
+        job: Gives everything but uploads, start, round and memory.
+        compute: Where it runs.
+        say: Takes a line for the user; a method's note is said once, not in every round.
+        tick: Called every now and then while the method works.
+
+    Attributes:
+        memory: What the last round has left; empty before the first.
+        images: A sample of the last round's synthetic images [N, ch, H, W] in uint8; None without any.
+    """
+
+    def __init__(
+        self,
+        refiner: Refiner,
+        job: Job,
+        compute: ServerCompute,
+        *,
+        say: Callable[[str], None],
+        tick: Callable[[], None] | None = None,
+    ) -> None:
+        self.memory: State = {}
+        self.images: torch.Tensor | None = None
+        self._method = refiner.method
+        # The rounds are tested as rounds; what the method's own epochs score would be noise between them.
+        self._job = replace(job, config=refiner.config, observer=None)
+        self._compute, self._say, self._tick = compute, say, tick
+        self._said: set[str] = set()
+
+    def run(self, server_round: int, uploads: Sequence[Upload], start: State) -> tuple[State, dict[str, float]]:
+        """Fine-tune a round's model.
+
+        Args:
+            server_round: From 1.
+            uploads: The round's models, in the order of client names.
+            start: What they were combined to; it is not changed.
+
+        Returns:
+            The fine-tuned weights, and the losses of the method's last epoch by name. A method whose result is not
+            finite is not followed: then the weights are ``start``.
+
+        Raises:
+            OneShotError: The method refuses the job, or failed.
+        """
+        job = replace(
+            self._job,
+            uploads=tuple(uploads),
+            start=start,
+            seed=self._seed(server_round),
+            server_round=server_round,
+            memory=self.memory or None,
+        )
+        heard = _Heard(self._hear, self._tick)
+        began = time.monotonic()
+        outcome = self._compute.run(self._method, job, heard)
+        took = {"refinement_s": time.monotonic() - began, "arithmetic_s": sum(outcome.timings.values())}
+        if not _finite(outcome):
+            self._say(
+                f"round {server_round}: the model that {self._method.title} ends with holds NaN or Inf, so the "
+                f"clients' combined model is kept; lower its learning rate ({self._method.name}.{self._rate})"
+            )
+            self.memory = {}
+            return start, {**heard.values, **took}
+        self.memory, self.images = dict(outcome.memory), outcome.images
+        return dict(outcome.student or start), {**heard.values, **took}
+
+    @property
+    def _rate(self) -> str:
+        """The option of its learning rate: FedGen's is that of its generator."""
+        generates = hasattr(self._job.config, "generator_lr") and not hasattr(self._job.config, "student_lr")
+        return "generator-lr" if generates else "student-lr"
+
+    def _seed(self, server_round: int) -> int:
+        """Return a round's seed: a method that does not look at the round would draw the same in all of them."""
+        alike = self._method.by_round or server_round == 1
+        return self._job.seed if alike else derive_seed(self._job.seed, "refinement", server_round)
+
+    def _hear(self, line: str) -> None:
+        # Whom a note is about changes with the clients of the round; what comes of it, its end, does not.
+        *_, end = line.split(": ")
+        if end not in self._said:
+            self._said.add(end)
+            self._say(line)
+
+
+class _Heard(Silent):
+    """A Progress that keeps the last epoch's numbers, and hands notes on."""
+
+    def __init__(self, hear: Callable[[str], None], tick: Callable[[], None] | None) -> None:
+        self.values: dict[str, float] = {}
+        # No checkpoints within a round: a round that was cut off is done again.
+        self.interval_s = float("inf")
+        self._hear, self._tick = hear, tick
+
+    def record(self, row: Mapping[str, Any]) -> None:
+        if "note" in row:
+            self._hear(str(row["note"]))
+        else:
+            told = {key: value for key, value in row.items() if key != "epoch"}
+            self.values = {key: float(value) for key, value in told.items() if isinstance(value, int | float)}
+
+    def tick(self) -> None:
+        if self._tick is not None:
+            self._tick()
+
+
+def _finite(outcome: Outcome) -> bool:
+    tensors = [*(outcome.student or {}).values(), *outcome.memory.values()]
+    return all(bool(tensor.isfinite().all()) for tensor in tensors)

@@ -1,0 +1,128 @@
+"""An ensemble on disk: its members as files, the tensors of its combiner, and one JSON file that says how they fit."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..core.errors import StoreError
+from ..method import EnsembleSpec, Upload
+from .files import make_folder, read_json, read_weights, save_weights, store_errors, write_json
+from .uploads import StoredWeights, stored_ranges, verify
+
+if TYPE_CHECKING:
+    from ..method import ModelBuilder
+
+FOLDER_NAME = "ensemble"
+_FACTS = "ensemble.json"
+
+
+def save_ensemble(
+    folder: Path, spec: EnsembleSpec, uploads: Sequence[Upload], architectures: Mapping[str, Any] | None = None
+) -> None:
+    """Write an ensemble into a folder of its own; ``ensemble.json`` comes last, without it there is none.
+
+    Args:
+        folder: The folder; what it held before is removed.
+        spec: The ensemble.
+        uploads: The uploads it refers to, perhaps more. Stored ones are linked, so that they take no space twice.
+        architectures: Architecture name -> how its models are built, as JSON values; kept as they are.
+
+    Raises:
+        StoreError: A member has no upload, or the disk refuses.
+    """
+    by_name = {upload.client: upload for upload in uploads}
+    if missing := [client for client in spec.clients if client not in by_name]:
+        raise StoreError(f"{folder}: ensemble members without an upload: {', '.join(missing)}")
+    with store_errors(folder):
+        if folder.exists():
+            (folder / _FACTS).unlink(missing_ok=True)
+            shutil.rmtree(folder)
+        make_folder(folder / "members")
+        members = [_save_member(folder, by_name[client]) for client in spec.clients]
+    combiner = save_weights(folder / "combiner.safetensors", spec.weights)
+    facts = {
+        "combiner": {"name": spec.combiner, "file": "combiner.safetensors", "sha256": combiner.sha256},
+        "precision": spec.precision,
+        "members": members,
+        "architectures": architectures or {},
+    }
+    write_json(folder / _FACTS, facts)
+
+
+def load_ensemble(path: Path, builders: Mapping[str, ModelBuilder]) -> tuple[EnsembleSpec, tuple[Upload, ...]]:
+    """Read an ensemble back, each file checked against its digest.
+
+    Args:
+        path: The ensemble's folder, or the run folder that holds it.
+        builders: Architecture name -> callable; must know every member's architecture.
+
+    Returns:
+        The ensemble, and its members as uploads in its order.
+
+    Raises:
+        StoreError: There is no ensemble, a file is damaged, or an architecture is unknown.
+    """
+    folder = Path(path).absolute()
+    folder = folder if (folder / _FACTS).exists() else folder / FOLDER_NAME
+    if not (folder / _FACTS).exists():
+        raise StoreError(f"{path}: holds no ensemble (no {FOLDER_NAME}/{_FACTS})")
+    facts = read_json(folder / _FACTS)
+    try:
+        members = tuple(_load_member(folder, member) for member in facts["members"])
+        name, file, sha256 = (facts["combiner"][key] for key in ("name", "file", "sha256"))
+        weights = read_weights(folder / file, sha256)
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
+        raise StoreError(f"{folder / _FACTS}: damaged, lacks {error}") from error
+    if unknown := sorted({member.architecture for member in members} - set(builders)):
+        known = ", ".join(sorted(builders)) or "none"
+        raise StoreError(f"{folder}: unknown architecture {', '.join(unknown)}; known are {known}")
+    precision = facts.get("precision", "float32")  # early ensembles do not say
+    return EnsembleSpec(tuple(member.client for member in members), name, weights, precision), members
+
+
+def _save_member(folder: Path, upload: Upload) -> dict[str, Any]:
+    name = f"members/{upload.client}.safetensors"
+    if isinstance(upload.read, StoredWeights):
+        sha256 = upload.read.sha256
+        _link_or_copy(upload.read.path, folder / name)
+        verify(folder / name, sha256, f"upload of client {upload.client!r}")
+    else:
+        sha256 = save_weights(folder / name, upload.read()).sha256
+    return {
+        "client": upload.client,
+        "architecture": upload.architecture,
+        "file": name,
+        "sha256": sha256,
+        "num_examples": upload.num_examples,
+        "label_counts": upload.label_counts,
+        "ranges": upload.ranges,
+    }
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        # Another disk, or a file system without hard links.
+        shutil.copyfile(source, target)
+        with target.open("rb") as file:
+            os.fsync(file.fileno())
+
+
+def _load_member(folder: Path, member: dict[str, Any]) -> Upload:
+    file, counts = folder / member["file"], member["label_counts"]
+    verify(file, member["sha256"], f"ensemble member {member['client']!r}")
+    if not all(isinstance(member[key], str) for key in ("client", "architecture")):
+        raise ValueError("a member's name or architecture")
+    return Upload(
+        client=member["client"],
+        architecture=member["architecture"],
+        read=StoredWeights(file, member["sha256"]),
+        num_examples=member["num_examples"],
+        label_counts=None if counts is None else tuple(counts),
+        ranges=stored_ranges(member.get("ranges")),
+    )

@@ -1,0 +1,210 @@
+"""What the driver keeps and says while a server stage runs: log lines, metrics, checkpoints."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from time import monotonic
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..method import Snapshot
+    from .round_folder import RoundFolder
+
+LOG_EVERY_S = 5.0
+TICK_EVERY_S = 0.5
+
+
+@dataclass(frozen=True)
+class _Report:
+    """The last thing a method said, and when it said that step first."""
+
+    step: int
+    total: int
+    values: dict[str, float]
+    reached: float
+
+
+class Journal:
+    """The driver's :class:`strategies.method.Progress`; used around the server stage as a context manager.
+
+    Every call comes from the thread that runs the stage; a thread of its own only logs when nothing else does.
+
+    Args:
+        folder: Where metrics and checkpoints go; None to keep none.
+        log: Takes a line for the user.
+        label: What the lines begin with, usually the method's name.
+        unit: What is counted.
+        interval_s: Seconds between two checkpoints, at least.
+        heartbeat_s: Seconds without a line after which the last known state is said again.
+        tick: Called every now and then while the stage works, for what else the driver must not neglect.
+
+    Attributes:
+        interval_s: As given.
+        resumed_at: Epochs that an earlier process had finished; 0 for a fresh stage.
+    """
+
+    def __init__(
+        self,
+        folder: RoundFolder | None,
+        log: Callable[[str], None],
+        *,
+        label: str,
+        unit: str = "epoch",
+        interval_s: float = 20.0,
+        heartbeat_s: float = 9.0,
+        tick: Callable[[], None] | None = None,
+    ) -> None:
+        self.resumed_at = 0
+        self._folder = folder
+        self._log = log
+        self._label = label
+        self._unit = unit
+        self.interval_s = interval_s
+        self._heartbeat_s = heartbeat_s
+        self._tick = tick
+        self._began = self._saved = self._logged = monotonic()
+        self._ticked = float("-inf")
+        self._last: _Report | None = None
+        self._first: _Report | None = None  # after at least one epoch
+        self._said: tuple[int, int] | None = None
+        self._lock = threading.Lock()
+        self._end = threading.Event()
+        self._heart: threading.Thread | None = None
+
+    def __enter__(self) -> Journal:
+        self._end.clear()
+        self._heart = threading.Thread(target=self._beat, name="journal-heartbeat", daemon=True)
+        self._heart.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end.set()
+        if self._heart is not None:
+            self._heart.join()
+            self._heart = None
+
+    def resume(self) -> Snapshot | None:
+        """Return the folder's checkpoint, or None; metrics of epochs beyond it are dropped, they will come again.
+
+        Raises:
+            StoreError: The checkpoint is damaged.
+        """
+        snapshot = self._folder.load_checkpoint() if self._folder else None
+        self.resumed_at = snapshot.step if snapshot else 0
+        if self._folder:
+            # A stage that starts anew records its epochs anew, epoch 0 included.
+            self._folder.truncate_metrics(snapshot.step if snapshot else -1)
+        with self._lock:
+            self._began = self._saved = monotonic()
+            self._last = self._first = self._said = None
+            if snapshot:
+                self._say(f"{self._label}: resumed after {self._unit} {snapshot.step}")
+        return snapshot
+
+    def report(self, step: int, total: int, values: Mapping[str, float] | None = None) -> None:
+        """Take note that ``step`` of ``total`` epochs are done; the first, the last and one every 5 s are logged."""
+        with self._lock:
+            now = monotonic()
+            # Between two epoch borders the values of the last one are still the newest.
+            known = self._last.values if self._last else {}
+            reached = self._last.reached if self._last and self._last.step == step else now
+            self._last = _Report(step, total, dict(values or known), reached)
+            if self._first is None and step > self.resumed_at:
+                self._first = self._last
+            last = step >= total and self._said != (step, total)
+            if self._said is None or last or now - self._logged >= LOG_EVERY_S:
+                self._say(self._line(now))
+                self._said = (step, total)
+        self.tick()
+
+    def record(self, row: Mapping[str, Any]) -> None:
+        """Add a row to the metrics; its ``"note"``, if it has one, is a line for the user.
+
+        Raises:
+            StoreError: The disk refuses.
+        """
+        if "note" in row:
+            with self._lock:
+                self._say(f"{self._label}: {row['note']}")
+        if self._folder:
+            self._folder.record(row)
+
+    def checkpoint(self, take: Callable[[], Snapshot]) -> None:
+        """Take and save a checkpoint if the last one is old enough.
+
+        Raises:
+            StoreError: The disk refuses.
+        """
+        if self._folder and monotonic() - self._saved >= self.interval_s:
+            self.save(take())
+
+    def save(self, snapshot: Snapshot) -> None:
+        """Save a checkpoint that was taken elsewhere.
+
+        Raises:
+            StoreError: The disk refuses.
+        """
+        if self._folder:
+            self._folder.save_checkpoint(snapshot)
+        # Counted from the end of the writing, so that a slow disk cannot take all the time there is.
+        self._saved = monotonic()
+
+    def tick(self) -> None:
+        """Let the driver see to its other work, at most every 0.5 s."""
+        if self._tick and monotonic() - self._ticked >= TICK_EVERY_S:
+            self._tick()
+            self._ticked = monotonic()
+
+    def _beat(self) -> None:
+        while True:
+            with self._lock:
+                silent = monotonic() - self._logged
+                if silent >= self._heartbeat_s:
+                    self._say(self._line(monotonic()))
+                    silent = 0.0
+            if self._end.wait(self._heartbeat_s - silent):
+                return
+
+    def _say(self, line: str) -> None:
+        self._logged = monotonic()
+        self._log(line)
+
+    def _line(self, now: float) -> str:
+        elapsed = now - self._began
+        if self._last is None:
+            return f"{self._label}: starting, {duration(elapsed)} elapsed"
+        last = self._last
+        parts = [f"{self._unit} {last.step} of {last.total}"]
+        parts += [f"{name} {value:.3g}" for name, value in last.values.items()]
+        parts.append(f"{duration(elapsed)} elapsed")
+        if self._first and last.step < last.total:
+            parts.append(f"about {duration(self._left(self._first, last, now))} left")
+        return f"{self._label}: {', '.join(parts)}"
+
+    def _left(self, first: _Report, last: _Report, now: float) -> float:
+        """Return the seconds that are left at the pace so far, without what came before the first epochs if it can."""
+        if last.step > first.step:
+            pace = (last.reached - first.reached) / (last.step - first.step)
+        else:
+            pace = (first.reached - self._began) / (first.step - self.resumed_at)
+        # An epoch that takes longer than expected does not make the later ones shorter.
+        return pace * (last.total - last.step - 1) + max(0.0, pace - (now - last.reached))
+
+
+def duration(seconds: float) -> str:
+    """Return a duration for people: ``8 s``, ``2 min 5 s``, ``1 h 3 min``.
+
+    Args:
+        seconds: Not negative.
+    """
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"

@@ -1,0 +1,165 @@
+"""The gatekeeper at a run's door: judges the uploads of a round once, keeps the verdict, and says who may take part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ..core.errors import ComputeError, QuorumError
+from ..gatekeeper.config import EXCLUDE, OFF, GatekeeperConfig
+from ..uploads.needs import check_needs
+from .files import read_json, write_json
+from .run_folder import RunFolder
+from .stage import CHECKPOINT_S, kept_round, pin_clients, pinned_clients, replay, usable_uploads
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ..compute import ServerCompute
+    from ..gatekeeper.verdicts import Inspection
+    from ..method import Job, Method, Upload
+    from .round_folder import RoundFolder
+    from .stage import StageReport
+    from .uploads import UploadRecord
+
+GATEKEEPER_FILE = "gatekeeper.json"  # one per round of uploads
+
+
+@dataclass(frozen=True)
+class Door:
+    """What a round's uploads have to pass before the server stage.
+
+    Attributes:
+        config: The gatekeeper's options.
+        min_uploads: The quorum, of what passes.
+        log: Takes a line for the user.
+        tick: Called every now and then while uploads are judged.
+    """
+
+    config: GatekeeperConfig
+    min_uploads: int
+    log: Callable[[str], None]
+    tick: Callable[[], None] | None = None
+
+    @property
+    def judges(self) -> bool:
+        """Whether uploads are judged at all."""
+        return self.config.policy != OFF
+
+    def admit(
+        self, folder: RoundFolder, job: Job, uploads: Sequence[Upload], records: Iterable[UploadRecord]
+    ) -> set[str]:
+        """Judge uploads, unless the folder holds a verdict on the same ones, and return who is quarantined.
+
+        Call it where :attr:`judges` says so.
+
+        Args:
+            folder: The round that the verdict is kept in.
+            job: The job; its uploads are not looked at.
+            uploads: What came.
+            records: Of the uploads, in the order of arrival.
+
+        Raises:
+            QuorumError: Too few uploads are left; names who is quarantined and why.
+        """
+        names = {upload.client for upload in uploads}
+        digests = {record.client: record.sha256 for record in records if record.client in names}
+        kept = kept_verdict(folder)
+        if kept is None or kept["uploads"] != digests:
+            inspection = self._inspect(replace(job, uploads=tuple(uploads)), tuple(digests))
+            suspects = list(inspection.suspects) if self.config.policy == EXCLUDE else []
+            kept = {
+                "policy": self.config.policy,
+                "quarantined": suspects,
+                "uploads": digests,
+                **inspection.as_json(),
+            }
+            write_json(folder.path / GATEKEEPER_FILE, kept)
+        self._check_quorum(kept, len(uploads))
+        return set(kept["quarantined"])
+
+    def _inspect(self, job: Job, arrived: Sequence[str]) -> Inspection:
+        # Late: a run without a gatekeeper does without.
+        from ..compute.in_process import resolve_device, torch_threads
+        from ..gatekeeper.inspection import inspect
+        from .journal import Journal
+
+        try:
+            device = resolve_device(job.device)
+        except ComputeError:  # the server stage's GPU is on another machine
+            device = "cpu"
+        journal = Journal(None, self.log, label="gatekeeper", unit="percent", tick=self.tick)
+        with journal, torch_threads(job.threads):
+            inspection = inspect(replace(job, device=device), self.config, arrived=arrived, progress=journal)
+        for line in lines_of(inspection, self.config.policy):
+            self.log(f"gatekeeper: {line}")
+        return inspection
+
+    def _check_quorum(self, kept: Mapping[str, Any], count: int) -> None:
+        left = count - len(kept["quarantined"])
+        if kept["quarantined"] and left < self.min_uploads:
+            reasons = [f"{row['client']} ({_reason(row)})" for row in kept["clients"] if row["findings"]]
+            raise QuorumError(
+                f"{count} uploads arrived and {left} passed the gatekeeper, min-uploads is {self.min_uploads}. "
+                f"Quarantined: {', '.join(reasons)}. A replay with gatekeeper.policy=warn takes them"
+            )
+
+
+def kept_verdict(folder: RoundFolder) -> dict[str, Any] | None:
+    """Return what the gatekeeper said of a round, None if it was not asked.
+
+    Raises:
+        StoreError: The file is damaged.
+    """
+    path = folder.path / GATEKEEPER_FILE
+    verdict: dict[str, Any] | None = read_json(path) if path.exists() else None
+    return verdict
+
+
+def lines_of(inspection: Inspection, policy: str) -> list[str]:
+    """Return what the log says of an inspection: the table, what was not judged, and every finding."""
+    lines = inspection.table() if any(row.measures for row in inspection.rows) else []
+    lines += inspection.notes
+    done = "it takes no part in the server stage; its upload stays stored" if policy == EXCLUDE else "it takes part"
+    lines += [f"{row.client} is suspect, {row.reason}: {done}" for row in inspection.rows if row.findings]
+    if not inspection.suspects and lines != list(inspection.notes):
+        lines.append(f"no upload of {len(inspection.rows)} looks harmful")
+    return lines
+
+
+def quarantined(folder: RoundFolder) -> tuple[str, ...]:
+    """Return the clients that the server stage of a round works without, as its verdict says."""
+    verdict = kept_verdict(folder)
+    return () if verdict is None else tuple(verdict["quarantined"])
+
+
+def guarded_replay(
+    door: Door,
+    method: Method,
+    job: Job,
+    source: Path,
+    *,
+    compute: ServerCompute,
+    target: RunFolder,
+    checkpoint_s: float = CHECKPOINT_S,
+) -> StageReport:
+    """Judge the stored uploads of a run, keep the verdict in the replay's folder, and replay: :func:`.stage.replay`.
+
+    Raises:
+        StoreError: ``source`` holds no uploads, or a damaged one.
+        QuorumError: Too few uploads pass.
+    """
+    if door.judges and pinned_clients(target.round(1)) is None:
+        with RunFolder.open(source, write=False) as run:
+            held = run.round(max(1, kept_round(run)))
+            uploads, records = usable_uploads(held), held.records()
+        if uploads:
+            check_needs(method, replace(job, uploads=uploads))
+            out = door.admit(target.round(1), job, uploads, records)
+            pin_clients(target.round(1), [upload.client for upload in uploads], out)
+    return replay(method, job, source, compute=compute, target=target, log=door.log, checkpoint_s=checkpoint_s)
+
+
+def _reason(row: Mapping[str, Any]) -> str:
+    return "; ".join(f"{found['kind']}: {found['text']}" for found in row["findings"])

@@ -1,0 +1,284 @@
+"""A run folder: everything that one run leaves behind, and everything that it needs to go on after a crash."""
+
+from __future__ import annotations
+
+import os
+import platform
+import uuid
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from ..core.errors import StoreError
+from ..method import EnsembleSpec, Upload
+from . import ensembles
+from .ensembles import load_ensemble
+from .files import (
+    TEMPORARY_PATTERN,
+    Weights,
+    make_folder,
+    read_json,
+    read_weights,
+    save_weights,
+    store_errors,
+    sync_folder,
+    weights_sha256,
+    write_json,
+)
+from .lock import LOCK_NAME, FolderLock
+from .round_folder import RoundFolder
+from .uploads import StoredWeights, UploadRecord
+
+__all__ = [
+    "STUDENT_FILE",
+    "RoundFolder",
+    "RunFolder",
+    "StoredWeights",
+    "UploadRecord",
+    "default_run_dir",
+    "load_ensemble",
+]
+
+RUNS_VARIABLE = "ONESHOT_RUNS"
+_FACTS, _RESULT, STUDENT_FILE, _IMAGES = "run.json", "result.json", "student.safetensors", "images.safetensors"
+_PACKAGES = ("torch", "torchvision", "flwr", "ray", "numpy", "safetensors")
+
+
+class RunFolder:
+    """One run on disk. Made by :meth:`create` or :meth:`open`; a context manager that closes it.
+
+    Attributes:
+        path: The folder, absolute.
+    """
+
+    def __init__(self, path: Path, info: Mapping[str, Any], lock: FolderLock | None) -> None:
+        self.path = path
+        self._info = dict(info)
+        self._lock = lock
+
+    @classmethod
+    def create(cls, path: Path, info: Mapping[str, Any]) -> RunFolder:
+        """Make a run folder, write ``run.json`` first of all, and become its writer.
+
+        Args:
+            path: A folder that is absent, and then made for this user alone, or empty.
+            info: What the run is (method, config, seed, threads), as JSON values. Added to it: ``id`` (hex),
+                ``created`` (ISO 8601), ``pid`` and ``versions``.
+
+        Raises:
+            StoreError: The folder holds something, cannot be written, or has another writer.
+        """
+        path = Path(path).expanduser().absolute()
+        with store_errors(path):
+            make_folder(path, 0o700)  # weights can tell about data; who wants others to read makes it beforehand
+            _refuse_occupied(path)
+            lock = FolderLock(path)
+        try:
+            _refuse_occupied(path)
+            own = {"id": uuid.uuid4().hex, "created": _now(), "pid": os.getpid(), "versions": _versions()}
+            write_json(path / _FACTS, {**info, **own})
+            with store_errors(path):
+                sync_folder(path.parent)
+            return cls(path, read_json(path / _FACTS), lock)
+        except BaseException:
+            lock.release()
+            raise
+
+    @classmethod
+    def open(cls, path: Path, *, write: bool = True) -> RunFolder:
+        """Open a run folder, as its only writer or as one of many readers.
+
+        Args:
+            path: The folder.
+            write: Whether to become its writer; what a killed writer left half-written is then removed.
+
+        Raises:
+            StoreError: It is no run folder, is damaged or not writable, or has another writer (named by its pid).
+        """
+        path = Path(path).expanduser().absolute()
+        if not (path / _FACTS).is_file():
+            raise StoreError(f"{path}: no run folder (it has no {_FACTS})")
+        info = read_json(path / _FACTS)
+        if not isinstance(info, dict) or not isinstance(info.get("id"), str):
+            raise StoreError(f"{path / _FACTS}: damaged, it has no id")
+        lock = FolderLock(path) if write else None
+        if lock is not None:
+            try:
+                for folder in (path, *path.glob("round-*")):
+                    RoundFolder(folder, lock).repair()
+            except BaseException:
+                lock.release()
+                raise
+        return cls(path, info, lock)
+
+    @classmethod
+    def open_or_create(cls, path: Path, info: Mapping[str, Any]) -> RunFolder:
+        """Open the run folder at ``path`` for writing, or make it if there is none; see :meth:`create`."""
+        return cls.open(path) if (Path(path).expanduser() / _FACTS).exists() else cls.create(path, info)
+
+    def close(self) -> None:
+        """Stop being the writer; what is in the folder can still be read."""
+        if self._lock is not None:
+            self._lock.release()
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def id(self) -> str:
+        """The run's identity, in hex; kept when the folder is moved."""
+        return str(self._info["id"])
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """The content of ``run.json``."""
+        return dict(self._info)
+
+    def round(self, n: int = 1) -> RoundFolder:
+        """Return the folder of round ``n``, counted from 1; round 1 is the run folder itself.
+
+        Raises:
+            StoreError: There is no such round.
+        """
+        if n < 1:
+            raise StoreError(f"{self.path}: round {n} does not exist, the first is 1")
+        return RoundFolder(self.path if n == 1 else self.path / f"round-{n}", self._lock)
+
+    def write_result(self, result: Mapping[str, Any]) -> None:
+        """Write the run's result; a run with a result is finished.
+
+        Raises:
+            StoreError: The disk refuses.
+        """
+        self._writing()
+        write_json(self.path / _RESULT, result)
+
+    def result(self) -> dict[str, Any] | None:
+        """Return the result, or None if the run has not finished.
+
+        Raises:
+            StoreError: The result is damaged.
+        """
+        if not (self.path / _RESULT).exists():
+            return None
+        result: dict[str, Any] = read_json(self.path / _RESULT)
+        return result
+
+    def save_student(self, state: Weights) -> str:
+        """Write the resulting model.
+
+        Returns:
+            The digest of the weights, see :func:`strategies.run.files.weights_sha256`.
+
+        Raises:
+            StoreError: The disk refuses.
+        """
+        self._writing()
+        save_weights(self.path / STUDENT_FILE, state)
+        return weights_sha256(state)
+
+    def student(self) -> dict[str, torch.Tensor] | None:
+        """Return the weights of the resulting model, or None if there is none.
+
+        Raises:
+            StoreError: The file is damaged.
+        """
+        return read_weights(self.path / STUDENT_FILE) if (self.path / STUDENT_FILE).exists() else None
+
+    def save_images(self, images: torch.Tensor) -> None:
+        """Write a sample of synthetic images.
+
+        Args:
+            images: [N, ch, H, W], uint8.
+
+        Raises:
+            StoreError: The disk refuses.
+        """
+        self._writing()
+        save_weights(self.path / _IMAGES, {"images": images})
+
+    def images(self) -> torch.Tensor | None:
+        """Return the sample of synthetic images [N, ch, H, W] in uint8, or None.
+
+        Raises:
+            StoreError: The file is damaged.
+        """
+        return read_weights(self.path / _IMAGES)["images"] if (self.path / _IMAGES).exists() else None
+
+    def save_ensemble(
+        self, spec: EnsembleSpec, uploads: Sequence[Upload], architectures: Mapping[str, Any] | None = None
+    ) -> None:
+        """Write the resulting ensemble into ``ensemble/``; see :func:`strategies.run.ensembles.save_ensemble`.
+
+        Raises:
+            StoreError: A member has no upload, or the disk refuses.
+        """
+        self._writing()
+        ensembles.save_ensemble(self.path / ensembles.FOLDER_NAME, spec, uploads, architectures)
+
+    def _writing(self) -> None:
+        if self._lock is None or not self._lock.held:
+            raise StoreError(f"{self.path}: run folder is open for reading only")
+
+
+def default_run_dir(run_dir: str, name: str, *, parent: Path | None = None) -> Path:
+    """Return where a new run goes; nothing is made yet.
+
+    Args:
+        run_dir: The folder that the user chose, or an empty string.
+        name: What the run is called, usually its method.
+        parent: The folder of a new one; None for the usual place.
+
+    Returns:
+        ``run_dir`` if given, else ``<time>-<name>-<id>`` in ``parent`` if given, else in $ONESHOT_RUNS if that is
+        set, else in ``runs`` of the working directory; absolute.
+
+    Raises:
+        StoreError: The folder cannot be written to.
+    """
+    if run_dir:
+        named = Path(run_dir).expanduser().absolute()
+        there = next(folder for folder in (named, *named.parents) if folder.exists())
+        if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
+            raise StoreError(f"run-dir {named}: {there} is no folder that can be written to")
+        return named
+    chosen = str(parent or os.environ.get(RUNS_VARIABLE, ""))
+    runs = Path(chosen or "runs").expanduser().absolute()
+    there = next(folder for folder in (runs, *runs.parents) if folder.exists())
+    if not chosen and not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
+        raise StoreError(
+            f"{runs}: not writable, so there is no place for the run; name one by run-dir or {RUNS_VARIABLE}"
+        )
+    return runs / f"{datetime.now():%Y%m%d-%H%M%S}-{name}-{uuid.uuid4().hex[:6]}"
+
+
+def _refuse_occupied(path: Path) -> None:
+    if (path / _FACTS).exists():
+        raise StoreError(f"{path}: a run folder is here already; resume it, or name another")
+    strangers = [p.name for p in path.iterdir() if p.name != LOCK_NAME and not p.match(TEMPORARY_PATTERN)]
+    if strangers:
+        raise StoreError(f"{path}: not empty ({sorted(strangers)[0]} is there); a new run needs a folder of its own")
+
+
+def _now() -> str:
+    return datetime.now(UTC).astimezone().isoformat(timespec="seconds")
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,240 @@
+"""The server stage: run a method on the stored uploads of one round, and keep what it ends with."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..core.errors import StoreError
+from ..method import Outcome
+from .files import read_json, read_weights, save_weights, store_errors, weights_sha256, write_json
+from .journal import Journal
+from .run_folder import STUDENT_FILE, RoundFolder, RunFolder, load_ensemble
+
+if TYPE_CHECKING:
+    from ..compute import ServerCompute
+    from ..method import EnsembleSpec, Job, Method, Upload
+
+CHECKPOINT_S = 20.0
+STAGE_FILE = "stage.json"
+OUTCOME_FILE = "outcome.json"
+TRAFFIC_FILE = "traffic.json"  # one per round of uploads
+
+
+@dataclass(frozen=True)
+class StageReport:
+    """What the server stage of one round ended with.
+
+    Attributes:
+        outcome: The method's outcome.
+        job: The job it ran, with its uploads.
+        resumed_at: Epochs that an earlier process had finished; 0 for a fresh stage.
+        seconds: Wall time in this process.
+    """
+
+    outcome: Outcome
+    job: Job
+    resumed_at: int
+    seconds: float
+
+
+def run_stage(
+    method: Method,
+    job: Job,
+    compute: ServerCompute,
+    folder: RoundFolder,
+    *,
+    log: Callable[[str], None],
+    tick: Callable[[], None] | None = None,
+    checkpoint_s: float = CHECKPOINT_S,
+) -> StageReport:
+    """Run ``method`` on ``job``, journalled in ``folder`` so that a later call goes on where this one was cut off.
+
+    Args:
+        method: The method.
+        job: Its job.
+        compute: Where it runs.
+        folder: Where metrics and checkpoints go.
+        log: Takes a line for the user.
+        tick: Called every now and then, for what else the caller must not neglect.
+        checkpoint_s: Seconds between two checkpoints, at least.
+    """
+    began = time.monotonic()
+    unit = "epoch" if method.fit_with is None else "round"
+    with Journal(folder, log, label=method.name, unit=unit, interval_s=checkpoint_s, tick=tick) as journal:
+        outcome = compute.run(method, job, journal)
+        resumed_at = journal.resumed_at
+    # Wherever the stage ran, what is done with its outcome here is done on the CPU.
+    return StageReport(outcome, replace(job, device="cpu"), resumed_at, time.monotonic() - began)
+
+
+def pinned_clients(folder: RoundFolder) -> tuple[str, ...] | None:
+    """Return the clients that the server stage of a round works with, or None if it has not begun.
+
+    An upload that arrives later, before a resume say, must not change a stage that is under way.
+    """
+    path = folder.path / STAGE_FILE
+    return tuple(read_json(path)["clients"]) if path.exists() else None
+
+
+def pin_clients(
+    folder: RoundFolder,
+    present: Iterable[str],
+    quarantined: Iterable[str] = (),
+    *,
+    held: Iterable[str] | None = None,
+) -> None:
+    """Begin the server stage of a round: fix its clients, unless an earlier process has done so.
+
+    Args:
+        folder: The round.
+        present: Clients of this upload phase. Uploads that are here without one of these names are set aside: a
+            nameless client has sent another one since, and must not count twice.
+        quarantined: Those of them that the stage works without; their uploads stay where replays find them.
+        held: Whose uploads were here when the phase ended: what has come since is late, and stays for replays too. None
+            for those that are here now.
+    """
+    if pinned_clients(folder) is None:
+        came, out = set(present), set(quarantined)
+        aside = sorted(set(folder.held() if held is None else held) - came)
+        write_json(folder.path / STAGE_FILE, {"clients": sorted(came - out), "set-aside": aside})
+
+
+def unpin_clients(folder: RoundFolder) -> None:
+    """Take back that the server stage of a round has begun: what it had done belongs to uploads that are not here."""
+    folder.clear_checkpoint()
+    with store_errors(folder.path):
+        (folder.path / STAGE_FILE).unlink(missing_ok=True)
+
+
+def usable_uploads(folder: RoundFolder) -> tuple[Upload, ...]:
+    """Return the uploads of a round, those that came after its server stage began too, without those set aside."""
+    path = folder.path / STAGE_FILE
+    aside = read_json(path).get("set-aside", []) if path.exists() else []
+    return tuple(upload for upload in folder.uploads() if upload.client not in aside)
+
+
+def keep_outcome(folder: RunFolder, report: StageReport, server_round: int = 1) -> str:
+    """Store an outcome, the weights before the facts: only then is the round finished.
+
+    Returns:
+        The sha256 of the result's weights: of the student, else of the ensemble.
+    """
+    outcome, job = report.outcome, report.job
+    if outcome.images is not None:
+        folder.save_images(outcome.images)
+    if outcome.ensemble is not None:
+        folder.save_ensemble(outcome.ensemble, job.uploads)
+    digest = ensemble_sha256(job.uploads, outcome.ensemble) if outcome.ensemble is not None else ""
+    if outcome.student is not None:
+        # Round 1 lives in the run folder itself. A later round must not touch its student before this one's facts
+        # are written: a crash in between would mix the two.
+        save_weights(folder.round(server_round).path / STUDENT_FILE, outcome.student)
+        digest = weights_sha256(outcome.student)
+    facts = {
+        "round": server_round,
+        "clients": [upload.client for upload in job.uploads],
+        "student": outcome.student is not None,
+        "combiner": outcome.ensemble.combiner if outcome.ensemble is not None else "",
+        "resumed-at": report.resumed_at,
+        "seconds": report.seconds,
+        "timings": dict(outcome.timings),
+        "weights-sha256": digest,
+    }
+    write_json(folder.path / OUTCOME_FILE, facts)
+    if outcome.student is not None and server_round > 1:
+        folder.save_student(outcome.student)
+    folder.round(server_round).clear_checkpoint()
+    return digest
+
+
+def kept_round(folder: RunFolder) -> int:
+    """Return the last round whose outcome is stored, 0 if there is none."""
+    path = folder.path / OUTCOME_FILE
+    return int(read_json(path)["round"]) if path.exists() else 0
+
+
+def kept_digest(folder: RunFolder) -> str:
+    """Return the sha256 of the stored result's weights, see :func:`keep_outcome`."""
+    return str(read_json(folder.path / OUTCOME_FILE)["weights-sha256"])
+
+
+def kept_report(folder: RunFolder, job: Job) -> StageReport:
+    """Read the stored outcome of the last finished round, the inverse of :func:`keep_outcome`.
+
+    Args:
+        folder: The run folder.
+        job: The job with every upload of that round.
+    """
+    facts = read_json(folder.path / OUTCOME_FILE)
+    uploads = tuple(upload for upload in job.uploads if upload.client in facts["clients"])
+    student = read_weights(folder.round(facts["round"]).path / STUDENT_FILE) if facts["student"] else None
+    if student is not None and facts["round"] > 1:  # its copy may be what a crash cut off
+        folder.save_student(student)
+    outcome = Outcome(
+        student=student,
+        ensemble=load_ensemble(folder.path, job.builders)[0] if facts["combiner"] else None,
+        timings=facts["timings"],
+        images=folder.images(),
+    )
+    return StageReport(
+        outcome, replace(job, uploads=uploads, device="cpu"), int(facts["resumed-at"]), float(facts["seconds"])
+    )
+
+
+def ensemble_sha256(uploads: tuple[Upload, ...], spec: EnsembleSpec) -> str:
+    """Return a digest of an ensemble: its members' weights in order and the tensors of its combiner."""
+    members = {upload.client: upload for upload in uploads}
+    digest = hashlib.sha256(spec.combiner.encode())
+    for client in spec.clients:
+        digest.update(weights_sha256(members[client].read()).encode())
+    digest.update(weights_sha256(spec.weights).encode())
+    return digest.hexdigest()
+
+
+def all_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def replay(
+    method: Method,
+    job: Job,
+    source: Path,
+    *,
+    compute: ServerCompute,
+    target: RunFolder,
+    log: Callable[[str], None],
+    checkpoint_s: float = CHECKPOINT_S,
+) -> StageReport:
+    """Run a server method on the stored uploads of an earlier run; asks no client and needs no Flower.
+
+    Args:
+        method: The method.
+        job: The job without uploads.
+        source: The run folder that holds the uploads; it is only read. Of several rounds, the last complete one.
+        compute: Where to run.
+        target: The run folder of the replay; if it was cut off, it goes on.
+        log: Takes a line for the user.
+        checkpoint_s: Seconds between two checkpoints, at least.
+
+    Raises:
+        StoreError: ``source`` holds no uploads, or a damaged one.
+    """
+    with RunFolder.open(source, write=False) as run:
+        uploads = usable_uploads(run.round(max(1, kept_round(run))))
+    if not uploads:
+        raise StoreError(f"{source}: no uploads are stored here, so there is nothing to replay")
+    pin_clients(target.round(1), [upload.client for upload in uploads])
+    uploads = tuple(upload for upload in uploads if upload.client in (pinned_clients(target.round(1)) or ()))
+    if kept_round(target):
+        return kept_report(target, replace(job, uploads=uploads))
+    job = replace(job, uploads=uploads)
+    report = run_stage(method, job, compute, target.round(1), log=log, checkpoint_s=checkpoint_s)
+    keep_outcome(target, report)
+    return report

@@ -1,0 +1,276 @@
+"""The uploads of one round: what is accepted is on the disk, whole, and has its line in the index."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..core.errors import StoreError, UploadError
+from ..method import Upload
+from ..uploads.checks import CLIENT_NAME
+from .files import Weights, atomic_write, make_folder, read_weights, sha256_file, store_errors, weights_bytes
+from .lines import JsonLines
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+@dataclass(frozen=True)
+class UploadRecord:
+    """What the index says of one accepted upload.
+
+    Attributes:
+        client: The client's name.
+        architecture: The architecture it named.
+        sha256: Digest of the stored file, in hex.
+        bytes: Size of the stored file.
+        arrived: When it was accepted, ISO 8601 with the offset from UTC.
+        num_examples: Size of its training set; None for a pretrained model without data.
+        label_counts: Training examples per class [C]; None if the client did not tell.
+        pretrained: Whether the client trained nothing itself.
+        ranges: Smallest and largest output of its model's layers, by layer; None if the client did not tell.
+    """
+
+    client: str
+    architecture: str
+    sha256: str
+    bytes: int
+    arrived: str
+    num_examples: int | None = None
+    label_counts: tuple[int, ...] | None = None
+    pretrained: bool = False
+    ranges: Mapping[str, tuple[float, float]] | None = None
+
+
+@dataclass(frozen=True)
+class StoredWeights:
+    """Reads a stored upload anew at each call; can be pickled.
+
+    Attributes:
+        path: The safetensors file, absolute.
+        sha256: What it must hash to, in hex.
+    """
+
+    path: Path
+    sha256: str
+
+    def __call__(self) -> dict[str, torch.Tensor]:
+        """Return the weights.
+
+        Raises:
+            StoreError: The file is missing or damaged.
+        """
+        return read_weights(self.path, self.sha256)
+
+
+@dataclass
+class _Seen:
+    """What was read of the index so far.
+
+    Attributes:
+        inode: The file that it was read from.
+        end: Offset of the first line that was not read.
+        records: The lines before, in the order of arrival.
+    """
+
+    inode: int = 0
+    end: int = 0
+    records: list[UploadRecord] = field(default_factory=list)
+    _names: dict[str, list[str]] = field(default_factory=dict)
+
+    def add(self, records: list[UploadRecord]) -> None:
+        self.records += records
+        for record in records:
+            self._names.setdefault(record.client.casefold(), []).append(record.client)
+
+    def known(self, client: str) -> list[str]:
+        """Return the clients whose names are this one, or differ from it in case alone."""
+        return self._names.get(client.casefold(), [])
+
+    def forget(self) -> None:
+        self.inode, self.end, self.records, self._names = 0, 0, [], {}
+
+
+@dataclass(frozen=True)
+class UploadStore:
+    """The uploads in one folder.
+
+    Attributes:
+        path: The folder of the round; files are in ``uploads/``, the index is ``uploads.jsonl``.
+    """
+
+    path: Path
+    _seen: _Seen = field(default_factory=lambda: _Seen(), compare=False, repr=False)
+
+    @property
+    def index(self) -> JsonLines:
+        """The index: one line per accepted upload, in the order of arrival."""
+        return JsonLines(self.path / "uploads.jsonl")
+
+    def records(self) -> list[UploadRecord]:
+        """Return what is accepted, in the order of arrival.
+
+        Raises:
+            StoreError: The index is damaged.
+        """
+        self._look()
+        return list(self._seen.records)
+
+    def accept(self, client: str, architecture: str, state: Weights, facts: Mapping[str, Any]) -> Upload:
+        """Store an upload: first the file, then its line in the index; only then is it accepted.
+
+        Args:
+            client: The client's name.
+            architecture: The architecture it named.
+            state: Its weights.
+            facts: ``num_examples``, ``label_counts``, ``pretrained`` and ``ranges`` of :class:`UploadRecord`.
+
+        Raises:
+            UploadError: The name is no client name or has an upload already, or the disk refuses; nothing is kept.
+        """
+        self._refuse_name(client)
+        try:
+            data = weights_bytes(state)
+        except StoreError as error:
+            raise UploadError(f"{client}: {error}") from error
+        file = self._file(client)
+        arrived = datetime.now(UTC).astimezone().isoformat(timespec="milliseconds")
+        digest = hashlib.sha256(data).hexdigest()
+        record = UploadRecord(client, architecture, digest, len(data), arrived, **facts)
+        try:
+            make_folder(file.parent)
+            atomic_write(file, data)
+            self.index.append(asdict(record))
+        except OSError as error:
+            # The index decides: a line that could not be taken back keeps its file.
+            with suppress(OSError, StoreError):
+                self._look()
+                if client not in self._seen.known(client):
+                    file.unlink(missing_ok=True)
+            raise UploadError(self._not_stored(client, file, len(data), error)) from error
+        return self._upload(record)
+
+    def uploads(self) -> tuple[Upload, ...]:
+        """Return the accepted uploads in the order of client names, after a check of every file.
+
+        Raises:
+            StoreError: A file is missing or damaged; the message names it, both digests, and what to do.
+        """
+        records = sorted(self.records(), key=lambda record: record.client)
+        for record in records:
+            verify(self._file(record.client), record.sha256, f"upload of client {record.client!r}")
+        return tuple(self._upload(record) for record in records)
+
+    def _look(self) -> None:
+        """Read the lines that are new in the index; with every line at every upload, n of them would cost n squared."""
+        seen, path = self._seen, self.index.path
+        with store_errors(path):
+            if not path.exists():
+                seen.forget()
+                return
+            with path.open("rb") as file:
+                status = os.fstat(file.fileno())
+                if status.st_ino != seen.inode or status.st_size < seen.end:
+                    seen.forget()
+                if status.st_size == seen.end:
+                    return
+                file.seek(seen.end)
+                lines = file.read().split(b"\n")[:-1]
+            rows = [_row(line) for line in lines]
+            whole = [row for row in rows if row is not None]
+            if len(whole) < len(rows):
+                # A damaged line: what is to be done about it is said in one place.
+                seen.forget()
+                seen.add([self._record(row) for row in self.index.rows()])
+                return
+            seen.add([self._record(row) for row in whole])
+            seen.inode, seen.end = status.st_ino, seen.end + sum(len(line) + 1 for line in lines)
+
+    def _file(self, client: str) -> Path:
+        return self.path / "uploads" / f"{client}.safetensors"
+
+    def _upload(self, record: UploadRecord) -> Upload:
+        read = StoredWeights(self._file(record.client), record.sha256)
+        return Upload(record.client, record.architecture, read, record.num_examples, record.label_counts, record.ranges)
+
+    def _record(self, row: dict[str, Any]) -> UploadRecord:
+        try:
+            counts, ranges = row["label_counts"], stored_ranges(row.get("ranges"))  # early lines say no ranges
+            facts = {"label_counts": None if counts is None else tuple(counts), "ranges": ranges}
+            record = UploadRecord(**{**row, **facts})
+            if not CLIENT_NAME.fullmatch(record.client):
+                raise ValueError(record.client)
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
+            raise StoreError(f"{self.index.path}: damaged line {str(row)[:400]}") from error
+        return record
+
+    def _refuse_name(self, client: str) -> None:
+        if not CLIENT_NAME.fullmatch(client):
+            raise UploadError(f"{client!r}: no client name, allowed are names that match {CLIENT_NAME.pattern}")
+        file = self._file(client)
+        self._look()
+        for known in self._seen.known(client):
+            if known == client:
+                raise UploadError(f"{client}: its upload is already here, a second one is refused")
+            # Some file systems ignore case: there, writing this file would replace the other client's.
+            if file.exists() and file.samefile(self._file(known)):
+                raise UploadError(f"{client}: the file system cannot tell this client's file from that of {known}")
+
+    def _not_stored(self, client: str, file: Path, needed: int, error: OSError) -> str:
+        reason = "disk full" if error.errno in _FULL else (error.strerror or str(error))
+        try:
+            free: object = shutil.disk_usage(self.path).free
+        except OSError:
+            free = "unknown"
+        return f"{client}: {reason}, its upload is not stored in {file}: {needed} bytes needed, {free} bytes free"
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def stored_ranges(row: Mapping[str, Any] | None) -> dict[str, tuple[float, float]] | None:
+    """Return ranges as they were before they were written as JSON.
+
+    Raises:
+        AttributeError: They are no mapping.
+        ValueError: A layer has not two numbers.
+        TypeError: A layer has no numbers.
+    """
+    return None if row is None else {layer: (float(low), float(high)) for layer, (low, high) in row.items()}
+
+
+def verify(file: Path, sha256: str, what: str) -> None:
+    """Check that a stored file is the one that was written.
+
+    Args:
+        file: The file.
+        sha256: What it must hash to, in hex.
+        what: What it is, for the message.
+
+    Raises:
+        StoreError: It is missing or damaged.
+    """
+    try:
+        found = f"found {sha256_file(file)}"
+    except OSError as error:
+        found = f"found no readable file ({error.strerror})"
+    if found != f"found {sha256}":
+        raise StoreError(
+            f"{file}: damaged {what}, expected sha256 {sha256}, {found}; "
+            "put back a copy of this file, or remove its line from uploads.jsonl so that the client is asked again"
+        )

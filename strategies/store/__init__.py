@@ -1,1 +1,0 @@
-"""What a run keeps on disk: uploads, checkpoints, metrics and results."""

@@ -1,0 +1,262 @@
+"""The ensemble: the one teacher of every method."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ..core.errors import UploadError
+from ..uploads.quantization import as_int8
+from .copies import FreshModules, built
+from .frozen import simplified
+from .recompute import recomputed
+from .sharded import ShardedMembers
+from .stacked import stacks
+
+if TYPE_CHECKING:
+    from ..method import Job, ModelBuilder, Upload
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+# Members whose activations are kept for the backward pass; those of the others are computed again, one at a time.
+KEPT = 10
+
+
+class Ensemble(nn.Module):
+    """M frozen members and a combiner of their logits.
+
+    Members are in eval mode for good and keep no gradients of their weights; gradients reach the input. Memory grows
+    with M by the weights: activations are kept for the first ``KEPT`` members only.
+
+    Args:
+        members: Modules [B, ch, H, W] -> [B, C]; they are changed in place (frozen, memory layout, precision). Or
+            members that are elsewhere already: no other argument but the combiner has a meaning then.
+        combiner: A module [M, B, C] -> [B, C]; one with the attribute ``sees_input`` takes the images as well.
+        precision: ``"float32"`` leaves members as they are; ``"bfloat16"`` is their arithmetic then, logits are
+            float32 still.
+        form: ``"loop"`` calls one member after another, ``"stacked"`` those of one kind together (see
+            :mod:`.stacked`); ``"auto"`` stacks on a GPU. Members with hooks are always called one by one.
+        kinds: What each member is [M]: members of one kind differ in the values of their weights only. Without it
+            nothing is stacked.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[nn.Module] | ShardedMembers,
+        combiner: nn.Module,
+        *,
+        precision: str = "float32",
+        form: str = "auto",
+        kinds: Sequence[str] = (),
+    ) -> None:
+        super().__init__()
+        self.members: nn.ModuleList | ShardedMembers
+        if isinstance(members, ShardedMembers):
+            self.members = members
+        else:
+            self.members = nn.ModuleList([fast_layout(_cast(member, precision)) for member in members])
+        self.combiner = combiner
+        self.requires_grad_(False)
+        self.train(False)
+        self._dtype = torch.bfloat16 if precision == "bfloat16" else None
+        self._stacks: list[tuple[list[int], Callable[[Tensor], Tensor]]] = []
+        if isinstance(self.members, nn.ModuleList):
+            on_gpu = any(parameter.is_cuda for parameter in self.members.parameters())
+            if kinds and (form == "stacked" or (form == "auto" and on_gpu)):
+                self._stacks = [*stacks(list(self.members), kinds, KEPT)]
+
+    @classmethod
+    def from_uploads(
+        cls,
+        uploads: Iterable[Upload],
+        builders: Mapping[str, ModelBuilder],
+        combiner: nn.Module,
+        *,
+        device: str = "cpu",
+        fold: bool = True,
+        precision: str = "float32",
+        form: str = "auto",
+    ) -> Ensemble:
+        """Build the ensemble of some uploads, in their order, reading one at a time.
+
+        Args:
+            uploads: The members.
+            builders: Architecture -> a module with fresh weights.
+            combiner: A module [M, B, C] -> [B, C].
+            device: Where it shall run.
+            fold: Whether members may be rewritten (:func:`.frozen.simplified`); false where somebody looks at their
+                batch normalisation or at the names of their weights.
+            precision: ``"float32"``, ``"bfloat16"``, or ``"int8"``: each member computes what its quantised form does
+                (:mod:`strategies.uploads.quantization`), with the weights that clients are sent; it is neither
+                rewritten nor stacked.
+            form: ``"auto"``, ``"loop"`` or ``"stacked"``.
+
+        Raises:
+            UploadError: An upload's weights do not fit its architecture.
+        """
+        loader = Loader(builders, device=device, fold=fold, precision=precision)
+        for upload in uploads:
+            loader.add(upload)
+        return loader.ensemble(combiner, form=form)
+
+    @classmethod
+    def of_job(
+        cls,
+        job: Job,
+        uploads: Sequence[Upload],
+        combiner: nn.Module,
+        *,
+        fold: bool = True,
+        precision: str = "float32",
+    ) -> Ensemble:
+        """Build the ensemble of some of a job's uploads where the job has its members: here, or in its shards.
+
+        Args:
+            job: Its builders, device and shards.
+            uploads: The members, in their order.
+            combiner: A module [M, B, C] -> [B, C].
+            fold: See :meth:`from_uploads`.
+            precision: The same.
+
+        Raises:
+            UploadError: An upload's weights do not fit its architecture.
+        """
+        if job.shards is not None:
+            members = job.shards.hold([upload.client for upload in uploads], fold=fold, precision=precision)
+            return cls(members, combiner.to(job.device))
+        return cls.from_uploads(uploads, job.builders, combiner, device=job.device, fold=fold, precision=precision)
+
+    def train(self, mode: bool = True) -> Ensemble:  # noqa: ARG002  the members' mode never changes
+        """Stay in eval mode, whatever is asked."""
+        return super().train(False)
+
+    def member_logits(self, x: Tensor, part: slice | None = None) -> Tensor:
+        """Return every member's logits [M, B, C] for normalised images [B, ch, H, W].
+
+        Args:
+            x: The images.
+            part: Asks these members alone [m, B, C], one after another and in the images' own layout; None for all.
+        """
+        if isinstance(self.members, ShardedMembers):
+            return self.members.logits(x, part)
+        # Tokens are whole numbers, of which bfloat16 holds those up to 256 alone.
+        x = x.to(self._dtype) if self._dtype and x.is_floating_point() else x
+        if part is not None:
+            logits = torch.stack([member(x) for member in list(self.members)[part]])
+            return logits.float() if self._dtype else logits
+        x = _channels_last(x)
+        if self._stacks and not any(map(_has_hooks, self.members)):
+            order = [number for numbers, _ in self._stacks for number in numbers]
+            parts = torch.cat(_each([stack for _, stack in self._stacks], x, kept=1))
+            logits = parts[torch.tensor(order, device=x.device).argsort()]
+        else:
+            # On a CPU a plain loop over frozen members beats every stacked form (vmap, grouped convolution).
+            logits = torch.stack(_each(list(self.members), x, kept=KEPT))
+        return logits.float() if self._dtype else logits
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return combined logits [B, C] for normalised images [B, ch, H, W]."""
+        return self.combine(self.member_logits(x), x)
+
+    def combine(self, logits: Tensor, x: Tensor) -> Tensor:
+        """Return the combined logits [B, C] of member logits [M, B, C], for the images x that they are of."""
+        sees_input = getattr(self.combiner, "sees_input", False)
+        combined: Tensor = self.combiner(logits, x) if sees_input else self.combiner(logits)
+        return combined
+
+
+class Loader:
+    """Makes members of uploads that come one by one, and an ensemble of them; see :meth:`Ensemble.from_uploads`.
+
+    Args:
+        builders: Architecture -> a module with fresh weights.
+        device: Where the members shall run.
+        fold: Whether members may be rewritten.
+        precision: ``"float32"``, ``"bfloat16"`` or ``"int8"``.
+
+    Attributes:
+        members: The members so far.
+    """
+
+    def __init__(
+        self, builders: Mapping[str, ModelBuilder], *, device: str = "cpu", fold: bool = True, precision: str
+    ) -> None:
+        self._fresh, self._device, self._fold, self._precision = FreshModules(builders), device, fold, precision
+        self.members: list[nn.Module] = []
+        self._kinds: list[str] = []
+
+    def add(self, upload: Upload) -> None:
+        """Load one more member.
+
+        Raises:
+            UploadError: Its weights do not fit its architecture.
+        """
+        member = _loaded(upload, self._fresh(upload.architecture))
+        if self._precision == "int8":
+            member = as_int8(member, upload.ranges)
+        elif self._fold:
+            member = simplified(member)
+        self.members.append(member.to(self._device))
+        self._kinds.append(upload.architecture)
+
+    def ensemble(self, combiner: nn.Module, *, form: str = "auto") -> Ensemble:
+        """Return the ensemble of the members so far."""
+        combiner = combiner.to(self._device)
+        if self._precision == "int8":
+            return Ensemble(self.members, combiner, form="loop")
+        return Ensemble(self.members, combiner, precision=self._precision, form=form, kinds=self._kinds)
+
+
+def fast_layout(module: Module) -> Module:
+    """Store a module's convolution weights channels-last if it is on the CPU, where that is about 1.5 times faster."""
+    if all(parameter.device.type == "cpu" for parameter in module.parameters()):
+        # The type stubs know only the overloads without a memory format alone.
+        return module.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+    return module
+
+
+def member_of(upload: Upload, builders: Mapping[str, ModelBuilder]) -> nn.Module:
+    """Return one upload as a module in training mode, on the CPU; the caller's random state does not move.
+
+    Raises:
+        UploadError: Its weights do not fit its architecture.
+    """
+    return _loaded(upload, built(builders[upload.architecture]))
+
+
+def _loaded(upload: Upload, module: nn.Module) -> nn.Module:
+    try:
+        module.load_state_dict(upload.read())
+    except RuntimeError as error:
+        raise UploadError(f"upload of {upload.client!r} does not fit {upload.architecture!r}: {error}") from error
+    return module
+
+
+def _each(models: Sequence[Callable[[Tensor], Tensor]], x: Tensor, *, kept: int) -> list[Tensor]:
+    """Ask all models, keeping the activations of the first few for the backward pass."""
+    backward = torch.is_grad_enabled() and x.requires_grad
+    return [recomputed(model, x) if backward and number >= kept else model(x) for number, model in enumerate(models)]
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    """Change the layout once for all members, where it is theirs."""
+    return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 and not x.is_cuda else x
+
+
+def _cast(member: Module, precision: str) -> Module:
+    if precision == "bfloat16":
+        for layer in member.modules():
+            # Running statistics would lose too much; torch takes them in float32 beside bfloat16 images.
+            if not isinstance(layer, _BatchNorm):
+                for tensor in (*layer.parameters(recurse=False), *layer.buffers(recurse=False)):
+                    tensor.data = tensor.data.bfloat16() if tensor.is_floating_point() else tensor.data
+    return member
+
+
+def _has_hooks(member: nn.Module) -> bool:
+    return any(layer._forward_pre_hooks or layer._forward_hooks for layer in member.modules())

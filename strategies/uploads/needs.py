@@ -1,0 +1,183 @@
+"""What a job must have before a method starts on it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+from ..core.errors import OptionError
+from ..method import METHODS, TALLY, EnsembleSpec, Need
+from .kinds import check_kind, kind_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..method import Job, Method
+
+# Combiners that no gradient passes through.
+WITHOUT_GRADIENT = frozenset({"voting", "open-set"})
+
+# What only methods need that make or change images.
+IMAGES_ONLY = frozenset({Need.IMAGES, Need.SIDES_OF_FOUR})
+
+
+def check_needs(method: Method, job: Job) -> None:
+    """Refuse a job that lacks what the method needs.
+
+    Raises:
+        OptionError: Names the method, the need and the clients, or the shape, that do not meet it.
+    """
+    check_kind(method, job)
+    _check_teacher(method, job)
+    missing = method.needs & _lacking(job)
+    if Need.CLIENTS in missing:
+        raise OptionError(
+            f"method {method.name!r} needs that {Need.CLIENTS.value}: allowed is a run of its own (oneshot run), or "
+            f"another method: {_fitting(job)}"
+        )
+    _check_examples(method, job)
+    if Need.SIDES_OF_FOUR in missing:
+        raise OptionError(
+            f"the images' shape is {tuple(job.input_shape)}: method {method.name!r} needs that "
+            f"{Need.SIDES_OF_FOUR.value}. Choose another size or another method: {_fitting(job)}"
+        )
+    if Need.SAME_ARCHITECTURE in missing:
+        others = [f"{u.client} ({u.architecture})" for u in job.uploads if u.architecture != job.student]
+        raise OptionError(
+            f"method {method.name!r} needs one architecture for all, {job.student!r}; different are "
+            f"{', '.join(others)}. Choose another method: {_fitting(job)}"
+        )
+    if Need.PROXY_IMAGES in missing:
+        found = "none" if job.proxy is None else f"images of shape {tuple(job.proxy.shape)}, {job.proxy.dtype}"
+        raise OptionError(
+            f"method {method.name!r} needs that {Need.PROXY_IMAGES.value}; here it holds {found}: allowed are at least "
+            f"2 of shape {tuple(job.input_shape)}, {' or '.join(_proxy_kinds(job))}. Choose another method: "
+            f"{_fitting(job)}"
+        )
+    if method.check is not None:
+        method.check(job)
+    if wants_label_counts(method, job.config) and job.teacher is None:  # which brings its own combiner
+        silent = [u.client for u in job.uploads if u.label_counts is None]
+        if silent:
+            raise OptionError(
+                f"method {method.name!r} needs label counts, which these clients did not send: {', '.join(silent)}. "
+                f"Choose another method: {_fitting(job)}"
+            )
+
+
+def _check_teacher(method: Method, job: Job) -> None:
+    if job.teacher is None:
+        return
+    taken: Callable[[Method], bool]
+    if job.teacher == TALLY:
+        named, taken = TALLY, takes_tally
+        check_tally(job, "teacher")
+    elif isinstance(job.teacher, EnsembleSpec):
+        named, taken = job.teacher.combiner, attrgetter("takes_teacher")
+    else:
+        raise OptionError(f"teacher is {job.teacher!r}: allowed are {TALLY!r} and None")
+    if not taken(method):
+        raise OptionError(
+            f"method {method.name!r} does not distil an ensemble that it is given ({named!r}). Choose another method: "
+            f"{', '.join(name for name in METHODS if taken(METHODS[name]))}"
+        )
+    if named in WITHOUT_GRADIENT and IMAGES_ONLY & method.needs:
+        raise OptionError(
+            f"method {method.name!r} makes images by the ensemble's gradient, and {named!r} has none: "
+            "allowed is another aggregator, or a method that learns from real images"
+        )
+
+
+def check_tally(job: Job, key: str) -> None:
+    """Refuse a job whose clients' models Tally could not ask.
+
+    Args:
+        job: Its uploads may be missing.
+        key: What is set to Tally.
+
+    Raises:
+        OptionError: The examples are no images.
+    """
+    if not holds_images(job.input_shape):
+        raise OptionError(
+            f"{key} is {TALLY!r}, and the examples' shape is {tuple(job.input_shape)}: allowed with it are images, for "
+            "it asks the clients' models what they make of noise"
+        )
+
+
+def takes_tally(method: Method) -> bool:
+    """Say whether a method distils Tally's pool where the job names it as its teacher."""
+    return method.takes_teacher or method.takes_tally
+
+
+def wants_label_counts(method: Method, config: Any) -> bool:
+    """Say whether a method needs label counts, by itself or as it is configured."""
+    return Need.LABEL_COUNTS in method.needs or bool(getattr(config, "wants_label_counts", False))
+
+
+def holds_images(input_shape: tuple[int, int, int]) -> bool:
+    """Say whether examples of this shape are images; rows of features are (F, 1, 1), texts of L tokens (1, 1, L)."""
+    return input_shape[1] > 1
+
+
+def _check_examples(method: Method, job: Job) -> None:
+    """Refuse a method that makes or changes images where the examples are none."""
+    if holds_images(job.input_shape):
+        return
+    shape = tuple(job.input_shape)
+    if method.needs & IMAGES_ONLY:
+        raise OptionError(
+            f"the examples' shape is {shape}: method {method.name!r} needs that {Need.IMAGES.value}. Choose another "
+            f"method: {_fitting(job)}"
+        )
+    if getattr(job.config, "augmentation", "none") != "none":
+        raise OptionError(
+            f"setting '{method.name}.augmentation' is {job.config.augmentation!r}: allowed for examples of shape "
+            f"{shape}, which are no images, is none"
+        )
+
+
+def _proxy_kinds(job: Job) -> tuple[str, ...]:
+    return ("uint8",) if holds_images(job.input_shape) else ("float32", "int64")
+
+
+def _proxy_fits(job: Job) -> bool:
+    if job.proxy is None:
+        return False
+    kind = str(job.proxy.dtype).removeprefix("torch.")
+    same_shape = tuple(job.proxy.shape[1:]) == tuple(job.input_shape)
+    return len(job.proxy) > 1 and same_shape and kind in _proxy_kinds(job)
+
+
+def _fitting(job: Job) -> str:
+    """Name the methods that, as they are by default, would take this job."""
+    kinds, lacking = {kind_of(upload.architecture) for upload in job.uploads}, _lacking(job)
+
+    def fits(method: Method) -> bool:
+        config = method.config()
+        silent = Need.LABEL_COUNTS in lacking and wants_label_counts(method, config)
+        if silent or method.needs & lacking or not kinds <= {method.uploads}:
+            return False
+        try:
+            if method.check is not None and job.student in job.builders:
+                method.check(replace(job, config=config))
+        except OptionError:
+            return False
+        return True
+
+    return ", ".join(name for name, method in METHODS.items() if fits(method))
+
+
+def _lacking(job: Job) -> set[Need]:
+    """Return the needs that a job is known not to meet; what uploads bring is not known without them."""
+    images = holds_images(job.input_shape)
+    met = {
+        Need.CLIENTS: not job.uploads,
+        Need.SAME_ARCHITECTURE: all(upload.architecture == job.student for upload in job.uploads),
+        Need.LABEL_COUNTS: all(upload.label_counts is not None for upload in job.uploads),
+        Need.IMAGES: images,
+        Need.SIDES_OF_FOUR: images and not any(side % 4 for side in job.input_shape[1:]),
+        Need.PROXY_IMAGES: _proxy_fits(job),
+    }
+    return {need for need in Need if not met[need]}

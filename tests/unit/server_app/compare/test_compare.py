@@ -1,0 +1,719 @@
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+from fl_app.models import build
+from server_app import cli as command_line
+from server_app.compare import comparison as comparing
+from server_app.compare.cell import Cell, expected_seconds, run_cell, work
+from server_app.compare.comparison import Comparison, compare_runs
+from server_app.compare.metered import Metered, peak_mib, usage_of
+from server_app.compare.table import notes_of
+from server_app.replay.stored import Request, replay_run, unmet_need
+from strategies.compute import InProcess
+from strategies.core.errors import OneShotError, OptionError, StoreError
+from strategies.core.seeds import seeded_torch
+from strategies.method import METHODS, EnsembleSpec, Job, Outcome, Progress, Snapshot
+from strategies.run.journal import Journal
+from strategies.run.run_folder import RunFolder
+
+MakeRun = Callable[..., Path]
+
+
+@pytest.fixture(autouse=True)
+def _no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plots are the work of other tests, and most of the time."""
+    monkeypatch.setattr("server_app.report.finish.plot_all", lambda *_: ["accuracy.png"])
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, int]]:
+    """Let cells run in this process, and return the list of those that do."""
+    found: list[tuple[str, str, int]] = []
+
+    def here(cell: Cell, token: str, log: Callable[[str], None]) -> str:
+        found.append((cell.method, cell.run.name, cell.seed))
+        work(cell, log)
+        return ""
+
+    monkeypatch.setattr(comparing, "run_cell", here)
+    return found
+
+
+@pytest.fixture
+def both(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let DENSE end with a student, drawn by the seed, and with an ensemble that weighs its clients."""
+
+    def fit(job: Job, progress: Progress) -> Outcome:
+        with seeded_torch(job.seed, "student"):
+            student = dict(build("lenet5", num_classes=10, input_shape=(1, 16, 16)).state_dict())
+        progress.record({"epoch": 1, "accuracy": 90.0 + job.seed})
+        names = tuple(upload.client for upload in job.uploads)
+        return Outcome(student, EnsembleSpec(names, "weighted", {"weights": torch.arange(1.0, len(names) + 1)}))
+
+    monkeypatch.setattr("strategies.dense.METHOD", replace(METHODS["dense"], fit=fit))
+
+
+def compared(*runs: Path, methods: str = "fedens", log: list[str] | None = None, **how: Any) -> dict[str, Any]:
+    lines = log if log is not None else []
+    return compare_runs(Comparison(runs, methods, **how), log=lines.append)
+
+
+def rows_of(comparison: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    return {row["name"]: row for row in comparison["table"]}
+
+
+def oneshot(*words: str | Path) -> Any:
+    return CliRunner().invoke(command_line.cli, [str(word) for word in words])
+
+
+@pytest.mark.usefixtures("both")
+def test_methods_when_compared_have_a_line_per_outcome_with_mean_and_sample_deviation(
+    run_folder: MakeRun, ran: list[Any], tmp_path: Path
+) -> None:
+    run = run_folder(seed=3)
+
+    found = compared(run, methods="dense,fedavg", seeds=3, out=tmp_path / "out")
+
+    # What draws nothing has one cell; every method comes once before the next seed.
+    assert ran == [("dense", "run", 3), ("fedavg", "run", 3), ("dense", "run", 4), ("dense", "run", 5)]
+    lines = rows_of(found)
+    assert list(lines) == ["DENSE ensemble", "DENSE", "FedAvg (one shot)"]
+    assert [line["kind"] for line in lines.values()] == ["ensemble", "student", "baseline"]
+    assert [line["results"] for line in lines.values()] == [3, 3, 1]
+    scores = [
+        json.loads((Path(cell["run_dir"]) / "result.json").read_text())["accuracy"]
+        for cell in found["cells"]
+        if cell["method"] == "dense"
+    ]
+    assert lines["DENSE"]["accuracy"] == pytest.approx(sum(scores) / 3, abs=0.01)
+    assert lines["DENSE"]["accuracy_spread"] == pytest.approx(statistics.stdev(scores), abs=0.01)
+    assert lines["DENSE"]["accuracy_spread"] > 0.0
+    assert lines["DENSE ensemble"]["accuracy_spread"] == 0.0  # the same ensemble each time
+    assert lines["FedAvg (one shot)"]["accuracy_spread"] is None
+    assert [line["best_accuracy"] for line in lines.values()] == [None, 94.0, None]  # of 93, 94 and 95
+    assert {line["uploads"] for line in lines.values()} == {"3"}
+
+
+@pytest.mark.usefixtures("both", "ran")
+def test_every_cell_is_a_normal_replay_folder_and_compare_json_holds_all_of_them(
+    run_folder: MakeRun, tmp_path: Path
+) -> None:
+    run = run_folder()
+
+    found = compared(run, methods="fedens,dense", seeds=2, overrides={"dense.epochs": 1})
+
+    folder = Path(found["compare_dir"])
+    assert folder.parent == run.parent
+    assert json.loads((folder / "compare.json").read_text()) == json.loads(json.dumps(found))
+    assert (found["status"], found["data"], found["runs"]) == ("finished", "digits", [str(run)])
+    for plot in (found["plot"], found["communication_plot"], found["cost_plot"]):
+        assert (folder / plot).stat().st_size > 1000
+    assert [(cell["method"], cell["seed"]) for cell in found["cells"]] == [("fedens", 0), ("dense", 0), ("dense", 1)]
+    for cell in found["cells"]:
+        with RunFolder.open(Path(cell["run_dir"]), write=False) as replay:
+            info, result = replay.info, replay.result()
+        assert result is not None
+        assert (info["replay-of"], info["method"], info["seed"]) == (str(run), cell["method"], cell["seed"])
+        assert info["settings"]["dense.epochs"] == (1 if cell["method"] == "dense" else 2)
+        assert result["weights_sha256"] == cell["weights_sha256"]
+        assert cell["server_s"] >= 0.0
+        assert cell["peak_mib"] > 50.0
+    plain = replay_run(Request(run, "dense", {"dense.epochs": 1, "seed": 1}), log=lambda _: None)
+    assert plain["weights_sha256"] == found["cells"][2]["weights_sha256"]
+
+
+@pytest.mark.usefixtures("both")
+@pytest.mark.slow
+def test_a_comparison_that_has_finished_does_no_work_and_one_with_more_does_the_rest(
+    run_folder: MakeRun, ran: list[Any], tmp_path: Path
+) -> None:
+    run = run_folder()
+    first = compared(run, methods="fedens,dense", out=tmp_path / "out")
+    ran.clear()
+
+    again = compared(run, methods="fedens,dense", out=tmp_path / "out")
+    nothing = list(ran)
+    more = compared(run, methods="dense,fedens,fedavg", seeds=2, out=tmp_path / "out")
+
+    assert again == first
+    assert nothing == []
+    assert ran == [("fedavg", "run", 0), ("dense", "run", 1)]
+    assert [cell["weights_sha256"] for cell in more["cells"][:2]] == [
+        cell["weights_sha256"] for cell in reversed(first["cells"])
+    ]
+    with pytest.raises(OptionError, match=r"out compares with dense.epochs=not set, now it is 9: allowed are the"):
+        compared(run, methods="fedens,dense", out=tmp_path / "out", overrides={"dense.epochs": 9})
+
+
+def test_runs_when_there_are_several_count_together(run_folder: MakeRun, ran: list[Any], tmp_path: Path) -> None:
+    first, second = run_folder(), run_folder("lenet5", "lenet5", name="other", seed=7)
+
+    found = compared(first, second, methods="fedens", seeds=2, out=tmp_path / "out")
+
+    assert ran == [("fedens", "run", 0), ("fedens", "other", 7)]
+    (line,) = found["table"]
+    scores = [cell["outcomes"][0]["accuracy"] for cell in found["cells"]]
+    assert (line["results"], line["uploads"]) == (2, "2-3")
+    assert line["accuracy"] == pytest.approx(sum(scores) / 2, abs=0.01)
+    assert line["accuracy_spread"] == pytest.approx(abs(scores[0] - scores[1]) / 2**0.5, abs=0.01)
+
+
+def test_all_when_asked_for_leaves_out_what_the_uploads_do_not_permit_and_a_name_is_refused(
+    run_folder: MakeRun, ran: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run, lines = run_folder("lenet5", "mnist-cnn"), list[str]()
+    some = {name: METHODS[name] for name in ("fedavg", "fedens", "dw-fedens")}
+    monkeypatch.setattr(comparing, "METHODS", some)
+
+    found = compared(run, methods="all", log=lines, out=tmp_path / "out")
+
+    assert found["methods"] == ["fedens", "dw-fedens"]
+    assert list(found["left_out"]) == ["fedavg"]
+    assert lines[0].startswith("fedavg is left out: method 'fedavg' needs one architecture for all")
+    assert "Choose another method" not in lines[0]
+    ran.clear()
+    monkeypatch.setattr(comparing, "METHODS", {"fedavg": some["fedavg"]})
+    with pytest.raises(
+        OptionError, match="the uploads permit no method: fedavg: method 'fedavg' needs one architecture"
+    ):
+        compared(run, methods="all", out=tmp_path / "new")
+    monkeypatch.setattr(comparing, "METHODS", METHODS)
+    with pytest.raises(OptionError, match=r"'fedavg' needs one architecture .* client-001 \(mnist-cnn\)"):
+        compared(run, methods="fedens,fedavg", out=tmp_path / "new")
+    assert ran == []
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_method_that_needs_images_on_the_server_is_permitted_once_a_setting_names_some(run_folder: MakeRun) -> None:
+    run, other = run_folder(**{"data.proxy": 0.0}), run_folder(name="other", **{"data.proxy": 0.1})
+
+    assert "needs that the server holds real, unlabelled images" in unmet_need(Request(run, "feddf", {}))
+    assert unmet_need(Request(other, "feddf", {})) == ""
+    with pytest.raises(OptionError, match="'feddf.epochs' is 0"):
+        unmet_need(Request(run, "feddf", {"feddf.epochs": 0}))
+
+
+def test_a_folder_s_earlier_methods_stay_in_the_table_and_other_settings_are_refused(
+    run_folder: MakeRun, ran: list[Any], tmp_path: Path
+) -> None:
+    run, out = run_folder(), tmp_path / "out"
+    oneshot("compare", run, "--methods", "fedens", "--set", "dense.latent=5", "--out", out)
+    ended = oneshot("compare", run, "--methods", "dense", "--set", "dense.latent=5", "--out", out, "--format", "csv")
+
+    assert [line.split(",")[0] for line in ended.stdout.splitlines()[1:]] == ["fedens", "dense"]
+    assert ran == [("fedens", "run", 0), ("dense", "run", 0)]
+    refused = oneshot("compare", run, "--methods", "dense", "--set", "dense.latent=6", "--out", out)
+    assert refused.exit_code == 1
+    assert "compares with dense.latent=5, now it is 6: allowed are the settings it began with" in refused.output
+
+
+def test_settings_of_a_comparison_need_not_be_named_again(run_folder: MakeRun, ran: list[Any], tmp_path: Path) -> None:
+    run, out, settings = run_folder(), tmp_path / "out", {"dense.latent": 5}
+    compared(run, methods="fedens", overrides=settings, out=out)
+    ran.clear()
+
+    found = compared(run, methods="fedens,dense", out=out)
+
+    assert ran == [("dense", "run", 0)]
+    assert found["settings"] == settings
+    info = json.loads((Path(found["cells"][1]["run_dir"]) / "run.json").read_text())
+    assert info["settings"]["dense.latent"] == 5
+
+
+def test_schedules_when_scaled_are_told_under_the_table(run_folder: MakeRun, ran: list[Any]) -> None:
+    ended = oneshot("compare", run_folder(scale=0.5), "--methods", "dense", "--format", "md")
+
+    assert ended.exit_code == 0, ended.output
+    assert ran == [("dense", "run", 0)]
+    assert re.search(r"Scaled, dense: .*dense.epochs 1 instead of 2", ended.stdout)
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"methods": "fedens,fedprox"}, "unknown method 'fedprox': known are"),
+        ({"methods": "fedens,dense,fedens"}, "--methods names 'fedens' twice: allowed is each method once"),
+        ({"methods": " , "}, "--methods is ' , ': allowed are names of methods, or 'all' alone"),
+        ({"methods": "all,dense"}, "--methods is 'all,dense': allowed are names of methods, or 'all' alone"),
+        ({"overrides": {"method": "dense"}}, "setting 'method' is 'dense': methods are named by --methods"),
+        ({"overrides": {"seed": "x"}}, "setting 'seed' is 'x': allowed is a whole number at least 0"),
+        ({"overrides": {"seed": -1}}, "setting 'seed' is -1: allowed is"),
+        ({"methods": "dense", "overrides": {"dense.epochs": 0}}, "'dense.epochs' is 0"),
+        ({"methods": "all", "overrides": {"dense.epochs": 0}}, "'dense.epochs' is 0"),
+    ],
+)
+def test_a_wrong_name_or_setting_is_one_line_before_anything_starts(
+    run_folder: MakeRun, ran: list[Any], how: dict[str, Any], message: str
+) -> None:
+    run = run_folder()
+
+    with pytest.raises(OptionError, match=re.escape(message)) as error:
+        compared(run, **how)
+
+    assert "\n" not in str(error.value)
+    assert list(run.parent.iterdir()) == [run]
+    assert ran == []
+
+
+def changed(run: Path, **facts: Any) -> None:
+    """Change facts of a run folder."""
+    info = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**info, **facts}))
+
+
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        ({"num-classes": 11}, "has number of classes 11, .* has 10: allowed are runs with the same"),
+        ({"input-shape": [1, 32, 32]}, r"has input shape \[1, 32, 32\], .* has \[1, 16, 16\]"),
+        ({"settings": {"data.name": "mnist"}}, "has data set 'mnist', .* has 'digits'"),
+        ({"settings": None}, "has data set None, .* has 'digits'"),
+    ],
+)
+def test_runs_that_are_not_alike_are_refused(
+    run_folder: MakeRun, ran: list[Any], facts: dict[str, Any], message: str
+) -> None:
+    run, other = run_folder(), run_folder(name="other")
+    changed(other, **facts)
+
+    with pytest.raises(OptionError, match=message):
+        compared(run, other)
+
+    assert ran == []
+
+
+def test_a_folder_that_is_no_run_or_no_comparison_or_named_twice_is_refused(
+    run_folder: MakeRun, ran: list[Any], tmp_path: Path
+) -> None:
+    run = run_folder()
+
+    with pytest.raises(OptionError, match=f"{run} is named twice"):
+        compared(run, run)
+    with pytest.raises(StoreError, match="no run folder"):
+        compared(tmp_path)
+    with pytest.raises(StoreError, match=f"{run}: holds no comparison; allowed for --out is a new folder"):
+        compared(run, out=run)
+    replay = Path(replay_run(Request(run, "fedens", {}), log=lambda _: None)["run_dir"])
+    with pytest.raises(StoreError, match=f"{replay} holds no uploads: it is a replay of {run}"):
+        compared(replay)
+    assert ran == []
+
+
+@pytest.mark.usefixtures("ran")
+def test_runs_whose_clients_differ_are_compared_with_a_warning_that_names_what_differs(run_folder: MakeRun) -> None:
+    first = run_folder(seed=3, name="one", **{"data.alpha": 0.1, "data.root": "/a"})
+    second = run_folder(seed=4, name="two", **{"data.alpha": 0.3, "data.root": "/b", "method": "dense", "threads": 2})
+    lines: list[str] = []
+
+    apart, alike = compared(first, second, log=lines), compared(first)
+
+    said = "The runs differ in data.alpha (0.1, 0.3): each row is a mean over them, not over repetitions"
+    assert apart["differing"] == {"data.alpha": [0.1, 0.3]}
+    assert lines.count(f"note: {said}") == 1
+    assert f"{said}." in notes_of(apart)
+    assert alike["differing"] == {}
+    assert not any("differ" in note for note in notes_of(alike))
+
+
+def test_ctrl_c_says_how_to_go_on_and_that_command_does_the_rest(
+    run_folder: MakeRun, ran: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run, lines, here = run_folder(), list[str](), vars(comparing)["run_cell"]
+
+    def interrupted(cell: Cell, token: str, log: Callable[[str], None]) -> str:
+        if cell.method == "dw-fedens":
+            raise KeyboardInterrupt
+        return str(here(cell, token, log))
+
+    monkeypatch.setattr(comparing, "run_cell", interrupted)
+    overrides = {"dense.optimize-noise": True, "dense.epochs": 1}
+    with pytest.raises(KeyboardInterrupt):
+        compared(run, methods="fedens,dw-fedens", log=lines, overrides=overrides, out=tmp_path / "out")
+    unfinished = json.loads((tmp_path / "out" / "compare.json").read_text())["status"]
+    monkeypatch.setattr(comparing, "run_cell", here)
+    ran.clear()
+
+    command = lines[-1].removeprefix("interrupted. To go on: oneshot ")
+    ended = oneshot(*command.split(), "--format", "json")
+
+    assert unfinished == "unfinished"
+    assert ended.exit_code == 0, ended.output
+    assert ran == [("dw-fedens", "run", 0)]
+    result = json.loads(ended.stdout)
+    assert [cell["method"] for cell in result["cells"]] == ["fedens", "dw-fedens"]
+    assert result["settings"] == overrides
+
+
+def test_ctrl_c_on_the_command_line_exits_with_130(
+    run_folder: MakeRun, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def interrupt(*_: object) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(comparing, "run_cell", interrupt)
+    run = run_folder()
+
+    ended = oneshot("compare", run, "--methods", "fedens", "--out", tmp_path / "out")
+
+    assert ended.exit_code == 130
+    command = f"oneshot compare {run} --methods fedens --seeds 1 --out {tmp_path / 'out'}"
+    assert ended.stdout.endswith(f"interrupted. To go on: {command}\n")
+
+
+def test_a_cell_that_fails_is_told_and_the_others_are_in_the_table(
+    run_folder: MakeRun, ran: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run, here = run_folder(), vars(comparing)["run_cell"]
+    words: list[str | Path] = [
+        "compare",
+        run,
+        "--methods",
+        "fedens,fedavg",
+        "--out",
+        tmp_path / "out",
+        "--format",
+        "json",
+    ]
+    monkeypatch.setattr(
+        comparing, "run_cell", lambda cell, *rest: "no memory." if cell.method == "fedens" else here(cell, *rest)
+    )
+
+    ended = oneshot(*words)
+    monkeypatch.setattr(comparing, "run_cell", here)
+    ran.clear()
+    better = oneshot(*words)
+
+    assert ended.exit_code == 1
+    result = json.loads(ended.stdout)
+    assert result["status"] == "failed"
+    assert result["error"].startswith("a cell failed: fedens, seed 0, run: no memory. To go on: oneshot compare ")
+    assert ended.stderr.endswith(f"error: {result['error']}\n")
+    assert [row["method"] for row in result["table"]] == ["fedavg"]
+    assert better.exit_code == 0
+    assert ran == [("fedens", "run", 0)]
+    assert "error" not in json.loads(better.stdout)
+
+
+def test_time_left_is_told_by_cells_of_the_same_method_else_of_its_kind() -> None:
+    def cells(*names: str) -> list[Cell]:
+        return [Cell(Path("r"), name, 0, Path("f"), {}) for name in names]
+
+    took = [("fedens", 2.0), ("dense", 10.0), ("dense", 20.0)]
+
+    assert expected_seconds(cells("dense", "dw-fedens", "fedavg"), took) == pytest.approx(15 + 2 + 32 / 3)
+
+
+@pytest.mark.usefixtures("ran")
+def test_progress_says_which_cell_of_how_many_and_what_is_left(run_folder: MakeRun) -> None:
+    run, lines = run_folder(), list[str]()
+
+    compared(run, methods="fedens,dw-fedens", log=lines)
+
+    begins = [line for line in lines if line.startswith("cell ")]
+    assert begins[0] == "cell 1 of 2: fedens, seed 0, run"
+    assert re.fullmatch(r"cell 2 of 2: dw-fedens, seed 0, run, about \d+ s left", begins[1])
+
+
+# What a cell costs.
+
+
+class CutOffError(Exception):
+    """The process dies."""
+
+
+def test_what_a_cell_costs_when_it_was_cut_off_is_that_of_all_its_processes(
+    run_folder: MakeRun, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    cell = Cell(run_folder(), "dense", 0, tmp_path / "cell", {"checkpoint-s": 0.0})
+    checkpoint, deaths = Journal.checkpoint, [CutOffError("killed")]
+
+    def dying(self: Journal, take: Callable[[], Snapshot]) -> None:
+        checkpoint(self, take)
+        if deaths:
+            raise deaths.pop()
+
+    monkeypatch.setattr(Journal, "checkpoint", dying)
+    with pytest.raises(CutOffError):
+        work(cell, lambda _: None)
+    # As if the first epoch had taken long.
+    row = json.loads((cell.folder / "usage.jsonl").read_text())
+    assert row["step"] == 1
+    assert row["cpu_s"] > 0.0
+    row = {**row, "wall_s": 1000.0, "cpu_s": 3000.0, "peak_mib": 1e6}
+    (cell.folder / "usage.jsonl").write_text(json.dumps(row) + "\n")
+
+    work(cell, lambda _: None)
+
+    usage = usage_of(cell.folder)
+    assert 1000.0 < usage.wall_s < 1100.0
+    assert 3000.0 < usage.cpu_s < 3100.0
+    assert usage.peak_mib == 1e6
+
+
+def test_a_server_stage_costs_its_own_time_only(run_folder: MakeRun, tmp_path: Path) -> None:
+    class Slow:
+        def run(self, method: Any, job: Any, progress: Progress) -> Outcome:
+            end = time.process_time() + 0.2
+            while time.process_time() < end:
+                pass
+            return InProcess().run(method, job, progress)
+
+    folder = tmp_path / "cell"
+    request = Request(run_folder(), "fedens", {}, folder=folder)
+    result = replay_run(request, log=lambda _: None, compute=Metered(Slow(), folder))
+
+    usage = usage_of(folder)
+    assert 0.2 <= usage.cpu_s < 1.0
+    assert usage.cpu_s - 0.1 < usage.wall_s <= result["seconds"]["server"] + 0.01  # rounded
+    with pytest.raises(StoreError, match="says nothing about a finished server stage"):
+        usage_of(tmp_path)
+
+
+@pytest.mark.slow
+def test_peak_memory_counts_what_was_held_and_given_back() -> None:
+    before = peak_mib()
+
+    held = torch.ones(64 * 2**20, dtype=torch.uint8) * 3
+    size = int(held[-1])
+    del held
+
+    assert size == 3
+    assert peak_mib() >= before
+    code = (
+        "import numpy\nfrom server_app.compare.metered import peak_mib\nbefore = peak_mib()\n"
+        "held = numpy.ones(200 * 2**20, numpy.uint8)\ndel held\nprint(before, peak_mib())"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert 195.0 < float(said[1]) - float(said[0]) < 260.0
+
+
+# Runs of another project.
+
+NET = """
+from torch import nn
+
+class Net(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(16, 3))
+"""
+
+
+def test_runs_of_another_project_are_compared_without_accuracies(
+    ran: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "compared_net.py").write_text(NET)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "compared_net", raising=False)
+    info = {"method": "fedens", "seed": 4, "student": "model", "num-classes": 3, "input-shape": [1, 4, 4]}
+    with RunFolder.create(tmp_path / "theirs" / "run", info) as folder:
+        for number in range(2):
+            torch.manual_seed(number)
+            state = nn.Sequential(nn.Flatten(), nn.Linear(16, 3)).state_dict()
+            folder.round(1).accept(f"c{number}", "model", state, num_examples=5, label_counts=None)
+    words: list[str | Path] = ["compare", folder.path, "--model", "compared_net:Net", "--seeds", "2"]
+    small = "dense.epochs=1 dense.generator-steps=1 dense.synthesis-batch-size=4 dense.latent=4"
+    words += ["--methods", "dense,fedavg,fedens", "--set", small]
+
+    ended = oneshot(*words)
+
+    assert ended.exit_code == 0, ended.output
+    assert "No accuracies: the runs are of another project" in ended.stdout
+    assert ran == [("dense", "run", 4), ("fedavg", "run", 4), ("fedens", "run", 4), ("dense", "run", 5)]
+    (found,) = [json.loads(path.read_text()) for path in (tmp_path / "theirs").glob("*/compare.json")]
+    assert [(row["name"], row["kind"], row["results"], row["accuracy"]) for row in found["table"]] == [
+        ("DENSE", "student", 2, None),
+        ("FedAvg (one shot)", "baseline", 1, None),
+        ("FedENS", "ensemble", 1, None),
+    ]
+    digests = {cell["seed"]: cell["weights_sha256"] for cell in found["cells"] if cell["method"] == "dense"}
+    assert digests[4] != digests[5]
+    assert (found["plot"], found["communication_plot"], found["cost_plot"]) == ("", "", "")
+    assert oneshot(*words[:2], "--methods", "label-count-ensemble", "--model", "compared_net:Net").exit_code == 1
+
+
+# What is printed.
+
+
+@pytest.mark.usefixtures("ran", "both")
+@pytest.mark.parametrize("output", ["json", "csv", "md"])
+def test_what_a_program_reads_is_alone_on_standard_output(run_folder: MakeRun, output: str) -> None:
+    run = run_folder()
+
+    ended = oneshot("compare", run, "--methods", "fedens,dense", "--seeds", "2", "--format", output)
+
+    assert ended.exit_code == 0, ended.output
+    assert "cell 1 of 3: fedens, seed 0, run" in ended.stderr
+    if output == "json":
+        assert ended.stdout.count("\n") == 1
+        found = json.loads(ended.stdout)
+        assert found == json.loads((Path(found["compare_dir"]) / "compare.json").read_text())
+    elif output == "csv":
+        rows = list(csv.DictReader(io.StringIO(ended.stdout)))
+        assert [row["name"] for row in rows] == ["FedENS", "DENSE ensemble", "DENSE"]
+        assert [row["accuracy_spread"] == "" for row in rows] == [True, False, False]
+        assert float(rows[2]["accuracy"]) > 0
+    else:
+        head, *lines = [line for line in ended.stdout.splitlines() if line.startswith("|")]
+        assert head == "| method | kind | n | accuracy, % | best, % | wall, s | CPU, s | MiB | MiB/client | uploads |"
+        assert {line.count("|") for line in lines} == {11}
+        assert len(lines) == 4
+        assert re.fullmatch(r"\| DENSE \| student \| 2 \| \d+\.\d\d ± \d+\.\d\d \| 90\.50 \| .*", lines[3])
+        assert ended.stdout.startswith("Methods on the same uploads (digits): 1 run, 2 seeds.\n\n|")
+
+
+@pytest.mark.usefixtures("ran", "both")
+def test_the_table_for_people_has_every_column_and_names_plot_and_folder(run_folder: MakeRun, tmp_path: Path) -> None:
+    ended = oneshot("compare", run_folder(), "--methods", "dense,fedavg", "--out", tmp_path / "out")
+
+    assert ended.exit_code == 0, ended.output
+    assert ended.stderr == ""
+    lines = [line.split() for line in ended.stdout.splitlines()]
+    head = "method kind n accuracy, % best, % wall, s CPU, s MiB MiB/client uploads"
+    assert head.split() in lines
+    assert [line[-2:] for line in lines if line[:1] == ["FedAvg"] and len(line) > 4] == [["0.0011", "3"]]
+    assert [line[:3] for line in lines if line[:1] == ["DENSE"] and len(line) > 4] == [
+        ["DENSE", "ensemble", "ensemble"],
+        ["DENSE", "student", "1"],
+    ]
+    assert lines[-4:] == [
+        ["plot", str(tmp_path / "out" / "comparison.png")],
+        ["communication", str(tmp_path / "out" / "communication.png")],
+        ["cost", str(tmp_path / "out" / "cost.png")],
+        ["results", str(tmp_path / "out" / "compare.json")],
+    ]
+
+
+def test_bad_input_on_the_command_line_is_one_line(run_folder: MakeRun) -> None:
+    for output, said in (("text", ""), ("md", ""), ("csv", "")):
+        ended = oneshot("compare", run_folder(name=output), "--methods", "fedprox", "--format", output)
+        assert (ended.exit_code, ended.stdout) == (1, said)
+        assert ended.stderr.startswith("error: unknown method 'fedprox'")
+        assert ended.stderr.count("\n") == 1
+    ended = oneshot("compare", run_folder(name="json"), "--methods", "fedprox", "--format", "json")
+    assert json.loads(ended.stdout)["status"] == "failed"
+
+
+# In processes of their own.
+
+ENTRY = "from server_app.cli import main; main()"
+
+
+def start(*words: str | Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", ENTRY, *map(str, words)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def wait_for(ready: Callable[[], Any], process: subprocess.Popen[str], seconds: float = 120.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not ready():
+        if process.poll() is not None and process.stdout is not None:
+            pytest.fail(f"it has ended: {process.stdout.read()}")
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def workers(folder: Path) -> list[Any]:
+    """Return the processes that work on cells, told by where they write."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        if "server_app.compare.cell" in (process.info["cmdline"] or []):
+            try:
+                files = [Path(file.path) for file in process.open_files()]
+            except psutil.Error:
+                continue
+            if any(file.is_relative_to(folder) for file in files):
+                found.append(process)
+    return found
+
+
+@pytest.mark.slow
+def test_a_comparison_when_interrupted_or_killed_leaves_no_process_and_goes_on_to_the_same_bits(
+    run_folder: MakeRun, tmp_path: Path
+) -> None:
+    run, out = run_folder(), tmp_path / "out"
+    epochs = ["--set", "dense.epochs=30 checkpoint-s=0"]
+    words: list[str | Path] = ["compare", run, "--methods", "fedens,dense", *epochs, "--out", out]
+
+    def steps() -> int:
+        files = list(out.rglob("dense-seed0/usage.jsonl"))
+        return len(files[0].read_text().splitlines()) if files else 0
+
+    first = start(*words)
+    wait_for(lambda: steps() >= 2, first)
+    (cell,) = workers(out)
+    first.send_signal(signal.SIGINT)
+    said, _ = first.communicate(timeout=60)
+    assert first.returncode == 130, said
+    assert said.splitlines()[-1].startswith(f"interrupted. To go on: oneshot compare {run} --methods fedens,dense ")
+    assert not cell.is_running()
+
+    done = steps()
+    second = start(*words)
+    wait_for(lambda: steps() >= done + 2, second)
+    (cell,) = workers(out)
+    second.kill()
+    second.communicate(timeout=60)
+    _, alive = psutil.wait_procs([cell], timeout=20)
+    assert alive == []
+
+    last = start(*words, "--format", "json")
+    said, _ = last.communicate(timeout=300)
+    assert last.returncode == 0, said
+    result = json.loads(said.splitlines()[-1])
+    assert [cell["resumed_at"] > 0 for cell in result["cells"]] == [False, True]
+    assert "1 cell has finished before" in said
+    whole = replay_run(Request(run, "dense", {"dense.epochs": 30}), log=lambda _: None)
+    assert result["cells"][1]["weights_sha256"] == whole["weights_sha256"]
+    assert result["table"][1]["accuracy"] == whole["accuracy"]
+
+
+@pytest.mark.slow
+def test_a_cell_that_is_refused_or_dies_says_why(run_folder: MakeRun, tmp_path: Path) -> None:
+    refused = Cell(run_folder(), "dense", 0, tmp_path / "cell", {"dense.epochs": 0})
+    lines: list[str] = []
+
+    assert "'dense.epochs' is 0" in run_cell(refused, "0" * 32, lines.append)
+    assert lines == []
+    assert not (tmp_path / "cell").exists()
+
+    slow = replace(refused, overrides={"dense.epochs": 100_000})
+
+    def kill(line: str) -> None:
+        if line.startswith("dense: epoch"):
+            for child in psutil.Process().children():
+                if "server_app.compare.cell" in child.cmdline():
+                    child.kill()
+
+    assert "was killed (signal 9)" in run_cell(slow, "0" * 32, kill)
+
+    def broken(line: str) -> None:
+        raise OneShotError("nobody reads")
+
+    with pytest.raises(OneShotError, match="nobody reads"):
+        run_cell(slow, "0" * 32, broken)
+    assert [child for child in psutil.Process().children() if "server_app.compare.cell" in child.cmdline()] == []

@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from server_app import cli as command_line
+from server_app.compare import comparison as comparing
+from server_app.compare.cell import Cell, work
+from server_app.compare.comparison import Comparison, compare_runs
+from server_app.compare.sources import own_results, with_uploads
+from server_app.compare.table import lines_of, notes_of, points_of_lines
+from server_app.report.communication import Cost
+from strategies.method import METHODS
+from strategies.run.run_folder import RunFolder
+from strategies.run.traffic import MIB, Traffic
+
+MakeRun = Callable[..., Path]
+CURVE = [[3.0, 40.0], [4.0, 70.0]]
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, int]]:
+    """Let cells run in this process without their plots, and return the list of those that do."""
+    found: list[tuple[str, str, int]] = []
+    monkeypatch.setattr("server_app.report.finish.plot_all", lambda *_: [])
+
+    def here(cell: Cell, token: str, log: Callable[[str], None]) -> str:
+        found.append((cell.method, cell.run.name, cell.seed))
+        work(cell, log)
+        return ""
+
+    monkeypatch.setattr(comparing, "run_cell", here)
+    return found
+
+
+@pytest.fixture
+def run_of_fens(run_folder: MakeRun) -> MakeRun:
+    """Return a function that makes a finished run of FENS; without uploads, one that looks like rounds alone."""
+
+    def make(accuracy: float, *, uploads: bool = True, name: str = "fens", **settings: Any) -> Path:
+        run = run_folder(method="fens", name=name, **settings)
+        if not uploads:
+            (run / "uploads.jsonl").unlink()
+            (run / "traffic.json").unlink()
+        traffic = Traffic.read(run / "traffic.json")
+        for client in ("client-000", "client-001", "client-002"):
+            traffic.add("aggregator", client, up=MIB, down=3 * MIB)
+        traffic.save(pytest.fail)
+        cost = Cost(traffic).as_json()
+        rows = [("client-000", "client", 20.0), ("FedENS", "ensemble", 60.0), ("FENS", "ensemble", accuracy)]
+        result = {
+            "status": "finished", "run_dir": str(run), "method": "fens", "seed": settings.get("seed", 0),
+            "accuracy": accuracy, "best_accuracy": accuracy + 1, "weights_sha256": "0" * 64, "uploads": 3 * uploads,
+            "table": [{"name": name, "kind": kind, "accuracy": score} for name, kind, score in rows],
+            "communication": cost, "seconds": {"server": 9.0, "total": 12.0}, "resumed_at": 0,
+        }  # fmt: skip
+        with RunFolder.open(run) as folder:
+            for number, (mib, score) in enumerate(CURVE, start=1):
+                folder.round(1).record({"epoch": number, "accuracy": score, "mib_per_client": mib})
+            folder.write_result(result)
+        info = json.loads((run / "run.json").read_text())
+        (run / "run.json").write_text(json.dumps({**info, "threads": 1}))
+        return run
+
+    return make
+
+
+def test_a_run_that_went_on_with_its_clients_brings_its_own_result(run_of_fens: MakeRun, run_folder: MakeRun) -> None:
+    plain, fens = run_folder(), run_of_fens(90.0)
+
+    (own,) = own_results([plain, fens])
+
+    assert (own["run"], own["method"], own["server_s"], own["threads"]) == (str(fens), "fens", 9.0, 1)
+    assert own["outcomes"] == [{"name": "FENS, as run", "kind": "ensemble", "accuracy": 90.0, "curve": CURVE}]
+    assert own["mib_per_client"] == pytest.approx(4.0 + (1001 + 150) / MIB, abs=2e-6)
+    assert with_uploads([plain, fens]) == [plain, fens]
+
+
+def test_results_of_one_method_with_other_options_have_names_of_their_own(run_of_fens: MakeRun) -> None:
+    runs = [
+        run_of_fens(90.0, name="a", seed=1, **{"fens.aggregator": "nn"}),
+        run_of_fens(80.0, name="b", seed=1, **{"fens.aggregator": "linear"}),
+        run_of_fens(92.0, name="c", seed=2, **{"fens.aggregator": "nn"}),
+    ]
+
+    own = own_results(runs)
+    lines = lines_of(own)
+
+    assert [(line.name, line.accuracy, line.results) for line in lines] == [
+        ("FENS, nn, as run", 91.0, 2),
+        ("FENS, linear, as run", 80.0, 1),
+    ]
+    assert (lines[0].spread, lines[0].best_accuracy) == (1.41, 92.0)
+    assert (lines[0].server_cpu_s, lines[0].peak_mib) == (None, None)  # only a cell measures them
+    points = {point.name: point for point in points_of_lines(lines, own)}
+    curve = tuple(map(tuple, CURVE))
+    assert points["FENS, nn, as run"].curves == (curve, curve)
+    assert (points["FENS, nn, as run"].cost, points["FENS, nn, as run"].spread) == (lines[0].mib_per_client, 1.41)
+
+
+def test_a_comparison_puts_methods_on_stored_uploads_and_a_run_s_own_result_side_by_side(
+    run_of_fens: MakeRun, ran: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run, rounds = run_of_fens(90.0), run_of_fens(95.0, uploads=False, name="rounds")
+    monkeypatch.setattr(comparing, "METHODS", {name: METHODS[name] for name in ("fedavg", "fedens", "fens")})
+
+    found = compare_runs(Comparison((run, rounds), "all", out=tmp_path / "out"), log=lambda _: None)
+
+    assert ran == [("fedavg", "fens", 0), ("fedens", "fens", 0)]  # nothing can be done with a run of rounds alone
+    assert found["left_out"]["fens"].startswith("it goes on with its clients after their upload")
+    table = {row["name"]: row for row in found["table"]}
+    assert list(table) == ["FedAvg (one shot)", "FedENS", "FENS, as run"]
+    assert table["FENS, as run"]["accuracy"] == 92.5
+    assert table["FENS, as run"]["mib_per_client"] == pytest.approx(4.0 + (1001 + 150) / MIB / 2, abs=2e-6)
+    assert table["FedENS"]["mib_per_client"] == pytest.approx((1001 + 150) / MIB, abs=2e-6)
+    assert (tmp_path / "out" / found["communication_plot"]).stat().st_size > 1000
+    assert json.loads((tmp_path / "out" / "compare.json").read_text()) == json.loads(json.dumps(found))
+
+    ran.clear()
+    words = ["compare", str(run), str(rounds), "--methods", "fedens", "--out", str(tmp_path / "out"), "--format", "md"]
+    ended = CliRunner().invoke(command_line.cli, words)
+
+    assert ended.exit_code == 0, ended.output
+    assert ran == []
+    assert "| FENS, as run | ensemble | 2 | 92.50 ± 3.54 | 93.50 | 9.0 | - | - | 4 | 0-3 |" in ended.stdout
+    assert "As run: what the runs ended with themselves, with their clients." in ended.stdout
+    assert "FENS, as run: fens.batch-size=8." in ended.stdout
+
+
+def test_notes_of_a_comparison_tell_the_options_of_a_result_as_run(run_of_fens: MakeRun, tmp_path: Path) -> None:
+    twenty = {"fens.rounds": 20, "fens.aggregator": "per-class", "fedens.mean": "probabilities"}
+    runs = tuple(run_of_fens(90.0, uploads=False, name=name, **twenty) for name in ("a", "b"))
+
+    found = compare_runs(Comparison(runs, "fedens", out=tmp_path / "out"), log=lambda _: None)
+
+    told = [note for note in notes_of(found) if note.startswith("FENS")]
+    assert told == ['FENS, as run: fens.aggregator="per-class" fens.rounds=20 fens.batch-size=8.']
+
+
+def test_runs_of_rounds_alone_are_compared_without_a_cell(run_of_fens: MakeRun, ran: list[Any], tmp_path: Path) -> None:
+    runs = tuple(run_of_fens(90.0 + k, uploads=False, name=f"r{k}") for k in range(2))
+
+    found = compare_runs(Comparison(runs, "fedens", out=tmp_path / "out"), log=lambda _: None)
+
+    assert ran == []
+    assert (found["status"], [row["accuracy"] for row in found["table"]]) == ("finished", [90.5])

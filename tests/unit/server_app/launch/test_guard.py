@@ -1,0 +1,231 @@
+"""The guardian: what it ends, what it leaves alone, and when."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from server_app.launch import guard
+
+SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
+# A child that leaves its parent's session and is left by its parent, as the servers of Ray are.
+ORPHAN = textwrap.dedent(
+    """
+    import os, sys, time
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    print(os.getpid(), flush=True)
+    os.close(1)
+    time.sleep(60)
+    """
+)
+
+
+def carrying(token: str) -> dict[str, str]:
+    return {**os.environ, guard.TOKEN_KEY: token}
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def within(seconds: float, condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return condition()
+
+
+def start_orphan(token: str) -> int:
+    command = [sys.executable, "-c", ORPHAN]
+    return int(subprocess.run(command, env=carrying(token), stdout=subprocess.PIPE, check=True).stdout)
+
+
+@pytest.fixture
+def stranger() -> Iterator[subprocess.Popen[bytes]]:
+    """A process of somebody else's run."""
+    with subprocess.Popen(SLEEP, env=carrying("another")) as process:
+        yield process
+        process.kill()
+
+
+@pytest.fixture
+def guardians(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
+    """The guardians that get started, in their order."""
+    found: list[subprocess.Popen[bytes]] = []
+    start = guard._start_guardian
+
+    def record(token: str, folder: Path) -> subprocess.Popen[bytes]:
+        found.append(start(token, folder))
+        return found[-1]
+
+    monkeypatch.setattr(guard, "_start_guardian", record)
+    return found
+
+
+def test_guarded_when_block_ends_removes_folder_and_orphans(stranger: subprocess.Popen[bytes]) -> None:
+    with guard.guarded() as (folder, token):
+        (folder / "file").write_text("x")
+        orphan = start_orphan(token)
+        assert is_alive(orphan)
+    assert not is_alive(orphan)
+    assert not folder.exists()
+    assert stranger.poll() is None
+
+
+def test_guarded_when_block_raises_cleans_up_and_lets_the_error_pass() -> None:
+    seen: list[tuple[Path, int]] = []
+
+    def fail() -> None:
+        with guard.guarded() as (folder, token):
+            seen.append((folder, start_orphan(token)))
+            raise ValueError("inside")
+
+    with pytest.raises(ValueError, match="inside"):
+        fail()
+    [(folder, orphan)] = seen
+    assert not is_alive(orphan)
+    assert not folder.exists()
+
+
+def test_guarded_when_owners_group_is_killed_cleans_up(stranger: subprocess.Popen[bytes]) -> None:
+    script = textwrap.dedent(
+        """
+        import os, subprocess, sys, time
+        from server_app import guard
+        with guard.guarded() as (folder, token):
+            command = [sys.executable, "-c", sys.argv[1]]
+            orphan = subprocess.run(command, env={**os.environ, guard.TOKEN_KEY: token}, stdout=subprocess.PIPE).stdout
+            print(folder, int(orphan), flush=True)
+            time.sleep(60)
+        """
+    )
+    command = [sys.executable, "-c", script, ORPHAN]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as owner:
+        assert owner.stdout is not None
+        folder, orphan = owner.stdout.readline().split()
+        assert is_alive(int(orphan))
+        os.killpg(owner.pid, signal.SIGKILL)
+    assert within(10, lambda: not is_alive(int(orphan)))
+    assert within(10, lambda: not Path(folder).exists())
+    assert stranger.poll() is None
+
+
+def test_guarded_when_the_guardian_is_killed_owner_cleans_up(guardians: list[subprocess.Popen[bytes]]) -> None:
+    with guard.guarded() as (folder, token):
+        orphan = start_orphan(token)
+        guardians[0].kill()
+    assert not is_alive(orphan)
+    assert not folder.exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the signals that a process ignores from /proc")
+def test_guarded_when_terminated_guardian_stays_until_the_owner_ends(guardians: list[subprocess.Popen[bytes]]) -> None:
+    def ignores(number: int) -> bool:
+        status = Path(f"/proc/{guardians[0].pid}/status").read_text()
+        mask = next(line.split()[1] for line in status.splitlines() if line.startswith("SigIgn"))
+        return bool(int(mask, 16) >> (number - 1) & 1)
+
+    with guard.guarded() as (folder, _):
+        assert os.getsid(guardians[0].pid) != os.getsid(0)
+        assert within(10, lambda: all(map(ignores, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))))
+        guardians[0].send_signal(signal.SIGTERM)
+        time.sleep(0.1)
+        assert guardians[0].poll() is None
+    assert guardians[0].returncode == 0
+    assert not folder.exists()
+
+
+def test_guarded_twice_at_once_ends_only_its_own() -> None:
+    with guard.guarded() as (outer, token):
+        orphan = start_orphan(token)
+        with guard.guarded() as (inner, other):
+            assert token != other
+        assert is_alive(orphan)
+        assert outer.exists()
+        assert not inner.exists()
+    assert not is_alive(orphan)
+
+
+def test_guarded_when_temporary_root_is_long_picks_a_short_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = tmp_path / ("x" * 60)
+    long.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(long))
+    with guard.guarded() as (folder, _):
+        socket = folder / "ray" / "session_2026-01-01_00-00-00_000000_4194304" / "sockets" / "plasma_store"
+        assert len(str(socket)) <= 107
+
+
+def test_members_when_a_child_drops_the_token_follows_its_parent(tmp_path: Path) -> None:
+    script = f"import subprocess, sys; subprocess.run({SLEEP!r}, env={{}})"
+    with subprocess.Popen([sys.executable, "-c", script], env=carrying("mine")) as parent:
+        try:
+            assert within(10, lambda: len(guard.members("mine", tmp_path)) == 2)
+            found = {process.pid for process in guard.members("mine", tmp_path)}
+            assert found == {parent.pid, *(child.pid for child in psutil.Process(parent.pid).children())}
+        finally:
+            for process in guard.members("mine", tmp_path):
+                process.kill()
+
+
+def test_members_when_token_is_another_is_empty(stranger: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    assert guard.members("mine", tmp_path) == []
+    assert [process.pid for process in guard.members("another", tmp_path)] == [stranger.pid]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="psutil reads it elsewhere")
+def test_members_when_title_leaves_a_gap_before_the_token_finds_it(
+    stranger: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    block = b"\0" * 40 + f"HOME=/\0{guard.TOKEN_KEY}=mine\0".encode()
+    monkeypatch.setattr(guard, "_environment", lambda process: block if process.pid == stranger.pid else b"A=\0")
+    assert [process.pid for process in guard.members("mine", tmp_path)] == [stranger.pid]
+
+
+@pytest.mark.parametrize(("block", "expected"), [(b"\0\0\0", True), (b"ray::IDLE\0", True), (b"HOME=/root\0", False)])
+def test_members_when_title_overwrote_the_token_goes_by_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: bytes, expected: bool
+) -> None:
+    with subprocess.Popen(SLEEP, cwd=tmp_path) as inside, subprocess.Popen(SLEEP, cwd="/") as outside:
+        try:
+            pids = {inside.pid, outside.pid}
+            monkeypatch.setattr(guard, "_environment", lambda process: block if process.pid in pids else b"A=\0")
+            found = [process.pid for process in guard.members("mine", tmp_path)]
+            assert found == ([inside.pid] if expected else [])
+        finally:
+            inside.kill()
+            outside.kill()
+
+
+def test_clean_up_when_a_process_keeps_forking_ends_them_all(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    script = f"import subprocess\nfor _ in range(20): subprocess.Popen({SLEEP!r}, start_new_session=True)\n"
+    with subprocess.Popen([sys.executable, "-c", script], env=carrying("forking")) as parent:
+        assert within(10, lambda: len(guard.members("forking", folder)) > 3)
+        guard.clean_up("forking", folder)
+        parent.wait(5)
+    assert guard.members("forking", folder) == []
+    assert not folder.exists()
+
+
+def test_sigterm_as_interrupt_inside_raises_and_afterwards_is_as_before() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt), guard.sigterm_as_interrupt():
+        signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) == before

@@ -1,0 +1,46 @@
+"""The environment of a run's processes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from server_app.launch.environment import REFUSALS, run_environment
+from strategies.core import offline
+
+LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+
+
+def test_run_environment_tells_nobody_of_the_run_whatever_the_caller_s_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in offline.QUIET:
+        monkeypatch.setenv(name, "1")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.delenv(offline.VARIABLE, raising=False)
+
+    made = run_environment(tmp_path, "token")
+
+    assert made.items() >= offline.QUIET.items()
+    assert (made[LOOPBACK], made[offline.LOG_VARIABLE]) == ("0", str(tmp_path / REFUSALS))
+    assert str(offline.STARTUP) not in made.get("PYTHONPATH", "")
+
+
+def test_run_environment_off_the_network_guards_every_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(offline.VARIABLE, "1")
+    monkeypatch.setenv("https_proxy", "http://proxy.example:3128")
+
+    made = run_environment(tmp_path, "token")
+
+    assert made["PYTHONPATH"].split(os.pathsep)[0] == str(offline.STARTUP)
+    assert made["https_proxy"] == ""
+
+
+def test_run_environment_with_a_cluster_leaves_ray_s_addresses_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "192.0.2.1:6379")
+
+    assert LOOPBACK not in {**run_environment(tmp_path, "token")}.keys() - os.environ.keys()

@@ -1,0 +1,58 @@
+"""The option --offline: which commands have it, and what it does to one that would download."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+import typer
+
+from server_app.cli import cli
+
+ROOT = Path(__file__).resolve().parents[4]
+COMMANDS = typer.main.get_command(cli).commands  # type: ignore[attr-defined]
+
+
+def options_of(name: str) -> dict[str, click.Parameter]:
+    return {option: parameter for parameter in COMMANDS[name].params for option in parameter.opts}
+
+
+@pytest.mark.parametrize("name", ["run", "resume", "replay", "compare", "forget", "import"])
+def test_offline_is_an_option_of_every_command_that_may_meet_a_network(name: str) -> None:
+    options = options_of(name)
+
+    assert options["--offline"].envvar == "ONESHOT_OFFLINE"
+    assert options["--format"].help  # the command's own options are what they were
+    assert any(isinstance(parameter, click.Argument) for parameter in options.values())
+
+
+def run_oneshot(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    code = "from server_app.cli import main; main()"
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code, *arguments],
+        cwd=ROOT, env={**os.environ, **environ}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def test_offline_run_whose_data_are_not_there_ends_with_the_line_that_says_where_to_put_them(tmp_path: Path) -> None:
+    settings = f"data.name=cifar10 data.root={tmp_path} run-dir={tmp_path / 'run'}"
+
+    done = run_oneshot("run", "--offline", "--run-config", settings)
+
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(
+        f"error: data set 'cifar10' is not in {tmp_path} (data.root) and downloading is switched off"
+    )
+    assert f"copy it to {tmp_path / 'cifar-10-batches-py'}" in line
+
+
+def test_offline_by_the_environment_with_an_address_that_is_none_is_a_usage_error(tmp_path: Path) -> None:
+    done = run_oneshot("resume", str(tmp_path), ONESHOT_OFFLINE="1", ONESHOT_OFFLINE_ALLOW="a:b", COLUMNS="200")
+
+    assert done.returncode == 2
+    assert "ONESHOT_OFFLINE_ALLOW names 'a:b'" in done.stderr

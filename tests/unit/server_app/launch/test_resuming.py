@@ -1,0 +1,113 @@
+"""What a deployed run leaves for its operator when it is cut off: a file with its settings, and one line."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shlex
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Context, RecordDict
+from flwr.supercore.run import RunNotRunningException
+
+from fl_app.node_config import SUPERNODES_VARIABLE
+from server_app import app as server_app
+from server_app.launch.resuming import RESUME_FILE, how_to_go_on
+from server_app.settings.build import default_settings, read_settings
+from server_app.settings.text import merge_settings
+from strategies.core.errors import ComputeError, QuorumError, StoreError
+from strategies.flower.one_shot import OneShot
+from strategies.run.run_folder import RunFolder
+
+
+@pytest.fixture
+def serve(small: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Return a function that runs the ServerApp's main as a deployment does."""
+    monkeypatch.setattr("server_app.report.finish.plot_all", lambda *_: ["accuracy.png"])
+    monkeypatch.delenv(SUPERNODES_VARIABLE, raising=False)
+
+    def run(**settings: Any) -> None:
+        config = {**default_settings(), **small, **{key.replace("_", "-"): value for key, value in settings.items()}}
+        server_app.main(object(), Context(1, 1, {}, RecordDict(), config))  # type: ignore[arg-type]
+
+    return run
+
+
+def raising(error: BaseException) -> Callable[..., None]:
+    def start(self: OneShot, *_: object, **__: object) -> None:
+        raise error
+
+    return start
+
+
+def test_a_run_that_fails_says_in_one_line_why_and_how_it_goes_on(
+    serve: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = tmp_path / "run"
+    monkeypatch.setattr(OneShot, "start", raising(QuorumError("0 uploads arrived.")))
+    with pytest.raises(QuorumError):
+        serve(run_dir=str(run), seed=7)
+    (line,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    command = f"flwr run APP SUPERLINK --run-config {run}/resume.toml"
+    assert line == f"0 uploads arrived. To go on: {command}"
+    assert f"if this run is cut off, it goes on with: {command}" in caplog.messages
+
+
+def test_the_file_that_a_run_leaves_holds_all_it_began_with(
+    serve: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    monkeypatch.setattr(OneShot, "start", raising(QuorumError("0 uploads arrived")))
+    with pytest.raises(QuorumError):
+        serve(run_dir=str(run), seed=7)
+    tomllib.loads((run / RESUME_FILE).read_text())
+    kinds = {key: type(value) for key, value in default_settings().items()}
+    found = read_settings(merge_settings([str(run / RESUME_FILE)], kinds))
+    with RunFolder.open(run) as folder:
+        begun = folder.info["settings"]
+    assert dict(found.flat) == {**begun, "run-dir": "", "resume": str(run)}
+
+
+def test_the_command_when_the_folder_has_a_space_is_one_that_a_shell_can_read(tmp_path: Path) -> None:
+    folder = tmp_path / "it's a run"
+
+    assert shlex.split(how_to_go_on(folder))[-1] == str(folder / RESUME_FILE)
+
+
+@pytest.mark.parametrize("error", [SystemExit(0), KeyboardInterrupt(), RunNotRunningException()])
+def test_a_run_that_flower_ends_notes_how_it_goes_on_and_lets_its_folder_go(
+    serve: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    run = tmp_path / "run"
+    monkeypatch.setattr(OneShot, "start", raising(error))
+    with pytest.raises((SystemExit, KeyboardInterrupt, ComputeError)):
+        serve(run_dir=str(run))
+    result = json.loads((run / "result.json").read_text())
+    assert result["status"] == "failed"
+    assert result["error"].startswith(
+        "the run was stopped, or its SuperLink is gone; what came is kept. To go on: flwr"
+    )
+    RunFolder.open(run).close()
+
+
+def test_a_disk_that_is_full_at_the_end_is_one_line_and_the_run_goes_on_when_there_is_space(
+    serve: Callable[..., None], run_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    run = run_folder()
+    (run / "stage.json").write_text(json.dumps({"clients": ["client-000", "client-001", "client-002"]}))
+    with monkeypatch.context() as disk:
+        for name in ("server_app.report.finish.atomic_write", "strategies.run.files.atomic_write"):
+            disk.setattr(name, full)
+        with pytest.raises(StoreError, match=r"No space left on device") as caught:
+            serve(resume=str(run), run_dir="")
+    assert "\n" not in str(caught.value)
+    serve(resume=str(run), run_dir="")
+    assert json.loads((run / "result.json").read_text())["status"] == "finished"

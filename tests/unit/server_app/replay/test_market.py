@@ -1,0 +1,506 @@
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from typer.testing import CliRunner
+
+from fl_app.models import build
+from server_app.cli import cli
+from server_app.replay.imports import Request, import_checkpoints
+from server_app.replay.stored import Request as ReplayRequest
+from server_app.replay.stored import replay_run
+from server_app.settings.build import held_out, read_settings
+from strategies.core.errors import OneShotError, OptionError, StoreError, UploadError
+from strategies.core.seeds import seeded_torch
+from strategies.run.files import read_json
+from strategies.run.run_folder import RunFolder
+
+State = dict[str, torch.Tensor]
+SETTINGS: dict[str, Any] = {"method": "fedens", "compute": "in-process", "device": "cpu", "threads": 1}
+COUNTS = [[(7 * label + 13 * seed) % 50 + 1 for label in range(10)] for seed in range(3)]
+
+
+def state_of(architecture: str, seed: int) -> State:
+    with seeded_torch(seed):
+        return build(architecture, num_classes=10, input_shape=(1, 16, 16)).state_dict()
+
+
+@pytest.fixture(autouse=True)
+def _no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plots are the work of other tests, and most of the time."""
+    monkeypatch.setattr("server_app.report.finish.plot_all", lambda *_: [])
+
+
+class Malicious:
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return os.mkdir, (str(self.target),)
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    """Return a folder of three checkpoints, each written in another way."""
+    folder = tmp_path / "models"
+    folder.mkdir()
+    save_file(state_of("lenet5", 0), folder / "a.safetensors")
+    torch.save(state_of("lenet5", 1), folder / "b.pt")
+    torch.save({"state_dict": state_of("lenet5", 2), "epoch": 3}, folder / "c.pth")
+    (folder / "README.md").write_text("Models that nobody trained here.")
+    return folder
+
+
+@pytest.fixture
+def imported(tmp_path: Path, models: Path) -> Callable[..., dict[str, Any]]:
+    """Return a function that imports the folder into ``market``."""
+
+    def run(text: str | None = None, **how: Any) -> dict[str, Any]:
+        map_file = tmp_path / "map.toml"
+        if text is not None:
+            map_file.write_text(text)
+        lines: list[str] = how.pop("lines", [])
+        given: dict[str, Any] = {
+            "folder": models,
+            "architecture": "lenet5",
+            "settings": {**SETTINGS, **how.pop("settings", {})},
+            "map_file": None if text is None else map_file,
+            "out": tmp_path / "market",
+        }
+        return import_checkpoints(Request(**{**given, **how}), log=lines.append)
+
+    return run
+
+
+Import = Callable[..., dict[str, Any]]
+
+
+def replayed(result: dict[str, Any], method: str, **overrides: Any) -> dict[str, Any]:
+    return replay_run(ReplayRequest(Path(result["run_dir"]), method, overrides), log=lambda _: None)
+
+
+def stored(result: dict[str, Any]) -> dict[str, State]:
+    with RunFolder.open(Path(result["run_dir"]), write=False) as run:
+        return {upload.client: upload.read() for upload in run.round(1).uploads()}
+
+
+def assert_same(found: State, expected: State) -> None:
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[key], value) and found[key].dtype == value.dtype for key, value in expected.items())
+
+
+def test_every_checkpoint_of_the_folder_becomes_an_upload_with_its_own_weights(
+    imported: Import, tmp_path: Path, models: Path
+) -> None:
+    result = imported()
+
+    assert [upload["client"] for upload in result["uploads"]] == ["a", "b", "c"]
+    assert (result["run_dir"], result["refused"]) == (str(tmp_path / "market"), 0)
+    for seed, state in enumerate(stored(result).values()):
+        assert_same(state, state_of("lenet5", seed))
+    with RunFolder.open(Path(result["run_dir"]), write=False) as run:
+        info, records = run.info, run.round(1).records()
+    assert info["imported-from"] == str(models)
+    assert info["imported-files"] == {"a": "a.safetensors", "b": "b.pt", "c": "c.pth"}
+    assert (info["settings"]["model.name"], info["student"], info["input-shape"]) == ("lenet5", "lenet5", [1, 16, 16])
+    assert all(r.pretrained and r.num_examples is None and r.label_counts is None for r in records)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["market", "models"]
+
+
+def test_a_replay_of_an_import_scores_the_checkpoints_as_they_are(imported: Import) -> None:
+    result = imported()
+    images = held_out(read_settings(SETTINGS))[0]
+    members = [build("lenet5", num_classes=10, input_shape=(1, 16, 16)).eval() for _ in range(3)]
+    for seed, member in enumerate(members):
+        member.load_state_dict(state_of("lenet5", seed))
+
+    table = {row["name"]: row["accuracy"] for row in replayed(result, "fedens")["table"]}
+
+    class Together(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.stack([member(x) for member in members]).mean(0)
+
+    both = Together()
+    both.register_parameter("device", nn.Parameter(torch.zeros(1)))
+    assert {name: table[name] for name in "abc"} == dict(zip("abc", map(images.accuracy, members), strict=True))
+    assert table["FedENS"] == images.accuracy(both)
+    assert len({table[name] for name in "abc"}) == 3
+
+
+@pytest.mark.slow
+def test_an_import_can_be_distilled(imported: Import, small: dict[str, Any]) -> None:
+    assert replayed(imported(settings=small), "dense")["table"][-1]["name"] == "DENSE"
+
+
+def test_methods_that_need_label_counts_work_with_a_map_and_refuse_without(imported: Import, tmp_path: Path) -> None:
+    names = ("a.safetensors", "b.pt", "c.pth")
+    told = "".join(f'["{name}"]\nlabel-counts = {COUNTS[k]}\n' for k, name in enumerate(names))
+
+    with pytest.raises(OptionError, match="needs label counts, which these clients did not send: a, b, c"):
+        replayed(imported(), "label-count-ensemble")
+
+    result = imported(told, out=tmp_path / "told")
+    assert [upload["num_examples"] for upload in result["uploads"]] == [sum(COUNTS[k]) for k in range(3)]
+    assert replayed(result, "label-count-ensemble")["uploads"] == 3
+
+
+def test_a_map_gives_names_architectures_sizes_and_keys(imported: Import, models: Path) -> None:
+    renamed = {f"backbone.net.{key}": value for key, value in state_of("mnist-cnn", 4).items()}
+    torch.save(renamed, models / "b.pt")
+
+    result = imported(
+        '["b.pt"]\nname = "clinic-b"\narchitecture = "mnist-cnn"\nnum-examples = 600\n'
+        'keys = { "backbone." = "wrong.", "backbone.net." = "" }\n["c.pth"]\nnum-examples = 7'
+    )
+
+    facts = [(u["client"], u["architecture"], u["num_examples"]) for u in result["uploads"]]
+    assert facts == [("a", "lenet5", None), ("clinic-b", "mnist-cnn", 600), ("c", "lenet5", 7)]
+    assert_same(stored(result)["clinic-b"], state_of("mnist-cnn", 4))
+
+
+def test_keys_of_the_whole_map_hold_for_every_file_without_its_own(imported: Import, models: Path) -> None:
+    for seed, name in enumerate(("b.pt", "c.pth")):
+        torch.save({f"net.{key}": value for key, value in state_of("lenet5", seed).items()}, models / name)
+
+    result = imported('[keys]\n"net." = ""')
+
+    assert_same(stored(result)["b"], state_of("lenet5", 0))
+    assert_same(stored(result)["c"], state_of("lenet5", 1))
+
+
+def test_prefixes_that_make_two_names_one_are_refused(imported: Import, models: Path) -> None:
+    torch.save({"x.fc": torch.ones(1), "y.fc": torch.ones(1)}, models / "b.pt")
+
+    with pytest.raises(UploadError, match=r"b.pt: tensors 'x.fc' and 'y.fc' both become 'fc'; allowed is one name"):
+        imported('["b.pt".keys]\n"x." = ""\n"y." = ""')
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_another_precision_becomes_the_model_s(imported: Import, models: Path, dtype: torch.dtype) -> None:
+    state = {key: value.to(dtype) for key, value in state_of("lenet5", 1).items()}
+    torch.save({f"module.{key}": value for key, value in state.items()}, models / "b.pt")
+
+    assert_same(stored(imported())["b"], {key: value.float() for key, value in state.items()})
+
+
+def test_counters_that_older_checkpoints_lack_are_filled_in(imported: Import, models: Path) -> None:
+    for file in models.glob("[ab].*"):
+        file.unlink()
+    state = state_of("resnet8", 0)
+    counters = {key for key in state if key.endswith("num_batches_tracked")}
+    torch.save({key: value for key, value in state.items() if key not in counters}, models / "c.pth")
+
+    found = stored(imported(architecture="resnet8"))["c"]
+
+    assert counters
+    assert_same(found, state)
+
+
+def write(kind: str, path: Path) -> None:
+    """Write a bad file."""
+    state = state_of("lenet5", 1)
+    weight = state["conv1.weight"]
+    written: dict[str, Any] = {
+        "malicious": {**state, "evil": Malicious(path.parent / "evil")},
+        "module": nn.Linear(2, 2),
+        "numbers": {"a": 1},
+        "extra": {**state, "head.weight": torch.ones(1)},
+        "missing": {key: value for key, value in state.items() if not key.startswith("conv")},
+        "shape": {**state, "conv1.weight": weight[:1], "conv1.bias": torch.ones(3)},
+        "whole": {**state, "conv1.weight": weight.long()},
+        "sparse": {**state, "fc1.weight": state["fc1.weight"].to_sparse()},
+        "expanded": {**state, "conv1.weight": torch.ones(1).expand(2**50)},
+        "nan": {**state, "conv1.weight": weight * float("nan")},
+        "overflow": {**state, "conv1.weight": weight.double() + 1e300},
+    }
+    if kind in written:
+        torch.save(written[kind], path)
+    elif kind == "text":
+        path.write_text("version https://git-lfs.github.com/spec/v1\n")
+    else:
+        torch.save(state, path)
+        path.write_bytes(path.read_bytes()[: -path.stat().st_size // 2])
+
+
+FIT = "tensors do not fit architecture 'lenet5': "
+BAD = {
+    "malicious": "cannot be read as weights: it is a pickle that asks for 'posix.mkdir', which is no tensor; nothing",
+    "module": "cannot be read as weights: it is a pickle that asks for 'torch.nn.modules.linear.Linear'",
+    "text": "cannot be read as weights: it is damaged, or no file of torch.save: allowed is a .safetensors file, or",
+    "truncated": "cannot be read as weights: it is damaged, or no file of torch.save: allowed is",
+    "numbers": "holds dict in which 'a' is int: allowed is a state_dict, name -> tensor",
+    "extra": f"{FIT}missing nothing; not expected head.weight",
+    "missing": f"{FIT}missing conv1.bias, conv1.weight, conv2.bias, conv2.weight;",
+    "shape": rf"{FIT}conv1.weight is float32\[1, .*\], expected is float32\[6, .*\], conv1.bias is float32\[3\], exp",
+    "whole": rf"{FIT}conv1.weight is int64\[6, .*\], expected is float32\[6,",
+    "sparse": rf"{FIT}fc1.weight is float32 and no dense tensor, expected is float32\[",
+    "expanded": rf"{FIT}conv1.weight is float32\[1125899906842624\], expected is",
+    "nan": "tensor 'conv1.weight' holds NaN or Inf; allowed are finite values",
+    "overflow": "tensor 'conv1.weight' holds NaN or Inf; allowed are finite values",
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_bad_file_refuses_the_whole_import_in_one_line_and_leaves_nothing_behind(
+    imported: Import, tmp_path: Path, models: Path, kind: str
+) -> None:
+    write(kind, models / "bad.pt")
+
+    with pytest.raises(UploadError, match=f"bad.pt:? {BAD[kind]}") as error:
+        imported()
+
+    assert str(error.value).startswith(
+        f"1 of 4 checkpoints in {models} are refused, so nothing is imported; --skip-bad"
+    )
+    assert "\n" not in str(error.value)
+    assert list(tmp_path.iterdir()) == [models]
+    assert not (models / "evil").exists()
+
+
+def test_the_malicious_file_is_what_it_claims_to_be(models: Path) -> None:
+    write("malicious", models / "bad.pt")
+
+    torch.load(models / "bad.pt", weights_only=False)
+
+    assert (models / "evil").exists()
+
+
+def test_every_bad_file_is_named(imported: Import, models: Path) -> None:
+    for kind in BAD:
+        write(kind, models / f"bad-{kind}.pt")
+
+    with pytest.raises(UploadError, match=f"{len(BAD)} of {len(BAD) + 3} checkpoints") as error:
+        imported()
+
+    assert all(f"bad-{kind}.pt" in str(error.value) for kind in BAD)
+    assert "a.safetensors" not in str(error.value)
+
+
+def test_bad_files_when_skipped_are_left_out_and_said(imported: Import, models: Path) -> None:
+    write("malicious", models / "bad.pt")
+    lines: list[str] = []
+
+    result = imported(skip_bad=True, lines=lines)
+
+    assert list(stored(result)) == ["a", "b", "c"]
+    assert [(r["client"], r["file"]) for r in result["refusals"]] == [("bad", "bad.pt")]
+    assert len(lines) == 1
+    assert lines[0].startswith(f"left out: checkpoint {models / 'bad.pt'} cannot be read as weights: it is a pickle")
+    with RunFolder.open(Path(result["run_dir"]), write=False) as run:
+        assert [entry["client"] for entry in run.round(1).refused()] == ["bad"]
+
+
+def test_a_folder_of_bad_files_alone_is_refused_though_they_may_be_skipped(imported: Import, models: Path) -> None:
+    for file in models.iterdir():
+        file.unlink()
+    write("text", models / "bad.pt")
+
+    with pytest.raises(UploadError, match="1 of 1 checkpoints in .* are refused, so nothing is imported: checkpoint"):
+        imported(skip_bad=True)
+
+
+def test_files_when_larger_than_an_upload_may_be_are_not_read(
+    imported: Import, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.save({"a": torch.zeros(2**20)}, models / "big.pt")
+    with zipfile.ZipFile(models / "big.pt") as whole, zipfile.ZipFile(models / "b.pt", "w", 8) as packed:
+        for entry in whole.infolist():
+            packed.writestr(entry.filename, whole.read(entry))
+    (models / "big.pt").unlink()
+    assert (models / "b.pt").stat().st_size < 2**16
+    for other in ("a.safetensors", "c.pth"):
+        (models / other).unlink()
+    monkeypatch.setattr("server_app.replay.imports.read_checkpoint", lambda path: pytest.fail(f"{path} is read"))
+
+    with pytest.raises(UploadError, match=r"b.pt: its contents are 4.0 MiB, allowed are 1.0 MiB \(max-upload-mib\)"):
+        imported(settings={"max-upload-mib": 1.0})
+
+
+def test_weights_when_larger_than_an_upload_may_be_are_refused(imported: Import, models: Path) -> None:
+    for file in models.iterdir():
+        file.unlink()
+    torch.save({key: value.half() for key, value in state_of("lenet5", 1).items()}, models / "b.pt")
+
+    with pytest.raises(UploadError, match=r"b.pt: its weights are 0.2 MiB, allowed are 0.1 MiB \(max-upload-mib\)"):
+        imported(settings={"max-upload-mib": 0.12})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[a", "map .*map.toml is not TOML"),
+        ('["x.pt"]', "map.toml names 'x.pt': allowed are the checkpoints a.safetensors, b.pt, c.pth$"),
+        ("[b.pt]", r"map.toml names 'b': allowed are the checkpoints .*; names with dots are quoted, \[\"b.pt\"\]"),
+        ('"b.pt" = 3', "map.toml: 'b.pt' is int: allowed is a table of facts"),
+        ("keys = 3", "map.toml: 'keys' is int: allowed is a table of facts"),
+        (
+            '["b.pt"]\nnum_examples = 3',
+            r"\[\"b.pt\"\]: has 'num_examples': allowed are name, architecture",
+        ),
+        ('["b.pt"]\narchitecture = "lenet"', "architecture is 'lenet': allowed are lenet5, "),
+        ('["b.pt"]\narchitecture = "cnn5"', "architecture is 'cnn5': allowed are lenet5, "),
+        ('["b.pt"]\nname = "a b"', "name is 'a b': allowed are names that match"),
+        ('["b.pt"]\nname = "a"', "a.safetensors and b.pt both give the client name 'a': allowed is one file per name"),
+        ('["b.pt"]\nnum-examples = 0', "num-examples is 0: allowed is a positive whole number"),
+        ('["b.pt"]\nnum-examples = true', "num-examples is True: allowed is a positive whole number"),
+        ('["b.pt"]\nnum-examples = "many"', "num-examples is 'many': allowed is a positive whole number"),
+        ('["b.pt"]\nlabel-counts = [1, 2]', r"label-counts is \[1, 2\]: allowed are 10 whole numbers from 0"),
+        ('["b.pt"]\nlabel-counts = [1,1,1,1,1,1,1,1,1,-1]', "label-counts is .*: allowed are 10 whole numbers from 0"),
+        (
+            '["b.pt"]\nnum-examples = 9\nlabel-counts = [1,1,1,1,1,1,1,1,1,1]',
+            "label-counts sum to 10, but num-examples is 9",
+        ),
+        ('["b.pt"]\nlabel-counts = [0,0,0,0,0,0,0,0,0,0]', "the sum of .* label-counts is 0: allowed is a positive"),
+        ('["b.pt"]\nkeys = "x"', "keys is str: allowed is a table, old prefix -> new prefix"),
+        ("[keys]\nnet.layers = ''", "keys has 'net' = dict: allowed are texts, .* prefixes with dots are quoted"),
+    ],
+)
+def test_a_wrong_map_is_refused_in_one_line_whether_bad_files_are_skipped_or_not(
+    imported: Import, tmp_path: Path, text: str, message: str
+) -> None:
+    for skip_bad in (False, True):
+        with pytest.raises(OneShotError, match=message) as error:
+            imported(text, skip_bad=skip_bad)
+        assert "\n" not in str(error.value)
+        assert str(tmp_path / "map.toml") in str(error.value) or "both give" in str(error.value)
+
+    assert not (tmp_path / "market").exists()
+
+
+def test_a_map_that_is_not_there_is_named(imported: Import, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"map .*absent.toml cannot be read: No such file"):
+        imported(map_file=tmp_path / "absent.toml")
+
+
+@pytest.mark.parametrize(
+    ("file", "client"), [("my model (1).v2.pt", "my-model-1-.v2"), ("_x.PTH", "x"), (f"{'y' * 70}.bin", "y" * 64)]
+)
+def test_a_client_s_name_is_the_file_s_made_to_fit(imported: Import, models: Path, file: str, client: str) -> None:
+    torch.save(state_of("lenet5", 1), models / file)
+
+    assert client in stored(imported())
+
+
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [("é.pt", "no client name follows from this file name"), ("b.pth", "b.pt and b.pth both give the client name 'b'")],
+)
+def test_a_file_name_that_gives_no_name_of_its_own_is_refused(
+    imported: Import, models: Path, file: str, message: str
+) -> None:
+    torch.save(state_of("lenet5", 1), models / file)
+
+    with pytest.raises(OptionError, match=message):
+        imported(skip_bad=True)
+
+
+def test_a_folder_without_checkpoints_is_refused(imported: Import, tmp_path: Path) -> None:
+    (tmp_path / "empty" / "below.pt").mkdir(parents=True)
+    (tmp_path / "empty" / ".hidden.pt").touch()
+
+    with pytest.raises(OptionError, match=r"empty holds no checkpoints: allowed are files that end in .safetensors, "):
+        imported(folder=tmp_path / "empty")
+    with pytest.raises(OptionError, match="absent is no folder: allowed is one that holds checkpoints"):
+        imported(folder=tmp_path / "absent")
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"architecture": "lenet"}, "--architecture is 'lenet': allowed are lenet5, "),
+        ({"architecture": "cnn5"}, "'cnn5', which does not take images of shape"),
+        ({"settings": {"model.name": "mnist-cnn"}}, "'model.name' is 'mnist-cnn': allowed is that of --architecture, "),
+        ({"settings": {"resume": "x"}}, "'resume' is 'x': allowed is none"),
+        ({"settings": {"data.name": "x"}}, "'data.name' is 'x'"),
+    ],
+)
+def test_a_wrong_setting_is_refused(imported: Import, tmp_path: Path, how: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        imported(**how)
+
+    assert not (tmp_path / "market").exists()
+
+
+def test_a_run_folder_that_holds_something_is_refused_and_an_empty_one_taken(imported: Import, tmp_path: Path) -> None:
+    (tmp_path / "market").mkdir()
+    imported()
+
+    with pytest.raises(StoreError, match="market holds something: allowed is a new folder, or an empty one"):
+        imported()
+
+    assert imported(out=None, settings={"run-dir": str(tmp_path / "new" / "place")})["run_dir"].endswith("new/place")
+
+
+def test_one_checkpoint_is_in_memory_at_a_time_and_an_interrupt_leaves_nothing(
+    imported: Import, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+    accept = RunFolder.round
+
+    def interrupt(path: Path) -> State:
+        order.append(path.name)
+        if path.name == "c.pth":
+            raise KeyboardInterrupt
+        with RunFolder.open(next(tmp_path.glob(".market.*.tmp")), write=False) as run:
+            assert len(accept(run, 1).held()) == len(order) - 1
+        return state_of("lenet5", 1)
+
+    monkeypatch.setattr("server_app.replay.imports.read_checkpoint", interrupt)
+
+    with pytest.raises(KeyboardInterrupt):
+        imported()
+
+    assert order == ["a.safetensors", "b.pt", "c.pth"]
+    assert [path.name for path in tmp_path.iterdir()] == ["models"]
+
+
+# The command.
+
+
+def test_the_command_prints_the_uploads_the_folder_and_what_comes_next(models: Path, tmp_path: Path) -> None:
+    out = tmp_path / "market place"
+    words = ["import", str(models), "--architecture", "lenet5", "--run-config", "method=fedens", "--out", str(out)]
+
+    said = CliRunner().invoke(cli, words)
+
+    assert said.exit_code == 0, said.output
+    lines = said.stdout.splitlines()
+    assert [line.split() for line in lines[:3]] == [[name, "lenet5", "0.17", "MiB"] for name in "abc"]
+    assert lines[3:] == [
+        "uploads      3 imported, 0 left out",
+        f"run folder   {out}",
+        f"next         oneshot replay '{out}' --method fedens",
+    ]
+
+
+def test_the_command_when_a_program_reads_prints_one_object_also_for_a_refusal(models: Path, tmp_path: Path) -> None:
+    write("malicious", models / "bad.pt")
+    words = ["import", str(models), "--architecture", "lenet5", "--out", str(tmp_path / "m"), "--format", "json"]
+
+    refused = CliRunner().invoke(cli, words)
+    skipped = CliRunner().invoke(cli, [*words, "--skip-bad"])
+
+    assert (refused.exit_code, skipped.exit_code) == (1, 0)
+    assert "'posix.mkdir'" in json.loads(refused.stdout)["error"]
+    result = json.loads(skipped.stdout)
+    assert (result["status"], len(result["uploads"]), result["refused"]) == ("imported", 3, 1)
+    assert result["next"] == f"oneshot replay {tmp_path / 'm'} --method tally"
+    assert read_json(tmp_path / "m" / "run.json")["settings"]["run-dir"] == ""
+
+
+def test_an_import_cannot_be_resumed_for_it_has_no_clients(imported: Import) -> None:
+    folder = imported()["run_dir"]
+
+    said = CliRunner().invoke(cli, ["resume", folder])
+
+    assert said.exit_code == 1
+    assert f"{folder} was imported, so it has no clients. To go on: oneshot replay {folder}" in said.stderr

@@ -1,0 +1,423 @@
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from server_app.replay.stored import Request, replay_run
+from strategies.core.errors import OneShotError, OptionError, StoreError
+from strategies.method import METHODS, Need, Snapshot
+from strategies.run.journal import Journal
+from strategies.run.run_folder import RunFolder
+
+MakeRun = Callable[..., Path]
+KEYS = {
+    "status", "run_dir", "method", "seed", "accuracy", "best_accuracy", "table", "uploads", "refused", "refusals",
+    "mib_up_per_client", "mib_down_per_client", "communication", "seconds", "weights_sha256", "resumed_at", "plots",
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plots are the work of other tests, and most of the time."""
+    monkeypatch.setattr("server_app.report.finish.plot_all", lambda *_: ["accuracy.png"])
+
+
+def replayed(run: Path, method: str = "", resume: Path | None = None, **how: Any) -> dict[str, Any]:
+    model = how.pop("model", "")
+    lines: list[str] = how.pop("lines", [])
+    overrides = {key.replace("__", ".").replace("_", "-"): value for key, value in how.items()}
+    return replay_run(Request(run, method, overrides, resume=resume, model=model), log=lines.append)
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+# Uploads of other kinds are in test_upload_kinds.py.
+@pytest.mark.parametrize(
+    "method",
+    [name for name in METHODS if Need.CLIENTS not in METHODS[name].needs and METHODS[name].uploads == "classifier"],
+)
+def test_every_method_when_replayed_leaves_its_result_beside_the_run_and_the_run_as_it_was(
+    run_folder: MakeRun, method: str
+) -> None:
+    run = run_folder()
+    before = files_of(run)
+
+    result = replayed(run, method)
+
+    assert files_of(run) == before
+    target = Path(result["run_dir"])
+    assert target.parent == run.parent
+    assert f"-replay-{method}-" in target.name
+    assert json.loads((target / "result.json").read_text()) == json.loads(json.dumps(result))
+    assert result.keys() - {"client_weights"} == KEYS
+    assert (result["method"], result["uploads"], result["resumed_at"]) == (method, 3, 0)
+    assert (result["mib_up_per_client"], result["refused"]) == (0.0, 0)
+    info = json.loads((target / "run.json").read_text())
+    assert (info["method"], info["replay-of"], info["settings"]["method"]) == (method, str(run), method)
+    assert info["id"] != json.loads((run / "run.json").read_text())["id"]
+    assert (target / ("student.safetensors" if METHODS[method].kind != "ensemble" else "ensemble")).exists()
+
+
+def test_a_replay_without_a_method_runs_the_run_s_own_and_gives_the_same_bits_each_time(run_folder: MakeRun) -> None:
+    run = run_folder(method="fedavg")
+
+    first, again = replayed(run), replayed(run)
+
+    assert first["method"] == "fedavg"
+    assert first["weights_sha256"] == again["weights_sha256"]
+    assert first["run_dir"] != again["run_dir"]
+
+
+def test_settings_when_they_differ_from_the_run_s_are_used_and_kept(run_folder: MakeRun) -> None:
+    run = run_folder()
+
+    plain = replayed(run, "dense")
+    other = replayed(run, "dense", dense__epochs=1, seed=5)
+
+    info = json.loads((Path(other["run_dir"]) / "run.json").read_text())
+    assert (info["settings"]["dense.epochs"], info["settings"]["seed"], info["seed"]) == (1, 5, 5)
+    assert other["seed"] == 5
+    assert other["weights_sha256"] != plain["weights_sha256"]
+    with RunFolder.open(Path(other["run_dir"]), write=False) as folder:
+        assert [row["epoch"] for row in folder.round(1).metrics() if "epoch" in row] == [1]
+
+
+def test_architectures_when_they_differ_are_replayed_but_not_averaged(run_folder: MakeRun) -> None:
+    run = run_folder("lenet5", "mnist-cnn")
+
+    assert [row["name"] for row in replayed(run, "fedens")["table"]] == ["client-000", "client-001", "FedENS"]
+    with pytest.raises(OptionError, match=r"'fedavg' needs one architecture .* client-001 \(mnist-cnn\)"):
+        replayed(run, "fedavg")
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"method": "fedprox"}, "unknown method 'fedprox'"),
+        ({"dense__epochs": 0}, "'dense.epochs' is 0"),
+        ({"dense__epoch": 1}, "unknown setting 'dense.epoch'"),
+    ],
+)
+def test_a_wrong_setting_is_refused_before_a_folder_is_made(
+    run_folder: MakeRun, how: dict[str, Any], message: str
+) -> None:
+    run = run_folder(method="dense")
+
+    with pytest.raises(OptionError, match=message):
+        replayed(run, **how)
+
+    assert list(run.parent.iterdir()) == [run]
+
+
+def test_a_folder_without_uploads_is_refused_by_name(run_folder: MakeRun, tmp_path: Path) -> None:
+    run = run_folder()
+    replay = Path(replayed(run, "fedens")["run_dir"])
+    (run / "uploads.jsonl").write_text("")
+
+    with pytest.raises(StoreError, match=f"{run} holds no uploads; allowed is a run folder with at least one"):
+        replayed(run, "fedens")
+    with pytest.raises(StoreError, match=f"{replay} holds no uploads: it is a replay of {run}"):
+        replayed(replay, "fedens")
+    with pytest.raises(StoreError, match="no run folder"):
+        replayed(tmp_path, "fedens")
+
+
+def test_an_upload_that_is_damaged_is_refused_with_both_digests(run_folder: MakeRun) -> None:
+    run = run_folder()
+    file = run / "uploads" / "client-001.safetensors"
+    torn = bytearray(file.read_bytes())
+    torn[-1] ^= 1
+    file.write_bytes(torn)
+
+    with pytest.raises(StoreError, match=r"client-001.safetensors: damaged upload of client 'client-001', expected"):
+        replayed(run, "fedens")
+
+
+class CutOffError(Exception):
+    """The process dies."""
+
+
+@pytest.fixture
+def cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first server stage dies right after its first checkpoint; the next one does not."""
+    checkpoint, deaths = Journal.checkpoint, [CutOffError("killed")]
+
+    def dying(self: Journal, take: Callable[[], Snapshot]) -> None:
+        self.interval_s = 0.0
+        checkpoint(self, take)
+        if deaths:
+            raise deaths.pop()
+
+    monkeypatch.setattr(Journal, "checkpoint", dying)
+
+
+def begun(run: Path, *, skip: tuple[Path, ...] = ()) -> Path:
+    """Return the folder of the replay that was cut off."""
+    (folder,) = set(run.parent.iterdir()) - {run, *skip}
+    return folder
+
+
+@pytest.mark.usefixtures("cut_off")
+def test_a_replay_that_was_cut_off_goes_on_and_ends_with_the_same_bits(run_folder: MakeRun) -> None:
+    run, lines = run_folder(), list[str]()
+    with pytest.raises(CutOffError):
+        replayed(run, "dense", dense__latent=6, lines=lines)
+    target = begun(run)
+    assert any(str(target) in line for line in lines)
+
+    # Neither the method nor the settings are said again.
+    result = replayed(run, resume=target)
+
+    whole = replayed(run, "dense", dense__latent=6)
+    assert (result["resumed_at"], whole["resumed_at"]) == (1, 0)
+    assert result["run_dir"] == str(target)
+    assert result["weights_sha256"] == whole["weights_sha256"]
+    assert result["accuracy"] == whole["accuracy"]
+    with RunFolder.open(target, write=False) as folder:
+        assert [row["epoch"] for row in folder.round(1).metrics() if "epoch" in row] == [1, 2]
+
+
+@pytest.mark.usefixtures("cut_off")
+def test_a_replay_when_it_goes_on_under_other_settings_is_refused(run_folder: MakeRun) -> None:
+    run = run_folder()
+    with pytest.raises(CutOffError):
+        replayed(run, "dense")
+
+    with pytest.raises(OptionError, match="'dense.epochs' is 9, but the run to resume began with 2"):
+        replayed(run, "dense", begun(run), dense__epochs=9)
+
+    assert replayed(run, "dense", begun(run), dense__epochs=2)["resumed_at"] == 1
+
+
+def test_a_finished_replay_when_resumed_gives_its_result_and_does_no_work(
+    run_folder: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_folder()
+    result = replayed(run, "fedens")
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("the replay works though it is finished")
+
+    monkeypatch.setattr("server_app.replay.stored.guarded_replay", never)
+
+    assert replayed(run, resume=Path(result["run_dir"])) == json.loads(json.dumps(result))
+
+
+def test_a_folder_that_is_no_replay_of_this_run_cannot_be_resumed(run_folder: MakeRun, tmp_path: Path) -> None:
+    run, other = run_folder(), run_folder("lenet5", "lenet5", name="other")
+    target = Path(replayed(run, "fedens")["run_dir"])
+
+    with pytest.raises(StoreError, match=f"{target} is no replay of {other}: it is one of {run} with 'fedens'"):
+        replayed(other, resume=target)
+    with pytest.raises(StoreError, match=f"no replay of {run} with method 'dense': it is one of {run} with 'fedens'"):
+        replayed(run, "dense", target)
+    with pytest.raises(StoreError, match=f"{other} is no replay of {run}: it is one of no run with 'fedens'"):
+        replayed(run, resume=other)
+    with pytest.raises(StoreError, match="no run folder"):
+        replayed(run, resume=tmp_path)
+
+
+@pytest.mark.parametrize("model", ["", " --model"])
+def test_ctrl_c_in_a_replay_says_how_to_go_on(
+    run_folder: MakeRun, foreign: MakeRun, monkeypatch: pytest.MonkeyPatch, model: str
+) -> None:
+    run, lines = (foreign() if model else run_folder()), list[str]()
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    method = METHODS["fedens"]
+    monkeypatch.setattr("strategies.fedens.METHOD", replace(method, fit=interrupt))
+
+    with pytest.raises(KeyboardInterrupt):
+        replayed(run, "fedens", lines=lines, model="foreign_net:Net" if model else "")
+
+    ending = " --model foreign_net:Net" if model else ""
+    assert lines[-1] == f"interrupted. To go on: oneshot replay {run} --resume {begun(run)}{ending}"
+
+
+# Runs of other projects, whose models and held-out images are not here.
+
+NET = """
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+
+    def forward(self, x):
+        return self.layers(x)
+
+def wide():
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 5), nn.ReLU(), nn.Linear(5, 3))
+
+MODELS = {"model": Net, "wide": wide}
+NUMBER = 3
+"""
+
+
+@pytest.fixture
+def foreign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeRun:
+    """Return a function that makes a run folder as another project's strategy leaves it, in that project's folder."""
+    (tmp_path / "foreign_net.py").write_text(NET)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "foreign_net", raising=False)
+
+    def make(*architectures: str, **facts: Any) -> Path:
+        info = {"method": "fedens", "seed": 4, "student": "model", "num-classes": 3, "input-shape": [1, 4, 4], **facts}
+        with RunFolder.create(tmp_path / "foreign-runs" / "run", info) as folder:
+            for number, architecture in enumerate(architectures or ("model", "model")):
+                torch.manual_seed(number)
+                net: Mapping[str, nn.Module] = {
+                    "model": nn.ModuleDict({"layers": nn.Sequential(nn.Flatten(), nn.Linear(16, 3))}),
+                    "wide": nn.Sequential(nn.Flatten(), nn.Linear(16, 5), nn.ReLU(), nn.Linear(5, 3)),
+                }
+                state = net[architecture].state_dict()
+                folder.round(1).accept(f"c{number}", architecture, state, num_examples=5, label_counts=None)
+        return tmp_path / "foreign-runs" / "run"
+
+    return make
+
+
+@pytest.mark.parametrize("method", ["fedens", "fedavg", "dw-fedens", "dense"])
+def test_a_run_of_another_project_when_its_model_is_named_is_replayed_without_scores(
+    foreign: MakeRun, method: str
+) -> None:
+    options = {"dense__epochs": 1, "dense__generator_steps": 1, "dense__synthesis_batch_size": 4, "dense__latent": 4}
+
+    result = replayed(foreign(), method, model="foreign_net:Net", **(options if method == "dense" else {}))
+
+    assert result.keys() - {"client_weights"} == KEYS
+    assert result.get("client_weights") == ({"c0": 0.5, "c1": 0.5} if method == "dw-fedens" else None)
+    assert (result["status"], result["method"], result["seed"], result["uploads"]) == ("finished", method, 4, 2)
+    assert (result["accuracy"], result["table"]) == (None, [])
+    assert json.loads((Path(result["run_dir"]) / "result.json").read_text())["weights_sha256"]
+    assert str(Path.cwd()) not in sys.path
+
+
+def test_a_replay_of_another_project_s_run_goes_on_with_the_gatekeeper_it_began_with(
+    foreign: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    run = foreign("model", "model", "model")
+    chosen = {"gatekeeper__policy": "exclude", "gatekeeper__steps": 1}
+    with monkeypatch.context() as patch:
+        patch.setattr("strategies.gatekeeper.inspection.inspect", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            replayed(run, "fedens", model="foreign_net:Net", **chosen)
+    target = begun(run)
+
+    with pytest.raises(OptionError, match=r"'gatekeeper\.policy' is 'off', but the run to resume began with 'exclude'"):
+        replayed(run, resume=target, model="foreign_net:Net", gatekeeper__policy="off")
+    result = replayed(run, resume=target, model="foreign_net:Net")
+
+    assert result["gatekeeper"]["policy"] == "exclude"
+
+
+def test_a_run_of_another_project_when_its_models_are_several_is_replayed_from_a_dict(foreign: MakeRun) -> None:
+    result = replayed(foreign("model", "wide"), "fedens", model="foreign_net:MODELS")
+
+    assert result["uploads"] == 2
+
+
+def test_the_input_space_of_another_project_when_stored_is_used(
+    foreign: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+    method = METHODS["fedens"]
+
+    def watched(job: Any, progress: Any) -> Any:
+        seen.append(job.normalization)
+        return method.fit(job, progress)
+
+    monkeypatch.setattr("strategies.fedens.METHOD", replace(method, fit=watched))
+
+    replayed(foreign(normalization=[[0.1], [0.2]]), "fedens", model="foreign_net:Net")
+
+    assert (seen[0].mean, seen[0].std) == ((0.1,), (0.2,))
+
+
+def test_the_seed_of_another_project_s_run_can_be_another_which_is_kept(foreign: MakeRun) -> None:
+    run, options = foreign(), {"dense__epochs": 1, "dense__generator_steps": 1, "dense__latent": 4}
+
+    own, other = (replayed(run, "dense", model="foreign_net:Net", **options, **seed) for seed in ({}, {"seed": 5}))
+
+    assert (own["seed"], other["seed"]) == (4, 5)
+    assert own["weights_sha256"] != other["weights_sha256"]
+    again = replayed(run, resume=Path(other["run_dir"]), model="foreign_net:Net")
+    assert again["weights_sha256"] == other["weights_sha256"]
+    with pytest.raises(OptionError, match="'seed' is 6, but the run to resume began with 5"):
+        replayed(run, resume=Path(other["run_dir"]), model="foreign_net:Net", seed=6)
+    with pytest.raises(OptionError, match="'seed' is 'x': allowed is a whole number"):
+        replayed(run, "dense", model="foreign_net:Net", seed="x")
+
+
+def test_the_teacher_of_another_project_s_run_can_be_tally_which_is_kept(foreign: MakeRun) -> None:
+    run, options = foreign(), {"dense__epochs": 1, "dense__generator_steps": 1, "dense__latent": 4}
+
+    own, tally = (replayed(run, "dense", model="foreign_net:Net", **options, teacher=t) for t in ("method", "tally"))
+
+    assert own["weights_sha256"] != tally["weights_sha256"]
+    again = replayed(run, resume=Path(tally["run_dir"]), model="foreign_net:Net")
+    assert again["weights_sha256"] == tally["weights_sha256"]
+    with pytest.raises(OptionError, match="'teacher' is 'method', but the run to resume began with 'tally'"):
+        replayed(run, resume=Path(tally["run_dir"]), model="foreign_net:Net", teacher="method")
+
+
+@pytest.mark.usefixtures("cut_off")
+def test_a_replay_of_another_project_s_run_that_was_cut_off_goes_on_with_its_options(
+    foreign: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"dense__epochs": 2, "dense__generator_steps": 1, "dense__synthesis_batch_size": 4, "dense__latent": 4}
+    monkeypatch.setattr("server_app.replay.stored.all_cores", lambda: 1)
+    run = foreign()
+    with pytest.raises(CutOffError):
+        replayed(run, "dense", model="foreign_net:Net", **options)
+    target = begun(run)
+
+    result = replayed(run, resume=target, model="foreign_net:Net")
+
+    assert result["resumed_at"] == 1
+    whole = replayed(run, "dense", model="foreign_net:Net", **options)
+    assert result["weights_sha256"] == whole["weights_sha256"]
+    with pytest.raises(OneShotError, match="'dense.epochs' is 3, but the run to resume began with 2"):
+        replayed(run, resume=target, model="foreign_net:Net", dense__epochs=3)
+
+
+@pytest.mark.parametrize(
+    ("method", "model", "overrides", "message"),
+    [
+        ("", "foreign_net:Net", {}, "is a run of another project: name the method, and --model as module:attribute"),
+        ("fedens", "", {}, "is a run of another project: name --model as module:attribute"),
+        ("fedens", "foreign_net", {}, "is a run of another project"),
+        ("fedens", "absent_module:Net", {}, "--model 'absent_module:Net' cannot be imported: No module named"),
+        ("fedens", "foreign_net:Nut", {}, "--model 'foreign_net:Nut' cannot be imported: .*Nut"),
+        ("fedens", "foreign_net:NUMBER", {}, "--model 'foreign_net:NUMBER' is int: allowed is a callable"),
+        ("fedprox", "foreign_net:Net", {}, "unknown method 'fedprox'"),
+        ("dense", "foreign_net:Net", {"data__alpha": 0.1}, "unknown setting 'data.alpha'"),
+        ("dense", "foreign_net:Net", {"dense__epochs": 0}, "'dense.epochs' is 0"),
+    ],
+)
+def test_a_run_of_another_project_when_asked_for_wrongly_is_refused_in_one_line(
+    foreign: MakeRun, method: str, model: str, overrides: dict[str, Any], message: str
+) -> None:
+    run = foreign()
+
+    with pytest.raises(OptionError, match=message) as error:
+        replayed(run, method, model=model, **overrides)
+
+    assert "\n" not in str(error.value)
+    assert list(run.parent.iterdir()) == [run]

@@ -1,0 +1,159 @@
+"""Replays that distil what the replayed run ended with, and FENS on a server with labelled images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from server_app.replay.stored import Request, replay_run
+from server_app.settings.build import build_job, build_strategy, check_needs_of_settings, held_out, read_settings
+from strategies.core.errors import OptionError
+from strategies.method import EnsembleSpec
+from strategies.run.run_folder import RunFolder
+from strategies.uploads.needs import check_needs
+
+MakeRun = Callable[..., Path]
+
+
+@pytest.fixture(autouse=True)
+def _no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server_app.report.finish.plot_all", lambda *_: ["accuracy.png"])
+
+
+def replayed(run: Path, method: str, **overrides: Any) -> dict[str, Any]:
+    given = {key.replace("__", ".").replace("_", "-"): value for key, value in overrides.items()}
+    return replay_run(Request(run, method, given), log=lambda _: None)
+
+
+def ended_with(run: Path, combiner: str, weights: dict[str, torch.Tensor]) -> Path:
+    """Give a run an outcome: the ensemble of its uploads under some combiner."""
+    with RunFolder.open(run) as folder:
+        uploads = folder.round(1).uploads()
+        folder.save_ensemble(EnsembleSpec(tuple(u.client for u in uploads), combiner, weights), uploads)
+    return run
+
+
+def test_a_replay_distils_the_ensemble_that_the_run_ended_with(run_folder: MakeRun) -> None:
+    mean = ended_with(run_folder(name="mean"), "mean", {})
+    first = ended_with(run_folder(name="first"), "weighted", {"weights": torch.tensor([1.0, 0.0, 0.0])})
+
+    plain = replayed(mean, "feddf")["weights_sha256"]
+    same, other = (replayed(run, "feddf", teacher="run")["weights_sha256"] for run in (mean, first))
+
+    assert same == plain
+    assert other != plain
+
+
+def test_a_run_without_an_ensemble_is_no_teacher(run_folder: MakeRun) -> None:
+    with pytest.raises(OptionError, match="setting 'teacher' is 'run': allowed for a run that ended with an ensemble"):
+        replayed(run_folder(), "feddf", teacher="run")
+
+
+def test_votes_are_no_teacher_of_a_method_that_makes_images(run_folder: MakeRun) -> None:
+    run = ended_with(run_folder(), "voting", {"counts": torch.ones(3, 10, 10)})
+
+    with pytest.raises(
+        OptionError, match="method 'dense' makes images by the ensemble's gradient, and 'voting' has none"
+    ):
+        replayed(run, "dense", teacher="run")
+    assert replayed(run, "feddf", teacher="run")["status"] == "finished"
+
+
+def test_a_teacher_in_a_run_that_is_no_replay_is_refused(small: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match="setting 'teacher' is 'run': allowed in a replay"):
+        check_needs_of_settings(read_settings({**small, "method": "feddf", "teacher": "run"}))
+
+
+def test_fens_on_the_server_has_its_share_with_labels(small: dict[str, Any]) -> None:
+    settings = read_settings({**small, "method": "fens", "fens.train-on": "server"})
+
+    job = build_job(settings, held_out(settings)[1], None)
+
+    assert job.labelled is not None
+    images, labels = job.labelled
+    assert len(images) == len(labels) == int(0.1 * 1297)
+    assert job.proxy is None
+
+
+def test_fens_on_a_server_without_a_share_is_refused(small: dict[str, Any]) -> None:
+    settings = read_settings({**small, "method": "fens", "fens.train-on": "server", "data.proxy": 0.0})
+
+    with pytest.raises(OptionError, match="'fens.train-on' is 'server' and 'data.proxy' 0: allowed with it is a share"):
+        build_job(settings, held_out(settings)[1], None)
+
+
+def test_fens_trained_on_the_server_shows_what_quantisation_costs(run_folder: MakeRun) -> None:
+    table = replayed(run_folder(), "fens", fens__rounds=30, fens__aggregator="per-class", fens__server_lr=0.05)["table"]
+
+    names = [row["name"] for row in table]
+    assert names[-2:] == ["FENS, members in float32", "FENS"]
+    assert abs(table[-1]["accuracy"] - table[-2]["accuracy"]) < 3
+    assert table[-1]["accuracy"] > next(row["accuracy"] for row in table if row["name"] == "FedENS")
+
+
+def test_labelled_images_that_the_clients_trained_on_are_refused_in_a_replay(run_folder: MakeRun) -> None:
+    run = run_folder(**{"data.proxy": 0.0})
+
+    with pytest.raises(OptionError, match="setting 'data.proxy' is 0.1, the last 129 of 1297 training images"):
+        replayed(run, "fens", fens__train_on="server", data__proxy=0.1)
+
+
+TAUGHT = ["co-boosting", "flboost"]  # one that ends with the pool too, and one with a loop of its own
+FLBOOST = {"flboost__iterations": 1, "flboost__student_steps": 1, "flboost__batch_size": 8, "flboost__latent": 8}
+
+
+@pytest.mark.parametrize("method", TAUGHT)
+def test_a_replay_distils_the_uploads_as_tally_combines_them(run_folder: MakeRun, method: str) -> None:
+    run = run_folder("lenet5", "mnist-cnn", "lenet5")
+    given = FLBOOST if method == "flboost" else {}
+    plain, tally = (replayed(run, method, teacher=teacher, **given) for teacher in ("method", "tally"))
+
+    assert tally["status"] == "finished"
+    assert tally["weights_sha256"] != plain["weights_sha256"]
+    names = [row["name"] for row in tally["table"]]
+    assert ("Co-Boosting ensemble" in names) == (method == "co-boosting")
+
+
+def test_a_run_whose_teacher_is_tally_keeps_it_in_replays_of_methods_that_take_one(run_folder: MakeRun) -> None:
+    run, plain = run_folder(method="dense", teacher="tally"), run_folder(name="plain", method="dense")
+
+    assert replayed(run, "")["weights_sha256"] == replayed(plain, "", teacher="tally")["weights_sha256"]
+    assert replayed(run, "fedens")["status"] == "finished"
+    with pytest.raises(OptionError, match=r"'fedens' does not distil an ensemble that it is given \('tally'\)"):
+        replayed(run, "fedens", teacher="tally")
+
+
+def test_settings_hand_tally_to_the_strategy(small: dict[str, Any], tmp_path: Path) -> None:
+    settings = read_settings({**small, "method": "dense", "teacher": "tally", "run-dir": str(tmp_path / "run")})
+    check_needs_of_settings(settings)
+
+    strategy = build_strategy(settings, build_job(settings, held_out(settings)[1], None))
+
+    assert strategy.job.teacher == "tally"
+    other = read_settings({**small, "method": "fedavg", "teacher": "tally"})
+    job = build_job(other, held_out(other)[1], None)
+    with pytest.raises(OptionError, match="'fedavg' does not distil an ensemble"):
+        build_strategy(other, job)
+
+
+def test_a_teacher_that_brings_its_counts_needs_no_label_counts(small: dict[str, Any]) -> None:
+    silent = {**small, "method": "fedkd", "client.share-label-counts": False}
+    with pytest.raises(OptionError, match="'client.share-label-counts' is False"):
+        check_needs_of_settings(read_settings(silent))
+    check_needs_of_settings(read_settings({**silent, "teacher": "tally"}))
+
+
+def test_rounds_without_a_refiner_have_no_use_for_a_teacher(small: dict[str, Any]) -> None:
+    rounds = {**small, "method": "iterative", "teacher": "tally"}
+    with pytest.raises(OptionError, match="setting 'teacher' is 'tally': allowed with method 'iterative' where"):
+        check_needs_of_settings(read_settings(rounds))
+    settings = read_settings({**rounds, "iterative.refiner": "flboost"})
+    check_needs_of_settings(settings)
+    job = build_job(settings, held_out(settings)[1], None)
+    check_needs(settings.method, job)
+    assert settings.refiner is not None
+    settings.refiner.check(job)

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fl_app.attacks import AttackConfig, triggered
+from fl_app.data import ImageData
+from server_app.launch.console import print_result
+from server_app.report.attack_success import attack_lines, backdoor_success, check_attackers
+from server_app.report.evaluation import HeldOut
+from server_app.report.finish import finish, table_lines
+from server_app.settings.build import build_job, check_before_start, check_needs_of_settings, read_settings
+from server_app.settings.server_data import open_half
+from strategies.core.errors import OptionError
+from strategies.method import Normalization
+from strategies.run.run_folder import RunFolder
+from strategies.run.stage import keep_outcome
+
+BACKDOOR = {"attack.kind": "backdoor", "attack.clients": "client-000,client-002", "attack.target": 1}
+
+
+class Corner(nn.Module):
+    """Says class 1 where the lower right corner is white, else class 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unused = nn.Parameter(torch.zeros(1))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        white = images[:, 0, -1, -1] > 0.9
+        return torch.stack([~white, white, torch.zeros_like(white)], dim=1).float()
+
+
+def held_out(labels: list[int]) -> HeldOut:
+    images = torch.zeros(len(labels), 1, 8, 8, dtype=torch.uint8)
+    return HeldOut(ImageData(images, torch.tensor(labels)), Normalization((0.5,), (0.5,)))
+
+
+def test_success_is_the_share_of_other_classes_images_that_the_trigger_leads_to_the_target() -> None:
+    images = held_out([0, 1, 2, 2])
+
+    assert backdoor_success(Corner(), images, 1) == {"success": 100.0, "images": 3}
+    assert backdoor_success(Corner(), images, 0) == {"success": 0.0, "images": 3}
+    assert backdoor_success(Corner(), images, 2) == {"success": 0.0, "images": 2}
+    assert backdoor_success(Corner(), held_out([1, 1]), 1) == {"success": None, "images": 0}
+    assert images.accuracy(Corner()) == 25.0  # the held-out images are as they were
+
+
+def finished(path: Path, stage: Callable[..., Any], **settings: Any) -> dict[str, Any]:
+    report, chosen, images = stage("fedens", **settings)
+    with RunFolder.open(path) as folder:
+        keep_outcome(folder, report, 1)
+        return finish(folder, chosen, report, images, seconds={"server": 1.0}, log=lambda _: None)
+
+
+def test_a_result_when_attackers_were_simulated_says_so_everywhere(
+    run_folder: Callable[..., Path], stage: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = run_folder()
+
+    result = finished(path, stage, **BACKDOOR)
+
+    facts = json.loads((path / "result.json").read_text())["attack"]
+    assert (facts["kind"], facts["clients"], facts["target"]) == ("backdoor", ["client-000", "client-002"], 1)
+    report, _, images = stage("fedens")
+    others = images.data.labels != 1
+    members = [upload.read() for upload in report.job.uploads]
+    assert facts["images"] == int(others.sum())
+    model = report.job.builders["lenet5"]()
+    logits = torch.zeros(int(others.sum()), 10)
+    for state in members:  # FedENS by hand: the mean of the members' logits
+        model.load_state_dict(state)
+        logits = logits + model.eval()((triggered(images.data.images[others]) / 255 - 0.5) / 0.5)
+    hit = int((logits.argmax(1) == 1).sum())
+    assert facts["success"] == pytest.approx(100 * hit / int(others.sum()), abs=0.3)
+    (line,) = [line for line in table_lines(result) if line.startswith("attackers")]
+    assert line.startswith(
+        "attackers are simulated: backdoor, target 1, 30 % of the images, by client-000, client-002;"
+    )
+    assert f"attack success {facts['success']:.2f} % (of {facts['images']} held-out images" in line
+    assert f"A{line[1:]}." in (path / "model_card.md").read_text()
+    print_result({**result, "refusals": []}, "text")
+    assert f"attack       {line}" in capsys.readouterr().out
+
+
+def test_a_result_when_nobody_attacks_says_nothing_of_it(
+    run_folder: Callable[..., Path], stage: Callable[..., Any]
+) -> None:
+    path = run_folder()
+
+    result = finished(path, stage)
+
+    assert "attack" not in result
+    assert attack_lines({}) == []
+    assert "attack" not in (path / "model_card.md").read_text().lower()
+
+
+def test_a_result_of_another_attack_has_no_success(run_folder: Callable[..., Path], stage: Callable[..., Any]) -> None:
+    result = finished(run_folder(), stage, **{"attack.kind": "scale", "attack.clients": "client-001"})
+
+    assert result["attack"] == {
+        "kind": "scale", "clients": ["client-001"], "described": "scale, factor 10, by client-001",
+    }  # fmt: skip
+    assert "attackers are simulated: scale, factor 10, by client-001" in table_lines(result)
+
+
+def test_an_attacker_among_nodes_that_are_not_played_is_refused(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        (tmp_path / f"{name}.toml").write_text(f'client = "{name}"\npartition-id = 0\n')
+    attack = AttackConfig(kind="random", clients="c")
+
+    check_attackers(attack, 3, str(tmp_path))
+    with pytest.raises(OptionError, match="names c: allowed in this simulation are a to b"):
+        check_attackers(attack, 2, str(tmp_path))
+
+
+def test_attacks_when_they_cannot_be_are_refused_before_anything_starts(small: dict[str, Any]) -> None:
+    def settings(**more: Any) -> Any:
+        return read_settings({**small, **{key.replace("__", "."): value for key, value in more.items()}})
+
+    with pytest.raises(OptionError, match="names client-005: allowed in this simulation are client-000 to client-004"):
+        check_before_start(settings(attack__kind="random", attack__clients="client-005"), 5)
+    with pytest.raises(OptionError, match="'attack.kind' is 'copy': allowed with method 'iterative', whose clients"):
+        check_needs_of_settings(settings(method="iterative", attack__kind="copy", attack__clients="client-001"))
+    check_needs_of_settings(settings(method="iterative", attack__kind="label-flip", attack__clients="client-001"))
+    chosen = settings(attack__kind="backdoor", attack__clients="client-001", attack__target=10)
+    with pytest.raises(OptionError, match="'attack.target' is 10: allowed is 0 to 9"):
+        build_job(chosen, open_half(chosen, "test"), None)

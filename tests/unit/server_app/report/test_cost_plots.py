@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+
+from server_app.compare.table import Line, times_of_lines
+from server_app.report.cost_plots import Point, plot_communication, plot_server_time
+from server_app.report.drawing import COLOURS
+
+
+def points(count: int = 12) -> list[Point]:
+    kinds = ("baseline", "ensemble", "student")
+    return [Point(f"Method {k} of the comparison", kinds[k % 3], 0.25, 40.0 + k / 4) for k in range(count)]
+
+
+def texts_of(figure: Figure) -> list[str]:
+    legend = figure.axes[0].get_legend()
+    assert legend is not None
+    return [text.get_text() for text in legend.get_texts()]
+
+
+def assert_readable(figure: Figure) -> None:
+    figure.canvas.draw()
+    axes, renderer = figure.axes[0], figure.canvas.get_renderer()  # type: ignore[attr-defined]
+    legend = axes.get_legend()
+    assert legend is not None
+    assert legend.get_window_extent(renderer).x0 >= axes.get_window_extent().x1
+    least, most = axes.get_xlim()
+    ticks = [
+        label for place, label in zip(axes.get_xticks(), axes.get_xticklabels(), strict=True) if least <= place <= most
+    ]
+    assert len(ticks) >= 2
+    for texts in (legend.get_texts(), ticks, [axes.title], [axes.xaxis.label], [axes.yaxis.label]):
+        boxes = [text.get_window_extent(renderer) for text in texts]
+        for box in boxes:
+            assert 0 <= box.x0 < box.x1 <= figure.bbox.x1
+            assert 0 <= box.y0 < box.y1 <= figure.bbox.y1
+        for one, other in pairwise(boxes):
+            assert not one.overlaps(other)
+
+
+def test_the_plot_names_every_result_with_the_best_first_and_tells_them_apart() -> None:
+    figure = plot_communication(points())
+
+    axes = figure.axes[0]
+    assert axes.get_xscale() == "log"
+    assert texts_of(figure)[0] == "Method 11 of the comparison, 42.8 %"
+    assert len(texts_of(figure)) == 12
+    looks = [(line.get_marker(), to_hex(line.get_color())) for line in axes.lines if line.get_marker() in set("osD^v")]
+    assert len(looks) == len(set(looks)) == 12
+    assert {colour for _, colour in looks} == {COLOURS[kind] for kind in ("baseline", "ensemble", "student")}
+    assert_readable(figure)
+
+
+@pytest.mark.parametrize("amounts", [[0.25], [0.0008, 0.0011], [0.2, 60.0], [0.001, 9000.0]])
+def test_the_axis_of_mib_has_readable_numbers_over_few_and_many_decades(amounts: Sequence[float]) -> None:
+    figure = plot_communication([Point(f"m{mib}", "student", mib, 50.0) for mib in amounts])
+
+    least, most = figure.axes[0].get_xlim()
+    assert least < min(amounts) <= max(amounts) < most
+    assert_readable(figure)
+
+
+def test_rounds_when_drawn_are_a_curve_in_the_colour_of_their_result() -> None:
+    curve = ((5.0, 30.0), (6.0, 50.0), (7.0, 55.0))
+    figure = plot_communication([*points(2), Point("FENS", "ensemble", 7.0, 56.0, 2.0, (curve, curve[:2]))])
+
+    axes = figure.axes[0]
+    drawn = [line for line in axes.lines if line.get_linewidth() == 1.0 and line.get_marker() == "None"]
+    places = [np.column_stack([np.asarray(line.get_xdata()), np.asarray(line.get_ydata())]) for line in drawn]
+    assert [each.tolist() for each in places] == [np.array(curve).tolist(), np.array(curve[:2]).tolist()]
+    assert {to_hex(line.get_color()) for line in drawn} == {COLOURS["ensemble"]}
+    assert texts_of(figure)[0] == "FENS, 56.0 ± 2.0 %"
+    assert_readable(figure)
+
+
+def line(name: str, kind: str, seconds: float | None, *scores: float) -> Line:
+    return Line(name, "x", kind, len(scores), scores or None, None, 1.0, seconds, 1.0, 0.0, 0.25, (3, 3))
+
+
+def test_the_server_s_time_is_that_of_every_line_which_has_one_and_an_accuracy() -> None:
+    lines = [line("A", "student", 20.0, 60.0, 64.0), line("B", "ensemble", None, 50.0), line("C", "student", 3.0)]
+
+    assert times_of_lines(lines) == [Point("A", "student", 20.0, 62.0, 2.83)]
+
+
+def test_the_server_s_time_of_a_method_that_trains_nothing_stands_first_and_says_so() -> None:
+    figure = plot_server_time(
+        [
+            Point("FedAvg (one shot)", "baseline", 0.0, 40.0),
+            Point("FedENS", "ensemble", 0.05, 60.0),
+            Point("Tally ensemble", "ensemble", 20.0, 80.0),
+            Point("Tally", "student", 20.0, 80.0, 1.5),
+        ]
+    )
+
+    axes = figure.axes[0]
+    assert axes.get_xscale() == "log"
+    marks = [line for line in axes.lines if line.get_marker() in set("osD^v")]
+    places = {(float(np.ravel(mark.get_xdata())[0]), float(np.ravel(mark.get_ydata())[0])) for mark in marks}
+    assert places == {(0.1, 40.0), (0.1, 60.0), (20.0, 80.0)}
+    assert texts_of(figure)[:2] == ["Tally ensemble, 80.0 %", "Tally, 80.0 ± 1.5 %"]
+    # Where both are as good, the one behind is larger.
+    ensemble, student = marks[:2]
+    assert ensemble.get_markersize() > student.get_markersize()
+    assert ensemble.get_zorder() < student.get_zorder()
+    assert_readable(figure)
+    told = {label.get_text() for label in axes.get_xticklabels()}
+    assert {"≤ 0.1", "10"} <= told
+    assert not {"0.1", "0.01"} & told
+
+
+def test_the_server_s_time_when_all_take_some_is_a_plain_axis() -> None:
+    figure = plot_server_time([Point("Tally", "student", 20.0, 80.0), Point("DENSE", "student", 47.0, 40.0)])
+
+    figure.canvas.draw()
+    told = [label.get_text() for label in figure.axes[0].get_xticklabels()]
+    assert {"10", "20", "50", "100"} <= {*told}
+    assert not any("≤" in text for text in told)

@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server_app.report.communication import moved_lines
+from server_app.report.finish import describe_failure, finish, own_epochs, table_lines
+from server_app.settings.build import read_settings
+from strategies.core.errors import QuorumError
+from strategies.method import EnsembleSpec, Outcome
+from strategies.run.files import write_json
+from strategies.run.run_folder import RunFolder
+from strategies.run.stage import keep_outcome
+from strategies.run.traffic import Traffic
+
+KEYS = [
+    "status", "run_dir", "method", "seed", "accuracy", "best_accuracy", "table", "uploads", "refused", "refusals",
+    "mib_up_per_client", "mib_down_per_client", "communication", "seconds", "weights_sha256", "resumed_at", "plots",
+]  # fmt: skip
+
+
+def finished(path: Path, stage: Callable[..., Any], method: str, server_round: int = 1) -> dict[str, Any]:
+    report, settings, images = stage(method)
+    with RunFolder.open(path) as folder:
+        keep_outcome(folder, report, server_round)
+        return finish(
+            folder, settings, report, images, seconds={"clients": 1.234, "server": 2.0, "app": 4.0}, log=lambda _: None
+        )
+
+
+@pytest.mark.parametrize("method", ["dense", "fedens", "fedavg"])
+def test_a_finished_run_has_a_result_file_with_exactly_the_agreed_keys(
+    run_folder: Callable[..., Path], stage: Callable[..., Any], method: str
+) -> None:
+    path = run_folder()
+
+    result = finished(path, stage, method)
+
+    stored = json.loads((path / "result.json").read_text())
+    assert stored == json.loads(json.dumps(result))
+    assert list(stored) == KEYS
+    assert (stored["status"], stored["method"], stored["seed"], stored["run_dir"]) == ("finished", method, 0, str(path))
+    assert all(row.keys() == {"name", "kind", "accuracy"} for row in stored["table"])
+    assert {row["kind"] for row in stored["table"]} <= {"client", "baseline", "ensemble", "student"}
+    assert stored["accuracy"] == stored["table"][-1]["accuracy"] <= stored["best_accuracy"]
+    assert (stored["uploads"], stored["refused"], stored["resumed_at"]) == (3, 1, 0)
+    assert stored["refusals"][0]["client"] == "node-7"
+    seconds = stored["seconds"]
+    assert (seconds["clients"], seconds["server"]) == (1.23, 2.0)
+    # The scores and the report are a phase of their own, and part of the whole.
+    assert seconds["evaluation"] > 0.0
+    assert seconds["app"] == pytest.approx(4.0 + seconds["evaluation"], abs=0.02)
+    assert len(stored["weights_sha256"]) == 64
+    assert (path / "model_card.md").read_text().startswith("# ")
+    assert sorted(stored["plots"]) == sorted(file.name for file in (path / "report").iterdir())
+
+
+def test_the_weights_of_clients_when_the_ensemble_has_them_are_in_the_result_in_sum_1(
+    run_folder: Callable[..., Path], stage: Callable[..., Any]
+) -> None:
+    path = run_folder()
+
+    result = finished(path, stage, "dw-fedens")
+
+    report, _, _ = stage("dw-fedens")
+    examples = {upload.client: upload.num_examples for upload in report.job.uploads}
+    total = sum(examples.values())
+    assert result["client_weights"] == pytest.approx({name: n / total for name, n in examples.items()}, abs=1e-6)
+    assert len(set(result["client_weights"].values())) == 3
+    assert json.loads((path / "result.json").read_text())["client_weights"] == result["client_weights"]
+    assert "client_weights.png" in result["plots"]
+
+
+def test_bytes_when_few_are_told_to_the_byte(run_folder: Callable[..., Path], stage: Callable[..., Any]) -> None:
+    result = finished(run_folder(), stage, "fedens")
+
+    assert result["mib_up_per_client"] * 2**20 == pytest.approx(1001, abs=1)
+    assert result["mib_down_per_client"] * 2**20 == pytest.approx(150, abs=1)
+    assert moved_lines(result) == ["1001 B up, 150 B down per client"]
+
+
+def test_rounds_when_there_are_two_count_together_and_the_last_gives_the_metrics(
+    run_folder: Callable[..., Path], stage: Callable[..., Any]
+) -> None:
+    path = run_folder()
+    with RunFolder.open(path) as folder:
+        folder.round(1).record({"epoch": 1, "accuracy": 99.0})
+        second = folder.round(2)
+        second.record({"epoch": 1, "accuracy": 98.0})
+        second.refuse("client-001", "its file is damaged")
+        write_json(second.path / "traffic.json", {"up": {"client-000": 2000}, "down": {"client-000": 3000}})
+
+    result = finished(path, stage, "dense", server_round=2)
+
+    assert result["best_accuracy"] == 98.0
+    assert [entry["client"] for entry in result["refusals"]] == ["node-7", "client-001"]
+    assert result["mib_up_per_client"] * 2**20 == pytest.approx((1000 + 1001 + 1002 + 2000) / 3, abs=1)
+    assert result["mib_down_per_client"] * 2**20 == pytest.approx((3 * 150 + 3000) / 3, abs=1)
+
+
+def test_accuracies_are_the_result_s_own_of_rounds_with_clients_or_of_a_student_s_epochs() -> None:
+    rounds = [{"epoch": 1, "accuracy": 70.0, "mib_per_client": 2.0}]
+    epochs = [{"epoch": 1, "accuracy": 60.0}]
+    spec = EnsembleSpec(("alice",), "mean")
+
+    assert own_epochs(Outcome(ensemble=spec), rounds) == rounds
+    assert own_epochs(Outcome(ensemble=spec), epochs) == []  # of a student that was not the result
+    assert own_epochs(Outcome(student={}), rounds) == rounds
+    assert own_epochs(Outcome(student={}, ensemble=spec), [*rounds, *epochs]) == epochs
+
+
+def test_a_run_of_several_phases_tells_each_of_them(run_folder: Callable[..., Path], stage: Callable[..., Any]) -> None:
+    path = run_folder()
+    traffic = Traffic.read(path / "traffic.json")
+    traffic.add("ensemble", "client-001", up=30, down=6000)
+    traffic.save(pytest.fail)
+
+    result = finished(path, stage, "fedens")
+
+    cost = result["communication"]
+    assert (cost["counted"], cost["clients"]) == ("messages", 3)
+    assert cost["phases"]["upload"]["mib_up"] * 2**20 == pytest.approx(3003, abs=2)
+    assert cost["phases"]["ensemble"]["mib_down"] * 2**20 == pytest.approx(6000, abs=1)
+    assert cost["phases"]["ensemble"]["mib_down_per_client"] * 2**20 == pytest.approx(2000, abs=1)
+    assert result["mib_down_per_client"] == cost["total"]["mib_down_per_client"]
+    assert result["mib_down_per_client"] * 2**20 == pytest.approx(2150, abs=1)
+    assert "communication.png" in result["plots"]
+    assert table_lines(result)[-4:-1] == [
+        "1011 B up, 2.1 KiB down per client",
+        "upload: 1001 B up, 150 B down",
+        "ensemble: 10 B up, 2.0 KiB down",
+    ]
+
+
+def test_a_failed_run_says_why_and_keeps_what_came(run_folder: Callable[..., Path], small: Mapping[str, Any]) -> None:
+    settings = read_settings(small)
+    with RunFolder.open(run_folder()) as folder:
+        result = describe_failure(folder, settings, QuorumError("3 uploads arrived, min-uploads is 4"))
+
+    assert result["status"] == "failed"
+    assert result["error"] == "3 uploads arrived, min-uploads is 4"
+    assert (result["uploads"], result["refusals"][0]["client"]) == (3, "node-7")
+
+
+def test_the_table_when_printed_has_a_line_per_row_and_the_bytes_moved() -> None:
+    result = {
+        "table": [
+            {"name": "client-000", "kind": "client", "accuracy": 8.5},
+            {"name": "DENSE", "kind": "student", "accuracy": 100.0},
+        ],
+        "mib_up_per_client": 0.25,
+        "mib_down_per_client": 0.000143,
+        "run_dir": "runs/x",
+    }
+
+    assert table_lines(result) == [
+        "client-000  client      8.50 %",
+        "DENSE       student   100.00 %",
+        "256.0 KiB up, 150 B down per client",
+        "run folder: runs/x",
+    ]
+    assert table_lines({**result, "table": []})[-1] == "run folder: runs/x"

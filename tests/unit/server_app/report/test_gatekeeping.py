@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server_app.replay.stored import Request, replay_run
+from server_app.report.gatekeeping import card_section, plot_verdict, verdict_lines
+from server_app.settings.build import check_needs_of_settings, read_settings
+from strategies.core.errors import OptionError
+from strategies.gatekeeper.verdicts import Finding, Inspection, Row
+from strategies.run.files import save_weights, sha256_file
+from strategies.run.run_folder import RunFolder
+
+MakeRun = Callable[..., Path]
+QUICK = {"gatekeeper.images": 1, "gatekeeper.steps": 1, "gatekeeper.trigger-steps": 0}
+ROWS = (
+    Row(
+        "a", "net", {"norm": 10.0, "agreement": 0.1}, {"norm": 9.0, "agreement": -4.0}, (Finding("scaled", "too much"),)
+    ),
+    Row("b", "net", {"norm": 1.0, "agreement": float("nan")}, {"norm": 0.0, "agreement": float("nan")}),
+)
+
+
+def verdict(policy: str = "exclude", rows: tuple[Row, ...] = ROWS, notes: tuple[str, ...] = ()) -> dict[str, Any]:
+    found = Inspection(rows, notes, 1.0)
+    return {"policy": policy, "quarantined": list(found.suspects), **found.as_json()}
+
+
+def scale_first(run: Path) -> None:
+    """Multiply the first client's stored weights by 20, index included."""
+    with RunFolder.open(run, write=False) as folder:
+        state = {k: 20 * v if v.is_floating_point() else v for k, v in folder.round(1).uploads()[0].read().items()}
+    file = run / "uploads" / "client-000.safetensors"
+    save_weights(file, state)
+    rows = [json.loads(line) for line in (run / "uploads.jsonl").read_text().splitlines()]
+    rows[0] |= {"sha256": sha256_file(file), "bytes": file.stat().st_size}
+    (run / "uploads.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_a_replay_with_exclude_leaves_the_suspect_out_and_tells_it_everywhere(run_folder: MakeRun) -> None:
+    run = run_folder("lenet5", "lenet5", "lenet5")
+    scale_first(run)
+    lines: list[str] = []
+
+    result = replay_run(Request(run, "fedavg", {**QUICK, "gatekeeper.policy": "exclude"}), log=lines.append)
+
+    assert result["uploads"] == 2
+    assert result["gatekeeper"]["quarantined"] == ["client-000"]
+    assert "client-000" not in [row["name"] for row in result["table"]]
+    folder = Path(result["run_dir"])
+    assert (folder / "report" / "gatekeeper.png").stat().st_size > 0
+    assert "gatekeeper.png" in result["plots"]
+    assert "| client-000 | suspect | scaled: the norm of layer" in (folder / "model_card.md").read_text()
+    assert any("client-000 is suspect, scaled" in line for line in lines)
+    assert result["gatekeeper"] == json.loads((folder / "result.json").read_text())["gatekeeper"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"method": "iterative"}, "allowed with method 'iterative' is 'off'"),
+        ({"uploads": "somewhere"}, "'uploads' 'somewhere': allowed is 'off'"),
+    ],
+)
+def test_a_gatekeeper_where_nothing_is_uploaded_once_is_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        check_needs_of_settings(read_settings({**settings, "gatekeeper.policy": "warn"}))
+
+
+def test_a_policy_that_there_is_not_is_refused_by_its_key() -> None:
+    with pytest.raises(OptionError, match=r"'gatekeeper\.policy' is 'shoot': allowed is one of 'off', 'warn'"):
+        read_settings({"gatekeeper.policy": "shoot"})
+
+
+def test_lines_and_card_name_the_suspect_what_was_done_and_what_was_not_judged() -> None:
+    assert verdict_lines(verdict()) == ["gatekeeper: a is quarantined, scaled: too much"]
+    assert verdict_lines(verdict("warn")) == ["gatekeeper: a is suspect, scaled: too much"]
+    assert verdict_lines(verdict(rows=ROWS[1:])) == ["gatekeeper: no upload of 1 looks harmful"]
+    assert verdict_lines(verdict(rows=ROWS[1:], notes=("2 uploads cannot",))) == ["gatekeeper: 2 uploads cannot"]
+    assert verdict_lines({}) == []
+    assert "| b | ok | - |" in card_section(verdict())
+    assert "Suspects took part." in card_section(verdict("warn"))
+    assert card_section({}) == ""
+
+
+def test_the_heat_map_has_a_row_per_client_and_a_column_per_measure_and_none_without_measures() -> None:
+    figure = plot_verdict(verdict())
+
+    assert figure is not None
+    axes = figure.axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["a  scaled", "b"]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["agreement", "norm"]
+    assert {text.get_text() for text in axes.texts} == {"0.1", "10", "1"}
+    assert plot_verdict(verdict(rows=(Row("a", "net", {}, {}),))) is None
+    assert plot_verdict({}) is None

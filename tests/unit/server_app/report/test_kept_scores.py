@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fl_app.data import ImageData
+from server_app.compare import comparison as comparing
+from server_app.compare.cell import Cell, work
+from server_app.compare.comparison import Comparison, compare_runs
+from server_app.replay.stored import Request, replay_run
+from server_app.report.evaluation import HeldOut
+from server_app.report.kept_scores import KeptScores
+from server_app.settings.build import build_job, held_out, read_settings
+from strategies.core.errors import StoreError
+from strategies.method import Job
+from strategies.run.run_folder import RunFolder
+
+MakeRun = Callable[..., Path]
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Let cells run here without plots, and return the list of the passes over the held-out images."""
+    found: list[str] = []
+    monkeypatch.setattr("server_app.report.finish.plot_all", lambda *_: [])
+
+    def here(cell: Cell, token: str, log: Callable[[str], None]) -> str:
+        work(cell, log)
+        return ""
+
+    monkeypatch.setattr(comparing, "run_cell", here)
+    for name in ("accuracy", "member_accuracies"):
+        whole = getattr(HeldOut, name)
+
+        def counted(self: HeldOut, model: Any, name: str = name, whole: Any = whole) -> Any:
+            found.append(name)
+            return whole(self, model)
+
+        monkeypatch.setattr(HeldOut, name, counted)
+    return found
+
+
+def test_cells_on_the_same_uploads_have_the_rows_of_fresh_replays_and_score_the_uploads_once(
+    run_folder: MakeRun, passes: list[str]
+) -> None:
+    run = run_folder()
+    methods = ["dw-fedens", "fedavg", "fedens", "label-count-ensemble"]
+
+    found = compare_runs(Comparison((run,), ",".join(methods)), log=lambda _: None)
+    in_cells = sorted(passes)
+    passes.clear()
+    alone = [replay_run(Request(run, method, {}), log=lambda _: None) for method in methods]
+
+    tables = [json.loads((Path(cell["run_dir"]) / "result.json").read_text())["table"] for cell in found["cells"]]
+    assert tables == [result["table"] for result in alone]
+    assert len({row["accuracy"] for row in tables[0]}) >= 3
+    # One pass for all clients and FedENS, one for FedAvg, one for each of three methods' own results.
+    assert in_cells == ["accuracy"] * 4 + ["member_accuracies"]
+    assert sorted(passes) == ["accuracy"] * 6 + ["member_accuracies"] * 4
+
+
+def test_the_log_of_a_cell_whose_scores_are_kept_ends_with_all_of_them(run_folder: MakeRun, passes: list[str]) -> None:
+    run, said = run_folder(), list[str]()
+    request = Request(run, "fedens", {}, kept=run.parent / "scores.json")
+
+    for _ in range(2):
+        replay_run(request, log=said.append)
+
+    ends = [line.partition(", ")[0] for line in said if line.startswith("evaluation: batch")]
+    assert passes.count("member_accuracies") == 1
+    whole = ends[-1].split()
+    assert whole[2] == whole[4]
+
+
+@pytest.fixture
+def stored(run_folder: MakeRun) -> tuple[Job, HeldOut]:
+    settings = read_settings({"data.name": "digits", "threads": 1})
+    images, split = held_out(settings)
+    with RunFolder.open(run_folder(), write=False) as folder:
+        return replace(build_job(settings, split, images), uploads=folder.round(1).uploads()), images
+
+
+def asked(path: Path, job: Job, images: HeldOut) -> bool:
+    """Return whether the scores had to be made."""
+    made: list[int] = []
+    score = KeptScores(path, job, images)("some", lambda: made.append(1) or 61.25)  # type: ignore[func-returns-value]
+    assert score == 61.25
+    return bool(made)
+
+
+def test_scores_are_kept_for_the_same_uploads_and_images_only(stored: tuple[Job, HeldOut], tmp_path: Path) -> None:
+    (job, images), path = stored, tmp_path / "scores.json"
+    data = images.data
+    first = replace(job.uploads[0], num_examples=1)
+    flipped = ImageData(data.images.flip(0), data.labels)
+    others = [
+        (replace(job, uploads=job.uploads[1:]), images),
+        (replace(job, uploads=(first, *job.uploads[1:])), images),
+        (replace(job, student="mnist-cnn"), images),
+        (replace(job, threads=2), images),
+        (job, replace(images, data=flipped)),
+        (job, replace(images, data=ImageData(data.images, (data.labels + 1) % 10))),
+        (job, replace(images, normalization=replace(images.normalization, mean=(0.4,)))),
+    ]
+
+    assert asked(path, job, images)
+    assert [asked(path, *other) for other in others] == [True] * len(others)
+    assert not asked(path, replace(job, seed=9), replace(images, data=ImageData(data.images.clone(), data.labels)))
+    assert [asked(path, *other) for other in others] == [False] * len(others)
+
+
+def test_scores_of_uploads_that_are_not_stored_are_made_each_time(stored: tuple[Job, HeldOut], tmp_path: Path) -> None:
+    job, images = stored
+    state = job.uploads[0].read()
+    in_memory = replace(job, uploads=(replace(job.uploads[0], read=lambda: state), *job.uploads[1:]))
+
+    assert [asked(tmp_path / "scores.json", in_memory, images) for _ in range(2)] == [True, True]
+    assert not (tmp_path / "scores.json").exists()
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", '{"a": 1}'])
+def test_a_file_of_scores_that_cannot_be_read_is_made_anew(
+    stored: tuple[Job, HeldOut], tmp_path: Path, text: str
+) -> None:
+    (job, images), path = stored, tmp_path / "scores.json"
+    path.write_text(text)
+
+    assert asked(path, job, images)
+    assert not asked(path, job, images)
+
+
+def test_a_disk_that_refuses_costs_the_time_only(
+    stored: tuple[Job, HeldOut], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise StoreError("No space left on device")
+
+    monkeypatch.setattr("server_app.report.kept_scores.write_json", full)
+
+    assert [asked(tmp_path / "scores.json", *stored) for _ in range(2)] == [True, True]

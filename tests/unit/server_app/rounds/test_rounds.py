@@ -1,0 +1,349 @@
+from __future__ import annotations
+
+import csv
+import io
+import json
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.collections import PolyCollection
+from typer.testing import CliRunner
+
+from server_app import cli as command_line
+from server_app.compare.comparison import Comparison, compare_runs
+from server_app.rounds.plot import plot_rounds
+from server_app.rounds.report import read_targets, report_rounds
+from server_app.rounds.runs import read_runs, settings_of
+from server_app.settings.build import default_settings
+from strategies.core.errors import OptionError, StoreError
+from strategies.run.run_folder import RunFolder
+
+MakeRun = Callable[..., Path]
+
+
+@pytest.fixture
+def run_of_rounds(tmp_path: Path) -> MakeRun:
+    """Return a function that makes a run in rounds from its accuracies; None: a round that was not tested."""
+
+    def make(
+        scores: Sequence[float | None],
+        *,
+        name: str = "run",
+        seed: int = 0,
+        planned: int = 0,
+        title: str = "FedAvg",
+        **settings: Any,
+    ) -> Path:
+        flat = {**default_settings(), "method": "iterative", "seed": seed, **settings}
+        flat["iterative.rounds"] = planned or len(scores)
+        path = tmp_path / "runs" / name
+        info = {
+            "method": flat["method"], "seed": seed, "settings": flat, "num-supernodes": 4, "num-classes": 10,
+            "input-shape": [1, 16, 16], "threads": 1,
+        }  # fmt: skip
+        refined = flat["iterative.refiner"] != "none"
+        with RunFolder.create(path, info) as folder:
+            for number, score in enumerate(scores, start=1):
+                row: dict[str, Any] = {"epoch": number, "answers": 2, "train-loss": 1.0, "mib_per_client": 0.5 * number}
+                took = {"refinement_s": 2.0 + number, "arithmetic_s": float(number)} if refined else {}
+                folder.round(1).record({**row, **took, **({} if score is None else {"accuracy": score})})
+            if not planned:
+                folder.write_result(_result(path, flat, scores, title))
+        return path
+
+    return make
+
+
+def _result(path: Path, flat: dict[str, Any], scores: Sequence[float | None], title: str) -> dict[str, Any]:
+    ways = {"mib_up_per_client": 0.25 * len(scores), "mib_down_per_client": 0.25 * len(scores)}
+    return {
+        "status": "finished", "run_dir": str(path), "method": flat["method"], "seed": flat["seed"],
+        "accuracy": scores[-1], "best_accuracy": max(score for score in scores if score is not None),
+        "table": [{"name": title, "kind": "baseline", "accuracy": scores[-1]}], "uploads": 0,
+        "weights_sha256": "0" * 64, "resumed_at": 0, "seconds": {"clients": 9.0, "server": 4.0 + flat["seed"]},
+        "communication": {"counted": "messages", "clients": 4, "phases": {"rounds": ways}, "total": ways},
+    }  # fmt: skip
+
+
+def oneshot(*words: str | Path) -> Any:
+    return CliRunner().invoke(command_line.cli, [str(word) for word in words])
+
+
+def reported(*runs: Path, targets: Sequence[float] = (), out: Path | None = None) -> dict[str, Any]:
+    return report_rounds(runs, targets, out)[0]
+
+
+def test_runs_that_differ_in_their_seed_alone_are_a_line_with_mean_and_sample_deviation(run_of_rounds: MakeRun) -> None:
+    curves = [[50.0, 76.0, 74.0, 81.0], [70.0, 74.9, 75.0, 80.0], [75.0, 79.0, 83.0, 82.0]]
+    runs = [run_of_rounds(curve, name=f"r{seed}", seed=seed) for seed, curve in enumerate(curves)]
+
+    found = reported(*runs, targets=[75.0, 80.0])
+
+    (line,) = found["table"]
+    first = [2, 3, 1]  # by hand: 74 comes after 76, and 75.0 is enough
+    assert line["targets"]["75"] == {
+        "rounds": 2.0, "rounds_spread": statistics.stdev(first), "reached": 3, "more_than": None,
+        "mib_per_client": 1.0,
+    }  # fmt: skip
+    assert line["targets"]["80"]["rounds"] == pytest.approx((4 + 4 + 3) / 3, abs=0.01)
+    assert (line["name"], line["results"], line["rounds"]) == ("FedAvg", 3, 4)
+    assert (line["accuracy"], line["accuracy_spread"]) == (81.0, 1.0)
+    assert line["best_accuracy"] == pytest.approx((81 + 80 + 83) / 3, abs=0.01)
+    assert (line["server_s"], line["refinement_s"], line["arithmetic_s"]) == (5.0, None, None)
+
+
+def test_a_target_that_some_run_never_reaches_has_no_mean(run_of_rounds: MakeRun) -> None:
+    runs = [run_of_rounds(curve, name=f"r{seed}", seed=seed) for seed, curve in enumerate([[60.0, 76.0], [60.0, 70.0]])]
+
+    facts, (line,) = report_rounds(runs, [60.0, 75.0, 90.0])
+
+    assert facts["table"][0]["targets"]["75"] == {
+        "rounds": None, "rounds_spread": None, "reached": 1, "more_than": 2, "mib_per_client": None,
+    }  # fmt: skip
+    assert [each.shown() for each in line.reached] == [
+        ("1.0 ± 0.0", "0.5"),
+        (">2 (1 of 2)", ">1"),
+        (">2 (0 of 2)", ">1"),
+    ]
+
+
+def test_lines_are_named_by_what_differs_and_by_nothing_that_does_not_matter(run_of_rounds: MakeRun) -> None:
+    prox = {"iterative.strategy": "fedprox"}
+    refined = {"iterative.strategy": "scaffold", "iterative.refiner": "dense"}
+    runs = [
+        run_of_rounds([50.0], name="a", **{"client.lr": 0.1, "dense.epochs": 7, "iterative.mu": 0.5}),
+        run_of_rounds([51.0], name="b", seed=1, **{"client.lr": 0.1, "device": "cpu", "compute": "in-process"}),
+        run_of_rounds([52.0], name="c", **{"client.lr": 0.05}),
+        run_of_rounds([53.0], name="d", **{"client.lr": 0.1, "iterative.mu": 0.5}, **prox),
+        run_of_rounds([54.0], name="e", **{"client.lr": 0.1, "iterative.mu": 0.25}, **prox),
+        run_of_rounds([55.0], name="f", **{"client.lr": 0.1, "dense.epochs": 7}, **refined),
+        run_of_rounds([56.0], name="g", **{"client.lr": 0.1, "dense.epochs": 9}, **refined),
+    ]
+
+    found = reported(*runs)
+
+    assert [(line["name"], line["results"]) for line in found["table"]] == [
+        ("FedAvg, client.lr=0.1", 2),
+        ("FedAvg, client.lr=0.05", 1),
+        ("FedProx, client.lr=0.1, iterative.mu=0.5", 1),
+        ("FedProx, client.lr=0.1, iterative.mu=0.25", 1),
+        ("DENSE over SCAFFOLD, client.lr=0.1, dense.epochs=7", 1),
+        ("DENSE over SCAFFOLD, client.lr=0.1, dense.epochs=9", 1),
+    ]
+
+
+def test_a_setting_that_an_older_run_does_not_know_has_its_default(run_of_rounds: MakeRun) -> None:
+    old, new = run_of_rounds([50.0], name="old"), run_of_rounds([60.0], name="new", seed=1)
+    info = json.loads((old / "run.json").read_text())
+    for key in ("iterative.refiner", "iterative.checkpoint-every", "client.sam-rho"):
+        del info["settings"][key]
+    (old / "run.json").write_text(json.dumps(info))
+
+    assert [(line["name"], line["results"]) for line in reported(old, new)["table"]] == [("FedAvg", 2)]
+
+
+def test_runs_of_another_project_are_told_apart_by_their_strategies_and_refiners(run_of_rounds: MakeRun) -> None:
+    runs = [run_of_rounds([50.0], name=f"run{place}", planned=4, seed=place // 3) for place in range(4)]
+    facts: list[dict[str, Any]] = [{"base": "FedAvg"}, {"base": "FedAvgM"}, {"flboost.iterations": 5}, {}]
+    for run, (place, own) in zip(runs, enumerate(facts), strict=True):
+        info = json.loads((run / "run.json").read_text())
+        config = {"rounds": 4, "refiner": "flboost", "checkpoint-every": 1 + place}
+        info = {**info, "base": "FedAvg", "flboost.iterations": 10, **own, "config": config}
+        del info["settings"]
+        (run / "run.json").write_text(json.dumps(info))
+
+    name = "Federated learning in rounds, "
+    assert [(line["name"], line["results"]) for line in reported(*runs)["table"]] == [
+        (name + "base=FedAvg, flboost.iterations=10", 2),
+        (name + "base=FedAvgM, flboost.iterations=10", 1),
+        (name + "base=FedAvg, flboost.iterations=5", 1),
+    ]
+    assert {run.planned for run in read_runs(runs)[1]} == {4}
+
+
+def test_refined_rounds_tell_their_seconds_and_their_part_of_arithmetic(run_of_rounds: MakeRun) -> None:
+    plain = run_of_rounds([50.0, 60.0], name="plain")
+    refined = run_of_rounds([50.0, 70.0], name="refined", **{"iterative.refiner": "feddf"})
+
+    first, second = reported(plain, refined)["table"]
+
+    assert (first["name"], first["refinement_s"]) == ("FedAvg", None)
+    assert (second["name"], second["refinement_s"], second["arithmetic_s"]) == ("FedDF over FedAvg", 3.5, 1.5)
+
+
+def test_untested_rounds_are_passed_over_and_an_unfinished_run_tells_how_far_it_came(run_of_rounds: MakeRun) -> None:
+    every = {"iterative.evaluate-every": 2}
+    whole = run_of_rounds([None, 60.0, None, 80.0], name="whole", **every)
+    cut = run_of_rounds([None, 85.0, None], name="cut", seed=1, planned=4, **every)
+
+    done = oneshot("rounds", whole, cut, "--targets", "80", "--format", "md")
+
+    assert done.exit_code == 0, done.output
+    assert "| FedAvg | 2 | 3.0 ± 1.4 | 1.5 | 82.50 ± 3.54 | 82.50 | - | - |" in done.stdout
+    assert "Tested every 2 rounds only." in done.stdout
+    assert "Unfinished: cut, 3 of 4 rounds." in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("curves", "wanted"),
+    [
+        ([[60.0, 83.0], [60.0, 80.5]], [75.0, 80.0]),
+        ([[60.0, 80.0], [60.0, 79.9]], [70.0, 75.0]),  # the second run does not reach 80
+        ([[3.0, 7.0], [2.0, 6.0]], [5.0]),
+        ([[3.0, 4.0], [2.0, 6.0]], []),
+    ],
+)
+def test_targets_that_nobody_names_are_multiples_of_five_that_all_runs_of_a_setting_reach(
+    run_of_rounds: MakeRun, curves: list[list[float]], wanted: list[float]
+) -> None:
+    runs = [run_of_rounds(curve, name=f"r{seed}", seed=seed) for seed, curve in enumerate(curves)]
+    weak = run_of_rounds([1.0, 2.0], name="weak", **{"iterative.strategy": "fedyogi"})
+
+    assert reported(weak, *runs)["targets"] == wanted
+
+
+def test_runs_that_cannot_be_compared_are_refused_in_one_line(run_of_rounds: MakeRun, tmp_path: Path) -> None:
+    run = run_of_rounds([50.0])
+    same = run_of_rounds([51.0], name="same", device="cpu")
+    other = run_of_rounds([52.0], name="other", seed=1, **{"data.name": "mnist"})
+    untested = run_of_rounds([None, None], name="untested", planned=9)
+    one_shot = run_of_rounds([], name="one-shot", planned=9, method="dense")
+    with RunFolder.open(one_shot) as folder:
+        folder.round(1).record({"epoch": 1, "accuracy": 50.0})
+
+    for runs, line in {
+        (run, same): "have the same settings and the same seed, 0: allowed is one run per setting and seed",
+        (run, other): "has data set 'mnist'",
+        (run, run): "is named twice",
+        (untested,): "has no accuracy of a round with its clients: allowed are runs in rounds",
+        (run, one_shot): f"{one_shot} has no accuracy of a round with its clients",
+        (tmp_path,): "no run folder",
+    }.items():
+        done = oneshot("rounds", *runs)
+        assert done.exit_code == 1
+        (error,) = done.stderr.splitlines()
+        assert error.startswith("error: ")
+        assert line in error
+
+
+@pytest.mark.parametrize("text", ["x", "75,", "0", "75,101", "nan", "-5"])
+def test_targets_that_are_no_accuracies_are_refused(text: str) -> None:
+    with pytest.raises(OptionError, match="allowed are accuracies in % above 0 and at most 100"):
+        read_targets(text)
+
+
+def test_targets_are_read_and_sorted(run_of_rounds: MakeRun) -> None:
+    assert read_targets("") == ()
+    assert read_targets(" 80, 75.5") == (80.0, 75.5)
+    assert reported(run_of_rounds([50.0]), targets=[80.0, 75.5, 80.0])["targets"] == [75.5, 80.0]
+
+
+def test_the_command_prints_text_json_and_csv_and_writes_where_it_is_told(
+    run_of_rounds: MakeRun, tmp_path: Path
+) -> None:
+    runs = [run_of_rounds([40.0, 60.0 + seed], name=f"r{seed}", seed=seed) for seed in range(2)]
+    out = tmp_path / "report"
+
+    text = oneshot("rounds", *runs, "--targets", "50,60.5", "--out", out)
+    told = oneshot("rounds", *runs, "--targets", "50,60.5", "--out", out, "--format", "json")
+    rows = oneshot("rounds", *runs, "--targets", "50,60.5", "--format", "csv")
+
+    assert text.exit_code == told.exit_code == rows.exit_code == 0, text.output
+    lines = text.stdout.splitlines()
+    assert lines[0] == "Rounds to an accuracy on held-out images (digits): 1 setting, 2 runs."
+    assert any("to 60.5 %" in line for line in lines)
+    assert any("2.0 ± 0.0" in line and ">2 (1 of 2)" in line and "60.50 ± 0.71" in line for line in lines)
+    assert lines[-2:] == [f"plot           {out}/learning_curves.png", f"results        {out}/rounds.json"]
+    facts = json.loads(told.stdout)
+    assert facts == json.loads((out / "rounds.json").read_text())
+    assert facts["runs"][0]["seeds"]["1"]["curve"] == [[1, 40.0, 0.5], [2, 61.0, 1.0]]
+    assert (out / "learning_curves.png").stat().st_size > 5000
+    (row,) = csv.DictReader(io.StringIO(rows.stdout))
+    assert (row["name"], row["rounds_to_50"], row["reached_to_60.5"], row["rounds_to_60.5"]) == (
+        "FedAvg",
+        "2.0",
+        "1",
+        "",
+    )
+
+
+def test_without_a_folder_nothing_is_written_and_a_strange_folder_is_left_alone(
+    run_of_rounds: MakeRun, tmp_path: Path
+) -> None:
+    run = run_of_rounds([50.0])
+    before = sorted(tmp_path.rglob("*"))
+
+    assert oneshot("rounds", run).exit_code == 0
+    with pytest.raises(StoreError, match=r"allowed for --out is a new folder, or one with rounds\.json"):
+        reported(run, out=run)
+
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_curves_are_means_in_a_band_and_a_longer_run_goes_on_alone(run_of_rounds: MakeRun) -> None:
+    runs = [
+        run_of_rounds([50.0, 60.0, 70.0], name="a"),
+        run_of_rounds([54.0, 66.0], name="b", seed=1, planned=3),
+        run_of_rounds([40.0, 41.0, 42.0], name="c", **{"iterative.strategy": "scaffold"}),
+    ]
+    _, lines = report_rounds(runs, [55.0])
+
+    figure = plot_rounds(lines, [55.0])
+
+    (axes,) = figure.axes
+    assert lines[0].curve() == [(1, 52.0, statistics.stdev([50, 54])), (2, 63.0, statistics.stdev([60, 66]))]
+    drawn = [tuple(np.asarray(line.get_data()).tolist()) for line in axes.lines]
+    assert drawn == [
+        ([1, 2], [52.0, 63.0]),
+        ([2, 3], [60.0, 70.0]),
+        ([1, 2, 3], [40.0, 41.0, 42.0]),
+        ([0, 1], [55.0, 55.0]),
+    ]
+    assert len([band for band in axes.collections if isinstance(band, PolyCollection)]) == 1
+    legend = axes.get_legend()
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()] == ["FedAvg (2 seeds)", "SCAFFOLD"]
+
+
+def test_many_settings_have_looks_of_their_own(run_of_rounds: MakeRun) -> None:
+    runs = [run_of_rounds([50.0, 60.0], name=f"r{k}", **{"client.lr": 0.01 * (k + 1)}) for k in range(12)]
+    _, lines = report_rounds(runs)
+
+    (axes,) = plot_rounds(lines, []).axes
+
+    assert len({(str(line.get_color()), str(line.get_linestyle())) for line in axes.lines}) == 12
+
+
+def test_runs_of_fens_are_runs_in_rounds_too(run_of_rounds: MakeRun) -> None:
+    runs = [
+        run_of_rounds([50.0, 60.0], name=f"r{rounds}", **{"method": "fens", "fens.rounds": rounds}) for rounds in (2, 9)
+    ]
+
+    settings = settings_of(read_runs(runs)[1])
+
+    assert [setting.name for setting in settings] == ["FENS, fens.rounds=2", "FENS, fens.rounds=9"]
+    assert [setting.runs[0].planned for setting in settings] == [2, 9]
+
+
+def test_compare_takes_the_same_runs_and_tells_options_of_their_refiner_apart(
+    run_of_rounds: MakeRun, tmp_path: Path
+) -> None:
+    refined = {"iterative.refiner": "dense"}
+    runs = (
+        run_of_rounds([50.0, 63.0], name="r3", title="DENSE over FedAvg", **{"dense.epochs": 3}, **refined),
+        run_of_rounds([50.0, 64.0], name="r4", title="DENSE over FedAvg", **{"dense.epochs": 4}, **refined),
+        run_of_rounds([50.0, 65.0], name="plain", **{"dense.epochs": 9}),
+        run_of_rounds([50.0, 66.0], name="again", seed=1),
+    )
+
+    found = compare_runs(Comparison(runs, "fedens", out=tmp_path / "out"), log=lambda _: None)
+
+    assert [(row["name"], row["accuracy"]) for row in found["table"]] == [
+        ("DENSE over FedAvg, 3, as run", 63.0),
+        ("DENSE over FedAvg, 4, as run", 64.0),
+        ("FedAvg, as run", 65.5),
+    ]

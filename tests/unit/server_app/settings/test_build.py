@@ -1,0 +1,328 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+
+import pytest
+import torch
+from PIL import Image
+
+from fl_app.config import AppConfig
+from fl_app.data import GROUPS, clients_share
+from server_app.settings.build import (
+    APP_DEFAULTS,
+    build_job,
+    build_strategy,
+    check_before_start,
+    check_needs_of_settings,
+    default_settings,
+    held_out,
+    open_half,
+    read_settings,
+)
+from server_app.settings.settled import FREE_ON_RESUME, check_same_run
+from strategies.core.errors import ComputeError, DataError, OptionError
+from strategies.core.options import options_of
+from strategies.dense import DenseConfig
+from strategies.gatekeeper.config import GatekeeperConfig
+from strategies.method import METHODS, Normalization
+from strategies.tally import TallyConfig
+
+
+def test_defaults_cover_every_key_of_the_app_and_of_every_method() -> None:
+    keys = [option.key for option in (*options_of(AppConfig), *options_of(GatekeeperConfig, "gatekeeper"))]
+    keys += [option.key for name in METHODS for option in options_of(METHODS[name].config, name)]
+
+    assert list(default_settings()) == keys
+    assert len(set(keys)) == len(keys)
+    assert APP_DEFAULTS.items() <= default_settings().items()
+
+
+def test_settings_when_none_are_given_are_the_main_job() -> None:
+    settings = read_settings({})
+
+    assert settings.app == AppConfig()
+    assert settings.method is METHODS["tally"]
+    assert settings.method_config == TallyConfig()
+    assert dict(settings.flat) == default_settings()
+
+
+def test_dense_in_the_app_is_short() -> None:
+    main_job = {
+        key.removeprefix("dense.").replace("-", "_"): value
+        for key, value in APP_DEFAULTS.items()
+        if key.startswith("dense.")
+    }
+    assert main_job
+    assert read_settings({"method": "dense"}).method_config == DenseConfig(**main_job)
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+def test_settings_when_a_method_is_named_have_its_config(name: str) -> None:
+    settings = read_settings({"method": name})
+
+    assert settings.method is METHODS[name]
+    assert isinstance(settings.method_config, METHODS[name].config)
+
+
+@pytest.mark.parametrize(
+    ("given", "parts"),
+    [
+        ({"method": "fedprox"}, ["'method'", "'fedprox'", ", ".join(sorted(METHODS))]),
+        ({"sede": 1}, ["'sede'", "value 1", "did you mean 'seed'?"]),
+        ({"dense.epoch": 5}, ["'dense.epoch'", "value 5", "did you mean 'dense.epochs'?"]),
+        ({"method": "dense", "dense.epochs": 0}, ["'dense.epochs'", "is 0", "at least 1"]),
+        ({"method": "dense", "dense.schedule": "step"}, ["'dense.schedule'", "'step'", "'constant', 'cosine'"]),
+        ({"method": "fedavg", "fedavg.weights": "n"}, ["'fedavg.weights'", "'n'", "'examples', 'uniform'"]),
+        ({"data.alpha": -1}, ["'data.alpha'", "-1.0", "greater than 0.0"]),
+    ],
+)
+def test_a_wrong_setting_is_refused_in_one_line_with_key_value_and_what_is_allowed(
+    given: dict[str, Any], parts: list[str]
+) -> None:
+    with pytest.raises(OptionError) as error:
+        read_settings(given)
+
+    assert "\n" not in str(error.value)
+    for part in parts:
+        assert part in str(error.value)
+
+
+def test_the_job_has_the_data_set_s_shape_and_the_settings() -> None:
+    settings = read_settings({"seed": 3, "threads": 2, "device": "cpu", "model.student": "cnn-torch"})
+    images, split = held_out(settings)
+
+    job = build_job(settings, split, images)
+
+    assert (job.num_classes, job.input_shape, job.student) == (10, (1, 16, 16), "cnn-torch")
+    assert (job.seed, job.threads, job.device, job.uploads) == (3, 2, "cpu", ())
+    assert job.normalization == Normalization((0.5,), (0.5,))
+    assert job.config == settings.method_config
+    assert job.observer is images
+    assert tuple(images.data.images.shape) == (500, 1, 16, 16)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"model.student": "cnn5"}, r"'model.student' is 'cnn5', .* images of shape \(1, 16, 16\): allowed are lenet5"),
+        ({"model.per-client": "lenet5,cnn5"}, r"'model.per-client' is 'cnn5', .* shape \(1, 16, 16\)"),
+        (
+            {"data.law": "classes", "data.classes-per-client": 11},
+            "'data.classes-per-client' is 11: allowed is at most 10",
+        ),
+    ],
+)
+def test_a_setting_that_does_not_fit_the_data_set_is_refused_before_any_client_is_asked(
+    given: dict[str, Any], message: str
+) -> None:
+    settings = read_settings(given)
+    images, split = held_out(settings)
+
+    with pytest.raises(OptionError, match=message):
+        build_job(settings, split, images)
+
+
+def test_a_data_set_that_is_not_there_is_refused_by_place(tmp_path: Path) -> None:
+    settings = read_settings({"data.name": "imagefolder", "data.image-size": 16, "data.root": str(tmp_path)})
+
+    with pytest.raises(DataError, match=str(tmp_path)):
+        held_out(settings)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"method": "fedavg", "model.per-client": "lenet5,resnet8"},
+            "'model.per-client' is 'lenet5,resnet8'.*'fedavg'",
+        ),
+        ({"method": "fedavg", "model.student": "resnet8"}, "'model.name' is 'lenet5' and .*'resnet8'"),
+        (
+            {"method": "label-count-ensemble", "client.share-label-counts": False},
+            "'client.share-label-counts' is False: allowed .*'label-count-ensemble'",
+        ),
+    ],
+)
+def test_settings_that_the_method_cannot_work_with_are_refused_before_any_client_is_asked(
+    given: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(OptionError, match=message):
+        check_needs_of_settings(read_settings(given))
+
+
+def test_settings_that_the_method_can_work_with_are_let_pass() -> None:
+    for name in METHODS:
+        check_needs_of_settings(read_settings({"method": name}))
+    check_needs_of_settings(read_settings({"method": "dense", "model.per-client": "lenet5,resnet8"}))
+    check_needs_of_settings(read_settings({"method": "dense", "client.share-label-counts": False}))
+
+
+def test_a_device_that_is_not_here_is_refused_at_once_when_the_stage_runs_here() -> None:
+    with pytest.raises(ComputeError, match="cuda:99"):
+        check_needs_of_settings(read_settings({"device": "cuda:99", "compute": "in-process"}))
+
+    # In a Ray actor, which may run elsewhere, that is not known here.
+    check_needs_of_settings(read_settings({"device": "cuda:99", "compute": "ray"}))
+
+
+def test_a_resumed_run_when_a_setting_differs_is_refused_by_key() -> None:
+    stored = {"settings": default_settings()}
+
+    check_same_run(stored, default_settings())
+    with pytest.raises(OptionError, match=r"'data.alpha' is 0.1, but the run to resume began with 0.3") as error:
+        check_same_run(stored, {**default_settings(), "data.alpha": 0.1})
+
+    assert "\n" not in str(error.value)
+
+
+def test_a_resumed_run_when_only_places_and_patience_differ_goes_on() -> None:
+    changed = {
+        "resume": "runs/a",
+        "run-dir": "",
+        "compute": "in-process",
+        "shards": 4,
+        "data.root": "elsewhere",
+        "client.state-dir": "elsewhere",
+        "min-uploads": 1,
+        "deadline-s": 9.0,
+        "max-upload-mib": 1.0,
+        "client.max-ensemble-mib": 9.0,
+        "fens.quorum": 0.1,
+        "fens.patience-s": 5.0,
+        "fens.ensemble-patience-s": 5.0,
+        "checkpoint-s": 1.0,
+    }
+
+    check_same_run({"settings": default_settings()}, {**default_settings(), **changed})
+
+    assert set(changed) == set(FREE_ON_RESUME)
+    assert set(FREE_ON_RESUME) <= set(default_settings())
+
+
+def test_a_resumed_run_when_it_is_older_than_a_setting_goes_on() -> None:
+    begun = {key: value for key, value in default_settings().items() if key != "client.clip"}
+
+    check_same_run({"settings": begun}, default_settings())
+    check_same_run({}, default_settings())
+
+
+def test_a_run_that_is_older_than_a_setting_has_its_default() -> None:
+    begun = {key: value for key, value in default_settings().items() if key != "privacy.epsilon"}
+
+    with pytest.raises(OptionError, match="'privacy.epsilon' is 1.0, but the run to resume began with 0.0"):
+        check_same_run({"settings": begun}, {**default_settings(), "privacy.epsilon": 1.0})
+
+
+def test_the_strategy_has_the_settings_and_writes_them_into_its_run_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ONESHOT_NUM_SUPERNODES", "7")
+    settings = read_settings(
+        {"method": "fedens", "run-dir": str(tmp_path / "run"), "min-uploads": 4, "compute": "in-process"}
+    )
+    images, split = held_out(settings)
+
+    strategy = build_strategy(settings, build_job(settings, split, images))
+
+    assert strategy.method == METHODS["fedens"]
+    assert (strategy.rounds.min_uploads, strategy.rounds.compute) == (4, "in-process")
+    facts = json.loads((strategy.folder.path / "run.json").read_text())
+    strategy.close()
+    assert facts["settings"] == dict(settings.flat)
+    assert (facts["method"], facts["num-supernodes"]) == ("fedens", 7)
+
+
+def test_the_strategy_when_the_folder_to_resume_is_none_is_refused(tmp_path: Path) -> None:
+    settings = read_settings({"resume": str(tmp_path)})
+    images, split = held_out(settings)
+
+    with pytest.raises(OptionError, match=f"'resume' is '{tmp_path}': allowed is the folder of a run"):
+        build_strategy(settings, build_job(settings, split, images))
+
+
+def test_proxy_images_when_the_method_needs_them_are_a_share_that_no_client_gets() -> None:
+    settings = read_settings({"method": "feddf", "data.proxy": 0.2, "seed": 3})
+    split, train = open_half(settings, "test"), open_half(settings, "train")
+
+    proxy = build_job(settings, split, None).proxy
+
+    held = clients_share(train, seed=3, proxy=0.2)
+    kept = torch.tensor([position for position in range(1297) if position not in set(held.tolist())])
+    assert proxy is not None
+    assert len(proxy) == 259
+    assert torch.equal(proxy, train.take(kept).images)
+    other = build_job(settings, split, None, data_seed=4).proxy
+    assert other is not None
+    assert not torch.equal(other, proxy)
+    assert build_job(read_settings({"method": "fedens", "data.proxy": 0.2}), split, None).proxy is None
+
+
+@pytest.mark.parametrize("method", [{"method": "feddf"}, {"method": "iterative", "iterative.refiner": "feddf"}])
+def test_the_strategy_when_the_method_needs_proxy_images_holds_them(tmp_path: Path, method: dict[str, str]) -> None:
+    settings = read_settings({**method, "data.proxy": 0.2, "run-dir": str(tmp_path / "run")})
+    job = build_job(settings, open_half(settings, "test"), None)
+
+    strategy = build_strategy(settings, job)
+
+    assert strategy.job.proxy is not None
+    assert strategy.job.proxy is job.proxy
+
+
+def test_proxy_images_when_another_data_set_is_named_are_its_training_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_network(*_: object, **__: object) -> None:
+        raise URLError("no network in tests")
+
+    monkeypatch.setattr("urllib.request.urlopen", no_network)
+    write_images(tmp_path)
+    given = {"method": "feddf", "data.name": "imagefolder", "data.root": str(tmp_path), "data.image-size": 8}
+    settings = read_settings({**given, "data.proxy-name": "digits", "model.name": "resnet8"})
+
+    with pytest.raises(OptionError, match="'data.proxy-name' is 'digits', whose images have 1 channels: .* with 3"):
+        build_job(settings, open_half(settings, "test"), None)
+
+    settings = read_settings({"method": "feddf", "data.proxy-name": "mnist", "data.root": str(tmp_path)})
+    with pytest.raises(DataError, match="'mnist' is not in .* no network in tests"):
+        build_job(settings, open_half(settings, "test"), None)
+
+
+def write_images(root: Path) -> None:
+    for half in ("train", "test"):
+        (root / half / "ant").mkdir(parents=True)
+        Image.new("RGB", (9, 9)).save(root / half / "ant" / "a.png")
+
+
+def test_a_method_that_needs_proxy_images_when_none_are_named_is_refused_before_anything_starts() -> None:
+    with pytest.raises(OptionError, match="'feddf' needs that the server holds .*'data.proxy', .*or 'data.proxy-name'"):
+        check_before_start(read_settings({"method": "feddf"}), 5)
+    with pytest.raises(OptionError, match="here it holds images of shape .*allowed are at least 2"):
+        check_before_start(read_settings({"method": "feddf", "data.proxy": 0.001}), 5)
+
+    check_before_start(read_settings({"method": "feddf", "data.proxy": 0.2}), 5)
+    with pytest.raises(OptionError, match="--num-supernodes is 131: allowed is at most 130") as error:
+        check_before_start(read_settings({"data.proxy": 0.9}), 131)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("clients", [2, 4])
+def test_domains_when_clients_are_not_as_many_are_refused_before_anything_starts(tmp_path: Path, clients: int) -> None:
+    for number, domain in enumerate(GROUPS["pacs"].domains):
+        for name in ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person"):
+            (tmp_path / "PACS" / domain / name).mkdir(parents=True)
+            Image.new("RGB", (9, 9), (number, 0, 0)).save(tmp_path / "PACS" / domain / name / "a.png")
+    given = {"data.name": "pacs", "data.law": "domains", "data.left-out": "cartoon", "data.image-size": 32}
+    settings = read_settings({**given, "data.root": str(tmp_path), "model.name": "cnn5"})
+
+    with pytest.raises(OptionError, match=f"{clients} clients where 'data.law' is 'domains': allowed is 3") as error:
+        check_before_start(settings, clients)
+
+    assert "\n" not in str(error.value)
+    check_before_start(settings, 3)
+    images, split = held_out(settings)
+    assert images.data.images[:, 0].unique().tolist() == [2]
+    assert len(images.data.labels) == 7
+    assert build_job(settings, split, images).input_shape == (3, 32, 32)

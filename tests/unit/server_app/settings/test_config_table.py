@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import tomllib
+
+from server_app.settings.build import default_settings, known_options
+from server_app.settings.config_table import PYPROJECT, config_table, with_config_table
+from strategies.core.options import flatten
+from strategies.method import METHODS
+
+
+def flat(table: dict[str, object], prefix: str = "") -> dict[str, object]:
+    found: dict[str, object] = {}
+    for key, value in table.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return found
+
+
+def test_pyproject_holds_the_table_that_make_config_writes() -> None:
+    text = PYPROJECT.read_text()
+
+    assert config_table().strip() in text, "pyproject.toml is stale: run `make config`"
+    assert with_config_table(text) == text, "pyproject.toml is stale: run `make config`"
+
+
+def test_pyproject_when_read_has_every_key_with_its_default_and_no_list() -> None:
+    config = flat(tomllib.loads(PYPROJECT.read_text())["tool"]["flwr"]["app"]["config"])
+
+    assert config == default_settings()
+    assert {key: type(value) for key, value in config.items()} == {
+        key: type(value) for key, value in default_settings().items()
+    }
+    assert all(isinstance(value, bool | int | float | str) for value in config.values())
+
+
+def test_the_table_when_written_has_a_comment_behind_every_key() -> None:
+    lines = config_table().splitlines()[2:]
+
+    assert [line.split(" = ")[0] for line in lines] == list(default_settings())
+    assert all("  # " in line and "; " in line for line in lines)
+    assert [option.key for option in known_options()] == list(default_settings())
+
+
+def test_other_sections_when_the_table_is_written_stay_as_they_are() -> None:
+    before = '[a]\nx = 1\n\n[tool.flwr.app.config]\nold = 1\nolder = "[b]"\n\n[b]\ny = 2\n'
+
+    after = with_config_table(before)
+
+    assert after.startswith("[a]\nx = 1\n\n[tool.flwr.app.config]\n")
+    assert after.endswith("\n\n[b]\ny = 2\n")
+    assert "old" not in tomllib.loads(after)["tool"]["flwr"]["app"]["config"]
+    assert with_config_table(after) == after
+
+
+def test_defaults_of_the_main_job_are_keys_that_methods_have() -> None:
+    keys = {key for name in METHODS for key in flatten(METHODS[name].config(), name)}
+
+    assert keys <= set(default_settings())

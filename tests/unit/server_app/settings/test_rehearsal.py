@@ -1,0 +1,87 @@
+"""What `oneshot run` refuses before it starts the nodes of ``client.nodes``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fl_app.node_config import SUPERNODES_VARIABLE
+from server_app.settings.build import build_strategy, check_before_start, read_settings
+from server_app.settings.rehearsal import number_of_clients
+from strategies.core.errors import OptionError
+
+ROOT = Path(__file__).parents[4]
+
+
+def settings(nodes: Path | str, **more: Any) -> Any:
+    flat = {key.replace("__", ".").replace("_", "-"): value for key, value in more.items()}
+    return read_settings({"client.nodes": str(nodes), "method": "fedens", "data.limit": 300, **flat})
+
+
+def write(folder: Path, **nodes: str) -> Path:
+    for name, text in nodes.items():
+        (folder / f"{name}.toml").write_text(f'client = "{name}"\n{text}')
+    return folder
+
+
+def test_number_of_clients_is_that_of_the_nodes() -> None:
+    assert number_of_clients(settings(ROOT / "deploy" / "nodes").app) == 3
+    assert number_of_clients(settings("").app) == 5
+
+
+def test_nodes_of_deploy_pass_the_check() -> None:
+    check_before_start(settings(ROOT / "deploy" / "nodes"), 3)
+
+
+def test_more_clients_than_nodes_are_refused(tmp_path: Path) -> None:
+    nodes = write(tmp_path, a="partition-id = 0", b='checkpoint = "m.pt"')
+    with pytest.raises(OptionError, match=r"--num-supernodes is 3: allowed is at most 2, the nodes of"):
+        check_before_start(settings(nodes), 3)
+
+
+@pytest.mark.parametrize(
+    ("node", "line"),
+    [
+        ('partition-id = 0\narchitecture = "resnet99"', "node b: architecture is 'resnet99': allowed are lenet5"),
+        ("partition-id = 2\nnum-partitions = 2", "node b: partition-id is 2: allowed is 0 to 1"),
+        ("partition-id = 1", "node b: partition-id is 1: allowed is 0 to 0"),
+        ("partition-id = 0\nnum-partitions = 301", "--num-supernodes is 301: allowed is at most 300"),
+    ],
+)
+def test_node_that_cannot_be_is_refused(tmp_path: Path, node: str, line: str) -> None:
+    with pytest.raises(OptionError, match=line):
+        check_before_start(settings(write(tmp_path, a="partition-id = 0", b=node)), 2)
+
+
+def test_server_of_a_deployment_refuses_to_rehearse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(SUPERNODES_VARIABLE, raising=False)
+    given = settings(write(tmp_path, a="partition-id = 0"), run_dir=str(tmp_path / "run"))
+    with pytest.raises(OptionError, match="'client.nodes' is .*: allowed with `oneshot run`"):
+        build_strategy(given, None)  # type: ignore[arg-type]  refused before the job is looked at
+    assert not (tmp_path / "run").exists()
+
+
+def pretrained(folder: Path, **more: Any) -> Any:
+    return settings("", client__checkpoint=str(folder / "{client}.pt"), **more)
+
+
+def test_checkpoints_that_are_too_few_are_refused_before_any_client_starts(tmp_path: Path) -> None:
+    (tmp_path / "client-001.pt").touch()
+    line = rf"2 of the 3 clients' checkpoints are not there, {tmp_path}/client-000.pt is the first"
+    with pytest.raises(OptionError, match=line):
+        check_before_start(pretrained(tmp_path), 3)
+    (tmp_path / "client-002.pt").touch()
+    check_before_start(pretrained(tmp_path), 3)  # one that is missing costs its own upload
+
+
+def test_checkpoints_of_clients_that_sent_theirs_are_not_asked_for(tmp_path: Path) -> None:
+    check_before_start(pretrained(tmp_path, resume=str(tmp_path)), 3)
+
+
+def test_nodes_that_train_need_no_checkpoint(tmp_path: Path) -> None:
+    nodes = write(tmp_path, a="partition-id = 0", b='checkpoint = "m.pt"', c="partition-id = 0")
+    check_before_start(settings(nodes), 3)
+    with pytest.raises(OptionError, match=r"1 of the 3 clients' checkpoints are not there, .*/m\.pt is the first"):
+        check_before_start(settings(nodes, min_uploads=3), 3)

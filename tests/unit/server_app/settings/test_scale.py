@@ -1,0 +1,86 @@
+"""The setting ``scale``: what it shortens, what it leaves, and who says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fl_app.config import AppConfig
+from server_app.launch.console import print_result
+from server_app.replay.stored import Request, replay_run
+from server_app.report.finish import table_lines
+from server_app.settings.build import read_settings
+from strategies.core.errors import OptionError
+from strategies.core.options import flatten
+from strategies.method import METHODS
+
+TRAINED = ("dense", "co-boosting", "intactofl", "fedhydra", "tally", "f-dafl", "f-adi", "feddf", "fedkd", "fed-et")
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_scale_when_below_one_shortens_local_and_server_epochs_and_nothing_else(name: str) -> None:
+    given: dict[str, Any] = {"method": name, "client.epochs": 300, f"{name}.epochs": 500}
+    whole, tenth = read_settings(given), read_settings({**given, "scale": 0.1})
+
+    assert tenth.scaled == {"client.epochs": [300, 30], f"{name}.epochs": [500, 50]}
+    # What run.json keeps are the published numbers, and the scale.
+    assert dict(tenth.flat) == {**whole.flat, "scale": 0.1}
+    assert {**flatten(tenth.method_config), "epochs": 500} == flatten(whole.method_config)
+    assert {**flatten(tenth.app), "client.epochs": 300, "scale": 1.0} == flatten(whole.app)
+
+
+def test_scale_is_the_same_for_the_client_that_reads_the_settings_itself() -> None:
+    settings = read_settings({"client.epochs": 15, "scale": 0.5})
+
+    assert AppConfig.from_settings(settings.flat) == settings.app
+    assert settings.app.client.epochs == 8
+
+
+def test_scale_leaves_an_epoch_at_least() -> None:
+    settings = read_settings({"method": "dense", "client.epochs": 3, "dense.epochs": 1, "scale": 0.01})
+
+    assert (settings.app.client.epochs, settings.method_config.epochs) == (1, 1)
+    assert settings.scaled == {"client.epochs": [3, 1]}
+
+
+def test_scale_when_a_method_trains_nothing_shortens_the_clients_alone() -> None:
+    settings = read_settings({"method": "fedavg", "client.epochs": 10, "scale": 0.5})
+
+    assert settings.scaled == {"client.epochs": [10, 5]}
+    assert settings.method_config == METHODS["fedavg"].config()
+
+
+def test_scale_when_it_is_one_is_said_nowhere() -> None:
+    assert read_settings({}).scaled == {}
+
+
+@pytest.mark.parametrize("value", [0.0, 1.5, -1.0])
+def test_scale_when_it_would_not_shorten_is_refused(value: float) -> None:
+    with pytest.raises(OptionError, match=f"'scale' is {value}: allowed is a number greater than 0.0 and at most 1.0"):
+        read_settings({"scale": value})
+
+
+def test_a_shortened_replay_says_so_while_it_runs_and_in_its_result(
+    run_folder: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines: list[str] = []
+    run = run_folder(scale=0.5, **{"client.epochs": 10, "dense.epochs": 2})
+
+    result = replay_run(Request(run, "dense", {}), log=lines.append)
+
+    said = "client.epochs 5 instead of 10, dense.epochs 1 instead of 2"
+    assert result["scaled"] == {"client.epochs": [10, 5], "dense.epochs": [2, 1]}
+    assert lines.count(f"scaled: {said}") == 1
+    assert f"scaled: {said}" in table_lines(result)
+    print_result(result, "text")
+    assert f"scaled       {said}" in capsys.readouterr().out
+
+
+def test_a_replay_cannot_change_the_scale_that_its_clients_trained_under(run_folder: Callable[..., Path]) -> None:
+    wanted: dict[str, Any] = {"scale": 0.5}
+
+    with pytest.raises(OptionError, match="'scale' is 0.5, but the run was made with 1.0"):
+        replay_run(Request(run_folder(), "dense", wanted), log=lambda _: None)

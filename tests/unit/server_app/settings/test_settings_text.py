@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from server_app.settings.build import known_options
+from server_app.settings.text import merge_settings, to_toml, with_absolute_paths
+from strategies.core.errors import OptionError
+
+KINDS = {option.key: option.kind for option in known_options()}
+
+
+def test_pairs_when_quoted_or_not_are_read_by_the_type_of_their_key() -> None:
+    text = "method=fedens run-dir='my runs/a' data.name=\"mnist\" seed=3 data.alpha=0.5 client.share-label-counts=false"
+
+    assert merge_settings([text], KINDS) == {
+        "method": "fedens",
+        "run-dir": "my runs/a",
+        "data.name": "mnist",
+        "seed": 3,
+        "data.alpha": 0.5,
+        "client.share-label-counts": False,
+    }
+
+
+@pytest.mark.parametrize("text", ["5", "true", "0.25", "a=b", ""])
+def test_a_text_when_it_looks_like_something_else_stays_a_text(text: str) -> None:
+    assert merge_settings([f"run-dir={text}"], KINDS) == {"run-dir": text}
+
+
+def test_a_value_that_is_no_toml_is_kept_as_it_is_for_the_check_to_name() -> None:
+    assert merge_settings(["seed=three"], KINDS) == {"seed": "three"}
+    assert merge_settings(["seed=[1,2]"], KINDS) == {"seed": "[1,2]"}
+
+
+def test_files_and_pairs_when_both_are_given_the_later_wins(tmp_path: Path) -> None:
+    file = tmp_path / "some.toml"
+    file.write_text('seed = 1\nmethod = "dense"\n[dense]\nepochs = 7\nkd-temperature = 4.0\n[data]\nalpha = 0.1\n')
+
+    first = merge_settings([str(file), "seed=2 dense.epochs=8", "seed=3"], KINDS)
+    last = merge_settings(["seed=2", str(file)], KINDS)
+
+    assert first == {"seed": 3, "method": "dense", "dense.epochs": 8, "dense.kd-temperature": 4.0, "data.alpha": 0.1}
+    assert last["seed"] == 1
+
+
+def test_no_settings_when_nothing_is_given() -> None:
+    assert merge_settings([], KINDS) == {}
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("data.alpa=0.1", r"unknown setting 'data.alpa' \(value '?0.1'?\): did you mean 'data.alpha'\?"),
+        ("zzzzzz=1", r"unknown setting 'zzzzzz' \(value 1\): known are .*client.batch-size, .*seed"),
+        ("seed", r"setting 'seed' is no pair: allowed is key=value"),
+        ("run-dir='open", r"cannot be read: No closing quotation"),
+    ],
+)
+def test_pairs_that_are_none_are_refused_in_one_line(source: str, message: str) -> None:
+    with pytest.raises(OptionError, match=message) as error:
+        merge_settings([source], KINDS)
+
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"seed = [1, 2]\n", r"some.toml: seed is list: allowed are true/false, numbers and texts"),
+        (b"[data]\nalpha = 2026-01-01\n", r"some.toml: data.alpha is date: allowed"),
+        (b"seed = \n", r"some.toml is not TOML: "),
+        (b"run-dir = '\xff'\n", r"some.toml is not TOML: "),
+        (b"[data]\nalpa = 1.0\n", r"unknown setting 'data.alpa'"),
+    ],
+)
+def test_a_file_with_what_no_setting_can_be_is_refused_by_name(tmp_path: Path, content: bytes, message: str) -> None:
+    file = tmp_path / "some.toml"
+    file.write_bytes(content)
+
+    with pytest.raises(OptionError, match=message) as error:
+        merge_settings([str(file)], KINDS)
+
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_that_cannot_be_read_is_named_with_the_reason(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"absent.toml cannot be read: No such file"):
+        merge_settings([str(tmp_path / "absent.toml")], KINDS)
+    (tmp_path / "folder.toml").mkdir()
+    with pytest.raises(OptionError, match=r"folder.toml cannot be read: Is a directory"):
+        merge_settings([str(tmp_path / "folder.toml")], KINDS)
+
+
+@pytest.mark.parametrize("value", [True, False, 0, -3, 0.1, 1e-05, 1e300, "", "plain", 'a "quoted" \\ path', "ü"])
+def test_a_value_when_written_as_toml_reads_back_equal(value: bool | float | str) -> None:
+    back = tomllib.loads(f"value = {to_toml(value)}")["value"]
+
+    assert back == value
+    assert type(back) is type(value)
+
+
+def test_paths_when_relative_are_those_of_the_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = {
+        "data.root": "sets",
+        "client.checkpoint": "models/{client}.pt",
+        "client.state-dir": "",
+        "data.name": "mnist",
+    }
+
+    assert with_absolute_paths(given) == {
+        **given,
+        "data.root": str(tmp_path / "sets"),
+        "client.checkpoint": str(tmp_path / "models/{client}.pt"),
+    }
+    assert with_absolute_paths({"data.root": "/data"}) == {"data.root": "/data"}

@@ -1,0 +1,157 @@
+"""What a replay refuses: settings that it cannot follow, and images that the clients trained on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fl_app.data import open_split, server_share
+from server_app.replay.stored import Request, replay_run
+from server_app.settings.build import default_settings, known_options
+from server_app.settings.settled import FREE_ON_REPLAY
+from strategies.core.errors import OneShotError, OptionError, StoreError
+from strategies.method import METHODS
+
+MakeRun = Callable[..., Path]
+
+
+@pytest.fixture(autouse=True)
+def _no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server_app.report.finish.plot_all", lambda *_: [])
+
+
+def replayed(run: Path, method: str, settings: dict[str, Any]) -> dict[str, Any]:
+    return replay_run(Request(run, method, settings), log=lambda _: None)
+
+
+def seen_proxies(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """Watch which proxy images FedDF gets."""
+    found: list[torch.Tensor] = []
+    method = METHODS["feddf"]
+
+    def watched(job: Any, progress: Any) -> Any:
+        found.append(job.proxy)
+        return method.fit(job, progress)
+
+    monkeypatch.setattr("strategies.feddf.METHOD", replace(method, fit=watched))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("client.epochs", 3),
+        ("client.share-label-counts", False),
+        ("data.law", "iid"),
+        ("data.alpha", 0.1),
+        ("data.limit", 10),
+        ("data.name", "mnist"),
+        ("data.image-size", 8),
+        ("model.name", "cnn-torch"),
+        ("compute", "ray"),
+        ("deadline-s", 1.0),
+        ("run-dir", "elsewhere"),
+    ],
+)
+def test_a_setting_that_a_replay_cannot_follow_is_refused_in_one_line(
+    run_folder: MakeRun, key: str, value: object
+) -> None:
+    run = run_folder()
+
+    with pytest.raises(OptionError, match=f"'{key}' is {value!r}, but the run was made with .*: allowed is that value"):
+        replayed(run, "fedens", {key: value})
+
+    assert list(run.parent.iterdir()) == [run]
+
+
+def test_settings_that_are_the_run_s_own_or_the_server_s_are_let_pass(run_folder: MakeRun) -> None:
+    run = run_folder(**{"client.epochs": 7})
+
+    free = {"seed": 2, "threads": 1, "device": "cpu", "checkpoint-s": 1.0, "dense.epochs": 1, "data.proxy": 0.05}
+    result = replayed(run, "fedens", {"client.epochs": 7, "data.alpha": 0.3, **free})
+
+    assert result["status"] == "finished"
+
+
+def test_what_a_replay_can_change_are_settings() -> None:
+    assert set(FREE_ON_REPLAY) <= {entry.key for entry in known_options()}
+
+
+def test_proxy_images_follow_the_seed_of_the_run_and_not_that_of_the_replay(
+    run_folder: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, found = run_folder(**{"data.limit": 1000, "data.proxy": 0.0, "seed": 6}), seen_proxies(monkeypatch)
+    train = open_split("digits", "train")
+
+    for seed in (6, 7):
+        replayed(run, "feddf", {"data.proxy": 0.2, "seed": seed})
+
+    wanted = train.take(server_share(train, seed=6, proxy=0.2)).images
+    assert all(torch.equal(proxy, wanted) for proxy in found)
+    assert len(found) == 2
+
+
+@pytest.mark.parametrize(("limit", "kept", "allowed"), [(0, 0.1, "0.0994"), (0, 0.0, "0.0"), (1100, 0.0, "0.1518")])
+def test_proxy_images_that_the_clients_trained_on_are_refused_in_one_line(
+    run_folder: MakeRun, limit: int, kept: float, allowed: str
+) -> None:
+    run = run_folder(**{"data.limit": limit, "data.proxy": kept})
+
+    with pytest.raises(OptionError, match=rf"'data.proxy' is 0.2, the last 259 of 1297.* at most {allowed}") as error:
+        replayed(run, "feddf", {"data.proxy": 0.2})
+
+    assert "\n" not in str(error.value)
+    assert list(run.parent.iterdir()) == [run]
+    if float(allowed):
+        assert replayed(run, "feddf", {"data.proxy": float(allowed)})["method"] == "feddf"
+
+
+def test_a_run_older_than_the_share_is_replayed(run_folder: MakeRun) -> None:
+    run = run_folder(**{"data.proxy": 0.0})
+    facts = json.loads((run / "run.json").read_text())
+    facts["settings"] = {k: v for k, v in facts["settings"].items() if not k.startswith(("data.proxy", "feddf."))}
+    (run / "run.json").write_text(json.dumps(facts))
+
+    assert replayed(run, "fedens", {})["status"] == "finished"
+    with pytest.raises(OptionError, match="'data.proxy' is 0.2"):
+        replayed(run, "feddf", {"data.proxy": 0.2})
+    with pytest.raises(OptionError, match="'feddf' needs that .* allowed is 'data.proxy'"):
+        replayed(run, "feddf", {})
+    assert "data.proxy" in default_settings()
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_replay_that_is_refused_leaves_no_folder_behind(run_folder: MakeRun, damaged: bool) -> None:
+    run = run_folder("lenet5", "mnist-cnn")
+    if damaged:
+        file = run / "uploads" / "client-001.safetensors"
+        file.write_bytes(file.read_bytes()[:-1])
+
+    with pytest.raises(StoreError if damaged else OptionError):
+        replayed(run, "fedens" if damaged else "fedavg", {})
+
+    assert list(run.parent.iterdir()) == [run]
+
+
+def test_a_replay_that_fails_after_its_first_epoch_keeps_its_folder(
+    run_folder: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method = METHODS["dense"]
+
+    def failing(job: Any, progress: Any) -> Any:
+        progress.record({"epoch": 1})
+        raise OneShotError("the disk is full")
+
+    monkeypatch.setattr("strategies.dense.METHOD", replace(method, fit=failing))
+    run = run_folder()
+
+    with pytest.raises(OneShotError, match="the disk is full"):
+        replayed(run, "dense", {})
+
+    assert len(list(run.parent.iterdir())) == 2

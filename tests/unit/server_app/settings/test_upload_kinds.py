@@ -1,0 +1,200 @@
+"""FedOV and FedCVAE-Ens from the clients' training to the result, and their uploads under other methods."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import ArrayRecord
+
+from client_app.node import Asked, Node
+from client_app.tasks import TASKS
+from client_app.work import trained_model
+from fl_app.data import open_split
+from fl_app.models.uploaded import uploaded_builders, uploaded_name
+from server_app.replay.stored import Request, replay_run
+from server_app.settings.build import build_job, default_settings, read_settings
+from strategies.core.errors import OptionError, UploadError
+from strategies.flower.messages import Request as Message
+from strategies.method import METHODS, Job, Normalization
+from strategies.run.run_folder import RunFolder
+from strategies.uploads.checks import Signatures
+from strategies.uploads.kinds import kind_of, of_kind
+
+CLIENTS = 3
+SETTINGS: dict[str, Any] = {
+    "compute": "in-process", "device": "cpu", "threads": 1, "data.law": "iid", "model.name": "mnist-cnn",
+    "client.optimizer": "adam", "client.lr": 0.003, "client.batch-size": 16, "client.latent": 6,
+    "client.attack-steps": 1, "fedcvae-ens.images": 900, "fedcvae-ens.epochs": 3,
+}  # fmt: skip
+QUICK = {"data.limit": 90, "client.epochs": 1}
+# As little as each method learns something with.
+ENOUGH = {"fedov": {"data.limit": 240, "client.epochs": 4}, "fedcvae-ens": {"data.limit": 450, "client.epochs": 8}}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return a function that has clients train what a method asks for, a little, and leaves their run folder."""
+    made: dict[str, Path] = {}
+
+    def make(method: str) -> Path:
+        if method not in made:
+            made[method] = run_of(method, QUICK, tmp_path_factory.mktemp("runs") / method)
+        return made[method]
+
+    return make
+
+
+def run_of(method: str, how_much: dict[str, Any], path: Path) -> Path:
+    given = {**SETTINGS, **how_much, "method": method}
+    settings = read_settings(given)
+    job = build_job(settings, open_split("digits", "test", image_size=settings.app.data.image_size), None)
+    signatures = Signatures(of_kind(job.builders, settings.method.uploads))
+    facts = {
+        "method": method, "seed": 0, "student": job.student, "num-classes": 10, "input-shape": list(job.input_shape),
+        "settings": {**default_settings(), **given},
+    }  # fmt: skip
+    with RunFolder.create(path, facts) as folder:
+        for partition_id in range(CLIENTS):
+            node = Node.of({"partition-id": partition_id, "num-partitions": CLIENTS}, settings.app)
+            trained, state = trained_model(settings.app, node, Asked("", 1, 0, task=settings.method.uploads), {})
+            assert trained is not None
+            wanted = signatures[trained.architecture]  # what the server accepts
+            assert {key: tuple(value.shape) for key, value in state.items()} == {k: s for k, (s, _) in wanted.items()}
+            folder.round(1).accept(
+                node.client,
+                trained.architecture,
+                state,
+                num_examples=trained.num_examples,
+                label_counts=trained.label_counts,
+            )
+    return path
+
+
+def replayed(path: Path, method: str, target: Path, **overrides: Any) -> dict[str, Any]:
+    return replay_run(Request(path, method, overrides, folder=target), log=lambda _: None)
+
+
+@pytest.mark.slow
+def test_fedov_from_training_to_result(tmp_path: Path) -> None:
+    run = run_of("fedov", ENOUGH["fedov"], tmp_path / "run")
+
+    result = replayed(run, "fedov", tmp_path / "replay")
+
+    names = [(row["name"], row["kind"]) for row in result["table"]]
+    assert names == [*((f"client-00{k}", "client") for k in range(CLIENTS)), ("FedOV", "ensemble")]
+    assert result["accuracy"] == result["table"][-1]["accuracy"] > 60.0
+    assert result["table"][0]["accuracy"] > 50.0  # among the ten classes, whatever it says of "unknown"
+    facts = json.loads((tmp_path / "replay" / "ensemble" / "ensemble.json").read_text())
+    assert {member["architecture"] for member in facts["members"]} == {"mnist-cnn+unknown"}
+    assert facts["combiner"]["name"] == "open-set"
+
+
+@pytest.mark.slow
+def test_fedcvae_ens_from_training_to_result(tmp_path: Path) -> None:
+    run = run_of("fedcvae-ens", ENOUGH["fedcvae-ens"], tmp_path / "run")
+
+    result = replayed(run, "fedcvae-ens", tmp_path / "replay")
+
+    assert [(row["name"], row["kind"]) for row in result["table"]] == [("FedCVAE-Ens", "student")]
+    assert result["accuracy"] > 30.0
+    assert (tmp_path / "replay" / "student.safetensors").exists()
+    assert "synthetic_images.png" in result["plots"]
+
+
+@pytest.mark.parametrize(("method", "batches"), [("fedov", CLIENTS), ("fedcvae-ens", 1)])
+def test_evaluation_counts_to_its_end(run: Callable[[str], Path], tmp_path: Path, method: str, batches: int) -> None:
+    lines: list[str] = []
+
+    replay_run(Request(run(method), method, {}, folder=tmp_path / "replay"), log=lines.append)
+
+    told = [line.partition(",")[0] for line in lines if line.startswith("evaluation: ")]
+    assert told[-1] == f"evaluation: batch {batches} of {batches}"
+
+
+def test_model_card_of_open_set_classifiers_loads_them(
+    run: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replayed(run("fedov"), "fedov", tmp_path / "replay")
+    monkeypatch.chdir(tmp_path / "replay")
+
+    code = Path("model_card.md").read_text().partition("```python\n")[2].partition("```")[0]
+    names: dict[str, Any] = {}
+    exec(code, names)  # noqa: S102  our own page
+
+    assert names["model"](torch.zeros(2, 1, 16, 16)).shape == (2, 10)
+
+
+@pytest.mark.parametrize(("ran", "asked"), [("fedov", "fedens"), ("fedcvae-ens", "fedov"), ("fedov", "fedcvae-ens")])
+def test_uploads_of_another_kind_are_refused_in_one_line(
+    run: Callable[[str], Path], tmp_path: Path, ran: str, asked: str
+) -> None:
+    with pytest.raises(OptionError) as caught:
+        replayed(run(ran), asked, tmp_path / "replay")
+
+    assert f"method {asked!r} works on uploads of kind {METHODS[asked].uploads!r}" in str(caught.value)
+    assert f"of kind {METHODS[ran].uploads!r} are those of client-000" in str(caught.value)
+    assert not (tmp_path / "replay").exists()
+
+
+@pytest.mark.parametrize("task", list(TASKS))
+def test_what_a_client_names_its_upload_is_what_the_server_knows_it_by(task: str) -> None:
+    builders = uploaded_builders(task, 10, (1, 16, 16), latent=5)
+
+    assert {kind_of(name) for name in builders} == {task}
+    assert uploaded_name(task, "lenet5") in builders
+    assert set(TASKS) == {METHODS[name].uploads for name in METHODS}
+
+
+def test_job_of_a_method_of_classifiers_knows_no_other_models() -> None:
+    settings = read_settings({**SETTINGS, "method": "fedens"})
+
+    job = build_job(settings, open_split("digits", "test", image_size=settings.app.data.image_size), None)
+
+    assert {kind_of(name) for name in job.builders} == {"classifier"}
+
+
+def test_images_that_a_cvae_cannot_take_are_refused_before_any_client_is_asked() -> None:
+    settings = read_settings({**SETTINGS, "method": "fedcvae-ens", "data.image-size": 20})
+
+    with pytest.raises(OptionError, match=r"a CVAE cannot take examples of shape \(1, 20, 20\)"):
+        build_job(settings, open_split("digits", "test", image_size=settings.app.data.image_size), None)
+
+
+@pytest.mark.parametrize("shape", [(13, 1, 1), (1, 1, 64), (1, 2, 2)])
+def test_examples_that_cannot_be_destroyed_are_refused(shape: tuple[int, int, int]) -> None:
+    with pytest.raises(OptionError):
+        uploaded_builders("open-set", 2, shape)
+
+
+def test_a_task_that_a_client_does_not_know_is_refused() -> None:
+    settings = read_settings(SETTINGS)
+    node = Node.of({"partition-id": 0, "num-partitions": CLIENTS}, settings.app)
+
+    with pytest.raises(UploadError, match=r"asks for task 'poetry': known here are classifier, open-set, cvae"):
+        trained_model(settings.app, node, Asked("", 1, 0, task="poetry"), {})
+
+
+def test_a_checkpoint_is_sent_as_what_the_task_asks_for(tmp_path: Path) -> None:
+    settings = read_settings({**SETTINGS, "client.checkpoint": str(tmp_path / "{partition}.pt")})
+    torch.save({"weight": torch.zeros(1)}, tmp_path / "0.pt")
+    node = Node.of({"partition-id": 0, "num-partitions": CLIENTS}, settings.app)
+
+    trained, _ = trained_model(settings.app, node, Asked("", 1, 0, task="open-set"), {})
+
+    assert trained is not None
+    assert trained.architecture == "mnist-cnn+unknown"
+
+
+@pytest.mark.parametrize("name", ["fedov", "fedcvae-ens", "fedens"])
+def test_request_of_a_method_says_its_task_and_the_client_reads_it(name: str) -> None:
+    method = METHODS[name]
+    job = Job((), {}, "net", 2, (1, 4, 4), Normalization((0.5,), (0.5,)), method.config())
+
+    asks = Message.of(method, job, ArrayRecord(), 1, config={}, run_id="run").asks
+
+    assert Asked.of(asks, 0).task == method.uploads

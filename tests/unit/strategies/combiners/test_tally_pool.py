@@ -1,0 +1,322 @@
+"""Who knows which class: as told, or read off the models of small clients that were trained here."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from strategies.combiners import noise, tally_pool
+from strategies.combiners.class_counts import geometric_mean, response_shares, row_shares
+from strategies.combiners.combiners import Mean
+from strategies.combiners.noise import noise_images
+from strategies.combiners.opinion_pools import OpinionPool
+from strategies.combiners.tally_pool import (
+    TallyPoolOptions,
+    examples_per_class,
+    fitted_pool,
+    known_sizes,
+    probed,
+    row_norms,
+)
+from strategies.core.errors import OptionError, UploadError
+from strategies.core.seeds import generator
+from strategies.method import Job, Normalization, Upload
+from strategies.teacher.ensemble import Ensemble
+
+SHAPE, CLASSES = (1, 6, 6), 4
+# What each client has of each class, the third by far the most of all.
+HELD = ((40, 38, 1, 1), (2, 30, 8, 40), (2, 4, 194, 0))
+SPACE = Normalization((0.4,), (0.3,))
+
+
+def linear() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(36, CLASSES))
+
+
+def deep() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(36, 12), nn.ReLU(), nn.Linear(12, CLASSES), nn.Identity())
+
+
+BUILDERS = {"linear": linear, "deep": deep}
+SIDES = torch.randn(CLASSES, *SHAPE, generator=torch.Generator().manual_seed(3))  # what images of a class share
+
+
+@cache
+def trained(k: int, architecture: str) -> dict[str, Tensor]:
+    """Train client k on images of its classes, from weights that all clients start from."""
+    rng = torch.Generator().manual_seed(k)
+    labels = torch.repeat_interleave(torch.arange(CLASSES), torch.tensor(HELD[k]))
+    images = 0.7 * SIDES[labels] + torch.randn(len(labels), *SHAPE, generator=rng)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = BUILDERS[architecture]()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    for _ in range(60):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(images), labels).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def upload(k: int, architecture: str = "linear", **facts: Any) -> Upload:
+    told = {"num_examples": sum(HELD[k]), "label_counts": HELD[k]}
+    return Upload(f"c{k}", architecture, lambda: trained(k, architecture), **{**told, **facts})
+
+
+TOLD = tuple(upload(k) for k in range(3))
+SILENT = tuple(upload(k, architecture, label_counts=None) for k, architecture in enumerate(("linear", "deep", "deep")))
+MIXED = (TOLD[0], SILENT[1], upload(2, label_counts=(0, 0, 0, 0)))
+
+
+def job(uploads: tuple[Upload, ...], seed: int = 0) -> Job:
+    return Job(uploads, BUILDERS, "linear", CLASSES, SHAPE, SPACE, None, seed=seed)
+
+
+def ensemble(uploads: tuple[Upload, ...]) -> Ensemble:
+    return Ensemble.from_uploads(uploads, BUILDERS, Mean())
+
+
+def counted(uploads: tuple[Upload, ...], *, sharpness: float = 1.0, **options: Any) -> Tensor:
+    given = TallyPoolOptions(sharpness=sharpness, **options)
+    return examples_per_class(job(uploads), noise_answers(uploads, given.probes), uploads, given)
+
+
+def noise_answers(uploads: tuple[Upload, ...], count: int, seed: int = 0) -> Tensor:
+    images = (noise_images(count, SHAPE, generator(seed, "tally", "probes")) - 0.4) / 0.3
+    answers = []
+    for one in uploads:
+        model = BUILDERS[one.architecture]()
+        model.load_state_dict(one.read())
+        with torch.no_grad():
+            answers.append(model(images))
+    return torch.stack(answers)
+
+
+def read_off(uploads: tuple[Upload, ...], counts: str, probes: int = 1024) -> Tensor:
+    """Return what an estimator finds, out of its parts."""
+    names = {"linear": "1.weight", "deep": "3.weight"}
+    noise = response_shares(noise_answers(uploads, probes))
+    rows = row_shares(torch.stack([one.read()[names[one.architecture]].norm(dim=1) for one in uploads]))
+    return {"noise": noise, "rows": rows, "noise-rows": geometric_mean(noise, rows)}[counts]
+
+
+def test_counts_that_are_told_or_alike_need_no_models() -> None:
+    unread = tuple(replace(one, read=dict) for one in TOLD)
+    answers = torch.full((3, 5, CLASSES), torch.nan)
+    for counts, expected in (("auto", torch.tensor(HELD)), ("uniform", torch.tensor([[20], [20], [50]]).expand(3, 4))):
+        found = examples_per_class(job(unread), answers, unread, TallyPoolOptions(counts=counts))
+        torch.testing.assert_close(found, expected.float())
+
+
+def test_claimed_counts_are_shares_of_the_claimed_number_of_examples() -> None:
+    boaster = replace(TOLD[0], label_counts=(400, 380, 10, 10))
+    torch.testing.assert_close(counted((boaster, *TOLD[1:])), torch.tensor(HELD).float())
+
+
+@pytest.mark.parametrize("counts", ["noise", "rows", "noise-rows"])
+def test_counts_of_silent_clients_are_read_off_their_models(counts: str) -> None:
+    found = counted(SILENT, counts=counts, probes=300)
+    sizes = torch.tensor([[80.0], [80.0], [200.0]])
+    torch.testing.assert_close(found, (sizes * read_off(SILENT, counts, 300)).float(), rtol=1e-4, atol=1e-4)
+    assert found.dtype == torch.float32
+    # What clients tell is not looked at.
+    talkers = tuple(replace(one, label_counts=(1, 2, 3, 4)) for one in SILENT)
+    assert torch.equal(counted(talkers, counts=counts, probes=300), found)
+    # Sharper shares are squared, and in sum 1 again.
+    shares = (found / found.sum(1, keepdim=True)).square()
+    expected = sizes * shares / shares.sum(1, keepdim=True)
+    torch.testing.assert_close(
+        counted(SILENT, counts=counts, probes=300, sharpness=2.0), expected, rtol=1e-4, atol=1e-4
+    )
+
+
+def test_auto_takes_what_is_told_and_reads_off_the_rest() -> None:
+    found = counted(MIXED, counts="auto")
+    estimates = read_off(MIXED, "noise-rows")
+    torch.testing.assert_close(found[0], torch.tensor(HELD[0]).float())
+    torch.testing.assert_close(found[1], (80 * estimates[1]).float(), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found[2], (200 * estimates[2]).float(), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(counted(SILENT), counted(SILENT, counts="noise-rows"))
+    torch.testing.assert_close(counted(MIXED, sharpness=3.0)[0], found[0])  # what is told is not sharpened
+
+
+def test_tempered_counts_lie_between_what_is_told_and_what_is_seen() -> None:
+    found = counted(MIXED, counts="tempered")
+    estimates, shares = read_off(MIXED, "noise-rows"), torch.tensor([HELD[0]]).double() / 80
+    expected = torch.cat([80 * geometric_mean(shares, estimates[:1]), 80 * estimates[1:2], 200 * estimates[2:]])
+    torch.testing.assert_close(found, expected.float(), rtol=1e-4, atol=1e-4)
+    liar = (replace(MIXED[0], label_counts=(20, 20, 20, 20)), *MIXED[1:])
+    off = (counted(liar) - counted(MIXED))[0].abs().sum()
+    assert float((counted(liar, counts="tempered") - found)[0].abs().sum()) < 0.6 * float(off)
+
+
+@pytest.mark.parametrize("counts", ["noise", "rows", "noise-rows"])
+@pytest.mark.parametrize("architecture", ["linear", "deep"])
+def test_shares_that_are_read_off_find_out_who_has_what(counts: str, architecture: str) -> None:
+    uploads = tuple(upload(k, architecture, label_counts=None) for k in range(3))
+    found = counted(uploads, counts=counts)
+    shares, true = found / found.sum(1, keepdim=True), torch.tensor(HELD) / torch.tensor(HELD).sum(1, keepdim=True)
+    for mine, theirs in zip(shares, true, strict=True):
+        # A class that a client has got counts for more than one of which it has next to nothing.
+        assert float(mine[theirs > 0.3].min()) > float(mine[theirs < 0.03].max())
+    assert shares[2].argmax() == 2
+    assert float((shares - true).abs().sum(1).mean()) < float((0.25 - true).abs().sum(1).mean())
+
+
+def test_probes_are_drawn_from_the_seed_and_asked_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    members, sizes = ensemble(SILENT), list[int]()
+    ask = members.member_logits
+
+    def watched(images: Tensor) -> Tensor:
+        sizes.append(len(images))
+        return ask(images)
+
+    monkeypatch.setattr(members, "member_logits", watched)
+    found = probed(job(SILENT), members, 2 * tally_pool.BATCH + 3)
+    assert sizes == [tally_pool.BATCH, tally_pool.BATCH, 3]
+    torch.testing.assert_close(found, noise_answers(SILENT, 2 * tally_pool.BATCH + 3), rtol=1e-4, atol=1e-4)
+    assert not found.requires_grad
+    other = probed(job(SILENT, seed=1), members, 5)
+    torch.testing.assert_close(other, noise_answers(SILENT, 5, seed=1), rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(other, found[:, :5])
+
+
+def test_large_probes_are_made_as_they_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    alive: list[int] = []
+    made: list[weakref.ref[Tensor]] = []
+    make = noise._batch
+
+    def counted(*args: Any) -> Tensor:
+        alive.append(sum(one() is not None for one in made))
+        batch = make(*args)
+        made.append(weakref.ref(batch))
+        return batch
+
+    monkeypatch.setattr(noise, "_batch", counted)
+    monkeypatch.setattr(noise, "VALUES_AT_ONCE", 3 * 36)
+    probed(job(TOLD), ensemble(TOLD), 11)
+    assert len(alive) == 4
+    assert max(alive) <= 1  # the one before is let go when the next is there
+
+
+def test_row_norms_are_of_each_architecture_s_last_layer() -> None:
+    norms = row_norms(SILENT, BUILDERS, CLASSES)
+    for found, one, name in zip(norms, SILENT, ("1.weight", "3.weight", "3.weight"), strict=True):
+        torch.testing.assert_close(found, one.read()[name].double().square().sum(1).sqrt())
+
+
+def test_row_norms_of_a_model_that_does_not_end_with_its_classes_are_refused() -> None:
+    with pytest.raises(OptionError, match="has 4 outputs: allowed are 7, one per class"):
+        row_norms(SILENT, BUILDERS, 7)
+    with pytest.raises(OptionError, match="no linear layer"):
+        row_norms(SILENT[:1], {"linear": lambda: nn.Conv2d(1, CLASSES, 6)}, CLASSES)
+
+
+def test_row_norms_leave_the_random_state_alone() -> None:
+    before = torch.get_rng_state()
+    row_norms(SILENT, BUILDERS, CLASSES)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        ([5, 7, 90], [5.0, 7.0, 90.0]),
+        ([None, 7, 90, 8], [8.0, 7.0, 90.0, 8.0]),
+        ([None, None], [1.0, 1.0]),
+        ([0, None, 6], [0.0, 6.0, 6.0]),
+    ],
+)
+def test_sizes_that_are_not_told_are_the_median_of_the_others(told: list[int | None], expected: list[float]) -> None:
+    uploads = [replace(TOLD[0], num_examples=size, label_counts=None) for size in told]
+    assert known_sizes(uploads).tolist() == expected
+
+
+def test_size_that_is_not_told_is_the_sum_of_the_label_counts_where_those_are() -> None:
+    silent = replace(TOLD[1], num_examples=None)
+    assert known_sizes([TOLD[0], silent]).tolist() == [float(TOLD[0].num_examples or 0), float(sum(HELD[1]))]
+
+
+def test_cap_bounds_what_a_client_claims_to_have() -> None:
+    boaster = replace(TOLD[1], num_examples=10**9)
+    uploads = (TOLD[0], boaster, TOLD[2])
+    sizes = counted(uploads, cap_examples=True).sum(1)
+    torch.testing.assert_close(sizes, torch.tensor([80.0, 200.0, 200.0]))
+    assert float(counted(uploads).sum(1)[1]) == pytest.approx(1e9)
+
+
+@pytest.mark.parametrize("calibrated", [False, True])
+@pytest.mark.parametrize("rule", ["linear", "log"])
+def test_pool_is_the_one_that_is_asked_for_with_the_members_counts(rule: str, calibrated: bool) -> None:
+    members = ensemble(MIXED)
+    options = TallyPoolOptions(
+        rule=rule, temperature=1.5, smoothing=0.2, sharpness=1.0, probes=300, calibrated=calibrated
+    )
+    fitted = fitted_pool(job(MIXED), members, options)
+    pool = OpinionPool(rule, counted(MIXED, probes=300), None, torch.full((3,), 1.5), torch.tensor([0.2]))
+    if calibrated:
+        pool.calibrate(noise_answers(MIXED, 300))
+    assert fitted.rule == rule
+    assert not fitted.training
+    found = fitted.state_dict()
+    assert found.keys() == pool.state_dict().keys()
+    for name, value in pool.state_dict().items():
+        torch.testing.assert_close(found[name], value, rtol=1e-3, atol=1e-4, msg=name)
+    assert bool(found["scales"].any()) is calibrated
+
+
+def test_client_that_does_not_agree_with_the_others_is_left_out_if_asked() -> None:
+    # Five of one kind, and one whose labels were moved by one.
+    good = tuple(replace(upload(k % 2), client=f"c{k}") for k in range(5))
+    state = trained(0, "linear")
+    moved = {name: value.roll(1, 0) for name, value in state.items()}
+    bad = replace(upload(0), client="c5", read=lambda: moved)
+    uploads = (*good, bad)
+    members = ensemble(uploads)
+    for share, weights in ((0.0, [1.0] * 6), (0.3, [1.0] * 5 + [0.0])):
+        assert fitted_pool(job(uploads), members, TallyPoolOptions(agreement=share)).weights.tolist() == weights
+
+
+def test_client_whose_logits_are_not_finite_is_left_out_without_being_asked_for_agreement() -> None:
+    huge = replace(TOLD[1], read=lambda: {name: 1e38 * value for name, value in trained(1, "linear").items()})
+    uploads = (TOLD[0], huge, TOLD[2])
+    images, found = torch.rand(5, *SHAPE), []
+    for some, weights in ((uploads, [1.0, 0.0, 1.0]), (uploads[::2], [1.0, 1.0])):
+        members = ensemble(some)
+        members.combiner = pool = fitted_pool(job(some), members, TallyPoolOptions())
+        assert pool.weights.tolist() == weights
+        found.append(members(images))
+    torch.testing.assert_close(*found)
+
+
+def test_clients_none_of_whose_logits_are_finite_are_refused() -> None:
+    huge = replace(TOLD[1], read=lambda: {name: 1e38 * value for name, value in trained(1, "linear").items()})
+    with pytest.raises(UploadError, match=r"no client's model answers noise with finite logits up to 1e\+15"):
+        fitted_pool(job((huge,)), ensemble((huge,)), TallyPoolOptions())
+
+
+def test_model_without_a_last_layer_is_refused_only_where_its_client_is_silent() -> None:
+    def blind() -> nn.Module:
+        return nn.Sequential(nn.Conv2d(1, CLASSES, 6), nn.Flatten())
+
+    odd = Upload("c1", "blind", blind().state_dict, num_examples=9, label_counts=(3, 3, 3, 0))
+    for one, refused in ((odd, False), (replace(odd, label_counts=None), True)):
+        uploads = (SILENT[0], one)
+        mixed = replace(job(uploads), builders={**BUILDERS, "blind": blind})
+        members = Ensemble.from_uploads(uploads, mixed.builders, Mean())
+        if refused:
+            with pytest.raises(OptionError, match=r"class counts of 'c1' \(blind\) .* no linear layer.*counts=noise"):
+                fitted_pool(mixed, members, TallyPoolOptions())
+        else:
+            fitted_pool(mixed, members, TallyPoolOptions())
+
+
+def test_great_sharpness_leaves_the_largest_share_alone() -> None:
+    largest = counted(SILENT[:1], sharpness=1e4)
+    assert sorted((largest / largest.sum()).flatten().tolist()) == pytest.approx([0, 0, 0, 1])

@@ -1,0 +1,41 @@
+"""What clients that remember are told: the round of their last answer that counted, now and at the last checkpoint."""
+
+from __future__ import annotations
+
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+
+from strategies.flower.rounds.attendance import Attendance
+
+
+def test_last_round_moves_with_every_accepted_answer_and_safe_round_with_checkpoints() -> None:
+    attendance = Attendance()
+    assert attendance.told("a") == {"last-round": 0, "safe-round": 0}
+    attendance.accept(1, ["a", "b"])
+    attendance.checkpointed()
+    attendance.accept(3, ["a"])
+    assert attendance.told("a") == {"last-round": 3, "safe-round": 1}
+    assert attendance.told("b") == {"last-round": 1, "safe-round": 1}
+    assert attendance.told("c") == {"last-round": 0, "safe-round": 0}
+
+
+def test_a_server_that_goes_on_from_a_checkpoint_forgets_what_came_after_it() -> None:
+    attendance = Attendance()
+    attendance.accept(1, ["a"])
+    kept = attendance.snapshot()
+    attendance.accept(2, ["a", "b"])
+    attendance.restore(kept)
+    assert attendance.told("a") == {"last-round": 1, "safe-round": 1}
+    assert attendance.told("b") == {"last-round": 0, "safe-round": 0}
+    assert kept == {"a": 1}
+
+
+def test_every_client_is_told_its_own_and_the_shared_request_stays_what_it_is() -> None:
+    attendance = Attendance()
+    attendance.accept(2, ["a"])
+    shared = RecordDict({"arrays": ArrayRecord(), "config": ConfigRecord({"lr": 0.5})})
+    names = {7: "a", 8: "b", 9: None}
+    found = attendance.tell(dict.fromkeys(names, shared), names.get)
+    assert dict(found[7]["config"]) == {"lr": 0.5, "last-round": 2, "safe-round": 0}
+    assert dict(found[8]["config"]) == {"lr": 0.5, "last-round": 0, "safe-round": 0}
+    assert dict(found[9]["config"]) == {"lr": 0.5} == dict(shared["config"])
+    assert all(content["arrays"] is shared["arrays"] for content in found.values())

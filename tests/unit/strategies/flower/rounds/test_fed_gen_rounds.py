@@ -1,0 +1,131 @@
+"""FedGen in rounds, on a grid of Python functions: the generator goes out, and comes into the clients' training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flower_fakes import CLASSES, ONE_THREAD, SHAPE, Client, FakeGrid, equal, net, weights
+from flwr.app import ArrayRecord, Message, MessageType, MetricRecord, RecordDict
+from torch import nn
+
+from strategies import Iterative, IterativeConfig
+from strategies.client import upload_facts
+from strategies.client.corrections import LocalUpdate, read_round
+from strategies.client.round_state import RoundState
+from strategies.distillation.lent import Lent
+from strategies.rounds.refinement import Refiner
+
+State = dict[str, torch.Tensor]
+SMALL: dict[str, Any] = {
+    "iterations": 3, "batch_size": 6, "latent": 5, "generator_width": 8, "local_batch_size": 6, "local_weight": 1.0,
+}  # fmt: skip
+
+
+class Federation:
+    """Two clients that train two steps, each on examples of two classes.
+
+    Args:
+        heed: Whether their loss has the terms that the request asks for.
+    """
+
+    def __init__(self, *, heed: bool = True) -> None:
+        self.asked: list[tuple[str, dict[str, Any], dict[str, State]]] = []
+        self._heed = heed
+
+    def nodes(self) -> dict[int, Client]:
+        return {5: self._client("alice", 1), 6: self._client("bob", 2)}
+
+    def _client(self, name: str, seed: int) -> Client:
+        inputs = torch.randn(8, *SHAPE, generator=torch.Generator().manual_seed(seed))
+        labels = torch.arange(8) % 2 + seed
+        counts = torch.bincount(labels, minlength=CLASSES).tolist()
+
+        def answer(message: Message) -> Message:
+            facts = upload_facts(client=name, label_counts=counts)
+            if message.metadata.message_type == MessageType.QUERY:
+                return Message(RecordDict({"upload": facts}), reply_to=message)
+            said, sent = read_round(message)
+            self.asked.append((name, said, sent))
+            model = net()
+            update = LocalUpdate(model, said, sent, memory=RoundState(None, name), label_counts=counts)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for _ in range(2):
+                optimizer.zero_grad()
+                logits = model.train()(inputs)
+                loss = nn.functional.cross_entropy(logits, labels)
+                (loss + update.penalty(model, logits, labels) if self._heed else loss).backward()
+                optimizer.step()
+                update.step(0.1)
+            records, metrics = update.finish(model)
+            content = RecordDict({key: ArrayRecord(state) for key, state in records.items()})
+            content["metrics"] = MetricRecord({"num-examples": 8, "train-loss": loss.item(), **metrics})
+            content["upload"] = facts
+            return Message(content, reply_to=message)
+
+        return answer
+
+
+def result(
+    run: Path,
+    federation: Federation,
+    *,
+    refined: bool = True,
+    rounds: int = 3,
+    strategy: str = "fedavg",
+    **changes: Any,
+) -> State:
+    found = Iterative(
+        net,
+        num_classes=CLASSES,
+        input_shape=SHAPE,
+        config=IterativeConfig(rounds=rounds, strategy=strategy),
+        run_dir=run,
+        options=ONE_THREAD,
+        refiner=Refiner.of("fed-gen", **{**SMALL, **changes}) if refined else None,
+        compute="in-process",
+    )
+    arrays = found.start(FakeGrid(federation.nodes()), ArrayRecord(weights(5))).arrays
+    return dict(arrays.to_torch_state_dict())
+
+
+@pytest.mark.parametrize("level", ["features", "images"])
+def test_generator_of_a_round_goes_out_with_the_next(tmp_path: Path, level: str) -> None:
+    federation = Federation()
+    state = result(tmp_path / "run", federation, level=level)
+    assert all(bool(value.isfinite().all()) for value in state.values())
+    for _, said, sent in federation.asked:
+        number = said["server-round"]
+        assert sorted(sent) == (["arrays"] if number == 1 else ["arrays", "generator"])
+        assert any(key.startswith("generator-") for key in said) == (number > 1)
+        if number > 1:
+            lent = Lent.read(said)
+            assert lent.level == level
+            assert lent.weight == pytest.approx(0.98 ** (number - 1))
+            lent.build(72).load_state_dict(sent["generator"])
+    assert [said["server-round"] for _, said, _ in federation.asked] == [1, 1, 2, 2, 3, 3]
+    second, third = (federation.asked[place][2]["generator"] for place in (2, 4))
+    assert equal(second, federation.asked[3][2]["generator"])
+    assert not equal(second, third)
+    assert third["norm0.num_batches_tracked"] == 6  # it has gone on, and not begun anew
+
+
+def test_first_round_is_plain_and_so_are_all_with_clients_that_take_no_notice(tmp_path: Path) -> None:
+    plain = result(tmp_path / "a", Federation(), refined=False, rounds=1)
+    assert equal(result(tmp_path / "b", Federation(), rounds=1), plain)
+    plain = result(tmp_path / "c", Federation(), refined=False)
+    assert equal(result(tmp_path / "d", Federation(heed=False)), plain)
+    assert not equal(result(tmp_path / "e", Federation()), plain)
+
+
+def test_same_seed_ends_with_the_same_bits(tmp_path: Path) -> None:
+    assert equal(result(tmp_path / "a", Federation()), result(tmp_path / "b", Federation()))
+
+
+def test_it_goes_with_another_strategy(tmp_path: Path) -> None:
+    federation = Federation()
+    state = result(tmp_path / "run", federation, strategy="scaffold")
+    assert all(bool(value.isfinite().all()) for value in state.values())
+    assert sorted(federation.asked[-1][2]) == ["arrays", "control", "generator"]

@@ -1,0 +1,267 @@
+"""FedProx, FedDyn and SCAFFOLD, both halves, on problems whose answers are known: by hand, and in the limit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flower_fakes import ONE_THREAD, Client, FakeGrid, failing
+from flwr.app import ArrayRecord, Message, MessageType, MetricRecord, RecordDict
+from torch import nn
+
+from strategies import Iterative, IterativeConfig
+from strategies.client import upload_facts
+from strategies.client.corrections import LocalUpdate, read_round
+from strategies.client.round_state import RoundState
+from strategies.flower.rounds import round_trip
+from strategies.flower.rounds.base import Base, base_of
+from strategies.flower.rounds.feddyn import FedDyn
+
+
+class Point(nn.Module):
+    """A model of two weights; what it makes of images is of no interest here."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(2))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.w.expand(len(images), 2)
+
+
+@pytest.fixture(autouse=True)
+def quick(clock: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(round_trip, "time", clock)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def quadratic(
+    name: str,
+    curve: Any,
+    target: Any,
+    *,
+    steps: int,
+    rate: float,
+    place: Path,
+    absent: Sequence[int] = (),
+    lost: Sequence[int] = (),
+) -> Client:
+    """A client whose loss is ``curve / 2 (w - target)^2``, summed over both weights.
+
+    In some rounds it is away, in some it trains and its answer does not arrive.
+    """
+    bend, goal = torch.as_tensor(curve, dtype=torch.float32), torch.as_tensor(target, dtype=torch.float32)
+
+    def answer(message: Message) -> Message:
+        facts = upload_facts(client=name)
+        if message.metadata.message_type == MessageType.QUERY:
+            return Message(RecordDict({"upload": facts}), reply_to=message)
+        said, sent = read_round(message)
+        if said["server-round"] in absent:
+            return failing("away")(message)  # type: ignore[return-value]
+        model = Point()
+        update = LocalUpdate(model, said, sent, memory=RoundState(place, name))
+        optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+        for _ in range(steps):
+            optimizer.zero_grad()
+            loss = (bend / 2 * (model.w - goal).square()).sum() + update.penalty(model)
+            loss.backward()
+            optimizer.step()
+            update.step(rate)
+        records, metrics = update.finish(model)
+        if said["server-round"] in lost:
+            return failing("lost")(message)  # type: ignore[return-value]
+        content = RecordDict({key: ArrayRecord(state) for key, state in records.items()})
+        content["metrics"] = MetricRecord({"num-examples": 10, **metrics})
+        content["upload"] = facts
+        return Message(content, reply_to=message)
+
+    return answer
+
+
+def end_of(run_dir: Path, clients: Sequence[Client], *, base: Base | None = None, **settings: Any) -> list[float]:
+    """Return the weights after the last round; the first begins at 0."""
+    strategy = Iterative(
+        Point,
+        num_classes=2,
+        input_shape=(1, 1, 1),
+        config=IterativeConfig(**{"checkpoint_every": 1000, **settings}),
+        base=base,
+        run_dir=run_dir,
+        min_uploads=1,
+        options=ONE_THREAD,
+    )
+    result = strategy.start(FakeGrid(dict(enumerate(clients, start=1))), ArrayRecord({"w": torch.zeros(2)}))
+    return [float(value) for value in result.arrays.to_torch_state_dict()["w"]]
+
+
+# By hand: alice has 1/2 (w - 4)^2, bob w^2; both take two steps of 1/4. All numbers are sums of powers of 2.
+
+
+def alice_and_bob(place: Path, *, alice: Sequence[int] = (), bob: Sequence[int] = ()) -> list[Client]:
+    return [
+        quadratic("alice", 1.0, 4.0, steps=2, rate=0.25, place=place, absent=alice),
+        quadratic("bob", 2.0, 0.0, steps=2, rate=0.25, place=place, absent=bob),
+    ]
+
+
+def by_hand(tmp_path: Path, rounds: int, **more: Any) -> float:
+    away = {name: more.pop(name) for name in ("alice", "bob") if name in more}
+    first, second = end_of(tmp_path / "run", alice_and_bob(tmp_path / "disk", **away), rounds=rounds, **more)
+    assert first == second
+    return first
+
+
+def kept(tmp_path: Path, name: str, key: str) -> float:
+    return float(RoundState(tmp_path / "disk", name).before(99)[1][key][0])
+
+
+@pytest.mark.parametrize(
+    ("rounds", "wanted"),
+    [
+        # alice 0, 1, 1.5 (gradients -4; -3 + 1), bob stays at 0.
+        (1, 0.75),
+        # alice 0.75, 1.5625, 1.96875; bob 0.75, 0.375, 0.28125.
+        (2, 1.125),
+    ],
+)
+def test_fedprox_by_hand(tmp_path: Path, rounds: int, wanted: float) -> None:
+    assert by_hand(tmp_path, rounds, strategy="fedprox", mu=1.0) == wanted
+
+
+@pytest.mark.parametrize(
+    ("rounds", "wanted", "drifts"),
+    [
+        # As FedProx, for h is 0: mean 0.75, and mean_h 0.75 on it.
+        (1, 1.5, (1.5, 0.0)),
+        # alice follows 2 w - 4: 1.5, 1.75, 1.875. bob follows 3 w - 1.5: 1.5, 0.75, 0.5625. 1.21875 + 0.46875.
+        (2, 1.6875, (1.875, -0.9375)),
+    ],
+)
+def test_feddyn_by_hand(tmp_path: Path, rounds: int, wanted: float, drifts: tuple[float, float]) -> None:
+    base = base_of(IterativeConfig(strategy="feddyn", dyn_alpha=1.0))
+    assert by_hand(tmp_path, rounds, strategy="feddyn", base=base) == wanted
+    assert (kept(tmp_path, "alice", "drift.w"), kept(tmp_path, "bob", "drift.w")) == drifts
+    assert isinstance(base.strategy, FedDyn)
+    assert base.strategy.mean_drift["w"].tolist() == [sum(drifts) / 2] * 2
+    mean = base.strategy.plain_mean(ArrayRecord({"w": torch.full((2,), wanted)}))
+    assert mean.to_torch_state_dict()["w"].tolist() == [wanted - sum(drifts) / 2] * 2
+
+
+def test_feddyn_by_hand_where_a_client_skips_a_round(tmp_path: Path) -> None:
+    # Round 2: alice alone ends at 1.875; mean_h = 0.75 + 0.375 / 2, the next model 1.875 + 0.9375 = 2.8125.
+    assert by_hand(tmp_path / "two", 2, strategy="feddyn", dyn_alpha=1.0, bob=[2]) == 2.8125
+    # Round 3: alice follows 2 w - 4.9375: 2.640625, 2.5546875. bob's h is still 0, 3 w - 2.8125: 1.40625, 1.0546875.
+    assert by_hand(tmp_path, 3, strategy="feddyn", dyn_alpha=1.0, bob=[2]) == 1.734375
+    assert kept(tmp_path, "alice", "drift.w") == 1.6171875
+    assert kept(tmp_path, "bob", "drift.w") == -1.7578125
+
+
+@pytest.mark.parametrize(
+    ("rounds", "wanted", "controls"),
+    [
+        # alice 0, 1, 1.75; bob stays at 0. c_i = -(y_i - x) / 0.5; c is their mean, -1.75.
+        (1, 0.875, (-3.5, 0.0)),
+        # alice follows w - 2.25: 0.875, 1.21875, 1.4765625. bob follows 2 w - 1.75 and stays at 0.875.
+        (2, 1.17578125, (-2.953125, 1.75)),
+    ],
+)
+def test_scaffold_by_hand(tmp_path: Path, rounds: int, wanted: float, controls: tuple[float, float]) -> None:
+    assert by_hand(tmp_path, rounds, strategy="scaffold") == wanted
+    assert (kept(tmp_path, "alice", "own.w"), kept(tmp_path, "bob", "own.w")) == controls
+
+
+def test_scaffold_by_hand_where_a_client_skips_a_round(tmp_path: Path) -> None:
+    # Round 2: bob alone stays at 0.875; c = -1.75 + 1.75 / 2. alice's c_i is still -3.5.
+    # Round 3: alice follows w - 1.375: 1, 1.09375. bob follows 2 w - 2.625: 1.09375, 1.203125.
+    assert by_hand(tmp_path, 3, strategy="scaffold", alice=[2]) == 1.1484375
+
+
+# In the limit: clients that want different things, bend differently and take 2, 10 and 5 steps.
+
+CURVES = np.array([[1.0, 3.0], [4.0, 0.5], [2.0, 1.0]])
+TARGETS = np.array([[-1.0, 0.0], [2.0, 4.0], [0.5, -3.0]])
+STEPS = (2, 10, 5)
+OPTIMUM = (CURVES * TARGETS).sum(0) / CURVES.sum(0)
+
+
+def unlike(place: Path, *, absent: bool) -> list[Client]:
+    """The clients; where they are absent, each is so in one of three rounds."""
+    rounds = range(1, 100)
+    return [
+        quadratic(
+            f"client-{k}", CURVES[k], TARGETS[k], steps=STEPS[k], rate=0.1, place=place,
+            absent=[number for number in rounds if absent and number % 3 == k],
+        )
+        for k in range(3)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("absent", [False, True])
+@pytest.mark.parametrize("settings", [{"strategy": "scaffold"}, {"strategy": "feddyn", "dyn_alpha": 2.0}])
+def test_corrections_reach_the_optimum_where_fedavg_stalls(
+    tmp_path: Path, settings: dict[str, Any], absent: bool
+) -> None:
+    found = end_of(tmp_path / "run", unlike(tmp_path / "disk", absent=absent), rounds=36, **settings)
+    np.testing.assert_allclose(found, OPTIMUM, atol=1e-3)
+
+
+def test_fedavg_stalls_apart_from_the_optimum(tmp_path: Path) -> None:
+    short, long = (
+        end_of(tmp_path / str(rounds), unlike(tmp_path / "disk", absent=False), rounds=rounds) for rounds in (20, 36)
+    )
+    np.testing.assert_allclose(short, long, atol=1e-3)
+    assert np.abs(np.array(long) - OPTIMUM).max() > 0.1
+
+
+# What clients remember belongs to answers that counted, and to what the server goes on from.
+
+REMEMBERING = pytest.mark.parametrize(
+    "settings", [{"strategy": "scaffold"}, {"strategy": "feddyn"}, {"strategy": "stc", "stc_density": 0.5}]
+)
+
+
+def pair(place: Path, **bob: Any) -> list[Client]:
+    return [
+        quadratic("alice", CURVES[0], TARGETS[0], steps=2, rate=0.1, place=place),
+        quadratic("bob", CURVES[1], TARGETS[1], steps=3, rate=0.1, place=place, **bob),
+    ]
+
+
+@REMEMBERING
+def test_answer_that_did_not_count_is_as_if_it_had_not_been_given(tmp_path: Path, settings: dict[str, Any]) -> None:
+    away = end_of(tmp_path / "away", pair(tmp_path / "disk-a", absent=[2]), rounds=4, **settings)
+    lost = end_of(tmp_path / "lost", pair(tmp_path / "disk-b", lost=[2]), rounds=4, **settings)
+    assert lost == away
+    assert lost != end_of(tmp_path / "whole", pair(tmp_path / "disk-c"), rounds=4, **settings)
+
+
+class KilledError(Exception):
+    """Stands for whatever ends a process."""
+
+
+@REMEMBERING
+@pytest.mark.parametrize("killed", [2, 4, 5])
+def test_run_that_goes_back_to_an_older_checkpoint_ends_with_the_same_bits(
+    tmp_path: Path, settings: dict[str, Any], killed: int
+) -> None:
+    settings = {**settings, "rounds": 6, "checkpoint_every": 3}
+    whole = end_of(tmp_path / "whole", pair(tmp_path / "disk-whole"), **settings)
+    alice, bob = pair(tmp_path / "disk")
+
+    def mortal(message: Message) -> Message | None:
+        if message.content["config"].get("server-round") == killed:
+            raise KilledError
+        return bob(message)
+
+    with pytest.raises(KilledError):
+        end_of(tmp_path / "run", [alice, mortal], **settings)
+    # alice has remembered the round that was cut off, and both the rounds since the checkpoint.
+    assert end_of(tmp_path / "run", [alice, bob], **settings) == whole

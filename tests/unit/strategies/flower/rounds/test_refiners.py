@@ -1,0 +1,109 @@
+"""Every method of one model as the refiner of real rounds: it starts from what a round was combined to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flower_fakes import CLASSES, ONE_THREAD, SHAPE, FakeGrid, named, net, weights
+from flwr.app import ArrayRecord
+from flwr.serverapp.strategy import FedAvg
+from torch import nn
+
+from strategies import FLBoost, Iterative, IterativeConfig, Refiner
+from strategies.core.errors import OptionError
+from strategies.method import METHODS, TALLY, Need
+from strategies.rounds.config import REFINERS
+
+State = Mapping[str, torch.Tensor]
+# As little work as each method does at all; a rate of nearly 0 leaves the student where it starts.
+SMALL: dict[str, dict[str, Any]] = {
+    "flboost": {"iterations": 1, "batch_size": 4, "latent": 4, "student_steps": 1, "weight_decay": 0.0},
+    "fed-gen": {"iterations": 1, "batch_size": 4, "latent": 4, "generator_width": 8},
+    "dense": {"epochs": 1, "generator_steps": 1, "batch_size": 4, "synthesis_batch_size": 4, "latent": 4},
+    "co-boosting": {"epochs": 1, "generator_steps": 1, "batch_size": 4, "synthesis_batch_size": 4, "latent": 4},
+    "fedhydra": {"epochs": 1, "generator_steps": 1, "synthesis_batch_size": 4, "latent": 4, "stratification_steps": 1},
+    "tally": {"epochs": 1, "images": 4, "batch_size": 4, "probes": 4},
+    "f-dafl": {"epochs": 1, "steps_per_epoch": 1, "batch_size": 4, "latent": 4, "synthesis_batch_size": 4},
+    "f-adi": {"epochs": 1, "batch_size": 4, "inversion_steps": 1, "inversion_batch_size": 4},
+}
+DATA_FREE = [name for name in REFINERS if Need.PROXY_IMAGES not in METHODS[name].needs]
+ALMOST = 1e-9
+
+
+def small(name: str, **changes: Any) -> Refiner:
+    known = METHODS[name].config.__dataclass_fields__
+    return Refiner.of(name, **{key: value for key, value in {**SMALL[name], **changes}.items() if key in known})
+
+
+def clients() -> dict[int, Any]:
+    counts = ([4, 3, 2, 1], [1, 2, 3, 4], [5, 0, 0, 5])
+    return {5 + k: named(f"c{k}", k, label_counts=row) for k, row in enumerate(counts)}
+
+
+def result(
+    run_dir: Path, refiner: Refiner | None, *, teacher: str = "method", grid: dict[int, Any] | None = None
+) -> State:
+    strategy = Iterative(
+        net, num_classes=CLASSES, input_shape=SHAPE, config=IterativeConfig(rounds=2), refiner=refiner,
+        compute="in-process", run_dir=run_dir, options=replace(ONE_THREAD, teacher=teacher),
+    )  # fmt: skip
+    arrays = strategy.start(FakeGrid(grid or clients()), ArrayRecord(weights(5))).arrays
+    return dict(arrays.to_torch_state_dict())
+
+
+def test_all_data_free_methods_are_tried() -> None:
+    assert sorted(SMALL) == sorted(DATA_FREE)
+
+
+@pytest.mark.parametrize("name", DATA_FREE)
+def test_a_refiner_starts_from_what_the_round_was_combined_to(tmp_path: Path, name: str) -> None:
+    plain = result(tmp_path / "plain", None)
+    still = result(tmp_path / "still", small(name, student_lr=ALMOST))
+    parameters = [key for key, _ in net().named_parameters()]
+    assert all(torch.allclose(still[key], plain[key], atol=1e-6) for key in parameters)
+    moved = result(tmp_path / "moved", small(name, student_lr=0.1))
+    same = all(torch.equal(moved[key], plain[key]) for key in parameters)
+    assert same == (name == "fed-gen")  # its generator teaches the clients, not the model
+
+
+@pytest.mark.parametrize("name", DATA_FREE)
+def test_a_refined_run_ends_with_the_same_bits_each_time(tmp_path: Path, name: str) -> None:
+    one, two = (result(tmp_path / run, small(name)) for run in ("one", "two"))
+    assert all(torch.equal(one[key], two[key]) for key in one)
+
+
+def test_the_refined_model_works(tmp_path: Path) -> None:
+    model: nn.Module = net()
+    model.load_state_dict(result(tmp_path, small("flboost")))
+    assert model.eval()(torch.zeros(2, *SHAPE)).isfinite().all()
+
+
+def silent_clients() -> dict[int, Any]:
+    return {5 + k: named(f"c{k}", k) for k in range(3)}
+
+
+@pytest.mark.parametrize("name", ["flboost", "dense"])
+def test_tally_may_teach_the_refiner_of_clients_that_tell_no_counts(tmp_path: Path, name: str) -> None:
+    given = {"refiner": small(name, student_lr=0.1), "grid": silent_clients()}
+    own, tally, again = (
+        result(tmp_path / n, teacher=t, **given) for n, t in zip("abc", ("method", TALLY, TALLY), strict=True)
+    )
+    assert all(torch.equal(tally[key], again[key]) for key in tally)
+    assert not all(torch.equal(tally[key], own[key]) for key in tally)
+
+
+def test_tally_teaches_a_refiner_that_is_there_and_distils(tmp_path: Path) -> None:
+    with pytest.raises(
+        OptionError, match="options.teacher is 'tally': allowed in rounds without a refiner is 'method'"
+    ):
+        result(tmp_path, None, teacher=TALLY)
+    with pytest.raises(OptionError, match="method 'fed-gen' does not distil an ensemble"):
+        result(tmp_path, small("fed-gen"), teacher=TALLY)
+    base = {"num_classes": CLASSES, "input_shape": SHAPE, "compute": "in-process", "run_dir": tmp_path / "around"}
+    around = FLBoost(net, base=FedAvg(), options=replace(ONE_THREAD, teacher=TALLY), **base)
+    assert around.job.teacher == TALLY

@@ -1,0 +1,526 @@
+"""Flower strategies under a refinement: which of them fit, what they see, and that they start from the refined one."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import random
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flower_fakes import CLASSES, SHAPE, net, records, silent, weights
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import strategy as flower
+from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, Krum, Strategy
+
+from strategies import Dense, Iterative, IterativeConfig
+from strategies.core.errors import OneShotError, OptionError, QuorumError, UploadError
+from strategies.flower.messages import read_reply
+from strategies.flower.rounds.answers import Answered
+from strategies.flower.rounds.base import Base, facts_of
+from strategies.flower.rounds.feddyn import FedDyn
+from strategies.flower.rounds.fednova import FedNova
+from strategies.flower.rounds.global_model import GlobalModel
+from strategies.flower.rounds.scaffold import Scaffold
+from strategies.flower.rounds.stc import Stc
+from strategies.flower.rounds.wrapping import wrap
+from strategies.method import Job, Normalization
+from strategies.uploads.checks import Signatures
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+State = dict[str, torch.Tensor]
+
+JOB = Job(
+    (), {"model": net}, "model", CLASSES, SHAPE, Normalization((0.5,), (0.5,)), IterativeConfig(), seed=3
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def no_collection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower collects garbage after every array that q-FedAvg or Bulyan reads, which takes long beside torch."""
+    monkeypatch.setattr(gc, "collect", lambda *generation: 0)
+
+
+PARAMETERS = [name for name, _ in net().named_parameters()]
+EXAMPLES = (10, 30, 20)
+LOSSES = (0.5, 1.5, 1.0)
+
+
+def model_of(base: Base, start: State | None = None) -> GlobalModel:
+    return GlobalModel(base, JOB, start or weights(5))
+
+
+def answered(
+    model: GlobalModel, contents: Mapping[int, RecordDict], states: list[State], **metrics: Any
+) -> list[Answered]:
+    """The answers of some nodes, checked as they are in a run."""
+    found = []
+    for k, (node, question) in enumerate(contents.items()):
+        content = records(states[k], num_examples=EXAMPLES[k % 3], facts={"client": f"c{k}"}, **metrics)
+        content["metrics"]["train_loss"] = LOSSES[k % 3]  # type: ignore[index]
+        asked = Message(question, dst_node_id=node, message_type="train")
+        checked = model.check_answer(content, f"c{k}")
+        reply = read_reply(checked, Signatures({"model": net}), num_classes=CLASSES, max_bytes=10**7, sender=f"c{k}")
+        found.append(Answered(f"c{k}", Message(content, reply_to=asked), checked, reply))
+    return found
+
+
+def one_round(model: GlobalModel, number: int, states: list[State], **metrics: Any) -> dict[str, float] | None:
+    contents = model.requests(number, {"run-id": "r"}, list(range(1, len(states) + 1)))
+    assert len(contents) == len(states)
+    return model.take(number, answered(model, contents, states, **metrics))
+
+
+def numpy_of(state: State) -> Arrays:
+    return {name: value.numpy().astype(np.float64) for name, value in state.items()}
+
+
+def mean_of(states: list[State]) -> Arrays:
+    arrays = [numpy_of(state) for state in states]
+    return {n: sum(k * a[n] for k, a in zip(EXAMPLES, arrays, strict=False)) / sum(EXAMPLES) for n in arrays[0]}
+
+
+# Each returns the model after a round from where the round began, what the clients sent, and the strategy's memory,
+# which it changes: Reddi et al. 2021, Hsu et al. 2019, Li et al. 2020 and the others, written down here once more.
+Step = Callable[[Arrays, list[State], dict[str, Any], int], Arrays]
+
+
+def plain(start: Arrays, states: list[State], memory: dict[str, Any], number: int) -> Arrays:
+    return mean_of(states)
+
+
+def momentum(start: Arrays, states: list[State], memory: dict[str, Any], number: int) -> Arrays:
+    mean, found = mean_of(states), {}
+    for name in PARAMETERS:
+        memory[name] = 0.9 * memory.get(name, 0.0) + (start[name] - mean[name])
+        found[name] = start[name] - 0.5 * memory[name]
+    return found
+
+
+def adaptive(kind: str) -> Step:
+    def step(start: Arrays, states: list[State], memory: dict[str, Any], number: int) -> Arrays:
+        mean, found = mean_of(states), {}
+        b1, b2, rate = (0.0, 0.0, 0.1) if kind == "adagrad" else (0.9, 0.99, 0.1)
+        if kind == "adam":  # Flower's correction of the bias, with the exponent round + 1
+            rate *= np.sqrt(1 - b2 ** (number + 1)) / (1 - b1 ** (number + 1))
+        for name in PARAMETERS:
+            delta = mean[name] - start[name]
+            m, v = memory.get(name, (0.0, 0.0))
+            m = b1 * m + (1 - b1) * delta
+            if kind == "adagrad":
+                v = v + delta**2
+            elif kind == "adam":
+                v = b2 * v + (1 - b2) * delta**2
+            else:
+                v = v - (1 - b2) * delta**2 * np.sign(v - delta**2)
+            memory[name] = (m, v)
+            found[name] = start[name] + rate * m / (np.sqrt(v) + 0.001)
+        return found
+
+    return step
+
+
+def median(start: Arrays, states: list[State], memory: dict[str, Any], number: int) -> Arrays:
+    arrays = [numpy_of(state) for state in states]
+    return {name: np.median([a[name] for a in arrays], axis=0) for name in arrays[0]}
+
+
+def trimmed(start: Arrays, states: list[State], memory: dict[str, Any], number: int) -> Arrays:
+    arrays = [numpy_of(state) for state in states]
+    return {name: np.sort([a[name] for a in arrays], axis=0)[1:-1].mean(axis=0) for name in arrays[0]}
+
+
+def krum_order(states: list[State], closest: int) -> list[int]:
+    flat = [np.concatenate([v.ravel() for n, v in numpy_of(s).items() if "batches" not in n]) for s in states]
+    apart = [sorted(float(((one - two) ** 2).sum()) for two in flat)[1 : closest + 1] for one in flat]
+    return [int(k) for k in np.argsort([sum(each) for each in apart])]
+
+
+def krum(start: Arrays, states: list[State], memory: dict[str, Any], number: int) -> Arrays:
+    return numpy_of(states[krum_order(states, max(1, len(states) - 2))[0]])
+
+
+def multi_krum(start: Arrays, states: list[State], memory: dict[str, Any], number: int) -> Arrays:
+    best = krum_order(states, max(1, len(states) - 2))[:2]
+    arrays, counts = [numpy_of(states[k]) for k in best], [EXAMPLES[k % 3] for k in best]
+    return {n: sum(c * a[n] for c, a in zip(counts, arrays, strict=True)) / sum(counts) for n in arrays[0]}
+
+
+def fair(start: Arrays, states: list[State], memory: dict[str, Any], number: int) -> Arrays:
+    lipschitz, q = 1 / 0.1, 0.2
+    steps, total = [], 0.0
+    for state, loss in zip(map(numpy_of, states), LOSSES, strict=False):
+        gradient = {name: lipschitz * (start[name] - state[name]) for name in PARAMETERS}
+        norm = sum(float((value**2).sum()) for value in gradient.values())
+        steps.append({name: loss**q * value for name, value in gradient.items()})
+        total += q * loss ** (q - 1) * norm + lipschitz * loss**q
+    return {name: start[name] - sum(step[name] for step in steps) / total for name in PARAMETERS}
+
+
+MADE: dict[str, tuple[Callable[[], Strategy], Step]] = {
+    "FedAvg": (FedAvg, plain),
+    "FedProx": (lambda: flower.FedProx(proximal_mu=0.1), plain),
+    "FedAvgM": (lambda: FedAvgM(server_learning_rate=0.5, server_momentum=0.9), momentum),
+    "FedAdagrad": (flower.FedAdagrad, adaptive("adagrad")),
+    "FedAdam": (FedAdam, adaptive("adam")),
+    "FedYogi": (lambda: flower.FedYogi(eta=0.1), adaptive("yogi")),
+    "FedMedian": (flower.FedMedian, median),
+    "FedTrimmedAvg": (lambda: flower.FedTrimmedAvg(beta=0.34), trimmed),
+    "Krum": (Krum, krum),
+    "MultiKrum": (lambda: flower.MultiKrum(num_nodes_to_select=2), multi_krum),
+    "Bulyan": (flower.Bulyan, plain),
+    "QFedAvg": (lambda: flower.QFedAvg(client_learning_rate=0.1, q=0.2), fair),
+}
+
+
+def equal_mean(start: Arrays, states: list[State], memory: dict[str, Any], number: int) -> Arrays:
+    """Bulyan without malicious nodes takes all values of all clients."""
+    arrays = [numpy_of(state) for state in states]
+    return {name: np.mean([a[name] for a in arrays], axis=0) for name in arrays[0]}
+
+
+MADE["Bulyan"] = (flower.Bulyan, equal_mean)
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_second_round_starts_from_the_refined_model(name: str) -> None:
+    make, step = MADE[name]
+    # Trimming by 0.34 takes one of three away at either end.
+    model, memory = model_of(wrap(make())), {}
+    start = numpy_of(model.state)
+    for number in (1, 2):
+        states = [weights(10 * number + k) for k in range(3)]
+        assert one_round(model, number, states) is not None
+        wanted = step(start, states, memory, number)
+        for key in PARAMETERS:
+            np.testing.assert_allclose(model.state[key].numpy(), wanted[key], rtol=2e-4, atol=2e-5, err_msg=key)
+        # A refinement: another model is the next round's start.
+        model.state = {key: value + 0.25 if key in PARAMETERS else value for key, value in model.state.items()}
+        start = numpy_of(model.state)
+
+
+@pytest.mark.parametrize("name", ["FedAvgM", "FedAdam", "QFedAvg"])
+def test_buffers_of_strategies_that_step_are_averaged_by_examples(name: str) -> None:
+    model, states = model_of(wrap(MADE[name][0]())), [weights(k) for k in range(3)]
+    one_round(model, 1, states)
+    for key in ("1.running_mean", "1.running_var"):
+        np.testing.assert_allclose(model.state[key].numpy(), mean_of(states)[key], rtol=1e-5)
+
+
+@pytest.mark.parametrize("make", [Scaffold, lambda: FedDyn(alpha=0.01)])
+def test_buffers_of_scaffold_and_feddyn_are_averaged_plainly(make: Any) -> None:
+    strategy = make()
+    states, model = [weights(k) for k in range(3)], model_of(wrap(strategy))
+    contents = model.requests(1, {"num-clients": 3}, [1, 2, 3])
+    answers = answered_with_control(model, contents, states)
+    model.take(1, answers)
+    for key in ("1.running_mean", "1.running_var"):
+        wanted = sum(state[key] for state in states) / 3  # type: ignore[operator]
+        torch.testing.assert_close(model.state[key], wanted)
+
+
+def answered_with_control(
+    model: GlobalModel, contents: Mapping[int, RecordDict], states: list[State]
+) -> list[Answered]:
+    found = []
+    for k, (node, question) in enumerate(contents.items()):
+        content = records(states[k], num_examples=EXAMPLES[k], facts={"client": f"c{k}"})
+        if "control" in question:
+            content["control"] = ArrayRecord({name: torch.zeros_like(states[k][name]) for name in PARAMETERS})
+        checked = model.check_answer(content, f"c{k}")
+        reply = read_reply(checked, Signatures({"model": net}), num_classes=CLASSES, max_bytes=10**7, sender=f"c{k}")
+        message = Message(content, reply_to=Message(question, dst_node_id=node, message_type="train"))
+        found.append(Answered(f"c{k}", message, checked, reply))
+    return found
+
+
+@pytest.mark.parametrize("name", ["Krum", "FedMedian"])
+def test_statistics_of_a_client_that_a_robust_strategy_leaves_out_stay_out(name: str) -> None:
+    states = [weights(1), {k: v + 1e-3 if v.is_floating_point() else v for k, v in weights(1).items()}, weights(2)]
+    hostile = {k: v + 1e4 if v.is_floating_point() else v for k, v in weights(3).items()}
+    model = model_of(wrap(MADE[name][0]()))
+    one_round(model, 1, [*states, hostile, weights(4)])
+    assert model.state["1.running_var"].max() < 2
+    assert model.state["1.running_mean"].max() < 2
+
+
+def test_fedavg_sees_what_it_sees_in_flower() -> None:
+    seen: list[set[str]] = []
+
+    class Saving(FedAvg):
+        def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
+            arrays, metrics = super().aggregate_train(server_round, replies)
+            assert arrays is not None
+            seen.append(set(arrays))
+            net().load_state_dict(arrays.to_torch_state_dict(), strict=True)  # as people keep a model in every round
+            return arrays, metrics
+
+    model, states = model_of(wrap(Saving())), [weights(k) for k in range(3)]
+    one_round(model, 1, states)
+    assert seen == [set(net().state_dict())]
+    contents = [records(state, num_examples=n) for state, n in zip(states, EXAMPLES, strict=True)]
+    alone, _ = FedAvg().aggregate_train(1, [Message(c, dst_node_id=1, message_type="train") for c in contents])
+    assert alone is not None
+    for key, value in alone.to_torch_state_dict().items():
+        if value.is_floating_point() and "batches" not in key:
+            assert torch.equal(value, model.state[key]), key
+
+
+def test_counters_are_whole_numbers_under_every_strategy() -> None:
+    model = model_of(wrap(FedAvg()))
+    states = [{**weights(k), "1.num_batches_tracked": torch.tensor(7 + 10 * k)} for k in range(3)]
+    one_round(model, 1, states)
+    assert torch.equal(model.state["1.num_batches_tracked"], torch.tensor((10 * 7 + 30 * 17 + 20 * 27) // 60))
+
+
+# What outlives the process.
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_strategy_goes_on_from_a_checkpoint_with_the_same_bits(name: str) -> None:
+    from strategies.run.tree import flatten, unflatten
+
+    whole = model_of(wrap(MADE[name][0]()))
+    one_round(whole, 1, [weights(k) for k in range(3)])
+    tree = unflatten(*flatten(copy.deepcopy(whole.snapshot())))
+    resumed = model_of(wrap(MADE[name][0]()))
+    resumed.restore(tree)
+    for model in (whole, resumed):
+        one_round(model, 2, [weights(20 + k) for k in range(3)])
+    assert all(torch.equal(whole.state[key], resumed.state[key]) for key in whole.state)
+
+
+class Around(Strategy):
+    """A strategy around another one, which counts its rounds."""
+
+    def __init__(self, inner: Strategy) -> None:
+        self.inner, self.rounds, self.last = inner, 0, ArrayRecord()
+
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Any) -> Any:
+        return self.inner.configure_train(server_round, arrays, config, grid)
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
+        self.rounds += 1
+        found = self.inner.aggregate_train(server_round, replies)
+        self.last = found[0]
+        return found
+
+    def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Any) -> Any:
+        return self.inner.configure_evaluate(server_round, arrays, config, grid)
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        return self.inner.aggregate_evaluate(server_round, replies)
+
+    def summary(self) -> None:
+        """Say nothing."""
+
+
+def test_strategy_around_another_one_is_both() -> None:
+    inner = FedAvgM(server_momentum=0.9)
+    base = wrap(Around(inner), remembers=("rounds", "last"))
+    assert base.remembers == ("inner.momentum_vector", "rounds", "last")
+    assert base.sees == "parameters"
+    model = model_of(base)
+    one_round(model, 1, [weights(k) for k in range(3)])
+    model.state = {key: value + 1 for key, value in model.state.items()}
+    model.requests(2, {}, [1, 2, 3])
+    kept: Any = inner.current_arrays
+    assert torch.equal(kept.to_torch_state_dict()["0.weight"], model.state["0.weight"])
+    again = Around(FedAvgM(server_momentum=0.9))
+    model_of(wrap(again, remembers=("rounds", "last"))).restore(model.snapshot())
+    assert again.rounds == 1
+    assert isinstance(again.last, ArrayRecord)
+    assert isinstance(again.inner, FedAvgM)
+    assert again.inner.momentum_vector is not None
+    assert facts_of(base)["base.inner.server_momentum"] == 0.9
+
+
+def test_subclass_is_taken_for_its_parent() -> None:
+    class Mine(FedAdam):
+        """Somebody's own."""
+
+    base = wrap(Mine(), remembers=("tau",))
+    assert base.remembers == ("m_t", "v_t", "tau")
+    assert facts_of(base)["base"] == "Mine"
+    assert facts_of(base)["base.beta_1"] == 0.9
+    assert not any(key.endswith("min_available_nodes") for key in facts_of(base))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "remembers"),
+    [(Scaffold(), ("control",)), (FedDyn(alpha=0.1), ("mean_drift",)), (Stc(density=0.1), ("left",)), (FedNova(), ())],
+)
+def test_own_strategies_are_known(strategy: Strategy, remembers: tuple[str, ...]) -> None:
+    assert wrap(strategy) == Base(strategy, remembers, samples=True, evaluates=True, sees="parameters")
+
+
+# What is refused.
+
+DP = (flower.DifferentialPrivacyServerSideFixedClipping, flower.DifferentialPrivacyClientSideFixedClipping)
+DP_ADAPTIVE = (
+    flower.DifferentialPrivacyServerSideAdaptiveClipping,
+    flower.DifferentialPrivacyClientSideAdaptiveClipping,
+)
+
+
+@pytest.mark.parametrize(
+    ("base", "reason"),
+    [
+        (FedAvg, "base is the class FedAvg: allowed is a strategy that returns one model"),
+        (3, "base is a int: allowed is"),
+        (flower.FedXgbBagging(), "FedXgbBagging, which cannot be refined: it returns trees"),
+        (flower.FedXgbCyclic(), "FedXgbCyclic, which cannot be refined: it returns trees"),
+        *[(kind(FedAvg(), 1.0, 1.0, 2), f"{kind.__name__}, which cannot be refined: it adds its noise") for kind in DP],
+        *[(kind(FedAvg(), 1.0, 20), f"{kind.__name__}, which cannot.*LocalDpMod") for kind in DP_ADAPTIVE],
+        (Around(DP[0](FedAvg(), 1.0, 1.0, 2)), "a Around around DifferentialPrivacyServerSideFixedClipping"),
+        (Dense(net, num_classes=CLASSES, input_shape=SHAPE), "Dense, which cannot be refined: it runs a server stage"),
+        (Iterative(net, num_classes=CLASSES, input_shape=SHAPE), "Iterative, which cannot be refined"),
+        (FedAvg(fraction_train=0.0), "fraction_train 0.0, so it trains nothing"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_strategy_that_cannot_be_refined_is_refused_in_a_line(base: Any, reason: str) -> None:
+    with pytest.raises(OptionError, match=reason) as caught:
+        wrap(base)
+    assert "\n" not in str(caught.value)
+
+
+def test_attribute_that_is_not_there_is_refused() -> None:
+    with pytest.raises(
+        OptionError, match="remembers names 'speed', but the strategy has no such attribute: it has .*eta"
+    ):
+        wrap(FedAdam(), remembers=("speed",))
+
+
+class Answering(FedAvg):
+    """FedAvg whose model is changed before it is returned."""
+
+    def __init__(self, change: Callable[[State], Any]) -> None:
+        super().__init__()
+        self._change = change
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
+        arrays, metrics = super().aggregate_train(server_round, replies)
+        assert arrays is not None
+        changed = self._change(dict(arrays.to_torch_state_dict()))
+        return (None if changed is None else ArrayRecord(changed)), metrics
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda s: {k: v for k, v in s.items() if k != "4.bias"}, "do not fit model 'model': missing 4.bias; not exp"),
+        (lambda s: {**s, "5.bias": s["4.bias"]}, "missing nothing; not expected 5.bias"),
+        (lambda s: {**s, "4.bias": s["4.bias"][:2]}, r"of another shape 4.bias \[2\]"),
+        (lambda s: {**s, "4.bias": s["4.bias"] * float("nan")}, "round 1: the strategy's model holds NaN or Inf"),
+    ],
+)
+def test_what_is_no_model_ends_the_rounds_in_a_line(change: Callable[[State], Any], reason: str) -> None:
+    model = model_of(wrap(Answering(change)))
+    with pytest.raises(OneShotError, match=reason):
+        one_round(model, 1, [weights(1), weights(2)])
+
+
+def test_strategy_without_a_model_keeps_the_one_at_hand(said: list[str]) -> None:
+    model = model_of(wrap(Answering(lambda state: None)))
+    assert one_round(model, 1, [weights(1), weights(2)]) is None
+    assert torch.equal(model.state["0.weight"], weights(5)["0.weight"])
+    line = "round 1: strategy Answering made no model of 2 answers, so the model stays what it is: it returned none"
+    assert line in said
+    # Bulyan wants three answers more than four for every malicious node.
+    assert one_round(model_of(wrap(flower.Bulyan(num_malicious_nodes=1))), 1, [weights(1), weights(2)]) is None
+
+
+def test_strategy_that_cannot_compute_loses_the_round_in_a_line(said: list[str]) -> None:
+    class Strict(FedAvg):
+        def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
+            for reply in replies:
+                reply.content["second"] = ArrayRecord({"a": Array(np.zeros(1))})
+            return super().aggregate_train(server_round, replies)
+
+    assert one_round(model_of(wrap(Strict())), 1, [weights(1), weights(2)]) is None
+    assert any("Expected exactly one ArrayRecord" in line and "model stays" in line for line in said)
+
+
+# Requests and answers of stock ClientApps.
+
+
+def test_keys_of_the_strategy_are_kept() -> None:
+    base = FedAvgM(arrayrecord_key="net", configrecord_key="cfg", server_momentum=0.5)
+    content = model_of(wrap(base)).requests(2, {"lr": 0.1}, [1, 2])[1]
+    assert set(content) == {"net", "cfg"}
+    assert set(content["net"]) == set(net().state_dict())  # buffers too
+    assert content["cfg"]["lr"] == 0.1  # type: ignore[index]
+    assert content["cfg"]["server-round"] == 2  # type: ignore[index]
+
+
+def test_weights_under_another_name_count() -> None:
+    model = model_of(wrap(FedAvg(weighted_by_key="images")))
+    contents = model.requests(1, {}, [1, 2])
+    answers = []
+    for (node, question), count, seed in zip(contents.items(), (1, 3), (1, 2), strict=True):
+        content = RecordDict(
+            {"m": ArrayRecord(weights(seed)), "n": MetricRecord({"images": count, "loss": [1.0, 2.0]})}
+        )
+        message = Message(content, reply_to=Message(question, dst_node_id=node, message_type="train"))
+        checked = model.check_answer(content, "x")
+        reply = read_reply(checked, Signatures({"model": net}), num_classes=CLASSES, max_bytes=10**7, sender="x")
+        answers.append(Answered(f"c{node}", message, checked, reply))
+    assert [answer.reply.num_examples for answer in answers] == [1, 3]
+    model.take(1, answers)
+    wanted = 0.25 * weights(1)["0.weight"] + 0.75 * weights(2)["0.weight"]
+    torch.testing.assert_close(model.state["0.weight"], wanted)
+
+
+@pytest.mark.parametrize(
+    ("base", "metrics", "reason"),
+    [
+        (FedAvg(weighted_by_key="images"), {}, r"metrics\['images'\] is None: allowed is a finite number above 0"),
+        (FedAvg(weighted_by_key="images"), {"images": 0}, r"metrics\['images'\] is 0"),
+        (FedAvg(weighted_by_key="images"), {"images": float("nan")}, r"metrics\['images'\] is nan"),
+        (flower.QFedAvg(client_learning_rate=0.1), {}, r"x: metrics\['train_loss'\] is None"),
+        (flower.QFedAvg(client_learning_rate=0.1), {"train_loss": [1.0]}, r"metrics\['train_loss'\] is \[1.0\]"),
+    ],
+)
+def test_number_that_the_strategy_computes_with_must_be_there(base: FedAvg, metrics: Any, reason: str) -> None:
+    with pytest.raises(UploadError, match=reason):
+        model_of(wrap(base)).check_answer(records(weights(1), **metrics), "x")
+
+
+# Who is asked.
+
+
+def test_sample_follows_from_the_seed_and_leaves_the_random_states_alone() -> None:
+    nodes = list(range(1, 11))
+    asked = [list(model_of(wrap(FedAvg(fraction_train=0.3))).requests(number, {}, nodes)) for number in (1, 1, 2)]
+    assert asked[0] == asked[1] != asked[2]
+    assert [len(each) for each in asked] == [3, 3, 3]
+    # By place: whoever stands behind the nodes.
+    other = list(model_of(wrap(FedAvg(fraction_train=0.3))).requests(1, {}, [node + 100 for node in nodes]))
+    assert [node - 100 for node in other] == asked[0]
+    random.seed(1)
+    np.random.seed(1)
+    model = model_of(wrap(FedAvg(fraction_train=0.3)))
+    before = (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())  # type: ignore[index, union-attr]
+    model.requests(1, {}, nodes)
+    after = (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())  # type: ignore[index, union-attr]
+    assert before == after
+
+
+def test_strategy_that_waits_for_more_clients_ends_instead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flwr.serverapp.strategy.strategy_utils.sleep", lambda seconds: None)
+    base = wrap(Around(FedAvg(min_available_nodes=9)))
+    with pytest.raises(QuorumError, match="waits for more clients than the 2 that are connected"):
+        model_of(base).requests(1, {}, [1, 2])
+    assert silent(Message(RecordDict(), dst_node_id=1, message_type="train")) is None
+
+
+def test_every_strategy_of_flower_is_wrapped_or_refused() -> None:
+    refused = {kind.__name__ for kind in (*DP, *DP_ADAPTIVE)} | {"FedXgbBagging", "FedXgbCyclic"}
+    names = {name for name in flower.__all__ if name not in ("Result", "Strategy")}
+    assert names == refused | set(MADE)
+    assert not re.search("FedXgb", " ".join(MADE))

@@ -1,0 +1,172 @@
+"""The rules of federated learning in rounds: numbers by hand, and what they do on a problem whose answer is known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from strategies.core.errors import OptionError
+from strategies.method import METHODS, Job, Normalization, Silent, Upload
+from strategies.rounds.config import METHOD, IterativeConfig, fit
+from strategies.rounds.rules import feddyn_step, fednova_step, moved, next_control, scaffold_step, weighted_mean
+from strategies.uploads.needs import check_needs
+
+
+def arrays(*values: float) -> dict[str, np.ndarray[Any, Any]]:
+    return {"w": np.array(values, np.float32)}
+
+
+def draws(count: int) -> list[dict[str, np.ndarray[Any, Any]]]:
+    rng = np.random.default_rng(0)
+    shapes = {"a": (2, 3), "b": (), "c": (4,)}
+    return [
+        {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()} for _ in range(count)
+    ]
+
+
+def test_weighted_mean_of_two_clients_is_what_one_computes_by_hand() -> None:
+    assert weighted_mean([arrays(1.0, 2.0), arrays(5.0, 0.0)], [3.0, 1.0])["w"].tolist() == [2.0, 1.5]
+
+
+def test_fednova_of_two_clients_is_what_one_computes_by_hand() -> None:
+    # Client 1 goes 6 in 3 steps of 0.1, client 2 goes -1 in 1: d = -20 and 10, tau_eff eta = (0.3 + 0.1) / 2 = 0.2.
+    found = fednova_step(arrays(1.0), [arrays(7.0), arrays(0.0)], weights=[5, 5], travels=[0.3, 0.1])
+    assert found["w"] == pytest.approx([1.0 + 0.2 * (20.0 - 10.0) / 2])
+
+
+def test_fednova_is_its_formula() -> None:
+    start, *ends = draws(4)
+    weights, travels, rate = np.array([3.0, 1.0, 4.0]), np.array([0.5, 2.0, 1.1]), 0.7
+    shares = weights / weights.sum()
+    found = fednova_step(start, ends, weights=weights.tolist(), travels=travels.tolist(), server_lr=rate)
+    for name, value in start.items():
+        normalised = sum(p * (value - end[name]) / t for p, end, t in zip(shares, ends, travels, strict=True))
+        np.testing.assert_allclose(found[name], value - rate * (shares @ travels) * normalised, rtol=1e-5, atol=1e-6)
+        assert found[name].dtype == value.dtype
+
+
+def test_fednova_equals_fedavg_where_all_clients_go_equally_far() -> None:
+    start, *ends = draws(4)
+    weights = [3.0, 1.0, 4.0]
+    averaged = weighted_mean(ends, weights)
+    found = fednova_step(start, ends, weights=weights, travels=[0.25] * 3)
+    for name in start:
+        np.testing.assert_allclose(found[name], averaged[name], rtol=1e-5, atol=1e-6)
+    other = fednova_step(start, ends, weights=weights, travels=[0.25, 0.25, 0.5])
+    assert not np.allclose(other["a"], averaged["a"], atol=1e-3)
+
+
+def test_scaffold_of_two_clients_is_what_one_computes_by_hand() -> None:
+    found = scaffold_step(arrays(1.0), [arrays(3.0), arrays(2.0)], server_lr=0.5)
+    assert found["w"].tolist() == [1.0 + 0.5 * (2.0 + 1.0) / 2]
+    # Two of four clients: c moves by a quarter of the sum of their changes.
+    control = next_control(arrays(10.0), [arrays(1.0), arrays(3.0)], num_clients=4)
+    assert control["w"].tolist() == [11.0]
+
+
+def test_feddyn_of_two_clients_of_four_is_what_one_computes_by_hand() -> None:
+    # The mean way is 2, of 2 clients in 4: the drift moves by 1, to 1.5; the next model is 1 + 2 + 1.5.
+    model, drift = feddyn_step(arrays(1.0), [arrays(2.0), arrays(4.0)], drift=arrays(0.5), num_clients=4)
+    assert (model["w"].tolist(), drift["w"].tolist()) == ([4.5], [1.5])
+
+
+def test_feddyn_s_drift_is_the_mean_of_the_clients_and_its_model_that_of_theirs_on_it() -> None:
+    start, drift, *ends = draws(5)
+    model, now = feddyn_step(start, ends, drift=drift, num_clients=5)
+    turned = feddyn_step(start, ends[::-1], drift=drift, num_clients=5)
+    for name, value in start.items():
+        stack = np.stack([end[name] for end in ends]).astype(np.float64)
+        wanted = drift[name] + (stack - value).sum(0) / 5
+        np.testing.assert_allclose(now[name], wanted, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(model[name], stack.mean(0) + wanted, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(turned[0][name], model[name], rtol=1e-6, atol=1e-6)
+        assert (model[name].dtype, now[name].dtype) == (value.dtype, value.dtype)
+
+
+def test_steps_leave_what_they_are_given() -> None:
+    start, end, control = draws(3)
+    before = [{name: value.copy() for name, value in each.items()} for each in (start, end, control)]
+    fednova_step(start, [end], weights=[1.0], travels=[1.0])
+    scaffold_step(start, [end])
+    next_control(control, [end], num_clients=1)
+    feddyn_step(start, [end], drift=control, num_clients=1)
+    moved(start, end)
+    for each, copy in zip((start, end, control), before, strict=True):
+        assert all(np.array_equal(each[name], copy[name]) for name in each)
+
+
+# A problem whose answer is known: f_i(w) = curve_i / 2 (w - target_i)^2, of two clients with equal weights.
+CURVES, TARGETS, STEPS, RATE = np.array([1.0, 4.0]), np.array([-1.0, 2.0]), (2, 10), 0.05
+OPTIMUM = float(CURVES @ TARGETS / CURVES.sum())
+
+
+def local(w: float, client: int, correction: float = 0.0, *, rate: float = RATE) -> float:
+    for _ in range(STEPS[client]):
+        w -= rate * (CURVES[client] * (w - TARGETS[client]) + correction)
+    return w
+
+
+def fedavg_limit(rate: float = RATE) -> float:
+    w = 0.0
+    for _ in range(300):
+        w = float(weighted_mean([arrays(local(w, client, rate=rate)) for client in (0, 1)], [1.0, 1.0])["w"][0])
+    return w
+
+
+def scaffold_limit() -> float:
+    w, own, control = arrays(0.0), [0.0, 0.0], arrays(0.0)
+    for _ in range(200):
+        start, c = float(w["w"][0]), float(control["w"][0])
+        ends = [local(start, client, c - own[client]) for client in (0, 1)]
+        new = [own[k] - c + (start - ends[k]) / (STEPS[k] * RATE) for k in (0, 1)]
+        w = scaffold_step(w, [arrays(end) for end in ends])
+        control = next_control(control, [arrays(new[k] - own[k]) for k in (0, 1)], num_clients=2)
+        own = new
+    return float(w["w"][0])
+
+
+def test_scaffold_reaches_the_optimum_where_fedavg_with_unequal_steps_stalls() -> None:
+    assert abs(fedavg_limit() - OPTIMUM) > 0.1
+    assert scaffold_limit() == pytest.approx(OPTIMUM, abs=1e-4)
+
+
+def test_fednova_with_small_steps_has_no_bias_where_fedavg_keeps_its_own() -> None:
+    w, rate = arrays(0.0), 0.005
+    for _ in range(300):
+        ends = [arrays(local(float(w["w"][0]), client, rate=rate)) for client in (0, 1)]
+        w = fednova_step(w, ends, weights=[1.0, 1.0], travels=[STEPS[k] * rate for k in (0, 1)])
+    assert abs(w["w"][0] - OPTIMUM) < 0.06
+    assert abs(fedavg_limit(rate) - OPTIMUM) > 0.4
+
+
+# The method: it is registered, and refuses stored uploads.
+
+
+def job(*uploads: Upload) -> Job:
+    return Job(
+        uploads, {"net": torch.nn.Flatten}, "net", 64, (1, 8, 8), Normalization((0.5,), (0.5,)), IterativeConfig()
+    )
+
+
+def test_method_without_clients_refuses_in_one_line() -> None:
+    upload = Upload("a", "net", dict, 1, None)
+    assert METHODS["iterative"] is METHOD
+    check_needs(METHOD, job())
+    with pytest.raises(
+        OptionError, match="'iterative' needs that clients answer in every round.*another method: fedavg"
+    ):
+        check_needs(METHOD, job(upload))
+    with pytest.raises(OptionError, match="cannot work on stored uploads: allowed is a run of its own"):
+        fit(job(upload), Silent())
+
+
+@pytest.mark.parametrize("strategy", ["fedavg", "fedprox", "stc"])
+def test_config_with_a_server_rate_that_the_strategy_has_not_refuses(strategy: str) -> None:
+    with pytest.raises(
+        OptionError, match=f"'iterative.server-lr' is 0.5 and 'iterative.strategy' '{strategy}': allowed"
+    ):
+        IterativeConfig(strategy=strategy, server_lr=0.5)
+    assert IterativeConfig(strategy="fedadam", server_lr=0.5, rounds=7).title == "FedAdam, 7 rounds"

@@ -1,0 +1,204 @@
+"""A method as the stage of every round: what it is given, what it leaves, what is said, and which methods can."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from strategies.compute import InProcess
+from strategies.core.errors import OptionError
+from strategies.dense import DenseConfig
+from strategies.method import METHODS, Job, Method, Need, Normalization, Outcome, Progress, Upload
+from strategies.rounds.config import REFINERS
+from strategies.rounds.refinement import Refinement, Refiner, refines
+from strategies.uploads.needs import check_needs
+
+State = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class NudgeConfig:
+    """Of a method that adds ``step`` to every weight, and remembers how often it did."""
+
+    step: float = 1.0
+
+
+def nudge(job: Job, progress: Progress) -> Outcome:
+    assert job.start is not None
+    count = job.memory["count"] + 1 if job.memory else torch.ones(())
+    progress.record({"note": "no label counts"})
+    progress.record({"epoch": 1, "moved": job.config.step, "clients": len(job.uploads), "said": "words"})
+    student = {name: value + job.config.step for name, value in job.start.items()}
+    return Outcome(student=student, memory={"count": count}, timings={"work": 0.25, "more": 0.5})
+
+
+def method(fit: Callable[[Job, Progress], Outcome] = nudge, **changes: Any) -> Method:
+    return replace(Method(name="nudge", title="Nudge", source="none", config=NudgeConfig, fit=fit), **changes)
+
+
+def job() -> Job:
+    half = Normalization((0.5,), (0.5,))
+    return Job((), {"net": lambda: nn.Linear(2, 2)}, "net", 2, (1, 8, 8), half, config=None, device="cpu")
+
+
+def state(value: float) -> State:
+    return {"weight": torch.full((2, 2), value), "bias": torch.full((2,), value)}
+
+
+def upload(name: str) -> Upload:
+    return Upload(name, "net", lambda: state(3.0), 4)
+
+
+def refinement(fit: Callable[[Job, Progress], Outcome] = nudge, **more: Any) -> Refinement:
+    return Refinement(Refiner(method(fit), NudgeConfig()), job(), InProcess(), say=more.pop("say", print), **more)
+
+
+def test_every_round_starts_from_what_it_is_given_and_goes_on_from_what_the_last_one_left() -> None:
+    stage, start = refinement(), state(0.0)
+    first, values = stage.run(1, [upload("a"), upload("b")], start)
+    assert torch.equal(first["bias"], torch.ones(2))
+    assert torch.equal(start["bias"], torch.zeros(2))
+    assert {key: values[key] for key in ("moved", "clients", "arithmetic_s")} == {
+        "moved": 1.0, "clients": 2.0, "arithmetic_s": 0.75,
+    }  # fmt: skip
+    assert values["refinement_s"] >= 0
+    assert "said" not in values
+    assert "epoch" not in values
+    assert float(stage.memory["count"]) == 1
+    second, _ = stage.run(2, [upload("a")], state(5.0))
+    assert torch.equal(second["bias"], torch.full((2,), 6.0))
+    assert float(stage.memory["count"]) == 2
+
+
+def test_the_method_is_told_the_round_and_the_rounds_models() -> None:
+    seen: list[Job] = []
+
+    def watch(given: Job, progress: Progress) -> Outcome:
+        seen.append(given)
+        return nudge(given, progress)
+
+    stage = refinement(watch)
+    stage.run(7, [upload("a"), upload("b")], state(1.0))
+    (given,) = seen
+    assert given.server_round == 7
+    assert [each.client for each in given.uploads] == ["a", "b"]
+    assert given.memory is None
+    assert given.observer is None
+    assert given.config == NudgeConfig()
+
+
+def test_a_note_is_said_once_and_not_in_every_round() -> None:
+    lines: list[str] = []
+    stage = refinement(say=lines.append)
+    for number in (1, 2, 3):
+        stage.run(number, [upload("a")], state(0.0))
+    assert lines == ["no label counts"]
+
+
+def test_a_note_about_the_clients_of_a_round_is_said_once_too() -> None:
+    lines: list[str] = []
+
+    def silent(given: Job, progress: Progress) -> Outcome:
+        names = ", ".join(each.client for each in given.uploads)
+        progress.record({"note": f"no label counts from {names}: all classes and clients weigh the same"})
+        progress.record({"note": "no client has statistics: that loss is zero"})
+        return Outcome(student=dict(given.start or {}))
+
+    stage = refinement(silent, say=lines.append)
+    for number, names in enumerate((("a", "b"), ("c",), ("a", "d", "e")), start=1):
+        stage.run(number, [upload(name) for name in names], state(0.0))
+    assert lines == [
+        "no label counts from a, b: all classes and clients weigh the same",
+        "no client has statistics: that loss is zero",
+    ]
+
+
+def test_every_round_draws_anew_be_it_by_its_seed_or_by_its_number() -> None:
+    seen: list[int] = []
+
+    def watch(given: Job, progress: Progress) -> Outcome:
+        seen.append(given.seed)
+        return nudge(given, progress)
+
+    for by_round in (False, True):
+        stage = Refinement(Refiner(method(watch, by_round=by_round), NudgeConfig()), job(), InProcess(), say=print)
+        for number in (1, 2, 3, 3):
+            stage.run(number, [upload("a")], state(0.0))
+    one, two, three, again = seen[:4]
+    assert one == job().seed
+    assert len({one, two, three}) == 3
+    assert again == three
+    assert set(seen[4:]) == {job().seed}
+    assert [name for name in REFINERS if METHODS[name].by_round] == ["flboost", "fed-gen"]
+
+
+@pytest.mark.parametrize("name", REFINERS)
+def test_the_learning_rate_to_lower_is_an_option_that_the_method_has(name: str) -> None:
+    lines: list[str] = []
+
+    def explode(given: Job, progress: Progress) -> Outcome:
+        return Outcome(student={"weight": torch.tensor(float("inf"))})
+
+    known = replace(METHODS[name], fit=explode, check=None, needs=frozenset())
+    Refinement(Refiner(known, known.config()), job(), InProcess(), say=lines.append).run(1, [upload("a")], state(0.0))
+    told = lines[0].rpartition("(")[2].removesuffix(")").removeprefix(f"{name}.")
+    assert told.replace("-", "_") in {field.name for field in fields(known.config)}
+
+
+@pytest.mark.parametrize("broken", ["student", "memory"])
+def test_a_refinement_that_is_not_finite_is_not_followed(broken: str) -> None:
+    lines: list[str] = []
+
+    def explode(given: Job, progress: Progress) -> Outcome:
+        outcome = nudge(given, progress)
+        return replace(outcome, **{broken: {"weight": torch.tensor(float("nan"))}})
+
+    stage = refinement(explode, say=lines.append)
+    stage.memory = {"count": torch.tensor(4.0)}
+    kept, values = stage.run(2, [upload("a")], state(1.0))
+    assert torch.equal(kept["weight"], torch.ones(2, 2))
+    assert values["moved"] == 1.0
+    assert not stage.memory
+    assert lines[1:] == [
+        "round 2: the model that Nudge ends with holds NaN or Inf, so the clients' combined model is kept; lower its "
+        "learning rate (nudge.student-lr)"
+    ]
+
+
+def test_only_methods_that_end_with_one_model_of_the_uploads_alone_refine() -> None:
+    assert sorted(REFINERS) == sorted(name for name in METHODS if refines(METHODS[name]))
+    assert not {"fedens", "fedavg", "fens", "fedcvae-ens", "iterative"} & set(REFINERS)
+    with pytest.raises(OptionError, match=r"^refiner is 'fedens': allowed are .*dense"):
+        Refiner.of("fedens")
+    with pytest.raises(OptionError, match="refiner is 'nudge'"):
+        Refiner(method(needs=frozenset({Need.CLIENTS})), NudgeConfig())
+    with pytest.raises(OptionError, match="config is a NudgeConfig: allowed with 'dense' is a DenseConfig"):
+        Refiner(METHODS["dense"], NudgeConfig())
+
+
+def test_a_refiner_of_the_library_takes_changes_of_its_options() -> None:
+    refiner = Refiner.of("dense", epochs=3)
+    assert refiner.config == DenseConfig(epochs=3)
+    with pytest.raises(OptionError, match=r"dense\.epochs"):
+        Refiner.of("dense", epochs=0)
+
+
+def test_what_the_method_needs_is_looked_at_before_any_round() -> None:
+    Refiner.of("dense").check(job())
+    with pytest.raises(OptionError, match="multiples of 4"):
+        Refiner.of("dense").check(replace(job(), input_shape=(1, 9, 8)))
+    with pytest.raises(OptionError, match="real, unlabelled images"):
+        Refiner.of("feddf").check(job())
+
+
+def test_what_a_method_needs_of_its_own_start_is_not_asked_of_a_model_that_rounds_start() -> None:
+    """Tally would begin at an average whose last layer it weighs, for which there must be one."""
+    headless = replace(job(), builders={"net": lambda: nn.Conv2d(1, 2, 8)})
+    Refiner.of("tally").check(headless)
+    with pytest.raises(OptionError, match=r"'tally\.start' is 'class-weighted'.* no linear layer"):
+        check_needs(METHODS["tally"], replace(headless, config=METHODS["tally"].config()))

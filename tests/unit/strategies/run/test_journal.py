@@ -1,0 +1,234 @@
+"""The journal says where a stage is, keeps what it measures, and knows where it was cut off."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from strategies.method import Progress, Snapshot
+from strategies.run import journal as journal_module
+from strategies.run.journal import Journal, duration
+from strategies.run.run_folder import RoundFolder, RunFolder
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(journal_module, "monotonic", clock)
+    return clock
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[RoundFolder]:
+    with RunFolder.create(tmp_path / "run", {}) as run:
+        yield run.round()
+
+
+def snapshot(step: int) -> Snapshot:
+    return Snapshot(step, {"w": torch.full((2,), float(step))})
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0 s"),
+        (8.4, "8 s"),
+        (59.4, "59 s"),
+        (59.6, "1 min 0 s"),
+        (125, "2 min 5 s"),
+        (3599.7, "1 h 0 min"),
+        (3780, "1 h 3 min"),
+    ],
+)
+def test_duration_is_written_for_people(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_report_says_step_total_values_elapsed_and_what_is_left(clock: Clock) -> None:
+    lines: list[str] = []
+    journal = Journal(None, lines.append, label="dense")
+    clock.now += 8
+    journal.report(12, 200, {"loss": 0.41234})
+    assert lines == ["dense: epoch 12 of 200, loss 0.412, 8 s elapsed, about 2 min 5 s left"]
+
+
+def test_report_logs_the_first_then_every_five_seconds_and_the_last_once(clock: Clock) -> None:
+    lines: list[str] = []
+    journal = Journal(None, lines.append, label="x")
+    for step in range(1, 13):
+        clock.now += 1
+        journal.report(step, 12)
+    journal.report(12, 12)
+    assert [line.split(",")[0] for line in lines] == [f"x: epoch {step} of 12" for step in (1, 6, 11, 12)]
+    assert lines[-1] == "x: epoch 12 of 12, 12 s elapsed"
+
+
+def test_report_after_a_resumption_reckons_with_the_epochs_of_this_process(clock: Clock, folder: RoundFolder) -> None:
+    folder.save_checkpoint(snapshot(100))
+    lines: list[str] = []
+    journal = Journal(folder, lines.append, label="x")
+    journal.resume()
+    clock.now += 10
+    journal.report(110, 200)
+    assert lines == ["x: resumed after epoch 100", "x: epoch 110 of 200, 10 s elapsed, about 1 min 30 s left"]
+
+
+def test_time_left_leaves_out_what_came_before_the_first_epoch_and_does_not_climb_within_one(clock: Clock) -> None:
+    lines: list[str] = []
+    journal = Journal(None, lines.append, label="x")
+    for seconds, step in ((30, 0), (10, 1), (10, 2), (6, 2), (6, 2), (6, 2)):
+        clock.now += seconds
+        journal.report(step, 5)
+    # 40 s for the first, 10 s for the second: of the second kind there are three, the third of all takes longer.
+    assert [line.split(", ", 1)[1] for line in lines] == [
+        "30 s elapsed",
+        "40 s elapsed, about 2 min 40 s left",
+        "50 s elapsed, about 30 s left",
+        "56 s elapsed, about 24 s left",
+        "1 min 2 s elapsed, about 20 s left",
+        "1 min 8 s elapsed, about 20 s left",
+    ]
+
+
+def test_report_before_any_epoch_is_done_guesses_nothing(clock: Clock) -> None:
+    lines: list[str] = []
+    journal = Journal(None, lines.append, label="x")
+    clock.now += 3
+    journal.report(0, 200)
+    assert lines == ["x: epoch 0 of 200, 3 s elapsed"]
+
+
+def test_tick_is_called_at_most_every_half_second_by_whomever(clock: Clock) -> None:
+    times: list[float] = []
+    journal = Journal(None, lambda _: None, label="x", tick=lambda: times.append(clock.now - 1000))
+    for _ in range(13):
+        journal.report(1, 10)
+        journal.tick()
+        clock.now += 0.125
+    assert times == [0.0, 0.5, 1.0, 1.5]
+
+
+def test_tick_that_raises_ends_the_stage() -> None:
+    def lost() -> None:
+        raise RuntimeError("lost")
+
+    with pytest.raises(RuntimeError, match="lost"), Journal(None, lambda _: None, label="x", tick=lost) as journal:
+        journal.report(1, 2)
+    assert not any(thread.name == "journal-heartbeat" for thread in threading.enumerate())
+
+
+def test_heartbeat_says_the_last_known_state_when_nothing_else_is_said() -> None:
+    lines: list[str] = []
+    with Journal(None, lines.append, label="x", heartbeat_s=0.05) as journal:
+        wait_for(lambda: len(lines) >= 1)
+        journal.report(3, 9, {"loss": 1.0})
+        reported = len(lines)
+        wait_for(lambda: len(lines) >= reported + 2)
+    assert lines[0].startswith("x: starting, 0 s elapsed")
+    assert all(line.startswith("x: epoch 3 of 9, loss 1, 0 s elapsed") for line in lines[reported:])
+    said = len(lines)
+    time.sleep(0.12)
+    assert len(lines) == said
+
+
+def test_heartbeat_is_silent_while_the_stage_speaks() -> None:
+    lines: list[str] = []
+    with Journal(None, lines.append, label="x", heartbeat_s=30.0) as journal:
+        began = time.monotonic()
+        for step in range(1, 4):
+            journal.report(step, 9)
+    assert lines == ["x: epoch 1 of 9, 0 s elapsed, about 0 s left"]
+    assert time.monotonic() - began < 5.0  # leaving does not wait for the next beat
+
+
+def wait_for(condition: object, seconds: float = 5.0) -> None:
+    assert callable(condition)
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.01)
+
+
+def test_checkpoint_is_taken_only_after_the_interval(clock: Clock, folder: RoundFolder) -> None:
+    taken: list[int] = []
+
+    def take(step: int) -> Snapshot:
+        taken.append(step)
+        return snapshot(step)
+
+    journal = Journal(folder, lambda _: None, label="x", interval_s=20.0)
+    assert journal.resume() is None
+    for step in range(1, 9):
+        clock.now += 7
+        journal.checkpoint(lambda step=step: take(step))
+    assert taken == [3, 6]
+    saved = folder.load_checkpoint()
+    assert saved is not None
+    assert saved.step == 6
+
+
+def test_save_keeps_a_snapshot_taken_elsewhere_and_restarts_the_interval(clock: Clock, folder: RoundFolder) -> None:
+    journal = Journal(folder, lambda _: None, label="x", interval_s=20.0)
+    clock.now += 25
+    journal.save(snapshot(4))
+    journal.checkpoint(lambda: pytest.fail("not due"))
+    saved = folder.load_checkpoint()
+    assert saved is not None
+    assert saved.step == 4
+
+
+def test_resume_goes_on_from_the_checkpoint_with_every_epoch_once(folder: RoundFolder) -> None:
+    first: Progress = Journal(folder, lambda _: None, label="x", interval_s=0.0)
+    assert first.resume() is None
+    first.record({"about": "clients"})
+    for epoch in (1, 2, 3):
+        first.record({"epoch": epoch})
+        if epoch < 3:
+            first.checkpoint(lambda epoch=epoch: snapshot(epoch))
+    second = Journal(folder, lambda _: None, label="x")
+    found = second.resume()
+    assert found is not None
+    assert (found.step, second.resumed_at) == (2, 2)
+    assert torch.equal(found.state["w"], torch.full((2,), 2.0))
+    second.record({"epoch": 3})
+    assert folder.metrics() == [{"about": "clients"}, {"epoch": 1}, {"epoch": 2}, {"epoch": 3}]
+
+
+def test_resume_without_a_checkpoint_starts_the_epochs_anew(folder: RoundFolder) -> None:
+    folder.record({"about": "clients"})
+    folder.record({"epoch": 0})
+    folder.record({"epoch": 1})
+    journal = Journal(folder, lambda _: None, label="x")
+    assert journal.resume() is None
+    assert journal.resumed_at == 0
+    assert folder.metrics() == [{"about": "clients"}]
+
+
+def test_journal_without_a_folder_keeps_nothing_and_takes_nothing() -> None:
+    journal = Journal(None, lambda _: None, label="x", interval_s=0.0)
+    assert journal.resume() is None
+    journal.record({"epoch": 1})
+    journal.checkpoint(lambda: pytest.fail("nowhere to keep it"))
+    journal.save(snapshot(1))
+    assert journal.resumed_at == 0
+
+
+def test_note_in_a_row_is_kept_and_said_once(folder: RoundFolder) -> None:
+    lines: list[str] = []
+    journal = Journal(folder, lines.append, label="dense")
+    journal.record({"note": "no client has batch normalisation"})
+    journal.record({"epoch": 1})
+    assert lines == ["dense: no client has batch normalisation"]
+    assert folder.metrics() == [{"note": "no client has batch normalisation"}, {"epoch": 1}]

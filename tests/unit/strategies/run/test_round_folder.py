@@ -1,0 +1,320 @@
+"""Uploads, once accepted, survive everything; what is not accepted leaves no trace."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import pickle
+import signal
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+import torch
+from store_faults import Faults, disk_full, in_child, kill_me, names
+
+from strategies.core.errors import StoreError, UploadError
+from strategies.method import Snapshot
+from strategies.run.lock import FolderLock
+from strategies.run.round_folder import RoundFolder
+
+# Newer Pythons warn of a fork beside torch's threads; the children here only write files and die.
+pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+
+
+def weights(value: float, size: int = 4) -> dict[str, torch.Tensor]:
+    return {"w": torch.full((size,), value), "steps": torch.tensor(int(value))}
+
+
+def give(folder: RoundFolder, client: str, value: float = 1.0) -> None:
+    folder.accept(client, "lenet5", weights(value), num_examples=10, label_counts=(4, 6))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RoundFolder:
+    return RoundFolder(tmp_path, FolderLock(tmp_path))
+
+
+def test_accept_stores_weights_and_facts_and_returns_the_upload(folder: RoundFolder) -> None:
+    upload = folder.accept("b.1", "lenet5", weights(2.0), num_examples=7, label_counts=[3, 4])
+    folder.accept("a", "resnet18", weights(3.0), num_examples=None, label_counts=None, pretrained=True)
+    assert folder.held() == ["a", "b.1"]
+    first, second = folder.records()
+    assert (first.client, first.architecture, first.num_examples, first.label_counts) == ("b.1", "lenet5", 7, (3, 4))
+    assert (second.client, second.num_examples, second.label_counts) == ("a", None, None)
+    assert (first.pretrained, second.pretrained) == (False, True)
+    assert first.bytes == (folder.path / "uploads" / "b.1.safetensors").stat().st_size
+    assert datetime.fromisoformat(first.arrived).tzinfo is not None
+    assert torch.equal(upload.read()["w"], torch.full((4,), 2.0))
+    assert (upload.client, upload.architecture, upload.num_examples, upload.label_counts) == (
+        "b.1",
+        "lenet5",
+        7,
+        (3, 4),
+    )
+
+
+def test_uploads_are_in_the_order_of_names_and_read_anew_after_pickling(folder: RoundFolder) -> None:
+    for client, value in (("c", 3.0), ("a", 1.0), ("b", 2.0)):
+        give(folder, client, value)
+    uploads = pickle.loads(pickle.dumps(RoundFolder(folder.path, None).uploads()))  # noqa: S301
+    assert [upload.client for upload in uploads] == ["a", "b", "c"]
+    assert [upload.read()["steps"].item() for upload in uploads] == [1, 2, 3]
+    uploads[0].read()["w"].fill_(9.0)
+    assert torch.equal(uploads[0].read()["w"], torch.ones(4))
+
+
+def test_accept_of_a_second_upload_under_one_name_keeps_the_first(folder: RoundFolder) -> None:
+    give(folder, "a", 1.0)
+    with pytest.raises(UploadError, match="^a: its upload is already here"):
+        give(folder, "a", 2.0)
+    assert torch.equal(folder.uploads()[0].read()["w"], torch.ones(4))
+    assert len(folder.records()) == 1
+
+
+@pytest.mark.parametrize("client", ["", ".", "../x", "a/b", ".hidden", "a" * 65, "a b", "a\n", "ä"])
+def test_accept_under_a_name_that_is_none_is_refused(folder: RoundFolder, client: str) -> None:
+    with pytest.raises(UploadError, match="no client name, allowed are names that match"):
+        give(folder, client)
+    assert names(folder.path) == ["lock"]
+
+
+def test_accept_where_the_file_system_ignores_case_spares_the_other_clients_file(folder: RoundFolder) -> None:
+    give(folder, "a", 1.0)
+    # As such a file system would have it: both names lead to one file.
+    os.link(folder.path / "uploads" / "a.safetensors", folder.path / "uploads" / "A.safetensors")
+    with pytest.raises(UploadError, match="^A: the file system cannot tell"):
+        give(folder, "A", 2.0)
+    assert torch.equal(folder.uploads()[0].read()["w"], torch.ones(4))
+
+
+def test_accept_of_names_that_differ_in_case_keeps_both(folder: RoundFolder) -> None:
+    (folder.path / "CASE").touch()
+    if (folder.path / "case").exists():
+        pytest.skip("this file system ignores case")
+    give(folder, "a", 1.0)
+    give(folder, "A", 2.0)
+    assert [upload.read()["steps"].item() for upload in folder.uploads()] == [2, 1]
+
+
+def test_accept_of_what_cannot_be_stored_names_client_and_tensor(folder: RoundFolder) -> None:
+    with pytest.raises(UploadError, match="^a: tensor 'w'"):
+        folder.accept("a", "lenet5", {"w": "text"}, num_examples=1, label_counts=None)  # type: ignore[dict-item]
+    assert folder.held() == []
+
+
+def test_accept_when_the_disk_is_full_at_any_call_leaves_nothing_and_goes_on(
+    folder: RoundFolder, faults: Faults
+) -> None:
+    give(folder, "first")
+    index = (folder.path / "uploads.jsonl").read_bytes()
+    calls = faults.count(lambda: give(folder, "counted"))
+    assert calls == 4  # the file, its rename, its folder, the line of the index
+    (folder.path / "uploads.jsonl").write_bytes(index)
+    (folder.path / "uploads" / "counted.safetensors").unlink()
+    for at in range(calls):
+        with faults.at(at, disk_full), pytest.raises(UploadError) as caught:
+            give(folder, "second", 2.0)
+        text = str(caught.value)
+        assert text.startswith("second: disk full, ")
+        assert "second.safetensors" in text
+        assert "bytes needed" in text
+        assert "bytes free" in text
+        assert (folder.path / "uploads.jsonl").read_bytes() == index
+        assert names(folder.path / "uploads") == ["first.safetensors"]
+    give(folder, "second", 2.0)
+    assert folder.held() == ["first", "second"]
+    assert len(folder.uploads()) == 2
+
+
+def test_accept_when_the_disk_fails_at_the_very_first_upload_goes_on(tmp_path: Path, faults: Faults) -> None:
+    lock = FolderLock(tmp_path)
+    calls = faults.count(lambda: give(RoundFolder(tmp_path / "counted", lock), "a"))
+    assert calls == 7  # as ever, and three for the folders and the index, which are new
+    for at in range(calls):
+        folder = RoundFolder(tmp_path / str(at), lock)
+        with faults.at(at, disk_full), pytest.raises(UploadError, match="disk full"):
+            give(folder, "a")
+        assert folder.held() == []
+        give(folder, "a")
+        assert folder.held() == ["a"]
+
+
+def test_accept_when_the_disk_refuses_otherwise_gives_its_reason(folder: RoundFolder, faults: Faults) -> None:
+    def broken() -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with faults.at(1, broken), pytest.raises(UploadError, match="^a: Input/output error, its upload is not stored"):
+        give(folder, "a")
+
+
+def test_accept_when_killed_at_any_call_is_accepted_whole_or_can_be_repeated(
+    folder: RoundFolder, faults: Faults
+) -> None:
+    give(folder, "first")
+    outcomes = []
+    for at in range(4):
+        client = f"second-{at}"
+        # The child has no lock after the fork, as no foreign process has; the calls under test begin below it.
+        with faults.at(at, kill_me):
+            assert in_child(lambda name=client: store_without_lock(folder, name)) == signal.SIGKILL
+        outcomes.append(client in folder.held())
+        folder.repair()
+        assert all(not name.startswith(".") for name in names(folder.path / "uploads"))
+        if not outcomes[-1]:
+            give(folder, client, 3.0)
+        assert client in {upload.client for upload in folder.uploads()}
+    # The line is complete before its sync, and only the machine's own crash can take it back.
+    assert outcomes == [False, False, False, True]
+
+
+def store_without_lock(folder: RoundFolder, client: str) -> None:
+    facts = {"num_examples": 10, "label_counts": (4, 6), "pretrained": False}
+    folder._uploads.accept(client, "lenet5", weights(2.0), facts)
+
+
+def test_an_upload_file_without_its_line_is_not_accepted_and_is_replaced(folder: RoundFolder) -> None:
+    (folder.path / "uploads").mkdir()
+    (folder.path / "uploads" / "a.safetensors").write_bytes(b"half")
+    assert folder.held() == []
+    assert folder.uploads() == ()
+    give(folder, "a")
+    assert torch.equal(folder.uploads()[0].read()["w"], torch.ones(4))
+
+
+def test_a_torn_last_line_of_the_index_is_not_accepted_and_is_overwritten(folder: RoundFolder) -> None:
+    give(folder, "a")
+    give(folder, "b")
+    index = folder.path / "uploads.jsonl"
+    index.write_bytes(index.read_bytes()[:-20])
+    assert folder.held() == ["a"]
+    give(folder, "b", 2.0)
+    assert [upload.read()["steps"].item() for upload in folder.uploads()] == [1, 2]
+
+
+def test_uploads_with_a_damaged_file_names_it_both_digests_and_what_to_do(folder: RoundFolder) -> None:
+    give(folder, "a")
+    give(folder, "b")
+    path = folder.path / "uploads" / "b.safetensors"
+    expected = folder.records()[1].sha256
+    upload = folder.uploads()[1]
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(StoreError) as caught:
+        folder.uploads()
+    text = str(caught.value)
+    assert str(path) in text
+    assert "client 'b'" in text
+    assert f"expected sha256 {expected}, found " in text
+    assert text.count(expected) == 1
+    assert "put back a copy" in text
+    with pytest.raises(StoreError, match="damaged"):
+        upload.read()
+
+
+def test_uploads_with_a_missing_file_names_it(folder: RoundFolder) -> None:
+    give(folder, "a")
+    (folder.path / "uploads" / "a.safetensors").unlink()
+    with pytest.raises(StoreError, match=r"a\.safetensors: damaged upload .* found no readable file"):
+        folder.uploads()
+
+
+@pytest.mark.parametrize("line", ['{"client": "a"}', '{"client": "../a", "architecture": "x", "label_counts": null}'])
+def test_records_with_a_line_of_another_kind_is_a_store_error(folder: RoundFolder, line: str) -> None:
+    (folder.path / "uploads.jsonl").write_text(line + "\n")
+    with pytest.raises(StoreError, match="damaged line"):
+        folder.records()
+
+
+def test_refuse_keeps_client_reason_and_time_in_order(folder: RoundFolder) -> None:
+    folder.refuse("a", "field 'w': not finite")
+    folder.refuse("not/a name", "name")
+    assert [(row["client"], row["reason"]) for row in folder.refused()] == [
+        ("a", "field 'w': not finite"),
+        ("not/a name", "name"),
+    ]
+    assert datetime.fromisoformat(folder.refused()[0]["time"]).tzinfo is not None
+
+
+def test_refuse_when_the_disk_is_full_is_remembered_and_does_not_end_the_round(
+    folder: RoundFolder, faults: Faults
+) -> None:
+    folder.refuse("a", "first")
+    with faults.at(0, disk_full):
+        folder.refuse("b", "disk full")
+    assert [row["client"] for row in folder.refused()] == ["a", "b"]
+    assert [row["client"] for row in RoundFolder(folder.path, None).refused()] == ["a"]
+
+
+def test_metrics_after_truncation_hold_every_epoch_once(folder: RoundFolder) -> None:
+    folder.record({"client": "a", "accuracy": 0.5})
+    for epoch in (1, 2, 3):
+        folder.record({"epoch": epoch, "loss": float("nan")})
+    with (folder.path / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"epoch": 4, "lo')
+    folder.truncate_metrics(2)
+    folder.record({"epoch": 3, "loss": 0.5})
+    assert folder.metrics() == [
+        {"client": "a", "accuracy": 0.5},
+        {"epoch": 1, "loss": None},
+        {"epoch": 2, "loss": None},
+        {"epoch": 3, "loss": 0.5},
+    ]
+
+
+def test_metrics_of_a_new_round_are_none_and_truncate(folder: RoundFolder) -> None:
+    folder.truncate_metrics(-1)
+    assert folder.metrics() == []
+
+
+def test_save_checkpoint_brings_metrics_to_the_disk_first(folder: RoundFolder, faults: Faults) -> None:
+    folder.record({"epoch": 1})
+    with faults.at(0, disk_full), pytest.raises(StoreError, match=r"metrics\.jsonl: No space"):
+        folder.save_checkpoint(Snapshot(1, {}))
+    assert folder.load_checkpoint() is None
+    folder.save_checkpoint(Snapshot(1, {"a": 1}))
+    snapshot = folder.load_checkpoint()
+    assert snapshot is not None
+    assert (snapshot.step, snapshot.state) == (1, {"a": 1})
+    folder.clear_checkpoint()
+    assert folder.load_checkpoint() is None
+
+
+def test_writing_when_open_for_reading_is_refused_everywhere(tmp_path: Path) -> None:
+    folder = RoundFolder(tmp_path, None)
+    for write in (
+        lambda: give(folder, "a"),
+        lambda: folder.refuse("a", "b"),
+        lambda: folder.record({}),
+        lambda: folder.save_checkpoint(Snapshot(1, {})),
+        folder.clear_checkpoint,
+        lambda: folder.truncate_metrics(0),
+        folder.repair,
+    ):
+        with pytest.raises(StoreError, match="open for reading only"):
+            write()
+    assert names(tmp_path) == []
+
+
+def test_ranges_come_back_with_the_same_bits_and_lines_without_them_are_read(folder: RoundFolder) -> None:
+    ranges = {"conv": (-0.10000000149011612, 3.3e38), "": (0.0, 1e-38)}
+    upload = folder.accept("a", "x", weights(1.0), num_examples=1, label_counts=None, ranges=ranges)
+    give(folder, "b")
+    assert upload.ranges == ranges
+    first, second = RoundFolder(folder.path, None).uploads()
+    assert (first.ranges, second.ranges) == (ranges, None)
+    index = folder.path / "uploads.jsonl"
+    rows = [json.loads(line) for line in index.read_text().splitlines()]
+    index.write_text("".join(json.dumps({k: v for k, v in row.items() if k != "ranges"}) + "\n" for row in rows))
+    assert [early.ranges for early in folder.uploads()] == [None, None]
+
+
+@pytest.mark.parametrize("ranges", [[1, 2], {"conv": [1]}, {"conv": ["a", 2]}, {"conv": None}])
+def test_records_with_damaged_ranges_is_a_store_error(folder: RoundFolder, ranges: object) -> None:
+    give(folder, "a")
+    index = folder.path / "uploads.jsonl"
+    index.write_text(json.dumps({**json.loads(index.read_text()), "ranges": ranges}) + "\n")
+    with pytest.raises(StoreError, match="damaged line"):
+        folder.records()

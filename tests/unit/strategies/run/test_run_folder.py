@@ -1,0 +1,275 @@
+"""A run folder has one writer, is readable by all, and is whole whenever its writer dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from store_faults import Faults, disk_full, names
+
+from strategies.core.errors import StoreError
+from strategies.method import Snapshot
+from strategies.run.files import sha256_file, weights_sha256
+from strategies.run.run_folder import RunFolder, default_run_dir
+
+# Newer Pythons warn of a fork beside torch's threads; the children here only write files and die.
+pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+
+STATE = {"w": torch.arange(3.0)}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    return RunFolder.create(tmp_path / "run", {"method": "dense", "seed": 3})
+
+
+def test_create_writes_what_the_run_is_and_where_it_was_made(run: RunFolder) -> None:
+    info = json.loads((run.path / "run.json").read_text())
+    assert info == run.info
+    assert (info["method"], info["seed"], info["pid"]) == ("dense", 3, os.getpid())
+    assert len(bytes.fromhex(run.id)) == 16
+    assert info["versions"]["torch"] == torch.__version__
+    assert info["versions"]["python"] == ".".join(map(str, sys.version_info[:3]))
+
+
+def test_create_makes_its_folder_for_this_user_alone_and_leaves_one_that_is_there(tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared").chmod(0o750)
+    for name in ("runs/own", "shared"):
+        RunFolder.create(tmp_path / name, {}).close()
+
+    made = (tmp_path / "runs" / "own", tmp_path / "shared")
+    assert [oct(folder.stat().st_mode & 0o777) for folder in made] == ["0o700", "0o750"]
+
+
+def test_create_twice_gives_different_ids(tmp_path: Path, run: RunFolder) -> None:
+    assert RunFolder.create(tmp_path / "other", {}).id != run.id
+
+
+def test_create_over_a_run_says_to_resume_and_leaves_it(run: RunFolder) -> None:
+    run.close()
+    before = sha256_file(run.path / "run.json")
+    with pytest.raises(StoreError, match="a run folder is here already; resume it"):
+        RunFolder.create(run.path, {})
+    assert sha256_file(run.path / "run.json") == before
+
+
+def test_create_in_a_folder_of_something_else_leaves_it_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(StoreError, match=r"not empty \(thesis.tex is there\)"):
+        RunFolder.create(tmp_path, {})
+    assert names(tmp_path) == ["thesis.tex"]
+
+
+def test_create_below_a_file_is_a_store_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match="file"):
+        RunFolder.create(tmp_path / "file" / "run", {})
+
+
+def test_create_when_the_disk_fails_can_be_repeated(tmp_path: Path, faults: Faults) -> None:
+    for index in range(5):
+        with faults.at(index, disk_full), pytest.raises(StoreError, match="No space"):
+            RunFolder.create(tmp_path / f"run-{index}", {})
+        if not (tmp_path / f"run-{index}" / "run.json").exists():
+            RunFolder.create(tmp_path / f"run-{index}", {}).close()
+        with RunFolder.open(tmp_path / f"run-{index}") as run:
+            assert run.id
+
+
+@pytest.mark.parametrize("content", [None, "", '{"id": ', "[]", '{"method": "dense"}'])
+def test_open_of_what_is_no_run_folder_is_one_line_with_its_name(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "run.json").write_text(content)
+    with pytest.raises(StoreError, match=r"no run folder|damaged") as caught:
+        RunFolder.open(tmp_path)
+    assert str(tmp_path) in str(caught.value)
+    assert "lock" not in names(tmp_path)
+
+
+def test_open_of_an_absent_path_says_so(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="absent: no run folder"):
+        RunFolder.open(tmp_path / "absent", write=False)
+
+
+def test_open_by_a_second_writer_fails_while_readers_may(run: RunFolder) -> None:
+    with pytest.raises(StoreError, match=f"in use by process {os.getpid()}"):
+        RunFolder.open(run.path)
+    with RunFolder.open(run.path, write=False) as reader:
+        assert reader.id == run.id
+        with pytest.raises(StoreError, match="reading only"):
+            reader.write_result({})
+    run.close()
+    with RunFolder.open(run.path) as again:
+        assert again.info == run.info
+    with pytest.raises(StoreError, match="reading only"):
+        run.round().record({})
+
+
+def test_open_or_create_makes_a_run_once_and_opens_it_after(tmp_path: Path) -> None:
+    with RunFolder.open_or_create(tmp_path / "run", {"seed": 1}) as first:
+        assert first.info["seed"] == 1
+    with RunFolder.open_or_create(tmp_path / "run", {"seed": 2}) as second:
+        assert (second.id, second.info["seed"]) == (first.id, 1)
+
+
+def test_open_where_writing_is_not_allowed_is_one_line(run: RunFolder) -> None:
+    run.close()
+    (run.path / "lock").unlink()
+    (run.path / "lock").mkdir()
+    with pytest.raises(StoreError, match="not writable"):
+        RunFolder.open(run.path)
+    assert RunFolder.open(run.path, write=False).id == run.id
+
+
+def test_open_after_a_killed_writer_removes_temporaries_and_repairs_lines(run: RunFolder) -> None:
+    later = run.round(2)
+    later.accept("a", "x", STATE, num_examples=1, label_counts=None)
+    run.close()
+    (later.path / "uploads" / ".b.safetensors.1.tmp").touch()
+    with (later.path / "uploads.jsonl").open("ab") as file:
+        file.write(b"\0\0\n")
+    with RunFolder.open(run.path) as again:
+        again.round(2).accept("b", "x", STATE, num_examples=1, label_counts=None)
+        assert again.round(2).held() == ["a", "b"]
+    assert names(later.path / "uploads") == ["a.safetensors", "b.safetensors"]
+
+
+def test_open_to_write_with_an_index_damaged_in_the_middle_is_refused_and_gives_the_lock_back(run: RunFolder) -> None:
+    run.close()
+    (run.path / "uploads.jsonl").write_bytes(b"\0\n{}\n")
+    for _ in range(2):
+        with pytest.raises(StoreError, match="line 1 is damaged"):
+            RunFolder.open(run.path)
+
+
+def test_round_one_is_the_run_folder_and_later_ones_are_below(run: RunFolder) -> None:
+    assert run.round().path == run.path
+    assert run.round(3).path == run.path / "round-3"
+    assert run.round(3).held() == []
+    assert not run.round(3).path.exists()
+    run.round(3).accept("a", "x", STATE, num_examples=1, label_counts=None)
+    run.round(3).save_checkpoint(Snapshot(1, {}))
+    assert run.round(1).held() == []
+    assert run.round(1).load_checkpoint() is None
+    with pytest.raises(StoreError, match="round 0"):
+        run.round(0)
+
+
+def test_result_is_none_until_written(run: RunFolder) -> None:
+    assert run.result() is None
+    run.write_result({"accuracy": 71.5})
+    assert RunFolder.open(run.path, write=False).result() == {"accuracy": 71.5}
+
+
+def test_student_and_images_come_back_as_saved(run: RunFolder) -> None:
+    assert run.student() is None
+    assert run.images() is None
+    assert run.save_student(STATE) == weights_sha256(STATE)
+    images = torch.arange(12, dtype=torch.uint8).reshape(1, 3, 2, 2)
+    run.save_images(images)
+    student, found = run.student(), run.images()
+    assert student is not None
+    assert found is not None
+    assert torch.equal(student["w"], STATE["w"])
+    assert torch.equal(found, images)
+
+
+def test_default_run_dir_prefers_the_users_then_the_variable_then_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ONESHOT_RUNS", raising=False)
+    assert default_run_dir("mine", "dense") == tmp_path / "mine"
+    here = default_run_dir("", "dense")
+    assert here.parent == tmp_path / "runs"
+    assert here.name.split("-")[2] == "dense"
+    assert default_run_dir("", "dense") != here
+    assert names(tmp_path) == []
+    monkeypatch.setenv("ONESHOT_RUNS", str(tmp_path / "all"))
+    assert default_run_dir("", "dense").parent == tmp_path / "all"
+    assert default_run_dir("mine", "dense") == tmp_path / "mine"
+    assert default_run_dir("", "dense", parent=tmp_path / "beside").parent == tmp_path / "beside"
+    assert default_run_dir("mine", "dense", parent=tmp_path / "beside") == tmp_path / "mine"
+
+
+def test_default_run_dir_where_nothing_can_be_written_says_what_to_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ONESHOT_RUNS", raising=False)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(StoreError, match="run-dir or ONESHOT_RUNS"):
+        default_run_dir("", "dense")
+
+
+def work_without_end(path: Path, ready: int) -> None:
+    run = RunFolder.create(path, {})
+    folder = run.round()
+    os.write(ready, b"1")
+    for step in range(1, 100_000):
+        value = torch.full((1000,), float(step))
+        folder.accept(f"c{step}", "x", {"w": value}, num_examples=step, label_counts=None)
+        folder.record({"epoch": step})
+        folder.save_checkpoint(Snapshot(step, {"w": value}, {"rows": torch.tensor([[step]])}))
+
+
+@pytest.mark.parametrize("milliseconds", [40, 90, 170])
+def test_run_folder_when_its_writer_is_killed_in_the_middle_of_work_is_whole(tmp_path: Path, milliseconds: int) -> None:
+    path = tmp_path / "run"
+    heard, ready = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work_without_end(path, ready)
+        finally:
+            os._exit(1)
+    try:
+        assert os.read(heard, 1) == b"1"
+        with pytest.raises(StoreError, match=f"in use by process {pid}"):
+            RunFolder.open(path)
+        time.sleep(milliseconds / 1000)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        status = os.waitpid(pid, 0)[1]
+        os.close(heard)
+        os.close(ready)
+    assert os.WTERMSIG(status) == signal.SIGKILL
+    with RunFolder.open(path) as run:
+        check_whole(run)
+
+
+def check_whole(run: RunFolder) -> None:
+    folder = run.round()
+    clients = [record.client for record in folder.records()]
+    assert clients == [f"c{step}" for step in range(1, len(clients) + 1)]
+    for upload in folder.uploads():
+        assert torch.equal(upload.read()["w"], torch.full((1000,), float(upload.client[1:])))
+    snapshot = folder.load_checkpoint()
+    step = snapshot.step if snapshot else 0
+    # Checkpoints come after the upload of their step.
+    assert len(clients) - 1 <= step <= len(clients)
+    if snapshot:
+        assert torch.equal(snapshot.state["w"], torch.full((1000,), float(step)))
+        assert torch.equal(snapshot.appended["rows"], torch.arange(1, step + 1).reshape(-1, 1))
+    folder.truncate_metrics(step)
+    assert [row["epoch"] for row in folder.metrics()] == list(range(1, step + 1))
+    assert not list(run.path.rglob(".*.tmp"))
+    folder.accept(f"c{len(clients) + 1}", "x", STATE, num_examples=1, label_counts=None)
+    folder.save_checkpoint(Snapshot(step + 1, {}))
+
+
+def test_a_run_dir_when_it_is_a_file_or_below_one_is_refused_before_the_run(tmp_path: Path) -> None:
+    file = tmp_path / "notes.txt"
+    file.write_text("no folder")
+
+    for named in (file, file / "run"):
+        with pytest.raises(StoreError, match=r"notes\.txt is no folder that can be written to"):
+            default_run_dir(str(named), "dense")
+    assert default_run_dir(str(tmp_path / "a/b"), "dense") == tmp_path / "a/b"

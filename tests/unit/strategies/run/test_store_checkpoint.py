@@ -1,0 +1,268 @@
+"""A checkpoint comes back to the bit, and no crash leaves less than one."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import signal
+import struct
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from store_faults import Faults, disk_full, in_child, kill_me, names
+
+from strategies.core.errors import StoreError
+from strategies.method import Snapshot
+from strategies.run.checkpoint import CheckpointFolder
+from strategies.run.tree import flatten, unflatten
+
+# Newer Pythons warn of a fork beside torch's threads; the children here only write files and die.
+pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+
+
+def bits(value: float) -> bytes:
+    return struct.pack(">d", value)
+
+
+def assert_same(left: Any, right: Any) -> None:
+    """Equal to the type and the bit."""
+    assert type(left) is type(right)
+    if isinstance(left, dict):
+        assert list(left) == list(right)
+        assert [type(key) for key in left] == [type(key) for key in right]
+        for key in left:
+            assert_same(left[key], right[key])
+    elif isinstance(left, (list, tuple)):
+        assert len(left) == len(right)
+        for one, other in zip(left, right, strict=True):
+            assert_same(one, other)
+    elif isinstance(left, torch.Tensor):
+        assert left.dtype == right.dtype
+        assert torch.equal(left, right)
+    elif isinstance(left, np.ndarray):
+        assert left.dtype == right.dtype
+        assert np.array_equal(left, right)
+    elif isinstance(left, float):
+        assert bits(left) == bits(right)
+    else:
+        assert left == right
+
+
+def rich_state() -> dict[Any, Any]:
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    nan_with_payload = struct.unpack(">d", bytes.fromhex("7ff8000000000123"))[0]
+    return {
+        "optimizer": optimizer.state_dict(),
+        "rng": torch.Generator().manual_seed(3).get_state(),
+        "numpy": np.random.default_rng(0).bit_generator.state,
+        "legacy": np.random.RandomState(0).get_state(legacy=False),
+        "floats": [0.1, -0.0, 1e-320, math.inf, -math.inf, nan_with_payload, 2.0],
+        "plain": (1, True, False, None, "ü\ud800", 2**200, (), [], {}),
+        3: {-1: "int key", True: 1, None: 2, 2.5: 3, (1, "a"): 4},
+        "scalar": torch.tensor(5),
+        "empty": torch.zeros(0, 3),
+        "dict": [{"dict": 1}, {"tensor": "0"}],
+    }
+
+
+def rows(*values: float) -> torch.Tensor:
+    return torch.tensor(values).reshape(-1, 1)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> CheckpointFolder:
+    return CheckpointFolder(tmp_path / "checkpoint")
+
+
+def loaded(folder: CheckpointFolder) -> Snapshot:
+    snapshot = folder.load()
+    assert snapshot is not None
+    return snapshot
+
+
+def test_tree_of_everything_round_trips_through_json_to_the_bit() -> None:
+    state = rich_state()
+    value, tensors = flatten(state)
+    assert_same(unflatten(json.loads(json.dumps(value, allow_nan=False)), tensors), state)
+
+
+def test_tree_with_numpy_numbers_and_ordered_dicts_becomes_plain() -> None:
+    value, tensors = flatten(OrderedDict(a=np.float64(0.1), b=np.int64(3), c=torch.Size([1, 2])))
+    assert_same(unflatten(value, tensors), {"a": 0.1, "b": 3, "c": (1, 2)})
+
+
+@pytest.mark.parametrize("odd", [object(), {1, 2}, b"bytes", torch.float32])
+def test_tree_with_anything_else_says_where_it_is(odd: object) -> None:
+    with pytest.raises(StoreError, match=r"state\['a'\]\[1\]"):
+        flatten({"a": [0, odd]})
+
+
+def test_tree_with_an_odd_key_says_where_it_is() -> None:
+    with pytest.raises(StoreError, match=r"state\['a'\].* key of type frozenset"):
+        flatten({"a": {frozenset(): 1}})
+
+
+def test_checkpoint_of_everything_round_trips(folder: CheckpointFolder) -> None:
+    state = rich_state()
+    folder.save(Snapshot(step=7, state=state, appended={"pool": torch.arange(6, dtype=torch.uint8).reshape(2, 3)}))
+    snapshot = loaded(CheckpointFolder(folder.path))
+    assert snapshot.step == 7
+    assert_same(snapshot.state, state)
+    assert_same(dict(snapshot.appended), {"pool": torch.arange(6, dtype=torch.uint8).reshape(2, 3)})
+
+
+def test_a_restored_optimizer_takes_the_same_next_step(folder: CheckpointFolder) -> None:
+    def step(model: torch.nn.Linear, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.zero_grad()
+        model(torch.ones(2, 3)).square().sum().backward()
+        optimizer.step()
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model, other = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    step(model, optimizer)
+    folder.save(Snapshot(1, {"model": model.state_dict(), "optimizer": optimizer.state_dict()}))
+    step(model, optimizer)
+    again = torch.optim.Adam(other.parameters())
+    state = loaded(folder).state
+    other.load_state_dict(state["model"])
+    again.load_state_dict(state["optimizer"])
+    step(other, again)
+    assert torch.equal(other.weight, model.weight)
+
+
+def test_load_without_a_checkpoint_is_none(folder: CheckpointFolder) -> None:
+    assert folder.load() is None
+
+
+def test_appended_rows_are_written_once_and_read_whole(folder: CheckpointFolder) -> None:
+    folder.save(Snapshot(1, {}, {"images": rows(1, 2), "labels": torch.zeros(0, 4)}))
+    first = {path.name: path.stat().st_mtime_ns for path in folder.path.glob("rows-*")}
+    folder.save(Snapshot(2, {}, {"images": rows(3), "labels": torch.ones(1, 4)}))
+    folder.save(Snapshot(3, {}, {"images": rows(), "labels": torch.zeros(0, 4)}))
+    folder.save(Snapshot(4, {}))
+    snapshot = loaded(folder)
+    assert torch.equal(snapshot.appended["images"], rows(1, 2, 3))
+    assert torch.equal(snapshot.appended["labels"], torch.ones(1, 4))
+    assert len(list(folder.path.glob("rows-*"))) == 2
+    assert {name: (folder.path / name).stat().st_mtime_ns for name in first} == first
+
+
+def test_appended_buffer_without_rows_keeps_its_shape_and_dtype(folder: CheckpointFolder) -> None:
+    folder.save(Snapshot(1, {}, {"images": torch.zeros(0, 3, 8, 8, dtype=torch.uint8)}))
+    assert_same(loaded(folder).appended["images"], torch.zeros(0, 3, 8, 8, dtype=torch.uint8))
+
+
+def test_rows_saved_after_a_load_continue_the_buffer(folder: CheckpointFolder) -> None:
+    folder.save(Snapshot(1, {}, {"images": rows(1)}))
+    again = CheckpointFolder(folder.path)
+    assert torch.equal(loaded(again).appended["images"], rows(1))
+    again.save(Snapshot(2, {}, {"images": rows(2)}))
+    assert torch.equal(loaded(again).appended["images"], rows(1, 2))
+
+
+def test_save_removes_the_state_before_and_strays(folder: CheckpointFolder) -> None:
+    folder.save(Snapshot(1, {"a": torch.zeros(1)}))
+    (folder.path / "state-stray.safetensors").touch()
+    folder.save(Snapshot(2, {"a": torch.ones(1)}))
+    assert len(names(folder.path)) == 2
+
+
+def test_clear_forgets_the_checkpoint_and_can_be_repeated(folder: CheckpointFolder) -> None:
+    folder.save(Snapshot(1, {}, {"images": rows(1)}))
+    folder.clear()
+    folder.clear()
+    assert folder.load() is None
+    folder.save(Snapshot(1, {}, {"images": rows(5)}))
+    assert torch.equal(loaded(folder).appended["images"], rows(5))
+
+
+def assert_old_or_new(folder: CheckpointFolder) -> int:
+    """Return which of the two checkpoints is there; a mixture of both fails."""
+    snapshot = loaded(folder)
+    assert snapshot.step in (1, 2)
+    assert torch.equal(snapshot.state["w"], torch.full((4,), float(snapshot.step)))
+    assert torch.equal(snapshot.appended["images"], rows(*range(1, snapshot.step + 1)))
+    return snapshot.step
+
+
+def snapshot_of(step: int) -> Snapshot:
+    return Snapshot(step, {"w": torch.full((4,), float(step))}, {"images": rows(step)})
+
+
+def test_save_when_the_disk_fails_at_any_call_leaves_one_whole_checkpoint(
+    folder: CheckpointFolder, faults: Faults
+) -> None:
+    folder.save(snapshot_of(1))
+    clean = folder.path.with_name("clean")
+    shutil.copytree(folder.path, clean)
+    calls = faults.count(lambda: folder.save(snapshot_of(2)))
+    assert calls == 9  # three files, each with its own sync, its rename and its folder's sync
+    found = []
+    for index in range(calls):
+        shutil.rmtree(folder.path)
+        shutil.copytree(clean, folder.path)
+        with faults.at(index, disk_full), pytest.raises(StoreError, match="No space"):
+            folder.save(snapshot_of(2))
+        found.append(assert_old_or_new(folder))
+    assert found == [1] * 8 + [2]
+
+
+def test_save_when_killed_at_any_call_leaves_one_whole_checkpoint_that_can_go_on(
+    folder: CheckpointFolder, faults: Faults
+) -> None:
+    folder.save(snapshot_of(1))
+    clean = folder.path.with_name("clean")
+    shutil.copytree(folder.path, clean)
+    found = []
+    for index in range(9):
+        shutil.rmtree(folder.path)
+        shutil.copytree(clean, folder.path)
+        with faults.at(index, kill_me):
+            assert in_child(lambda: folder.save(snapshot_of(2))) == signal.SIGKILL
+        found.append(assert_old_or_new(folder))
+        if found[-1] == 1:
+            folder.save(snapshot_of(2))
+            assert assert_old_or_new(folder) == 2
+            assert len(names(folder.path)) == 4  # the index, the state, two files of rows
+    assert found == [1] * 8 + [2]
+
+
+def test_load_when_a_file_of_it_is_cut_or_missing_says_what_to_do(folder: CheckpointFolder) -> None:
+    folder.save(snapshot_of(1))
+    for path in list(folder.path.iterdir()):
+        data = path.read_bytes()
+        for length in (0, len(data) // 2, len(data) - 1):
+            path.write_bytes(data[:length])
+            with pytest.raises(StoreError, match=r"remove this folder to start the stage anew") as caught:
+                folder.load()
+            assert path.name in str(caught.value)
+        path.write_bytes(data)
+    assert_old_or_new(folder)
+    next(folder.path.glob("state-*")).unlink()
+    with pytest.raises(StoreError, match="No such file"):
+        folder.load()
+
+
+@pytest.mark.parametrize("index", ["[]", "{}", '{"step": 1, "state": {"odd": 1}, "tensors": {}, "chunks": []}'])
+def test_load_of_an_index_without_sense_is_a_store_error(folder: CheckpointFolder, index: str) -> None:
+    folder.save(snapshot_of(1))
+    (folder.path / "checkpoint.json").write_text(index)
+    with pytest.raises(StoreError, match="damaged checkpoint"):
+        folder.load()
+
+
+def test_strays_of_a_killed_writer_do_not_matter(folder: CheckpointFolder) -> None:
+    folder.save(snapshot_of(1))
+    for name in ("state-x.safetensors", "rows-x.safetensors", ".checkpoint.json.1.tmp"):
+        (folder.path / name).write_bytes(b"half")
+    assert assert_old_or_new(folder) == 1

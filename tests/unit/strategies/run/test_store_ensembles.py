@@ -1,0 +1,153 @@
+"""An ensemble on disk comes back with its members, its combiner and its order."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from store_faults import Faults, disk_full
+
+from strategies.core.errors import StoreError
+from strategies.method import EnsembleSpec, Upload
+from strategies.run import ensembles
+from strategies.run.run_folder import RunFolder, load_ensemble
+
+BUILDERS = {"x": lambda: torch.nn.Linear(1, 1), "y": lambda: torch.nn.Linear(2, 1)}
+SPEC = EnsembleSpec(clients=("b", "a"), combiner="weighted", weights={"weights": torch.tensor([0.25, 0.75])})
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    run = RunFolder.create(tmp_path / "run", {})
+    for value, (client, architecture) in enumerate((("a", "x"), ("b", "y"), ("c", "x"))):
+        state = {"w": torch.full((2,), float(value))}
+        counts = (value, 1) if value else None
+        run.round().accept(client, architecture, state, num_examples=value or None, label_counts=counts)
+    return run
+
+
+def check(spec: EnsembleSpec, members: tuple[Upload, ...]) -> None:
+    assert (spec.clients, spec.combiner) == (SPEC.clients, SPEC.combiner)
+    assert torch.equal(spec.weights["weights"], SPEC.weights["weights"])
+    assert [(m.client, m.architecture, m.num_examples, m.label_counts) for m in members] == [
+        ("b", "y", 1, (1, 1)),
+        ("a", "x", None, None),
+    ]
+    assert [m.read()["w"][0].item() for m in members] == [1.0, 0.0]
+
+
+def test_ensemble_round_trips_from_either_folder(run: RunFolder) -> None:
+    run.save_ensemble(SPEC, run.round().uploads(), {"x": {"num_classes": 10}})
+    check(*load_ensemble(run.path, BUILDERS))
+    check(*load_ensemble(run.path / "ensemble", BUILDERS))
+
+
+def test_ensemble_members_take_no_space_twice(run: RunFolder) -> None:
+    run.save_ensemble(SPEC, run.round().uploads())
+    upload = run.path / "uploads" / "a.safetensors"
+    assert (run.path / "ensemble" / "members" / "a.safetensors").samefile(upload)
+    assert not (run.path / "ensemble" / "members" / "c.safetensors").exists()
+
+
+def test_ensemble_where_links_fail_is_copied(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_links(*_: object) -> None:
+        raise OSError("no hard links here")
+
+    monkeypatch.setattr(os, "link", no_links)
+    run.save_ensemble(SPEC, run.round().uploads())
+    check(*load_ensemble(run.path, BUILDERS))
+    assert not (run.path / "ensemble" / "members" / "a.safetensors").samefile(run.path / "uploads" / "a.safetensors")
+
+
+def test_ensemble_of_uploads_in_memory_is_written_out(run: RunFolder) -> None:
+    uploads = [
+        Upload("a", "x", lambda: {"w": torch.zeros(2)}),
+        Upload("b", "y", lambda: {"w": torch.ones(2)}, num_examples=1, label_counts=(1, 1)),
+    ]
+    run.save_ensemble(SPEC, uploads)
+    check(*load_ensemble(run.path, BUILDERS))
+
+
+def test_ensemble_saved_again_replaces_the_first_even_after_a_failure(run: RunFolder, faults: Faults) -> None:
+    uploads = run.round().uploads()
+    run.save_ensemble(EnsembleSpec(("c",), "mean"), uploads)
+    calls = faults.count(lambda: run.save_ensemble(EnsembleSpec(("c",), "mean"), uploads))
+    for index in range(calls - 1):
+        with faults.at(index, disk_full), pytest.raises(StoreError, match="No space"):
+            run.save_ensemble(SPEC, uploads)
+        with pytest.raises(StoreError, match="holds no ensemble"):
+            load_ensemble(run.path, BUILDERS)
+    run.save_ensemble(SPEC, uploads)
+    check(*load_ensemble(run.path, BUILDERS))
+    assert not (run.path / "ensemble" / "members" / "c.safetensors").exists()
+
+
+def test_ensemble_saved_again_and_cut_off_while_the_first_is_removed_is_none(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.save_ensemble(SPEC, run.round().uploads())
+    monkeypatch.setattr(ensembles.shutil, "rmtree", disk_full)
+    with pytest.raises(StoreError, match="No space"):
+        run.save_ensemble(SPEC, run.round().uploads())
+    with pytest.raises(StoreError, match="holds no ensemble"):
+        load_ensemble(run.path, BUILDERS)
+
+
+def test_ensemble_with_a_member_that_was_not_uploaded_names_it(run: RunFolder) -> None:
+    with pytest.raises(StoreError, match="without an upload: nobody"):
+        run.save_ensemble(EnsembleSpec(("a", "nobody"), "mean"), run.round().uploads())
+
+
+def test_load_ensemble_with_an_unknown_architecture_names_it_and_the_known(run: RunFolder) -> None:
+    run.save_ensemble(SPEC, run.round().uploads())
+    with pytest.raises(StoreError, match="unknown architecture y; known are x"):
+        load_ensemble(run.path, {"x": BUILDERS["x"]})
+
+
+def test_load_ensemble_without_one_says_so(run: RunFolder) -> None:
+    with pytest.raises(StoreError, match="holds no ensemble"):
+        load_ensemble(run.path, BUILDERS)
+
+
+@pytest.mark.parametrize("name", ["members/a.safetensors", "combiner.safetensors", "ensemble.json"])
+def test_load_ensemble_with_a_cut_file_names_it(run: RunFolder, name: str) -> None:
+    run.save_ensemble(SPEC, run.round().uploads())
+    path = run.path / "ensemble" / name
+    path.write_bytes(path.read_bytes()[:-3])
+    with pytest.raises(StoreError, match=f"{name}: damaged"):
+        load_ensemble(run.path, BUILDERS)
+
+
+def test_ensemble_keeps_its_precision_and_the_ranges_of_its_members(run: RunFolder) -> None:
+    ranges = {"conv": (-0.1, 2.5), "": (0.0, 1e-30)}
+    run.round().accept("d", "x", {"w": torch.ones(2)}, num_examples=3, label_counts=None, ranges=ranges)
+    run.save_ensemble(EnsembleSpec(("d", "a"), "mean", precision="int8"), run.round().uploads())
+    spec, members = load_ensemble(run.path, BUILDERS)
+    assert spec.precision == "int8"
+    assert [member.ranges for member in members] == [ranges, None]
+
+
+def test_ensemble_from_before_there_was_a_precision_is_float32(run: RunFolder) -> None:
+    run.save_ensemble(replace(SPEC, precision="int8"), run.round().uploads())
+    file = run.path / "ensemble" / "ensemble.json"
+    facts = json.loads(file.read_text())
+    del facts["precision"], facts["members"][0]["ranges"], facts["members"][1]["ranges"]
+    file.write_text(json.dumps(facts))
+    spec, members = load_ensemble(run.path, BUILDERS)
+    assert spec.precision == "float32"
+    check(spec, members)
+
+
+@pytest.mark.parametrize("ranges", [[1, 2], {"conv": [1]}, {"conv": ["a", 2]}, {"conv": None}])
+def test_load_ensemble_with_damaged_ranges_names_the_file(run: RunFolder, ranges: object) -> None:
+    run.save_ensemble(SPEC, run.round().uploads())
+    file = run.path / "ensemble" / "ensemble.json"
+    facts = json.loads(file.read_text())
+    facts["members"][0]["ranges"] = ranges
+    file.write_text(json.dumps(facts))
+    with pytest.raises(StoreError, match="ensemble.json: damaged"):
+        load_ensemble(run.path, BUILDERS)

@@ -1,0 +1,252 @@
+"""Files are whole or absent, weights and facts come back as they were."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from store_faults import Faults, disk_full, names
+
+from strategies.core.errors import StoreError
+from strategies.run.files import (
+    atomic_write,
+    make_folder,
+    read_json,
+    read_weights,
+    remove_temporaries,
+    save_weights,
+    sha256_file,
+    weights_bytes,
+    weights_sha256,
+    write_json,
+)
+
+DTYPES = (
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.int64,
+    torch.int32,
+    torch.uint8,
+    torch.bool,
+)
+
+
+def same(left: torch.Tensor, right: torch.Tensor) -> bool:
+    return left.dtype == right.dtype and left.shape == right.shape and torch.equal(left, right)
+
+
+def test_atomic_write_over_a_file_replaces_it_and_leaves_nothing_else(tmp_path: Path) -> None:
+    atomic_write(tmp_path / "a", b"old")
+    atomic_write(tmp_path / "a", b"new")
+    assert (tmp_path / "a").read_bytes() == b"new"
+    assert names(tmp_path) == ["a"]
+
+
+def test_atomic_write_when_any_call_fails_keeps_a_whole_file_and_no_temporary(tmp_path: Path, faults: Faults) -> None:
+    path = tmp_path / "a"
+    calls = faults.count(lambda: atomic_write(path, b"old"))
+    assert calls == 3  # the file, the rename, the folder
+    for index in range(calls):
+        with faults.at(index, disk_full), pytest.raises(OSError, match="No space"):
+            atomic_write(path, b"new")
+        # Only the folder's sync comes after the rename.
+        assert path.read_bytes() == (b"new" if index == 2 else b"old")
+        assert names(tmp_path) == ["a"]
+
+
+def test_atomic_write_of_a_new_file_respects_the_umask(tmp_path: Path) -> None:
+    (tmp_path / "plain").write_bytes(b"")
+    atomic_write(tmp_path / "a", b"")
+    assert (tmp_path / "a").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_remove_temporaries_removes_them_at_every_depth_and_nothing_else(tmp_path: Path) -> None:
+    make_folder(tmp_path / "b" / "c")
+    for name in (".x.123.tmp", "b/c/.y.tmp", "b/keep.tmp", ".keep"):
+        (tmp_path / name).touch()
+    remove_temporaries(tmp_path)
+    assert sorted(p.name for p in tmp_path.rglob("*") if p.is_file()) == [".keep", "keep.tmp"]
+
+
+def test_sha256_file_of_known_bytes_is_the_published_digest(tmp_path: Path) -> None:
+    (tmp_path / "abc").write_bytes(b"abc")
+    assert sha256_file(tmp_path / "abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(), (0, 3), (1,), (2, 3, 4)])
+def test_weights_of_every_dtype_and_shape_round_trip(
+    tmp_path: Path, dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
+    tensor = (torch.arange(24).reshape(2, 3, 4) % 5).to(dtype)
+    tensor = tensor if shape == (2, 3, 4) else tensor.reshape(-1)[: 1 if 0 not in shape else 0].reshape(shape)
+    written = save_weights(tmp_path / "w", {"a": tensor})
+    assert same(read_weights(tmp_path / "w")["a"], tensor)
+    assert written.bytes == (tmp_path / "w").stat().st_size
+    assert written.sha256 == sha256_file(tmp_path / "w")
+
+
+def test_weights_with_odd_layouts_round_trip_by_value(tmp_path: Path) -> None:
+    base = torch.arange(12.0).reshape(3, 4)
+    state = {
+        "tied": base,
+        "tied-too": base,
+        "part": base[1:, ::2],
+        "transposed": base.T,
+        "expanded": torch.ones(1, 2).expand(3, 2),
+        "parameter": torch.nn.Parameter(base),
+        "numpy": np.arange(6, dtype=np.float32).reshape(2, 3)[:, ::-1],
+        "numpy-scalar": np.array(7, dtype=np.int64),
+        "big-endian": np.arange(3, dtype=">f4"),
+    }
+    save_weights(tmp_path / "w", state)
+    found = read_weights(tmp_path / "w")
+    assert set(found) == set(state)
+    for name, value in state.items():
+        if isinstance(value, torch.Tensor):
+            assert same(found[name], value)
+        else:
+            assert found[name].shape == value.shape
+            assert np.array_equal(found[name].numpy(), value)
+
+
+def test_weights_keep_the_bits_of_nan_and_negative_zero(tmp_path: Path) -> None:
+    bits = torch.tensor([0x7FC12345, -0x80000000], dtype=torch.int32)
+    save_weights(tmp_path / "w", {"a": bits.view(torch.float32)})
+    assert torch.equal(read_weights(tmp_path / "w")["a"].view(torch.int32), bits)
+
+
+def test_weights_bytes_do_not_depend_on_order_and_hold_no_metadata() -> None:
+    state = {name: torch.full((2,), float(i)) for i, name in enumerate("qwertyuiopasdf")}
+    data = weights_bytes(state)
+    assert data == weights_bytes(dict(reversed(state.items())))
+    (length,) = struct.unpack("<Q", data[:8])
+    assert set(json.loads(data[8 : 8 + length])) == set(state)
+
+
+def test_read_weights_returns_memory_of_its_own(tmp_path: Path) -> None:
+    save_weights(tmp_path / "w", {"a": torch.zeros(3)})
+    first = read_weights(tmp_path / "w")
+    first["a"].fill_(9.0)
+    (tmp_path / "w").write_bytes(b"")
+    assert torch.equal(first["a"], torch.full((3,), 9.0))
+
+
+@pytest.mark.parametrize("value", [3, "text", None, torch.ones(2, 2).to_sparse(), np.array(["a", None], dtype=object)])
+def test_save_weights_of_no_dense_tensor_names_it(tmp_path: Path, value: object) -> None:
+    with pytest.raises(StoreError, match="'odd'"):
+        save_weights(tmp_path / "w", {"odd": value})  # type: ignore[dict-item]
+    assert names(tmp_path) == []
+
+
+def test_save_weights_of_an_unknown_dtype_names_the_dtype(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="complex128"):
+        save_weights(tmp_path / "w", {"a": torch.zeros(1, dtype=torch.complex128)})
+
+
+def test_read_weights_of_a_file_cut_anywhere_is_a_store_error(tmp_path: Path) -> None:
+    path = tmp_path / "w"
+    save_weights(path, {"a": torch.zeros(5), "b": torch.zeros(2, dtype=torch.bool)})
+    data = path.read_bytes()
+    for length in range(len(data)):
+        path.write_bytes(data[:length])
+        with pytest.raises(StoreError, match="no readable safetensors") as caught:
+            read_weights(path)
+        assert "\n" not in str(caught.value)
+
+
+def test_read_weights_of_random_or_damaged_headers_is_a_store_error_or_tensors(tmp_path: Path) -> None:
+    path = tmp_path / "w"
+    save_weights(path, {"a": torch.zeros(5), "b": torch.zeros(2, dtype=torch.bool)})
+    data = bytearray(path.read_bytes())
+    rng = np.random.default_rng(0)
+    refused = 0
+    for _ in range(300):
+        damaged = bytearray(data)
+        damaged[int(rng.integers(0, len(data)))] = int(rng.integers(0, 256))
+        path.write_bytes(damaged)
+        try:
+            read_weights(path)
+        except StoreError:
+            refused += 1
+    assert refused > 50
+
+
+def test_read_weights_with_another_digest_names_both(tmp_path: Path) -> None:
+    written = save_weights(tmp_path / "w", {"a": torch.zeros(2)})
+    with pytest.raises(StoreError, match=rf"expected sha256 {'0' * 64} and found {written.sha256}"):
+        read_weights(tmp_path / "w", "0" * 64)
+
+
+def test_read_weights_of_a_missing_file_names_it(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="absent: No such file"):
+        read_weights(tmp_path / "absent")
+
+
+def test_weights_sha256_is_the_same_for_equal_values_in_any_form() -> None:
+    base = torch.arange(6.0).reshape(2, 3)
+    digest = weights_sha256({"a": base, "b": torch.tensor(1)})
+    assert digest == weights_sha256({"b": torch.tensor(1), "a": base.T.contiguous().T})
+    assert digest == weights_sha256({"a": base.numpy(), "b": np.array(1)})
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"b": torch.zeros(2, 3)},
+        {"a": torch.zeros(3, 2)},
+        {"a": torch.zeros(2, 3, dtype=torch.int32)},
+        {"a": -torch.zeros(2, 3)},
+        {"a": torch.zeros(2, 3), "b": torch.zeros(0)},
+        {},
+    ],
+)
+def test_weights_sha256_differs_by_name_shape_dtype_and_bits(other: dict[str, torch.Tensor]) -> None:
+    assert weights_sha256(other) != weights_sha256({"a": torch.zeros(2, 3)})
+
+
+def test_json_round_trips_and_turns_foreign_numbers_into_plain_ones(tmp_path: Path) -> None:
+    value = {
+        "f": np.float32(0.5),
+        "i": np.int64(3),
+        "t": torch.tensor(2.0),
+        "l": (1, torch.tensor([1, 2])),
+        "nan": float("nan"),
+        "inf": [np.float64("inf")],
+        "path": Path("/x"),
+        1: None,
+        "b": True,
+    }
+    write_json(tmp_path / "j", value)
+    expected = {
+        "f": 0.5,
+        "i": 3,
+        "t": 2.0,
+        "l": [1, [1, 2]],
+        "nan": None,
+        "inf": [None],
+        "path": "/x",
+        "1": None,
+        "b": True,
+    }
+    assert read_json(tmp_path / "j") == expected
+
+
+def test_write_json_of_what_json_cannot_say_keeps_the_old_file(tmp_path: Path) -> None:
+    write_json(tmp_path / "j", [1])
+    with pytest.raises(StoreError, match="not JSON serializable"):
+        write_json(tmp_path / "j", {"a": object()})
+    assert read_json(tmp_path / "j") == [1]
+
+
+@pytest.mark.parametrize("data", [b"", b'{"a": 1', b"\xff\xfe", b"\0\0\0"])
+def test_read_json_of_a_damaged_file_names_it(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "j").write_bytes(data)
+    with pytest.raises(StoreError, match="j: damaged"):
+        read_json(tmp_path / "j")

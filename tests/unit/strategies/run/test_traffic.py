@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from strategies.core.errors import StoreError
+from strategies.run.files import write_json
+from strategies.run.traffic import MIB, Moved, Traffic
+
+
+def account() -> Traffic:
+    traffic = Traffic()
+    traffic.add("upload", "bob", up=3 * MIB, down=MIB)
+    traffic.add("ensemble", "bob", up=10, down=4 * MIB)
+    traffic.add("ensemble", "bob", down=MIB)
+    traffic.add("upload", "alice", up=MIB)
+    return traffic
+
+
+def test_bytes_when_added_accumulate_per_phase_and_client() -> None:
+    traffic = account()
+
+    assert list(traffic.phases) == ["upload", "ensemble"]
+    assert traffic.phases["upload"] == Moved({"bob": 3 * MIB, "alice": MIB}, {"bob": MIB, "alice": 0})
+    assert traffic.phases["ensemble"] == Moved({"bob": 10}, {"bob": 5 * MIB})
+    assert traffic.up == {"bob": 3 * MIB + 10, "alice": MIB}
+    assert traffic.down == {"bob": 6 * MIB, "alice": 0}
+    assert traffic.clients == {"alice", "bob"}
+    assert traffic.mib_per_client == pytest.approx((10 + 10 / MIB) / 2)
+    assert Traffic().mib_per_client == 0.0
+
+
+def test_an_account_when_saved_is_read_again_and_goes_on(tmp_path: Path) -> None:
+    file = tmp_path / "traffic.json"
+    first = Traffic.read(file)
+    first.add("upload", "alice", up=5, down=7)
+    first.save(pytest.fail)
+
+    second = Traffic.read(file)
+    second.add("upload", "alice", up=1)
+    second.save(pytest.fail)
+
+    assert json.loads(file.read_text()) == {"phases": {"upload": {"up": {"alice": 6}, "down": {"alice": 7}}}}
+    assert Traffic.read(file) == second != first
+
+
+def test_a_file_from_before_there_were_phases_is_that_of_the_upload(tmp_path: Path) -> None:
+    write_json(tmp_path / "traffic.json", {"up": {"alice": 5}, "down": {"alice": 7}})
+
+    assert Traffic.read(tmp_path / "traffic.json").phases == {"upload": Moved({"alice": 5}, {"alice": 7})}
+
+
+@pytest.mark.parametrize(
+    "held", [{"phases": {"upload": {"up": {}}}}, {"phases": {"upload": 3}}, {"up": {"a": "x"}, "down": {}}, [1]]
+)
+def test_a_file_that_is_no_account_is_one_line(tmp_path: Path, held: Any) -> None:
+    write_json(tmp_path / "traffic.json", held)
+
+    with pytest.raises(StoreError, match=r"traffic.json is no account of messages: it lacks bytes per client"):
+        Traffic.read(tmp_path / "traffic.json")
+
+
+def test_an_account_of_many_rounds_is_written_only_every_few_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, written = [100.0], list[float]()
+    monkeypatch.setattr("strategies.run.traffic.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("strategies.run.traffic.write_json", lambda *_: written.append(now[0]))
+    traffic = Traffic.read(tmp_path / "traffic.json")
+
+    for second in range(12):
+        now[0] = 100.0 + second
+        traffic.save(pytest.fail, interval_s=5.0)
+    traffic.save(pytest.fail)
+
+    assert written == [100.0, 105.0, 110.0, 111.0]
+    Traffic().save(pytest.fail)  # without a file there is nothing to write
+    assert len(written) == 4
+
+
+def test_a_disk_that_refuses_the_account_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise StoreError("traffic.json: No space left on device")
+
+    monkeypatch.setattr("strategies.run.traffic.write_json", full)
+    said: list[str] = []
+
+    Traffic.read(tmp_path / "traffic.json").save(said.append)
+
+    assert said == ["traffic.json: No space left on device"]
+
+
+def test_rounds_when_added_up_keep_their_phases() -> None:
+    second = Traffic()
+    second.add("upload", "carol", up=2)
+    second.add("upload", "bob", down=1)
+
+    whole = Traffic.sum_of([account(), second])
+
+    assert whole.phases["upload"].up == {"alice": MIB, "bob": 3 * MIB, "carol": 2}
+    assert whole.phases["upload"].down == {"alice": 0, "bob": MIB + 1, "carol": 0}
+    assert whole.phases["ensemble"] == account().phases["ensemble"]
+    assert whole.path is None

@@ -1,0 +1,103 @@
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from strategies.method import Silent
+from strategies.teacher.batchnorm import batchnorm_loss, note_without_statistics, statistics_distance
+
+
+def member(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    model = nn.Sequential(
+        nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(108, 4), nn.BatchNorm1d(4)
+    )
+    for layer in (model[1], model[5]):
+        assert isinstance(layer, (nn.BatchNorm1d, nn.BatchNorm2d))
+        nn.init.normal_(layer.running_mean)  # type: ignore[arg-type]
+        nn.init.uniform_(layer.running_var, 0.5, 2.0)  # type: ignore[arg-type]
+    return model.eval().requires_grad_(False)
+
+
+@pytest.fixture
+def images() -> torch.Tensor:
+    return torch.rand(5, 1, 8, 8, generator=torch.Generator().manual_seed(0)).requires_grad_()
+
+
+def test_distance_of_matching_statistics_is_zero() -> None:
+    x = torch.randn(6, 3, 4, 4, generator=torch.Generator().manual_seed(0))
+    mean, var = x.mean((0, 2, 3)), x.var((0, 2, 3), correction=0)
+    assert float(statistics_distance(x, mean, var)) == pytest.approx(0.0, abs=1e-6)
+
+
+def test_distance_of_shifted_statistics_is_the_norm_of_the_shift_and_not_its_square() -> None:
+    x = torch.randn(6, 2, generator=torch.Generator().manual_seed(0))
+    mean, var = x.mean(0), x.var(0, correction=0)
+    distance = statistics_distance(x, mean + torch.tensor([3.0, 4.0]), var + torch.tensor([6.0, 8.0]))
+    torch.testing.assert_close(distance, torch.tensor(15.0))
+
+
+def test_loss_is_the_mean_over_members_of_the_sum_over_layers(images: torch.Tensor) -> None:
+    members = [member(0), member(1)]
+    expected = torch.zeros(())
+    for model in members:
+        hidden = model[0](images)  # type: ignore[index]
+        outputs = model[:5](images)  # type: ignore[index]
+        for x, layer in ((hidden, model[1]), (outputs, model[5])):  # type: ignore[index]
+            expected = expected + statistics_distance(x, layer.running_mean, layer.running_var) / 2
+    with batchnorm_loss(members) as loss:
+        for model in members:
+            model(images)
+        value = loss()
+    torch.testing.assert_close(value, expected)
+    (gradient,) = torch.autograd.grad(value, images)
+    assert float(gradient.abs().sum()) > 0
+
+
+def test_loss_of_members_without_batch_normalisation_is_zero(images: torch.Tensor) -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+    with batchnorm_loss([model]) as loss:
+        model(images)
+        assert float(loss()) == 0.0
+
+
+def test_loss_forgets_what_it_has_told_and_what_ran_without_gradients(images: torch.Tensor) -> None:
+    model = member(0)
+    with batchnorm_loss([model]) as loss:
+        model(images)
+        assert float(loss().detach()) > 0
+        with torch.no_grad():
+            model(images)
+        assert float(loss()) == 0.0
+
+
+def test_hooks_are_gone_after_the_block_even_if_it_raises() -> None:
+    model = member(0)
+    with pytest.raises(KeyError), batchnorm_loss([model]):
+        raise KeyError
+    assert not any(layer._forward_pre_hooks for layer in model.modules())
+
+
+class Notes(Silent):
+    def __init__(self) -> None:
+        self.rows: list[Mapping[str, Any]] = []
+
+    def record(self, row: Mapping[str, Any]) -> None:
+        self.rows.append(row)
+
+
+@pytest.mark.parametrize(
+    ("members", "notes"),
+    [
+        ([nn.Linear(2, 2), member(0)], 0),
+        ([nn.Linear(2, 2), nn.Sequential(nn.BatchNorm2d(3, track_running_stats=False))], 1),
+        ([nn.Linear(2, 2), nn.LayerNorm(2)], 1),
+    ],
+)
+def test_note_is_recorded_where_no_member_keeps_statistics(members: list[nn.Module], notes: int) -> None:
+    progress = Notes()
+    note_without_statistics(members, progress)
+    assert len(progress.rows) == notes
+    assert all("batch-normalisation" in row["note"] for row in progress.rows)

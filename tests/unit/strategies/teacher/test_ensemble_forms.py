@@ -1,0 +1,197 @@
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from strategies.combiners.combiners import Mean
+from strategies.method import Upload
+from strategies.teacher import ensemble as module
+from strategies.teacher.batchnorm import batchnorm_loss
+from strategies.teacher.ensemble import Ensemble
+from strategies.teacher.recompute import running_again
+from strategies.uploads.packed import pack_member, unpack_member
+from strategies.uploads.quantization import as_int8, calibrate
+
+
+def net(width: int) -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, width, 3),
+        nn.BatchNorm2d(width),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(9 * width, 3),
+    )
+
+
+BUILDERS: dict[str, Callable[[], nn.Module]] = {"narrow": lambda: net(4), "wide": lambda: net(6)}
+
+
+def uploads() -> list[Upload]:
+    def upload(number: int) -> Upload:
+        name = "wide" if number % 3 == 1 else "narrow"
+        torch.manual_seed(number)
+        model = BUILDERS[name]()
+        nn.init.normal_(model[1].running_mean, std=0.2)  # type: ignore[index]
+        nn.init.uniform_(model[1].running_var, 0.5, 2.0)  # type: ignore[index]
+        return Upload(f"c{number}", name, model.state_dict)
+
+    return [upload(number) for number in range(5)]
+
+
+def ensemble(**changes: object) -> Ensemble:
+    return Ensemble.from_uploads(uploads(), BUILDERS, Mean(), **changes)  # type: ignore[arg-type]
+
+
+def answers(model: Ensemble, x: Tensor) -> tuple[Tensor, Tensor]:
+    x = x.clone().requires_grad_()
+    logits = model.member_logits(x)
+    (gradient,) = torch.autograd.grad(logits.square().sum(), x)
+    return logits.detach(), gradient
+
+
+@pytest.fixture
+def images() -> Tensor:
+    return torch.rand(5, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("form", ["loop", "stacked"])
+def test_recomputed_members_give_the_same_bits(form: str, images: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = answers(ensemble(form=form), images)
+    monkeypatch.setattr(module, "recomputed", lambda *_: pytest.fail("all of them fit"))
+    answers(ensemble(form="loop"), images)
+    monkeypatch.undo()
+    if form == "loop":
+        monkeypatch.setattr(module, "KEPT", 2)
+    for ours, theirs in zip(answers(ensemble(form=form), images), expected, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_members_beyond_the_first_run_again_in_the_backward_pass_only_where_there_is_one(
+    images: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "KEPT", 3)
+    model = ensemble(fold=False)
+    seen: list[tuple[int, bool]] = []
+    for number, member in enumerate(model.members):
+        member.register_forward_pre_hook(lambda *_, number=number: seen.append((number, running_again())))
+    model(images)
+    assert seen == [(number, False) for number in range(5)]
+    seen.clear()
+    answers(model, images)
+    assert sorted(seen) == [(0, False), (1, False), (2, False), (3, False), (3, True), (4, False), (4, True)]
+    assert not running_again()
+
+
+def test_batchnorm_loss_of_recomputed_members_is_the_same_and_collected_once(
+    images: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def once() -> tuple[Tensor, Tensor, Tensor]:
+        model, x = ensemble(fold=False), images.clone().requires_grad_()
+        with batchnorm_loss(model.members) as loss:
+            model(x)
+            value = loss()
+            (gradient,) = torch.autograd.grad(value, x)
+            return value.detach(), gradient, loss()
+
+    value, gradient, rest = once()
+    monkeypatch.setattr(module, "KEPT", 1)
+    again, gradient_again, rest_again = once()
+    assert float(rest) == float(rest_again) == 0.0
+    assert torch.equal(value, again)
+    assert torch.equal(gradient, gradient_again)
+
+
+@pytest.mark.parametrize("fold", [True, False])
+@pytest.mark.parametrize("most", [1, 2, 10])
+def test_stacked_members_equal_the_loop(fold: bool, most: int, images: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "KEPT", most)
+    model = ensemble(form="stacked", fold=fold)
+    assert len(model._stacks) == {1: 5, 2: 3, 10: 2}[most]
+    for ours, theirs in zip(answers(model, images), answers(ensemble(fold=fold), images), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_stacked_members_are_in_memory_once_and_watched_ones_are_asked_one_by_one(images: Tensor) -> None:
+    model = ensemble(form="stacked", fold=False)
+    expected = model.member_logits(images)
+    assert len({value.untyped_storage().data_ptr() for value in model.members.state_dict().values()}) == 2 * len(
+        net(4).state_dict()
+    )
+    with batchnorm_loss(model.members) as loss:
+        torch.testing.assert_close(model.member_logits(images), expected, rtol=1e-5, atol=1e-6)
+        assert float(loss()) > 0
+
+
+def test_members_are_not_stacked_on_a_cpu_unless_asked_for() -> None:
+    assert not ensemble()._stacks
+
+
+def test_folded_members_equal_the_others_and_have_no_normalisation_left(images: Tensor) -> None:
+    folded, plain = ensemble(), ensemble(fold=False)
+    assert not any(isinstance(layer, nn.BatchNorm2d) for layer in folded.modules())
+    assert list(plain.members[0].state_dict()) == list(net(4).state_dict())
+    for ours, theirs in zip(answers(folded, images), answers(plain, images), strict=True):
+        assert float((ours - theirs).abs().max()) <= 3e-6 * float(theirs.abs().max())
+
+
+@pytest.mark.parametrize("fold", [True, False])
+def test_bfloat16_members_give_float32_logits_close_to_the_others(fold: bool, images: Tensor) -> None:
+    rough, exact = answers(ensemble(precision="bfloat16", fold=fold), images), answers(ensemble(), images)
+    for ours, theirs in zip(rough, exact, strict=True):
+        assert ours.dtype == torch.float32
+        assert 0 < float((ours - theirs).norm()) <= 0.05 * float(theirs.norm())
+
+
+def calibrated(images: Tensor, *, one_less: bool = False) -> list[Upload]:
+    """The uploads, with ranges of these images; one of them without if told to."""
+    found = []
+    for upload in uploads():
+        model = BUILDERS[upload.architecture]()
+        model.load_state_dict(upload.read())
+        silent = one_less and upload.client == "c1"
+        found.append(upload if silent else replace(upload, ranges=calibrate(model, [images])))
+    return found
+
+
+@pytest.mark.parametrize("form", ["auto", "loop", "stacked"])
+@pytest.mark.parametrize("one_less", [False, True])
+def test_int8_members_are_the_quantised_uploads_whatever_form_is_asked_for(
+    form: str, one_less: bool, images: Tensor
+) -> None:
+    chosen = calibrated(images, one_less=one_less)
+    model = Ensemble.from_uploads(chosen, BUILDERS, Mean(), precision="int8", form=form)
+    assert not model._stacks
+    assert all(any(isinstance(layer, nn.BatchNorm2d) for layer in member.modules()) for member in model.members)
+    logits = model.member_logits(images)
+    for upload, ours in zip(chosen, logits, strict=True):
+        alone = BUILDERS[upload.architecture]()
+        alone.load_state_dict(upload.read())
+        member = as_int8(alone, upload.ranges).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        assert torch.equal(ours, member(images))
+        assert not torch.equal(ours, alone.eval()(images))
+
+
+def test_int8_members_have_the_weights_and_grids_that_clients_are_sent(images: Tensor) -> None:
+    chosen = calibrated(images)
+    model = Ensemble.from_uploads(chosen, BUILDERS, Mean(), precision="int8")
+    for upload, member in zip(chosen, model.members, strict=True):
+        packed = pack_member(upload.architecture, upload.read(), precision="int8", ranges=upload.ranges)
+        sent = unpack_member(packed, BUILDERS[upload.architecture])
+        assert all(torch.equal(value, member.state_dict()[key]) for key, value in sent.state_dict().items())
+        assert not sent.training
+        sent.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        assert torch.equal(sent(images), member(images))
+
+
+def test_int8_members_that_are_recomputed_give_the_same_gradients(
+    images: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Ensemble.from_uploads(calibrated(images), BUILDERS, Mean(), precision="int8")
+    expected = answers(model, images)
+    monkeypatch.setattr(module, "KEPT", 1)
+    for ours, theirs in zip(answers(model, images), expected, strict=True):
+        assert torch.equal(ours, theirs)
+    assert float(expected[1].abs().max()) > 0

@@ -1,0 +1,82 @@
+import pytest
+import torch
+from torch import nn
+
+from strategies.combiners.combiners import Mean
+from strategies.core.errors import UploadError
+from strategies.method import Upload
+from strategies.teacher.ensemble import Ensemble
+
+
+def net(width: int = 4) -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, width, 3),
+        nn.BatchNorm2d(width),
+        nn.ReLU(),
+        nn.Dropout(0.5),
+        nn.Flatten(),
+        nn.Linear(36 * width, 3),
+    )
+
+
+def build(seed: int, width: int = 4) -> nn.Module:
+    torch.manual_seed(seed)
+    return net(width)
+
+
+@pytest.fixture
+def images() -> torch.Tensor:
+    return torch.rand(5, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+def test_member_logits_equal_each_member_alone(images: torch.Tensor) -> None:
+    alone = [build(seed).eval() for seed in range(3)]
+    expected = torch.stack([member(images) for member in alone])
+    ensemble = Ensemble([build(seed) for seed in range(3)], Mean())
+    torch.testing.assert_close(ensemble.member_logits(images), expected)
+    torch.testing.assert_close(ensemble(images), expected.mean(0))
+
+
+def test_train_leaves_members_in_eval_mode_and_their_buffers_alone(images: torch.Tensor) -> None:
+    ensemble = Ensemble([build(0)], Mean())
+    before = {name: value.clone() for name, value in ensemble.state_dict().items()}
+    assert ensemble.train() is ensemble
+    assert not any(module.training for module in ensemble.modules())
+    assert torch.equal(ensemble(images), ensemble(images))  # dropout is off
+    assert all(torch.equal(value, before[name]) for name, value in ensemble.state_dict().items())
+
+
+def test_backward_reaches_the_images_and_no_weight(images: torch.Tensor) -> None:
+    ensemble = Ensemble([build(0), build(1, width=2)], Mean())
+    images.requires_grad_()
+    ensemble(images).sum().backward()
+    assert images.grad is not None
+    assert images.grad.abs().sum() > 0
+    assert all(not p.requires_grad and p.grad is None for p in ensemble.parameters())
+
+
+def test_from_uploads_reads_each_once_and_one_after_the_other(images: torch.Tensor) -> None:
+    states = {seed: build(seed).state_dict() for seed in range(3)}
+    reads: list[int] = []
+
+    def upload(seed: int) -> Upload:
+        def read() -> dict[str, torch.Tensor]:
+            reads.append(seed)
+            return states[seed]
+
+        return Upload(f"c{seed}", "net", read)
+
+    torch.manual_seed(5)
+    random_state = torch.get_rng_state()
+    ensemble = Ensemble.from_uploads(map(upload, range(3)), {"net": net}, Mean())
+    assert reads == [0, 1, 2]
+    assert torch.equal(torch.get_rng_state(), random_state)
+    expected = torch.stack([build(seed).eval()(images) for seed in range(3)])
+    torch.testing.assert_close(ensemble.member_logits(images), expected)
+
+
+def test_from_uploads_with_weights_that_do_not_fit_names_the_client() -> None:
+    upload = Upload("hospital-3", "net", lambda: build(0, width=2).state_dict())
+    with pytest.raises(UploadError, match="'hospital-3' does not fit 'net'") as caught:
+        Ensemble.from_uploads([upload], {"net": net}, Mean())
+    assert "\n" not in str(caught.value)

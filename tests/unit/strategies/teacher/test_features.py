@@ -1,0 +1,53 @@
+import pytest
+import torch
+from torch import nn
+
+from strategies.teacher.features import penultimate_features
+
+
+def member(seed: int, width: int = 5) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Flatten(), nn.Linear(12, width), nn.ReLU(), nn.Linear(width, 3))
+
+
+X = torch.randn(4, 3, 2, 2, generator=torch.Generator().manual_seed(0))
+
+
+def test_features_are_the_mean_of_what_enters_the_last_linear_layers() -> None:
+    members = [member(0), member(1)]
+    with penultimate_features(members) as features:
+        for model in members:
+            model(X)
+        seen = features()
+    assert seen is not None
+    torch.testing.assert_close(seen, (members[0][:3](X) + members[1][:3](X)) / 2)
+
+
+def test_features_are_those_of_the_last_forward_pass_and_carry_gradients() -> None:
+    one, images = member(0), X.clone().requires_grad_()
+    with penultimate_features([one]) as features:
+        one(torch.zeros_like(X))
+        one(images)
+        seen = features()
+    assert seen is not None
+    torch.testing.assert_close(seen, one[:3](X))
+    (gradient,) = torch.autograd.grad(seen.abs().mean(), images)
+    assert bool(gradient.any())
+
+
+@pytest.mark.parametrize("other", [member(1, width=6), nn.Sequential(nn.Conv2d(3, 3, 2), nn.Flatten())])
+def test_features_of_different_length_or_of_no_layer_are_none(other: nn.Module) -> None:
+    members = [member(0), other]
+    with penultimate_features(members) as features:
+        for model in members:
+            model(X)
+        assert features() is None
+
+
+def test_features_before_any_pass_are_none_and_hooks_are_gone_after_the_block() -> None:
+    one = member(0)
+    with penultimate_features([one]) as features:
+        assert features() is None
+    with pytest.raises(KeyError), penultimate_features([one]):
+        raise KeyError
+    assert not any(layer._forward_pre_hooks for layer in one.modules())

@@ -1,0 +1,165 @@
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from fl_app.models import build, builders
+from strategies.teacher.frozen import simplified
+
+
+def lively(model: nn.Module) -> nn.Module:
+    """Give batch normalisation something to do."""
+    for layer in model.modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            nn.init.normal_(layer.running_mean, std=0.1)  # type: ignore[arg-type]
+            nn.init.uniform_(layer.running_var, 0.5, 2.0)  # type: ignore[arg-type]
+            nn.init.uniform_(layer.weight, 0.5, 1.5)
+            nn.init.normal_(layer.bias, std=0.1)
+    return model.eval().requires_grad_(False)
+
+
+def answers(model: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the outputs, and the gradient of their squares with respect to the input."""
+    x = x.clone().requires_grad_()
+    outputs = model(x)
+    (gradient,) = torch.autograd.grad(outputs.square().sum(), x)
+    return outputs.detach(), gradient
+
+
+def assert_equal(model: nn.Module, other: nn.Module, x: Tensor, tolerance: float = 0.0) -> None:
+    for ours, theirs in zip(answers(other, x), answers(model, x), strict=True):
+        assert float((ours - theirs).abs().max()) <= tolerance * float(theirs.abs().max())
+
+
+def norms(model: nn.Module) -> int:
+    return sum(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in model.modules())
+
+
+class Net(nn.Module):
+    """Convolution, normalisation and a linear layer, in a way that each test chooses."""
+
+    def __init__(self, way: Callable[["Net", Tensor], Tensor]) -> None:
+        super().__init__()
+        self.conv, self.norm, self.relu, self.pool = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2)
+        self.same = nn.Conv2d(4, 4, 3, padding=1)
+        self.fc = nn.LazyLinear(3)
+        self.way = way
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.way(self, x).flatten(1))  # type: ignore[no-any-return]
+
+
+def net(way: Callable[[Net, Tensor], Tensor]) -> nn.Module:
+    torch.manual_seed(0)
+    model = Net(way)
+    model(images())
+    return lively(model)
+
+
+def images(side: int = 9) -> Tensor:
+    return torch.randn(5, 1, side, side, generator=torch.Generator().manual_seed(0))
+
+
+def targets(model: nn.Module) -> list[object]:
+    assert isinstance(model, fx.GraphModule)
+    return [node.target for node in model.graph.nodes]
+
+
+LARGE = ("resnet18", "resnet34", "resnet18-imagenet", "resnet34-imagenet", "resnet8", "vgg11", "wrn40-1", "cnn5-wide")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in LARGE else []) for name in builders(4, (1, 20, 20))]
+)
+def test_simplified_model_of_the_zoo_agrees_in_logits_and_input_gradients(name: str) -> None:
+    torch.manual_seed(0)
+    model = lively(build(name, num_classes=4, input_shape=(1, 20, 20))).double()
+    x = torch.randn(2, 1, 20, 20, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    assert_equal(model, simplified(model), x, tolerance=1e-10)
+
+
+def test_simplified_resnet_in_single_precision_agrees_and_has_no_normalisation_left() -> None:
+    torch.manual_seed(0)
+    model = lively(build("resnet8", num_classes=4, input_shape=(1, 16, 16)))
+    fast = simplified(model)
+    assert norms(model) > 0
+    assert norms(fast) == 0
+    assert_equal(model, fast, images(16), tolerance=3e-6)
+
+
+WAYS: dict[str, Callable[[Net, Tensor], Tensor]] = {
+    "layers": lambda m, x: m.pool(m.relu(m.norm(m.conv(x)))),
+    "functions": lambda m, x: F.max_pool2d(F.relu(m.norm(m.conv(x))), 3, 2, 1),
+    "methods": lambda m, x: F.max_pool2d(input=m.conv(x).relu_(), kernel_size=(2, 3), ceil_mode=True),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_relu_before_max_pooling_moves_behind_it(way: str) -> None:
+    model = net(WAYS[way])
+    fast = simplified(model)
+    order = [
+        "relu" if "relu" in str(target) else "pool"
+        for target in targets(fast)
+        if "pool" in str(target) or "relu" in str(target)
+    ]
+    assert order == ["pool", "relu"]
+    assert_equal(model, fast, images(), tolerance=1e-6)
+
+
+def test_relu_behind_max_pooling_gives_the_same_bits() -> None:
+    model = net(lambda m, x: m.pool(m.relu(m.conv(x))))
+    assert_equal(model, simplified(model), images())
+
+
+UNSAFE: dict[str, Callable[[Net, Tensor], Tensor]] = {
+    "the convolution's output is used twice": lambda m, x: m.norm(m.conv(x)) + m.conv(x).sum(),
+    "one convolution is called twice": lambda m, x: m.norm(m.same(m.same(m.conv(x)))),
+    "one normalisation is called twice": lambda m, x: m.norm(m.same(m.norm(m.conv(x)))),
+    "its scale is used elsewhere": lambda m, x: m.norm(m.conv(x)) + m.norm.weight.sum(),
+    "the ReLU is used twice": lambda m, x: _twice(m.relu(m.conv(x)), m.pool),
+    "an in-place ReLU's input is used again": lambda m, x: _aliased(m, m.conv(x)),
+    "the branch depends on the images": lambda m, x: m.norm(m.conv(x)) if x.sum() > 0 else m.conv(x),
+    "the size is a Python number": lambda m, x: m.norm(m.conv(x)) * int(x.shape[2]),
+    "the pooling tells its indices": lambda m, x: F.max_pool2d(m.relu(m.norm(m.conv(x))), 2, return_indices=True)[0],
+}
+
+
+def _twice(x: Tensor, pool: nn.Module) -> Tensor:
+    return pool(x) + x.mean()  # type: ignore[no-any-return]
+
+
+def _aliased(model: Net, x: Tensor) -> Tensor:
+    model.pool(torch.relu_(x))
+    return x
+
+
+@pytest.mark.parametrize("way", UNSAFE)
+def test_simplified_model_that_leaves_little_room_is_right_all_the_same(way: str) -> None:
+    model = net(UNSAFE[way])
+    assert_equal(model, simplified(model), images(), tolerance=1e-6)
+
+
+def test_model_that_draws_noise_stays_as_it_is() -> None:
+    model = net(lambda m, x: m.norm(m.conv(x)) + torch.randn(1))
+    assert simplified(model) is model
+
+
+def test_model_with_a_hook_stays_as_it_is() -> None:
+    model = net(WAYS["layers"])
+    model.conv.register_forward_hook(lambda *_: None)  # type: ignore[union-attr]
+    assert simplified(model) is model
+
+
+def test_model_without_anything_to_gain_stays_as_it_is() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(81, 3)).eval()
+    assert simplified(model) is model
+
+
+def test_normalisation_without_running_statistics_stays() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2, track_running_stats=False), nn.MaxPool2d(2)).eval()
+    fast = simplified(model)
+    assert norms(fast) == 1
+    assert_equal(model, fast, images())
