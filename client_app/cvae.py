@@ -51,7 +51,7 @@ def train(
     """
     if min(len(data.labels), config.batch_size) < 2:
         raise DataError(
-            f"a CVAE cannot be trained on {len(data.labels)} examples in batches of {config.batch_size}: allowed are "
+            f"a CVAE cannot be trained on {len(data.labels)} examples in batches of {config.batch_size}: must be "
             "at least 2 of both"
         )
     rng = generator(seed, "latent")

@@ -46,7 +46,7 @@ def local_round(
         OneShotError: There is no such data set or architecture, or the server's weights do not fit this client.
     """
     if node.checkpoint:
-        raise UploadError(f"client.checkpoint is {node.checkpoint[:200]!r}: allowed is none, for rounds are trained")
+        raise UploadError(f"client.checkpoint is {node.checkpoint[:200]!r}: must be none, for rounds are trained")
     check_rounds(config.attack, node.client)
     refuse(config.privacy, "training in rounds")
     own, client = own_examples(config, node, asked), _client_config(config.client, said)

@@ -45,7 +45,7 @@ class Node:
         """
         client = client_name(facts)
         if not CLIENT_NAME.fullmatch(client):
-            raise UploadError(f"client is {client[:80]!r}: allowed are names that match {CLIENT_NAME.pattern}")
+            raise UploadError(f"client is {client[:80]!r}: must be names that match {CLIENT_NAME.pattern}")
         partition_id = int(facts.get("partition-id", 0))
         return cls(
             client=client,

@@ -27,4 +27,4 @@ def _refuse_unsendable(value: torch.Tensor, what: str) -> None:
         value.detach().numpy()
     except (RuntimeError, TypeError) as error:
         kind = f"{value.dtype}, {value.layout}"
-        raise UploadError(f"{what} is {kind}: allowed are dense tensors of a dtype that numpy has") from error
+        raise UploadError(f"{what} is {kind}: must be dense tensors of a dtype that numpy has") from error

@@ -111,7 +111,7 @@ def plan_of(privacy: PrivacyConfig, config: ClientConfig, size: int) -> Plan:
     from opacus.accountants.utils import get_noise_multiplier
 
     if privacy.delta * size >= 1:
-        raise UploadError(f"privacy.delta is {privacy.delta:g}: allowed is less than 1 / {size}, its examples")
+        raise UploadError(f"privacy.delta is {privacy.delta:g}: must be less than 1 / {size}, its examples")
     batch, steps = min(config.batch_size, size), sum(epoch_lengths(config, size))
     rate, accountant = batch / size, RDPAccountant()
     with warnings.catch_warnings():
@@ -126,7 +126,7 @@ def plan_of(privacy: PrivacyConfig, config: ClientConfig, size: int) -> Plan:
                 epsilon_tolerance=min(0.01, privacy.epsilon / 100),
             )
         except ValueError as error:
-            raise UploadError(f"privacy.epsilon is {privacy.epsilon:g}: allowed is more; opacus: {error}") from error
+            raise UploadError(f"privacy.epsilon is {privacy.epsilon:g}: must be more; opacus: {error}") from error
         accountant.history = [(noise, rate, steps)]
         return Plan(rate, steps, batch, noise, accountant.get_epsilon(delta=privacy.delta))
 

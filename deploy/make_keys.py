@@ -75,7 +75,7 @@ def make(folder: Path, *, servers: list[str], nodes: list[str], days: int, renew
     for name in nodes:
         if not NAME.fullmatch(name) or name in RESERVED:
             raise KeysError(
-                f"node {name!r}: allowed are names that match {NAME.pattern}, but {', '.join(sorted(RESERVED))}"
+                f"node {name!r}: must be names that match {NAME.pattern}, but {', '.join(sorted(RESERVED))}"
             )
     made: list[Path] = []
     _private_folder(folder)
@@ -116,7 +116,7 @@ def _make_server(place: Path, key_file: Path, certificate_file: Path, servers: l
     if not servers:
         raise KeysError("--server is missing: the name or address by which the nodes reach the server")
     if not 1 <= days <= AUTHORITY_DAYS:
-        raise KeysError(f"--days {days}: allowed is 1 to {AUTHORITY_DAYS}, as long as the authority is valid")
+        raise KeysError(f"--days {days}: must be 1 to {AUTHORITY_DAYS}, as long as the authority is valid")
     try:
         signer = serialization.load_pem_private_key(key_file.read_bytes(), None)
         authority = x509.load_pem_x509_certificate(certificate_file.read_bytes())
@@ -186,7 +186,7 @@ def _subject(name: str) -> x509.GeneralName:
     except ValueError:
         pass  # then it is a name
     if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?", name):
-        raise KeysError(f"--server {name!r}: allowed is a host's name or its address, without a port")
+        raise KeysError(f"--server {name!r}: must be a host's name or its address, without a port")
     return x509.DNSName(name)
 
 

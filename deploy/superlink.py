@@ -39,7 +39,7 @@ class LocalControl:
         if scope["type"] == "lifespan" or scope["path"].startswith(OPEN) or peer in self._allowed:
             await self._app(scope, receive, send)
             return
-        sys.stderr.write(f"refused {scope['path']} from {peer}: allowed are {', '.join(sorted(self._allowed))}\n")
+        sys.stderr.write(f"refused {scope['path']} from {peer}: must be {', '.join(sorted(self._allowed))}\n")
         await PlainTextResponse("control commands are not taken from this address\n", 403)(scope, receive, send)
 
 

@@ -65,7 +65,7 @@ class AttackConfig:
         check(self, "attack")
         if self.kind != "none" and not self.names():
             raise OptionError(
-                f"setting 'attack.kind' is {self.kind!r} and 'attack.clients' {self.clients!r}: allowed are names of "
+                f"setting 'attack.kind' is {self.kind!r} and 'attack.clients' {self.clients!r}: must be names of "
                 "clients, separated by commas"
             )
         if self.kind in CLAIMING and not 0 < self.factor <= LARGEST_CLAIM:
@@ -75,7 +75,7 @@ class AttackConfig:
             )
         if self.kind == "none" and self.clients:
             raise OptionError(
-                f"setting 'attack.clients' is {self.clients!r} and 'attack.kind' 'none': allowed are "
+                f"setting 'attack.clients' is {self.clients!r} and 'attack.kind' 'none': must be "
                 f"{', '.join(KINDS)}, and no names with none"
             )
 
@@ -102,7 +102,7 @@ class AttackConfig:
             OptionError: Names the setting, its value and what is allowed.
         """
         if self.kind == "backdoor" and self.target >= num_classes:
-            raise OptionError(f"setting 'attack.target' is {self.target}: allowed is 0 to {num_classes - 1}")
+            raise OptionError(f"setting 'attack.target' is {self.target}: must be 0 to {num_classes - 1}")
 
     def check_clients(self, known: Sequence[str]) -> None:
         """Refuse attackers that a simulation does not have.

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from strategies.core.errors import UploadError
 
-ALLOWED = "allowed is a .safetensors file, or what torch.save(model.state_dict()) wrote"
+ALLOWED = "must be a .safetensors file, or what torch.save(model.state_dict()) wrote"
 
 # What the readers raise on files that are none of theirs, or torn: torch's unpickler trusts what it finds.
 _DAMAGES = (
@@ -54,7 +54,7 @@ def read_checkpoint(path: Path) -> dict[str, torch.Tensor]:
     except _DAMAGES as error:
         raise UploadError(f"checkpoint {path} cannot be read as weights: {_reason(error)}: {ALLOWED}") from error
     if not isinstance(found, Mapping) or not found or not all(_is_tensor(*item) for item in found.items()):
-        raise UploadError(f"checkpoint {path} holds {_kind(found)}: allowed is a state_dict, name -> tensor")
+        raise UploadError(f"checkpoint {path} holds {_kind(found)}: must be a state_dict, name -> tensor")
     return _without_prefix(found)
 
 

@@ -64,12 +64,11 @@ class DataConfig:
             )
         if self.proxy_name and self.proxy:
             raise OptionError(
-                f"settings 'data.proxy' ({self.proxy}) and 'data.proxy-name' ({self.proxy_name!r}): allowed is one of "
-                "them"
+                f"settings 'data.proxy' ({self.proxy}) and 'data.proxy-name' ({self.proxy_name!r}): must be one of them"
             )
         if self.proxy_limit and not self.proxy_name:
             raise OptionError(
-                f"setting 'data.proxy-limit' is {self.proxy_limit}: allowed is 0 where 'data.proxy-name' names no data "
+                f"setting 'data.proxy-limit' is {self.proxy_limit}: must be 0 where 'data.proxy-name' names no data "
                 "set; 'data.proxy' is a share"
             )
 
@@ -98,8 +97,7 @@ class ModelConfig:
         for key, name in self.named():
             if name not in ARCHITECTURES:
                 raise OptionError(
-                    f"setting {key!r} names {name!r}: allowed are {', '.join(ARCHITECTURES)}"
-                    f"{meant(name, ARCHITECTURES)}"
+                    f"setting {key!r} names {name!r}: must be {', '.join(ARCHITECTURES)}{meant(name, ARCHITECTURES)}"
                 )
 
     def mix(self) -> tuple[str, ...]:
@@ -171,12 +169,10 @@ class ClientConfig:
         check(self, "client")
         if self.final_lr and self.schedule != "cosine":
             raise OptionError(
-                f"setting 'client.final-lr' is {self.final_lr}: allowed is 0 unless 'client.schedule' is 'cosine'"
+                f"setting 'client.final-lr' is {self.final_lr}: must be 0 unless 'client.schedule' is 'cosine'"
             )
         if self.final_lr > self.lr:
-            raise OptionError(
-                f"setting 'client.final-lr' is {self.final_lr}: allowed is at most 'client.lr', {self.lr}"
-            )
+            raise OptionError(f"setting 'client.final-lr' is {self.final_lr}: must be at most 'client.lr', {self.lr}")
         try:
             self.checkpoint.format(client="", partition=0)
         except (KeyError, IndexError, ValueError, AttributeError) as error:
@@ -234,9 +230,7 @@ class AppConfig:
                 f"{self.data.name!r}, whose examples are no images, are data-set and none"
             )
         if self.resume and self.run_dir and self.resume != self.run_dir:
-            raise OptionError(
-                f"settings 'resume' ({self.resume}) and 'run-dir' ({self.run_dir}): allowed is one of them"
-            )
+            raise OptionError(f"settings 'resume' ({self.resume}) and 'run-dir' ({self.run_dir}): must be one of them")
         if self.forget and not self.uploads:
             raise OptionError(
                 f"setting 'forget' is {self.forget!r}: allowed where 'uploads' names the run folder of the uploads"

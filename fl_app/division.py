@@ -16,7 +16,7 @@ def own_positions(split: Split, config: AppConfig, *, partition_id: int, num_par
         DataError: There is no such part, or the set cannot be divided as asked.
     """
     if not 0 <= partition_id < num_partitions:
-        raise DataError(f"partition-id is {partition_id}: allowed is 0 to {num_partitions - 1}")
+        raise DataError(f"partition-id is {partition_id}: must be 0 to {num_partitions - 1}")
     chosen = clients_share(split, seed=config.seed, limit=config.data.limit, proxy=config.data.proxy)
     parts = partition(
         split.labels[chosen].numpy(),

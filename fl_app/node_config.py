@@ -75,19 +75,15 @@ def read_nodes(place: Path) -> list[dict[str, Any]]:
     """
     files = [place] if place.suffix == ".toml" else sorted(place.glob("*.toml"))
     if not files:
-        raise OptionError(f"setting 'client.nodes' is {str(place)!r}: allowed is a .toml file, or a folder of some")
+        raise OptionError(f"setting 'client.nodes' is {str(place)!r}: must be a .toml file, or a folder of some")
     nodes = [_read(file) for file in files]
     named: dict[str, Path] = {}
     for file, facts in zip(files, nodes, strict=True):
         if not facts.keys() & {"partition-id", "data-root", "checkpoint"}:
-            raise OptionError(
-                f"{file} names no examples and no model: allowed is partition-id, data-root or checkpoint"
-            )
+            raise OptionError(f"{file} names no examples and no model: must be partition-id, data-root or checkpoint")
         name = client_name(facts)
         if name in named:
-            raise OptionError(
-                f"{named[name]} and {file} are both client {name!r}: allowed is a name of its own for each"
-            )
+            raise OptionError(f"{named[name]} and {file} are both client {name!r}: must be a name of its own for each")
         named[name] = file
     return nodes
 
@@ -100,10 +96,10 @@ def checked_facts(facts: Mapping[str, Any], where: str) -> dict[str, Any]:
     """
     for key, value in facts.items():
         if key not in KEYS:
-            raise OptionError(f"{where} has {key[:80]!r}: allowed are {', '.join(KEYS)}")
+            raise OptionError(f"{where} has {key[:80]!r}: must be {', '.join(KEYS)}")
         kind = KEYS[key]
         if not isinstance(value, (int, float) if kind is float else kind) or isinstance(value, bool):
-            raise OptionError(f"{where}: {key} is {str(value)[:80]!r}: allowed is {WORDS[kind]}")
+            raise OptionError(f"{where}: {key} is {str(value)[:80]!r}: must be {WORDS[kind]}")
     return dict(facts)
 
 

@@ -33,7 +33,7 @@ def foreign_models(text: str, student: str) -> dict[str, Callable[[], Any]]:
     models = dict(found) if isinstance(found, Mapping) else {student: found}
     if student not in models or not all(map(callable, models.values())):
         raise OptionError(
-            f"--model {text!r} is {type(found).__name__}: allowed is a callable that returns an nn.Module, "
+            f"--model {text!r} is {type(found).__name__}: must be a callable that returns an nn.Module, "
             f"or a dict of architecture name -> callable with {student!r} among them"
         )
     return models

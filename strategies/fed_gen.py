@@ -81,7 +81,7 @@ class FedGenConfig:
     def __post_init__(self) -> None:
         check(self, "fed-gen")
         if self.generator_width % 2:
-            raise OptionError(f"setting 'fed-gen.generator-width' is {self.generator_width}: allowed is an even number")
+            raise OptionError(f"setting 'fed-gen.generator-width' is {self.generator_width}: must be an even number")
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> FedGenConfig:

@@ -126,7 +126,7 @@ def shares(counts: Sequence[int], images: int) -> list[int]:
     if sum(made) < 2:
         raise OptionError(
             f"setting 'fedcvae-ens.images' is {images}: of {total} training examples on {len(counts)} clients that "
-            f"gives {sum(made)} images; allowed is a number that gives at least 2"
+            f"gives {sum(made)} images; must be a number that gives at least 2"
         )
     return made
 

@@ -88,7 +88,7 @@ def _average(job: Job) -> State:
     if not alike:
         raise OptionError(
             f"setting 'feddf.start' is 'average', but no client has the student's architecture {job.student!r}: "
-            "allowed is 'fresh'"
+            "must be 'fresh'"
         )
     counts = example_weights([upload.num_examples for upload in alike])
     return weighted_mean((upload.read() for upload in alike), counts or [1.0] * len(alike))

@@ -102,7 +102,7 @@ def check_job(job: Job) -> None:
     if job.config.start != "drawn" and aggregator.name != "per-class":
         raise OptionError(
             f"setting 'fens.start' is {job.config.start!r}, and there are 2 classes, whose aggregator 'per-class' has "
-            "another form: allowed is 'drawn'"
+            "another form: must be 'drawn'"
         )
     if job.config.start == TALLY:
         check_tally(job, "setting 'fens.start'")

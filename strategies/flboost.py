@@ -92,13 +92,13 @@ class FlBoostConfig:
         if not (self.adversarial_weight or self.ce_weight or self.diversity_weight):
             raise OptionError(
                 "settings 'flboost.adversarial-weight', 'flboost.ce-weight' and 'flboost.diversity-weight' are all 0: "
-                "allowed is at least one number greater than 0, from which the generator learns"
+                "must be at least one number greater than 0, from which the generator learns"
             )
         if self.generator_width % 2:
-            raise OptionError(f"setting 'flboost.generator-width' is {self.generator_width}: allowed is an even number")
+            raise OptionError(f"setting 'flboost.generator-width' is {self.generator_width}: must be an even number")
         if self.level == "features" and self.augmentation != "none":
             raise OptionError(
-                f"setting 'flboost.augmentation' is {self.augmentation!r} and 'flboost.level' 'features': allowed is "
+                f"setting 'flboost.augmentation' is {self.augmentation!r} and 'flboost.level' 'features': must be "
                 "'none', or the level 'images'"
             )
 

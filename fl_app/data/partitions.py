@@ -74,7 +74,7 @@ class PartitionSpec:
         """
         check(self, "data")
         if self.law == "lognormal" and self.sigma == 0:
-            raise OptionError("setting 'data.sigma' is 0.0: allowed is greater than 0 where 'data.law' is 'lognormal'")
+            raise OptionError("setting 'data.sigma' is 0.0: must be greater than 0 where 'data.law' is 'lognormal'")
 
 
 def partition(
@@ -112,7 +112,7 @@ def partition(
     for client, part in enumerate(parts):
         if len(part) == 0:
             raise DataError(
-                f"partition {client} of {num_clients} has no example under 'data.law' {spec.law!r}: allowed are "
+                f"partition {client} of {num_clients} has no example under 'data.law' {spec.law!r}: must be "
                 "fewer clients or a less skewed division"
             )
     return parts
@@ -146,18 +146,18 @@ def check_request(
     """Refuse what :func:`partition` would refuse before it draws; the arguments and errors are the same."""
     total = len(labels)
     if not 1 <= num_clients <= total:
-        raise DataError(f"{total} training examples for {num_clients} clients: allowed is 1 to {total} clients")
+        raise DataError(f"{total} training examples for {num_clients} clients: must be 1 to {total} clients")
     if labels.min() < 0 or labels.max() >= num_classes:
         wrong = int(np.flatnonzero((labels < 0) | (labels >= num_classes))[0])
-        raise DataError(f"label {labels[wrong]} of training example {wrong}: allowed is 0 to {num_classes - 1}")
+        raise DataError(f"label {labels[wrong]} of training example {wrong}: must be 0 to {num_classes - 1}")
     if spec.law.startswith("classes") and spec.classes_per_client > num_classes:
         raise OptionError(
-            f"setting 'data.classes-per-client' is {spec.classes_per_client}: allowed is at most {num_classes}, the "
+            f"setting 'data.classes-per-client' is {spec.classes_per_client}: must be at most {num_classes}, the "
             "number of classes"
         )
     if spec.law == "dirichlet-clients" and spec.min_size * num_clients > total:
         raise OptionError(
-            f"setting 'data.min-size' is {spec.min_size}: allowed is at most {total // num_clients} where "
+            f"setting 'data.min-size' is {spec.min_size}: must be at most {total // num_clients} where "
             f"{num_clients} clients share {total} examples"
         )
     if spec.law == BY_DOMAIN:
@@ -169,6 +169,6 @@ def _check_domains(domains: npt.NDArray[np.integer] | None, num_clients: int) ->
         raise OptionError("setting 'data.law' is 'domains': allowed only for a data set that has domains")
     if num_clients != (found := len(np.unique(domains))):
         raise OptionError(
-            f"{num_clients} clients where 'data.law' is 'domains': allowed is {found}, one client for each domain that "
+            f"{num_clients} clients where 'data.law' is 'domains': must be {found}, one client for each domain that "
             "is not left out"
         )

@@ -67,7 +67,7 @@ def images_of(name: str, input_shape: tuple[int, int, int], *, root: str, limit:
     split = open_split(name, "train", root=root, image_size=input_shape[1])
     if split.input_shape != input_shape:
         raise OptionError(
-            f"setting 'data.proxy-name' is {name!r}, whose images have {split.input_shape[0]} channels: allowed are "
+            f"setting 'data.proxy-name' is {name!r}, whose images have {split.input_shape[0]} channels: must be "
             f"data sets with {input_shape[0]}, as 'data.name' has"
         )
     order = torch.randperm(len(split.labels), generator=generator(seed, "proxy"))

@@ -191,7 +191,7 @@ def _check_size(name: str, image_size: int) -> None:
         allowed = f"0 for {name!r}, whose examples are no images"
     fits = image_size == 0 if name in IMAGELESS else image_size >= (name in SIZELESS)
     if not fits:
-        raise OptionError(f"setting 'data.image-size' is {image_size}: allowed is {allowed}")
+        raise OptionError(f"setting 'data.image-size' is {image_size}: must be {allowed}")
 
 
 def _digits(split: str, image_size: int) -> Split:

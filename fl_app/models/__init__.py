@@ -102,7 +102,7 @@ def build(name: str, *, num_classes: int, input_shape: Shape) -> nn.Module:
     _check_classes(f"architecture {name!r}", num_classes, architecture.classes)
     if not architecture.fits(num_classes, input_shape):
         raise OptionError(
-            f"architecture {name!r} cannot take examples of shape {tuple(input_shape)}: allowed is "
+            f"architecture {name!r} cannot take examples of shape {tuple(input_shape)}: must be "
             f"{architecture.takes.what}"
         )
     function = getattr(importlib.import_module(f".{architecture.module}", __package__), architecture.function)
@@ -128,7 +128,7 @@ def builders(num_classes: int, input_shape: Shape) -> dict[str, Callable[[], nn.
     }
     if not found:
         allowed = "; ".join(examples.what for examples in (_images(_SMALLEST), _ROWS, _TEXTS))
-        raise OptionError(f"the model zoo cannot take examples of shape {tuple(input_shape)}: allowed are {allowed}")
+        raise OptionError(f"the model zoo cannot take examples of shape {tuple(input_shape)}: must be {allowed}")
     return found
 
 
@@ -149,4 +149,4 @@ def penultimate(model: nn.Module) -> nn.Linear:
 
 def _check_classes(who: str, num_classes: int, only: int = 0) -> None:
     if num_classes < 1 or num_classes != (only or num_classes):
-        raise OptionError(f"{who} cannot tell {num_classes} classes apart: allowed is {only or 'at least 1'}")
+        raise OptionError(f"{who} cannot tell {num_classes} classes apart: must be {only or 'at least 1'}")

@@ -105,7 +105,7 @@ def _sizes(input_shape: tuple[int, int, int]) -> tuple[int, int]:
     channels, height, width = input_shape
     if channels not in (1, 3) or height != width or height not in SIDES:
         raise OptionError(
-            f"a CVAE cannot take examples of shape {tuple(input_shape)}: allowed are images, (channels, height, width) "
+            f"a CVAE cannot take examples of shape {tuple(input_shape)}: must be images, (channels, height, width) "
             f"with 1 or 3 channels, height = width, and {' or '.join(map(str, SIDES))} pixels a side"
         )
     return channels, height // 2 ** len(WIDTHS)

@@ -44,7 +44,7 @@ def uploaded_builders(
         names = builders(num_classes, input_shape)
         if input_shape[0] not in (1, 3) or input_shape[1] != input_shape[2] or input_shape[1] < LEAST_SIDE:
             raise OptionError(
-                f"examples of shape {tuple(input_shape)} cannot be destroyed as FedOV does it: allowed are images, "
+                f"examples of shape {tuple(input_shape)} cannot be destroyed as FedOV does it: must be images, "
                 f"(channels, height, width) with 1 or 3 channels, height = width, at least {LEAST_SIDE} pixels a side"
             )
         return {uploaded_name(task, name): open_set_builder(name, num_classes, input_shape) for name in names}

@@ -128,7 +128,7 @@ def _with_earlier(asked: Comparison, folder: Path) -> Comparison:
         then = before["settings"].get(key)
         if then != now:
             raise OptionError(
-                f"{folder} compares with {key}={_shown(then)}, now it is {_shown(now)}: allowed are the settings it "
+                f"{folder} compares with {key}={_shown(then)}, now it is {_shown(now)}: must be the settings it "
                 "began with, also without naming them, or a new folder"
             )
     runs = [Path(run) for run in before["runs"]]
@@ -153,9 +153,9 @@ def _permitted(asked: Comparison, folder: Path) -> tuple[list[str], dict[str, st
     names = [name.strip() for name in asked.methods.split(",") if name.strip()]
     every = names == [ALL]
     if not names or (ALL in names and not every):
-        raise OptionError(f"--methods is {asked.methods!r}: allowed are names of methods, or {ALL!r} alone")
+        raise OptionError(f"--methods is {asked.methods!r}: must be names of methods, or {ALL!r} alone")
     if twice := [name for name in names if names.count(name) > 1]:
-        raise OptionError(f"--methods names {twice[0]!r} twice: allowed is each method once")
+        raise OptionError(f"--methods names {twice[0]!r} twice: must be each method once")
     methods = [METHODS[name].name for name in (METHODS if every else names)]
     left_out: dict[str, str] = {}
     sources = with_uploads(asked.runs)
@@ -191,7 +191,7 @@ def _cell(asked: Comparison, run: Path, method: str, folder: Path, more: int = 0
         raise OptionError(f"setting 'method' is {own['method']!r}: methods are named by --methods")
     seed = own.pop("seed", info["seed"])
     if type(seed) is not int:
-        raise OptionError(f"setting 'seed' is {seed!r}: allowed is a whole number at least 0")
+        raise OptionError(f"setting 'seed' is {seed!r}: must be a whole number at least 0")
     name = f"{run.resolve().name}-{info['id'][:6]}"
     place = folder / CELLS_FOLDER / name / f"{method}-seed{seed + more}"
     return Cell(run.absolute(), method, seed + more, place, own, asked.model)

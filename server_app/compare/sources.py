@@ -41,11 +41,11 @@ def data_of(runs: Sequence[Path]) -> str | None:
         for what, of in _FACTS.items():
             if of(info) != of(first[1]):
                 raise OptionError(
-                    f"{run} has {what} {of(info)!r}, {first[0]} has {of(first[1])!r}: allowed are runs with the same"
+                    f"{run} has {what} {of(info)!r}, {first[0]} has {of(first[1])!r}: must be runs with the same"
                 )
     ids = [info["id"] for _, info in (first, *others)]
     if twice := [run for run, own in zip(runs, ids, strict=True) if ids.count(own) > 1]:
-        raise OptionError(f"{twice[0]} is named twice: allowed is each run once")
+        raise OptionError(f"{twice[0]} is named twice: must be each run once")
     return _data_set(first[1])
 
 

@@ -37,7 +37,7 @@ class Address:
         host, _, port = text.rpartition(":")
         host = host.strip("[]")
         if not host or "/" in host or not (port.isdecimal() and 0 < int(port) < 2**16):
-            raise OptionError(f"{option} is {text!r}: allowed is HOST:PORT, without https://; for example server:9092")
+            raise OptionError(f"{option} is {text!r}: must be HOST:PORT, without https://; for example server:9092")
         return cls(host, int(port))
 
     def __str__(self) -> str:

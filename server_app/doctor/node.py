@@ -91,7 +91,7 @@ def _values(given: str) -> dict[str, Any]:
         return read_toml("\n".join(f"{key} = {value}" for key, value in _PAIR.findall(given)))
     except ValueError as error:
         raise OptionError(
-            f"node config {given[:200]!r} cannot be read: {error}; allowed are key=value pairs, texts in quotes, "
+            f"node config {given[:200]!r} cannot be read: {error}; must be key=value pairs, texts in quotes, "
             'as client="hospital-a" partition-id=0'
         ) from error
 

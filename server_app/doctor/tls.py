@@ -46,7 +46,7 @@ class ServerFiles:
             return cls(*(parts[0] / name for name in _NAMES))
         if len(parts) != len(_NAMES):
             raise OptionError(
-                f"--certificates is {given!r}: allowed are a folder that holds {', '.join(_NAMES)}, or these three "
+                f"--certificates is {given!r}: must be a folder that holds {', '.join(_NAMES)}, or these three "
                 "files divided by commas"
             )
         return cls(*parts)

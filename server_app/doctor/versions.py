@@ -110,9 +110,7 @@ def read_expected(path: Path) -> Mapping[str, Any]:
     except (ValueError, LookupError, TypeError, RecursionError):
         known = False
     if not known:
-        raise OptionError(
-            f"--expect {path}: allowed is what `oneshot doctor --format json` printed on the other machine"
-        )
+        raise OptionError(f"--expect {path}: must be what `oneshot doctor --format json` printed on the other machine")
     return dict(facts)
 
 

@@ -43,7 +43,7 @@ def launch_run(app: Path, given: Mapping[str, Scalar], num_supernodes: int, fail
         print_result(done, failing.format)
         return
     if done is not None or (not given.get("resume") and (folder / "run.json").exists()):
-        raise OptionError(f"setting 'run-dir' is {str(folder)!r}, which holds a run: allowed is a new folder")
+        raise OptionError(f"setting 'run-dir' is {str(folder)!r}, which holds a run: must be a new folder")
     _refuse_replay(folder)
     settings = read_settings(given)
     if not settings.app.resume:
@@ -132,4 +132,4 @@ def app_folder(given: Path | None) -> Path:
             continue
         if "app" in tool.get("flwr", {}):
             return folder.resolve()
-    raise OptionError(f"{candidates[0]} is no Flower app: allowed is a folder whose pyproject.toml has [tool.flwr.app]")
+    raise OptionError(f"{candidates[0]} is no Flower app: must be a folder whose pyproject.toml has [tool.flwr.app]")

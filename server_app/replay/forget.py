@@ -31,16 +31,16 @@ def forget_settings(
         held, info = folder.round(max(1, kept_round(folder))).held(), folder.info
     if "replay-of" in info:
         raise OptionError(
-            f"{run} is a replay and holds no uploads: allowed is the run that it replays, {info['replay-of']}"
+            f"{run} is a replay and holds no uploads: must be the run that it replays, {info['replay-of']}"
         )
     if not info.get("num-supernodes"):
         raise OptionError(
-            f"{run} had real clients, which this command cannot reach: allowed is  flwr run . YOUR-SERVER --run-config "
+            f"{run} had real clients, which this command cannot reach: must be  flwr run . YOUR-SERVER --run-config "
             f"\"uploads='{run.absolute()}' forget='{','.join(clients)}'\"  with the run's other settings"
         )
     if unknown := sorted(set(clients) - set(held)):
         known = ", ".join(sorted(set(held) - before))
-        raise OptionError(f"--client {', '.join(unknown)}: no such upload in {run}; allowed are {known}")
+        raise OptionError(f"--client {', '.join(unknown)}: no such upload in {run}; must be {known}")
     names = ",".join(sorted(before | set(clients)))
     left = {"uploads": str(run.absolute()), "forget": names, "resume": ""}
     folder_name = f"{stored.get('method', 'run')}-without-{clients[0]}"
@@ -94,7 +94,7 @@ def adopt_uploads(target: RunFolder, uploads: str, forget: str, *, min_uploads: 
         raise StoreError(f"{uploads}: no uploads are stored here that are not to be forgotten")
     if len(chosen) < min_uploads:
         raise OptionError(
-            f"{len(chosen)} uploads are left in {uploads}, and 'min-uploads' is {min_uploads}: allowed is less"
+            f"{len(chosen)} uploads are left in {uploads}, and 'min-uploads' is {min_uploads}: must be less"
         )
     held = set(target.round(1).held())
     for upload in chosen:

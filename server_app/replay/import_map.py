@@ -70,11 +70,11 @@ def list_checkpoints(folder: Path, map_file: Path | None, *, architecture: str, 
         StoreError: The folder cannot be read.
     """
     if not folder.is_dir():
-        raise OptionError(f"{folder} is no folder: allowed is one that holds checkpoints ({', '.join(SUFFIXES)})")
+        raise OptionError(f"{folder} is no folder: must be one that holds checkpoints ({', '.join(SUFFIXES)})")
     with store_errors(folder):
         files = sorted(path for path in folder.iterdir() if _is_checkpoint(path))
     if not files:
-        raise OptionError(f"{folder} holds no checkpoints: allowed are files that end in {', '.join(SUFFIXES)}")
+        raise OptionError(f"{folder} holds no checkpoints: must be files that end in {', '.join(SUFFIXES)}")
     tables = {} if map_file is None else _read_map(map_file, [path.name for path in files])
     shared = tables.get(_KEYS, {})
     entries = [
@@ -104,18 +104,18 @@ def _read_map(map_file: Path, names: Sequence[str]) -> dict[str, dict[str, Any]]
     for name, table in tables.items():
         if name not in (*names, _KEYS):
             hint = f'; names with dots are quoted, ["{name}.pt"]' if not Path(name).suffix else ""
-            raise OptionError(f"map {map_file} names {name!r}: allowed are the checkpoints {some(names)}{hint}")
+            raise OptionError(f"map {map_file} names {name!r}: must be the checkpoints {some(names)}{hint}")
         if not isinstance(table, dict):
-            raise OptionError(f"map {map_file}: {name!r} is {type(table).__name__}: allowed is a table of facts")
+            raise OptionError(f"map {map_file}: {name!r} is {type(table).__name__}: must be a table of facts")
         if name != _KEYS and (unknown := sorted(set(table) - set(_FACTS))):
-            raise OptionError(f"{_where(map_file, name)} has {unknown[0]!r}: allowed are {', '.join(_FACTS)}")
+            raise OptionError(f"{_where(map_file, name)} has {unknown[0]!r}: must be {', '.join(_FACTS)}")
     return tables
 
 
 def _entry(path: Path, facts: Mapping[str, Any], known: Known, *, where: str) -> Entry:
     if facts["architecture"] not in known.architectures:
         raise OptionError(
-            f"{where} architecture is {facts['architecture']!r}: allowed are {', '.join(known.architectures)}"
+            f"{where} architecture is {facts['architecture']!r}: must be {', '.join(known.architectures)}"
         )
     counts, num_examples = facts.get("label-counts"), facts.get("num-examples")
     if num_examples is not None:
@@ -146,17 +146,17 @@ def _client_name(path: Path, named: object, where: str) -> str:
             raise OptionError(f"{path}: no client name follows from this file name; give it one by name in --map")
         return fitted
     if not isinstance(named, str) or not CLIENT_NAME.fullmatch(named):
-        raise OptionError(f"{where} name is {str(named)[:80]!r}: allowed are names that match {CLIENT_NAME.pattern}")
+        raise OptionError(f"{where} name is {str(named)[:80]!r}: must be names that match {CLIENT_NAME.pattern}")
     return named
 
 
 def _prefixes(keys: object, where: str) -> dict[str, str]:
     if not isinstance(keys, dict):
-        raise OptionError(f"{where} keys is {type(keys).__name__}: allowed is a table, old prefix -> new prefix")
+        raise OptionError(f"{where} keys is {type(keys).__name__}: must be a table, old prefix -> new prefix")
     for old, new in keys.items():
         if not isinstance(new, str):
             raise OptionError(
-                f"{where} keys has {old!r} = {type(new).__name__}: allowed are texts, old prefix -> new prefix; "
+                f"{where} keys has {old!r} = {type(new).__name__}: must be texts, old prefix -> new prefix; "
                 f'prefixes with dots are quoted, "{old}." = ""'
             )
     return keys
@@ -167,6 +167,6 @@ def _refuse_same_names(entries: Sequence[Entry]) -> None:
     for entry in entries:
         if (other := taken.setdefault(entry.client, entry)) is not entry:
             raise OptionError(
-                f"{other.path.name} and {entry.path.name} both give the client name {entry.client!r}: allowed is one "
+                f"{other.path.name} and {entry.path.name} both give the client name {entry.client!r}: must be one "
                 "file per name; give one of them another by name in --map"
             )

@@ -147,15 +147,15 @@ def fit(
 
 def _settings(request: Request) -> Settings:
     if request.architecture not in ARCHITECTURES:
-        raise OptionError(f"--architecture is {request.architecture!r}: allowed are {', '.join(ARCHITECTURES)}")
+        raise OptionError(f"--architecture is {request.architecture!r}: must be {', '.join(ARCHITECTURES)}")
     given = request.settings
     if (named := given.get("model.name", request.architecture)) != request.architecture:
         raise OptionError(
-            f"setting 'model.name' is {named!r}: allowed is that of --architecture, {request.architecture!r}; "
+            f"setting 'model.name' is {named!r}: must be that of --architecture, {request.architecture!r}; "
             "the server's own is 'model.student'"
         )
     if given.get("resume"):
-        raise OptionError(f"setting 'resume' is {given['resume']!r}: allowed is none, an import makes a new run folder")
+        raise OptionError(f"setting 'resume' is {given['resume']!r}: must be none, an import makes a new run folder")
     return read_settings({**given, "model.name": request.architecture})
 
 
@@ -163,7 +163,7 @@ def _target(request: Request, settings: Settings) -> Path:
     folder = re.sub(r"[^A-Za-z0-9._-]+", "-", request.folder.absolute().name)
     target = default_run_dir(str(request.out or settings.app.run_dir), f"import-{folder}")
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
-        raise StoreError(f"{target} holds something: allowed is a new folder, or an empty one")
+        raise StoreError(f"{target} holds something: must be a new folder, or an empty one")
     return target
 
 
@@ -230,7 +230,7 @@ def _renamed(state: Mapping[str, torch.Tensor], prefixes: Mapping[str, str]) -> 
         old = max((prefix for prefix in prefixes if key.startswith(prefix)), key=len, default=None)
         new = key if old is None else prefixes[old] + key.removeprefix(old)
         if (other := before.setdefault(new, key)) != key:
-            raise UploadError(f"tensors {other!r} and {key!r} both become {new!r}; allowed is one name per tensor")
+            raise UploadError(f"tensors {other!r} and {key!r} both become {new!r}; must be one name per tensor")
         renamed[new] = value
     return renamed
 

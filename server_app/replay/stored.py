@@ -178,7 +178,7 @@ def _source(request: Request) -> dict[str, Any]:
         info, held = run.info, run.round(max(1, kept_round(run))).held()
     if not held:
         other = f": it is a replay of {info['replay-of']}" if "replay-of" in info else ""
-        raise StoreError(f"{request.run} holds no uploads{other}; allowed is a run folder with at least one")
+        raise StoreError(f"{request.run} holds no uploads{other}; must be a run folder with at least one")
     kept = {
         key: value
         for key, value in info.items()

@@ -43,7 +43,7 @@ def check_gatekeeper(config: GatekeeperConfig, method: Method, uploads: str) -> 
         )
     if uploads:
         raise OptionError(
-            f"setting 'gatekeeper.policy' is {config.policy!r} and 'uploads' {uploads!r}: allowed is {OFF!r}; who was "
+            f"setting 'gatekeeper.policy' is {config.policy!r} and 'uploads' {uploads!r}: must be {OFF!r}; who was "
             "quarantined in that run has no part in this one, and 'forget' leaves out others"
         )
 

@@ -92,6 +92,6 @@ def read_targets(text: str) -> tuple[float, ...]:
         found = (0.0,)
     if not all(0.0 < target <= 100.0 for target in found):
         raise OptionError(
-            f"--targets is {text!r}: allowed are accuracies in % above 0 and at most 100, divided by commas: 75,80"
+            f"--targets is {text!r}: must be accuracies in % above 0 and at most 100, divided by commas: 75,80"
         )
     return found

@@ -121,7 +121,7 @@ def _read(path: Path) -> RoundsRun:
     tested = [Tested(row["epoch"], row["accuracy"], row["mib_per_client"]) for row in rows if "accuracy" in row]
     if not tested:
         raise OptionError(
-            f"{path} has no accuracy of a round with its clients: allowed are runs in rounds (method 'iterative', or "
+            f"{path} has no accuracy of a round with its clients: must be runs in rounds (method 'iterative', or "
             "another that asks its clients again and again) with at least one tested round"
         )
     name, stored = info["method"], info.get("settings")
@@ -184,7 +184,7 @@ def settings_of(runs: Sequence[RoundsRun]) -> list[Setting]:
         for other in groups.setdefault(key, []):
             if other.seed == run.seed:
                 raise OptionError(
-                    f"{other.path} and {run.path} have the same settings and the same seed, {run.seed}: allowed is one "
+                    f"{other.path} and {run.path} have the same settings and the same seed, {run.seed}: must be one "
                     "run per setting and seed"
                 )
         groups[key].append(run)

@@ -164,11 +164,11 @@ def build_job(settings: Settings, split: Split, observer: HeldOut | None, *, dat
         if name not in models:
             raise OptionError(
                 f"setting {key!r} is {name!r}, which does not take images of shape {split.input_shape}: "
-                f"allowed are {', '.join(models)}"
+                f"must be {', '.join(models)}"
             )
     if app.data.law.startswith("classes") and app.data.classes_per_client > split.num_classes:
         raise OptionError(
-            f"setting 'data.classes-per-client' is {app.data.classes_per_client}: allowed is at most "
+            f"setting 'data.classes-per-client' is {app.data.classes_per_client}: must be at most "
             f"{split.num_classes}, the number of classes"
         )
     app.attack.check_classes(split.num_classes)
@@ -235,7 +235,7 @@ def check_before_start(settings: Settings, num_supernodes: int) -> None:
     app = settings.app
     if app.min_uploads > num_supernodes:
         raise OptionError(
-            f"setting 'min-uploads' is {app.min_uploads}: allowed is at most {num_supernodes}, the number of clients "
+            f"setting 'min-uploads' is {app.min_uploads}: must be at most {num_supernodes}, the number of clients "
             "(--num-supernodes)"
         )
     check_attackers(app.attack, num_supernodes, app.client.nodes)
@@ -261,7 +261,7 @@ def build_strategy(settings: Settings, job: Job) -> OneShot | Iterative:
         raise OptionError(refused_in_deployment(app.client.nodes))
     run_dir = app.resume or app.run_dir
     if app.resume and not (Path(app.resume).expanduser() / "run.json").exists():
-        raise OptionError(f"setting 'resume' is {app.resume!r}: allowed is the folder of a run (it holds run.json)")
+        raise OptionError(f"setting 'resume' is {app.resume!r}: must be the folder of a run (it holds run.json)")
     shared: dict[str, Any] = {
         "student": job.student,
         "num_classes": job.num_classes,

@@ -54,7 +54,7 @@ def check_checkpoints(app: AppConfig, num_supernodes: int) -> None:
     if num_supernodes - len(missing) < app.min_uploads:
         raise OptionError(
             f"{len(missing)} of the {num_supernodes} clients' checkpoints are not there, {missing[0]} is the first "
-            f"('client.checkpoint'): allowed is that at least {app.min_uploads} (min-uploads) clients have a model"
+            f"('client.checkpoint'): must be that at least {app.min_uploads} (min-uploads) clients have a model"
         )
 
 
@@ -80,16 +80,16 @@ def _divisions(app: AppConfig, num_supernodes: int) -> set[int]:
     nodes = read_nodes(Path(app.client.nodes))
     if num_supernodes > len(nodes):
         raise OptionError(
-            f"--num-supernodes is {num_supernodes}: allowed is at most {len(nodes)}, the nodes of {app.client.nodes}"
+            f"--num-supernodes is {num_supernodes}: must be at most {len(nodes)}, the nodes of {app.client.nodes}"
         )
     found = set()
     for number, facts in enumerate(nodes[:num_supernodes]):
         where = f"client.nodes: node {facts.get('client', number)}"
         name, part, parts = (facts.get(key) for key in ("architecture", "partition-id", "num-partitions"))
         if name and name not in ARCHITECTURES:
-            raise OptionError(f"{where}: architecture is {name!r}: allowed are {', '.join(ARCHITECTURES)}")
+            raise OptionError(f"{where}: architecture is {name!r}: must be {', '.join(ARCHITECTURES)}")
         if part is not None and not 0 <= part < (parts or 1):
-            raise OptionError(f"{where}: partition-id is {part}: allowed is 0 to {(parts or 1) - 1}")
+            raise OptionError(f"{where}: partition-id is {part}: must be 0 to {(parts or 1) - 1}")
         if part is not None and "data-root" not in facts:
             found.add(parts or 1)
     return found
@@ -99,7 +99,7 @@ def _check_clients(app: AppConfig, train: Split, num_clients: int) -> None:
     shared = clients_share(train, seed=app.seed, limit=app.data.limit, proxy=app.data.proxy)
     if num_clients > len(shared):
         raise OptionError(
-            f"--num-supernodes is {num_clients}: allowed is at most {len(shared)}, one training image per client"
+            f"--num-supernodes is {num_clients}: must be at most {len(shared)}, one training image per client"
         )
     check_request(
         train.labels[shared].numpy(),

@@ -39,7 +39,7 @@ def proxy_images(settings: Settings, input_shape: tuple[int, int, int], seed: in
         train = open_half(settings, "train")
         return train.take(server_share(train, seed=seed, proxy=data.proxy)).images
     raise OptionError(
-        f"method {method.name!r} needs that {Need.PROXY_IMAGES.value}: allowed is 'data.proxy', a share of the "
+        f"method {method.name!r} needs that {Need.PROXY_IMAGES.value}: must be 'data.proxy', a share of the "
         "training images that no client gets (0.2, say), or 'data.proxy-name', another data set"
     )
 

@@ -48,7 +48,7 @@ def check_same_run(stored: Mapping[str, Any], flat: Mapping[str, Scalar]) -> Non
         if key not in FREE_ON_RESUME and begun.get(key, value) != value:
             raise OptionError(
                 f"setting {key!r} is {value!r}, but the run to resume began with {begun[key]!r}: "
-                "allowed is that value, or a new run"
+                "must be that value, or a new run"
             )
 
 
@@ -86,17 +86,17 @@ def check_adopted(settings: Settings, num_supernodes: int) -> None:
         info = source.info
     stored, method = info.get("settings"), settings.method
     if not isinstance(stored, dict):
-        raise OptionError(f"setting 'uploads' is {settings.app.uploads!r}: allowed is the folder of a run of this app")
+        raise OptionError(f"setting 'uploads' is {settings.app.uploads!r}: must be the folder of a run of this app")
     stored = completed(stored)
     for key, value in settings.flat.items():
         free = key in FREE_ON_ADOPTION or key.partition(".")[0] in FREE_TABLES
         if not free and stored.get(key, value) != value:
             raise OptionError(
                 f"setting {key!r} is {value!r}, but the run whose uploads these are was made with {stored[key]!r}: "
-                "allowed is that value; its clients divided their examples by it"
+                "must be that value; its clients divided their examples by it"
             )
     if num_supernodes != (made := int(info.get("num-supernodes", 0))):
-        raise OptionError(f"--num-supernodes is {num_supernodes}: allowed is {made}, that of the run of the uploads")
+        raise OptionError(f"--num-supernodes is {num_supernodes}: must be {made}, that of the run of the uploads")
     before = config_of(stored)
     for name in HELD_BY if getattr(settings.method_config, "kept_share", 0.0) else ():
         value, was = getattr(settings.method_config, name), getattr(before, name, 0.0)
@@ -104,7 +104,7 @@ def check_adopted(settings: Settings, num_supernodes: int) -> None:
             key = f"{method.name}.{name.replace('_', '-')}"
             raise OptionError(
                 f"setting {key!r} is {value!r}, but the clients of {settings.app.uploads} kept "
-                f"{was if getattr(before, 'kept_share', 0.0) else 'nothing'} from training: allowed is a run whose "
+                f"{was if getattr(before, 'kept_share', 0.0) else 'nothing'} from training: must be a run whose "
                 "clients did as this one's"
             )
 
@@ -132,7 +132,7 @@ def check_settled(stored: Mapping[str, Any], settings: Settings) -> None:
         free = key in FREE_ON_REPLAY or key.partition(".")[0] in FREE_TABLES
         if not free and begun.get(key, value) != value:
             raise OptionError(
-                f"setting {key!r} is {value!r}, but the run was made with {begun[key]!r}: allowed is that value; a "
+                f"setting {key!r} is {value!r}, but the run was made with {begun[key]!r}: must be that value; a "
                 f"replay can change the options of the methods, of the gatekeeper, and {', '.join(FREE_ON_REPLAY)}"
             )
     uses_share = Need.PROXY_IMAGES in settings.method.needs or hasattr(settings.method_config, "train_on")

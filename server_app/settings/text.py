@@ -72,7 +72,7 @@ def _flat(table: Mapping[str, Any], where: str, prefix: str = "") -> Iterator[tu
             yield f"{prefix}{key}", value
         else:
             raise OptionError(
-                f"{where}: {prefix}{key} is {type(value).__name__}: allowed are true/false, numbers and texts"
+                f"{where}: {prefix}{key} is {type(value).__name__}: must be true/false, numbers and texts"
             )
 
 
@@ -85,7 +85,7 @@ def _read_pairs(text: str, kinds: Mapping[str, type]) -> dict[str, Scalar]:
     for word in words:
         key, equals, value = word.partition("=")
         if not equals:
-            raise OptionError(f"setting {word[:200]!r} is no pair: allowed is key=value, or a file that ends in .toml")
+            raise OptionError(f"setting {word[:200]!r} is no pair: must be key=value, or a file that ends in .toml")
         pairs[key.strip()] = value if kinds.get(key.strip()) is str else _value(value.strip())
     return pairs
 

@@ -67,7 +67,7 @@ class FedAdam:
             check_params(params, update)
         total = sum(weight for _, weight in updates)
         if not total > 0:
-            raise ValueError(f"the weights of {len(updates)} updates sum to {total}: allowed is more than zero")
+            raise ValueError(f"the weights of {len(updates)} updates sum to {total}: must be more than zero")
         moved: dict[str, Array] = {}
         kept: dict[str, Array] = {}
         for name, value in params.items():

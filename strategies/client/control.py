@@ -78,7 +78,7 @@ class ControlVariates:
             UploadError: No step was counted.
         """
         if not travel > 0:
-            raise UploadError(f"the way of the local steps is {travel}: allowed is one above 0, counted by step(lr)")
+            raise UploadError(f"the way of the local steps is {travel}: must be one above 0, counted by step(lr)")
         ends = parameters_of(model)
         change = {name: (self._start[name] - ends[name]) / travel - self._server[name] for name in ends}
         return {name: self._own[name] + change[name] for name in change}, change

@@ -185,5 +185,5 @@ def _number(said: Mapping[str, Any], key: str, usual: float) -> float:
     """Return a finite number of a request's config, or the usual one if it does not tell it."""
     value = said.get(key, usual)
     if not isinstance(value, int | float) or not math.isfinite(value):
-        raise UploadError(f"the server's {key} is {value!r:.80}: allowed is a finite number")
+        raise UploadError(f"the server's {key} is {value!r:.80}: must be a finite number")
     return value

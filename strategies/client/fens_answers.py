@@ -114,7 +114,7 @@ class _Asked:
         facts = self.facts
         self.ensemble = str(facts["ensemble"])
         if not DIGEST.fullmatch(self.ensemble):  # it becomes the name of a file
-            raise UploadError(f"the server's ensemble is {self.ensemble[:80]!r}: allowed are 64 hexadecimal digits")
+            raise UploadError(f"the server's ensemble is {self.ensemble[:80]!r}: must be 64 hexadecimal digits")
         self.told = Told(
             run_id=str(facts["run-id"]),
             seed=self.number("seed"),
@@ -137,14 +137,14 @@ class _Asked:
         value = self.fact(key)
         if type(value) is not int or (counts and not 1 <= value <= MOST):
             allowed = f"from 1 to {MOST}" if counts else "of 64 bits"
-            raise UploadError(f"the server's {key} is {value!r:.80}: allowed is a whole number {allowed}")
+            raise UploadError(f"the server's {key} is {value!r:.80}: must be a whole number {allowed}")
         return value
 
     def real(self, key: str) -> float:
         """Return a finite number of the question."""
         value = self.fact(key)
         if not isinstance(value, int | float) or not math.isfinite(value):
-            raise UploadError(f"the server's {key} is {value!r:.80}: allowed is a finite number")
+            raise UploadError(f"the server's {key} is {value!r:.80}: must be a finite number")
         return float(value)
 
     def listed(self, key: str, kind: type, length: int | None = None) -> list[Any]:
@@ -153,7 +153,7 @@ class _Asked:
         fits = isinstance(values, list) and all(type(value) is kind for value in values)
         if not fits or (length is not None and len(values) != length):
             wanted = "" if length is None else f"{length} of them, "
-            raise UploadError(f"the server's {key} are {values!r:.80}: allowed is a list, {wanted}each {kind.__name__}")
+            raise UploadError(f"the server's {key} are {values!r:.80}: must be a list, {wanted}each {kind.__name__}")
         return list(values)
 
 
@@ -208,7 +208,7 @@ def _examples(asked: _Asked) -> tuple[torch.Tensor, torch.Tensor]:
     if len(labels) == 0:
         raise UploadError(
             f"it keeps {asked.told.holdout:g} of its examples for the aggregator, and that is none: "
-            "it takes no part in the rounds; allowed is a larger 'fens.holdout', or more examples"
+            "it takes no part in the rounds; must be a larger 'fens.holdout', or more examples"
         )
     return inputs, labels
 

@@ -112,7 +112,7 @@ class GeneratedExamples:
 def _seed(said: Mapping[str, Any]) -> int:
     seed = said.get("seed", 0)
     if type(seed) is not int:
-        raise UploadError(f"the server's seed is {seed!r:.80}: allowed is a whole number")
+        raise UploadError(f"the server's seed is {seed!r:.80}: must be a whole number")
     return seed
 
 
@@ -141,7 +141,7 @@ def _generator(model: nn.Module, lent: Lent, head: str | None, sent: Mapping[str
     if _signature(sent.items()) != wanted:
         raise UploadError("the server's generator has other names or shapes than its description says")
     if not all(bool(value.isfinite().all()) for value in sent.values()):
-        raise UploadError("the server's generator holds NaN or Inf; allowed are finite values")
+        raise UploadError("the server's generator holds NaN or Inf; must be finite values")
     with seeded_torch(0, "generator"):  # its fresh weights are overwritten; the caller's random state must not move
         found = lent.build(features)
     found.load_state_dict(dict(sent))

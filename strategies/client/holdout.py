@@ -32,7 +32,7 @@ def held_out(
         OptionError: The share is out of its range.
     """
     if not 0.0 <= share < 1.0:
-        raise OptionError(f"the share of examples to keep is {share}: allowed is a number from 0, below 1")
+        raise OptionError(f"the share of examples to keep is {share}: must be a number from 0, below 1")
     order = np.random.default_rng(derive_seed(seed, "holdout", client)).permutation(count)
     groups = [order] if labels is None else [order[labels[order] == kind] for kind in np.unique(labels)]
     kept = np.concatenate([group[: int(share * len(group))] for group in groups]) if count else order

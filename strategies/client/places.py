@@ -27,7 +27,7 @@ def run_place(state_dir: str, run_id: str) -> Path:
         UploadError: The id is none of a run folder.
     """
     if not RUN_ID.fullmatch(run_id):
-        raise UploadError(f"the server's run-id is {run_id[:80]!r}: allowed are 32 hexadecimal digits")
+        raise UploadError(f"the server's run-id is {run_id[:80]!r}: must be 32 hexadecimal digits")
     place = state_dir or os.environ.get("ONESHOT_CLIENT_STATE", "") or "~/.cache/oneshot-fl/clients"
     return Path(place).expanduser() / run_id
 

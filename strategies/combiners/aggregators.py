@@ -120,16 +120,16 @@ def check_params(expected: Mapping[str, Array], given: Mapping[str, Array]) -> N
         ValueError: A name is missing or not expected, a shape or a dtype differs, or a value is not finite.
     """
     if given.keys() != expected.keys():
-        raise ValueError(f"aggregator parameters are {sorted(given)}: allowed are {sorted(expected)}")
+        raise ValueError(f"aggregator parameters are {sorted(given)}: must be {sorted(expected)}")
     for name, wanted in expected.items():
         found = given[name]
         if (found.shape, found.dtype) != (wanted.shape, wanted.dtype):
             raise ValueError(
                 f"aggregator parameter {name!r} is {found.dtype} {list(found.shape)}: "
-                f"allowed is {wanted.dtype} {list(wanted.shape)}"
+                f"must be {wanted.dtype} {list(wanted.shape)}"
             )
         if not np.all(np.isfinite(found)):
-            raise ValueError(f"aggregator parameter {name!r} holds NaN or Inf; allowed are finite values")
+            raise ValueError(f"aggregator parameter {name!r} holds NaN or Inf; must be finite values")
 
 
 def aggregator_for(name: str, classes: int) -> Aggregator:
@@ -141,7 +141,7 @@ def aggregator_for(name: str, classes: int) -> Aggregator:
     if name not in AGGREGATORS:
         raise OptionError(f"unknown aggregator {name!r}: known are {', '.join(AGGREGATORS)}")
     if name.startswith("two-class-") and classes != 2:
-        raise OptionError(f"aggregator {name!r} is for 2 classes, and there are {classes}: allowed are {_GENERAL}")
+        raise OptionError(f"aggregator {name!r} is for 2 classes, and there are {classes}: must be {_GENERAL}")
     return AGGREGATORS[_OF_TWO_CLASSES.get(name, name) if classes == 2 else name]
 
 

@@ -58,7 +58,7 @@ class Weighted(nn.Module):
         super().__init__()
         values = torch.as_tensor(weights, dtype=torch.float32)
         if values.dim() != 1 or not bool((values >= 0).all()) or not float(values.sum()) > 0:
-            raise ValueError(f"weights per member are {values.tolist()}: allowed are numbers from 0, not all zero")
+            raise ValueError(f"weights per member are {values.tolist()}: must be numbers from 0, not all zero")
         self.register_buffer("weights", values.clone())
 
     def forward(self, logits: Tensor) -> Tensor:
@@ -85,7 +85,7 @@ class LabelCount(nn.Module):
         super().__init__()
         values = torch.as_tensor(weights, dtype=torch.float32)
         if values.dim() != 2 or not bool((values >= 0).all()):
-            raise ValueError(f"label counts have shape {tuple(values.shape)}: allowed are numbers from 0, [M, C]")
+            raise ValueError(f"label counts have shape {tuple(values.shape)}: must be numbers from 0, [M, C]")
         self.register_buffer("weights", values.clone())
 
     def forward(self, logits: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ class ExpertGate(nn.Module):
         register(self, {"weight": (weight, 2), "bias": (bias, 1)})
         members, inputs = weight.shape
         if len(bias) != members or inputs % members:
-            raise ValueError(f"a gate's weight is {list(weight.shape)} and its bias {list(bias.shape)}: allowed are "
+            raise ValueError(f"a gate's weight is {list(weight.shape)} and its bias {list(bias.shape)}: must be "
                              "[M, M C] and [M]")  # fmt: skip
 
     def forward(self, logits: Tensor) -> Tensor:

@@ -101,7 +101,7 @@ def start_gate(
     left = [((side - KERNEL + 1) // 2 - KERNEL + 1) // 2 for side in sides]
     if len(left) != 2 or min(left) < 1:
         found = " x ".join(map(str, input_shape))
-        raise OptionError(f"{asked_by} looks at images, and the input is {found}: allowed is at least 16 x 16")
+        raise OptionError(f"{asked_by} looks at images, and the input is {found}: must be at least 16 x 16")
     rng = np.random.default_rng(derive_seed(seed, "aggregator", "moe"))
     widths = [MAPS[1] * left[0] * left[1], *UNITS, members * classes if per_class else members]
     shapes: dict[str, tuple[int, ...]] = {f"layer{n}": (widths[n], widths[n - 1]) for n in (1, 2, 3)}

@@ -26,7 +26,7 @@ class OpenSet(nn.Module):
         super().__init__()
         value = torch.as_tensor(voters, dtype=torch.int64)
         if value.dim() or value < 0:
-            raise ValueError(f"voters is {value.tolist()}: allowed is a whole number from 0")
+            raise ValueError(f"voters is {value.tolist()}: must be a whole number from 0")
         self.register_buffer("voters", value.clone())
 
     def forward(self, logits: Tensor) -> Tensor:

@@ -91,7 +91,7 @@ class OpinionPool(nn.Module):
     ) -> None:
         super().__init__()
         if rule not in RULES:
-            raise ValueError(f"rule of an opinion pool is {rule!r}: allowed is one of {', '.join(map(repr, RULES))}")
+            raise ValueError(f"rule of an opinion pool is {rule!r}: must be one of {', '.join(map(repr, RULES))}")
         self.rule = rule
         ones = torch.ones(len(counts))
         given = {
@@ -106,12 +106,12 @@ class OpinionPool(nn.Module):
         name, members = f"a {rule} pool", len(counts)
         for key, value in (("counts", self.counts), ("weights", self.weights), ("scales", self.scales)):
             if len(value) != members or not bool(((value >= 0) & value.isfinite()).all()):
-                raise ValueError(f"{key} of {name}: allowed are finite numbers from 0, for each of {members} members")
+                raise ValueError(f"{key} of {name}: must be finite numbers from 0, for each of {members} members")
         for key, value, length in (("temperatures", self.temperatures, members), ("smoothing", self.smoothing, 1)):
             if len(value) != length or not bool(((value > 0) & value.isfinite()).all()):
-                raise ValueError(f"{key} of {name} is {value.tolist()}: allowed are {length} positive numbers")
+                raise ValueError(f"{key} of {name} is {value.tolist()}: must be {length} positive numbers")
         if len(self.bias) != self.counts.shape[1] or not bool(self.bias.isfinite().all()):
-            raise ValueError(f"bias of {name}: allowed are {self.counts.shape[1]} finite numbers, one per class")
+            raise ValueError(f"bias of {name}: must be {self.counts.shape[1]} finite numbers, one per class")
 
     @torch.no_grad()
     def calibrate(self, answers: Tensor) -> None:

@@ -120,5 +120,5 @@ def register(module: nn.Module, tensors: dict[str, tuple[Tensor, int]]) -> None:
     """
     for name, (tensor, dimensions) in tensors.items():
         if tensor.dim() != dimensions:
-            raise ValueError(f"{name!r} of {type(module).__name__} is {list(tensor.shape)}: allowed is {dimensions}-d")
+            raise ValueError(f"{name!r} of {type(module).__name__} is {list(tensor.shape)}: must be {dimensions}-d")
         module.register_buffer(name, tensor.detach().to(torch.float32, copy=True))

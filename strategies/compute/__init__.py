@@ -59,7 +59,7 @@ def choose(name: str, *, owns_ray: bool | None = None) -> ServerCompute:
         from .in_process import InProcess
 
         return InProcess()
-    raise OptionError(f"setting 'compute' is {name!r}: allowed is one of 'ray', 'in-process'")
+    raise OptionError(f"setting 'compute' is {name!r}: must be one of 'ray', 'in-process'")
 
 
 def named(compute: str, shards: int) -> str:
@@ -75,7 +75,7 @@ def named(compute: str, shards: int) -> str:
     if compute == "ray":
         return f"ray:{shards}" if shards else compute
     if shards > 1:
-        raise OptionError(f"setting 'shards' is {shards} and 'compute' {compute!r}: allowed is 'ray', or 0 or 1 shards")
+        raise OptionError(f"setting 'shards' is {shards} and 'compute' {compute!r}: must be 'ray', or 0 or 1 shards")
     return compute
 
 

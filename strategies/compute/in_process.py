@@ -55,7 +55,7 @@ def resolve_device(name: str) -> str:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise OptionError(f"setting 'device' is {name!r}: allowed is 'auto' or a torch device as 'cpu'") from error
+        raise OptionError(f"setting 'device' is {name!r}: must be 'auto' or a torch device as 'cpu'") from error
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ComputeError(
             f"device {name!r} is not here: this process sees {torch.cuda.device_count()} GPUs; "

@@ -1,5 +1,7 @@
 """The errors a user can meet: each is one line that says what is wrong, where, and what is allowed."""
 
+from __future__ import annotations
+
 LONGEST = 4000  # letters of a line: what it quotes may come from anywhere
 
 
@@ -17,7 +19,24 @@ class OptionError(OneShotError):
 
 
 class UploadError(OneShotError):
-    """An upload cannot be accepted; the message names the client, the field and the reason."""
+    """An upload cannot be accepted; the message names the client, the field and the reason.
+
+    Args:
+        reason: The field, its value and the remedy.
+        client: Who sent it; empty while nobody knows. The message then begins with it.
+
+    Attributes:
+        reason: As given.
+        client: As given.
+    """
+
+    def __init__(self, reason: str, client: str = "") -> None:
+        super().__init__(f"{client}: {reason}" if client else reason)
+        self.reason, self.client = reason, client
+
+    def of(self, client: str) -> UploadError:
+        """Return this error under the name of a client, unless it bears one."""
+        return self if self.client else UploadError(self.reason, client)
 
 
 class QuorumError(OneShotError):

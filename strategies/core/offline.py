@@ -1,4 +1,4 @@
-"""Keeps a process off the network: a connection or a name lookup beyond what is allowed is an error.
+"""Keeps a process off the network: a connection or a name lookup beyond what is must be an error.
 
 The guard is an audit hook of Python's: it sees every connection that Python code opens and every name that it looks up,
 in whatever library, cannot be taken off again, and is inherited by forks. It sees no socket of code that is not
@@ -207,7 +207,7 @@ class _Guard:
         named = ", ".join(host if port is None else f"{host}:{port}" for host, port in self._allowed) or "none"
         program = Path(sys.argv[0]).name if getattr(sys, "argv", None) else "python"
         line = (
-            f"offline: {what} is refused in {program}; allowed are this machine and the addresses that are known "
+            f"offline: {what} is refused in {program}; must be this machine and the addresses that are known "
             f"({named}), {ALLOW_VARIABLE} can name more"
         )
         if what not in self._said and (program, host) not in _UNSAID:
@@ -238,7 +238,7 @@ def _address(text: str, what: str) -> Address:
     if not colon or (":" in host and not host.endswith("]")):  # a host alone, of IPv6 perhaps
         return _plain(text.strip("[]")), None
     if not port.isdecimal() or not 0 < int(port) < 2**16:
-        raise OptionError(f"{what} names {text!r}: allowed are host and host:port, with a port from 1 to 65535")
+        raise OptionError(f"{what} names {text!r}: must be host and host:port, with a port from 1 to 65535")
     return _plain(host.strip("[]")), int(port)
 
 

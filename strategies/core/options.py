@@ -135,7 +135,7 @@ def check_device(device: str) -> None:
         OptionError: It is no such name.
     """
     if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", device):
-        raise OptionError(f"setting 'device' is {device!r}: allowed is auto, cpu, cuda, cuda:N or mps")
+        raise OptionError(f"setting 'device' is {device!r}: must be auto, cpu, cuda, cuda:N or mps")
 
 
 def flatten(config: Any, table: str = "") -> dict[str, Scalar]:
@@ -194,7 +194,7 @@ def _check_value(key: str, value: Any, kind: type, facts: Mapping[str, Any]) -> 
         fits = value in choices
     if not fits:
         hint = meant(value, choices) if isinstance(value, str) else ""
-        raise OptionError(f"setting {key!r} is {value!r}: allowed is {_allowed(kind, facts)}{hint}")
+        raise OptionError(f"setting {key!r} is {value!r}: must be {_allowed(kind, facts)}{hint}")
 
 
 def _allowed(kind: type, facts: Mapping[str, Any]) -> str:

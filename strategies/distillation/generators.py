@@ -156,7 +156,7 @@ class FeatureGenerator(nn.Module):
     def __init__(self, latent: int, classes: int, features: int, width: int = 512) -> None:
         super().__init__()
         if width % 2:
-            raise OptionError(f"a generator's width is {width}: allowed is an even number")
+            raise OptionError(f"a generator's width is {width}: must be an even number")
         self.latent, self.classes = latent, classes
         self.project = nn.Linear(latent, width // 2, bias=False)
         self.project_label = nn.Linear(classes, width // 2, bias=False)

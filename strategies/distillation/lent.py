@@ -109,19 +109,19 @@ def draw_noise(noise: str, count: int, latent: int, rng: torch.Generator) -> Ten
 
 def _word(said: Mapping[str, Any], key: str, allowed: Sequence[str]) -> str:
     if said.get(key) not in allowed:
-        raise UploadError(f"the server's {key} is {said.get(key)!r:.80}: allowed is one of {', '.join(allowed)}")
+        raise UploadError(f"the server's {key} is {said.get(key)!r:.80}: must be one of {', '.join(allowed)}")
     return str(said[key])
 
 
 def _whole(said: Mapping[str, Any], key: str) -> int:
     value = said.get(key)
     if type(value) is not int or not 1 <= value <= MOST:
-        raise UploadError(f"the server's {key} is {value!r:.80}: allowed is a whole number from 1 to {MOST}")
+        raise UploadError(f"the server's {key} is {value!r:.80}: must be a whole number from 1 to {MOST}")
     return value
 
 
 def _weight(said: Mapping[str, Any], key: str) -> float:
     value = said.get(key)
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < float("inf"):
-        raise UploadError(f"the server's {key} is {value!r:.80}: allowed is a finite number at least 0")
+        raise UploadError(f"the server's {key} is {value!r:.80}: must be a finite number at least 0")
     return float(value)

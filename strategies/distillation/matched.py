@@ -86,7 +86,7 @@ def check_level(job: Job, table: str = "flboost") -> None:
         features_of([head], job.num_classes, [job.student])
     elif not holds_images(job.input_shape) or any(side % 4 for side in job.input_shape[1:]):
         raise OptionError(
-            f"setting '{table}.level' is 'images', and the examples' shape is {tuple(job.input_shape)}: allowed are "
+            f"setting '{table}.level' is 'images', and the examples' shape is {tuple(job.input_shape)}: must be "
             "images whose height and width are multiples of 4, or the level 'features'"
         )
 
@@ -108,6 +108,6 @@ def _remember(found: nn.Module, memory: State, table: str) -> None:
         found.load_state_dict(memory)
     except RuntimeError as error:
         raise OptionError(
-            "the generator of the round before has other names or shapes than the one of these settings: allowed are "
+            "the generator of the round before has other names or shapes than the one of these settings: must be "
             f"the settings that the run began with ({table}.level, {table}.latent, {table}.generator-width)"
         ) from error

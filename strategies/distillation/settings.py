@@ -102,7 +102,7 @@ def check_pool(config: PoolOptions, table: str) -> None:
         OptionError: Its cap is 1.
     """
     if config.pool_cap == 1:
-        raise OptionError(f"setting '{table}.pool-cap' is 1: allowed is 0 or a whole number at least 2")
+        raise OptionError(f"setting '{table}.pool-cap' is 1: must be 0 or a whole number at least 2")
 
 
 def preset(config: type[Config], presets: Mapping[str, Mapping[str, Any]], name: str, **changes: Any) -> Config:

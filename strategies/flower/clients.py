@@ -235,9 +235,7 @@ class GridClients:
         client = facts.pop("client", None)
         if not isinstance(client, str) or not CLIENT_NAME.fullmatch(client):
             shown = str(client)[:80]
-            raise UploadError(
-                f"{sender}: answer.client is {shown!r}: allowed are names that match {CLIENT_NAME.pattern}"
-            )
+            raise UploadError(f"{sender}: answer.client is {shown!r}: must be names that match {CLIENT_NAME.pattern}")
         self._names[sent.node] = client
         self._traffic.add(sent.phase, client, up=count_bytes(reply.content), down=sent.size)
         if "error" in facts:
@@ -278,5 +276,5 @@ def _content(question: Question, common: Mapping[str, Any]) -> RecordDict:
 
 def _decoded(array: Array, where: str) -> np.ndarray[Any, Any]:
     if array.dtype not in ALLOWED_DTYPES:
-        raise UploadError(f"{where} is {array.dtype[:80]!r}: allowed are {', '.join(ALLOWED_DTYPES)}")
+        raise UploadError(f"{where} is {array.dtype[:80]!r}: must be {', '.join(ALLOWED_DTYPES)}")
     return decode_array(array, tuple(array.shape), array.dtype, where)

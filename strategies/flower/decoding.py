@@ -26,7 +26,7 @@ def decode_array(array: Array, shape: tuple[int, ...], dtype: str, where: str) -
     if array.stype != "numpy.ndarray" or not array.data.startswith(NPY_MAGIC):
         raise UploadError(
             f"{where} is {array.stype[:80]!r} beginning with {array.data[:8]!r}: "
-            f"allowed is 'numpy.ndarray' beginning with {NPY_MAGIC!r}"
+            f"must be 'numpy.ndarray' beginning with {NPY_MAGIC!r}"
         )
     start = 10 + int.from_bytes(array.data[8:10], "little")
     header, size = array.data[10:start].rstrip(), math.prod(shape) * np.dtype(dtype).itemsize

@@ -180,7 +180,7 @@ def _client_name(facts: ConfigRecord, sender: str) -> str:
     name = facts.get("client", sender)
     if "client" in facts and not (isinstance(name, str) and CLIENT_NAME.fullmatch(name)):
         shown = repr(name)[:80]
-        raise UploadError(f"{sender}: upload.client is {shown}: allowed are names that match {CLIENT_NAME.pattern}")
+        raise UploadError(f"{sender}: upload.client is {shown}: must be names that match {CLIENT_NAME.pattern}")
     return str(name)
 
 
@@ -201,7 +201,7 @@ def _only_arrays(content: RecordDict, sender: str) -> ArrayRecord:
     if "arrays" in records:
         return records["arrays"]
     if len(records) != 1:
-        raise UploadError(f"{sender}: the reply has {len(records)} array records, allowed is one, named 'arrays'")
+        raise UploadError(f"{sender}: the reply has {len(records)} array records, must be one, named 'arrays'")
     return next(iter(records.values()))
 
 
@@ -218,7 +218,7 @@ def _architecture(facts: ConfigRecord, arrays: ArrayRecord, signatures: Mapping[
     fitting = [name for name, wanted in signatures.items() if shapes == {k: shape for k, (shape, _) in wanted.items()}]
     if len(fitting) != 1:
         found = f"{', '.join(fitting)} fit" if fitting else "none fits"
-        raise UploadError(f"{sender}: upload.architecture is missing and of the known ones {found}; allowed is one")
+        raise UploadError(f"{sender}: upload.architecture is missing and of the known ones {found}; must be one")
     return fitting[0]
 
 

@@ -28,7 +28,7 @@ def named_builders(model: Model) -> dict[str, ModelBuilder]:
         if not callable(builder) or isinstance(builder, nn.Module):
             kind = f"a {type(builder).__name__}" if builders else "an empty dict"
             raise OptionError(
-                f"model is {kind}: allowed is a callable that returns an nn.Module, as its class does, or a dict of "
+                f"model is {kind}: must be a callable that returns an nn.Module, as its class does, or a dict of "
                 "architecture name -> callable"
             )
     return builders
@@ -43,7 +43,7 @@ def chosen_student(student: str | None, builders: Mapping[str, ModelBuilder]) ->
     if student is None and len(builders) == 1:
         return next(iter(builders))
     if student is None or student not in builders:
-        raise OptionError(f"student is {student!r}: allowed is one of {', '.join(builders)}")
+        raise OptionError(f"student is {student!r}: must be one of {', '.join(builders)}")
     return student
 
 
@@ -57,9 +57,7 @@ def check_student(job: Job) -> None:
 
     channels, sizes = job.input_shape[0], {len(job.normalization.mean), len(job.normalization.std)}
     if sizes != {channels}:
-        raise OptionError(
-            f"normalization is {job.normalization}: allowed is one mean and one std per channel, {channels}"
-        )
+        raise OptionError(f"normalization is {job.normalization}: must be one mean and one std per channel, {channels}")
     with seeded_torch(job.seed, "check"), torch.no_grad():
         model = job.builders[job.student]().eval()
         try:
@@ -71,5 +69,5 @@ def check_student(job: Job) -> None:
     if found != (2, job.num_classes):
         raise OptionError(
             f"num_classes is {job.num_classes}, but model {job.student!r} maps 2 images of shape {job.input_shape} to "
-            f"{list(found)}: allowed is {[2, job.num_classes]}"
+            f"{list(found)}: must be {[2, job.num_classes]}"
         )

@@ -88,11 +88,11 @@ class OneShot(Strategy):
     ) -> None:
         options, builders = options or RunOptions(), named_builders(model)
         if config is not None and not isinstance(config, method.config):
-            raise OptionError(f"config is {type(config).__name__}: allowed is {method.config.__name__}")
+            raise OptionError(f"config is {type(config).__name__}: must be {method.config.__name__}")
         if min_uploads < 1:
-            raise OptionError(f"min_uploads is {min_uploads}: allowed is a whole number at least 1")
+            raise OptionError(f"min_uploads is {min_uploads}: must be a whole number at least 1")
         if not 0.0 <= fraction_evaluate <= 1.0:
-            raise OptionError(f"fraction_evaluate is {fraction_evaluate}: allowed is a number from 0 to 1")
+            raise OptionError(f"fraction_evaluate is {fraction_evaluate}: must be a number from 0 to 1")
         halves = (0.5,) * input_shape[0]
         self.method = method
         self.job = Job(

@@ -78,7 +78,7 @@ class IterativeConfig:
         if self.server_lr and self.strategy not in OWN_LR:
             raise OptionError(
                 f"setting 'iterative.server-lr' is {self.server_lr} and 'iterative.strategy' {self.strategy!r}: "
-                f"allowed is 0, or one of the strategies {', '.join(OWN_LR)}"
+                f"must be 0, or one of the strategies {', '.join(OWN_LR)}"
             )
 
     @property
@@ -100,7 +100,7 @@ def fit(job: Job, progress: Progress) -> Outcome:  # noqa: ARG001  the signature
         OptionError: Always.
     """
     raise OptionError(
-        "method 'iterative' asks its clients in every round, so it cannot work on stored uploads: allowed is a run of "
+        "method 'iterative' asks its clients in every round, so it cannot work on stored uploads: must be a run of "
         "its own (oneshot run), or another method"
     )
 

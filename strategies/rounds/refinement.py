@@ -42,7 +42,7 @@ class Refiner:
         """Check both."""
         if not refines(self.method):
             allowed = ", ".join(name for name in METHODS if refines(METHODS[name]))
-            raise OptionError(f"refiner is {self.method.name!r}: allowed are {allowed}")
+            raise OptionError(f"refiner is {self.method.name!r}: must be {allowed}")
         if not isinstance(self.config, self.method.config):
             raise OptionError(
                 f"the refiner's config is a {type(self.config).__name__}: allowed with {self.method.name!r} is a "

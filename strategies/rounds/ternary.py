@@ -103,7 +103,7 @@ def decode(arrays: Mapping[str, npt.NDArray[Any]], size: int, density: float, wh
         UploadError: They are no such code.
     """
     if set(arrays) != {"bits", "magnitude"} or arrays["bits"].dtype != np.uint8 or arrays["magnitude"].shape != (1,):
-        raise UploadError(f"{what} holds {sorted(arrays)[:4]!s:.200}: allowed are 'bits', uint8, and one 'magnitude'")
+        raise UploadError(f"{what} holds {sorted(arrays)[:4]!s:.200}: must be 'bits', uint8, and one 'magnitude'")
     kept, width, bits = entries_of(size, density), golomb_bits(density), np.unpackbits(arrays["bits"].ravel())
     ends = np.flatnonzero(bits == 0)[:kept]
     unary = int(ends[-1]) + 1 if len(ends) else 0
@@ -115,7 +115,7 @@ def decode(arrays: Mapping[str, npt.NDArray[Any]], size: int, density: float, wh
     places = np.cumsum(distances + 1) - 1
     magnitude = np.float32(arrays["magnitude"][0])
     if places[-1] >= size or not (np.isfinite(magnitude) and magnitude >= 0):
-        raise UploadError(f"{what}: place {places[-1]} and magnitude {magnitude}: allowed is less than {size}, finite")
+        raise UploadError(f"{what}: place {places[-1]} and magnitude {magnitude}: must be less than {size}, finite")
     return Ternary(size, places, bits[unary + kept * width : needed].astype(bool), magnitude)
 
 

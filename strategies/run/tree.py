@@ -83,7 +83,7 @@ def _encode(value: Any, where: str, tensors: dict[str, torch.Tensor]) -> Any:
         items = [_encode(item, f"{where}[{index}]", tensors) for index, item in enumerate(value)]
         return items if isinstance(value, list) else {"tuple": items}
     raise StoreError(
-        f"checkpoint {where}: a {type(value).__name__} cannot be stored; allowed are dicts, lists, tuples, "
+        f"checkpoint {where}: a {type(value).__name__} cannot be stored; must be dicts, lists, tuples, "
         "tensors, numbers, strings, booleans and None"
     )
 
@@ -91,4 +91,4 @@ def _encode(value: Any, where: str, tensors: dict[str, torch.Tensor]) -> Any:
 def _key(key: Any, where: str) -> Any:
     if isinstance(key, (str, int, float, bool, tuple, type(None))):
         return _encode(key, f"key of {where}", {})
-    raise StoreError(f"checkpoint {where}: a key of type {type(key).__name__} cannot be stored; allowed are scalars")
+    raise StoreError(f"checkpoint {where}: a key of type {type(key).__name__} cannot be stored; must be scalars")

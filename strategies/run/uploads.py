@@ -216,7 +216,7 @@ class UploadStore:
 
     def _refuse_name(self, client: str) -> None:
         if not CLIENT_NAME.fullmatch(client):
-            raise UploadError(f"{client!r}: no client name, allowed are names that match {CLIENT_NAME.pattern}")
+            raise UploadError(f"{client!r}: no client name, must be names that match {CLIENT_NAME.pattern}")
         file = self._file(client)
         self._look()
         for known in self._seen.known(client):

@@ -20,7 +20,7 @@ def last_linear(model: nn.Module) -> tuple[str, nn.Linear]:
     """
     found = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, nn.Linear)]
     if not found:
-        raise OptionError(f"{type(model).__name__} has no linear layer: allowed are models that end with one")
+        raise OptionError(f"{type(model).__name__} has no linear layer: must be models that end with one")
     return found[-1]
 
 
@@ -37,13 +37,13 @@ def head_keys(model: nn.Module, classes: int) -> tuple[str, str]:
     name, layer = last_linear(model)
     if layer.out_features != classes:
         raise OptionError(
-            f"the last linear layer of {type(model).__name__} has {layer.out_features} outputs: allowed are {classes}, "
+            f"the last linear layer of {type(model).__name__} has {layer.out_features} outputs: must be {classes}, "
             "one per class"
         )
     prefix = f"{name}." if name else ""
     if f"{prefix}weight" not in model.state_dict():
         raise OptionError(
-            f"the last linear layer of {type(model).__name__} makes its weight of others: allowed is one that is stored"
+            f"the last linear layer of {type(model).__name__} makes its weight of others: must be one that is stored"
         )
     return f"{prefix}weight", f"{prefix}bias"
 
@@ -63,7 +63,7 @@ def features_of(heads: Sequence[nn.Linear], classes: int, owners: Sequence[str])
     if len(shapes) != 1 or next(iter(shapes))[1] != classes:
         found = ", ".join(f"{o}: {h.in_features} to {h.out_features}" for o, h in zip(owners, heads, strict=True))
         raise OptionError(
-            f"the models' last linear layers map features to outputs {found}: allowed are equal numbers of features, "
+            f"the models' last linear layers map features to outputs {found}: must be equal numbers of features, "
             f"and {classes} outputs, one per class"
         )
     return next(iter(shapes))[0]

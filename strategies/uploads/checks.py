@@ -59,7 +59,7 @@ def check_size(size: int, max_bytes: int, what: str) -> None:
         UploadError: Names both sizes.
     """
     if size > max_bytes:
-        raise UploadError(f"{what} are {size / MIB:.1f} MiB, allowed are {max_bytes / MIB:.1f} MiB (max-upload-mib)")
+        raise UploadError(f"{what} are {size / MIB:.1f} MiB, must be {max_bytes / MIB:.1f} MiB (max-upload-mib)")
 
 
 def check_keys(found: Iterable[str], wanted: Signature, architecture: str, what: str) -> None:
@@ -89,7 +89,7 @@ def check_finite(values: np.ndarray[Any, Any], what: str) -> None:
         UploadError: There is a NaN or an infinity.
     """
     if not np.all(np.isfinite(values)):
-        raise UploadError(f"{what} holds NaN or Inf; allowed are finite values")
+        raise UploadError(f"{what} holds NaN or Inf; must be finite values")
 
 
 def check_num_examples(value: object, what: str) -> int:
@@ -105,7 +105,7 @@ def check_num_examples(value: object, what: str) -> int:
     known = isinstance(value, int | float) and not isinstance(value, bool)
     if not known or not 0 < value < 2**63 or value != int(value):  # type: ignore[operator, call-overload]
         shown = "missing" if value is None else repr(value)[:80]
-        raise UploadError(f"{what} is {shown}: allowed is a positive whole number")
+        raise UploadError(f"{what} is {shown}: must be a positive whole number")
     return int(value)  # type: ignore[call-overload, no-any-return]
 
 
@@ -129,7 +129,7 @@ def check_label_counts(
     """
     whole = tuple(c for c in counts if type(c) is int and c >= 0) if isinstance(counts, list) else ()
     if not isinstance(counts, list) or not len(whole) == len(counts) == num_classes:
-        raise UploadError(f"{what} is {str(counts)[:80]}: allowed are {num_classes} whole numbers from 0")
+        raise UploadError(f"{what} is {str(counts)[:80]}: must be {num_classes} whole numbers from 0")
     if num_examples is not None and sum(whole) != num_examples:
         raise UploadError(f"{what} sum to {sum(whole)}, but {total} is {num_examples}")
     return whole
@@ -150,17 +150,17 @@ def check_ranges(layers: object, bounds: object, what: str) -> dict[str, tuple[f
     texts = {name for name in names if isinstance(name, str) and len(name) <= MAX_LAYER_NAME}
     if not isinstance(layers, list) or not len(texts) == len(names) <= MAX_LAYERS:
         raise UploadError(
-            f"{what}: the layers are {layers!r:.80}: allowed are at most {MAX_LAYERS} different names of at most "
+            f"{what}: the layers are {layers!r:.80}: must be at most {MAX_LAYERS} different names of at most "
             f"{MAX_LAYER_NAME} letters"
         )
     numbers = [bound for bound in bounds if type(bound) is float] if isinstance(bounds, list) else []
     if not isinstance(bounds, list) or not len(numbers) == len(bounds) == 2 * len(names):
-        raise UploadError(f"{what} are {bounds!r:.80}: allowed are two real numbers for each of {len(names)} layers")
+        raise UploadError(f"{what} are {bounds!r:.80}: must be two real numbers for each of {len(names)} layers")
     with np.errstate(over="ignore"):
         pairs = np.array(numbers).astype(np.float32).reshape(-1, 2).tolist()
     for name, (low, high) in zip(names, pairs, strict=True):
         if not -np.inf < low <= high < np.inf:
-            raise UploadError(f"{what} of layer {name[:80]!r} are {low} and {high}: allowed are finite, smallest first")
+            raise UploadError(f"{what} of layer {name[:80]!r} are {low} and {high}: must be finite, smallest first")
     return {name: (low, high) for name, (low, high) in zip(names, pairs, strict=True)}
 
 

@@ -33,7 +33,7 @@ def check_needs(method: Method, job: Job) -> None:
     missing = method.needs & _lacking(job)
     if Need.CLIENTS in missing:
         raise OptionError(
-            f"method {method.name!r} needs that {Need.CLIENTS.value}: allowed is a run of its own (oneshot run), or "
+            f"method {method.name!r} needs that {Need.CLIENTS.value}: must be a run of its own (oneshot run), or "
             f"another method: {_fitting(job)}"
         )
     _check_examples(method, job)
@@ -51,7 +51,7 @@ def check_needs(method: Method, job: Job) -> None:
     if Need.PROXY_IMAGES in missing:
         found = "none" if job.proxy is None else f"images of shape {tuple(job.proxy.shape)}, {job.proxy.dtype}"
         raise OptionError(
-            f"method {method.name!r} needs that {Need.PROXY_IMAGES.value}; here it holds {found}: allowed are at least "
+            f"method {method.name!r} needs that {Need.PROXY_IMAGES.value}; here it holds {found}: must be at least "
             f"2 of shape {tuple(job.input_shape)}, {' or '.join(_proxy_kinds(job))}. Choose another method: "
             f"{_fitting(job)}"
         )
@@ -76,7 +76,7 @@ def _check_teacher(method: Method, job: Job) -> None:
     elif isinstance(job.teacher, EnsembleSpec):
         named, taken = job.teacher.combiner, attrgetter("takes_teacher")
     else:
-        raise OptionError(f"teacher is {job.teacher!r}: allowed are {TALLY!r} and None")
+        raise OptionError(f"teacher is {job.teacher!r}: must be {TALLY!r} and None")
     if not taken(method):
         raise OptionError(
             f"method {method.name!r} does not distil an ensemble that it is given ({named!r}). Choose another method: "
@@ -85,7 +85,7 @@ def _check_teacher(method: Method, job: Job) -> None:
     if named in WITHOUT_GRADIENT and IMAGES_ONLY & method.needs:
         raise OptionError(
             f"method {method.name!r} makes images by the ensemble's gradient, and {named!r} has none: "
-            "allowed is another aggregator, or a method that learns from real images"
+            "must be another aggregator, or a method that learns from real images"
         )
 
 

@@ -132,9 +132,7 @@ def from_wire(
     values = own.pop("<ranges>", None)
     layers = facts.get(f"layers-{number}", [])
     if values is not None and not (isinstance(layers, list) and values.shape == (len(layers), 2)):
-        raise UploadError(
-            f"member {number} of the ensemble has ranges {list(values.shape[:9])}: allowed are two per layer"
-        )
+        raise UploadError(f"member {number} of the ensemble has ranges {list(values.shape[:9])}: must be two per layer")
     ranges = (
         {}
         if values is None

@@ -51,7 +51,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--app", type=Path, default=ROOT, help="the app's folder")
     given = parser.parse_args()
     if not any(given.fault in fault.name for fault in FAULTS):
-        parser.error(f"--fault is {given.fault!r}: allowed is a part of {', '.join(fault.name for fault in FAULTS)}")
+        parser.error(f"--fault is {given.fault!r}: must be a part of {', '.join(fault.name for fault in FAULTS)}")
     return given
 
 

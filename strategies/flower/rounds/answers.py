@@ -66,7 +66,7 @@ def checked_by(strategy: Strategy, content: RecordDict, sender: str) -> RecordDi
         value = metrics.get(key)
         if not isinstance(value, int | float) or not 0 <= value < math.inf or (key == weight and value == 0):
             raise UploadError(
-                f"{sender}: metrics[{key!r}] is {str(value)[:40]}: allowed is a finite number above 0, for the "
+                f"{sender}: metrics[{key!r}] is {str(value)[:40]}: must be a finite number above 0, for the "
                 "strategy computes with it"
             )
     if EXAMPLES in metrics or weight == EXAMPLES:

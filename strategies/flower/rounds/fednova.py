@@ -46,7 +46,7 @@ class FedNova(FedAvg):
         travel = next(iter(content.metric_records.values()), MetricRecord()).get("travel")
         if not isinstance(travel, int | float) or not 0 < travel < float("inf"):
             raise UploadError(
-                f"{sender}: metrics['travel'] is {str(travel)[:40]}: allowed is a positive number, the client's local "
+                f"{sender}: metrics['travel'] is {str(travel)[:40]}: must be a positive number, the client's local "
                 "steps times its learning rate"
             )
         return content

@@ -255,7 +255,7 @@ class Iterative(Strategy):
 
     def _new_rounds(self) -> IterativeRounds:
         if self._min_uploads < 1:
-            raise OptionError(f"min_uploads is {self._min_uploads}: allowed is a whole number at least 1")
+            raise OptionError(f"min_uploads is {self._min_uploads}: must be a whole number at least 1")
         return IterativeRounds(
             self.job,
             self._base,

@@ -195,7 +195,7 @@ class IterativeRounds:
             OptionError: No round has been asked for.
         """
         if self._trip is None:
-            raise OptionError("replies came before any request: allowed is configure_train(), then aggregate_train()")
+            raise OptionError("replies came before any request: must be configure_train(), then aggregate_train()")
         answers = self._trip.read(replies, self._model.check_answer)
         return self._move(server_round, answers) if len(answers) >= self._quorum(self._trip) else None
 

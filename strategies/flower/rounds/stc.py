@@ -78,7 +78,7 @@ class Stc(FedAvg):
             dtype, limit = ("uint8", len(array.data)) if name == "bits" else ("float32", 1)
             if len(array.shape) != 1 or not 0 < array.shape[0] <= limit:
                 raise UploadError(
-                    f"{sender}: ternary[{name[:80]!r}] has shape {list(array.shape[:9])}: allowed is one row"
+                    f"{sender}: ternary[{name[:80]!r}] has shape {list(array.shape[:9])}: must be one row"
                 )
             code[name] = decode_array(array, tuple(array.shape), dtype, f"{sender}: ternary[{name[:80]!r}]")
         size = sum(value.size for value in self._start.values())

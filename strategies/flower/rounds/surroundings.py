@@ -38,7 +38,7 @@ class ShownNodes:
         self._looks += 1
         if self._looks > LOOKS_MOST:
             raise QuorumError(
-                f"the strategy waits for more clients than the {len(self._nodes)} that are connected: allowed is to "
+                f"the strategy waits for more clients than the {len(self._nodes)} that are connected: must be to "
                 "ask for fewer. The run can be resumed"
             )
         return list(self._nodes)

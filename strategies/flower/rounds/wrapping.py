@@ -70,7 +70,7 @@ REFUSED: tuple[tuple[type[Strategy], str], ...] = (
     (OneShot, _LOOP),
     (Iterative, _LOOP),
 )
-ALLOWED = "allowed is a strategy that returns one model from a round's models, as FedAvg(...) does"
+ALLOWED = "must be a strategy that returns one model from a round's models, as FedAvg(...) does"
 
 
 def wrap(strategy: Any, remembers: Iterable[str] = ()) -> Base:
@@ -98,7 +98,7 @@ def wrap(strategy: Any, remembers: Iterable[str] = ()) -> Base:
             if isinstance(each, kind):
                 raise OptionError(f"base is {_called(strategy, each)}, which cannot be refined: {reason}")
     if getattr(strategy, "fraction_train", 1.0) == 0.0:
-        raise OptionError("base has fraction_train 0.0, so it trains nothing: allowed is a number above 0, to 1")
+        raise OptionError("base has fraction_train 0.0, so it trains nothing: must be a number above 0, to 1")
     known = [
         path + name for path, each in held for kind, names in REMEMBERS if isinstance(each, kind) for name in names
     ]

@@ -87,7 +87,7 @@ def test_a_backdoor_when_its_share_is_less_than_one_image_marks_one() -> None:
     done = poisoned(examples(), attack, client="a", num_classes=5, seed=0)
 
     assert int((done.images != examples().images).flatten(1).any(1).sum()) == 1
-    with pytest.raises(OptionError, match="'attack.target' is 3: allowed is 0 to 2"):
+    with pytest.raises(OptionError, match="'attack.target' is 3: must be 0 to 2"):
         poisoned(examples(), attack, client="a", num_classes=3, seed=0)
 
 

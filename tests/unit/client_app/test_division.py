@@ -42,5 +42,5 @@ def test_clients_when_each_holds_a_domain_hold_no_other(tmp_path: Path, limit: i
 
     assert [len(part) for part in parts] == [held] * 3
     assert [(part // 7).unique().tolist() for part in parts] == [[0], [1], [2]]
-    with pytest.raises(OptionError, match="2 clients where 'data.law' is 'domains': allowed is 3"):
+    with pytest.raises(OptionError, match="2 clients where 'data.law' is 'domains': must be 3"):
         positions(0, 2, **asked)

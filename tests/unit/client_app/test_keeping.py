@@ -97,7 +97,7 @@ def test_folders_that_are_no_run_s_are_never_removed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("run_id", ["", "..", "../../etc", "a/b", "abc", "G" * 32, RUN.upper()])
 def test_a_run_id_that_is_none_is_refused_because_it_names_a_folder(tmp_path: Path, run_id: str) -> None:
-    with pytest.raises(UploadError, match="the server's run-id is .*: allowed are 32 hexadecimal digits"):
+    with pytest.raises(UploadError, match="the server's run-id is .*: must be 32 hexadecimal digits"):
         kept(tmp_path, run=run_id)
 
 

@@ -221,16 +221,16 @@ def test_clients_when_their_data_are_equal_train_in_orders_of_their_own(monkeypa
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"optimizer": "lion"}, "client.optimizer' is 'lion': allowed is one of 'sgd', 'adam'"),
-        ({"loss": "focal"}, "client.loss' is 'focal': allowed is one of 'cross-entropy', 'ldam'"),
-        ({"steps": -1}, "client.steps' is -1: allowed is a whole number at least 0"),
-        ({"sam_rho": -0.1}, "client.sam-rho' is -0.1: allowed is a number at least 0"),
-        ({"ldam_scale": 0.0}, "client.ldam-scale' is 0.0: allowed is a number greater than 0"),
-        ({"ldam_margin": -1.0}, "client.ldam-margin' is -1.0: allowed is a number at least 0"),
-        ({"augmentation": "rotate"}, "client.augmentation' is 'rotate': allowed is one of 'data-set', 'none', 'flip'"),
-        ({"init": "random"}, "client.init' is 'random': allowed is one of 'same', 'different'"),
-        ({"final_lr": 0.001}, "client.final-lr' is 0.001: allowed is 0 unless 'client.schedule' is 'cosine'"),
-        ({"final_lr": 0.1, "schedule": "cosine"}, "client.final-lr' is 0.1: allowed is at most 'client.lr', 0.01"),
+        ({"optimizer": "lion"}, "client.optimizer' is 'lion': must be one of 'sgd', 'adam'"),
+        ({"loss": "focal"}, "client.loss' is 'focal': must be one of 'cross-entropy', 'ldam'"),
+        ({"steps": -1}, "client.steps' is -1: must be a whole number at least 0"),
+        ({"sam_rho": -0.1}, "client.sam-rho' is -0.1: must be a number at least 0"),
+        ({"ldam_scale": 0.0}, "client.ldam-scale' is 0.0: must be a number greater than 0"),
+        ({"ldam_margin": -1.0}, "client.ldam-margin' is -1.0: must be a number at least 0"),
+        ({"augmentation": "rotate"}, "client.augmentation' is 'rotate': must be one of 'data-set', 'none', 'flip'"),
+        ({"init": "random"}, "client.init' is 'random': must be one of 'same', 'different'"),
+        ({"final_lr": 0.001}, "client.final-lr' is 0.001: must be 0 unless 'client.schedule' is 'cosine'"),
+        ({"final_lr": 0.1, "schedule": "cosine"}, "client.final-lr' is 0.1: must be at most 'client.lr', 0.01"),
     ],
 )
 def test_a_setting_when_it_is_none_is_refused_in_one_line(change: dict[str, Any], message: str) -> None:

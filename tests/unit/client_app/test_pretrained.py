@@ -58,7 +58,7 @@ def test_a_malicious_pickle_is_refused_and_runs_nothing(tmp_path: Path, inside: 
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UploadError, match=r"absent.pt is not there: allowed is a .safetensors file"):
+    with pytest.raises(UploadError, match=r"absent.pt is not there: must be a .safetensors file"):
         load_checkpoint(tmp_path / "absent.pt")
     with pytest.raises(UploadError, match="is not there"):
         load_checkpoint(tmp_path)
@@ -72,7 +72,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_a_file_without_a_state_dict_is_refused(tmp_path: Path, content: object) -> None:
     torch.save(content, tmp_path / "model.pt")
 
-    with pytest.raises(UploadError, match=r"model.pt holds [^:]+: allowed is a state_dict, name -> tensor"):
+    with pytest.raises(UploadError, match=r"model.pt holds [^:]+: must be a state_dict, name -> tensor"):
         load_checkpoint(tmp_path / "model.pt")
 
 

@@ -362,7 +362,7 @@ def test_a_model_with_batch_normalisation_a_large_delta_and_a_missing_opacus_are
 ) -> None:
     with pytest.raises(UploadError, match="the model has batch normalisation"):
         fit(nn.Sequential(nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(3, 2)), linear_data())
-    with pytest.raises(UploadError, match=r"privacy.delta is 0.01: allowed is less than 1 / 100"):
+    with pytest.raises(UploadError, match=r"privacy.delta is 0.01: must be less than 1 / 100"):
         plan_of(PrivacyConfig(1.0, 0.01), PLAIN, 100)
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(UploadError, match=r"privacy.epsilon needs opacus, .* pip install 'oneshot-fl\[privacy\]'"):

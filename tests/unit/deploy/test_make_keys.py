@@ -94,12 +94,12 @@ def test_renewal_replaces_the_server_s_certificate_and_nothing_else(keys: Path) 
     ("asked", "line"),
     [
         (["--node", "hospital-a"], "--server is missing"),
-        (["--server", "a.org", "--days", "0"], "--days 0: allowed is 1 to 3650"),
-        (["--server", "a.org", "--days", "-5"], "--days -5: allowed is 1 to 3650"),
-        (["--server", "a.org", "--days", "99999999"], "--days 99999999: allowed is 1 to 3650"),
+        (["--server", "a.org", "--days", "0"], "--days 0: must be 1 to 3650"),
+        (["--server", "a.org", "--days", "-5"], "--days -5: must be 1 to 3650"),
+        (["--server", "a.org", "--days", "99999999"], "--days 99999999: must be 1 to 3650"),
         (["--server", "server.example.org:9092"], "without a port"),
-        (["--server", "a.org", "--node", "../etc"], "node '../etc': allowed are names"),
-        (["--server", "a.org", "--node", "server"], "node 'server': allowed are names"),
+        (["--server", "a.org", "--node", "../etc"], "node '../etc': must be names"),
+        (["--server", "a.org", "--node", "server"], "node 'server': must be names"),
     ],
 )
 def test_what_cannot_be_made_is_refused_in_one_line(

@@ -21,7 +21,7 @@ def test_an_attacker_obeys_its_own_name_and_everybody_else_is_honest() -> None:
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "none"])
 @pytest.mark.parametrize("clients", ["", " , "])
 def test_an_attack_when_nobody_is_named_is_refused(kind: str, clients: str) -> None:
-    with pytest.raises(OptionError, match=f"'attack.kind' is '{kind}' and 'attack.clients' '{clients}': allowed are"):
+    with pytest.raises(OptionError, match=f"'attack.kind' is '{kind}' and 'attack.clients' '{clients}': must be"):
         AttackConfig(kind, clients)
 
 
@@ -29,7 +29,7 @@ def test_an_attack_when_nobody_is_named_is_refused(kind: str, clients: str) -> N
     ("settings", "line"),
     [
         ({"attack.clients": "client-001"}, "'attack.clients' is 'client-001' and 'attack.kind' 'none'"),
-        ({"attack.kind": "bribe"}, "'attack.kind' is 'bribe': allowed is one of 'none', 'random'"),
+        ({"attack.kind": "bribe"}, "'attack.kind' is 'bribe': must be one of 'none', 'random'"),
         (
             {"attack.kind": "claim", "attack.clients": "a", "attack.factor": 0.0},
             "'attack.factor' is 0: allowed with 'attack.kind' 'claim' is a number greater than 0 and at most 1e+06",
@@ -38,7 +38,7 @@ def test_an_attack_when_nobody_is_named_is_refused(kind: str, clients: str) -> N
             {"attack.kind": "claim-uniform", "attack.clients": "a", "attack.factor": 2e6},
             "'attack.factor' is 2e+06: allowed with 'attack.kind' 'claim-uniform' is a number",
         ),
-        ({"attack.poisoned": 0.0}, "'attack.poisoned' is 0.0: allowed is a number greater than 0.0 and at most 1.0"),
+        ({"attack.poisoned": 0.0}, "'attack.poisoned' is 0.0: must be a number greater than 0.0 and at most 1.0"),
         (
             {"attack.kind": "backdoor", "attack.clients": "a", "data.name": "heart-disease", "data.law": "domains"},
             "'attack.kind' is 'backdoor': allowed where 'data.name' is 'heart-disease'",
@@ -72,7 +72,7 @@ def test_a_target_when_it_is_no_class_is_refused_for_a_backdoor_alone() -> None:
     AttackConfig("scale", "a", target=10).check_classes(10)
     AttackConfig("backdoor", "a", target=9).check_classes(10)
 
-    with pytest.raises(OptionError, match="'attack.target' is 10: allowed is 0 to 9"):
+    with pytest.raises(OptionError, match="'attack.target' is 10: must be 0 to 9"):
         AttackConfig("backdoor", "a", target=10).check_classes(10)
 
 

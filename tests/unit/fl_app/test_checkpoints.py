@@ -53,7 +53,7 @@ def test_a_whole_module_is_refused_and_its_class_named(tmp_path: Path) -> None:
 def test_a_torchscript_archive_is_refused_as_code(tmp_path: Path) -> None:
     torch.jit.save(torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2)), tmp_path / "a.pt")  # type: ignore[no-untyped-call]
 
-    with pytest.raises(UploadError, match="a TorchScript archive, which is code: allowed is a .safetensors file"):
+    with pytest.raises(UploadError, match="a TorchScript archive, which is code: must be a .safetensors file"):
         read_checkpoint(tmp_path / "a.pt")
 
 
@@ -64,7 +64,7 @@ def test_what_is_no_checkpoint_is_refused_without_advice_to_trust_it(
 ) -> None:
     (tmp_path / name).write_bytes(content)
 
-    with pytest.raises(UploadError, match=rf"{name} cannot be read as weights: .*: allowed is a .safeten") as error:
+    with pytest.raises(UploadError, match=rf"{name} cannot be read as weights: .*: must be a .safeten") as error:
         read_checkpoint(tmp_path / name)
 
     assert "weights_only" not in str(error.value)
@@ -83,7 +83,7 @@ def test_what_is_no_checkpoint_is_refused_without_advice_to_trust_it(
 def test_what_is_no_state_dict_is_described(tmp_path: Path, content: object, kind: str) -> None:
     torch.save(content, tmp_path / "a.pt")
 
-    with pytest.raises(UploadError, match=f"a.pt holds {kind}: allowed is a state_dict, name -> tensor"):
+    with pytest.raises(UploadError, match=f"a.pt holds {kind}: must be a state_dict, name -> tensor"):
         read_checkpoint(tmp_path / "a.pt")
 
 
@@ -92,5 +92,5 @@ def test_a_dict_that_holds_itself_is_refused(tmp_path: Path) -> None:
     content["model"] = content
     torch.save(content, tmp_path / "a.pt")
 
-    with pytest.raises(UploadError, match="a.pt holds dict in which 'model' is dict: allowed is a state_dict"):
+    with pytest.raises(UploadError, match="a.pt holds dict in which 'model' is dict: must be a state_dict"):
         read_checkpoint(tmp_path / "a.pt")

@@ -92,7 +92,7 @@ def test_a_wrong_value_is_refused_in_one_line_with_key_value_and_what_is_allowed
 
 @pytest.mark.parametrize("key", ["model.per-client", "model.student"])
 def test_an_unknown_architecture_when_listed_is_named_with_its_key(key: str) -> None:
-    with pytest.raises(OptionError, match=rf"'{key}' names 'alexnet': allowed are lenet5"):
+    with pytest.raises(OptionError, match=rf"'{key}' names 'alexnet': must be lenet5"):
         AppConfig.from_settings({key: "lenet5,alexnet" if key.endswith("client") else "alexnet"})
 
 

@@ -255,7 +255,7 @@ def test_unknown_name_lists_the_known_ones() -> None:
     ("name", "size", "allowed"), [("digits", -1, "0 .* or greater"), ("imagefolder", 0, "at least 1 for 'imagefolder'")]
 )
 def test_image_size_that_is_none_says_what_is_allowed(name: str, size: int, allowed: str) -> None:
-    with pytest.raises(OptionError, match=f"'data.image-size' is {size}: allowed is {allowed}"):
+    with pytest.raises(OptionError, match=f"'data.image-size' is {size}: must be {allowed}"):
         load(name, image_size=size)
 
 

@@ -148,7 +148,7 @@ def test_build_of_an_unknown_name_names_it_and_the_known_ones() -> None:
 
 
 def test_build_for_no_class_is_refused() -> None:
-    with pytest.raises(OptionError, match=r"'lenet5' cannot tell 0 classes apart: allowed is at least 1"):
+    with pytest.raises(OptionError, match=r"'lenet5' cannot tell 0 classes apart: must be at least 1"):
         build("lenet5", num_classes=0, input_shape=(1, 28, 28))
 
 

@@ -56,7 +56,7 @@ def test_logistic_is_the_binary_cross_entropy_and_its_label_the_sign() -> None:
 
 
 def test_logistic_tells_two_classes_apart_and_no_other_number() -> None:
-    with pytest.raises(OptionError, match="'logistic' cannot tell 3 classes apart: allowed is 2"):
+    with pytest.raises(OptionError, match="'logistic' cannot tell 3 classes apart: must be 2"):
         build("logistic", num_classes=3, input_shape=ROW)
     assert list(builders(2, ROW)) == ["logistic", "mlp"]
     assert list(builders(3, ROW)) == ["mlp"]
@@ -108,7 +108,7 @@ def test_text_bag_takes_tokens_as_floats_too() -> None:
 def test_examples_of_another_kind_are_refused(name: str, shape: tuple[int, int, int], allowed: str) -> None:
     with pytest.raises(OptionError) as caught:
         build(name, num_classes=2, input_shape=shape)
-    assert f"architecture '{name}' cannot take examples of shape {shape}: allowed is" in str(caught.value)
+    assert f"architecture '{name}' cannot take examples of shape {shape}: must be" in str(caught.value)
     assert allowed in str(caught.value)
 
 

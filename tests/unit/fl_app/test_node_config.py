@@ -69,11 +69,11 @@ def test_without_the_setting_a_node_is_what_its_config_says() -> None:
 @pytest.mark.parametrize(
     ("config", "line"),
     [
-        ({"data_root": "/data"}, "the node's config has 'data_root': allowed are client, partition-id"),
-        ({"partition-id": "0"}, "partition-id is '0': allowed is a whole number"),
-        ({"partition-id": True}, "partition-id is 'True': allowed is a whole number"),
-        ({"client": 7}, "client is '7': allowed is a text"),
-        ({"max-ensemble-mib": "big"}, "max-ensemble-mib is 'big': allowed is a number"),
+        ({"data_root": "/data"}, "the node's config has 'data_root': must be client, partition-id"),
+        ({"partition-id": "0"}, "partition-id is '0': must be a whole number"),
+        ({"partition-id": True}, "partition-id is 'True': must be a whole number"),
+        ({"client": 7}, "client is '7': must be a text"),
+        ({"max-ensemble-mib": "big"}, "max-ensemble-mib is 'big': must be a number"),
     ],
 )
 def test_node_config_with_a_typing_error_is_refused(config: dict[str, Any], line: str) -> None:
@@ -85,10 +85,10 @@ def test_node_config_with_a_typing_error_is_refused(config: dict[str, Any], line
     ("text", "line"),
     [
         ('client = "alpha', "d.toml is not TOML"),
-        ('client = "delta"', "d.toml names no examples and no model: allowed is partition-id, data-root or checkpoint"),
+        ('client = "delta"', "d.toml names no examples and no model: must be partition-id, data-root or checkpoint"),
         ('client = "alpha"\npartition-id = 1', "a.toml and .*d.toml are both client 'alpha'"),
-        ('client = "delta"\ncheckpoint = 3', "d.toml: checkpoint is '3': allowed is a text"),
-        ('[client]\nname = "delta"', "d.toml: client is .*: allowed is a text"),
+        ('client = "delta"\ncheckpoint = 3', "d.toml: checkpoint is '3': must be a text"),
+        ('[client]\nname = "delta"', "d.toml: client is .*: must be a text"),
     ],
 )
 def test_file_that_is_no_node_is_refused_by_its_name(nodes: Path, text: str, line: str) -> None:

@@ -152,11 +152,11 @@ def test_label_counts_are_counted_by_hand() -> None:
 @pytest.mark.parametrize(
     ("spec", "num_clients", "message"),
     [
-        (PartitionSpec(), 41, "40 training examples for 41 clients: allowed is 1 to 40 clients"),
-        (PartitionSpec(), 0, "40 training examples for 0 clients: allowed is 1 to 40 clients"),
-        (PartitionSpec("classes", classes_per_client=5), 2, "'data.classes-per-client' is 5: allowed is at most 4"),
-        (PartitionSpec("classes-p1", classes_per_client=5), 2, "'data.classes-per-client' is 5: allowed is at most 4"),
-        (PartitionSpec("dirichlet-clients"), 5, "'data.min-size' is 10: allowed is at most 8 where 5 clients share 40"),
+        (PartitionSpec(), 41, "40 training examples for 41 clients: must be 1 to 40 clients"),
+        (PartitionSpec(), 0, "40 training examples for 0 clients: must be 1 to 40 clients"),
+        (PartitionSpec("classes", classes_per_client=5), 2, "'data.classes-per-client' is 5: must be at most 4"),
+        (PartitionSpec("classes-p1", classes_per_client=5), 2, "'data.classes-per-client' is 5: must be at most 4"),
+        (PartitionSpec("dirichlet-clients"), 5, "'data.min-size' is 10: must be at most 8 where 5 clients share 40"),
     ],
 )
 def test_partition_of_an_impossible_request_is_one_clear_line(
@@ -175,18 +175,18 @@ def test_partition_that_leaves_a_client_without_examples_is_refused() -> None:
 
 @pytest.mark.parametrize("label", [-1, 4])
 def test_partition_with_a_label_that_is_no_class_names_it(label: int) -> None:
-    with pytest.raises(DataError, match=f"label {label} of training example 2: allowed is 0 to 3"):
+    with pytest.raises(DataError, match=f"label {label} of training example 2: must be 0 to 3"):
         partition(np.array([0, 1, label, 3]), PartitionSpec(), num_clients=2, num_classes=4, seed=0)
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"law": "zipf"}, "'data.law' is 'zipf': allowed is one of 'dirichlet-classes'"),
-        ({"alpha": 0.0}, "'data.alpha' is 0.0: allowed is a number greater than 0"),
+        ({"law": "zipf"}, "'data.law' is 'zipf': must be one of 'dirichlet-classes'"),
+        ({"alpha": 0.0}, "'data.alpha' is 0.0: must be a number greater than 0"),
         ({"sigma": -1.0}, "'data.sigma' is -1.0"),
         ({"min_size": 0}, "'data.min-size' is 0"),
-        ({"law": "lognormal"}, "'data.sigma' is 0.0: allowed is greater than 0 where 'data.law' is 'lognormal'"),
+        ({"law": "lognormal"}, "'data.sigma' is 0.0: must be greater than 0 where 'data.law' is 'lognormal'"),
     ],
 )
 def test_spec_with_a_bad_value_names_key_value_and_what_is_allowed(values: dict, message: str) -> None:
@@ -214,7 +214,7 @@ def test_domains_when_there_is_one_per_client_go_to_the_clients_in_order() -> No
 
     assert [part.tolist() for part in parts] == [[1, 4], [0, 3], [2, 5, 6]]
     for wrong in (2, 4):
-        with pytest.raises(OptionError, match=f"{wrong} clients where 'data.law' is 'domains': allowed is 3, one"):
+        with pytest.raises(OptionError, match=f"{wrong} clients where 'data.law' is 'domains': must be 3, one"):
             partition(labels, spec, num_clients=wrong, num_classes=2, seed=0, domains=domains)
     with pytest.raises(OptionError, match="'data.law' is 'domains': allowed only for a data set that has domains"):
         partition(labels, spec, num_clients=3, num_classes=2, seed=0)

@@ -435,7 +435,7 @@ def test_run_with_relative_paths_names_those_of_the_caller(engine: Engine, tmp_p
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["--num-supernodes", "1"], "'min-uploads' is 2: allowed is at most 1, the number of clients"),
+        (["--num-supernodes", "1"], "'min-uploads' is 2: must be at most 1, the number of clients"),
         (["--run-config", "data.name=imagefolder data.image-size=32 data.root=nowhere"], "set data.root to a folder"),
         (["--run-config", "method=dense data.image-size=18"], "shape is (1, 18, 18): method 'dense' needs"),
         (["--run-config", "model.name=cnn5"], "setting 'model.name' is 'cnn5', which does not take images"),

@@ -65,7 +65,7 @@ def test_shares_are_those_of_the_training_examples_rounded_down() -> None:
 
 @pytest.mark.parametrize(("counts", "images"), [([1, 1, 1], 2), ([0, 0], 5000), ([5] * 9, 5)])
 def test_shares_of_fewer_than_two_images_are_refused(counts: list[int], images: int) -> None:
-    with pytest.raises(OptionError, match=rf"'fedcvae-ens\.images' is {images}: .* allowed is a number"):
+    with pytest.raises(OptionError, match=rf"'fedcvae-ens\.images' is {images}: .* must be a number"):
         shares(counts, images)
 
 

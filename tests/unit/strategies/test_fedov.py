@@ -80,7 +80,7 @@ def test_combiner_when_rebuilt_from_its_tensors_gives_the_same_bits() -> None:
 
 @pytest.mark.parametrize("voters", [-1, [1, 2]])
 def test_combiner_refuses_a_number_that_is_none(voters: Any) -> None:
-    with pytest.raises(ValueError, match="voters is .*: allowed is a whole number from 0"):
+    with pytest.raises(ValueError, match="voters is .*: must be a whole number from 0"):
         OpenSet(torch.tensor(voters))
 
 

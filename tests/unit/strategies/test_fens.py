@@ -229,7 +229,7 @@ def test_a_huge_update_is_refused_and_later_rounds_still_learn(tmp_path: Path) -
     clients = DirectClients(tmp_path, spoil=huge)
     outcome = fitted(clients)
 
-    assert clients.refused == [("c1", "c1: its parameters go beyond 1e+09: allowed is less")]
+    assert clients.refused == [("c1", "c1: its parameters go beyond 1e+09: must be less")]
     assert np.isfinite(weights(outcome)["weight"]).all()
 
 
@@ -278,10 +278,10 @@ def test_a_round_without_a_quorum_fails_and_says_how_many_are_needed(tmp_path: P
     ("spoil", "reason"),
     [
         (lambda a: replace(a, arrays={k: v * np.nan for k, v in a.arrays.items()}), "holds NaN or Inf"),
-        (lambda a: replace(a, arrays={k: v[:1] for k, v in a.arrays.items()}), "is float32 [1, 3]: allowed is"),
-        (lambda a: changed(a, ensemble="other"), "c1: it answers for ensemble 'other': allowed is"),
-        (lambda a: changed(a, round=5), "c1: it answers round 5: allowed is 1"),
-        (lambda a: changed(a, examples=0), "c1: examples is 0: allowed is a whole number from 1"),
+        (lambda a: replace(a, arrays={k: v[:1] for k, v in a.arrays.items()}), "is float32 [1, 3]: must be"),
+        (lambda a: changed(a, ensemble="other"), "c1: it answers for ensemble 'other': must be"),
+        (lambda a: changed(a, round=5), "c1: it answers round 5: must be 1"),
+        (lambda a: changed(a, examples=0), "c1: examples is 0: must be a whole number from 1"),
     ],
 )
 def test_an_answer_that_cannot_be_used_costs_that_answer(tmp_path: Path, spoil: Any, reason: str) -> None:

@@ -81,7 +81,7 @@ def test_a_torn_file_counts_as_nothing(tmp_path: Path) -> None:
 
 
 def test_a_run_id_that_is_a_path_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UploadError, match="the server's run-id is '../../etc': allowed are 32 hexadecimal digits"):
+    with pytest.raises(UploadError, match="the server's run-id is '../../etc': must be 32 hexadecimal digits"):
         LogitCache(str(tmp_path), "../../etc", "alice")
 
 
@@ -116,7 +116,7 @@ def test_held_out_per_class_takes_the_share_of_each() -> None:
 
 def test_held_out_of_nothing_is_nothing_and_a_whole_share_is_refused() -> None:
     assert [len(part) for part in held_out(0, client="a", seed=0)] == [0, 0]
-    with pytest.raises(OptionError, match="the share of examples to keep is 1.0: allowed is a number from 0, below 1"):
+    with pytest.raises(OptionError, match="the share of examples to keep is 1.0: must be a number from 0, below 1"):
         held_out(5, client="a", seed=0, share=1.0)
 
 
@@ -157,7 +157,7 @@ def test_an_ensemble_whose_name_is_a_path_is_refused(tmp_path: Path, step: str) 
 
     said, _ = respond(facts, {}, DirectClients(tmp_path).local("c0"))
 
-    assert said["error"] == "the server's ensemble is '../../../victim': allowed are 64 hexadecimal digits"
+    assert said["error"] == "the server's ensemble is '../../../victim': must be 64 hexadecimal digits"
 
 
 def test_what_a_client_s_own_code_lacks_is_not_blamed_on_the_server(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def test_features_tune_the_last_layer_alone() -> None:
 
 
 def test_features_are_refused_where_last_layers_differ() -> None:
-    with pytest.raises(OptionError, match=r"c1: 80 to 4.*: allowed are equal numbers of features"):
+    with pytest.raises(OptionError, match=r"c1: 80 to 4.*: must be equal numbers of features"):
         METHOD.fit(job(replace(SMALL, level="features"), kinds=("net", "other", "net")), Silent())
 
 
@@ -87,9 +87,9 @@ def test_images_need_sides_in_fours_and_features_a_last_layer() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"adversarial_weight": 0.0, "ce_weight": 0.0, "diversity_weight": 0.0}, "are all 0: allowed is at least one"),
-        ({"generator_width": 7}, "'flboost.generator-width' is 7: allowed is an even number"),
-        ({"level": "features", "augmentation": "crop-flip"}, "allowed is 'none', or the level 'images'"),
+        ({"adversarial_weight": 0.0, "ce_weight": 0.0, "diversity_weight": 0.0}, "are all 0: must be at least one"),
+        ({"generator_width": 7}, "'flboost.generator-width' is 7: must be an even number"),
+        ({"level": "features", "augmentation": "crop-flip"}, "must be 'none', or the level 'images'"),
         ({"discrepancy": "l2"}, "'flboost.discrepancy' is 'l2'"),
         ({"batch_size": 1}, "'flboost.batch-size' is 1"),
     ],

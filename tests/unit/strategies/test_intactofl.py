@@ -163,9 +163,7 @@ def test_gate_that_looks_at_images_is_fens_s_and_resumes_with_its_dropout() -> N
 def test_gate_that_looks_at_images_refuses_small_ones_before_the_clients_work() -> None:
     assert METHOD.check is not None
     METHOD.check(replace(tiny_job(SMALL), uploads=()))
-    said = (
-        "setting 'intactofl.gate' is 'image', which looks at images, and the input is 2 x 8 x 8: allowed is at least 16"
-    )
+    said = "setting 'intactofl.gate' is 'image', which looks at images, and the input is 2 x 8 x 8: must be at least 16"
     with pytest.raises(OptionError, match=said):
         METHOD.check(replace(tiny_job(replace(SMALL, gate="image")), uploads=()))
 

@@ -161,7 +161,7 @@ def test_a_comparison_that_has_finished_does_no_work_and_one_with_more_does_the_
     assert [cell["weights_sha256"] for cell in more["cells"][:2]] == [
         cell["weights_sha256"] for cell in reversed(first["cells"])
     ]
-    with pytest.raises(OptionError, match=r"out compares with dense.epochs=not set, now it is 9: allowed are the"):
+    with pytest.raises(OptionError, match=r"out compares with dense.epochs=not set, now it is 9: must be the"):
         compared(run, methods="fedens,dense", out=tmp_path / "out", overrides={"dense.epochs": 9})
 
 
@@ -224,7 +224,7 @@ def test_a_folder_s_earlier_methods_stay_in_the_table_and_other_settings_are_ref
     assert ran == [("fedens", "run", 0), ("dense", "run", 0)]
     refused = oneshot("compare", run, "--methods", "dense", "--set", "dense.latent=6", "--out", out)
     assert refused.exit_code == 1
-    assert "compares with dense.latent=5, now it is 6: allowed are the settings it began with" in refused.output
+    assert "compares with dense.latent=5, now it is 6: must be the settings it began with" in refused.output
 
 
 def test_settings_of_a_comparison_need_not_be_named_again(run_folder: MakeRun, ran: list[Any], tmp_path: Path) -> None:
@@ -252,12 +252,12 @@ def test_schedules_when_scaled_are_told_under_the_table(run_folder: MakeRun, ran
     ("how", "message"),
     [
         ({"methods": "fedens,fedprox"}, "unknown method 'fedprox': known are"),
-        ({"methods": "fedens,dense,fedens"}, "--methods names 'fedens' twice: allowed is each method once"),
-        ({"methods": " , "}, "--methods is ' , ': allowed are names of methods, or 'all' alone"),
-        ({"methods": "all,dense"}, "--methods is 'all,dense': allowed are names of methods, or 'all' alone"),
+        ({"methods": "fedens,dense,fedens"}, "--methods names 'fedens' twice: must be each method once"),
+        ({"methods": " , "}, "--methods is ' , ': must be names of methods, or 'all' alone"),
+        ({"methods": "all,dense"}, "--methods is 'all,dense': must be names of methods, or 'all' alone"),
         ({"overrides": {"method": "dense"}}, "setting 'method' is 'dense': methods are named by --methods"),
-        ({"overrides": {"seed": "x"}}, "setting 'seed' is 'x': allowed is a whole number at least 0"),
-        ({"overrides": {"seed": -1}}, "setting 'seed' is -1: allowed is"),
+        ({"overrides": {"seed": "x"}}, "setting 'seed' is 'x': must be a whole number at least 0"),
+        ({"overrides": {"seed": -1}}, "setting 'seed' is -1: must be"),
         ({"methods": "dense", "overrides": {"dense.epochs": 0}}, "'dense.epochs' is 0"),
         ({"methods": "all", "overrides": {"dense.epochs": 0}}, "'dense.epochs' is 0"),
     ],
@@ -284,7 +284,7 @@ def changed(run: Path, **facts: Any) -> None:
 @pytest.mark.parametrize(
     ("facts", "message"),
     [
-        ({"num-classes": 11}, "has number of classes 11, .* has 10: allowed are runs with the same"),
+        ({"num-classes": 11}, "has number of classes 11, .* has 10: must be runs with the same"),
         ({"input-shape": [1, 32, 32]}, r"has input shape \[1, 32, 32\], .* has \[1, 16, 16\]"),
         ({"settings": {"data.name": "mnist"}}, "has data set 'mnist', .* has 'digits'"),
         ({"settings": None}, "has data set None, .* has 'digits'"),

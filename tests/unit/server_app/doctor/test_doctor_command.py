@@ -99,7 +99,7 @@ def test_doctor_of_a_node_names_what_is_wrong_with_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["node", "--superlink", "https://a"], "allowed is HOST:PORT"),
+        (["node", "--superlink", "https://a"], "must be HOST:PORT"),
         (["server", "--run-config", "data.nane=x"], "data.nane"),
         (["server", "--certificates", "a,b"], "--certificates is 'a,b'"),
         (["--expect", "absent.json"], "cannot be read"),

@@ -53,7 +53,7 @@ def test_data_that_are_absent_are_an_error_and_nothing_is_downloaded(tmp_path: P
 def test_a_part_that_there_is_not_is_an_error_that_says_so() -> None:
     (finding,) = data.node_data(DIGITS, NodeConfig.of('client="a" partition-id=3 num-partitions=2'))
 
-    assert (finding.level, finding.found) == ("error", "partition-id is 3: allowed is 0 to 1")
+    assert (finding.level, finding.found) == ("error", "partition-id is 3: must be 0 to 1")
 
 
 def test_architectures_have_to_take_the_examples() -> None:

@@ -150,7 +150,7 @@ def test_a_port_is_free_or_a_superlink_s_or_somebody_else_s(keys: Path) -> None:
     "text", ["server", "https://server:9092", "server:port", "server:0", ":9092", "server:70000", "server:²"]
 )
 def test_an_address_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(OptionError, match="allowed is HOST:PORT"):
+    with pytest.raises(OptionError, match="must be HOST:PORT"):
         Address.of(text)
 
 

@@ -132,5 +132,5 @@ def test_a_node_key_that_flower_would_refuse_is_an_error(tmp_path: Path) -> None
 def test_the_option_for_certificates_takes_a_folder_or_three_files() -> None:
     assert ServerFiles.of("keys").key == Path("keys/server.key")
     assert ServerFiles.of("a, b ,c") == ServerFiles(Path("a"), Path("b"), Path("c"))
-    with pytest.raises(OptionError, match="allowed are a folder that holds"):
+    with pytest.raises(OptionError, match="must be a folder that holds"):
         ServerFiles.of("a,b")

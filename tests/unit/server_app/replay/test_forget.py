@@ -54,9 +54,7 @@ def test_forgetting_from_a_run_that_forgot_already_forgets_both(run_folder: Make
 def test_forgetting_a_client_that_has_no_upload_is_refused_by_name(run_folder: MakeRun) -> None:
     run = run_folder()
 
-    with pytest.raises(
-        OptionError, match="--client client-009: no such upload in .*allowed are client-000, client-001"
-    ):
+    with pytest.raises(OptionError, match="--client client-009: no such upload in .*must be client-000, client-001"):
         forget_settings(run, ["client-009"], stored(run))
 
 
@@ -88,7 +86,7 @@ def test_adopting_again_after_a_crash_takes_what_is_missing_only(tmp_path: Path,
 def test_too_few_that_are_left_are_refused(tmp_path: Path, run_folder: MakeRun) -> None:
     run = run_folder()
 
-    with pytest.raises(OptionError, match="1 uploads are left in .*, and 'min-uploads' is 2: allowed is less"):
+    with pytest.raises(OptionError, match="1 uploads are left in .*, and 'min-uploads' is 2: must be less"):
         adopted(tmp_path, run, "client-000,client-001")
 
 
@@ -171,7 +169,7 @@ def test_another_aggregator_on_the_uploads_of_a_run_is_allowed(run_folder: MakeR
         ({"data.alpha": 0.7}, "setting 'data.alpha' is 0.7, but the run whose uploads these are was made with 0.3"),
         ({"seed": 4}, "setting 'seed' is 4, but the run whose uploads these are was made with 0"),
         ({"fens.holdout": 0.3}, "setting 'fens.holdout' is 0.3, but the clients of .* kept 0.1 from training"),
-        ({"clients": 9}, "--num-supernodes is 9: allowed is 3"),
+        ({"clients": 9}, "--num-supernodes is 9: must be 3"),
     ],
 )
 def test_settings_by_which_clients_would_hold_other_examples_are_refused(

@@ -180,7 +180,7 @@ def test_keys_of_the_whole_map_hold_for_every_file_without_its_own(imported: Imp
 def test_prefixes_that_make_two_names_one_are_refused(imported: Import, models: Path) -> None:
     torch.save({"x.fc": torch.ones(1), "y.fc": torch.ones(1)}, models / "b.pt")
 
-    with pytest.raises(UploadError, match=r"b.pt: tensors 'x.fc' and 'y.fc' both become 'fc'; allowed is one name"):
+    with pytest.raises(UploadError, match=r"b.pt: tensors 'x.fc' and 'y.fc' both become 'fc'; must be one name"):
         imported('["b.pt".keys]\n"x." = ""\n"y." = ""')
 
 
@@ -235,17 +235,17 @@ FIT = "tensors do not fit architecture 'lenet5': "
 BAD = {
     "malicious": "cannot be read as weights: it is a pickle that asks for 'posix.mkdir', which is no tensor; nothing",
     "module": "cannot be read as weights: it is a pickle that asks for 'torch.nn.modules.linear.Linear'",
-    "text": "cannot be read as weights: it is damaged, or no file of torch.save: allowed is a .safetensors file, or",
-    "truncated": "cannot be read as weights: it is damaged, or no file of torch.save: allowed is",
-    "numbers": "holds dict in which 'a' is int: allowed is a state_dict, name -> tensor",
+    "text": "cannot be read as weights: it is damaged, or no file of torch.save: must be a .safetensors file, or",
+    "truncated": "cannot be read as weights: it is damaged, or no file of torch.save: must be",
+    "numbers": "holds dict in which 'a' is int: must be a state_dict, name -> tensor",
     "extra": f"{FIT}missing nothing; not expected head.weight",
     "missing": f"{FIT}missing conv1.bias, conv1.weight, conv2.bias, conv2.weight;",
     "shape": rf"{FIT}conv1.weight is float32\[1, .*\], expected is float32\[6, .*\], conv1.bias is float32\[3\], exp",
     "whole": rf"{FIT}conv1.weight is int64\[6, .*\], expected is float32\[6,",
     "sparse": rf"{FIT}fc1.weight is float32 and no dense tensor, expected is float32\[",
     "expanded": rf"{FIT}conv1.weight is float32\[1125899906842624\], expected is",
-    "nan": "tensor 'conv1.weight' holds NaN or Inf; allowed are finite values",
-    "overflow": "tensor 'conv1.weight' holds NaN or Inf; allowed are finite values",
+    "nan": "tensor 'conv1.weight' holds NaN or Inf; must be finite values",
+    "overflow": "tensor 'conv1.weight' holds NaN or Inf; must be finite values",
 }
 
 
@@ -321,7 +321,7 @@ def test_files_when_larger_than_an_upload_may_be_are_not_read(
         (models / other).unlink()
     monkeypatch.setattr("server_app.replay.imports.read_checkpoint", lambda path: pytest.fail(f"{path} is read"))
 
-    with pytest.raises(UploadError, match=r"b.pt: its contents are 4.0 MiB, allowed are 1.0 MiB \(max-upload-mib\)"):
+    with pytest.raises(UploadError, match=r"b.pt: its contents are 4.0 MiB, must be 1.0 MiB \(max-upload-mib\)"):
         imported(settings={"max-upload-mib": 1.0})
 
 
@@ -330,7 +330,7 @@ def test_weights_when_larger_than_an_upload_may_be_are_refused(imported: Import,
         file.unlink()
     torch.save({key: value.half() for key, value in state_of("lenet5", 1).items()}, models / "b.pt")
 
-    with pytest.raises(UploadError, match=r"b.pt: its weights are 0.2 MiB, allowed are 0.1 MiB \(max-upload-mib\)"):
+    with pytest.raises(UploadError, match=r"b.pt: its weights are 0.2 MiB, must be 0.1 MiB \(max-upload-mib\)"):
         imported(settings={"max-upload-mib": 0.12})
 
 
@@ -338,30 +338,30 @@ def test_weights_when_larger_than_an_upload_may_be_are_refused(imported: Import,
     ("text", "message"),
     [
         ("[a", "map .*map.toml is not TOML"),
-        ('["x.pt"]', "map.toml names 'x.pt': allowed are the checkpoints a.safetensors, b.pt, c.pth$"),
-        ("[b.pt]", r"map.toml names 'b': allowed are the checkpoints .*; names with dots are quoted, \[\"b.pt\"\]"),
-        ('"b.pt" = 3', "map.toml: 'b.pt' is int: allowed is a table of facts"),
-        ("keys = 3", "map.toml: 'keys' is int: allowed is a table of facts"),
+        ('["x.pt"]', "map.toml names 'x.pt': must be the checkpoints a.safetensors, b.pt, c.pth$"),
+        ("[b.pt]", r"map.toml names 'b': must be the checkpoints .*; names with dots are quoted, \[\"b.pt\"\]"),
+        ('"b.pt" = 3', "map.toml: 'b.pt' is int: must be a table of facts"),
+        ("keys = 3", "map.toml: 'keys' is int: must be a table of facts"),
         (
             '["b.pt"]\nnum_examples = 3',
-            r"\[\"b.pt\"\]: has 'num_examples': allowed are name, architecture",
+            r"\[\"b.pt\"\]: has 'num_examples': must be name, architecture",
         ),
-        ('["b.pt"]\narchitecture = "lenet"', "architecture is 'lenet': allowed are lenet5, "),
-        ('["b.pt"]\narchitecture = "cnn5"', "architecture is 'cnn5': allowed are lenet5, "),
-        ('["b.pt"]\nname = "a b"', "name is 'a b': allowed are names that match"),
-        ('["b.pt"]\nname = "a"', "a.safetensors and b.pt both give the client name 'a': allowed is one file per name"),
-        ('["b.pt"]\nnum-examples = 0', "num-examples is 0: allowed is a positive whole number"),
-        ('["b.pt"]\nnum-examples = true', "num-examples is True: allowed is a positive whole number"),
-        ('["b.pt"]\nnum-examples = "many"', "num-examples is 'many': allowed is a positive whole number"),
-        ('["b.pt"]\nlabel-counts = [1, 2]', r"label-counts is \[1, 2\]: allowed are 10 whole numbers from 0"),
-        ('["b.pt"]\nlabel-counts = [1,1,1,1,1,1,1,1,1,-1]', "label-counts is .*: allowed are 10 whole numbers from 0"),
+        ('["b.pt"]\narchitecture = "lenet"', "architecture is 'lenet': must be lenet5, "),
+        ('["b.pt"]\narchitecture = "cnn5"', "architecture is 'cnn5': must be lenet5, "),
+        ('["b.pt"]\nname = "a b"', "name is 'a b': must be names that match"),
+        ('["b.pt"]\nname = "a"', "a.safetensors and b.pt both give the client name 'a': must be one file per name"),
+        ('["b.pt"]\nnum-examples = 0', "num-examples is 0: must be a positive whole number"),
+        ('["b.pt"]\nnum-examples = true', "num-examples is True: must be a positive whole number"),
+        ('["b.pt"]\nnum-examples = "many"', "num-examples is 'many': must be a positive whole number"),
+        ('["b.pt"]\nlabel-counts = [1, 2]', r"label-counts is \[1, 2\]: must be 10 whole numbers from 0"),
+        ('["b.pt"]\nlabel-counts = [1,1,1,1,1,1,1,1,1,-1]', "label-counts is .*: must be 10 whole numbers from 0"),
         (
             '["b.pt"]\nnum-examples = 9\nlabel-counts = [1,1,1,1,1,1,1,1,1,1]',
             "label-counts sum to 10, but num-examples is 9",
         ),
-        ('["b.pt"]\nlabel-counts = [0,0,0,0,0,0,0,0,0,0]', "the sum of .* label-counts is 0: allowed is a positive"),
-        ('["b.pt"]\nkeys = "x"', "keys is str: allowed is a table, old prefix -> new prefix"),
-        ("[keys]\nnet.layers = ''", "keys has 'net' = dict: allowed are texts, .* prefixes with dots are quoted"),
+        ('["b.pt"]\nlabel-counts = [0,0,0,0,0,0,0,0,0,0]', "the sum of .* label-counts is 0: must be a positive"),
+        ('["b.pt"]\nkeys = "x"', "keys is str: must be a table, old prefix -> new prefix"),
+        ("[keys]\nnet.layers = ''", "keys has 'net' = dict: must be texts, .* prefixes with dots are quoted"),
     ],
 )
 def test_a_wrong_map_is_refused_in_one_line_whether_bad_files_are_skipped_or_not(
@@ -407,19 +407,19 @@ def test_a_folder_without_checkpoints_is_refused(imported: Import, tmp_path: Pat
     (tmp_path / "empty" / "below.pt").mkdir(parents=True)
     (tmp_path / "empty" / ".hidden.pt").touch()
 
-    with pytest.raises(OptionError, match=r"empty holds no checkpoints: allowed are files that end in .safetensors, "):
+    with pytest.raises(OptionError, match=r"empty holds no checkpoints: must be files that end in .safetensors, "):
         imported(folder=tmp_path / "empty")
-    with pytest.raises(OptionError, match="absent is no folder: allowed is one that holds checkpoints"):
+    with pytest.raises(OptionError, match="absent is no folder: must be one that holds checkpoints"):
         imported(folder=tmp_path / "absent")
 
 
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ({"architecture": "lenet"}, "--architecture is 'lenet': allowed are lenet5, "),
+        ({"architecture": "lenet"}, "--architecture is 'lenet': must be lenet5, "),
         ({"architecture": "cnn5"}, "'cnn5', which does not take images of shape"),
-        ({"settings": {"model.name": "mnist-cnn"}}, "'model.name' is 'mnist-cnn': allowed is that of --architecture, "),
-        ({"settings": {"resume": "x"}}, "'resume' is 'x': allowed is none"),
+        ({"settings": {"model.name": "mnist-cnn"}}, "'model.name' is 'mnist-cnn': must be that of --architecture, "),
+        ({"settings": {"resume": "x"}}, "'resume' is 'x': must be none"),
         ({"settings": {"data.name": "x"}}, "'data.name' is 'x'"),
     ],
 )
@@ -434,7 +434,7 @@ def test_a_run_folder_that_holds_something_is_refused_and_an_empty_one_taken(imp
     (tmp_path / "market").mkdir()
     imported()
 
-    with pytest.raises(StoreError, match="market holds something: allowed is a new folder, or an empty one"):
+    with pytest.raises(StoreError, match="market holds something: must be a new folder, or an empty one"):
         imported()
 
     assert imported(out=None, settings={"run-dir": str(tmp_path / "new" / "place")})["run_dir"].endswith("new/place")

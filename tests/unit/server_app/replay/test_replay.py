@@ -124,7 +124,7 @@ def test_a_folder_without_uploads_is_refused_by_name(run_folder: MakeRun, tmp_pa
     replay = Path(replayed(run, "fedens")["run_dir"])
     (run / "uploads.jsonl").write_text("")
 
-    with pytest.raises(StoreError, match=f"{run} holds no uploads; allowed is a run folder with at least one"):
+    with pytest.raises(StoreError, match=f"{run} holds no uploads; must be a run folder with at least one"):
         replayed(run, "fedens")
     with pytest.raises(StoreError, match=f"{replay} holds no uploads: it is a replay of {run}"):
         replayed(replay, "fedens")
@@ -361,7 +361,7 @@ def test_the_seed_of_another_project_s_run_can_be_another_which_is_kept(foreign:
     assert again["weights_sha256"] == other["weights_sha256"]
     with pytest.raises(OptionError, match="'seed' is 6, but the run to resume began with 5"):
         replayed(run, resume=Path(other["run_dir"]), model="foreign_net:Net", seed=6)
-    with pytest.raises(OptionError, match="'seed' is 'x': allowed is a whole number"):
+    with pytest.raises(OptionError, match="'seed' is 'x': must be a whole number"):
         replayed(run, "dense", model="foreign_net:Net", seed="x")
 
 
@@ -405,7 +405,7 @@ def test_a_replay_of_another_project_s_run_that_was_cut_off_goes_on_with_its_opt
         ("fedens", "foreign_net", {}, "is a run of another project"),
         ("fedens", "absent_module:Net", {}, "--model 'absent_module:Net' cannot be imported: No module named"),
         ("fedens", "foreign_net:Nut", {}, "--model 'foreign_net:Nut' cannot be imported: .*Nut"),
-        ("fedens", "foreign_net:NUMBER", {}, "--model 'foreign_net:NUMBER' is int: allowed is a callable"),
+        ("fedens", "foreign_net:NUMBER", {}, "--model 'foreign_net:NUMBER' is int: must be a callable"),
         ("fedprox", "foreign_net:Net", {}, "unknown method 'fedprox'"),
         ("dense", "foreign_net:Net", {"data__alpha": 0.1}, "unknown setting 'data.alpha'"),
         ("dense", "foreign_net:Net", {"dense__epochs": 0}, "'dense.epochs' is 0"),

@@ -130,5 +130,5 @@ def test_attacks_when_they_cannot_be_are_refused_before_anything_starts(small: d
         check_needs_of_settings(settings(method="iterative", attack__kind="copy", attack__clients="client-001"))
     check_needs_of_settings(settings(method="iterative", attack__kind="label-flip", attack__clients="client-001"))
     chosen = settings(attack__kind="backdoor", attack__clients="client-001", attack__target=10)
-    with pytest.raises(OptionError, match="'attack.target' is 10: allowed is 0 to 9"):
+    with pytest.raises(OptionError, match="'attack.target' is 10: must be 0 to 9"):
         build_job(chosen, open_half(chosen, "test"), None)

@@ -63,7 +63,7 @@ def test_a_replay_with_exclude_leaves_the_suspect_out_and_tells_it_everywhere(ru
     ("settings", "said"),
     [
         ({"method": "iterative"}, "allowed with method 'iterative' is 'off'"),
-        ({"uploads": "somewhere"}, "'uploads' 'somewhere': allowed is 'off'"),
+        ({"uploads": "somewhere"}, "'uploads' 'somewhere': must be 'off'"),
     ],
 )
 def test_a_gatekeeper_where_nothing_is_uploaded_once_is_refused(settings: dict[str, Any], said: str) -> None:
@@ -72,7 +72,7 @@ def test_a_gatekeeper_where_nothing_is_uploaded_once_is_refused(settings: dict[s
 
 
 def test_a_policy_that_there_is_not_is_refused_by_its_key() -> None:
-    with pytest.raises(OptionError, match=r"'gatekeeper\.policy' is 'shoot': allowed is one of 'off', 'warn'"):
+    with pytest.raises(OptionError, match=r"'gatekeeper\.policy' is 'shoot': must be one of 'off', 'warn'"):
         read_settings({"gatekeeper.policy": "shoot"})
 
 

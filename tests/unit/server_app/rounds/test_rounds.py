@@ -216,10 +216,10 @@ def test_runs_that_cannot_be_compared_are_refused_in_one_line(run_of_rounds: Mak
         folder.round(1).record({"epoch": 1, "accuracy": 50.0})
 
     for runs, line in {
-        (run, same): "have the same settings and the same seed, 0: allowed is one run per setting and seed",
+        (run, same): "have the same settings and the same seed, 0: must be one run per setting and seed",
         (run, other): "has data set 'mnist'",
         (run, run): "is named twice",
-        (untested,): "has no accuracy of a round with its clients: allowed are runs in rounds",
+        (untested,): "has no accuracy of a round with its clients: must be runs in rounds",
         (run, one_shot): f"{one_shot} has no accuracy of a round with its clients",
         (tmp_path,): "no run folder",
     }.items():
@@ -232,7 +232,7 @@ def test_runs_that_cannot_be_compared_are_refused_in_one_line(run_of_rounds: Mak
 
 @pytest.mark.parametrize("text", ["x", "75,", "0", "75,101", "nan", "-5"])
 def test_targets_that_are_no_accuracies_are_refused(text: str) -> None:
-    with pytest.raises(OptionError, match="allowed are accuracies in % above 0 and at most 100"):
+    with pytest.raises(OptionError, match="must be accuracies in % above 0 and at most 100"):
         read_targets(text)
 
 

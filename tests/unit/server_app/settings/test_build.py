@@ -107,11 +107,11 @@ def test_the_job_has_the_data_set_s_shape_and_the_settings() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"model.student": "cnn5"}, r"'model.student' is 'cnn5', .* images of shape \(1, 16, 16\): allowed are lenet5"),
+        ({"model.student": "cnn5"}, r"'model.student' is 'cnn5', .* images of shape \(1, 16, 16\): must be lenet5"),
         ({"model.per-client": "lenet5,cnn5"}, r"'model.per-client' is 'cnn5', .* shape \(1, 16, 16\)"),
         (
             {"data.law": "classes", "data.classes-per-client": 11},
-            "'data.classes-per-client' is 11: allowed is at most 10",
+            "'data.classes-per-client' is 11: must be at most 10",
         ),
     ],
 )
@@ -239,7 +239,7 @@ def test_the_strategy_when_the_folder_to_resume_is_none_is_refused(tmp_path: Pat
     settings = read_settings({"resume": str(tmp_path)})
     images, split = held_out(settings)
 
-    with pytest.raises(OptionError, match=f"'resume' is '{tmp_path}': allowed is the folder of a run"):
+    with pytest.raises(OptionError, match=f"'resume' is '{tmp_path}': must be the folder of a run"):
         build_strategy(settings, build_job(settings, split, images))
 
 
@@ -299,11 +299,11 @@ def write_images(root: Path) -> None:
 def test_a_method_that_needs_proxy_images_when_none_are_named_is_refused_before_anything_starts() -> None:
     with pytest.raises(OptionError, match="'feddf' needs that the server holds .*'data.proxy', .*or 'data.proxy-name'"):
         check_before_start(read_settings({"method": "feddf"}), 5)
-    with pytest.raises(OptionError, match="here it holds images of shape .*allowed are at least 2"):
+    with pytest.raises(OptionError, match="here it holds images of shape .*must be at least 2"):
         check_before_start(read_settings({"method": "feddf", "data.proxy": 0.001}), 5)
 
     check_before_start(read_settings({"method": "feddf", "data.proxy": 0.2}), 5)
-    with pytest.raises(OptionError, match="--num-supernodes is 131: allowed is at most 130") as error:
+    with pytest.raises(OptionError, match="--num-supernodes is 131: must be at most 130") as error:
         check_before_start(read_settings({"data.proxy": 0.9}), 131)
     assert "\n" not in str(error.value)
 
@@ -317,7 +317,7 @@ def test_domains_when_clients_are_not_as_many_are_refused_before_anything_starts
     given = {"data.name": "pacs", "data.law": "domains", "data.left-out": "cartoon", "data.image-size": 32}
     settings = read_settings({**given, "data.root": str(tmp_path), "model.name": "cnn5"})
 
-    with pytest.raises(OptionError, match=f"{clients} clients where 'data.law' is 'domains': allowed is 3") as error:
+    with pytest.raises(OptionError, match=f"{clients} clients where 'data.law' is 'domains': must be 3") as error:
         check_before_start(settings, clients)
 
     assert "\n" not in str(error.value)

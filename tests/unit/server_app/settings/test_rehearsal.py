@@ -37,17 +37,17 @@ def test_nodes_of_deploy_pass_the_check() -> None:
 
 def test_more_clients_than_nodes_are_refused(tmp_path: Path) -> None:
     nodes = write(tmp_path, a="partition-id = 0", b='checkpoint = "m.pt"')
-    with pytest.raises(OptionError, match=r"--num-supernodes is 3: allowed is at most 2, the nodes of"):
+    with pytest.raises(OptionError, match=r"--num-supernodes is 3: must be at most 2, the nodes of"):
         check_before_start(settings(nodes), 3)
 
 
 @pytest.mark.parametrize(
     ("node", "line"),
     [
-        ('partition-id = 0\narchitecture = "resnet99"', "node b: architecture is 'resnet99': allowed are lenet5"),
-        ("partition-id = 2\nnum-partitions = 2", "node b: partition-id is 2: allowed is 0 to 1"),
-        ("partition-id = 1", "node b: partition-id is 1: allowed is 0 to 0"),
-        ("partition-id = 0\nnum-partitions = 301", "--num-supernodes is 301: allowed is at most 300"),
+        ('partition-id = 0\narchitecture = "resnet99"', "node b: architecture is 'resnet99': must be lenet5"),
+        ("partition-id = 2\nnum-partitions = 2", "node b: partition-id is 2: must be 0 to 1"),
+        ("partition-id = 1", "node b: partition-id is 1: must be 0 to 0"),
+        ("partition-id = 0\nnum-partitions = 301", "--num-supernodes is 301: must be at most 300"),
     ],
 )
 def test_node_that_cannot_be_is_refused(tmp_path: Path, node: str, line: str) -> None:

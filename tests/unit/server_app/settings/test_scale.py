@@ -59,7 +59,7 @@ def test_scale_when_it_is_one_is_said_nowhere() -> None:
 
 @pytest.mark.parametrize("value", [0.0, 1.5, -1.0])
 def test_scale_when_it_would_not_shorten_is_refused(value: float) -> None:
-    with pytest.raises(OptionError, match=f"'scale' is {value}: allowed is a number greater than 0.0 and at most 1.0"):
+    with pytest.raises(OptionError, match=f"'scale' is {value}: must be a number greater than 0.0 and at most 1.0"):
         read_settings({"scale": value})
 
 

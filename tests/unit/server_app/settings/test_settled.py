@@ -64,7 +64,7 @@ def test_a_setting_that_a_replay_cannot_follow_is_refused_in_one_line(
 ) -> None:
     run = run_folder()
 
-    with pytest.raises(OptionError, match=f"'{key}' is {value!r}, but the run was made with .*: allowed is that value"):
+    with pytest.raises(OptionError, match=f"'{key}' is {value!r}, but the run was made with .*: must be that value"):
         replayed(run, "fedens", {key: value})
 
     assert list(run.parent.iterdir()) == [run]
@@ -121,7 +121,7 @@ def test_a_run_older_than_the_share_is_replayed(run_folder: MakeRun) -> None:
     assert replayed(run, "fedens", {})["status"] == "finished"
     with pytest.raises(OptionError, match="'data.proxy' is 0.2"):
         replayed(run, "feddf", {"data.proxy": 0.2})
-    with pytest.raises(OptionError, match="'feddf' needs that .* allowed is 'data.proxy'"):
+    with pytest.raises(OptionError, match="'feddf' needs that .* must be 'data.proxy'"):
         replayed(run, "feddf", {})
     assert "data.proxy" in default_settings()
 

@@ -122,8 +122,8 @@ def test_a_state_that_was_stored_goes_on_with_the_same_bits() -> None:
         ([], "weights of 0 updates sum to 0"),
         ([(params(1.0, 1.0), 0)], "weights of 1 updates sum to 0"),
         ([(params(1.0, math.nan), 1)], "'weight' holds NaN"),
-        ([(params(1.0), 1)], r"float32 \[1\]: allowed is float32 \[2\]"),
-        ([(params(1.0, 1.0), 1), ({"bias": np.ones(2, np.float32)}, 1)], r"\['bias'\]: allowed are \['weight'\]"),
+        ([(params(1.0), 1)], r"float32 \[1\]: must be float32 \[2\]"),
+        ([(params(1.0, 1.0), 1), ({"bias": np.ones(2, np.float32)}, 1)], r"\['bias'\]: must be \['weight'\]"),
     ],
 )
 def test_updates_that_cannot_be_averaged_are_refused(updates: list[tuple[Params, float]], said: str) -> None:

@@ -80,7 +80,7 @@ def test_aggregator_for_two_classes_is_the_form_for_them(name: str, classes: int
 def test_aggregator_for_a_name_that_cannot_be_is_refused_in_one_line() -> None:
     with pytest.raises(OptionError, match="unknown aggregator 'median': known are average, weighted"):
         aggregator_for("median", 10)
-    with pytest.raises(OptionError, match="'two-class-nn' is for 2 classes, and there are 10: allowed are average,"):
+    with pytest.raises(OptionError, match="'two-class-nn' is for 2 classes, and there are 10: must be average,"):
         aggregator_for("two-class-nn", 10)
 
 
@@ -329,10 +329,10 @@ def test_check_params_accepts_its_own_form() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({}, r"are \[\]: allowed are \['weight'\]"),
+        ({}, r"are \[\]: must be \['weight'\]"),
         ({"weight": array(1, 2), "bias": array(1)}, r"\['bias', 'weight'\]"),
-        ({"weight": array(1, 2, 3)}, r"is float32 \[3\]: allowed is float32 \[2\]"),
-        ({"weight": np.ones(2)}, r"is float64 \[2\]: allowed is float32 \[2\]"),
+        ({"weight": array(1, 2, 3)}, r"is float32 \[3\]: must be float32 \[2\]"),
+        ({"weight": np.ones(2)}, r"is float64 \[2\]: must be float32 \[2\]"),
         ({"weight": array(1, math.nan)}, "NaN or Inf"),
         ({"weight": array(1, math.inf)}, "NaN or Inf"),
     ],

@@ -135,7 +135,7 @@ def test_a_combiner_has_no_parameter_that_an_optimiser_would_find(name: str) -> 
 @pytest.mark.parametrize("name", ["linear", "per-class", "nn", "voting", "two-class-weighted", "two-class-nn"])
 def test_build_with_a_tensor_of_other_dimensions_is_refused(name: str) -> None:
     weights = {key: value[None] for key, value in BUILT[name].state_dict().items()}
-    with pytest.raises(ValueError, match=r"allowed is \d-d"):
+    with pytest.raises(ValueError, match=r"must be \d-d"):
         build_combiner(name, weights)
 
 

@@ -57,7 +57,7 @@ def test_logits_of_any_size_give_finite_logits_and_gradients() -> None:
 
 @pytest.mark.parametrize(("weight", "bias"), [((3, 12), 2), ((3, 11), 3), ((2, 12), 3)])
 def test_tensors_that_do_not_fit_are_refused(weight: tuple[int, int], bias: int) -> None:
-    with pytest.raises(ValueError, match=r"allowed are \[M, M C\] and \[M\]"):
+    with pytest.raises(ValueError, match=r"must be \[M, M C\] and \[M\]"):
         ExpertGate(torch.zeros(weight), torch.zeros(bias))
 
 

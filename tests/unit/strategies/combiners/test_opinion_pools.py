@@ -153,23 +153,23 @@ def test_defaults_are_ones_and_the_usual_smoothing(name: str) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("counts", -COUNTS, "counts of .*: allowed are finite numbers from 0, for each of 3 members"),
-        ("counts", COUNTS / 0, "counts of .*: allowed are finite"),
-        ("counts", COUNTS[0], "'counts' of .* allowed is 2-d"),
+        ("counts", -COUNTS, "counts of .*: must be finite numbers from 0, for each of 3 members"),
+        ("counts", COUNTS / 0, "counts of .*: must be finite"),
+        ("counts", COUNTS[0], "'counts' of .* must be 2-d"),
         ("weights", torch.ones(2), "weights of .* for each of 3 members"),
-        ("weights", torch.tensor([1.0, -1.0, 1.0]), "weights of .*: allowed are finite numbers from 0"),
+        ("weights", torch.tensor([1.0, -1.0, 1.0]), "weights of .*: must be finite numbers from 0"),
         ("weights", torch.tensor([1.0, torch.inf, 1.0]), "weights of"),
-        ("weights", torch.ones(3, 1), "'weights' of .* allowed is 1-d"),
-        ("temperatures", torch.tensor([1.0, 0.0, 1.0]), "temperatures of .*: allowed are 3 positive numbers"),
-        ("temperatures", torch.ones(4), "temperatures of .*: allowed are 3 positive numbers"),
+        ("weights", torch.ones(3, 1), "'weights' of .* must be 1-d"),
+        ("temperatures", torch.tensor([1.0, 0.0, 1.0]), "temperatures of .*: must be 3 positive numbers"),
+        ("temperatures", torch.ones(4), "temperatures of .*: must be 3 positive numbers"),
         ("temperatures", torch.tensor([1.0, torch.nan, 1.0]), "temperatures of"),
-        ("scales", -torch.ones(3), "scales of .*: allowed are finite numbers from 0, for each of 3 members"),
+        ("scales", -torch.ones(3), "scales of .*: must be finite numbers from 0, for each of 3 members"),
         ("scales", torch.ones(4), "scales of .* for each of 3 members"),
-        ("bias", torch.ones(1, 5), "'bias' of .* allowed is 1-d"),
-        ("bias", torch.ones(4), "bias of .*: allowed are 5 finite numbers, one per class"),
-        ("bias", torch.tensor([0.0, torch.nan, 0, 0, 0]), "bias of .*: allowed are 5 finite numbers, one per class"),
-        ("smoothing", torch.zeros(1), "smoothing of .*: allowed are 1 positive numbers"),
-        ("smoothing", torch.ones(2), "smoothing of .*: allowed are 1 positive"),
+        ("bias", torch.ones(1, 5), "'bias' of .* must be 1-d"),
+        ("bias", torch.ones(4), "bias of .*: must be 5 finite numbers, one per class"),
+        ("bias", torch.tensor([0.0, torch.nan, 0, 0, 0]), "bias of .*: must be 5 finite numbers, one per class"),
+        ("smoothing", torch.zeros(1), "smoothing of .*: must be 1 positive numbers"),
+        ("smoothing", torch.ones(2), "smoothing of .*: must be 1 positive"),
     ],
 )
 def test_tensors_that_are_no_pool_s_are_refused(name: str, key: str, value: Tensor, message: str) -> None:
@@ -251,5 +251,5 @@ def test_member_of_weight_zero_may_say_what_is_not_finite() -> None:
 
 
 def test_rule_that_is_none_is_refused() -> None:
-    with pytest.raises(ValueError, match="rule of an opinion pool is 'lgo': allowed is one of 'log', 'linear'"):
+    with pytest.raises(ValueError, match="rule of an opinion pool is 'lgo': must be one of 'log', 'linear'"):
         OpinionPool("lgo", torch.ones(2, 3))

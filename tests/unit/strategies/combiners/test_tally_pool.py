@@ -212,7 +212,7 @@ def test_row_norms_are_of_each_architecture_s_last_layer() -> None:
 
 
 def test_row_norms_of_a_model_that_does_not_end_with_its_classes_are_refused() -> None:
-    with pytest.raises(OptionError, match="has 4 outputs: allowed are 7, one per class"):
+    with pytest.raises(OptionError, match="has 4 outputs: must be 7, one per class"):
         row_norms(SILENT, BUILDERS, 7)
     with pytest.raises(OptionError, match="no linear layer"):
         row_norms(SILENT[:1], {"linear": lambda: nn.Conv2d(1, CLASSES, 6)}, CLASSES)

@@ -101,7 +101,7 @@ def observe(epoch: int, module: torch.nn.Module) -> dict[str, float]:
 
 
 def refuse(job: Job, progress: Progress) -> Outcome:
-    raise OptionError(f"setting 'toy.lr' is {job.config.lr}: allowed is 0")
+    raise OptionError(f"setting 'toy.lr' is {job.config.lr}: must be 0")
 
 
 def divide(job: Job, progress: Progress) -> Outcome:
@@ -217,7 +217,7 @@ def test_run_with_an_actor_that_always_dies_gives_up() -> None:
 def test_run_with_an_error_of_ours_raises_the_same_class_and_text() -> None:
     with pytest.raises(OptionError) as caught:
         RayActors().run(replace(TOY, fit=refuse), job(), Silent())
-    assert str(caught.value) == "setting 'toy.lr' is 0.1: allowed is 0"
+    assert str(caught.value) == "setting 'toy.lr' is 0.1: must be 0"
     assert type(caught.value) is OptionError
     assert "in refuse" in str(caught.value.__cause__)
 

@@ -85,7 +85,7 @@ def test_image_generator_equals_the_plain_form_in_both_modes() -> None:
 def test_sides_that_four_does_not_divide_and_odd_widths_are_refused() -> None:
     with pytest.raises(OptionError, match="multiples of 4"):
         ConditionalGenerator(5, 4, (1, 30, 32))
-    with pytest.raises(OptionError, match="allowed is an even number"):
+    with pytest.raises(OptionError, match="must be an even number"):
         FeatureGenerator(5, 4, 7, 9)
 
 

@@ -51,7 +51,7 @@ def test_generator_is_of_its_level() -> None:
     ],
 )
 def test_wrong_descriptions_are_refused(key: str, value: Any, allowed: str) -> None:
-    with pytest.raises(UploadError, match=f"the server's generator-{key} is .*: allowed is {allowed}"):
+    with pytest.raises(UploadError, match=f"the server's generator-{key} is .*: must be {allowed}"):
         Lent.read({**LENT.told(), f"generator-{key}": value})
 
 

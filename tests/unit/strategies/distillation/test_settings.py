@@ -31,7 +31,7 @@ def test_pool_stores_bytes_or_the_pixels_as_made() -> None:
 @pytest.mark.parametrize("cap", [0, 2])
 def test_pool_of_one_image_is_refused(cap: int) -> None:
     check_pool(PoolOptions(pool_cap=cap), "toy")
-    with pytest.raises(OptionError, match=r"'toy.pool-cap' is 1: allowed is 0 or a whole number at least 2"):
+    with pytest.raises(OptionError, match=r"'toy.pool-cap' is 1: must be 0 or a whole number at least 2"):
         check_pool(PoolOptions(pool_cap=1), "toy")
 
 

@@ -35,7 +35,7 @@ def decode(data: bytes, stype: str = "numpy.ndarray") -> np.ndarray[Any, Any]:
 GOOD = saved(VALUES)
 HEADER = "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }\n"
 BAD: dict[str, tuple[bytes, str]] = {
-    "empty": (b"", r"is 'numpy\.ndarray' beginning with b'': allowed is 'numpy\.ndarray' beginning with"),
+    "empty": (b"", r"is 'numpy\.ndarray' beginning with b'': must be 'numpy\.ndarray' beginning with"),
     "text": (b"hello, world", r"beginning with b'hello, w'"),
     "zip": (b"PK\x03\x04" + GOOD, r"beginning with b'PK"),
     "later format": (saved(VALUES, (2, 0)), r"beginning with b'\\x93NUMPY\\x02\\x00'"),
@@ -86,7 +86,7 @@ def test_decode_array_when_it_holds_objects_never_unpickles_them() -> None:
 
 @pytest.mark.parametrize("stype", ["torch.tensor", "", "pickle"])
 def test_decode_array_when_it_is_serialised_otherwise_refuses_it(stype: str) -> None:
-    with pytest.raises(UploadError, match=rf"is '{stype}' beginning with .*: allowed is 'numpy\.ndarray'"):
+    with pytest.raises(UploadError, match=rf"is '{stype}' beginning with .*: must be 'numpy\.ndarray'"):
         decode(GOOD, stype)
 
 

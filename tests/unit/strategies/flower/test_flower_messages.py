@@ -84,39 +84,39 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "many keys too many": (many_keys, r"not expected extra-00x+, extra-01x+, .* and 26 more$"),
     "shape": (tensor("4.bias", torch.zeros(5)), r"arrays\['4\.bias'\] is float32\[5\], expected is float32\[4\]"),
     "dtype": (tensor("4.bias", BIAS.double()), r"arrays\['4\.bias'\] is float64\[4\], expected is float32\[4\]"),
-    "nan": (tensor("4.bias", BIAS / 0), r"arrays\['4\.bias'\] holds NaN or Inf; allowed are finite values"),
+    "nan": (tensor("4.bias", BIAS / 0), r"arrays\['4\.bias'\] holds NaN or Inf; must be finite values"),
     "inf": (tensor("1.running_var", torch.tensor([1.0, np.inf])), r"arrays\['1\.running_var'\] holds NaN or Inf"),
-    "no metrics": (no_metrics, r"metrics\['num-examples'\] is missing: allowed is a positive whole number"),
-    "zero examples": (metric(0), r"metrics\['num-examples'\] is 0: allowed is"),
-    "negative examples": (metric(-3), r"metrics\['num-examples'\] is -3: allowed is"),
-    "half an example": (metric(1.5), r"metrics\['num-examples'\] is 1\.5: allowed is"),
-    "nan examples": (metric(float("nan")), r"metrics\['num-examples'\] is nan: allowed is"),
-    "inf examples": (metric(float("inf")), r"metrics\['num-examples'\] is inf: allowed is"),
+    "no metrics": (no_metrics, r"metrics\['num-examples'\] is missing: must be a positive whole number"),
+    "zero examples": (metric(0), r"metrics\['num-examples'\] is 0: must be"),
+    "negative examples": (metric(-3), r"metrics\['num-examples'\] is -3: must be"),
+    "half an example": (metric(1.5), r"metrics\['num-examples'\] is 1\.5: must be"),
+    "nan examples": (metric(float("nan")), r"metrics\['num-examples'\] is nan: must be"),
+    "inf examples": (metric(float("inf")), r"metrics\['num-examples'\] is inf: must be"),
     "endless examples": (metric(10**400), r"metrics\['num-examples'\] is 1000000000"),
     "listed examples": (metric([10] * 1000), r"metrics\['num-examples'\] is \[10, 10"),
-    "label counts too few": (fact("label-counts", [5, 5]), r"upload\.label-counts is \[5, 5\]: allowed are 4 whole"),
-    "label counts too many": (fact("label-counts", [2] * 5), r"upload\.label-counts is .*: allowed are 4 whole"),
+    "label counts too few": (fact("label-counts", [5, 5]), r"upload\.label-counts is \[5, 5\]: must be 4 whole"),
+    "label counts too many": (fact("label-counts", [2] * 5), r"upload\.label-counts is .*: must be 4 whole"),
     "label counts negative": (fact("label-counts", [11, -1, 0, 0]), r"upload\.label-counts is \[11, -1, 0, 0\]: allow"),
-    "label counts real": (fact("label-counts", [2.5] * 4), r"upload\.label-counts is .*: allowed are 4 whole"),
-    "label counts boolean": (fact("label-counts", [True] * 4), r"upload\.label-counts is .*: allowed are 4 whole"),
-    "label counts no list": (fact("label-counts", 10), r"upload\.label-counts is 10: allowed are 4 whole"),
+    "label counts real": (fact("label-counts", [2.5] * 4), r"upload\.label-counts is .*: must be 4 whole"),
+    "label counts boolean": (fact("label-counts", [True] * 4), r"upload\.label-counts is .*: must be 4 whole"),
+    "label counts no list": (fact("label-counts", 10), r"upload\.label-counts is 10: must be 4 whole"),
     "label counts' sum": (fact("label-counts", [1] * 4), r"sum to 4, but metrics\['num-examples'\] is 10"),
     "range layers no list": (
         ranges("conv", [0.0, 1.0]),
-        r"upload\.ranges: the layers are 'conv': allowed are at most 4096",
+        r"upload\.ranges: the layers are 'conv': must be at most 4096",
     ),
     "range layers twice": (
         ranges(["a", "a"], [0.0, 1.0] * 2),
-        r"the layers are \['a', 'a'\]: allowed are .* different",
+        r"the layers are \['a', 'a'\]: must be .* different",
     ),
     "range layers no texts": (
         ranges([1.0], [0.0, 1.0]),
-        r"the layers are \[1\.0\]: allowed are .* names of at most 256",
+        r"the layers are \[1\.0\]: must be .* names of at most 256",
     ),
-    "range layer's long name": (ranges(["x" * 257], [0.0, 1.0]), r"the layers are \['x+: allowed are"),
+    "range layer's long name": (ranges(["x" * 257], [0.0, 1.0]), r"the layers are \['x+: must be"),
     "range layers too many": (
         ranges([str(k) for k in range(4097)], [0.0, 1.0] * 4097),
-        r"upload\.ranges: the layers are \['0', .*: allowed are at most 4096 different names",
+        r"upload\.ranges: the layers are \['0', .*: must be at most 4096 different names",
     ),
     "ranges without layers": (
         fact("ranges", [0.0, 1.0]),
@@ -124,17 +124,17 @@ REFUSED: dict[str, tuple[Change, str]] = {
     ),
     "range layers alone": (
         fact("range-layers", ["a"]),
-        r"upload\.ranges are \[\]: allowed are two real numbers for each",
+        r"upload\.ranges are \[\]: must be two real numbers for each",
     ),
     "ranges too few": (ranges(["a", "b"], [0.0, 1.0, 2.0]), r"two real numbers for each of 2 layers"),
-    "ranges no list": (ranges(["a"], "no\nlist"), r"upload\.ranges are 'no\\nlist': allowed are two real numbers"),
-    "ranges no numbers": (ranges(["a"], [True, False]), r"upload\.ranges are \[True, False\]: allowed are two real"),
-    "ranges nan": (ranges(["a"], [0.0, float("nan")]), r"of layer 'a' are 0\.0 and nan: allowed are finite, smallest"),
-    "ranges inf": (ranges(["a"], [-float("inf"), 0.0]), r"of layer 'a' are -inf and 0\.0: allowed are finite"),
-    "ranges too large": (ranges(["a"], [0.0, 1e39]), r"of layer 'a' are 0\.0 and inf: allowed are finite"),
-    "ranges upside down": (ranges(["a", "b"], [0.0, 1.0, 2.0, 1.0]), r"of layer 'b' are 2\.0 and 1\.0: allowed are"),
-    "too many array records": (two_array_records, r"the reply has 2 array records, allowed is one, named 'arrays'"),
-    "no array record": (no_arrays, r"the reply has 0 array records, allowed is one, named 'arrays'"),
+    "ranges no list": (ranges(["a"], "no\nlist"), r"upload\.ranges are 'no\\nlist': must be two real numbers"),
+    "ranges no numbers": (ranges(["a"], [True, False]), r"upload\.ranges are \[True, False\]: must be two real"),
+    "ranges nan": (ranges(["a"], [0.0, float("nan")]), r"of layer 'a' are 0\.0 and nan: must be finite, smallest"),
+    "ranges inf": (ranges(["a"], [-float("inf"), 0.0]), r"of layer 'a' are -inf and 0\.0: must be finite"),
+    "ranges too large": (ranges(["a"], [0.0, 1e39]), r"of layer 'a' are 0\.0 and inf: must be finite"),
+    "ranges upside down": (ranges(["a", "b"], [0.0, 1.0, 2.0, 1.0]), r"of layer 'b' are 2\.0 and 1\.0: must be"),
+    "too many array records": (two_array_records, r"the reply has 2 array records, must be one, named 'arrays'"),
+    "no array record": (no_arrays, r"the reply has 0 array records, must be one, named 'arrays'"),
     "failure": (fact("error", "the disk\nis gone"), r"^alice: the disk is gone$"),
     "failure without words": (fact("error", ""), r"^alice: no reason given$"),
 }
@@ -157,7 +157,7 @@ def test_read_reply_when_an_answer_is_bad_says_client_field_and_reason(change: C
     "name", ["../x", "", "a" * 65, "a b", "a/b", ".hidden", "-x", "a\n", "ä", "a\x1b[31m", 7, b"a", ["a"], True]
 )
 def test_read_reply_when_the_name_is_no_name_refuses_it(name: object) -> None:
-    with pytest.raises(UploadError, match=r"^node-7: upload\.client is .*: allowed are names that match") as caught:
+    with pytest.raises(UploadError, match=r"^node-7: upload\.client is .*: must be names that match") as caught:
         read(good(client=name))
     assert str(caught.value).isprintable()
 
@@ -171,7 +171,7 @@ def test_read_reply_when_too_large_says_both_sizes() -> None:
     content = good()
     size = sum(len(array.data) for array in content["arrays"].values())
     assert read(content, max_bytes=size).client == "alice"
-    with pytest.raises(UploadError, match=r"^alice: arrays are 0\.0 MiB, allowed are 0\.0 MiB \(max-upload-mib\)$"):
+    with pytest.raises(UploadError, match=r"^alice: arrays are 0\.0 MiB, must be 0\.0 MiB \(max-upload-mib\)$"):
         read(content, max_bytes=size - 1)
 
 
@@ -205,7 +205,7 @@ def test_read_reply_when_no_architecture_is_named_takes_the_only_one_that_fits()
     with pytest.raises(UploadError, match=r"^node-7: upload\.architecture is missing and of the known ones none fits"):
         read(records({"weight": torch.zeros(3)}))
     twins = Signatures({"one": linear, "two": linear, "net": net})
-    with pytest.raises(UploadError, match=r"known ones one, two fit; allowed is one"):
+    with pytest.raises(UploadError, match=r"known ones one, two fit; must be one"):
         read(records(weights(1, "linear")), twins)
 
 

@@ -132,9 +132,7 @@ def test_start_writes_what_runs_before_anything_else(tmp_path: Path) -> None:
     assert (info["input-shape"], info["normalization"], info["note"]) == ([1, 8, 8], [[0.5], [0.5]], "mine")
 
 
-MODELS = (
-    "allowed is a callable that returns an nn.Module, as its class does, or a dict of architecture name -> callable"
-)
+MODELS = "must be a callable that returns an nn.Module, as its class does, or a dict of architecture name -> callable"
 
 
 @pytest.mark.parametrize(
@@ -144,13 +142,13 @@ MODELS = (
         ({"model": None}, f"model is a NoneType: {MODELS}"),
         ({"model": linear()}, f"model is a Sequential: {MODELS}"),
         ({"model": {"net": "net"}}, f"model is a str: {MODELS}"),
-        ({"model": BUILDERS}, "student is None: allowed is one of net, linear"),
-        ({"model": BUILDERS, "student": "vgg"}, "student is 'vgg': allowed is one of net, linear"),
-        ({"student": "vgg"}, "student is 'vgg': allowed is one of model"),
-        ({"config": FedAvgConfig()}, "config is FedAvgConfig: allowed is DenseConfig"),
-        ({"min_uploads": 0}, "min_uploads is 0: allowed is a whole number at least 1"),
-        ({"fraction_evaluate": 1.5}, "fraction_evaluate is 1.5: allowed is a number from 0 to 1"),
-        ({"fraction_evaluate": float("nan")}, "fraction_evaluate is nan: allowed is a number from 0 to 1"),
+        ({"model": BUILDERS}, "student is None: must be one of net, linear"),
+        ({"model": BUILDERS, "student": "vgg"}, "student is 'vgg': must be one of net, linear"),
+        ({"student": "vgg"}, "student is 'vgg': must be one of model"),
+        ({"config": FedAvgConfig()}, "config is FedAvgConfig: must be DenseConfig"),
+        ({"min_uploads": 0}, "min_uploads is 0: must be a whole number at least 1"),
+        ({"fraction_evaluate": 1.5}, "fraction_evaluate is 1.5: must be a number from 0 to 1"),
+        ({"fraction_evaluate": float("nan")}, "fraction_evaluate is nan: must be a number from 0 to 1"),
     ],
 )
 def test_strategy_when_an_argument_is_out_of_range_refuses_it(
@@ -165,11 +163,11 @@ def test_strategy_when_an_argument_is_out_of_range_refuses_it(
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"compute": "cluster"}, "setting 'compute' is 'cluster': allowed is one of 'ray', 'in-process'"),
+        ({"compute": "cluster"}, "setting 'compute' is 'cluster': must be one of 'ray', 'in-process'"),
         ({"num_classes": 7}, "num_classes is 7, but model 'model' maps 2 images of shape (1, 8, 8) to [2, 4]"),
         ({"input_shape": (1, 12, 12)}, "input_shape is (1, 12, 12), and model 'model' does not take such images: "),
         ({"input_shape": (1, 10, 8)}, "the images' shape is (1, 10, 8): method 'dense' needs that the height and the"),
-        ({"normalization": Normalization((0.5,) * 3, (0.5,) * 3)}, "allowed is one mean and one std per channel, 1"),
+        ({"normalization": Normalization((0.5,) * 3, (0.5,) * 3)}, "must be one mean and one std per channel, 1"),
     ],
 )
 def test_strategy_whose_server_stage_cannot_work_refuses_before_a_client_does(
@@ -182,7 +180,7 @@ def test_strategy_whose_server_stage_cannot_work_refuses_before_a_client_does(
 
 
 def test_options_when_out_of_range_are_refused() -> None:
-    with pytest.raises(OptionError, match="'device' is 'gpu': allowed is auto"):
+    with pytest.raises(OptionError, match="'device' is 'gpu': must be auto"):
         RunOptions(device="gpu")
     with pytest.raises(OptionError, match="'max-upload-mib' is 0"):
         RunOptions(max_upload_mib=0.0)

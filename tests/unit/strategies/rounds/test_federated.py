@@ -159,7 +159,7 @@ def test_method_without_clients_refuses_in_one_line() -> None:
         OptionError, match="'iterative' needs that clients answer in every round.*another method: fedavg"
     ):
         check_needs(METHOD, job(upload))
-    with pytest.raises(OptionError, match="cannot work on stored uploads: allowed is a run of its own"):
+    with pytest.raises(OptionError, match="cannot work on stored uploads: must be a run of its own"):
         fit(job(upload), Silent())
 
 

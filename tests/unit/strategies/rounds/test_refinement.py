@@ -173,7 +173,7 @@ def test_a_refinement_that_is_not_finite_is_not_followed(broken: str) -> None:
 def test_only_methods_that_end_with_one_model_of_the_uploads_alone_refine() -> None:
     assert sorted(REFINERS) == sorted(name for name in METHODS if refines(METHODS[name]))
     assert not {"fedens", "fedavg", "fens", "fedcvae-ens", "iterative"} & set(REFINERS)
-    with pytest.raises(OptionError, match=r"^refiner is 'fedens': allowed are .*dense"):
+    with pytest.raises(OptionError, match=r"^refiner is 'fedens': must be .*dense"):
         Refiner.of("fedens")
     with pytest.raises(OptionError, match="refiner is 'nudge'"):
         Refiner(method(needs=frozenset({Need.CLIENTS})), NudgeConfig())

@@ -37,7 +37,7 @@ def test_head_is_named_as_in_the_state_dict(model: nn.Module, keys: tuple[str, s
 
 
 def test_head_of_other_outputs_than_classes_is_refused() -> None:
-    with pytest.raises(OptionError, match="last linear layer of Linear has 3 outputs: allowed are 4, one per class"):
+    with pytest.raises(OptionError, match="last linear layer of Linear has 3 outputs: must be 4, one per class"):
         head_keys(nn.Linear(2, 3), 4)
 
 
@@ -53,7 +53,7 @@ def test_heads_of_one_shape_have_one_number_of_features() -> None:
 
 @pytest.mark.parametrize("other", [nn.Linear(6, 3), nn.Linear(7, 4)])
 def test_heads_that_differ_are_refused_by_name(other: nn.Linear) -> None:
-    with pytest.raises(OptionError, match=r"a: 7 to 3, b: \d to \d: allowed are equal numbers"):
+    with pytest.raises(OptionError, match=r"a: 7 to 3, b: \d to \d: must be equal numbers"):
         features_of([nn.Linear(7, 3), other], 3, ["a", "b"])
 
 

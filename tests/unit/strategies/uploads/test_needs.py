@@ -112,9 +112,7 @@ def test_proxy_has_the_type_of_its_examples(shape: tuple[int, int, int], dtype: 
     if fits:
         check_needs(method, given)
     else:
-        with pytest.raises(
-            OptionError, match=rf"it holds images of shape .*, {dtype}: allowed are at least 2 of shape"
-        ):
+        with pytest.raises(OptionError, match=rf"it holds images of shape .*, {dtype}: must be at least 2 of shape"):
             check_needs(method, given)
 
 

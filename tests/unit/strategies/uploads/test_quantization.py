@@ -130,7 +130,7 @@ def test_bytes_of_the_zoo_are_a_quarter(arch: str, low: float, high: float) -> N
 
 @pytest.mark.parametrize("state", [{"w": torch.zeros(2, 2, dtype=torch.int8)}, {"w/scale": torch.zeros(2)}])
 def test_quantized_with_what_looks_quantised_refuses_it(state: dict[str, Tensor]) -> None:
-    with pytest.raises(UploadError, match="tensor 'w.*allowed are no int8, and no name with '/scale'"):
+    with pytest.raises(UploadError, match="tensor 'w.*must be no int8, and no name with '/scale'"):
         quantized(state)
 
 
@@ -140,12 +140,12 @@ Q = np.ones((2, 2), np.int8)
 @pytest.mark.parametrize(
     ("arrays", "reason"),
     [
-        ({"w": Q}, "array 'w' of int8 has the scale nan: allowed is one positive number"),
+        ({"w": Q}, "array 'w' of int8 has the scale nan: must be one positive number"),
         ({"w": Q, "w/scale": np.float32(0)}, "has the scale 0.0"),
         ({"w": Q, "w/scale": np.float32("inf")}, "has the scale inf"),
         ({"w": Q, "w/scale": np.ones(2, np.float32)}, r"has the scale \[1.0, 1.0\]"),
         ({"w": Q, "w/scale": np.array("a")}, "array 'w' is no tensor"),
-        ({"w/scale": np.float32(1)}, "array 'w/scale' is a scale of no array: allowed is one of int8"),
+        ({"w/scale": np.float32(1)}, "array 'w/scale' is a scale of no array: must be one of int8"),
         ({"w": Q.astype(np.float32), "w/scale": np.float32(1)}, "is a scale of one of float32"),
         ({"w": np.array(["a"])}, "array 'w' is no tensor"),
         ({"w": np.array([None])}, "array 'w' is no tensor"),
@@ -291,9 +291,7 @@ def test_calibrate_leaves_the_model_as_it_was_even_after_a_failure(bad: bool) ->
     before, random = copy.deepcopy(model.state_dict()), torch.get_rng_state()
     batch = inputs() / (0 if bad else 1)
     if bad:
-        with pytest.raises(
-            UploadError, match="layer '<input>' gives NaN or Inf on the own examples: allowed are finite"
-        ):
+        with pytest.raises(UploadError, match="layer '<input>' gives NaN or Inf on the own examples: must be finite"):
             calibrate(model, [batch])
     else:
         calibrate(model, [batch])

@@ -215,7 +215,7 @@ def nan(content: RecordDict) -> None:
     ("name", "spoil", "reason"),
     [
         ("fedavg", nan, r"arrays\['0.weight'\] holds NaN or Inf"),
-        ("fednova", lambda c: c["metrics"].pop("travel"), r"metrics\['travel'\] is None: allowed is a positive"),
+        ("fednova", lambda c: c["metrics"].pop("travel"), r"metrics\['travel'\] is None: must be a positive"),
         ("fednova", lambda c: c["metrics"].update({"travel": 0.0}), r"metrics\['travel'\] is 0.0"),
         ("scaffold", lambda c: c.pop("control"), "array record 'control' is missing"),
         ("scaffold", lambda c: c["control"].pop("0.weight"), "control do not fit .*missing 0.weight"),
@@ -505,7 +505,7 @@ def test_own_loop_lets_clients_forget_what_nobody_goes_back_to(tmp_path: Path) -
 
 def test_own_loop_without_a_quorum_keeps_the_arrays(tmp_path: Path) -> None:
     found, grid = iterative(tmp_path / "run"), FakeGrid({1: failing("no"), 2: trainer("bob", 2)})
-    with pytest.raises(OptionError, match=r"replies came before any request: allowed is configure_train\(\)"):
+    with pytest.raises(OptionError, match=r"replies came before any request: must be configure_train\(\)"):
         found.aggregate_train(1, [])
     messages = found.configure_train(1, ArrayRecord(weights(5)), ConfigRecord(), grid)  # type: ignore[arg-type]
     assert found.aggregate_train(1, grid.send_and_receive(messages, timeout=5.0)) == (None, None)
@@ -530,7 +530,7 @@ def test_own_strategies_have_nothing_to_say_without_replies() -> None:
         ({"min_uploads": 0}, "min_uploads is 0"),
         ({"rounds": 0}, "'iterative.rounds' is 0"),
         ({"fraction": 0.0}, "'iterative.fraction' is 0.0"),
-        ({"strategy": "fedsgd"}, "'iterative.strategy' is 'fedsgd': allowed is one of 'fedavg'"),
+        ({"strategy": "fedsgd"}, "'iterative.strategy' is 'fedsgd': must be one of 'fedavg'"),
     ],
 )
 def test_wrong_settings_are_refused(tmp_path: Path, change: dict[str, Any], reason: str) -> None:

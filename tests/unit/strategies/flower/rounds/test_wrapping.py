@@ -370,8 +370,8 @@ DP_ADAPTIVE = (
 @pytest.mark.parametrize(
     ("base", "reason"),
     [
-        (FedAvg, "base is the class FedAvg: allowed is a strategy that returns one model"),
-        (3, "base is a int: allowed is"),
+        (FedAvg, "base is the class FedAvg: must be a strategy that returns one model"),
+        (3, "base is a int: must be"),
         (flower.FedXgbBagging(), "FedXgbBagging, which cannot be refined: it returns trees"),
         (flower.FedXgbCyclic(), "FedXgbCyclic, which cannot be refined: it returns trees"),
         *[(kind(FedAvg(), 1.0, 1.0, 2), f"{kind.__name__}, which cannot be refined: it adds its noise") for kind in DP],
@@ -479,7 +479,7 @@ def test_weights_under_another_name_count() -> None:
 @pytest.mark.parametrize(
     ("base", "metrics", "reason"),
     [
-        (FedAvg(weighted_by_key="images"), {}, r"metrics\['images'\] is None: allowed is a finite number above 0"),
+        (FedAvg(weighted_by_key="images"), {}, r"metrics\['images'\] is None: must be a finite number above 0"),
         (FedAvg(weighted_by_key="images"), {"images": 0}, r"metrics\['images'\] is 0"),
         (FedAvg(weighted_by_key="images"), {"images": float("nan")}, r"metrics\['images'\] is nan"),
         (flower.QFedAvg(client_learning_rate=0.1), {}, r"x: metrics\['train_loss'\] is None"),
