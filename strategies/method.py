@@ -263,7 +263,7 @@ class Registry(Mapping[str, Method]):
 
     def __init__(self, modules: Sequence[str]) -> None:
         # The module of method "co-boosting" is co_boosting.py.
-        self._modules = {module.replace("_", "-"): module for module in modules}
+        self._modules = {module.replace("_", "-"): module for module in modules} | {"iterative": "rounds.config"}
 
     def __getitem__(self, name: str) -> Method:
         if name not in self._modules:
@@ -286,6 +286,5 @@ METHODS = Registry(
     [
         "fedavg", "fedens", "dw_fedens", "label_count_ensemble", "fens", "feddf", "fedkd", "fed_et", "f_dafl", "f_adi",
         "dense", "co_boosting", "intactofl", "fedhydra", "tally", "flboost", "fedov", "fedcvae_ens", "fed_gen",
-        "iterative",
     ]
 )  # fmt: skip

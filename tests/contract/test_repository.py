@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import io
 import re
 import sys
@@ -226,8 +227,7 @@ def test_no_file_names_a_place_of_somebody_s_machine_or_leaves_work_for_later() 
 
 @pytest.mark.parametrize("name", list(METHODS))
 def test_a_method_s_file_begins_with_its_source_note(name: str) -> None:
-    path = ROOT / "strategies" / f"{name.replace('-', '_')}.py"
-    note = ast.get_docstring(tree_of(path)) or ""
+    note = ast.get_docstring(tree_of(Path(inspect.getfile(METHODS[name].config)))) or ""
 
     headings = re.findall(r"^(Paper|Symbols|Where|Deviations): \S", note, re.MULTILINE)
     if METHODS[name].source == "this library":

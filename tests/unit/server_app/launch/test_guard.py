@@ -107,7 +107,7 @@ def test_guarded_when_owners_group_is_killed_cleans_up(stranger: subprocess.Pope
     script = textwrap.dedent(
         """
         import os, subprocess, sys, time
-        from server_app import guard
+        from server_app.launch import guard
         with guard.guarded() as (folder, token):
             command = [sys.executable, "-c", sys.argv[1]]
             orphan = subprocess.run(command, env={**os.environ, guard.TOKEN_KEY: token}, stdout=subprocess.PIPE).stdout

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[4]
 PRELUDE = """
 import socket, sys, threading, urllib.error, urllib.request
 sys.path.insert(0, {root!r})
-from strategies import offline
+from strategies.core import offline
 from strategies.core.errors import OfflineError
 sys.argv = {argv!r}
 offline.enforce()
