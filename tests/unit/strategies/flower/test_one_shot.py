@@ -231,5 +231,5 @@ def test_teacher_of_a_strategy_may_be_tallys_pool(tmp_path: Path) -> None:
 def test_teacher_of_a_strategy_that_distils_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=r"'fedens' does not distil an ensemble that it is given \('tally'\)"):
         strategy(FedENS, tmp_path / "run", options=RunOptions(teacher="tally"))
-    with pytest.raises(OptionError, match="'teacher' is 'telly': allowed"):
+    with pytest.raises(OptionError, match="'teacher' is 'telly': must be"):
         RunOptions(teacher="telly")
