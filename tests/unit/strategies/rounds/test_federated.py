@@ -166,7 +166,7 @@ def test_method_without_clients_refuses_in_one_line() -> None:
 @pytest.mark.parametrize("strategy", ["fedavg", "fedprox", "stc"])
 def test_config_with_a_server_rate_that_the_strategy_has_not_refuses(strategy: str) -> None:
     with pytest.raises(
-        OptionError, match=f"'iterative.server-lr' is 0.5 and 'iterative.strategy' '{strategy}': allowed"
+        OptionError, match=f"'iterative.server-lr' is 0.5 and 'iterative.strategy' '{strategy}': must be"
     ):
         IterativeConfig(strategy=strategy, server_lr=0.5)
     assert IterativeConfig(strategy="fedadam", server_lr=0.5, rounds=7).title == "FedAdam, 7 rounds"
