@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .co_boosting import CoBoostingConfig
-    from .combiners.outcomes import load_ensemble_module, load_model
+    from .combiners.outcomes import load_model
     from .compute import InProcess, RayActors, ServerCompute
     from .dense import DenseConfig
     from .f_adi import FAdiConfig
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from .method import METHODS, Job, Method, Normalization, Outcome
     from .rounds.config import IterativeConfig
     from .rounds.refinement import Refiner
+    from .run.ensembles import load_ensemble_module
     from .tally import TallyConfig
 
 _HOMES = {
@@ -105,7 +106,7 @@ _HOMES = {
     "ServerCompute": "compute",
     "Tally": "flower.strategies",
     "TallyConfig": "tally",
-    "load_ensemble_module": "combiners.outcomes",
+    "load_ensemble_module": "run.ensembles",
     "load_model": "combiners.outcomes",
 }
 

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from .combiners.outcomes import fresh_student
 from .core.errors import OptionError
 from .core.options import check, option
 from .core.seeds import generator
@@ -28,6 +27,7 @@ from .distillation.distill import distill
 from .distillation.epochs import Stage, run_epochs
 from .distillation.losses import cross_entropy
 from .distillation.pool import Pool, dequantize, quantize, shuffled_batches
+from .distillation.student import fresh_student
 from .method import Method, Need, Outcome
 from .teacher.augment import Standardize
 from .teacher.ensemble import fast_layout, member_of

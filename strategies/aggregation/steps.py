@@ -36,7 +36,7 @@ def round_steps(
         seed: Of this trainer and round.
     """
     if aggregator in TORCH_ONLY:
-        from ..combiners.gate import gate_steps
+        from .gate_steps import gate_steps
 
         return gate_steps(params, inputs=inputs, logits=logits, labels=labels, sgd=sgd, seed=seed)
     return local_steps(aggregator, params, logits=logits, labels=labels, sgd=sgd, seed=seed)

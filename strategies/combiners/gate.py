@@ -17,9 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..aggregation.training import Sgd
 from ..core.errors import OptionError
-from ..core.seeds import derive_seed, seeded_torch
+from ..core.seeds import derive_seed
 from .forms import uniform
 
 Array = np.ndarray[Any, Any]
@@ -111,33 +110,3 @@ def start_gate(
         bound = math.prod(shape[1:]) ** -0.5  # torch's default, 1 / sqrt(fan in), for weights and biases
         params[f"{layer}_weight"], params[f"{layer}_bias"] = uniform(rng, bound, *shape), uniform(rng, bound, shape[0])
     return params
-
-
-def gate_steps(
-    params: Mapping[str, Array], *, inputs: Array, logits: Array, labels: Array, sgd: Sgd, seed: int
-) -> dict[str, Array]:
-    """Return the gate's parameters after K steps, as :func:`..aggregation.training.local_steps` for the other forms.
-
-    Args:
-        params: lambda, float32; not changed.
-        inputs: x, what the members saw, normalised, float32 [n_i, ch, H, W].
-        logits: Z, of every member on every held example, float32 [M, n_i, C].
-        labels: y, int64 [n_i], in [0, C).
-        sgd: K, B and eta_l.
-        seed: Of this client and round; of the batches and of dropout.
-
-    Raises:
-        ValueError: There are no examples.
-    """
-    if len(labels) == 0:
-        raise ValueError("no examples to train the aggregator on")
-    weights = {name: torch.tensor(value).requires_grad_() for name, value in params.items()}
-    with seeded_torch(seed, "dropout"):
-        for batch in sgd.batches(len(labels), seed):
-            z, x, y = (torch.from_numpy(part) for part in (logits[:, batch], inputs[batch], labels[batch]))
-            loss = F.cross_entropy(mixture(weights, z, x, dropout=True), y)
-            gradients = torch.autograd.grad(loss, list(weights.values()))
-            with torch.no_grad():
-                for value, gradient in zip(weights.values(), gradients, strict=True):
-                    value -= sgd.lr * gradient
-    return {name: value.detach().numpy() for name, value in weights.items()}

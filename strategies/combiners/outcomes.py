@@ -10,12 +10,9 @@ from ..teacher.ensemble import Ensemble
 from .combiners import build_combiner
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
     from torch import nn
 
-    from ..method import EnsembleSpec, Job, ModelBuilder, Outcome, Upload
+    from ..method import EnsembleSpec, Job, Outcome, Upload
 
 
 def load_model(outcome: Outcome, job: Job) -> nn.Module:
@@ -58,25 +55,3 @@ def ensemble_of(job: Job, spec: EnsembleSpec) -> Ensemble:
     members = members_of(job, spec)
     combiner = build_combiner(spec.combiner, spec.weights)
     return Ensemble.of_job(job, members, combiner, precision=spec.precision)
-
-
-def load_ensemble_module(path: Path, builders: Mapping[str, ModelBuilder], *, device: str = "cpu") -> Ensemble:
-    """Build the ensemble that a run folder, or an ensemble's own folder, holds.
-
-    Raises:
-        StoreError: There is no ensemble, a file is damaged, or an architecture is unknown.
-    """
-    from ..run.run_folder import load_ensemble  # files are asked for here only
-
-    spec, members = load_ensemble(path, builders)
-    combiner = build_combiner(spec.combiner, spec.weights)
-    return Ensemble.from_uploads(members, builders, combiner, device=device, precision=spec.precision)
-
-
-def fresh_student(job: Job) -> nn.Module:
-    """Return the student before its first step: the job's start weights, else a seeded initialisation."""
-    with seeded_torch(job.seed, "student"):
-        model = job.builders[job.student]()
-    if job.start is not None:
-        model.load_state_dict(job.start)
-    return model.to(job.device)

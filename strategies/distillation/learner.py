@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..combiners.combiners import build_combiner
 from ..combiners.opinion_pools import OpinionPool
-from ..combiners.outcomes import fresh_student, members_of
+from ..combiners.outcomes import members_of
 from ..combiners.tally_teacher import tally_teacher, with_stand_ins
 from ..core.seeds import generator
 from ..method import TALLY
@@ -21,6 +21,7 @@ from .distill import Loss, distill
 from .epochs import Stage, learning_rate
 from .losses import soft_kl
 from .pool import batch_count, dequantize, shuffled_batches
+from .student import fresh_student
 from .synthesis import Batch
 
 if TYPE_CHECKING:

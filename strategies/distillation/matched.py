@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from ..combiners.combiners import Mean
-from ..combiners.outcomes import fresh_student
 from ..combiners.tally_teacher import tally_teacher, with_stand_ins
 from ..core.errors import OptionError
 from ..core.seeds import seeded_torch
@@ -17,6 +16,7 @@ from ..teacher.ensemble import Ensemble, fast_layout, member_of
 from ..teacher.heads import features_of, last_linear
 from ..uploads.needs import holds_images
 from .generators import ConditionalGenerator, FeatureGenerator
+from .student import fresh_student
 
 if TYPE_CHECKING:
     from ..method import Job, State

@@ -8,8 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..combiners.combiners import build_combiner
 from ..core.errors import StoreError
 from ..method import EnsembleSpec, Upload
+from ..teacher.ensemble import Ensemble
 from .files import make_folder, read_json, read_weights, save_weights, store_errors, write_json
 from .uploads import StoredWeights, stored_ranges, verify
 
@@ -82,6 +84,17 @@ def load_ensemble(path: Path, builders: Mapping[str, ModelBuilder]) -> tuple[Ens
         raise StoreError(f"{folder}: unknown architecture {', '.join(unknown)}; known are {known}")
     precision = facts.get("precision", "float32")  # early ensembles do not say
     return EnsembleSpec(tuple(member.client for member in members), name, weights, precision), members
+
+
+def load_ensemble_module(path: Path, builders: Mapping[str, ModelBuilder], *, device: str = "cpu") -> Ensemble:
+    """Build the ensemble that a run folder, or an ensemble's own folder, holds.
+
+    Raises:
+        StoreError: There is no ensemble, a file is damaged, or an architecture is unknown.
+    """
+    spec, members = load_ensemble(path, builders)
+    combiner = build_combiner(spec.combiner, spec.weights)
+    return Ensemble.from_uploads(members, builders, combiner, device=device, precision=spec.precision)
 
 
 def _save_member(folder: Path, upload: Upload) -> dict[str, Any]:

@@ -40,8 +40,9 @@ from torch import Tensor, nn
 
 from fl_app.models import build
 from strategies.combiners.combiners import Weighted, weighted_mean_gradient
-from strategies.combiners.outcomes import ensemble_of, fresh_student, load_model
+from strategies.combiners.outcomes import ensemble_of, load_model
 from strategies.core.seeds import generator
+from strategies.distillation.student import fresh_student
 from strategies.method import Silent
 from strategies.teacher.augment import crop_flip
 

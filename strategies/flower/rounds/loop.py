@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
-from ...combiners.outcomes import fresh_student
 from ...compute.in_process import resolve_device, torch_threads
 from ...core.errors import OptionError, QuorumError
 from ...distillation.epochs import observe
+from ...distillation.student import fresh_student
 from ...method import Job, Outcome, Snapshot
 from ...rounds.refinement import Refiner
 from ...run.journal import Journal

@@ -19,9 +19,10 @@ from method_fakes import (
 from torch import nn
 
 from strategies.combiners.combiners import Mean
-from strategies.combiners.outcomes import fresh_student, load_model
+from strategies.combiners.outcomes import load_model
 from strategies.core.errors import OptionError
 from strategies.dense import METHOD, DenseConfig, fit
+from strategies.distillation.student import fresh_student
 from strategies.method import Outcome, Silent, Snapshot
 from strategies.teacher.augment import AUGMENTATIONS, Standardize
 from strategies.teacher.ensemble import Ensemble

@@ -18,9 +18,10 @@ from method_fakes import (
     tiny_job,
 )
 
-from strategies.combiners.outcomes import fresh_student, load_model
+from strategies.combiners.outcomes import load_model
 from strategies.core.errors import OptionError
 from strategies.distillation.losses import cross_entropy
+from strategies.distillation.student import fresh_student
 from strategies.fed_et import METHOD, FedEtConfig, Judgement, confidence, fit, transfer_loss
 from strategies.method import EnsembleSpec, Job, Outcome, Silent
 from strategies.teacher.augment import Standardize

@@ -19,8 +19,9 @@ from method_fakes import (
 from torch import nn
 
 from strategies.combiners.combiners import Mean
-from strategies.combiners.outcomes import fresh_student, load_model
+from strategies.combiners.outcomes import load_model
 from strategies.core.errors import OptionError
+from strategies.distillation.student import fresh_student
 from strategies.feddf import METHOD, FedDfConfig, fit
 from strategies.method import Outcome, Silent
 from strategies.teacher.augment import Standardize

@@ -18,8 +18,9 @@ from method_fakes import (
     tiny_job,
 )
 
-from strategies.combiners.outcomes import fresh_student, load_model
+from strategies.combiners.outcomes import load_model
 from strategies.core.errors import OptionError
+from strategies.distillation.student import fresh_student
 from strategies.fedkd import METHOD, FedKdConfig, fit
 from strategies.method import EnsembleSpec, Job, Outcome, Silent
 from strategies.teacher.augment import Standardize

@@ -20,11 +20,12 @@ from torch import Tensor, nn
 
 from strategies.combiners.noise import noise_images, overlaid
 from strategies.combiners.opinion_pools import OpinionPool
-from strategies.combiners.outcomes import ensemble_of, fresh_student, load_model
+from strategies.combiners.outcomes import ensemble_of, load_model
 from strategies.core.errors import OptionError
 from strategies.core.seeds import generator
 from strategies.distillation.learner import Learner
 from strategies.distillation.pool import quantize
+from strategies.distillation.student import fresh_student
 from strategies.method import Outcome, Silent, Upload
 from strategies.tally import METHOD, TallyConfig, fit
 from strategies.teacher.augment import Standardize

@@ -4,9 +4,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from strategies.aggregation.gate_steps import gate_steps
 from strategies.aggregation.training import Sgd
 from strategies.combiners.combiners import build_combiner
-from strategies.combiners.gate import NAMES, Gate, gate_steps, mixture, start_gate
+from strategies.combiners.gate import NAMES, Gate, mixture, start_gate
 from strategies.core.errors import OptionError
 from strategies.core.seeds import seeded_torch
 from strategies.teacher.ensemble import Ensemble

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from strategies import dw_fedens, fedens, label_count_ensemble
-from strategies.combiners.outcomes import ensemble_of, load_ensemble_module, load_model
+from strategies.combiners.outcomes import ensemble_of, load_model
 from strategies.core.errors import OneShotError, OptionError
 from strategies.method import EnsembleSpec, Job, Method, Normalization, Outcome, Silent, Upload
-from strategies.run.ensembles import save_ensemble
+from strategies.run.ensembles import load_ensemble_module, save_ensemble
 from strategies.uploads.needs import check_needs
 from strategies.uploads.quantization import as_int8
 
