@@ -29,7 +29,7 @@ from .core.options import check, option
 from .core.seeds import generator
 from .distillation import settings
 from .distillation.epochs import Stage, run_epochs
-from .distillation.inversion import Pixels, jitter
+from .distillation.inverted import Pixels, jitter
 from .distillation.learner import Learner, add_to_pool, image_epoch, teacher_of
 from .distillation.losses import cross_entropy, jensen_shannon, total_variation
 from .distillation.pool import Pool

@@ -24,8 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from .core.options import check, option
-from .distillation.fixed_images import learn_from_images
-from .distillation.learner import Learner, teacher_of
+from .distillation.learner import Learner, learn_from_images, teacher_of
 from .distillation.losses import cross_entropy
 from .distillation.settings import DistillOptions
 from .method import TALLY, Method, Need, Outcome

@@ -8,7 +8,8 @@ Paper: Zhu, Hong, Zhou, Data-Free Knowledge Distillation for Heterogeneous Feder
 Symbols: G -> generator; f_k -> teacher.members; n_k^y -> Upload.label_counts; a, b, eta -> ce_weight,
     distillation_weight, diversity_weight; b_g -> local_batch_size; gamma_t -> local_weight, local_decay, local_floor.
 Where: a sum_k mean_i(w_{y_i,k} NLL_k) - b KL + eta R -> _Server.loss with consensus.weighted_cross_entropy; w ->
-    by_class; R -> losses.diversity; the clients' half -> client/generated.py, and what they are told -> lent.py.
+    label_draws.class_weights; R -> losses.diversity; the clients' half -> client/generated.py; what they are told
+    -> lent.py.
 Deviations: the model itself stays the combined one. The defaults are those of Zhang et al.'s comparison, except for
     their width of 8192, with which the generator has 72 million weights for 512 features (preset "cvpr2022"). Preset
     "original" has Zhu et al.'s numbers in that generator's shape, with as many hidden units. Adam begins anew in every
@@ -32,9 +33,9 @@ from .core.errors import OptionError
 from .core.options import check, option
 from .core.seeds import generator
 from .distillation import settings
-from .distillation.by_class import class_weights
 from .distillation.consensus import weighted_cross_entropy
 from .distillation.epochs import weights_of
+from .distillation.label_draws import class_weights
 from .distillation.lent import LEVELS, NOISES, Lent, draw_noise
 from .distillation.losses import diversity, soft_kl
 from .distillation.matched import Matched, check_level

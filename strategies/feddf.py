@@ -4,7 +4,7 @@ Paper: Lin, Kong, Stich, Jaggi, Ensemble Distillation for Robust Model Fusion in
     https://arxiv.org/abs/2006.07242; in one round, as the baseline of DENSE and Co-Boosting.
     Read version: a summary of the paper and of its code; no equation was checked against the text.
 Symbols: f_k(x) -> members; AVGLOGITS -> combiners.Mean; d_j -> Job.proxy; T -> epochs.
-Where: Eq. (2) and Algorithm 1, the server's part -> fixed_images.learn_from_images.
+Where: Eq. (2) and Algorithm 1, the server's part -> learner.learn_from_images.
 Deviations: the defaults are those of Co-Boosting's comparison: a fresh student, SGD, temperature 4, one pass over the
     images per epoch. Preset "paper" is the paper's own setting: start at the average of the uploads, Adam, a cosine
     over 10,000 batches, temperature 1; here the rate falls every 100 batches, and an epoch is at most one pass, so that
@@ -21,8 +21,7 @@ from .combiners.combiners import Mean
 from .core.errors import OptionError
 from .core.options import check, option
 from .distillation import settings
-from .distillation.fixed_images import learn_from_images
-from .distillation.learner import Learner, teacher_of
+from .distillation.learner import Learner, learn_from_images, teacher_of
 from .distillation.settings import DistillOptions
 from .method import Method, Need, Outcome
 from .teacher.augment import AUGMENTATIONS

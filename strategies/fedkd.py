@@ -7,7 +7,7 @@ Paper: Gong, Sharma, Karanam, Wu, Chen, Doermann, Innanje, Preserving Privacy in
 Symbols: z_k -> logits of uploads[k]; n_k^c -> uploads[k].label_counts[c]; lambda_k[c] = n_k^c / sum_j n_j^c; T ->
     kd_temperature.
 Where: the teacher, sum_k lambda_k * z_k -> distillation.combiners.LabelCount; the loss -> losses.logit_distance, or
-    losses.soft_kl with ``loss="kl"``; the server's epochs -> fixed_images.learn_from_images.
+    losses.soft_kl with ``loss="kl"``; the server's epochs -> learner.learn_from_images.
 Deviations: as in FENS's comparison, the clients' predictions are neither quantised nor noisy. The loss is L1 on logits,
     the published code's default; its other choice, KL at T = 3, is the option. The published code keeps the best epoch
     on the test set; here the last epoch is the result. A class that no client holds has logit zero.
@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING
 
 from .combiners.combiners import LabelCount
 from .core.options import check, option
-from .distillation.fixed_images import learn_from_images
-from .distillation.learner import Learner, teacher_of
+from .distillation.learner import Learner, learn_from_images, teacher_of
 from .distillation.losses import logit_distance
 from .distillation.settings import DistillOptions
 from .method import Method, Need, Outcome

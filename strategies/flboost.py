@@ -6,7 +6,7 @@ Paper: Zhang, Shen, Ding, Tao, Duan, Fine-tuning Global Model via Data-Free Know
 Symbols: omega -> student; theta, G -> generator; f_k -> teacher.members; alpha_t^{k,y} -> weights; p_t(y) -> labels;
     I, I_g, I_d -> iterations, generator_steps, student_steps; b -> batch_size; lambda_cls, lambda_r -> ce_weight,
     diversity_weight; S_t -> the uploads.
-Where: L_md, L_cls -> distillation.consensus; R -> distillation.losses.diversity; alpha -> distillation.by_class; the
+Where: L_md, L_cls -> distillation.consensus; R -> distillation.losses.diversity; alpha -> distillation.label_draws; the
     draws of y -> distillation.label_draws; the generator -> ConditionalGenerator; the loop -> _Server.iteration.
 Deviations: the paper and its code differ, and each has a preset. By default the loop is the code's (one generator step
     per client, L1 of logits with the clients' as constants, KL with the clients first, labels in fixed shares), the

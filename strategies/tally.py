@@ -27,9 +27,8 @@ from .core.errors import OptionError
 from .core.options import check, option
 from .core.seeds import generator, seeded_torch
 from .distillation.epochs import SHOWN, weights_of
-from .distillation.fixed_images import learn_from_table
 from .distillation.inverted import inverted_images
-from .distillation.learner import Learner
+from .distillation.learner import Learner, learn_from_table
 from .distillation.pool import quantize
 from .distillation.settings import SCHEDULES, DistillOptions
 from .method import EnsembleSpec, Method, Need, Outcome

@@ -1,7 +1,8 @@
-"""Images inverted from the clients' models: each is what those who know its class take for that class.
+"""Images whose pixels are parameters, and images inverted from the clients' models.
 
-Mahendran and Vedaldi, *Understanding deep image representations by inverting them*, CVPR 2015; here of many models at
-once, each weighed by its examples of the class, and from smooth noise.
+An inverted image is what the clients that know a class take for that class. Mahendran and Vedaldi,
+*Understanding deep image representations by inverting them*, CVPR 2015; here of many models at once, each weighed by
+its examples of the class, and from smooth noise.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from torch import Tensor, nn
 from ..combiners.noise import random_fields
 from ..teacher.augment import Standardize
 from .consensus import weighted_cross_entropy
-from .inversion import jitter
 from .pool import quantize
 from .synthesis import Recipe, Term, View, synthesize
 
@@ -25,6 +25,22 @@ if TYPE_CHECKING:
 
 BATCH = 256
 RATE, BETAS, MOST_SHIFT, SMOOTHNESS, EXPONENT = 0.15, (0.9, 0.99), 2, 0.5, 2.0
+
+
+class Pixels(nn.Module):
+    """A batch of images as parameters, in the place of a generator.
+
+    Args:
+        start: The images [B, ch, H, W], in the models' normalised input space.
+    """
+
+    def __init__(self, start: Tensor) -> None:
+        super().__init__()
+        self.images = nn.Parameter(start.clone(memory_format=torch.channels_last))
+
+    def forward(self, noise: Tensor) -> Tensor:  # noqa: ARG002  a generator is given noise
+        """Return the images [B, ch, H, W], in a copy: the optimiser then moves the pixels in place."""
+        return self.images.clone()
 
 
 class SquashedPixels(nn.Module):
@@ -41,6 +57,12 @@ class SquashedPixels(nn.Module):
     def forward(self, noise: Tensor) -> Tensor:  # noqa: ARG002  a generator is given noise
         """Return pixels [B, ch, H, W] in [0, 1]."""
         return (torch.tanh(self.values) + 1) / 2
+
+
+def jitter(images: Tensor, most: int, rng: torch.Generator) -> Tensor:
+    """Roll a batch [B, ch, H, W] by one random offset in [-most, most], down and across; pixels leave and re-enter."""
+    down, across = torch.randint(-most, most + 1, (2,), generator=rng).tolist()
+    return images.roll((down, across), dims=(2, 3))
 
 
 def inverted_images(

@@ -1,4 +1,4 @@
-"""Labels for generated examples: as often as the clients hold them."""
+"""Labels for generated examples: as often as the clients hold them, and what each client counts for them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,22 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .by_class import class_weights
-
 if TYPE_CHECKING:
     from ..method import Job, Progress
 
 DRAWS = ("fixed", "independent")
 PARTS, MOST = 1000, 10**9  # of an example, and of all: estimates in whole numbers
+
+
+def class_weights(counts: Sequence[Sequence[int]]) -> Tensor:
+    """Return ``w_{y,k} = n_k^y / sum_j n_j^y`` [M, C]; equal weights of a class that nobody holds.
+
+    Args:
+        counts: n_k^y [M, C].
+    """
+    held = torch.tensor(counts, dtype=torch.float64)
+    total = held.sum(0, keepdim=True)
+    return torch.where(total > 0, held / total.clamp_min(1.0), 1.0 / len(held)).float()
 
 
 def draw_labels(held: Sequence[int], count: int, draw: str, rng: torch.Generator) -> Tensor:

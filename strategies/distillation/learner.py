@@ -1,4 +1,4 @@
-"""The student of a server stage, and its one way to learn from the teacher."""
+"""The student of a server stage, and its one way to learn from the teacher: a pass over a table, and all epochs."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from ..method import TALLY
 from ..teacher.augment import AUGMENTATIONS, Standardize
 from ..teacher.ensemble import Ensemble, fast_layout
 from .distill import Loss, distill
-from .epochs import Stage, learning_rate
+from .epochs import Stage, learning_rate, run_epochs
 from .losses import soft_kl
-from .pool import batch_count, dequantize, shuffled_batches
+from .pool import Pool, batch_count, dequantize, shuffled_batches
 from .student import fresh_student
 from .synthesis import Batch
 
 if TYPE_CHECKING:
-    from ..method import Job, Progress
+    from ..method import Job, Outcome, Progress
     from .settings import DistillOptions, PoolOptions
 
 # One epoch's images: given its number and what to call after each step.
@@ -207,6 +207,44 @@ def add_to_pool(batch: Batch, stage: Stage, learner: Learner, options: PoolOptio
     """Add images to the pool, with the teacher's logits where they are the same for ever; return the whole pool."""
     stage.pool.add(**learner.with_logits(options.stored(batch.images, batch.labels)))
     return stage.pool.columns
+
+
+def learn_from_images(job: Job, progress: Progress, learner: Learner) -> Outcome:
+    """Run all epochs of a student on the job's proxy images; the outcome is the last epoch's student.
+
+    Args:
+        job: Its proxy images, uint8 [N, ch, H, W], which the method must need (``Need.PROXY_IMAGES``).
+        progress: Told after each step; gives the epoch to go on from.
+        learner: The student and its teacher, who is asked before the first epoch where its answers stay the same.
+    """
+    assert job.proxy is not None  # noqa: S101  the need is checked before a method starts
+    rows = {"images": job.proxy}
+    tick = partial(progress.report, 0, learner.options.epochs)
+    return learn_from_table(job, progress, learner, lambda: learner.with_logits(rows, tick=tick))
+
+
+def learn_from_table(
+    job: Job, progress: Progress, learner: Learner, make: Callable[[], Mapping[str, Tensor]]
+) -> Outcome:
+    """Run all epochs of a student on a table of images; the outcome is the last epoch's student.
+
+    Args:
+        job: Gives the seed and the observer.
+        progress: Told after each step; gives the epoch to go on from.
+        learner: The student and its teacher.
+        make: Returns the table, see :meth:`Learner.learn`; called once, and again by a run that goes on, so
+            that it must return the same each time.
+    """
+    epochs = learner.options.epochs
+    stage = Stage({"student": learner.student}, learner.optimizer, Pool())
+    with stage.clock("teacher"):
+        table = make()
+
+    def epoch(number: int) -> dict[str, float]:
+        with stage.clock("distillation"):
+            return {"distillation": learner.learn(table, number, tick=partial(progress.report, number, epochs))}
+
+    return run_epochs(job, progress, stage, epochs=epochs, step=epoch)
 
 
 def _optimizer(student: nn.Module, options: DistillOptions) -> torch.optim.Optimizer:

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..distillation.inversion import jitter
+from ..distillation.inverted import jitter
 from ..teacher.augment import Standardize
 from ..teacher.batchnorm import batchnorm_loss
 

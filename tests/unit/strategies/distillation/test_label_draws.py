@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from strategies.core.seeds import generator as rng
-from strategies.distillation.label_draws import draw_labels, shares_of
+from strategies.distillation.label_draws import class_weights, draw_labels, shares_of
 from strategies.method import Job, Normalization, Silent, Upload
 
 
@@ -110,3 +110,9 @@ def test_estimates_of_none_leave_a_client_out_though_it_tells() -> None:
     held, alpha = shares_of(job(*counts), Silent(), labels="counts", weights="per-class", found=found)
     assert held == [2000, 5000, 3000, 0]
     torch.testing.assert_close(alpha[:, :3], torch.tensor([[0.0] * 3, [1.0] * 3]))
+
+
+def test_weights_of_a_class_are_shares_of_its_examples_and_equal_where_there_are_none() -> None:
+    found = class_weights([(3, 0, 0, 5), (1, 0, 2, 5)])
+    assert found.tolist() == [[0.75, 0.5, 0.0, 0.5], [0.25, 0.5, 1.0, 0.5]]
+    assert found.dtype == torch.float32

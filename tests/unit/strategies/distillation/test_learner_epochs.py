@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from strategies.combiners.combiners import Mean
-from strategies.distillation.fixed_images import learn_from_images, learn_from_table
-from strategies.distillation.learner import Learner
+from strategies.distillation.learner import Learner, learn_from_images, learn_from_table
 from strategies.distillation.settings import DistillOptions
 from strategies.method import Job, Normalization, Outcome, Silent, Snapshot
 from strategies.teacher.ensemble import Ensemble
