@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
 
     from .core.clients import Clients
-    from .teacher.sharded import ShardedMembers
+    from .core.shards import Shards
 
     State = dict[str, torch.Tensor]
     ModelBuilder = Callable[[], torch.nn.Module]
@@ -68,22 +68,6 @@ class Upload:
     num_examples: int | None = None
     label_counts: tuple[int, ...] | None = None
     ranges: Mapping[str, tuple[float, float]] | None = None
-
-
-class Shards(Protocol):
-    """Where the members of an ensemble are, if not in the process of the method."""
-
-    def hold(self, clients: Sequence[str], *, fold: bool, precision: str) -> ShardedMembers:
-        """Load some clients' uploads, in this order; what was held before is gone.
-
-        Args:
-            clients: Their names.
-            fold: See :meth:`.distillation.ensemble.Ensemble.from_uploads`.
-            precision: The same.
-
-        Raises:
-            UploadError: An upload's weights do not fit its architecture.
-        """
 
 
 @dataclass(frozen=True)

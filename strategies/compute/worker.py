@@ -123,7 +123,7 @@ class OutboxProgress:
 
 @dataclass(frozen=True)
 class AskedShards:
-    """Has the driver load members into shards, see :class:`strategies.method.Shards`.
+    """Has the driver load members into shards, see :class:`strategies.core.shards.Shards`.
 
     Attributes:
         ask: Asks the driver and waits for its answer.

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ..core.shards import HeldMembers
 from .recompute import running_again
-from .sharded import STATISTICS, ShardedMembers
+from .sharded import STATISTICS
 
 if TYPE_CHECKING:
     from ..method import Progress
@@ -53,13 +54,13 @@ class BatchNormLoss:
 
 
 @contextmanager
-def batchnorm_loss(members: Iterable[nn.Module] | ShardedMembers) -> Iterator[Callable[[], Tensor]]:
+def batchnorm_loss(members: Iterable[nn.Module] | HeldMembers) -> Iterator[Callable[[], Tensor]]:
     """Watch members during a block; the hooks are gone after it.
 
     Yields:
         A callable as :class:`BatchNormLoss` is one.
     """
-    if isinstance(members, ShardedMembers):
+    if isinstance(members, HeldMembers):
         with members.watched(STATISTICS) as seen:
             count = len(members)
             yield lambda: _total(seen(), count)
@@ -76,15 +77,15 @@ def _total(sums: Iterable[Tensor | None], count: int) -> Tensor:
     return torch.stack(found).sum() / count if found else torch.zeros(())
 
 
-def note_without_statistics(members: Iterable[nn.Module] | ShardedMembers, progress: Progress) -> None:
+def note_without_statistics(members: Iterable[nn.Module] | HeldMembers, progress: Progress) -> None:
     """Record a note if no member has statistics that images could be compared with: the loss is zero then."""
     if not keeps_statistics(members):
         progress.record({"note": "no client's model keeps batch-normalisation statistics: that loss is zero"})
 
 
-def keeps_statistics(members: Iterable[nn.Module] | ShardedMembers) -> bool:
+def keeps_statistics(members: Iterable[nn.Module] | HeldMembers) -> bool:
     """Say whether a member keeps statistics that images could be compared with."""
-    if isinstance(members, ShardedMembers):
+    if isinstance(members, HeldMembers):
         return members.statistics
     layers = (layer for member in members for layer in member.modules() if isinstance(layer, _BatchNorm))
     return any(layer.track_running_stats for layer in layers)

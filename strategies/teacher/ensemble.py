@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..core.errors import UploadError
+from ..core.shards import HeldMembers
 from ..uploads.quantization import as_int8
 from .copies import FreshModules, built
 from .frozen import simplified
 from .recompute import recomputed
-from .sharded import ShardedMembers
 from .stacked import stacks
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Ensemble(nn.Module):
 
     def __init__(
         self,
-        members: Sequence[nn.Module] | ShardedMembers,
+        members: Sequence[nn.Module] | HeldMembers,
         combiner: nn.Module,
         *,
         precision: str = "float32",
@@ -55,8 +55,8 @@ class Ensemble(nn.Module):
         kinds: Sequence[str] = (),
     ) -> None:
         super().__init__()
-        self.members: nn.ModuleList | ShardedMembers
-        if isinstance(members, ShardedMembers):
+        self.members: nn.ModuleList | HeldMembers
+        if isinstance(members, HeldMembers):
             self.members = members
         else:
             self.members = nn.ModuleList([fast_layout(_cast(member, precision)) for member in members])
@@ -142,7 +142,7 @@ class Ensemble(nn.Module):
             x: The images.
             part: Asks these members alone [m, B, C], one after another and in the images' own layout; None for all.
         """
-        if isinstance(self.members, ShardedMembers):
+        if not isinstance(self.members, nn.ModuleList):
             return self.members.logits(x, part)
         # Tokens are whole numbers, of which bfloat16 holds those up to 256 alone.
         x = x.to(self._dtype) if self._dtype and x.is_floating_point() else x

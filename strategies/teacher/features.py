@@ -9,19 +9,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..core.shards import HeldMembers
 from .recompute import running_again
-from .sharded import FEATURES, ShardedMembers
+from .sharded import FEATURES
 
 
 @contextmanager
-def penultimate_features(members: Iterable[nn.Module] | ShardedMembers) -> Iterator[Callable[[], Tensor | None]]:
+def penultimate_features(members: Iterable[nn.Module] | HeldMembers) -> Iterator[Callable[[], Tensor | None]]:
     """Watch the inputs of the members' last linear layers during a block.
 
     Yields:
         A callable that returns their mean over the members [B, F] in the last forward pass; None if a member has no
         linear layer or the members' features differ in length.
     """
-    if isinstance(members, ShardedMembers):
+    if isinstance(members, HeldMembers):
         with members.watched(FEATURES) as passes:
             count = len(members)
             yield lambda: _last_mean(passes(), count)
