@@ -263,7 +263,7 @@ def test_run_with_a_gpu_job_and_no_gpu_in_ray_says_so() -> None:
 def test_run_with_other_code_in_the_actor_names_both_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = Path(sys.modules["strategies"].__path__[0])
     shutil.copytree(own, tmp_path / "strategies", ignore=shutil.ignore_patterns("__pycache__"))
-    with (tmp_path / "strategies" / "seeds.py").open("a") as file:
+    with (tmp_path / "strategies" / "core" / "seeds.py").open("a") as file:
         file.write("# changed\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ComputeError, match="the Ray actor runs other code") as caught:
