@@ -10,7 +10,7 @@ import logging
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from ..core.errors import ComputeError
@@ -22,7 +22,7 @@ from .ray_start import NoRoomError
 from .relay import Relay
 from .session import Session, Terms
 from .shard_plan import Plan, method_share, plan_of
-from .task import Sent, Task
+from .task import Sent, Task, facts
 from .worker import Failure
 
 _log = logging.getLogger(__name__)
@@ -208,11 +208,6 @@ class KeptActor:
         except TimeoutError as error:
             raise NoRoomError(f"Ray had no room for an actor within {wait_s:g} s") from error
         self._session.check_code(code)
-
-
-def facts(upload: Upload) -> dict[str, Any]:
-    """Return the fields of an upload but ``read``."""
-    return {field.name: getattr(upload, field.name) for field in fields(upload) if field.name != "read"}
 
 
 def _raise(failure: Failure, *, method: str) -> NoReturn:

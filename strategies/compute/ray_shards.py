@@ -17,6 +17,7 @@ from ..core.errors import ComputeError
 from .by_value import LIBRARY
 from .packing import pack
 from .ray_start import NoRoomError
+from .task import facts
 
 if TYPE_CHECKING:
     from ..method import Upload
@@ -164,8 +165,6 @@ class ShardActors:
 
     def _stream(self, uploads: Sequence[Upload], used: Sequence[tuple[Any, slice]], relay: Relay) -> None:
         """Send each shard its uploads, one at a time: in the object store is at most one of each shard."""
-        from .kept_actor import facts
-
         ray, under_way = self._session.ray, dict[int, Any]()
         for turn in range(max((part.stop - part.start for _, part in used), default=0)):
             for number, (actor, part) in enumerate(used):

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.errors import OptionError
 from ..method import METHODS, TALLY, EnsembleSpec, Need
-from .kinds import check_kind, kind_of
+from .checks import some
+from .kinds import kind_of, of_kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +29,7 @@ def check_needs(method: Method, job: Job) -> None:
     Raises:
         OptionError: Names the method, the need and the clients, or the shape, that do not meet it.
     """
-    check_kind(method, job)
+    _check_kind(method, job)
     _check_teacher(method, job)
     missing = method.needs & _lacking(job)
     if Need.CLIENTS in missing:
@@ -64,6 +65,27 @@ def check_needs(method: Method, job: Job) -> None:
                 f"method {method.name!r} needs label counts, which these clients did not send: {', '.join(silent)}. "
                 f"Choose another method: {_fitting(job)}"
             )
+
+
+def _check_kind(method: Method, job: Job) -> None:
+    """Refuse uploads of another kind than the method works on.
+
+    Raises:
+        OptionError: Names both kinds and the clients.
+    """
+    fitting = of_kind(job.builders, method.uploads)
+    wrong = {
+        f"{upload.client} ({upload.architecture})": kind_of(upload.architecture)
+        for upload in job.uploads
+        if upload.architecture not in fitting and kind_of(upload.architecture) != method.uploads
+    }
+    if wrong:
+        kinds = " and ".join(repr(kind) for kind in sorted(set(wrong.values())))
+        others = [name for name in METHODS if METHODS[name].uploads in wrong.values()]
+        raise OptionError(
+            f"method {method.name!r} works on uploads of kind {method.uploads!r}; of kind {kinds} are those of "
+            f"{some(list(wrong))}. Choose another method: {', '.join(others)}"
+        )
 
 
 def _check_teacher(method: Method, job: Job) -> None:

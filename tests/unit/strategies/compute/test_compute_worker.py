@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from strategies.compute.kept_actor import facts
 from strategies.compute.packing import pack, unpack
 from strategies.compute.relay import Relay
-from strategies.compute.task import Task
+from strategies.compute.task import Task, facts
 from strategies.compute.worker import Event, Failure, Outbox, OutboxProgress, Worker, code_digest
 from strategies.core.errors import ComputeError, OptionError, UploadError
 from strategies.method import EnsembleSpec, Job, Method, Normalization, Outcome, Progress, Silent, Snapshot, Upload
