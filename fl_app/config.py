@@ -16,7 +16,7 @@ from fl_app.data import AUGMENTATIONS, DOMAINED, IMAGELESS, LAWS, SOURCES, Parti
 from fl_app.models import ARCHITECTURES
 from fl_app.privacy import PrivacyConfig
 from strategies.core.errors import OptionError
-from strategies.core.options import Scalar, check, check_device, meant, option, parse
+from strategies.core.options import Scalar, check, check_device, flatten, meant, option, parse
 
 
 @dataclass(frozen=True)
@@ -222,8 +222,7 @@ class AppConfig:
         check(self)
         check_device(self.device)
         self._check_attack()
-        self.privacy.check_client(self.client)
-        self.privacy.check_run({"data.name": self.data.name, "attack.kind": self.attack.kind})
+        self.privacy.check_settings(flatten(self))
         if self.data.name in IMAGELESS and self.client.augmentation not in ("data-set", "none"):
             raise OptionError(
                 f"setting 'client.augmentation' is {self.client.augmentation!r}: allowed where 'data.name' is "

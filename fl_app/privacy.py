@@ -18,16 +18,14 @@ from strategies.core.options import Scalar, check, option
 if TYPE_CHECKING:
     from torch import nn
 
-    from fl_app.config import ClientConfig
-
 Shape = tuple[int, int, int]
 
-# Field of ClientConfig -> what it has to be, and why.
+# Setting -> the value that it must have, and why.
 WANTED: Mapping[str, tuple[Scalar, str]] = {
-    "share_label_counts": (False, "they are counted without noise"),
-    "loss": ("cross-entropy", "another loss looks at the label counts"),
-    "sam_rho": (0.0, "its second gradient is not accounted for"),
-    "checkpoint": ("", "nobody knows what a checkpoint tells"),
+    "client.share-label-counts": (False, "they are counted without noise"),
+    "client.loss": ("cross-entropy", "another loss looks at the label counts"),
+    "client.sam-rho": (0.0, "its second gradient is not accounted for"),
+    "client.checkpoint": ("", "nobody knows what a checkpoint tells"),
 }
 
 # Setting and value -> why a run with it cannot be private.
@@ -54,28 +52,21 @@ class PrivacyConfig:
         """Whether clients train privately."""
         return self.epsilon > 0
 
-    def check_client(self, client: ClientConfig) -> None:
-        """Refuse local training that would tell more than the budget allows.
+    def check_settings(self, settings: Mapping[str, Scalar]) -> None:
+        """Refuse settings by which an upload would tell more than the budget allows.
+
+        Args:
+            settings: The app's, flat.
 
         Raises:
             OptionError: Names the setting, its value, what is allowed and why.
         """
-        for field, (wanted, why) in WANTED.items() if self.on else ():
-            if (value := getattr(client, field)) != wanted:
+        for key, (wanted, why) in WANTED.items() if self.on else ():
+            if (value := settings[key]) != wanted:
                 raise OptionError(
-                    f"setting 'client.{field.replace('_', '-')}' is {value!r}: allowed with 'privacy.epsilon' "
-                    f"{self.epsilon:g} is {wanted!r}; {why}"
+                    f"setting {key!r} is {value!r}: allowed with 'privacy.epsilon' {self.epsilon:g} is {wanted!r}; "
+                    f"{why}"
                 )
-
-    def check_run(self, settings: Mapping[str, str]) -> None:
-        """Refuse other settings by which an upload would tell more than the budget allows.
-
-        Args:
-            settings: Those that :data:`OUTSIDE` names, with their values.
-
-        Raises:
-            OptionError: Names the setting, its value and why.
-        """
         for (key, value), why in OUTSIDE.items() if self.on else ():
             if settings[key] == value:
                 raise OptionError(

@@ -97,6 +97,6 @@ def test_page_s_command_for_the_guard_s_folder_prints_it() -> None:
 def test_page_says_what_differential_privacy_refuses() -> None:
     text = section(PAGE, "## Differential privacy")
 
-    assert {"share_label_counts", "checkpoint"} <= set(WANTED)
+    assert {"client.share-label-counts", "client.checkpoint"} <= set(WANTED)
     for word in ("label counts", "checkpoints", "batch normalisation", "number of examples"):
         assert word in text
