@@ -18,7 +18,7 @@ from server_app.launch.console import Format, errors, print_result, say
 from server_app.launch.offline_option import with_offline
 from server_app.launch.run_command import INTERRUPTED, app_folder, launch_run, stored_settings, stored_supernodes
 from server_app.rounds.table import print_rounds
-from server_app.settings.build import default_settings, known_options, read_settings
+from server_app.settings.read import default_settings, known_options, read_settings
 from server_app.settings.rehearsal import number_of_clients
 from server_app.settings.settled import check_same_run
 from server_app.settings.text import merge_settings, with_absolute_paths

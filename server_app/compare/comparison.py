@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from server_app.compare.cell import Cell, expected_seconds, facts_of, run_cell
+from server_app.compare.plot import plot_comparison
 from server_app.compare.sources import data_of, differing, info_of, own_results, with_uploads
 from server_app.compare.table import differing_line, headline, lines_of, points_of_lines, times_of_lines
 from server_app.launch.guard import guarded, sigterm_as_interrupt
 from server_app.replay.stored import check_replay, unmet_need
 from server_app.report.cost_plots import plot_communication, plot_server_time
 from server_app.report.drawing import save
-from server_app.report.plots import plot_comparison
 from server_app.settings.text import to_toml
 from strategies.core.errors import OptionError, StoreError
 from strategies.core.options import Scalar

@@ -10,9 +10,8 @@ from statistics import fmean, stdev
 from typing import Any, Literal
 
 from server_app.report.cost_plots import Curve, Point
-from server_app.report.finish import scaled_line
 from server_app.report.tables import csv_text, markdown_text, print_table
-from server_app.settings.build import default_settings
+from server_app.settings.read import default_settings, scaled_line
 from server_app.settings.text import to_toml
 
 CompareFormat = Literal["text", "json", "csv", "md"]

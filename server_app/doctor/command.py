@@ -17,7 +17,7 @@ from server_app.doctor.roles import Machine, NodeMachine, Server
 from server_app.doctor.tls import ServerFiles
 from server_app.doctor.versions import machine_facts, read_expected
 from server_app.launch.console import Format, errors
-from server_app.settings.build import known_options, read_settings
+from server_app.settings.read import known_options, read_settings
 from server_app.settings.text import merge_settings, with_absolute_paths
 
 doctor = typer.Typer(

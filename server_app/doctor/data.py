@@ -12,7 +12,7 @@ from fl_app.division import own_positions
 from fl_app.models import builders
 from server_app.doctor.findings import Finding
 from server_app.doctor.node import NodeConfig
-from server_app.settings.build import Settings
+from server_app.settings.read import Settings
 from strategies.core.errors import DataError, OneShotError, OptionError, UploadError
 from strategies.uploads.checks import Signature, Signatures, check_finite, check_keys, some
 

@@ -13,7 +13,7 @@ from server_app.doctor.findings import Check, Finding
 from server_app.doctor.network import Address
 from server_app.doctor.node import NodeConfig
 from server_app.doctor.tls import ServerFiles
-from server_app.settings.build import Settings
+from server_app.settings.read import Settings
 
 
 @dataclass(frozen=True)

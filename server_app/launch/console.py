@@ -14,7 +14,7 @@ from rich.table import Table
 from server_app.launch.log_lines import LogLines
 from server_app.report.attack_success import attack_lines
 from server_app.report.communication import moved_lines
-from server_app.report.finish import scaled_line
+from server_app.settings.read import scaled_line
 from strategies.core.errors import OneShotError
 
 Format = Literal["text", "json"]

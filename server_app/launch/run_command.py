@@ -14,7 +14,8 @@ import typer
 
 from fl_app.node_config import SUPERNODES_VARIABLE
 from server_app.launch.console import echo_to, errors, print_result
-from server_app.settings.build import check_before_start, read_settings
+from server_app.settings.build import check_before_start
+from server_app.settings.read import read_settings
 from server_app.settings.rehearsal import DEFAULT_SUPERNODES
 from server_app.settings.settled import check_adopted
 from strategies.core.errors import OneShotError, OptionError

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from server_app.settings.read import forgotten
 from strategies.core.errors import OptionError, StoreError
 from strategies.core.options import Scalar
 from strategies.run.run_folder import RunFolder, default_run_dir
@@ -26,7 +27,7 @@ def forget_settings(
         OptionError: A client has no upload there, or the run's clients are out of reach.
         StoreError: ``run`` is no run folder.
     """
-    before = _names(str(stored.get("forget", "")))
+    before = forgotten(str(stored.get("forget", "")))
     with RunFolder.open(run, write=False) as folder:
         held, info = folder.round(max(1, kept_round(folder))).held(), folder.info
     if "replay-of" in info:
@@ -55,21 +56,6 @@ def what_is_left(run: Path, clients: Sequence[str]) -> str:
     )
 
 
-def facts_of(uploads: str, forget: str) -> dict[str, object]:
-    """Return what run.json of a run on earlier uploads says beside the settings.
-
-    Args:
-        uploads: The run folder that holds them; empty: clients train and upload.
-        forget: Clients whose uploads are left out, separated by commas.
-    """
-    if not uploads:
-        return {}
-    with RunFolder.open(Path(uploads), write=False) as source:
-        # What clients keep on their own disks bears the id of the run that they uploaded to.
-        origin, before = source.info.get("uploads-id", source.id), source.info.get("forgotten", [])
-    return {"uploads-of": uploads, "uploads-id": origin, "forgotten": sorted(_names(forget) | set(before))}
-
-
 def adopt_uploads(target: RunFolder, uploads: str, forget: str, *, min_uploads: int) -> None:
     """Copy the uploads of another run into a new one, and begin its server stage with them; nobody is asked to train.
 
@@ -79,7 +65,7 @@ def adopt_uploads(target: RunFolder, uploads: str, forget: str, *, min_uploads: 
     """
     if not uploads or pinned_clients(target.round(1)) is not None:
         return
-    left_out = _names(forget)
+    left_out = forgotten(forget)
     with RunFolder.open(Path(uploads), write=False) as source:
         round_folder = source.round(max(1, kept_round(source)))
         # What came after the server stage had begun had no part in that run.
@@ -109,7 +95,3 @@ def adopt_uploads(target: RunFolder, uploads: str, forget: str, *, min_uploads: 
                 ranges=upload.ranges,
             )
     pin_clients(target.round(1), [upload.client for upload in chosen])
-
-
-def _names(text: str) -> set[str]:
-    return {name.strip() for name in text.split(",") if name.strip()}

@@ -18,7 +18,8 @@ import torch
 from fl_app.checkpoints import read_checkpoint
 from fl_app.models import ARCHITECTURES
 from server_app.replay.import_map import Entry, Known, list_checkpoints
-from server_app.settings.build import Settings, build_job, held_out, read_settings
+from server_app.settings.build import build_job, held_out
+from server_app.settings.read import Settings, read_settings
 from strategies.core.errors import OptionError, StoreError, UploadError
 from strategies.core.options import Scalar
 from strategies.method import Job

@@ -11,10 +11,11 @@ from typing import Any
 
 from fl_app.config import AppConfig
 from fl_app.data import Split
-from server_app.foreign_models import foreign_models
-from server_app.report.evaluation import HeldOut
-from server_app.report.finish import bare_result, finish, scaled_line
-from server_app.settings.build import Settings, build_job, held_out, read_settings
+from server_app.replay.foreign_models import foreign_models
+from server_app.report.finish import bare_result, finish
+from server_app.settings.build import build_job, held_out
+from server_app.settings.held_out import HeldOut
+from server_app.settings.read import Settings, read_settings, scaled_line
 from server_app.settings.server_data import open_half
 from server_app.settings.settled import check_same_run, check_settled
 from strategies.compute import ServerCompute, choose, named

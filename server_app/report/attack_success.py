@@ -1,54 +1,21 @@
-"""What the server does about simulated attackers: it refuses what cannot be, says so, and measures a backdoor."""
+"""What a result says of simulated attackers, and how often a backdoor works."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from fl_app.attacks import KINDS, POISONING, AttackConfig, triggered
+from fl_app.attacks import KINDS, AttackConfig, triggered
 from fl_app.data import ImageData
-from fl_app.node_config import client_name, read_nodes
 from strategies.combiners.outcomes import load_model
-from strategies.core.errors import OptionError
-from strategies.method import Method, Need
 
 if TYPE_CHECKING:
-    from server_app.report.evaluation import HeldOut
+    from server_app.settings.held_out import HeldOut
     from strategies.run.stage import StageReport
-
-
-def check_attack(attack: AttackConfig, method: Method) -> None:
-    """Refuse an attack on one upload where the clients answer round by round.
-
-    Raises:
-        OptionError: Names the setting, its value and what is allowed.
-    """
-    if Need.CLIENTS in method.needs and attack.kind not in ("none", *POISONING):
-        raise OptionError(
-            f"setting 'attack.kind' is {attack.kind!r}: allowed with method {method.name!r}, whose clients train in "
-            f"rounds, are none, {', '.join(POISONING)}"
-        )
-
-
-def check_attackers(attack: AttackConfig, num_supernodes: int, nodes: str = "") -> None:
-    """Refuse attackers that a simulation does not have.
-
-    Args:
-        attack: Who does what.
-        num_supernodes: How many clients are simulated.
-        nodes: The setting "client.nodes", whose files may name them.
-
-    Raises:
-        OptionError: Names them and what is allowed.
-    """
-    parts: list[dict[str, Any]] = [{"partition-id": number} for number in range(num_supernodes)]
-    played = read_nodes(Path(nodes))[:num_supernodes] if nodes else parts
-    attack.check_clients([client_name(facts) for facts in played])
 
 
 def attack_line(attack: AttackConfig) -> str:

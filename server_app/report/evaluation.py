@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import nn
-
-from fl_app.data import ImageData, normalize
 from server_app.report.kept_scores import Keep, KeptScores, fresh
+from server_app.settings.held_out import HeldOut
 from strategies.combiners.combiners import build_combiner
 from strategies.combiners.outcomes import load_model
-from strategies.method import METHODS, EnsembleSpec, Job, Method, Normalization, Silent
+from strategies.method import METHODS, EnsembleSpec, Job, Method, Silent
 from strategies.run.files import weights_sha256
 from strategies.run.journal import Journal
 from strategies.run.stage import StageReport
 from strategies.teacher.ensemble import Ensemble
 from strategies.uploads.kinds import CLASSIFIER, CVAE, OPEN_SET
 
-BATCH = 500
 PLAIN = EnsembleSpec((), "mean")
 EXACT = ", members in float32"  # ends the name of an ensemble that is scored without its quantisation
 
@@ -37,73 +33,6 @@ class Row:
     def as_json(self) -> dict[str, str | float]:
         """Return the row as the result file holds it."""
         return asdict(self)
-
-
-@dataclass(frozen=True)
-class HeldOut:
-    """The held-out images, as a model sees them.
-
-    Attributes:
-        data: uint8 [N, ch, H, W] and labels [N].
-        normalization: The models' input space.
-        passed: Told how many models have seen one more batch; None to tell nobody.
-    """
-
-    data: ImageData
-    normalization: Normalization
-    passed: Callable[[int], None] | None = None
-
-    def __call__(self, epoch: int, model: nn.Module) -> dict[str, float]:  # noqa: ARG002  an Observer gets both
-        """Return ``{"accuracy": %}`` of a model: the observer of a server stage."""
-        return {"accuracy": self.accuracy(model)}
-
-    def batches(self, device: torch.device) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield normalised images [B, ch, H, W] with their labels [B]."""
-        images_labels = zip(torch.split(self.data.images, BATCH), torch.split(self.data.labels, BATCH), strict=True)
-        for images, labels in images_labels:
-            pixels = normalize(images, self.normalization.mean, self.normalization.std)
-            yield pixels.to(device), labels.to(device)
-
-    def _count(self, models: int) -> None:
-        if self.passed is not None:
-            self.passed(models)
-
-    @torch.no_grad()
-    def accuracy(self, model: nn.Module) -> float:
-        """Return the share of images that the model labels rightly, in %; the model's mode is restored."""
-        was_training = model.training
-        model.eval()
-        device = next(model.parameters()).device
-        hits = 0
-        for images, labels in self.batches(device):
-            hits += int((model(images).argmax(1) == labels).sum())
-            self._count(_models_of(model))
-        model.train(was_training)
-        return percent(hits, len(self.data.labels))
-
-    @torch.no_grad()
-    def member_accuracies(self, ensemble: Ensemble) -> tuple[list[float], float]:
-        """Return every member's accuracy and the ensemble's, in %, from one pass over the images."""
-        device = next(ensemble.parameters()).device
-        alone, together = torch.zeros(len(ensemble.members), dtype=torch.long), 0
-        for images, labels in self.batches(device):
-            logits = ensemble.member_logits(images)
-            combined = ensemble.combine(logits, images)
-            # What a member says beyond the classes, "unknown", is none of them.
-            alone += (logits[..., : combined.shape[1]].argmax(2) == labels).sum(1).cpu()
-            together += int((combined.argmax(1) == labels).sum())
-            self._count(len(ensemble.members))
-        total = len(self.data.labels)
-        return [percent(int(hits), total) for hits in alone], percent(together, total)
-
-
-def percent(hits: int, total: int) -> float:
-    """Return a share in %, rounded to what 10,000 images can tell."""
-    return round(100 * hits / total, 2)
-
-
-def _models_of(model: nn.Module) -> int:
-    return len(model.members) if isinstance(model, Ensemble) else 1
 
 
 def evaluate(
@@ -125,7 +54,7 @@ def evaluate(
     )
     own = uploads * passes + (outcome.student is not None)
     models = uploads * (method.uploads != CVAE) + averaged + own
-    total, done = models * -(-len(held_out.data.labels) // BATCH), 0
+    total, done = models * held_out.num_batches, 0
     with Journal(None, log, label="evaluation", unit="batch") as journal:
 
         def count(models: int) -> None:

@@ -10,11 +10,12 @@ from typing import Any
 from server_app.report.attack_success import attack_facts, attack_lines
 from server_app.report.communication import Cost, cost_of, moved_in, moved_lines, points_of, rounds_in
 from server_app.report.drawing import save
-from server_app.report.evaluation import HeldOut, Row, best_accuracy, evaluate
+from server_app.report.evaluation import Row, best_accuracy, evaluate
 from server_app.report.gatekeeping import plot_verdict, verdict_facts, verdict_lines
 from server_app.report.plots import client_weights, model_card, plot_all
 from server_app.report.privacy import privacy_facts, privacy_lines
-from server_app.settings.build import Settings
+from server_app.settings.held_out import HeldOut
+from server_app.settings.read import Settings, scaled_line
 from strategies.method import Outcome
 from strategies.run.files import atomic_write
 from strategies.run.run_folder import RunFolder
@@ -180,8 +181,3 @@ def table_lines(result: Mapping[str, Any]) -> list[str]:
     lines += attack_lines(result.get("attack", {})) + privacy_lines(result.get("privacy", {}))
     lines += verdict_lines(result.get("gatekeeper", {}))
     return [*lines, *moved_lines(result), f"run folder: {result['run_dir']}"]
-
-
-def scaled_line(scaled: Mapping[str, Sequence[Any]]) -> str:
-    """Return which schedules are shorter than they were set: ``client.epochs 30 instead of 300``."""
-    return ", ".join(f"{key} {run} instead of {was}" for key, (was, run) in scaled.items())

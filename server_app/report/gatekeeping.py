@@ -1,4 +1,4 @@
-"""The gatekeeper in the app: which settings it allows, and what people read of its verdict."""
+"""What people read of the gatekeeper's verdict."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from server_app.report.drawing import new_figure, short
-from strategies.core.errors import OptionError
-from strategies.gatekeeper.config import EXCLUDE, OFF, GatekeeperConfig
+from strategies.gatekeeper.config import EXCLUDE
 from strategies.gatekeeper.verdicts import MEASURES, SUSPECT, Inspection
-from strategies.method import Method, Need
 from strategies.run.quarantine import kept_verdict
 
 if TYPE_CHECKING:
@@ -21,31 +19,6 @@ if TYPE_CHECKING:
     from strategies.run.round_folder import RoundFolder
 
 FARTHEST = 8.0  # robust deviations; beyond, the heat map's colour stays the same
-
-
-def check_gatekeeper(config: GatekeeperConfig, method: Method, uploads: str) -> None:
-    """Refuse a gatekeeper where no uploads come that it could judge.
-
-    Args:
-        config: Its options.
-        method: The server method.
-        uploads: The run folder whose stored uploads are used; empty: clients train and upload.
-
-    Raises:
-        OptionError: Names the setting and what is allowed.
-    """
-    if config.policy == OFF:
-        return
-    if Need.CLIENTS in method.needs:
-        raise OptionError(
-            f"setting 'gatekeeper.policy' is {config.policy!r}: allowed with method {method.name!r} is {OFF!r}: its "
-            "clients answer in every round, and only models that are uploaded once are judged"
-        )
-    if uploads:
-        raise OptionError(
-            f"setting 'gatekeeper.policy' is {config.policy!r} and 'uploads' {uploads!r}: must be {OFF!r}; who was "
-            "quarantined in that run has no part in this one, and 'forget' leaves out others"
-        )
 
 
 def verdict_facts(folder: RoundFolder) -> dict[str, Any]:

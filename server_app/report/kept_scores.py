@@ -16,7 +16,7 @@ from strategies.run.files import read_json, write_json
 from strategies.run.uploads import StoredWeights
 
 if TYPE_CHECKING:
-    from server_app.report.evaluation import HeldOut
+    from server_app.settings.held_out import HeldOut
     from strategies.method import Job
 
 Scores = TypeVar("Scores")

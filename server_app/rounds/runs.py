@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from server_app.compare.sources import data_of
-from server_app.settings.build import default_settings
+from server_app.settings.read import default_settings
 from server_app.settings.settled import FREE_ON_RESUME
 from strategies.core.errors import OptionError
 from strategies.core.options import Scalar

@@ -1,137 +1,31 @@
-"""From flat settings to what the server works with. Only here and in the two ``app.py`` do settings meet pieces."""
+"""From settings to what the server works with. Only here and in the two ``app.py`` do settings meet pieces."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fl_app.config import AppConfig, shortened
 from fl_app.data import Split
 from fl_app.models import builders
 from fl_app.models.uploaded import uploaded_builders
 from fl_app.node_config import SUPERNODES_VARIABLE, refused_in_deployment
-from server_app.iterating import check_iterative
-from server_app.replay.forget import facts_of
-from server_app.report.attack_success import check_attack, check_attackers
-from server_app.report.evaluation import HeldOut
-from server_app.report.gatekeeping import check_gatekeeper
-from server_app.report.privacy import check_privacy, check_private_models
+from server_app.settings.checks import check_attackers, check_needs_of_settings, check_private_models
+from server_app.settings.held_out import HeldOut
+from server_app.settings.read import Settings, forgotten
 from server_app.settings.rehearsal import check_checkpoints, check_division
 from server_app.settings.server_data import labelled_images, open_half, proxy_images
 from strategies.compute import named
 from strategies.compute.in_process import resolve_device
 from strategies.core.errors import OptionError
-from strategies.core.options import Option, Scalar, flatten, options_of, parse, reject_unknown
-from strategies.gatekeeper.config import GatekeeperConfig
-from strategies.method import METHODS, TALLY, Job, Method, Need, Normalization
-from strategies.rounds.config import IterativeConfig
-from strategies.rounds.refinement import Refiner
+from strategies.method import TALLY, Job, Need, Normalization
+from strategies.run.run_folder import RunFolder
 from strategies.run.stage import all_cores
-from strategies.uploads.needs import check_needs, wants_label_counts
+from strategies.uploads.needs import check_needs
 
 if TYPE_CHECKING:
     from strategies.flower.one_shot import OneShot
     from strategies.flower.rounds.iterative import Iterative
-
-# For small data: there these values, tried out on digits, take seconds where DENSE's own take an hour, and FENS's a
-# minute. FLBoost's, tried out on Fashion-MNIST, are for models as small as the main job's.
-APP_DEFAULTS: Mapping[str, Scalar] = {
-    "dense.epochs": 24,
-    "dense.generator-steps": 10,
-    "dense.generator-lr": 0.003,
-    "dense.synthesis-batch-size": 64,
-    "dense.batch-size": 32,
-    "dense.kd-temperature": 4.0,
-    "fens.rounds": 100,
-    "fens.server-lr": 0.003,
-    "flboost.adversarial-weight": 0.1,
-    "flboost.generator-step": "joint",
-    "flboost.generator-steps": 3,
-    "flboost.student-lr": 0.05,
-}
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Settings, read and checked.
-
-    Attributes:
-        app: The app's own, with the local epochs that ``scale`` leaves.
-        method: The server method.
-        method_config: The method's config, with the server epochs that ``scale`` leaves.
-        refiner: What fine-tunes the model of every round, of a run in rounds that has one; with such epochs, too.
-        flat: All of them as they were given, completed by the defaults.
-        gatekeeper: What is done with uploads that look harmful.
-    """
-
-    app: AppConfig
-    method: Method
-    method_config: Any
-    refiner: Refiner | None
-    flat: Mapping[str, Scalar]
-    gatekeeper: GatekeeperConfig
-
-    @property
-    def learner(self) -> Method:
-        """The method that learns on the server: what refines the rounds, if there is such, else the method itself."""
-        return self.method if self.refiner is None else self.refiner.method
-
-    @property
-    def options(self) -> dict[str, Scalar]:
-        """The options of the method, and of what refines its rounds, by key."""
-        refiner = {} if self.refiner is None else flatten(self.refiner.config, self.refiner.method.name)
-        return {**flatten(self.method_config, self.method.name), **refiner}
-
-    @property
-    def scaled(self) -> dict[str, list[Scalar]]:
-        """What ``scale`` shortens: key -> the number of epochs that was set, and the one that is run."""
-        run = {**flatten(self.app), **self.options}
-        return {key: [self.flat[key], value] for key, value in run.items() if value != self.flat[key]}
-
-
-def default_settings() -> dict[str, Scalar]:
-    """Return every key with its default: what pyproject.toml holds and bare ``flwr run .`` runs."""
-    found = {**flatten(AppConfig()), **flatten(GatekeeperConfig(), "gatekeeper")}
-    for name in METHODS:
-        found.update(flatten(METHODS[name].config(), name))
-    return {**found, **APP_DEFAULTS}
-
-
-def known_options() -> list[Option]:
-    """Return every option of the app, of its gatekeeper and of the methods."""
-    own = options_of(AppConfig) + options_of(GatekeeperConfig, "gatekeeper")
-    return own + [o for name in METHODS for o in options_of(METHODS[name].config, name)]
-
-
-def read_settings(given: Mapping[str, Scalar]) -> Settings:
-    """Check settings and read them.
-
-    Args:
-        given: Flat settings; absent keys have their default.
-
-    Raises:
-        OptionError: Names the key, the value and what is allowed.
-    """
-    reject_unknown(given, [o.key for o in known_options()])
-    flat = {**default_settings(), **given}
-    app = AppConfig.from_settings(flat)
-    try:
-        method = METHODS[app.method]
-    except OptionError as error:
-        raise OptionError(f"setting 'method': {error}") from error
-    config = shortened(parse(method.config, flat, method.name), app.scale)
-    gatekeeper = parse(GatekeeperConfig, flat, "gatekeeper")
-    return Settings(app, method, config, _refiner(config, flat, app.scale), flat, gatekeeper)
-
-
-def _refiner(config: Any, flat: Mapping[str, Scalar], scale: float) -> Refiner | None:
-    name = config.refiner if isinstance(config, IterativeConfig) else "none"
-    if name == "none":
-        return None
-    return Refiner(METHODS[name], shortened(parse(METHODS[name].config, flat, name), scale))
 
 
 def held_out(settings: Settings) -> tuple[HeldOut, Split]:
@@ -191,38 +85,6 @@ def build_job(settings: Settings, split: Split, observer: HeldOut | None, *, dat
         teacher=TALLY if app.teacher == TALLY else None,
         observer=observer,
     )
-
-
-def check_needs_of_settings(settings: Settings) -> None:
-    """Refuse, before any client is asked, settings whose uploads the method could do nothing with.
-
-    Raises:
-        OptionError: Names the setting, its value and what the method needs.
-    """
-    method, app = settings.method, settings.app
-    if Need.SAME_ARCHITECTURE in method.needs and set(app.model.mix()) != {app.model.of_student()}:
-        key, value = (
-            ("model.per-client", app.model.per_client) if app.model.per_client else ("model.name", app.model.name)
-        )
-        raise OptionError(
-            f"setting {key!r} is {value!r} and the student's architecture {app.model.of_student()!r}: allowed with "
-            f"method {method.name!r} is one architecture for all"
-        )
-    check_privacy(settings)
-    wanted = wants_label_counts(method, settings.method_config) and app.teacher != TALLY
-    if wanted and not app.client.share_label_counts:
-        raise OptionError(
-            f"setting 'client.share-label-counts' is False: allowed with method {method.name!r} is True; it needs that "
-            f"{Need.LABEL_COUNTS.value}"
-        )
-    check_attack(app.attack, method)
-    check_gatekeeper(settings.gatekeeper, method, app.uploads)
-    if app.teacher == "run":
-        raise OptionError("setting 'teacher' is 'run': allowed in a replay, of a run that ended with an ensemble")
-    if isinstance(settings.method_config, IterativeConfig):
-        check_iterative(app, settings.method_config)
-    if named(app.compute, app.shards) == "in-process":
-        resolve_device(app.device)
 
 
 def check_before_start(settings: Settings, num_supernodes: int) -> None:
@@ -286,3 +148,18 @@ def build_strategy(settings: Settings, job: Job) -> OneShot | Iterative:
     if Need.CLIENTS in settings.method.needs:
         return Iterative(job.builders, refiner=settings.refiner, **shared)
     return OneShot(settings.method, job.builders, **shared)
+
+
+def facts_of(uploads: str, forget: str) -> dict[str, object]:
+    """Return what run.json of a run on earlier uploads says beside the settings.
+
+    Args:
+        uploads: The run folder that holds them; empty: clients train and upload.
+        forget: Clients whose uploads are left out, separated by commas.
+    """
+    if not uploads:
+        return {}
+    with RunFolder.open(Path(uploads), write=False) as source:
+        # What clients keep on their own disks bears the id of the run that they uploaded to.
+        origin, before = source.info.get("uploads-id", source.id), source.info.get("forgotten", [])
+    return {"uploads-of": uploads, "uploads-id": origin, "forgotten": sorted(forgotten(forget) | set(before))}

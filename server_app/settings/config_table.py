@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from server_app.settings.build import default_settings, known_options
+from server_app.settings.read import default_settings, known_options
 from server_app.settings.text import to_toml
 
 BEGIN = "# Written by `make config` from the dataclasses; change those."

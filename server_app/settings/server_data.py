@@ -11,7 +11,7 @@ from strategies.method import Need
 if TYPE_CHECKING:
     import torch
 
-    from server_app.settings.build import Settings
+    from server_app.settings.read import Settings
 
 
 def open_half(settings: Settings, half: str) -> Split:

@@ -8,7 +8,7 @@ from typing import Any
 
 from fl_app.config import AppConfig
 from fl_app.data import Split, nobodys
-from server_app.settings.build import Settings, default_settings
+from server_app.settings.read import Settings, default_settings
 from server_app.settings.server_data import open_half
 from strategies.core.errors import OptionError
 from strategies.core.options import Scalar, options_of, parse

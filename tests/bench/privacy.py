@@ -24,8 +24,9 @@ from measure import say
 
 from client_app.node import Asked, Node
 from client_app.work import trained_model
-from server_app.report.evaluation import HeldOut
-from server_app.settings.build import Settings, build_job, held_out, known_options, read_settings
+from server_app.settings.build import build_job, held_out
+from server_app.settings.held_out import HeldOut
+from server_app.settings.read import Settings, known_options, read_settings
 from server_app.settings.text import merge_settings
 from strategies.combiners.outcomes import load_model
 from strategies.method import Job, Silent, Upload

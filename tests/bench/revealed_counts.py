@@ -22,7 +22,8 @@ from torch import Tensor
 from client_app.node import Asked, Node
 from client_app.told_counts import equal_parts
 from client_app.work import own_examples
-from server_app.settings.build import Settings, build_job, read_settings
+from server_app.settings.build import build_job
+from server_app.settings.read import Settings, read_settings
 from server_app.settings.server_data import open_half
 from strategies.combiners.class_counts import normalised
 from strategies.combiners.combiners import Mean

@@ -27,7 +27,8 @@ from torch import Tensor
 
 from fl_app.data import ImageData
 from fl_app.models import build
-from server_app.report.evaluation import HeldOut, evaluate
+from server_app.report.evaluation import evaluate
+from server_app.settings.held_out import HeldOut
 from strategies.client import upload_facts
 from strategies.co_boosting import CoBoostingConfig
 from strategies.compute import choose

@@ -27,8 +27,9 @@ import torch
 from measure import say
 from torch import Tensor, nn
 
-from server_app.report.evaluation import HeldOut
-from server_app.settings.build import Settings, build_job, held_out, read_settings
+from server_app.settings.build import build_job, held_out
+from server_app.settings.held_out import HeldOut
+from server_app.settings.read import Settings, read_settings
 from server_app.settings.server_data import open_half
 from strategies.combiners import noise
 from strategies.combiners.outcomes import load_model

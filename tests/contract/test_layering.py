@@ -115,12 +115,12 @@ def test_a_module_imports_only_what_its_package_may(path: str) -> None:
         ("fl_app/new.py", "import strategies"),
         ("fl_app/new.py", "from strategies import Dense"),
         ("fl_app/new.py", "import flwr_datasets"),
-        ("fl_app/new.py", "from server_app.settings.build import read_settings"),
+        ("fl_app/new.py", "from server_app.settings.read import read_settings"),
         ("client_app/new.py", "from flwr.app import Message"),
         ("client_app/app.py", "import ray"),
         ("client_app/app.py", "from strategies.flower.messages import Request"),
         ("client_app/app.py", "from strategies.run.files import atomic_write"),
-        ("client_app/app.py", "from server_app.settings.build import read_settings"),
+        ("client_app/app.py", "from server_app.settings.read import read_settings"),
         ("server_app/launch/superlink.py", "import flwr"),
         ("server_app/replay/stored.py", "if True:\n    from flwr.app import Context"),
         ("server_app/app.py", "import ray"),
@@ -254,7 +254,7 @@ def test_methods_and_replay_when_flwr_and_ray_are_blocked_import() -> None:
     code = f"""
         import strategies
         from server_app.replay.stored import replay_run
-        from server_app.report.evaluation import HeldOut
+        from server_app.report.evaluation import evaluate
         from strategies import METHODS, InProcess, load_ensemble_module, load_model
         print(*[METHODS[name].name for name in METHODS])
         {LOADED}

@@ -26,7 +26,7 @@ TRUSTED = {
     ("strategies/core/memory.py", "ctypes.CDLL"): "the C library of the process itself",
     ("fl_app/models/__init__.py", "importlib.import_module"): "names that stand in this file",
     ("fl_app/vision.py", "importlib.import_module"): "torchvision",
-    ("server_app/foreign_models.py", "importlib.import_module"): "what --model names: the user's own choice",
+    ("server_app/replay/foreign_models.py", "importlib.import_module"): "what --model names: the user's own choice",
     ("strategies/method.py", "importlib.import_module"): "names that stand in this file",
     ("strategies/compute/ray_actors.py", "importlib.import_module"): "the library's own name, from our own driver",
     ("strategies/core/startup/sitecustomize.py", "importlib.import_module"): "a name that stands in this file",

@@ -15,7 +15,7 @@ from fl_app.data.tables import FEATURES
 from fl_app.data.text import LENGTH, NUM_CLASSES
 from fl_app.data.torchvision_sets import KNOWN
 from fl_app.models import builders
-from server_app.settings.build import Settings, default_settings, known_options, read_settings
+from server_app.settings.read import Settings, default_settings, known_options, read_settings
 from server_app.settings.text import merge_settings
 from strategies.co_boosting import CoBoostingConfig
 from strategies.core.options import parse

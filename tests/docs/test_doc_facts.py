@@ -20,7 +20,7 @@ from fl_app.data.text import LENGTH, NUM_CLASSES
 from fl_app.data.torchvision_sets import KNOWN
 from fl_app.models import ARCHITECTURES, build, builders
 from fl_app.node_config import KEYS
-from server_app.settings.build import default_settings
+from server_app.settings.read import default_settings
 from strategies import co_boosting, dense, fed_gen, feddf, flboost
 from strategies.core.errors import OptionError
 from strategies.core.options import flatten, options_of

@@ -22,7 +22,7 @@ from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.common.config import parse_config_args
 
 from server_app import cli
-from server_app.settings.build import known_options, read_settings
+from server_app.settings.read import known_options, read_settings
 from server_app.settings.text import merge_settings
 from strategies.core.errors import OneShotError
 from strategies.flower.messages import Request, read_reply

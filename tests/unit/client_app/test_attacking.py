@@ -20,7 +20,7 @@ from client_app.work import own_examples, trained_model
 from fl_app.attacks import AttackConfig, triggered
 from fl_app.config import AppConfig
 from fl_app.data import ImageData
-from server_app.report.attack_success import check_attackers
+from server_app.settings.checks import check_attackers
 from strategies.core.errors import OptionError, UploadError
 
 RUN = "0123456789abcdef" * 2

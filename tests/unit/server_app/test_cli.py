@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from server_app import cli as command_line
 from server_app.launch import superlink as launching
 from server_app.launch.superlink import Launched
-from server_app.settings.build import APP_DEFAULTS, default_settings
+from server_app.settings.read import APP_DEFAULTS, default_settings
 from strategies.method import METHODS
 from strategies.run.run_folder import RunFolder
 

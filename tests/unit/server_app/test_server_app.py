@@ -10,7 +10,7 @@ from flwr.app import Context, RecordDict
 
 from fl_app.config import AppConfig
 from server_app import app as server_app
-from server_app.settings.build import default_settings
+from server_app.settings.read import default_settings
 from strategies.core.errors import OneShotError, OptionError, QuorumError
 from strategies.flower.one_shot import OneShot
 from strategies.run.run_folder import RunFolder

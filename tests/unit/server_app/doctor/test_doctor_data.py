@@ -10,7 +10,7 @@ from fl_app.models import build
 from server_app.doctor import data
 from server_app.doctor.findings import Finding
 from server_app.doctor.node import NodeConfig
-from server_app.settings.build import Settings, read_settings
+from server_app.settings.read import Settings, read_settings
 from strategies.core.errors import OptionError
 
 DIGITS = read_settings({})

@@ -18,7 +18,7 @@ from flwr.supercore.run import RunNotRunningException
 from fl_app.node_config import SUPERNODES_VARIABLE
 from server_app import app as server_app
 from server_app.launch.resuming import RESUME_FILE, how_to_go_on
-from server_app.settings.build import default_settings, read_settings
+from server_app.settings.read import default_settings, read_settings
 from server_app.settings.text import merge_settings
 from strategies.core.errors import ComputeError, QuorumError, StoreError
 from strategies.flower.one_shot import OneShot

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from fl_app.config import AppConfig
-from server_app.replay.forget import adopt_uploads, facts_of, forget_settings, what_is_left
-from server_app.settings.build import read_settings
+from server_app.replay.forget import adopt_uploads, forget_settings, what_is_left
+from server_app.settings.build import facts_of
+from server_app.settings.read import read_settings
 from server_app.settings.settled import check_adopted
 from strategies.core.errors import OptionError, StoreError
 from strategies.run.run_folder import RunFolder

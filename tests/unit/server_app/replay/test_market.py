@@ -18,7 +18,8 @@ from server_app.cli import cli
 from server_app.replay.imports import Request, import_checkpoints
 from server_app.replay.stored import Request as ReplayRequest
 from server_app.replay.stored import replay_run
-from server_app.settings.build import held_out, read_settings
+from server_app.settings.build import held_out
+from server_app.settings.read import read_settings
 from strategies.core.errors import OneShotError, OptionError, StoreError, UploadError
 from strategies.core.seeds import seeded_torch
 from strategies.run.files import read_json

@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from server_app.replay.stored import Request, replay_run
-from server_app.settings.build import build_job, build_strategy, check_needs_of_settings, held_out, read_settings
+from server_app.settings.build import build_job, build_strategy, held_out
+from server_app.settings.checks import check_needs_of_settings
+from server_app.settings.read import read_settings
 from strategies.core.errors import OptionError
 from strategies.method import EnsembleSpec
 from strategies.run.run_folder import RunFolder

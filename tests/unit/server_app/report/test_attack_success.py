@@ -9,15 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from fl_app.attacks import AttackConfig, triggered
+from fl_app.attacks import triggered
 from fl_app.data import ImageData
 from server_app.launch.console import print_result
-from server_app.report.attack_success import attack_lines, backdoor_success, check_attackers
-from server_app.report.evaluation import HeldOut
+from server_app.report.attack_success import attack_lines, backdoor_success
 from server_app.report.finish import finish, table_lines
-from server_app.settings.build import build_job, check_before_start, check_needs_of_settings, read_settings
-from server_app.settings.server_data import open_half
-from strategies.core.errors import OptionError
+from server_app.settings.held_out import HeldOut
 from strategies.method import Normalization
 from strategies.run.run_folder import RunFolder
 from strategies.run.stage import keep_outcome
@@ -108,27 +105,3 @@ def test_a_result_of_another_attack_has_no_success(run_folder: Callable[..., Pat
         "kind": "scale", "clients": ["client-001"], "described": "scale, factor 10, by client-001",
     }  # fmt: skip
     assert "attackers are simulated: scale, factor 10, by client-001" in table_lines(result)
-
-
-def test_an_attacker_among_nodes_that_are_not_played_is_refused(tmp_path: Path) -> None:
-    for name in ("a", "b", "c"):
-        (tmp_path / f"{name}.toml").write_text(f'client = "{name}"\npartition-id = 0\n')
-    attack = AttackConfig(kind="random", clients="c")
-
-    check_attackers(attack, 3, str(tmp_path))
-    with pytest.raises(OptionError, match="names c: allowed in this simulation are a to b"):
-        check_attackers(attack, 2, str(tmp_path))
-
-
-def test_attacks_when_they_cannot_be_are_refused_before_anything_starts(small: dict[str, Any]) -> None:
-    def settings(**more: Any) -> Any:
-        return read_settings({**small, **{key.replace("__", "."): value for key, value in more.items()}})
-
-    with pytest.raises(OptionError, match="names client-005: allowed in this simulation are client-000 to client-004"):
-        check_before_start(settings(attack__kind="random", attack__clients="client-005"), 5)
-    with pytest.raises(OptionError, match="'attack.kind' is 'copy': allowed with method 'iterative', whose clients"):
-        check_needs_of_settings(settings(method="iterative", attack__kind="copy", attack__clients="client-001"))
-    check_needs_of_settings(settings(method="iterative", attack__kind="label-flip", attack__clients="client-001"))
-    chosen = settings(attack__kind="backdoor", attack__clients="client-001", attack__target=10)
-    with pytest.raises(OptionError, match="'attack.target' is 10: must be 0 to 9"):
-        build_job(chosen, open_half(chosen, "test"), None)

@@ -9,7 +9,7 @@ import pytest
 
 from server_app.report.communication import moved_lines
 from server_app.report.finish import describe_failure, finish, own_epochs, table_lines
-from server_app.settings.build import read_settings
+from server_app.settings.read import read_settings
 from strategies.core.errors import QuorumError
 from strategies.method import EnsembleSpec, Outcome
 from strategies.run.files import write_json

@@ -5,12 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from server_app.replay.stored import Request, replay_run
 from server_app.report.gatekeeping import card_section, plot_verdict, verdict_lines
-from server_app.settings.build import check_needs_of_settings, read_settings
-from strategies.core.errors import OptionError
 from strategies.gatekeeper.verdicts import Finding, Inspection, Row
 from strategies.run.files import save_weights, sha256_file
 from strategies.run.run_folder import RunFolder
@@ -57,23 +53,6 @@ def test_a_replay_with_exclude_leaves_the_suspect_out_and_tells_it_everywhere(ru
     assert "| client-000 | suspect | scaled: the norm of layer" in (folder / "model_card.md").read_text()
     assert any("client-000 is suspect, scaled" in line for line in lines)
     assert result["gatekeeper"] == json.loads((folder / "result.json").read_text())["gatekeeper"]
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"method": "iterative"}, "allowed with method 'iterative' is 'off'"),
-        ({"uploads": "somewhere"}, "'uploads' 'somewhere': must be 'off'"),
-    ],
-)
-def test_a_gatekeeper_where_nothing_is_uploaded_once_is_refused(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(OptionError, match=said):
-        check_needs_of_settings(read_settings({**settings, "gatekeeper.policy": "warn"}))
-
-
-def test_a_policy_that_there_is_not_is_refused_by_its_key() -> None:
-    with pytest.raises(OptionError, match=r"'gatekeeper\.policy' is 'shoot': must be one of 'off', 'warn'"):
-        read_settings({"gatekeeper.policy": "shoot"})
 
 
 def test_lines_and_card_name_the_suspect_what_was_done_and_what_was_not_judged() -> None:

@@ -13,9 +13,10 @@ from server_app.compare import comparison as comparing
 from server_app.compare.cell import Cell, work
 from server_app.compare.comparison import Comparison, compare_runs
 from server_app.replay.stored import Request, replay_run
-from server_app.report.evaluation import HeldOut
 from server_app.report.kept_scores import KeptScores
-from server_app.settings.build import build_job, held_out, read_settings
+from server_app.settings.build import build_job, held_out
+from server_app.settings.held_out import HeldOut
+from server_app.settings.read import read_settings
 from strategies.core.errors import StoreError
 from strategies.method import Job
 from strategies.run.run_folder import RunFolder

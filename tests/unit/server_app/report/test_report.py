@@ -2,23 +2,20 @@ from __future__ import annotations
 
 import re
 import runpy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from matplotlib.collections import PathCollection
+from figure_checks import assert_inside_and_apart, drawn
 from matplotlib.colors import to_hex
-from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from server_app.compare.table import Line
 from server_app.report.cost_plots import Point
-from server_app.report.evaluation import HeldOut, Row, result_table
+from server_app.report.evaluation import Row, result_table
 from server_app.report.plots import (
     COLOURS,
     client_weights,
@@ -26,11 +23,11 @@ from server_app.report.plots import (
     plot_accuracy,
     plot_all,
     plot_client_weights,
-    plot_comparison,
     plot_curve,
     plot_images,
     plot_labels,
 )
+from server_app.settings.held_out import HeldOut
 from strategies.combiners.outcomes import load_model
 from strategies.method import EnsembleSpec, Method, Outcome
 from strategies.run.run_folder import RunFolder
@@ -47,24 +44,6 @@ def rows(clients: int) -> list[Row]:
 def counts(clients: int, classes: int = 10) -> dict[str, list[int]]:
     rng = np.random.default_rng(0)
     return {f"client-{k:03d}": rng.integers(1, 60, classes).tolist() for k in range(clients)}
-
-
-def drawn(figure: Figure) -> Any:
-    """Draw the figure, so that every text has its place, and return its renderer."""
-    figure.canvas.draw()
-    return figure.canvas.get_renderer()  # type: ignore[attr-defined]
-
-
-def assert_inside_and_apart(figure: Figure, texts: Sequence[Any]) -> None:
-    renderer, edge = drawn(figure), figure.bbox
-    boxes = [text.get_window_extent(renderer) for text in texts]
-    for text, box in zip(texts, boxes, strict=True):
-        assert box.x0 >= edge.x0, f"{text.get_text()!r} is cut off"
-        assert box.y0 >= edge.y0, f"{text.get_text()!r} is cut off"
-        assert box.x1 <= edge.x1, f"{text.get_text()!r} is cut off"
-        assert box.y1 <= edge.y1, f"{text.get_text()!r} is cut off"
-    for above, below in pairwise(boxes):
-        assert below.y1 <= above.y0 + 1.0, "names overlap"
 
 
 @pytest.mark.parametrize("clients", [1, 5, pytest.param(100, marks=pytest.mark.slow)])
@@ -117,56 +96,6 @@ def test_weights_of_clients_are_those_of_a_weighted_ensemble_in_sum_1_and_of_no_
     assert client_weights(Outcome(ensemble=EnsembleSpec(("a",), "mean"))) == {}
     by_class = EnsembleSpec(("a",), "label-count", {"weights": torch.ones(1, 10)})
     assert client_weights(Outcome(ensemble=by_class)) == {}
-
-
-def line(name: str, kind: str, *scores: float) -> Line:
-    return Line(name, "x", kind, len(scores), scores, None, 1.0, 1.0, 1.0, 0.0, 0.25, (3, 3))
-
-
-def test_a_comparison_is_drawn_as_asked_with_spread_single_results_and_the_colours_of_its_kinds() -> None:
-    lines = [
-        line("DENSE", "student", 60.0, 62.0, 70.0),
-        line("FedENS", "ensemble", 61.0),
-        line("B", "student", 1.0, 2.0),
-    ]
-
-    figure = plot_comparison(lines, "Methods on the same uploads (fashion-mnist): 12 runs, 3 seeds")
-
-    axes = figure.axes[0]
-    assert axes.get_title() == "Methods on the same uploads (fashion-mnist): 12 runs, 3 seeds"
-    assert [bar.get_width() for bar in axes.patches] == [64.0, 61.0, 1.5]
-    assert [name.get_text() for name in axes.get_yticklabels()] == ["DENSE", "FedENS", "B"]
-    assert axes.yaxis_inverted()
-    assert [text.get_text() for text in axes.texts] == ["64.00 ± 5.29", "61.00", "1.50 ± 0.71"]
-    assert [to_hex(bar.get_facecolor()) for bar in axes.patches] == [COLOURS[each.kind] for each in lines]
-    dots = [dot for dots in axes.collections if isinstance(dots, PathCollection) for dot in dots.get_offsets().tolist()]
-    assert dots == [[60.0, 0.0], [62.0, 0.0], [70.0, 0.0], [1.0, 2.0], [2.0, 2.0]]
-    legend = axes.get_legend()
-    assert legend is not None
-    assert [text.get_text() for text in legend.get_texts()] == ["student", "ensemble"]
-    assert_inside_and_apart(figure, axes.texts)
-    assert_inside_and_apart(figure, axes.get_yticklabels())
-    assert_inside_and_apart(figure, [axes.title])
-    assert_inside_and_apart(figure, [axes.xaxis.label])
-
-
-def test_a_comparison_of_perfect_methods_has_room_for_its_numbers() -> None:
-    figure = plot_comparison([line("Label-count ensemble", "ensemble", 99.0, 100.0, 100.0)], "Methods")
-
-    assert_inside_and_apart(figure, figure.axes[0].texts)
-    (text,) = figure.axes[0].texts
-    assert text.get_window_extent(drawn(figure)).x1 <= figure.axes[0].get_window_extent().x1 + 4
-    assert figure.axes[0].get_xticks().tolist() == [0, 20, 40, 60, 80, 100]  # nothing beyond all that can be right
-
-
-@pytest.mark.parametrize("best", [0.0, 9.8, 31.0, 55.4])
-def test_a_comparison_ends_a_little_beyond_its_best_method(best: float) -> None:
-    figure = plot_comparison([line("Tally", "student", best), line("Label-count ensemble", "ensemble", 0.0)], "Methods")
-
-    left, right = figure.axes[0].get_xlim()
-    assert (left, right) == (0.0, 1.25 * max(best, 1.0))
-    assert figure.axes[0].get_xticks().max() > right / 2
-    assert_inside_and_apart(figure, figure.axes[0].texts)
 
 
 def test_names_when_two_rows_have_the_same_keep_their_own_bars() -> None:

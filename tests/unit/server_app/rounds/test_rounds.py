@@ -18,7 +18,7 @@ from server_app.compare.comparison import Comparison, compare_runs
 from server_app.rounds.plot import plot_rounds
 from server_app.rounds.report import read_targets, report_rounds
 from server_app.rounds.runs import read_runs, settings_of
-from server_app.settings.build import default_settings
+from server_app.settings.read import default_settings
 from strategies.core.errors import OptionError, StoreError
 from strategies.run.run_folder import RunFolder
 

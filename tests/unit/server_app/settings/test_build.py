@@ -11,17 +11,9 @@ from PIL import Image
 
 from fl_app.config import AppConfig
 from fl_app.data import GROUPS, clients_share
-from server_app.settings.build import (
-    APP_DEFAULTS,
-    build_job,
-    build_strategy,
-    check_before_start,
-    check_needs_of_settings,
-    default_settings,
-    held_out,
-    open_half,
-    read_settings,
-)
+from server_app.settings.build import build_job, build_strategy, check_before_start, held_out, open_half
+from server_app.settings.checks import check_needs_of_settings
+from server_app.settings.read import APP_DEFAULTS, default_settings, read_settings
 from server_app.settings.settled import FREE_ON_RESUME, check_same_run
 from strategies.core.errors import ComputeError, DataError, OptionError
 from strategies.core.options import options_of

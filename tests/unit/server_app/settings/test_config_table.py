@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import tomllib
 
-from server_app.settings.build import default_settings, known_options
 from server_app.settings.config_table import PYPROJECT, config_table, with_config_table
+from server_app.settings.read import default_settings, known_options
 from strategies.core.options import flatten
 from strategies.method import METHODS
 

@@ -9,7 +9,9 @@ import pytest
 
 from server_app.launch.console import print_result
 from server_app.report.finish import finish, table_lines
-from server_app.settings.build import build_job, check_needs_of_settings, read_settings
+from server_app.settings.build import build_job
+from server_app.settings.checks import check_needs_of_settings
+from server_app.settings.read import read_settings
 from server_app.settings.server_data import open_half
 from strategies.core.errors import OptionError
 from strategies.run.run_folder import RunFolder

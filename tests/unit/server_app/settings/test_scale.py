@@ -12,7 +12,7 @@ from fl_app.config import AppConfig
 from server_app.launch.console import print_result
 from server_app.replay.stored import Request, replay_run
 from server_app.report.finish import table_lines
-from server_app.settings.build import read_settings
+from server_app.settings.read import read_settings
 from strategies.core.errors import OptionError
 from strategies.core.options import flatten
 from strategies.method import METHODS

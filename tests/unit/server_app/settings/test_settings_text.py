@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from server_app.settings.build import known_options
+from server_app.settings.read import known_options
 from server_app.settings.text import merge_settings, to_toml, with_absolute_paths
 from strategies.core.errors import OptionError
 

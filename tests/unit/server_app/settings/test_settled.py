@@ -13,7 +13,7 @@ import torch
 
 from fl_app.data import open_split, server_share
 from server_app.replay.stored import Request, replay_run
-from server_app.settings.build import default_settings, known_options
+from server_app.settings.read import default_settings, known_options
 from server_app.settings.settled import FREE_ON_REPLAY
 from strategies.core.errors import OneShotError, OptionError, StoreError
 from strategies.method import METHODS

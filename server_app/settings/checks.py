@@ -1,0 +1,172 @@
+"""What settings must be together, beyond what each key allows by itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fl_app.attacks import POISONING, AttackConfig
+from fl_app.config import AppConfig
+from fl_app.data import Split
+from fl_app.node_config import client_name, read_nodes
+from fl_app.privacy import check_architecture
+from server_app.settings.read import Settings
+from strategies.compute import named
+from strategies.compute.in_process import resolve_device
+from strategies.core.errors import OptionError
+from strategies.gatekeeper.config import OFF, GatekeeperConfig
+from strategies.method import METHODS, TALLY, Method, Need
+from strategies.rounds.config import IterativeConfig
+from strategies.uploads.kinds import CLASSIFIER
+from strategies.uploads.needs import wants_label_counts
+
+# They divide by how far the clients' steps went, which is known of SGD.
+BY_TRAVEL = ("fednova", "scaffold")
+
+
+def check_needs_of_settings(settings: Settings) -> None:
+    """Refuse, before any client is asked, settings whose uploads the method could do nothing with.
+
+    Raises:
+        OptionError: Names the setting, its value and what the method needs.
+    """
+    method, app = settings.method, settings.app
+    if Need.SAME_ARCHITECTURE in method.needs and set(app.model.mix()) != {app.model.of_student()}:
+        key, value = (
+            ("model.per-client", app.model.per_client) if app.model.per_client else ("model.name", app.model.name)
+        )
+        raise OptionError(
+            f"setting {key!r} is {value!r} and the student's architecture {app.model.of_student()!r}: allowed with "
+            f"method {method.name!r} is one architecture for all"
+        )
+    _check_privacy(settings)
+    wanted = wants_label_counts(method, settings.method_config) and app.teacher != TALLY
+    if wanted and not app.client.share_label_counts:
+        raise OptionError(
+            f"setting 'client.share-label-counts' is False: allowed with method {method.name!r} is True; it needs that "
+            f"{Need.LABEL_COUNTS.value}"
+        )
+    _check_attack(app.attack, method)
+    _check_gatekeeper(settings.gatekeeper, method, app.uploads)
+    if app.teacher == "run":
+        raise OptionError("setting 'teacher' is 'run': allowed in a replay, of a run that ended with an ensemble")
+    if isinstance(settings.method_config, IterativeConfig):
+        _check_iterative(app, settings.method_config)
+    if named(app.compute, app.shards) == "in-process":
+        resolve_device(app.device)
+
+
+def check_attackers(attack: AttackConfig, num_supernodes: int, nodes: str = "") -> None:
+    """Refuse attackers that a simulation does not have.
+
+    Args:
+        attack: Who does what.
+        num_supernodes: How many clients are simulated.
+        nodes: The setting "client.nodes", whose files may name them.
+
+    Raises:
+        OptionError: Names them and what is allowed.
+    """
+    parts: list[dict[str, Any]] = [{"partition-id": number} for number in range(num_supernodes)]
+    played = read_nodes(Path(nodes))[:num_supernodes] if nodes else parts
+    attack.check_clients([client_name(facts) for facts in played])
+
+
+def check_private_models(settings: Settings, split: Split) -> None:
+    """Refuse clients' architectures that cannot be trained privately.
+
+    Raises:
+        OptionError: Names the first, and those that fit.
+    """
+    if settings.app.privacy.on:
+        for name in dict.fromkeys(settings.app.model.mix()):
+            check_architecture(name, split.num_classes, split.input_shape)
+
+
+def _check_attack(attack: AttackConfig, method: Method) -> None:
+    """Refuse an attack on one upload where the clients answer round by round.
+
+    Raises:
+        OptionError: Names the setting, its value and what is allowed.
+    """
+    if Need.CLIENTS in method.needs and attack.kind not in ("none", *POISONING):
+        raise OptionError(
+            f"setting 'attack.kind' is {attack.kind!r}: allowed with method {method.name!r}, whose clients train in "
+            f"rounds, are none, {', '.join(POISONING)}"
+        )
+
+
+def _check_gatekeeper(config: GatekeeperConfig, method: Method, uploads: str) -> None:
+    """Refuse a gatekeeper where no uploads come that it could judge.
+
+    Args:
+        config: Its options.
+        method: The server method.
+        uploads: The run folder whose stored uploads are used; empty: clients train and upload.
+
+    Raises:
+        OptionError: Names the setting and what is allowed.
+    """
+    if config.policy == OFF:
+        return
+    if Need.CLIENTS in method.needs:
+        raise OptionError(
+            f"setting 'gatekeeper.policy' is {config.policy!r}: allowed with method {method.name!r} is {OFF!r}: its "
+            "clients answer in every round, and only models that are uploaded once are judged"
+        )
+    if uploads:
+        raise OptionError(
+            f"setting 'gatekeeper.policy' is {config.policy!r} and 'uploads' {uploads!r}: must be {OFF!r}; who was "
+            "quarantined in that run has no part in this one, and 'forget' leaves out others"
+        )
+
+
+def _check_privacy(settings: Settings) -> None:
+    """Refuse a method that asks clients for more than one private upload of a classifier.
+
+    Raises:
+        OptionError: Names the setting, its value and what is allowed.
+    """
+    if not settings.app.privacy.on:
+        return
+    method, rounds = settings.method, int(getattr(settings.method_config, "rounds", 1))
+    if not _asks_once(settings.method.name):
+        allowed = ", ".join(name for name in METHODS if _asks_once(name))
+        raise OptionError(
+            f"setting 'method' is {method.name!r}: allowed with 'privacy.epsilon' are methods that ask a client for "
+            f"one classifier and nothing after it: {allowed}"
+        )
+    if rounds > 1:
+        raise OptionError(
+            f"setting '{method.name}.rounds' is {rounds}: allowed with 'privacy.epsilon' is 1; every round would spend "
+            "the budget anew"
+        )
+
+
+def _asks_once(name: str) -> bool:
+    method = METHODS[name]
+    once = method.uploads == CLASSIFIER and method.fit_with is None
+    return once and not {Need.CLIENTS, Need.LABEL_COUNTS} & method.needs
+
+
+def _check_iterative(app: AppConfig, config: IterativeConfig) -> None:
+    """Refuse, before any client is asked, local training that the rounds could do nothing with.
+
+    Raises:
+        OptionError: Names the setting and what is allowed.
+    """
+    if app.client.checkpoint:
+        raise OptionError(
+            f"setting 'client.checkpoint' is {app.client.checkpoint!r}: allowed with method 'iterative' is none, for "
+            "its clients train in every round"
+        )
+    if app.teacher != "method" and config.refiner == "none":
+        raise OptionError(
+            f"setting 'teacher' is {app.teacher!r}: allowed with method 'iterative' where 'iterative.refiner' names a "
+            "method that distils"
+        )
+    if config.strategy in BY_TRAVEL and app.client.optimizer != "sgd":
+        raise OptionError(
+            f"setting 'client.optimizer' is {app.client.optimizer!r}: allowed with 'iterative.strategy' "
+            f"{config.strategy!r} is 'sgd'"
+        )

@@ -1,0 +1,87 @@
+"""The images that are kept from every client, and the share of them that a model labels rightly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from fl_app.data import ImageData, normalize
+from strategies.method import Normalization
+from strategies.teacher.ensemble import Ensemble
+
+BATCH = 500
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """The held-out images, as a model sees them.
+
+    Attributes:
+        data: uint8 [N, ch, H, W] and labels [N].
+        normalization: The models' input space.
+        passed: Told how many models have seen one more batch; None to tell nobody.
+    """
+
+    data: ImageData
+    normalization: Normalization
+    passed: Callable[[int], None] | None = None
+
+    def __call__(self, epoch: int, model: nn.Module) -> dict[str, float]:  # noqa: ARG002  an Observer gets both
+        """Return ``{"accuracy": %}`` of a model: the observer of a server stage."""
+        return {"accuracy": self.accuracy(model)}
+
+    def batches(self, device: torch.device) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield normalised images [B, ch, H, W] with their labels [B]."""
+        images_labels = zip(torch.split(self.data.images, BATCH), torch.split(self.data.labels, BATCH), strict=True)
+        for images, labels in images_labels:
+            pixels = normalize(images, self.normalization.mean, self.normalization.std)
+            yield pixels.to(device), labels.to(device)
+
+    @property
+    def num_batches(self) -> int:
+        """How many :meth:`batches` there are."""
+        return -(-len(self.data.labels) // BATCH)
+
+    def _count(self, models: int) -> None:
+        if self.passed is not None:
+            self.passed(models)
+
+    @torch.no_grad()
+    def accuracy(self, model: nn.Module) -> float:
+        """Return the share of images that the model labels rightly, in %; the model's mode is restored."""
+        was_training = model.training
+        model.eval()
+        device = next(model.parameters()).device
+        hits = 0
+        for images, labels in self.batches(device):
+            hits += int((model(images).argmax(1) == labels).sum())
+            self._count(_models_of(model))
+        model.train(was_training)
+        return percent(hits, len(self.data.labels))
+
+    @torch.no_grad()
+    def member_accuracies(self, ensemble: Ensemble) -> tuple[list[float], float]:
+        """Return every member's accuracy and the ensemble's, in %, from one pass over the images."""
+        device = next(ensemble.parameters()).device
+        alone, together = torch.zeros(len(ensemble.members), dtype=torch.long), 0
+        for images, labels in self.batches(device):
+            logits = ensemble.member_logits(images)
+            combined = ensemble.combine(logits, images)
+            # What a member says beyond the classes, "unknown", is none of them.
+            alone += (logits[..., : combined.shape[1]].argmax(2) == labels).sum(1).cpu()
+            together += int((combined.argmax(1) == labels).sum())
+            self._count(len(ensemble.members))
+        total = len(self.data.labels)
+        return [percent(int(hits), total) for hits in alone], percent(together, total)
+
+
+def percent(hits: int, total: int) -> float:
+    """Return a share in %, rounded to what 10,000 images can tell."""
+    return round(100 * hits / total, 2)
+
+
+def _models_of(model: nn.Module) -> int:
+    return len(model.members) if isinstance(model, Ensemble) else 1

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import pytest
+from figure_checks import assert_inside_and_apart, drawn
+from matplotlib.collections import PathCollection
+from matplotlib.colors import to_hex
+
+from server_app.compare.plot import plot_comparison
+from server_app.compare.table import Line
+from server_app.report.drawing import COLOURS
+
+
+def line(name: str, kind: str, *scores: float) -> Line:
+    return Line(name, "x", kind, len(scores), scores, None, 1.0, 1.0, 1.0, 0.0, 0.25, (3, 3))
+
+
+def test_a_comparison_is_drawn_as_asked_with_spread_single_results_and_the_colours_of_its_kinds() -> None:
+    lines = [
+        line("DENSE", "student", 60.0, 62.0, 70.0),
+        line("FedENS", "ensemble", 61.0),
+        line("B", "student", 1.0, 2.0),
+    ]
+
+    figure = plot_comparison(lines, "Methods on the same uploads (fashion-mnist): 12 runs, 3 seeds")
+
+    axes = figure.axes[0]
+    assert axes.get_title() == "Methods on the same uploads (fashion-mnist): 12 runs, 3 seeds"
+    assert [bar.get_width() for bar in axes.patches] == [64.0, 61.0, 1.5]
+    assert [name.get_text() for name in axes.get_yticklabels()] == ["DENSE", "FedENS", "B"]
+    assert axes.yaxis_inverted()
+    assert [text.get_text() for text in axes.texts] == ["64.00 ± 5.29", "61.00", "1.50 ± 0.71"]
+    assert [to_hex(bar.get_facecolor()) for bar in axes.patches] == [COLOURS[each.kind] for each in lines]
+    dots = [dot for dots in axes.collections if isinstance(dots, PathCollection) for dot in dots.get_offsets().tolist()]
+    assert dots == [[60.0, 0.0], [62.0, 0.0], [70.0, 0.0], [1.0, 2.0], [2.0, 2.0]]
+    legend = axes.get_legend()
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()] == ["student", "ensemble"]
+    assert_inside_and_apart(figure, axes.texts)
+    assert_inside_and_apart(figure, axes.get_yticklabels())
+    assert_inside_and_apart(figure, [axes.title])
+    assert_inside_and_apart(figure, [axes.xaxis.label])
+
+
+def test_a_comparison_of_perfect_methods_has_room_for_its_numbers() -> None:
+    figure = plot_comparison([line("Label-count ensemble", "ensemble", 99.0, 100.0, 100.0)], "Methods")
+
+    assert_inside_and_apart(figure, figure.axes[0].texts)
+    (text,) = figure.axes[0].texts
+    assert text.get_window_extent(drawn(figure)).x1 <= figure.axes[0].get_window_extent().x1 + 4
+    assert figure.axes[0].get_xticks().tolist() == [0, 20, 40, 60, 80, 100]  # nothing beyond all that can be right
+
+
+@pytest.mark.parametrize("best", [0.0, 9.8, 31.0, 55.4])
+def test_a_comparison_ends_a_little_beyond_its_best_method(best: float) -> None:
+    figure = plot_comparison([line("Tally", "student", best), line("Label-count ensemble", "ensemble", 0.0)], "Methods")
+
+    left, right = figure.axes[0].get_xlim()
+    assert (left, right) == (0.0, 1.25 * max(best, 1.0))
+    assert figure.axes[0].get_xticks().max() > right / 2
+    assert_inside_and_apart(figure, figure.axes[0].texts)
