@@ -6,12 +6,10 @@ import ast
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from graphlib import CycleError, TopologicalSorter
 
 import pytest
-from sources import PACKAGES, ROOT, SOURCES
+from sources import PACKAGES, ROOT, SOURCES, imported, module_name
 
 from strategies.method import METHODS
 
@@ -47,32 +45,6 @@ LAYERS = {
         flwr=("server_app/app.py",),
     ),
 }
-
-
-def module_name(path: str) -> str:
-    parts = path.removesuffix(".py").split("/")
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-MODULES = {module_name(path) for path in SOURCES}
-
-
-def package_of(path: str) -> list[str]:
-    """Return the package that a file's relative imports start from."""
-    return path.split("/")[:-1]
-
-
-def imported(path: str, node: ast.AST) -> Iterator[tuple[str, int]]:
-    """Yield what an import names, made absolute, with its level; a name that is a module counts as that module."""
-    if isinstance(node, ast.Import):
-        yield from ((alias.name, 0) for alias in node.names)
-    elif isinstance(node, ast.ImportFrom):
-        here = package_of(path)
-        base = here[: len(here) - node.level + 1] if node.level else []
-        target = ".".join([*base, *([node.module] if node.module else [])])
-        for alias in node.names:
-            full = f"{target}.{alias.name}"
-            yield (full if full in MODULES else target), node.level
 
 
 def violations(path: str, text: str) -> list[str]:
@@ -163,48 +135,6 @@ def test_the_library_s_pieces_do_not_know_flower_s_half(path: str) -> None:
     names = {name for node in ast.walk(ast.parse(SOURCES[path])) for name, _ in imported(path, node)}
 
     assert {name for name in names if any(f"{name}.".startswith(f"{part}.") for part in half)} <= {module_name(path)}
-
-
-def module_level(tree: ast.Module) -> Iterator[ast.stmt]:
-    """Yield the statements that run when a module is imported; blocks for type checkers do not."""
-    pending: list[ast.stmt] = list(tree.body)
-    while pending:
-        node = pending.pop()
-        yield node
-        if isinstance(node, ast.If):
-            checking = isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
-            pending += node.orelse if checking else [*node.body, *node.orelse]
-        elif isinstance(node, ast.Try | ast.With | ast.ClassDef):
-            pending += node.body
-
-
-def import_graph(sources: Mapping[str, str]) -> dict[str, set[str]]:
-    known = {module_name(path) for path in sources}
-    graph: dict[str, set[str]] = {}
-    for path, text in sources.items():
-        names = {name for node in module_level(ast.parse(text)) for name, _ in imported(path, node)}
-        graph[module_name(path)] = (names & known) - {module_name(path)}
-    return graph
-
-
-def test_modules_do_not_import_each_other_in_a_circle() -> None:
-    graph = import_graph(SOURCES)
-
-    assert len(graph) == len(SOURCES)
-    assert sum(map(len, graph.values())) > len(SOURCES)  # it has edges at all
-    tuple(TopologicalSorter(graph).static_order())  # raises a CycleError that names the circle
-
-
-def test_the_search_for_circles_finds_one_but_not_for_type_checkers() -> None:
-    first = {
-        "fl_app/config.py": "from .models import build",
-        "fl_app/models/__init__.py": "from ..config import AppConfig",
-    }
-    typed = {**first, "fl_app/models/__init__.py": "if TYPE_CHECKING:\n    from ..config import AppConfig"}
-
-    with pytest.raises(CycleError):
-        tuple(TopologicalSorter(import_graph(first)).static_order())
-    tuple(TopologicalSorter(import_graph(typed)).static_order())
 
 
 # What the table promises, seen from outside: with a package blocked, what must do without it does.

@@ -96,7 +96,10 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "listed examples": (metric([10] * 1000), r"metrics\['num-examples'\] is \[10, 10"),
     "label counts too few": (fact("label-counts", [5, 5]), r"upload\.label-counts is \[5, 5\]: must be 4 whole"),
     "label counts too many": (fact("label-counts", [2] * 5), r"upload\.label-counts is .*: must be 4 whole"),
-    "label counts negative": (fact("label-counts", [11, -1, 0, 0]), r"upload\.label-counts is \[11, -1, 0, 0\]: must be"),
+    "label counts negative": (
+        fact("label-counts", [11, -1, 0, 0]),
+        r"upload\.label-counts is \[11, -1, 0, 0\]: must be",
+    ),
     "label counts real": (fact("label-counts", [2.5] * 4), r"upload\.label-counts is .*: must be 4 whole"),
     "label counts boolean": (fact("label-counts", [True] * 4), r"upload\.label-counts is .*: must be 4 whole"),
     "label counts no list": (fact("label-counts", 10), r"upload\.label-counts is 10: must be 4 whole"),
