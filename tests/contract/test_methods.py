@@ -318,7 +318,7 @@ PROGRAM = textwrap.dedent("""
     sys.meta_path.insert(0, Blocked())
     package, small = {package!r}, {small!r}
     method = importlib.import_module(package + ".method")
-    outcomes = importlib.import_module(package + ".outcomes")
+    outcomes = importlib.import_module(package + ".combiners.outcomes")
     torch = importlib.import_module("torch")
 
     def build(outputs=4):
