@@ -165,13 +165,13 @@ class Dialogue:
     def _check_ensemble(self, answer: Answer) -> None:
         if answer.facts.get("ensemble") != self._ensemble:
             raise UploadError(
-                f"{answer.client}: it answers for ensemble {str(answer.facts.get('ensemble'))[:12]!r}: must be "
-                f"{self._ensemble[:12]!r}"
+                f"it answers for ensemble {str(answer.facts.get('ensemble'))[:12]!r}: must be {self._ensemble[:12]!r}",
+                answer.client,
             )
         needs, members = answer.facts.get("needs", []), set(range(len(self._members)))
         if not isinstance(needs, list) or len(needs) > len(members) or set(needs) - members:
             raise UploadError(
-                f"{answer.client}: it needs members {str(needs)[:80]}: must be 0 to {len(members) - 1}, each once"
+                f"it needs members {str(needs)[:80]}: must be 0 to {len(members) - 1}, each once", answer.client
             )
 
     def _check_round(self, number: int, params: Params, answer: Answer) -> None:
@@ -179,16 +179,16 @@ class Dialogue:
         if _misses(answer):
             return
         if answer.facts.get("round") != number:
-            raise UploadError(f"{answer.client}: it answers round {answer.facts.get('round')!r}: must be {number}")
+            raise UploadError(f"it answers round {answer.facts.get('round')!r}: must be {number}", answer.client)
         examples = answer.facts.get("examples")
         if type(examples) is not int or examples < 1:
-            raise UploadError(f"{answer.client}: examples is {examples!r}: must be a whole number from 1")
+            raise UploadError(f"examples is {examples!r}: must be a whole number from 1", answer.client)
         try:
             check_params(params, answer.arrays)
         except ValueError as error:
-            raise UploadError(f"{answer.client}: {error}") from error
+            raise UploadError(str(error), answer.client) from error
         if any(np.abs(array).max(initial=0) > LARGEST for array in answer.arrays.values()):
-            raise UploadError(f"{answer.client}: its parameters go beyond {LARGEST:g}: must be less")
+            raise UploadError(f"its parameters go beyond {LARGEST:g}: must be less", answer.client)
 
     def _check_votes(self, answer: Answer) -> None:
         self._check_ensemble(answer)
@@ -198,7 +198,7 @@ class Dialogue:
         counts = answer.arrays.get("counts")
         if counts is None or counts.shape != shape or counts.dtype != np.int64 or counts.min() < 0:
             found = "missing" if counts is None else f"{counts.dtype}{list(counts.shape)}"
-            raise UploadError(f"{answer.client}: counts is {found}: must be int64{list(shape)} from 0")
+            raise UploadError(f"counts is {found}: must be int64{list(shape)} from 0", answer.client)
 
 
 class ServersImages:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 LONGEST = 4000  # letters of a line: what it quotes may come from anywhere
 
 
@@ -34,9 +37,22 @@ class UploadError(OneShotError):
         super().__init__(f"{client}: {reason}" if client else reason)
         self.reason, self.client = reason, client
 
+    def __reduce__(self) -> tuple[type[UploadError], tuple[str, str]]:
+        """Keep the fields when the error is pickled on its way between processes."""
+        return UploadError, (self.reason, self.client)
+
     def of(self, client: str) -> UploadError:
         """Return this error under the name of a client, unless it bears one."""
         return self if self.client else UploadError(self.reason, client)
+
+
+@contextmanager
+def blaming(client: str) -> Iterator[None]:
+    """Put a client's name on the upload errors of a block that bear none."""
+    try:
+        yield
+    except UploadError as error:
+        raise error.of(client) from error.__cause__
 
 
 class QuorumError(OneShotError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from logging import INFO, WARNING
@@ -18,13 +17,12 @@ from ..run.files import weights_bytes
 from ..run.stage import TRAFFIC_FILE
 from ..run.traffic import MIB, UPLOAD_PHASE, Traffic
 from ..uploads.checks import Signature
-from .exchange import Exchange
+from .asking import Exchange, Nodes, Refusals, Sent, own_error
 from .messages import Reply, Request, count_bytes, is_anonymous, read_reply
+from .names import Names
 
 if TYPE_CHECKING:
     from ..run.run_folder import RoundFolder
-
-ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class Collector:
@@ -35,7 +33,7 @@ class Collector:
         signatures: Known architectures.
         num_classes: C.
         max_bytes: Largest accepted upload.
-        names: Node -> the name of its client, as far as earlier rounds have told; what is learned here is added.
+        names: The clients' names that earlier rounds have learned; what is learned here is added.
 
     Attributes:
         clients: Names of the uploads of this phase. A client that has a name keeps the upload that an earlier process
@@ -50,16 +48,16 @@ class Collector:
         *,
         num_classes: int,
         max_bytes: int,
-        names: dict[int, str] | None = None,
+        names: Names | None = None,
     ) -> None:
         self._folder = folder
         self._signatures = signatures
         self._num_classes = num_classes
         self._max_bytes = max_bytes
-        self._names = {} if names is None else names
+        self._names = Names() if names is None else names
+        self._refusals = Refusals(folder)
         self._late = self._closed = False
         self._reported: dict[str, tuple[int, Mapping[str, float]]] = {}
-        self._asked_bytes: dict[int, int] = {}
         self.clients = {client for client in folder.held() if not is_anonymous(client)}
         self._refused_before = len(folder.refused())
         # What was moved before a crash counts too.
@@ -79,27 +77,29 @@ class Collector:
         if earlier := len(set(self._folder.held()) - self.clients):
             log(INFO, "%d uploads of clients without a name are here: those clients are asked anew", earlier)
 
-        def question(node_id: int) -> Message:
-            message = replace(request, held=tuple(sorted(self.clients))).message(node_id)
-            self._asked_bytes[node_id] = count_bytes(message.content)
-            return message
-
+        nodes = Nodes(grid, self._refusals, self.traffic, self._names)
         exchange = Exchange(
-            grid,
-            question=question,
+            nodes,
+            UPLOAD_PHASE,
+            question=lambda node: replace(request, held=tuple(sorted(self.clients))).message(node),
             receive=self.receive,
-            lost=lambda node_id, reason: self._refuse(f"node-{node_id}", reason),
-            log=lambda line: log(INFO, line),
-            unneeded=lambda node_id: self._names.get(node_id) in self.clients,
+            unneeded=lambda node: self._names.name_of(node) in self.clients,
         )
-        exchange.wait(timeout, min_uploads, lambda: len(self.clients))
+
+        def enough() -> bool:
+            complete = nodes.simulated or len(self.clients) + exchange.failed >= min_uploads
+            return complete and nodes.settled and bool(exchange.asked) and not exchange.waiting_for
+
+        def progress() -> str:
+            away = f", {len(exchange.away)} have lost their connection" if exchange.away else ""
+            waiting = f"waiting for {len(exchange.waiting_for)} of {exchange.asked} nodes{away}"
+            return f"uploads: {len(self.clients)} here, {waiting}, {timeout - exchange.waited:.0f} s to the deadline"
+
+        exchange.wait(timeout, enough, progress)
         exchange.poll(everybody=True)  # what has come by now has come in time
         self._save_traffic()
         self._late = True
-        for node_id in exchange.waiting_for:
-            self._refuse(f"node-{node_id}", f"no answer within {timeout:.0f} s")
-        for node_id, reason in exchange.away.items():
-            self._refuse(f"node-{node_id}", f"{reason}, and it has not come back")
+        exchange.refuse_missing(f"no answer within {timeout:.0f} s")
         self.check_quorum(min_uploads, exchange.asked, timeout)
         return exchange
 
@@ -107,26 +107,27 @@ class Collector:
         """Begin the server stage: what comes from now on is kept for replay, and said to be late."""
         self._closed = True
 
-    def receive(self, reply: Message, node_id: int | None = None) -> bool:
-        """Check one answer and store its upload, or refuse it with the reason.
+    def take(self, reply: Message) -> None:
+        """Check an answer that somebody else has pulled, and store its upload or refuse it."""
+        node = reply.metadata.src_node_id
+        try:
+            self.receive(reply, Sent(node, UPLOAD_PHASE, 0))
+        except UploadError as error:
+            self._refusals.add(error.client or self._names.call(node), error.reason)
+
+    def receive(self, reply: Message, sent: Sent) -> bool:
+        """Check one answer and store its upload.
 
         Args:
             reply: The answer.
-            node_id: Whom it is from; None: as the reply itself says.
+            sent: The question.
 
-        Returns:
-            Whether the client's upload is here.
+        Raises:
+            UploadError: It is refused.
         """
-        sender = reply.metadata.src_node_id if node_id is None else node_id
         if reply.has_error():
-            self._refuse(f"node-{sender}", last_line(reply.error.reason or f"error code {reply.error.code}"))
-            return False
-        try:
-            self._accept(reply, sender)
-        except UploadError as error:
-            name, _, reason = str(error).partition(": ")
-            self._refuse(name, reason)
-            return False
+            raise UploadError(own_error(reply), self._names.call(sent.node))
+        self._accept(reply, sent)
         return True
 
     def check_quorum(self, min_uploads: int, asked: int, timeout: float) -> None:
@@ -162,15 +163,15 @@ class Collector:
         shared = set.intersection(*(set(metrics) for _, metrics in reports))
         return {key: sum(n * metrics[key] for n, metrics in reports) / total for key in sorted(shared)}
 
-    def _accept(self, reply: Message, node_id: int) -> None:
-        classes, most, sender = self._num_classes, self._max_bytes, f"node-{node_id}"
+    def _accept(self, reply: Message, sent: Sent) -> None:
+        classes, most, sender = self._num_classes, self._max_bytes, self._names.call(sent.node)
         checked = read_reply(reply.content, self._signatures, num_classes=classes, max_bytes=most, sender=sender)
         name = checked.client
         if not checked.anonymous:
-            self._names[node_id] = name
+            self._names.learn(sent.node, name)
         if checked.held:
             if name not in self.clients:
-                raise UploadError(f"{name}: upload.held is true, but its upload is not here")
+                raise UploadError("upload.held is true, but its upload is not here", name)
             return
         if name in self.clients and not checked.anonymous and self._is_here(checked):
             log(INFO, "upload of %s: it came again, unchanged", name)
@@ -193,7 +194,7 @@ class Collector:
         self.clients.add(name)
         self._reported[name] = (checked.num_examples or 0, checked.metrics)
         size = count_bytes(reply.content)
-        self.traffic.add(UPLOAD_PHASE, name, up=size, down=self._asked_bytes.get(node_id, 0))
+        self.traffic.add(UPLOAD_PHASE, name, up=size, down=sent.size)
         # The whole account each time: of many clients only every few seconds, or n uploads would cost n squared.
         self._save_traffic(interval_s=len(self.clients) // 200)
         log(INFO, "upload of %s: %s, %.2f MiB, %s", name, checked.architecture, size / MIB, self._fate())
@@ -210,13 +211,3 @@ class Collector:
         if self._closed:
             return "came late: kept for replay, not part of this result"
         return "stored: it came after the deadline, but before the server stage" if self._late else "stored"
-
-    def _refuse(self, client: str, reason: str) -> None:
-        self._folder.refuse(client, reason)
-        log(WARNING, "refused %s: %s", client, reason)
-
-
-def last_line(reason: str) -> str:
-    """Return the line of a client's failure that says what happened: errors come as whole coloured tracebacks."""
-    lines = [line.strip() for line in ANSI.sub("", reason).splitlines() if line.strip()]
-    return lines[-1][:500] if lines else "no reason given"

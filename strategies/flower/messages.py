@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 
-from ..core.errors import UploadError
+from ..core.errors import UploadError, blaming
 from ..uploads.checks import (
     CLIENT_NAME,
     Signature,
@@ -135,30 +135,44 @@ def read_reply(
         UploadError: Names the client, the field and the reason.
     """
     facts = content.config_records.get("upload", ConfigRecord())
-    sender = client = _client_name(facts, sender)
+    with blaming(sender):
+        client = _client_name(facts, sender)
+    with blaming(client):
+        return _checked(content, facts, client, signatures, num_classes=num_classes, max_bytes=max_bytes)
+
+
+def _checked(
+    content: RecordDict,
+    facts: ConfigRecord,
+    client: str,
+    signatures: Mapping[str, Signature],
+    *,
+    num_classes: int,
+    max_bytes: int,
+) -> Reply:
     if "error" in facts:
-        raise UploadError(f"{sender}: {str(facts['error'])[:500] or 'no reason given'}")
+        raise UploadError(str(facts["error"])[:500] or "no reason given")
     if facts.get("held") is True:
         if "client" not in facts:
-            raise UploadError(f"{sender}: upload.held needs upload.client, which is missing")
+            raise UploadError("upload.held needs upload.client, which is missing")
         return Reply(client=client, architecture="", held=True)
-    arrays = _only_arrays(content, sender)
-    check_size(sum(len(array.data) for array in arrays.values()), max_bytes, f"{sender}: arrays")
-    architecture = _architecture(facts, arrays, signatures, sender)
-    state = _decode(arrays, signatures[architecture], architecture, sender)
+    arrays = _only_arrays(content)
+    check_size(sum(len(array.data) for array in arrays.values()), max_bytes, "arrays")
+    architecture = _architecture(facts, arrays, signatures)
+    state = _decode(arrays, signatures[architecture], architecture)
     metrics = content.metric_records.get("metrics") or next(iter(content.metric_records.values()), MetricRecord())
     pretrained = facts.get("pretrained") is True
-    num_examples = _num_examples(metrics, pretrained, sender)
+    num_examples = _num_examples(metrics, pretrained)
     return Reply(
         client=client if "client" in facts else _content_name(arrays),
         architecture=architecture,
         state=state,
         num_examples=num_examples,
-        label_counts=_label_counts(facts, num_classes, num_examples, sender),
+        label_counts=_label_counts(facts, num_classes, num_examples),
         pretrained=pretrained,
         anonymous="client" not in facts,
         metrics={k: float(v) for k, v in metrics.items() if isinstance(v, (int, float)) and k != "num-examples"},
-        ranges=_ranges(facts, sender),
+        ranges=_ranges(facts),
     )
 
 
@@ -180,7 +194,7 @@ def _client_name(facts: ConfigRecord, sender: str) -> str:
     name = facts.get("client", sender)
     if "client" in facts and not (isinstance(name, str) and CLIENT_NAME.fullmatch(name)):
         shown = repr(name)[:80]
-        raise UploadError(f"{sender}: upload.client is {shown}: must be names that match {CLIENT_NAME.pattern}")
+        raise UploadError(f"upload.client is {shown}: must be a name that matches {CLIENT_NAME.pattern}")
     return str(name)
 
 
@@ -196,21 +210,21 @@ def is_anonymous(client: str) -> bool:
     return ANONYMOUS.fullmatch(client) is not None
 
 
-def _only_arrays(content: RecordDict, sender: str) -> ArrayRecord:
+def _only_arrays(content: RecordDict) -> ArrayRecord:
     records = content.array_records
     if "arrays" in records:
         return records["arrays"]
     if len(records) != 1:
-        raise UploadError(f"{sender}: the reply has {len(records)} array records, must be one, named 'arrays'")
+        raise UploadError(f"the reply has {len(records)} array records, must be one, named 'arrays'")
     return next(iter(records.values()))
 
 
-def _architecture(facts: ConfigRecord, arrays: ArrayRecord, signatures: Mapping[str, Signature], sender: str) -> str:
+def _architecture(facts: ConfigRecord, arrays: ArrayRecord, signatures: Mapping[str, Signature]) -> str:
     named = facts.get("architecture")
     if named is not None:
         if not isinstance(named, str) or named not in signatures:
             known = ", ".join(signatures)
-            raise UploadError(f"{sender}: upload.architecture is {str(named)[:80]!r}, known here are {known}")
+            raise UploadError(f"upload.architecture is {str(named)[:80]!r}, known here are {known}")
         return named
     if len(signatures) == 1:
         return next(iter(signatures))
@@ -218,42 +232,40 @@ def _architecture(facts: ConfigRecord, arrays: ArrayRecord, signatures: Mapping[
     fitting = [name for name, wanted in signatures.items() if shapes == {k: shape for k, (shape, _) in wanted.items()}]
     if len(fitting) != 1:
         found = f"{', '.join(fitting)} fit" if fitting else "none fits"
-        raise UploadError(f"{sender}: upload.architecture is missing and of the known ones {found}; must be one")
+        raise UploadError(f"upload.architecture is missing and of the known ones {found}; must be one")
     return fitting[0]
 
 
-def _decode(arrays: ArrayRecord, wanted: Signature, architecture: str, sender: str) -> State:
+def _decode(arrays: ArrayRecord, wanted: Signature, architecture: str) -> State:
     import torch
 
-    check_keys(arrays, wanted, architecture, f"{sender}: arrays")
+    check_keys(arrays, wanted, architecture, "arrays")
     state: State = {}
     for key, (shape, dtype) in wanted.items():
-        what = f"{sender}: arrays[{key!r}]"
+        what = f"arrays[{key!r}]"
         array = decode_array(arrays[key], shape, dtype, what)
         check_finite(array, what)
         state[key] = torch.from_numpy(array)
     return state
 
 
-def _num_examples(metrics: MetricRecord, pretrained: bool, sender: str) -> int | None:
+def _num_examples(metrics: MetricRecord, pretrained: bool) -> int | None:
     value = metrics.get("num-examples")
     if value is None and pretrained:
         return None
-    return check_num_examples(value, f"{sender}: metrics['num-examples']")
+    return check_num_examples(value, "metrics['num-examples']")
 
 
-def _label_counts(
-    facts: ConfigRecord, num_classes: int, num_examples: int | None, sender: str
-) -> tuple[int, ...] | None:
+def _label_counts(facts: ConfigRecord, num_classes: int, num_examples: int | None) -> tuple[int, ...] | None:
     counts = facts.get("label-counts")
     if counts is None or counts == []:
         return None
-    what, total = f"{sender}: upload.label-counts", "metrics['num-examples']"
+    what, total = "upload.label-counts", "metrics['num-examples']"
     return check_label_counts(counts, num_classes, what, num_examples=num_examples, total=total)
 
 
-def _ranges(facts: ConfigRecord, sender: str) -> dict[str, tuple[float, float]] | None:
+def _ranges(facts: ConfigRecord) -> dict[str, tuple[float, float]] | None:
     layers, bounds = facts.get("range-layers", []), facts.get("ranges", [])
     if layers == bounds == []:
         return None
-    return check_ranges(layers, bounds, f"{sender}: upload.ranges")
+    return check_ranges(layers, bounds, "upload.ranges")

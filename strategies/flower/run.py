@@ -33,11 +33,12 @@ from ..run.traffic import Traffic
 from ..uploads.checks import Signature, Signatures
 from ..uploads.kinds import of_kind
 from ..uploads.needs import check_needs
-from .clients import GridClients, Limits
+from .asking import Limits, Nodes, Refusals, is_simulation
+from .clients import GridClients
 from .collect import Collector
-from .exchange import is_simulation
 from .messages import Request
 from .models import check_student
+from .names import Names
 
 if TYPE_CHECKING:
     from ..compute import ServerCompute
@@ -125,7 +126,7 @@ class Rounds:
         self.account = Account()
         self.train_metrics: dict[int, dict[str, float]] = {}
         self.compute = compute
-        self._names: dict[int, str] = {}
+        self._names = Names()
         self._method = method
         self._job = job
         self.min_uploads = min_uploads
@@ -172,7 +173,7 @@ class Rounds:
         round_folder = folder.round(server_round)
         collector = self._collector(round_folder)
         for reply in replies:
-            collector.receive(reply)
+            collector.take(reply)
         collector.check_quorum(self.min_uploads, self.min_uploads, 0.0)
         self._pin(round_folder, collector.clients, tick=None)
         # Whoever owns the loop owns Ray: it is used where it runs.
@@ -236,9 +237,7 @@ class Rounds:
             "forget-others": bool(forgotten),
         }
         clients = GridClients(
-            grid,
-            round_folder,
-            self.account.traffic,
+            Nodes(grid, Refusals(round_folder), self.account.traffic, self._names),
             common=common,
             limits=Limits(timeout_s=timeout),
             left_out=(*forgotten, *quarantined(round_folder)),

@@ -142,7 +142,7 @@ class UploadStore:
         try:
             data = weights_bytes(state)
         except StoreError as error:
-            raise UploadError(f"{client}: {error}") from error
+            raise UploadError(str(error), client) from error
         file = self._file(client)
         arrived = datetime.now(UTC).astimezone().isoformat(timespec="milliseconds")
         digest = hashlib.sha256(data).hexdigest()
@@ -157,7 +157,7 @@ class UploadStore:
                 self._look()
                 if client not in self._seen.known(client):
                     file.unlink(missing_ok=True)
-            raise UploadError(self._not_stored(client, file, len(data), error)) from error
+            raise UploadError(self._not_stored(file, len(data), error), client) from error
         return self._upload(record)
 
     def uploads(self) -> tuple[Upload, ...]:
@@ -216,23 +216,23 @@ class UploadStore:
 
     def _refuse_name(self, client: str) -> None:
         if not CLIENT_NAME.fullmatch(client):
-            raise UploadError(f"{client!r}: no client name, must be names that match {CLIENT_NAME.pattern}")
+            raise UploadError(f"it is no client name: must be a name that matches {CLIENT_NAME.pattern}", repr(client))
         file = self._file(client)
         self._look()
         for known in self._seen.known(client):
             if known == client:
-                raise UploadError(f"{client}: its upload is already here, a second one is refused")
+                raise UploadError("its upload is already here, a second one is refused", client)
             # Some file systems ignore case: there, writing this file would replace the other client's.
             if file.exists() and file.samefile(self._file(known)):
-                raise UploadError(f"{client}: the file system cannot tell this client's file from that of {known}")
+                raise UploadError(f"the file system cannot tell this client's file from that of {known}", client)
 
-    def _not_stored(self, client: str, file: Path, needed: int, error: OSError) -> str:
+    def _not_stored(self, file: Path, needed: int, error: OSError) -> str:
         reason = "disk full" if error.errno in _FULL else (error.strerror or str(error))
         try:
             free: object = shutil.disk_usage(self.path).free
         except OSError:
             free = "unknown"
-        return f"{client}: {reason}, its upload is not stored in {file}: {needed} bytes needed, {free} bytes free"
+        return f"{reason}, its upload is not stored in {file}: {needed} bytes needed, {free} bytes free"
 
 
 def _row(line: bytes) -> dict[str, Any] | None:

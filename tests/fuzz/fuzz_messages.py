@@ -21,7 +21,8 @@ from strategies.client import upload_facts
 from strategies.client.corrections import LocalUpdate
 from strategies.client.fens_answers import Local, Own, Told, respond
 from strategies.distillation.lent import Lent
-from strategies.flower.clients import GridClients, Limits, _Sent
+from strategies.flower.asking import Limits, Nodes, Refusals, Sent
+from strategies.flower.clients import GridClients
 from strategies.flower.messages import read_reply
 from strategies.flower.rounds.round_records import checked_record
 from strategies.flower.rounds.stc import Stc
@@ -133,18 +134,16 @@ def answers(draw: st.DrawFn) -> RecordDict:
 def _read_answer(content: RecordDict) -> Any:
     folder = Path(PLACES)
     clients = GridClients(
-        object(),
-        RoundFolder(folder, None),
-        Traffic(),
+        Nodes(object(), Refusals(RoundFolder(folder, None)), Traffic()),  # type: ignore[arg-type]
         common={},
-        limits=Limits(1.0, 10**6),  # type: ignore[arg-type]
+        limits=Limits(1.0, 10**6),
     )
     reply: Any = SimpleNamespace(has_error=lambda: False, content=content)
-    return clients._read(reply, _Sent(7, "fens", 10))
+    return clients._read(reply, Sent(7, "fens", 10))
 
 
 def _read_record(content: RecordDict) -> Any:
-    return checked_record(content, "control", {key: value.numpy() for key, value in STATE.items()}, "alice")
+    return checked_record(content, "control", {key: value.numpy() for key, value in STATE.items()})
 
 
 WEIGHTS = {key: value.numpy() for key, value in STATE.items() if value.is_floating_point()}
@@ -170,7 +169,7 @@ def _read_code(code: dict[str, np.ndarray[Any, Any]]) -> Any:
 def _read_sparse(content: RecordDict) -> Any:
     strategy = Stc(density=DENSITY)
     strategy._start = dict(WEIGHTS)
-    return strategy.check_answer(content, "alice")
+    return strategy.check_answer(content)
 
 
 @st.composite

@@ -40,17 +40,16 @@ def check_trained(reply: Reply) -> None:
         UploadError: Nothing was trained, or on nobody knows how much.
     """
     if reply.held or reply.pretrained or reply.num_examples is None:
-        raise UploadError(f"{reply.client}: it trained nothing in this round, which is all that a round asks for")
+        raise UploadError("it trained nothing in this round, which is all that a round asks for", reply.client)
 
 
-def checked_by(strategy: Strategy, content: RecordDict, sender: str) -> RecordDict:
+def checked_by(strategy: Strategy, content: RecordDict) -> RecordDict:
     """Check what only a strategy knows of an answer: its own records, and the numbers that it computes with.
 
     Args:
         strategy: Its ``check_answer``, if it has one, unpacks what is no plain model; its ``weighted_by_key`` names
             the clients' weights, its ``train_loss_key`` (q-FedAvg) their losses.
         content: The content of the reply.
-        sender: How to call the client in errors.
 
     Returns:
         The content; a weight that counts examples under another name is there as ``num-examples``, too.
@@ -59,14 +58,14 @@ def checked_by(strategy: Strategy, content: RecordDict, sender: str) -> RecordDi
         UploadError: The answer is none to its question.
     """
     check = getattr(strategy, "check_answer", None)
-    content = content if check is None else check(content, sender)
+    content = content if check is None else check(content)
     weight, loss = getattr(strategy, "weighted_by_key", EXAMPLES), getattr(strategy, "train_loss_key", None)
     metrics = _metrics_of(content)
     for key in (key for key in (weight, loss) if key not in (None, EXAMPLES)):
         value = metrics.get(key)
         if not isinstance(value, int | float) or not 0 <= value < math.inf or (key == weight and value == 0):
             raise UploadError(
-                f"{sender}: metrics[{key!r}] is {str(value)[:40]}: must be a finite number above 0, for the "
+                f"metrics[{key!r}] is {str(value)[:40]}: must be a finite number above 0, for the "
                 "strategy computes with it"
             )
     if EXAMPLES in metrics or weight == EXAMPLES:

@@ -37,7 +37,7 @@ class FedNova(FedAvg):
         self._start = arrays
         return super().configure_train(server_round, arrays, config, grid)
 
-    def check_answer(self, content: RecordDict, sender: str) -> RecordDict:
+    def check_answer(self, content: RecordDict) -> RecordDict:
         """Refuse an answer that does not tell how far its steps went.
 
         Raises:
@@ -46,7 +46,7 @@ class FedNova(FedAvg):
         travel = next(iter(content.metric_records.values()), MetricRecord()).get("travel")
         if not isinstance(travel, int | float) or not 0 < travel < float("inf"):
             raise UploadError(
-                f"{sender}: metrics['travel'] is {str(travel)[:40]}: must be a positive number, the client's local "
+                f"metrics['travel'] is {str(travel)[:40]}: must be a positive number, the client's local "
                 "steps times its learning rate"
             )
         return content

@@ -102,13 +102,13 @@ class GlobalModel:
             )
         return self._by_node(messages, nodes, ArrayRecord()), _type_of(messages, MessageType.EVALUATE)
 
-    def check_answer(self, content: RecordDict, sender: str) -> RecordDict:
+    def check_answer(self, content: RecordDict) -> RecordDict:
         """Let the strategy check and unpack what only it knows; others send weights alone.
 
         Raises:
             UploadError: The answer is none to its question.
         """
-        return checked_by(self._base.strategy, content, sender)
+        return checked_by(self._base.strategy, content)
 
     def take(self, server_round: int, answers: Sequence[Answered]) -> dict[str, float] | None:
         """Move to the next model.

@@ -22,6 +22,7 @@ from ...run.journal import Journal
 from ...run.stage import TRAFFIC_FILE, StageReport, keep_outcome
 from ...run.traffic import MIB, Traffic
 from ...uploads.checks import Signatures
+from ..asking import Limits, Nodes, Refusals
 from ..run import Account, say, signature_of
 from .answers import Answered
 from .attendance import Attendance
@@ -29,7 +30,7 @@ from .base import Base, base_of
 from .client_scores import ClientScores
 from .global_model import GlobalModel
 from .refined import RefinedRounds
-from .round_trip import Limits, RoundTrip
+from .round_trip import RoundTrip, Terms
 
 if TYPE_CHECKING:
     from ...compute import ServerCompute
@@ -154,10 +155,9 @@ class IterativeRounds:
         if self._trip is None:
             kept = folder.round(1)
             self.account.traffic = Traffic.read(kept.path / TRAFFIC_FILE)
-            limits = Limits(self._min_uploads, timeout, self._max_bytes, self._job.num_classes)
-            self._trip = RoundTrip(
-                grid, kept, self.account.traffic, run_id=folder.id, signatures=self._signatures, limits=limits
-            )
+            nodes = Nodes(grid, Refusals(kept), self.account.traffic)
+            terms = Terms(self._min_uploads, Limits(timeout, self._max_bytes), self._job.num_classes)
+            self._trip = RoundTrip(nodes, run_id=folder.id, signatures=self._signatures, terms=terms)
         return self._trip
 
     def requests(self, server_round: int, trip: RoundTrip, config: Mapping[str, Any]) -> dict[int, RecordDict]:

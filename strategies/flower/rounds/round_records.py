@@ -29,7 +29,7 @@ def to_record(arrays: Mapping[str, np.ndarray[Any, Any]]) -> ArrayRecord:
 
 
 def checked_record(
-    content: RecordDict, name: str, wanted: Mapping[str, np.ndarray[Any, Any]], sender: str
+    content: RecordDict, name: str, wanted: Mapping[str, np.ndarray[Any, Any]]
 ) -> dict[str, np.ndarray[Any, Any]]:
     """Return the arrays of a record of an answer, decoded and compared with what they must be like.
 
@@ -37,20 +37,17 @@ def checked_record(
         content: The content of the reply.
         name: The record's name.
         wanted: Arrays of the same names, shapes and dtypes.
-        sender: How to call the client in errors.
 
     Raises:
         UploadError: It is missing, or is not like that.
     """
     record = content.array_records.get(name)
     if record is None:
-        raise UploadError(f"{sender}: the array record {name!r} is missing from the answer")
-    check_keys(
-        record, {key: (value.shape, str(value.dtype)) for key, value in wanted.items()}, name, f"{sender}: {name}"
-    )
+        raise UploadError(f"the array record {name!r} is missing from the answer")
+    check_keys(record, {key: (value.shape, str(value.dtype)) for key, value in wanted.items()}, name, name)
     found = {}
     for key, value in wanted.items():
-        what = f"{sender}: {name}[{key!r}]"
+        what = f"{name}[{key!r}]"
         found[key] = decode_array(record[key], value.shape, str(value.dtype), what)
         check_finite(found[key], what)
     return found

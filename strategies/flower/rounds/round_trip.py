@@ -9,45 +9,37 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from logging import INFO, WARNING
-from typing import TYPE_CHECKING
 
 import torch
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
-from flwr.common.logger import log
-from flwr.serverapp import Grid
 
-from ...core.errors import QuorumError, UploadError
+from ...core.errors import QuorumError, UploadError, blaming
 from ...core.seeds import generator
 from ...uploads.checks import Signature
-from ..collect import last_line
-from ..exchange import LOG_EVERY_S, POLL_S, SETTLE_S, is_simulation
+from ..asking import POLL_S, Exchange, Limits, Nodes, Pace, Sent, own_error
 from ..messages import count_bytes, read_reply
-from ..roster import Roster
 from .answers import Answered, check_trained
-
-if TYPE_CHECKING:
-    from ...run.run_folder import RoundFolder
-    from ...run.traffic import Traffic
 
 PHASE = "rounds"
 EVALUATION = "evaluation"
+# Nodes come back within seconds; between two looks the answers alone are asked for.
+LOOK_S = 1.0
+
+Check = Callable[[RecordDict], RecordDict]
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What an answer, and a round, must keep to.
+class Terms:
+    """What a round and its answers must keep to.
 
     Attributes:
         quorum: Connected clients without which no round begins, and usable answers without which one is lost.
-        timeout_s: Seconds that the clients have for a round.
-        max_bytes: Largest accepted answer.
+        limits: Of every answer.
         num_classes: C.
     """
 
     quorum: int
-    timeout_s: float
-    max_bytes: int
+    limits: Limits
     num_classes: int
 
 
@@ -55,43 +47,27 @@ class RoundTrip:
     """Asks the clients, round by round.
 
     Args:
-        grid: Flower's grid.
-        folder: Where refusals are noted.
-        traffic: Where bytes are booked.
+        nodes: The nodes.
         run_id: The run folder's id.
         signatures: The one architecture that clients may have.
-        limits: What must be kept to.
+        terms: What must be kept to.
 
     Attributes:
         run_id: As given.
         most: The most clients that were ever connected at once.
     """
 
-    def __init__(
-        self,
-        grid: Grid,
-        folder: RoundFolder,
-        traffic: Traffic,
-        *,
-        run_id: str,
-        signatures: Mapping[str, Signature],
-        limits: Limits,
-    ) -> None:
+    def __init__(self, nodes: Nodes, *, run_id: str, signatures: Mapping[str, Signature], terms: Terms) -> None:
         self.run_id = run_id
         self.most = 0
-        self._grid = grid
-        self._folder = folder
-        self._traffic = traffic
+        self._nodes = nodes
         self._signatures = signatures
-        self._limits = limits
-        self._roster = Roster()
-        self._late: dict[str, int] = {}
-        self._refused: set[tuple[str, str]] = set()
+        self._terms = terms
         self._settled = False
 
     def name_of(self, node: int) -> str | None:
-        """Return the name of the client on a node; None if it has not told it yet."""
-        return self._roster.name_of(node)
+        """Return the name of the client on a node; None while it is unknown."""
+        return self._nodes.names.name_of(node)
 
     def nodes(self, server_round: int, *, fraction: float, seed: int, named: bool = False, least: int = 0) -> list[int]:
         """Return the nodes that a round asks, in the order of their clients' names.
@@ -109,40 +85,40 @@ class RoundTrip:
         """
         connected = self._connected(least)
         if named or fraction < 1.0:
-            self._introduce(self._roster.strangers(connected))
-        ordered = self._roster.in_order(connected)
+            self._introduce(self._nodes.names.strangers(connected))
+        ordered = self._nodes.names.in_order(connected)
         count = max(1, math.ceil(fraction * len(ordered) - 1e-9))
         drawn = torch.randperm(len(ordered), generator=generator(seed, "sample", server_round))[:count]
         return [ordered[k] for k in sorted(drawn.tolist())]
 
     def connected(self) -> list[int]:
         """Return the nodes that are connected now, in the order of their clients' names."""
-        return self._roster.in_order(self._grid.get_node_ids())
+        return self._nodes.names.in_order(self._nodes.connected())
 
     def free(self, contents: Mapping[int, RecordDict]) -> dict[int, RecordDict]:
         """Return the requests without those to clients that still owe an answer to an earlier one."""
-        self._receive_late()
-        busy = set(self._late.values())
+        busy = self._nodes.busy()
         return {node: content for node, content in contents.items() if node not in busy}
 
     def ask(
-        self,
-        contents: Mapping[int, RecordDict],
-        check: Callable[[RecordDict, str], RecordDict],
-        what: str,
-        message_type: str = MessageType.TRAIN,
+        self, contents: Mapping[int, RecordDict], check: Check, what: str, message_type: str = MessageType.TRAIN
     ) -> list[Answered]:
         """Send every node its request, and return the usable answers in the order of client names.
 
         Args:
             contents: Node -> request.
-            check: Checks and unpacks what the strategy knows of an answer: (content, sender) -> content.
+            check: Checks and unpacks what the strategy knows of an answer: content -> content.
             what: What is asked, for the log.
             message_type: As Flower routes it to the clients' functions.
         """
-        answers = self.read(self._exchange(contents, message_type, what), check)
-        self._book(PHASE, contents)
-        return answers
+        answers: dict[str, Answered] = {}
+
+        def receive(reply: Message, sent: Sent) -> bool:
+            self._take(reply, sent.node, check, answers)
+            return True
+
+        self._exchange(contents, message_type, what, PHASE, receive)
+        return [answers[name] for name in sorted(answers)]
 
     def evaluate(self, contents: Mapping[int, RecordDict], message_type: str, what: str) -> list[Message]:
         """Send every node its request for scores, and return the answers in the order of client names.
@@ -153,128 +129,122 @@ class RoundTrip:
             what: What is asked, for the log.
         """
         found: dict[int, Message] = {}
-        for reply in self._exchange(contents, message_type, what):
-            node = reply.metadata.src_node_id
-            if reply.has_error():
-                self._refuse(self._roster.call(node), f"scores: {_error_of(reply)}")
-            else:
-                found[node] = reply
-                self._traffic.add(EVALUATION, self._roster.call(node), up=count_bytes(reply.content))
-        self._book(EVALUATION, contents)
-        return [found[node] for node in self._roster.in_order(found)]
 
-    def read(self, replies: Iterable[Message], check: Callable[[RecordDict, str], RecordDict]) -> list[Answered]:
+        def receive(reply: Message, sent: Sent) -> bool:
+            if reply.has_error():
+                raise UploadError(f"scores: {own_error(reply)}")
+            found[sent.node] = reply
+            self._nodes.traffic.add(EVALUATION, self._nodes.names.call(sent.node), up=count_bytes(reply.content))
+            return True
+
+        self._exchange(contents, message_type, what, EVALUATION, receive)
+        return [found[node] for node in self._nodes.names.in_order(found)]
+
+    def read(self, replies: Iterable[Message], check: Check) -> list[Answered]:
         """Return the usable answers among some replies, in the order of client names; the others are refused."""
         answers: dict[str, Answered] = {}
         for reply in replies:
             node = reply.metadata.src_node_id
             try:
-                answer = self._read(reply, check, answers)
+                self._take(reply, node, check, answers)
             except UploadError as error:
-                name, _, reason = str(error).partition(": ")
-                self._refuse(name, reason)
-                continue
-            if not answer.reply.anonymous:
-                self._roster.name(node, answer.client)
-            answers[answer.client] = answer
-            self._traffic.add(PHASE, self._roster.call(node), up=count_bytes(reply.content))
+                self._nodes.refuse(node, error.reason, error.client)
         return [answers[name] for name in sorted(answers)]
 
-    def _read(
-        self, reply: Message, check: Callable[[RecordDict, str], RecordDict], others: Mapping[str, Answered]
-    ) -> Answered:
-        node = reply.metadata.src_node_id
-        sender = self._roster.call(node)
+    def _take(self, reply: Message, node: int, check: Check, answers: dict[str, Answered]) -> None:
+        """Add one answer to those of its round.
+
+        Raises:
+            UploadError: It cannot be used.
+        """
+        sender = self._nodes.names.call(node)
         if reply.has_error():
-            raise UploadError(f"{sender}: {_error_of(reply)}")
+            raise UploadError(own_error(reply), sender)
         facts = reply.content.config_records.get("upload", ConfigRecord())
-        content = reply.content if "error" in facts else check(reply.content, sender)
+        with blaming(sender):
+            content = reply.content if "error" in facts else check(reply.content)
         checked = read_reply(
-            content, self._signatures,
-            num_classes=self._limits.num_classes, max_bytes=self._limits.max_bytes, sender=sender,
-        )  # fmt: skip
+            content,
+            self._signatures,
+            num_classes=self._terms.num_classes,
+            max_bytes=self._terms.limits.max_bytes,
+            sender=sender,
+        )
         check_trained(checked)
         # Of a client without a name, its node's rank is the same in every run of a simulation; its weights change.
-        client = sender if checked.anonymous and self._roster.is_ranked(node) else checked.client
-        if client in others and not checked.anonymous:
-            raise UploadError(f"{client}: two nodes answer under this name, the second is refused")
-        while client in others:
+        client = sender if checked.anonymous and self._nodes.names.is_ranked(node) else checked.client
+        if client in answers and not checked.anonymous:
+            raise UploadError("two nodes answer under this name, the second is refused", client)
+        while client in answers:
             client += "-2"
-        return Answered(client, reply, content, checked)
+        if not checked.anonymous:
+            self._nodes.names.learn(node, client)
+        answers[client] = Answered(client, reply, content, checked)
+        self._nodes.traffic.add(PHASE, self._nodes.names.call(node), up=count_bytes(reply.content))
 
-    def _book(self, phase: str, contents: Mapping[int, RecordDict]) -> None:
-        # Equal contents are counted once: a strategy asks most clients the same.
-        sizes = {id(content): count_bytes(content) for content in contents.values()}
-        for node, content in contents.items():
-            self._traffic.add(phase, self._roster.call(node), down=sizes[id(content)])
-        self._traffic.save(lambda line: log(WARNING, "%s", line))
+    def _exchange(
+        self,
+        contents: Mapping[int, RecordDict],
+        message_type: str,
+        what: str,
+        phase: str,
+        receive: Callable[[Message, Sent], bool],
+    ) -> None:
+        """Send, and wait until all have answered, or the deadline; then book what was sent."""
 
-    def _exchange(self, contents: Mapping[int, RecordDict], message_type: str, what: str) -> list[Message]:
-        """Send, and wait until all have answered, or the deadline; who is late then is remembered."""
-        pending, came = {}, []
-        for node, content in contents.items():
-            ids = list(self._grid.push_messages([Message(content, dst_node_id=node, message_type=message_type)]))
-            if ids:
-                pending[ids[0]] = node
-            else:
-                self._refuse(self._roster.call(node), "the node has left")
-        began = logged = time.monotonic()
-        while pending and time.monotonic() - began < self._limits.timeout_s:
-            for reply in self._grid.pull_messages(list(pending)):
-                pending.pop(reply.metadata.reply_to_message_id, None)
-                came.append(reply)
-            if pending and time.monotonic() - logged >= LOG_EVERY_S:
-                logged = time.monotonic()
-                log(INFO, "%s: %d answers, waiting for %d", what, len(came), len(pending))
-            if pending:
-                time.sleep(POLL_S)
-        for node in pending.values():
-            self._refuse(self._roster.call(node), f"no answer within {self._limits.timeout_s:.0f} s")
-        self._late.update(pending)
-        return came
+        def question(node: int) -> Message | None:
+            content = contents.get(node)
+            return None if content is None else Message(content, dst_node_id=node, message_type=message_type)
+
+        pace = Pace(POLL_S, LOOK_S, pulls=None)
+        exchange = Exchange(self._nodes, phase, question=question, receive=receive, pace=pace)
+
+        def progress() -> str:
+            waiting = len(exchange.waiting_for)
+            return f"{what}: {exchange.asked - waiting} answers, waiting for {waiting}"
+
+        timeout = self._terms.limits.timeout_s
+        exchange.wait(timeout, lambda: not exchange.waiting_for, progress)
+        exchange.refuse_missing(f"no answer within {timeout:.0f} s")
+        for node in contents.keys() - exchange.questions.keys():
+            self._nodes.refuse(node, "the node has left")
+        exchange.close(_drop)
+        for node, size in exchange.sent_bytes.items():
+            self._nodes.traffic.add(phase, self._nodes.names.call(node), down=size)
+        self._nodes.save_traffic()
 
     def _connected(self, least: int) -> list[int]:
         """Wait for a quorum of nodes; before the first round also until no more of them join."""
-        began = joined = time.monotonic()
-        before: set[int] = set()
+        began, timeout = time.monotonic(), self._terms.limits.timeout_s
+        quorum = max(least, 0 if self._nodes.simulated else self._terms.quorum)
         while True:
-            nodes, now = set(self._grid.get_node_ids()), time.monotonic()
-            if nodes != before:
-                before, joined = nodes, now
-            quorum = max(least, 0 if is_simulation(self._grid) else self._limits.quorum)
+            nodes = set(self._nodes.connected())
             enough = bool(nodes) and len(nodes) >= quorum
-            if enough and (self._settled or now - joined >= SETTLE_S):
+            if enough and (self._settled or self._nodes.settled):
                 self._settled = True
                 self.most = max(self.most, len(nodes))
-                self._roster.rank(nodes, self._grid)
+                self._nodes.names.rank(nodes, self._nodes.grid)
                 return sorted(nodes)
-            if now - began >= self._limits.timeout_s:
-                wanted = f"min-uploads is {self._limits.quorum}" + (
-                    f", the strategy waits for {least}" if least else ""
-                )
+            if time.monotonic() - began >= timeout:
+                wanted = f"min-uploads is {self._terms.quorum}" + (f", the strategy waits for {least}" if least else "")
                 raise QuorumError(
-                    f"{len(nodes)} clients are connected after {self._limits.timeout_s:.0f} s, {wanted}. The run can "
-                    "be resumed"
+                    f"{len(nodes)} clients are connected after {timeout:.0f} s, {wanted}. The run can be resumed"
                 )
             time.sleep(POLL_S)
 
     def _introduce(self, nodes: Sequence[int]) -> None:
         """Ask for the names of clients that have not answered yet."""
         question = RecordDict({"config": ConfigRecord({"names": True})})
+        heard: list[tuple[int, Message]] = []
+
+        def receive(reply: Message, sent: Sent) -> bool:
+            heard.append((sent.node, reply))
+            return True
+
         contents = self.free(dict.fromkeys(nodes, question))
-        self._roster.hear(self._exchange(contents, MessageType.QUERY, "names"))
-
-    def _receive_late(self) -> None:
-        late: Iterable[Message] = self._grid.pull_messages(list(self._late)) if self._late else ()
-        for reply in late:
-            self._late.pop(reply.metadata.reply_to_message_id, None)
-
-    def _refuse(self, client: str, reason: str) -> None:
-        if (client, reason) not in self._refused:  # said once, however many rounds it comes again in
-            self._refused.add((client, reason))
-            self._folder.refuse(client, reason)
-            log(WARNING, "refused %s: %s", client, reason)
+        self._exchange(contents, MessageType.QUERY, "names", PHASE, receive)
+        self._nodes.names.hear(heard)
 
 
-def _error_of(reply: Message) -> str:
-    return last_line(reply.error.reason or f"error code {reply.error.code}")
+def _drop(reply: Message, sent: Sent) -> None:
+    """A late answer of a round counts for nothing."""

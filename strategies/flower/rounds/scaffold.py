@@ -54,13 +54,13 @@ class Scaffold(FedAvg):
             message.content["control"] = control
         return messages
 
-    def check_answer(self, content: RecordDict, sender: str) -> RecordDict:
+    def check_answer(self, content: RecordDict) -> RecordDict:
         """Check the change of the client's control variate.
 
         Raises:
             UploadError: It is missing or not like the server's.
         """
-        change = checked_record(content, "control", self.control, sender)
+        change = checked_record(content, "control", self.control)
         return RecordDict({**content, "control": to_record(change)})
 
     def aggregate_train(

@@ -64,7 +64,7 @@ class Stc(FedAvg):
         self._holders = set()  # should this round fail, nobody can be sure
         return messages
 
-    def check_answer(self, content: RecordDict, sender: str) -> RecordDict:
+    def check_answer(self, content: RecordDict) -> RecordDict:
         """Put the client's model together: what it started from, and its update.
 
         Raises:
@@ -72,17 +72,15 @@ class Stc(FedAvg):
         """
         record = content.array_records.get("ternary")
         if record is None:
-            raise UploadError(f"{sender}: the array record 'ternary' is missing from the answer")
+            raise UploadError("the array record 'ternary' is missing from the answer")
         code = {}
         for name, array in list(record.items())[:3]:
             dtype, limit = ("uint8", len(array.data)) if name == "bits" else ("float32", 1)
             if len(array.shape) != 1 or not 0 < array.shape[0] <= limit:
-                raise UploadError(
-                    f"{sender}: ternary[{name[:80]!r}] has shape {list(array.shape[:9])}: must be one row"
-                )
-            code[name] = decode_array(array, tuple(array.shape), dtype, f"{sender}: ternary[{name[:80]!r}]")
+                raise UploadError(f"ternary[{name[:80]!r}] has shape {list(array.shape[:9])}: must be one row")
+            code[name] = decode_array(array, tuple(array.shape), dtype, f"ternary[{name[:80]!r}]")
         size = sum(value.size for value in self._start.values())
-        update = unflat(decode(code, size, self._density, f"{sender}: ternary").dense(), self._start)
+        update = unflat(decode(code, size, self._density, "ternary").dense(), self._start)
         model = to_record({name: value + update[name] for name, value in self._start.items()})
         sent = content.array_records.get(self.arrayrecord_key, ArrayRecord())
         others = {name: array for name, array in sent.items() if name not in self._start}

@@ -13,10 +13,12 @@ from flwr.app import ArrayRecord, Error, Message
 from flwr.common.constant import ErrorCode
 
 from strategies.core.errors import QuorumError
+from strategies.flower.asking import MOST_QUESTIONS, PULLS_PER_POLL, Exchange, Nodes, Refusals
 from strategies.flower.collect import Collector
-from strategies.flower.exchange import MOST_QUESTIONS, PULLS_PER_POLL, Exchange
 from strategies.flower.messages import Request
+from strategies.flower.names import Names
 from strategies.run.run_folder import RoundFolder, RunFolder
+from strategies.run.traffic import Traffic
 
 REQUEST = Request(ArrayRecord(), {}, 1, "f00", 5)
 SUPERLINK = 1
@@ -83,7 +85,7 @@ def folder(tmp_path: Path) -> Iterator[RoundFolder]:
         yield run.round(1)
 
 
-def collector(folder: RoundFolder, names: dict[int, str] | None = None) -> Collector:
+def collector(folder: RoundFolder, names: Names | None = None) -> Collector:
     return Collector(folder, SIGNATURES, num_classes=CLASSES, max_bytes=10**6, names=names)
 
 
@@ -156,7 +158,9 @@ def test_collect_when_a_node_comes_back_under_another_id_does_not_wait_for_the_o
 
 def test_collect_when_the_old_ids_name_is_known_finishes_with_the_names_answer(folder: RoundFolder, clock: Any) -> None:
     grid = DeployedGrid({1: silent, 2: named("alice", 1), 3: named("bob", 2)}, joins={2: 10})
-    collector(folder, names={1: "alice"}).collect(grid, REQUEST, timeout=3600.0, min_uploads=2)
+    names = Names()
+    names.learn(1, "alice")
+    collector(folder, names=names).collect(grid, REQUEST, timeout=3600.0, min_uploads=2)
     assert clock.now < 10.0
     assert folder.held() == ["alice", "bob"]
     assert folder.refused() == []
@@ -249,17 +253,16 @@ def test_collect_when_a_late_node_is_lost_says_so_and_asks_nobody(folder: RoundF
     assert folder.refused()[-1]["reason"] == "the connection to the node was lost"
 
 
-def test_exchange_polls_many_nodes_in_turns(clock: Any) -> None:
+def test_exchange_polls_many_nodes_in_turns(folder: RoundFolder) -> None:
     many, heard = 5 * PULLS_PER_POLL, list[int]()
     grid = DeployedGrid({n: stock(n) for n in range(many)}, delays=dict.fromkeys(range(many), 2))
     found = Exchange(
-        grid,  # type: ignore[arg-type]
+        Nodes(grid, Refusals(folder), Traffic()),  # type: ignore[arg-type]
+        "upload",
         question=REQUEST.message,
-        receive=lambda reply, node: not heard.append(node),
-        lost=lambda node, reason: pytest.fail(reason),
-        log=lambda line: None,
+        receive=lambda reply, sent: not heard.append(sent.node),
     )
-    found._ask_nodes()
+    found.look()
     for _ in range(2):
         before = len(grid.pulls)
         found.poll()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +20,15 @@ from flower_fakes import (
     stock,
     weights,
 )
-from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.app import ArrayRecord, Error, Message, RecordDict
 
 from strategies.client import failure, upload_facts
 from strategies.core.errors import QuorumError, StoreError
-from strategies.flower.collect import Collector, last_line
-from strategies.flower.exchange import Exchange
+from strategies.flower.asking import Exchange, Nodes, Refusals, Sent, own_error
+from strategies.flower.collect import Collector
 from strategies.flower.messages import Request, count_bytes
 from strategies.run.run_folder import RoundFolder, RunFolder
+from strategies.run.traffic import Traffic
 
 REQUEST = Request(ArrayRecord(), {"lr": 0.1}, 1, "f00", 5)
 
@@ -111,7 +112,7 @@ def test_collect_when_a_node_raises_keeps_the_last_line_and_goes_on(folder: Roun
 def test_collect_when_a_node_fails_without_words_says_so(folder: RoundFolder, reason: str, line: str) -> None:
     take(folder, FakeGrid({1: failing(reason), 2: named("bob", 2)}))
     assert reasons(folder) == {"node-1": line}
-    assert last_line("only\r\none") == "one"
+    assert own_error(Message(Error(code=2, reason="only\r\none"), reply_to=REQUEST.message(1))) == "one"
 
 
 def garbage(message: Message) -> Message:
@@ -282,16 +283,16 @@ def test_collect_when_the_account_cannot_be_written_goes_on(
     assert "traffic.json: No space left on device" in said
 
 
-def test_exchange_poll_when_receiving_fails_has_dropped_the_id() -> None:
-    grid = FakeGrid({1: stock(1)})
+def test_exchange_poll_when_receiving_fails_has_dropped_the_id(folder: RoundFolder) -> None:
+    nodes = Nodes(FakeGrid({1: stock(1)}), Refusals(folder), Traffic())  # type: ignore[arg-type]
 
-    def refuse(message: Message, node: int) -> bool:
+    def refuse(message: Message, sent: Sent) -> bool:
         raise StoreError("the folder is gone")
 
-    never: Callable[..., None] = lambda *_: pytest.fail("not expected")  # noqa: E731
-    found = Exchange(grid, question=REQUEST.message, receive=refuse, lost=never, log=never)
+    found = Exchange(nodes, "upload", question=REQUEST.message, receive=refuse)
     with pytest.raises(StoreError, match="the folder is gone"):
-        found.wait(1.0, 1, lambda: 0)
+        found.wait(1.0, lambda: False, lambda: "")
+    assert folder.refused() == []
     assert found.waiting_for == ()
 
 

@@ -113,6 +113,6 @@ def test_collector_when_records_are_anything_goes_on(facts: dict[str, Any], metr
     question = Message(RecordDict(), dst_node_id=7, message_type="train")
     with tempfile.TemporaryDirectory() as folder, RunFolder.create(Path(folder) / "run", {}) as run:
         collector = Collector(run.round(1), SIGNATURES, num_classes=4, max_bytes=10**6)
-        collector.receive(Message(content, reply_to=question))
+        collector.take(Message(content, reply_to=question))
         assert len(run.round(1).held()) + len(run.round(1).refused()) == 1
         assert set(run.round(1).held()) == collector.clients == set(collector.traffic.up)

@@ -160,7 +160,7 @@ def test_read_reply_when_an_answer_is_bad_says_client_field_and_reason(change: C
     "name", ["../x", "", "a" * 65, "a b", "a/b", ".hidden", "-x", "a\n", "ä", "a\x1b[31m", 7, b"a", ["a"], True]
 )
 def test_read_reply_when_the_name_is_no_name_refuses_it(name: object) -> None:
-    with pytest.raises(UploadError, match=r"^node-7: upload\.client is .*: must be names that match") as caught:
+    with pytest.raises(UploadError, match=r"^node-7: upload\.client is .*: must be a name that matches") as caught:
         read(good(client=name))
     assert str(caught.value).isprintable()
 

@@ -13,8 +13,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from strategies.core.clients import Answer, Question
 from strategies.core.errors import QuorumError, UploadError
-from strategies.flower import clients as module
-from strategies.flower.clients import MOST_FAILURES, GridClients, Limits
+from strategies.flower.asking import Limits, Nodes, Refusals
+from strategies.flower.clients import MOST_FAILURES, GridClients
 from strategies.run.run_folder import RunFolder
 from strategies.run.traffic import Traffic
 
@@ -35,15 +35,12 @@ def replies(
 
 
 @pytest.fixture
-def talk(tmp_path: Path, clock: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., GridClients]:
-    monkeypatch.setattr(module, "time", clock)
+def talk(tmp_path: Path) -> Callable[..., GridClients]:
     folder = RunFolder.create(tmp_path / "run", {})
 
     def made(grid: FakeGrid, *, timeout: float = 100.0, left_out: tuple[str, ...] = ()) -> GridClients:
         found = GridClients(
-            grid,  # type: ignore[arg-type]
-            folder.round(1),
-            Traffic(),
+            Nodes(grid, Refusals(folder.round(1)), Traffic()),  # type: ignore[arg-type]
             common={"run-id": "f00", "seed": 5},
             limits=Limits(timeout, 1000),
             left_out=left_out,
@@ -95,7 +92,7 @@ def test_bytes_are_booked_by_client_and_phase(talk: Any) -> None:
     clients.ask(QUESTION, phase="ensemble")
     clients.ask(QUESTION, phase="aggregator")
 
-    phases = clients._traffic.phases
+    phases = clients._nodes.traffic.phases
     assert set(phases) == {"ensemble", "aggregator"}
     assert 400 < phases["ensemble"].up["alice"] < 700
     assert 12 < phases["ensemble"].down["alice"] < 300
@@ -104,11 +101,11 @@ def test_bytes_are_booked_by_client_and_phase(talk: Any) -> None:
 
 def test_what_a_phase_moved_is_on_disk_when_the_next_has_begun(talk: Any, tmp_path: Path) -> None:
     clients = talk(FakeGrid({1: replies("alice")}))
-    clients._traffic.path = tmp_path / "traffic.json"
+    clients._nodes.traffic.path = tmp_path / "traffic.json"
     for phase in ("ensemble", "ensemble", "aggregator"):
         clients.ask(QUESTION, phase=phase)
 
-    assert Traffic.read(tmp_path / "traffic.json").phases == clients._traffic.phases
+    assert Traffic.read(tmp_path / "traffic.json").phases == clients._nodes.traffic.phases
 
 
 def test_a_late_client_is_not_waited_for_beyond_the_patience_and_is_asked_again_when_it_is_free(talk: Any) -> None:
@@ -176,7 +173,7 @@ def test_a_client_to_be_left_out_is_neither_heard_nor_asked_twice(talk: Any) -> 
 def test_an_answer_that_fails_the_check_is_refused_and_the_others_count(talk: Any) -> None:
     def check(answer: Answer) -> None:
         if answer.client == "bob":
-            raise UploadError("bob: weight holds NaN")
+            raise UploadError("weight holds NaN", "bob")
 
     clients = talk(FakeGrid({1: replies("alice"), 2: replies("bob")}))
 
@@ -187,8 +184,8 @@ def test_an_answer_that_fails_the_check_is_refused_and_the_others_count(talk: An
 @pytest.mark.parametrize(
     ("node", "reason"),
     [
-        (replies("../bob"), "answer.client is '../bob': must be names that match"),
-        (replies(7), "answer.client is '7': must be names that match"),
+        (replies("../bob"), "answer.client is '../bob': must be a name that matches"),
+        (replies(7), "answer.client is '7': must be a name that matches"),
         (replies("bob", arrays={"w": np.zeros(500, np.float32)}), "must be"),
         (replies("bob", arrays={"w": np.zeros(3, np.float64)}), "arrays['w'] is 'float64': must be float32, int64"),
         (replies("alice"), "two nodes answer under this name, the second is refused"),
@@ -205,7 +202,7 @@ def test_an_answer_of_a_wrong_form_is_refused(talk: Any, node: Client, reason: s
 def test_a_client_that_connects_during_a_named_question_does_not_hold_it_up(talk: Any, clock: Any) -> None:
     grid = FakeGrid({1: replies("alice"), 2: replies("bob")}, simulation=False, joins={2: 3})
     clients = talk(grid)
-    clients._names[1] = "alice"
+    clients._nodes.names.learn(1, "alice")
 
     before = clock.now
     clients.ask({"alice": QUESTION}, phase="p")
@@ -222,7 +219,7 @@ def test_a_hung_client_costs_the_patience_and_not_the_deadline(talk: Any, clock:
 
 def test_answers_that_are_all_unusable_are_given_up_after_the_patience(talk: Any, clock: Any) -> None:
     def check(answer: Answer) -> None:
-        raise UploadError(f"{answer.client}: weight holds NaN")
+        raise UploadError("weight holds NaN", answer.client)
 
     clients = talk(FakeGrid({1: replies("alice")}, simulation=False), timeout=3600.0)
 

@@ -17,7 +17,7 @@ from strategies import Iterative, IterativeConfig
 from strategies.client import upload_facts
 from strategies.client.corrections import LocalUpdate, read_round
 from strategies.client.round_state import RoundState
-from strategies.flower.rounds import round_trip
+from strategies.flower import asking
 from strategies.flower.rounds.base import Base, base_of
 from strategies.flower.rounds.feddyn import FedDyn
 
@@ -35,7 +35,7 @@ class Point(nn.Module):
 
 @pytest.fixture(autouse=True)
 def quick(clock: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(round_trip, "time", clock)
+    monkeypatch.setattr(asking, "time", clock)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -63,7 +63,7 @@ def answered(
         content = records(states[k], num_examples=EXAMPLES[k % 3], facts={"client": f"c{k}"}, **metrics)
         content["metrics"]["train_loss"] = LOSSES[k % 3]  # type: ignore[index]
         asked = Message(question, dst_node_id=node, message_type="train")
-        checked = model.check_answer(content, f"c{k}")
+        checked = model.check_answer(content)
         reply = read_reply(checked, Signatures({"model": net}), num_classes=CLASSES, max_bytes=10**7, sender=f"c{k}")
         found.append(Answered(f"c{k}", Message(content, reply_to=asked), checked, reply))
     return found
@@ -231,7 +231,7 @@ def answered_with_control(
         content = records(states[k], num_examples=EXAMPLES[k], facts={"client": f"c{k}"})
         if "control" in question:
             content["control"] = ArrayRecord({name: torch.zeros_like(states[k][name]) for name in PARAMETERS})
-        checked = model.check_answer(content, f"c{k}")
+        checked = model.check_answer(content)
         reply = read_reply(checked, Signatures({"model": net}), num_classes=CLASSES, max_bytes=10**7, sender=f"c{k}")
         message = Message(content, reply_to=Message(question, dst_node_id=node, message_type="train"))
         found.append(Answered(f"c{k}", message, checked, reply))
@@ -467,7 +467,7 @@ def test_weights_under_another_name_count() -> None:
             {"m": ArrayRecord(weights(seed)), "n": MetricRecord({"images": count, "loss": [1.0, 2.0]})}
         )
         message = Message(content, reply_to=Message(question, dst_node_id=node, message_type="train"))
-        checked = model.check_answer(content, "x")
+        checked = model.check_answer(content)
         reply = read_reply(checked, Signatures({"model": net}), num_classes=CLASSES, max_bytes=10**7, sender="x")
         answers.append(Answered(f"c{node}", message, checked, reply))
     assert [answer.reply.num_examples for answer in answers] == [1, 3]
@@ -482,13 +482,13 @@ def test_weights_under_another_name_count() -> None:
         (FedAvg(weighted_by_key="images"), {}, r"metrics\['images'\] is None: must be a finite number above 0"),
         (FedAvg(weighted_by_key="images"), {"images": 0}, r"metrics\['images'\] is 0"),
         (FedAvg(weighted_by_key="images"), {"images": float("nan")}, r"metrics\['images'\] is nan"),
-        (flower.QFedAvg(client_learning_rate=0.1), {}, r"x: metrics\['train_loss'\] is None"),
+        (flower.QFedAvg(client_learning_rate=0.1), {}, r"metrics\['train_loss'\] is None"),
         (flower.QFedAvg(client_learning_rate=0.1), {"train_loss": [1.0]}, r"metrics\['train_loss'\] is \[1.0\]"),
     ],
 )
 def test_number_that_the_strategy_computes_with_must_be_there(base: FedAvg, metrics: Any, reason: str) -> None:
     with pytest.raises(UploadError, match=reason):
-        model_of(wrap(base)).check_answer(records(weights(1), **metrics), "x")
+        model_of(wrap(base)).check_answer(records(weights(1), **metrics))
 
 
 # Who is asked.

@@ -19,7 +19,7 @@ _BY_RANK = (
 _BY_ID = "which of them a round asks is another draw in every run"
 
 
-class Roster:
+class Names:
     """Names of the clients by node, and ranks of the nodes whose clients have none.
 
     Flower's simulation registers its nodes in the order of their partitions, so that there a rank is a partition.
@@ -61,7 +61,7 @@ class Roster:
         for _, node in sorted((datetime.fromisoformat(when), node) for when, node in known):
             self._ranks[node] = len(self._ranks)
 
-    def name(self, node: int, client: str) -> None:
+    def learn(self, node: int, client: str) -> None:
         """Note the name of the client on a node."""
         self._names[node] = client
 
@@ -69,11 +69,10 @@ class Roster:
         """Return the nodes that have neither told a name nor answered the question for it."""
         return [node for node in nodes if node not in self._names and node not in self._introduced]
 
-    def hear(self, replies: Iterable[Message]) -> None:
-        """Take the answers to the question for names; that some have none is said once."""
+    def hear(self, replies: Iterable[tuple[int, Message]]) -> None:
+        """Take the answers of nodes to the question for names; that some have none is logged once."""
         unnamed = 0
-        for reply in replies:
-            node = reply.metadata.src_node_id
+        for node, reply in replies:
             self._introduced.add(node)
             facts = ConfigRecord() if reply.has_error() else reply.content.config_records.get("upload", ConfigRecord())
             name = facts.get("client")
