@@ -15,9 +15,10 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from ..core.clients import Answer, Question
 from ..core.errors import QuorumError, UploadError
 from ..uploads.checks import CLIENT_NAME, check_size
-from .asking import DEPLOYED_POLL_S, Exchange, Limits, Nodes, Pace, Sent, own_error
+from .asking import DEPLOYED_POLL_S, Exchange, Pace
 from .decoding import decode_array
 from .messages import count_bytes
+from .nodes import Limits, Nodes, Sent, own_error
 
 if TYPE_CHECKING:
     import numpy as np
@@ -114,9 +115,7 @@ class GridClients:
         exchange.wait(timeout, enough, progress)
         missing = sorted(self._nodes.names.call(node) for node in exchange.waiting_for)
         exchange.close(self._read)
-        # Rounds are many and alike; the bytes of an ensemble before them must not be lost with the process.
-        self._nodes.save_traffic(interval_s=SAVE_EVERY_S if phase == self._saved_phase else 0.0)
-        self._saved_phase = phase
+        self._save_traffic(phase)
         if len(answers) < quorum:
             silent = f"; no answer from {', '.join(missing)}" if missing else ""
             raise QuorumError(
@@ -124,6 +123,11 @@ class GridClients:
                 "The run can be resumed"
             )
         return dict(sorted(answers.items()))
+
+    def _save_traffic(self, phase: str) -> None:
+        # Rounds are many and alike; the bytes of an ensemble before them must not be lost with the process.
+        self._nodes.save_traffic(interval_s=SAVE_EVERY_S if phase == self._saved_phase else 0.0)
+        self._saved_phase = phase
 
     def leave_out(self, client: str, reason: str) -> None:
         """Ask a client nothing any more, and note why."""

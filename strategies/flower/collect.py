@@ -17,9 +17,10 @@ from ..run.files import weights_bytes
 from ..run.stage import TRAFFIC_FILE
 from ..run.traffic import MIB, UPLOAD_PHASE, Traffic
 from ..uploads.checks import Signature
-from .asking import Exchange, Nodes, Refusals, Sent, own_error
+from .asking import Exchange
 from .messages import Reply, Request, count_bytes, is_anonymous, read_reply
 from .names import Names
+from .nodes import Nodes, Refusals, Sent, own_error
 
 if TYPE_CHECKING:
     from ..run.run_folder import RoundFolder

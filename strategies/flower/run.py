@@ -33,12 +33,12 @@ from ..run.traffic import Traffic
 from ..uploads.checks import Signature, Signatures
 from ..uploads.kinds import of_kind
 from ..uploads.needs import check_needs
-from .asking import Limits, Nodes, Refusals, is_simulation
 from .clients import GridClients
 from .collect import Collector
 from .messages import Request
 from .models import check_student
 from .names import Names
+from .nodes import Limits, Nodes, Refusals, is_simulation
 
 if TYPE_CHECKING:
     from ..compute import ServerCompute

@@ -21,9 +21,9 @@ from strategies.client import upload_facts
 from strategies.client.corrections import LocalUpdate
 from strategies.client.fens_answers import Local, Own, Told, respond
 from strategies.distillation.lent import Lent
-from strategies.flower.asking import Limits, Nodes, Refusals, Sent
 from strategies.flower.clients import GridClients
 from strategies.flower.messages import read_reply
+from strategies.flower.nodes import Limits, Nodes, Refusals, Sent
 from strategies.flower.rounds.round_records import checked_record
 from strategies.flower.rounds.stc import Stc
 from strategies.rounds.ternary import decode, encode, flat, sparse_ternary

@@ -22,7 +22,7 @@ from ...run.journal import Journal
 from ...run.stage import TRAFFIC_FILE, StageReport, keep_outcome
 from ...run.traffic import MIB, Traffic
 from ...uploads.checks import Signatures
-from ..asking import Limits, Nodes, Refusals
+from ..nodes import Limits, Nodes, Refusals
 from ..run import Account, say, signature_of
 from .answers import Answered
 from .attendance import Attendance

@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 from ...compute import choose
 from ...method import Upload
 from ...rounds.refinement import Refinement, Refiner
-from ..asking import is_simulation
+from ..nodes import is_simulation
 from ..run import say
 
 if TYPE_CHECKING:

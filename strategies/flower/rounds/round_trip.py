@@ -16,8 +16,9 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from ...core.errors import QuorumError, UploadError, blaming
 from ...core.seeds import generator
 from ...uploads.checks import Signature
-from ..asking import POLL_S, Exchange, Limits, Nodes, Pace, Sent, own_error
+from ..asking import POLL_S, Exchange, Pace
 from ..messages import count_bytes, read_reply
+from ..nodes import Limits, Nodes, Sent, own_error
 from .answers import Answered, check_trained
 
 PHASE = "rounds"

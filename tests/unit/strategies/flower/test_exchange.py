@@ -13,10 +13,11 @@ from flwr.app import ArrayRecord, Error, Message
 from flwr.common.constant import ErrorCode
 
 from strategies.core.errors import QuorumError
-from strategies.flower.asking import MOST_QUESTIONS, PULLS_PER_POLL, Exchange, Nodes, Refusals
+from strategies.flower.asking import MOST_QUESTIONS, PULLS_PER_POLL, Exchange
 from strategies.flower.collect import Collector
 from strategies.flower.messages import Request
 from strategies.flower.names import Names
+from strategies.flower.nodes import Nodes, Refusals
 from strategies.run.run_folder import RoundFolder, RunFolder
 from strategies.run.traffic import Traffic
 

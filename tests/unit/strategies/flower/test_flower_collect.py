@@ -24,9 +24,10 @@ from flwr.app import ArrayRecord, Error, Message, RecordDict
 
 from strategies.client import failure, upload_facts
 from strategies.core.errors import QuorumError, StoreError
-from strategies.flower.asking import Exchange, Nodes, Refusals, Sent, own_error
+from strategies.flower.asking import Exchange
 from strategies.flower.collect import Collector
 from strategies.flower.messages import Request, count_bytes
+from strategies.flower.nodes import Nodes, Refusals, Sent, own_error
 from strategies.run.run_folder import RoundFolder, RunFolder
 from strategies.run.traffic import Traffic
 

@@ -13,8 +13,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from strategies.core.clients import Answer, Question
 from strategies.core.errors import QuorumError, UploadError
-from strategies.flower.asking import Limits, Nodes, Refusals
 from strategies.flower.clients import MOST_FAILURES, GridClients
+from strategies.flower.nodes import Limits, Nodes, Refusals
 from strategies.run.run_folder import RunFolder
 from strategies.run.traffic import Traffic
 
