@@ -83,20 +83,11 @@ class GridClients:
         patience = timeout if patience_s is None else min(patience_s, timeout)
         answers: dict[str, Answer] = {}
 
-        def receive(reply: Message, sent: Sent) -> bool:
-            answer = self._read(reply, sent)
-            if answer.client in answers:
-                raise UploadError("two nodes answer under this name, the second is refused", answer.client)
-            if answer.client not in self._left_out:
-                check(answer)
-                answers[answer.client] = answer
-            return True
-
         exchange = Exchange(
             self._nodes,
             phase,
             question=self._question(_contents(questions, self._common)),
-            receive=receive,
+            receive=lambda reply, sent: self._take(reply, sent, check, answers),
             pace=Pace(SIMULATION_POLL_S if self._nodes.simulated else DEPLOYED_POLL_S, JOIN_S, pulls=None),
         )
 
@@ -109,10 +100,7 @@ class GridClients:
             given_up = self._nodes.simulated or (waited >= patience and exchange.asked > 0)
             return not exchange.waiting_for and self._nodes.settled and (here or given_up)
 
-        def progress() -> str:
-            return f"{phase}: {len(answers)} answers, waiting for {len(exchange.waiting_for)}"
-
-        exchange.wait(timeout, enough, progress)
+        exchange.wait(timeout, enough, lambda: f"{phase}: {len(answers)} answers, {len(exchange.waiting_for)} to come")
         missing = sorted(self._nodes.names.call(node) for node in exchange.waiting_for)
         exchange.close(self._read)
         self._save_traffic(phase)
@@ -147,6 +135,15 @@ class GridClients:
             return Message(content, dst_node_id=node, message_type=f"train.{kind}")
 
         return message
+
+    def _take(self, reply: Message, sent: Sent, check: Callable[[Answer], None], answers: dict[str, Answer]) -> bool:
+        answer = self._read(reply, sent)
+        if answer.client in answers:
+            raise UploadError("two nodes answer under this name, the second is refused", answer.client)
+        if answer.client not in self._left_out:
+            check(answer)
+            answers[answer.client] = answer
+        return True
 
     def _read(self, reply: Message, sent: Sent) -> Answer:
         sender = self._nodes.names.call(sent.node)

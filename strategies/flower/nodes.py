@@ -131,8 +131,9 @@ class Nodes:
         """
         try:
             replies = list(self.grid.pull_messages([message_id]))
-        except Exception as error:
-            if isinstance(error, OSError) or type(error).__module__.partition(".")[0] in _TRANSPORT:
+        except BaseException as error:
+            ours = isinstance(error, OSError) or not isinstance(error, Exception)
+            if ours or type(error).__module__.partition(".")[0] in _TRANSPORT:
                 raise
             raise UploadError(f"its answer cannot be read: {type(error).__name__}: {str(error)[:200]}") from error
         return replies[0] if replies else None

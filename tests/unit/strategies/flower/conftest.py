@@ -9,7 +9,7 @@ import pytest
 from flwr.common.logger import FLOWER_LOGGER
 from flwr.supercore.task_identity import TaskIdentity
 
-from strategies.flower import asking, evaluation
+from strategies.flower import asking, evaluation, nodes
 from strategies.flower.rounds import round_trip
 
 
@@ -30,7 +30,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of the waiting loops."""
     found = Clock()
-    for module in (asking, evaluation, round_trip):
+    for module in (asking, evaluation, nodes, round_trip):
         monkeypatch.setattr(module, "time", found)
     # Flower stamps messages with the identity of its process.
     for name in ("_run_id", "_node_id", "_task_id"):
