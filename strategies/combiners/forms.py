@@ -121,12 +121,12 @@ def nn(params: Mapping[str, Array], logits: Array) -> tuple[Array, Pullback]:
 
 def draw_in_torch(_: np.random.Generator, __: Sizes) -> NoReturn:
     """Refuse: the gate's parameters follow from the shape of its input, see :func:`.gate.start_gate`."""
-    raise ValueError("aggregator 'moe' needs the members' input: combiners.gate starts and trains it")
+    raise ValueError("aggregator 'moe' needs the shape of the members' input: combiners.gate starts it")
 
 
 def apply_in_torch(_: Mapping[str, Array], __: Array) -> NoReturn:
     """Refuse: the gate sees the members' input, not only their logits."""
-    raise ValueError("aggregator 'moe' needs the members' input: combiners.gate applies and trains it")
+    raise ValueError("aggregator 'moe' needs the members' input: combiners.gate applies it")
 
 
 # For two classes

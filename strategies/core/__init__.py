@@ -1,1 +1,1 @@
-"""The foundation of every other folder: errors, options, seeds, memory, the offline guard. Imports no other folder."""
+"""The foundation, which imports no sibling folder: errors, options, seeds, memory, protocols, the offline guard."""

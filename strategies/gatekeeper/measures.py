@@ -63,7 +63,7 @@ def ratios(values: Sequence[float]) -> list[float]:
     """Return the ratio of each client's value to the others' [M]; NaN if it is unknown.
 
     The ratio is the lower median by ``|log|`` of all ``x_k / x_j`` with j != k. A client is thus compared with the
-    nearer half of the cohort, so that one large client makes no other look small, even among three.
+    nearer half of the cohort, so that one large client does not make the others look small, even among three.
     """
     found = []
     for k, value in enumerate(values):
