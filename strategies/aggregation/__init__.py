@@ -1,1 +1,1 @@
-"""Aggregators of an ensemble's logits, and how they are trained: everything but torch-only forms is numpy alone."""
+"""The training of FENS's aggregators, which needs numpy alone for all but torch-only forms."""

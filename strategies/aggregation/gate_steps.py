@@ -19,15 +19,15 @@ Array = np.ndarray[Any, Any]
 def gate_steps(
     params: Mapping[str, Array], *, inputs: Array, logits: Array, labels: Array, sgd: Sgd, seed: int
 ) -> dict[str, Array]:
-    """Return the gate's parameters after K steps, as :func:`.training.local_steps` for the other forms.
+    """Return the gate's parameters after K steps; :func:`.training.local_steps` trains the other forms.
 
     Args:
         params: lambda, float32; not changed.
-        inputs: x, what the members saw, normalised, float32 [n_i, ch, H, W].
+        inputs: x, the members' normalised input, float32 [n_i, ch, H, W].
         logits: Z, of every member on every held example, float32 [M, n_i, C].
         labels: y, int64 [n_i], in [0, C).
         sgd: K, B and eta_l.
-        seed: Of this client and round; of the batches and of dropout.
+        seed: Of this client and round, for the batches and dropout.
 
     Raises:
         ValueError: There are no examples.

@@ -1,4 +1,4 @@
-"""The steps of one trainer in one round of FENS, whichever form the aggregator has."""
+"""The steps of one trainer in one round of FENS, for every form of aggregator."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def round_steps(
     """Return the parameters after the K steps of one trainer.
 
     Args:
-        aggregator: A key of AGGREGATORS that is trained.
+        aggregator: The key in AGGREGATORS of a trained aggregator.
         params: lambda, float32.
-        inputs: What the members saw, float32 [n, ...]; looked at by an aggregator with a gate only, which needs torch.
+        inputs: The members' input, float32 [n, ...]; only an aggregator with a gate reads it, and needs torch.
         logits: Of the members, float32 [M, n, C].
         labels: int64 [n].
         sgd: K, B and eta_l.

@@ -1,4 +1,4 @@
-"""Who trains the aggregator of FENS: the clients, asked round by round, or the server's own labelled images."""
+"""The trainers of FENS's aggregator: the clients, round by round, or the server with its own labelled images."""
 
 from __future__ import annotations
 
@@ -27,45 +27,45 @@ if TYPE_CHECKING:
 ENSEMBLE_PHASE, AGGREGATOR_PHASE = "ensemble", "aggregator"
 # Inputs per forward pass of the ensemble.
 BATCH = 256
-# The square of a larger change would be infinite in FedAdam's memory, and nothing would ever move again.
+# The square of a larger change would be infinite in FedAdam's state, and the parameters would never change again.
 LARGEST = 1e9
 
 
 class Trainers(Protocol):
-    """Who holds the examples that the aggregator is trained on."""
+    """The holders of the examples that the aggregator is trained on."""
 
     @property
     def mib_per_client(self) -> float:
-        """MiB that a client has sent and got so far, on average."""
+        """MiB that a client has sent and received so far, on average."""
 
     def round(self, number: int, params: Params) -> list[tuple[Params, int]]:
-        """Return what each made of the parameters, with the number of examples that its steps saw."""
+        """Return each trainer's parameters after its steps, with the number of examples that its steps saw."""
 
     def votes(self) -> np.ndarray[Any, Any]:
-        """Return how often each member labels examples of each class how, merged [M, C, C]."""
+        """Return merged counts of votes [M, C, C]: member, true class, its vote."""
 
 
 class Dialogue:
-    """The clients: each gets the ensemble once, keeps its logits, and does its steps in every round.
+    """The clients as trainers: each receives the ensemble once, stores its logits, and does its steps in every round.
 
     Args:
         job: The job with its uploads; its config is a ``FensConfig``.
         clients: The clients.
 
     Raises:
-        QuorumError: Too few clients have taken the ensemble.
+        QuorumError: Too few clients have stored the ensemble's logits.
     """
 
     def __init__(self, job: Job, clients: Clients) -> None:
         self._job, self._clients, self._config = job, clients, job.config
-        # 0.28 of 25 is 7, also where floating point says a little more.
+        # 0.28 of 25 is 7, even if floating point yields slightly more.
         self._quorum = max(1, math.ceil(job.config.quorum * len(job.uploads) - 1e-9))
         self._aggregator = aggregator_for(job.config.aggregator, job.num_classes)
         self._sent = False
 
     @cached_property
     def _members(self) -> list[PackedMember]:
-        # In int8 all of them take a quarter of the uploads.
+        # In int8 all members together take a quarter of the uploads' size.
         precision = self._config.precision
         return [
             pack_member(upload.architecture, upload.read(), precision=precision, ranges=upload.ranges)
@@ -87,13 +87,13 @@ class Dialogue:
 
     @property
     def mib_per_client(self) -> float:
-        """MiB that a client has sent and got so far, on average."""
+        """MiB that a client has sent and received so far, on average."""
         return self._clients.mib_per_client
 
     def send(self, names: Collection[str] | None = None) -> None:
-        """Bring the ensemble to those clients, or to all: each gets the members that it has no copy of.
+        """Send the ensemble to some clients, None for all; each receives only the members that it lacks.
 
-        Those who are slower than the patience come in when they are ready.
+        Clients that take longer than the patience join later, when they are ready.
         """
         offer = self._question("offer", self._about)
         how: dict[str, Any] = {
@@ -108,11 +108,11 @@ class Dialogue:
             self._clients.ask(lacking, quorum=max(0, quorum - (len(answers) - len(lacking))), **how)
 
     def round(self, number: int, params: Params) -> list[tuple[Params, int]]:
-        """Ask every client for its steps of one round; who has not the ensemble gets it, and is in the next.
+        """Ask every client for its steps of one round; a client without the ensemble receives it and is asked again.
 
         Args:
             number: The round, from 1.
-            params: lambda, which all start from.
+            params: lambda, from which all clients start.
         """
         config = self._config
         facts = {"round": number, "steps": config.local_steps, "batch-size": config.batch_size, "lr": config.client_lr}
@@ -126,7 +126,7 @@ class Dialogue:
         return merged([answer.arrays["counts"] for answer in answers.values()])
 
     def _ask(self, step: str, facts: Mapping[str, Any], arrays: Params, check: Any) -> dict[str, Answer]:
-        """Ask all; who has lost the ensemble, or never had it, gets it and is asked once more."""
+        """Ask all clients; a client without the ensemble receives it and is asked once more."""
         if not self._sent:
             self.send()
             self._sent = True
@@ -139,8 +139,8 @@ class Dialogue:
         usable = {name: answers[name] for name in sorted(answers) if not _misses(answers[name])}
         if len(usable) < self._quorum:
             raise QuorumError(
-                f"{AGGREGATOR_PHASE}: {len(usable)} clients keep the ensemble's logits, needed are {self._quorum}; "
-                f"without are {', '.join(sorted(set(answers) - set(usable)))}: can they write to their state folder?"
+                f"{AGGREGATOR_PHASE}: {len(usable)} clients have stored the ensemble's logits, {self._quorum} are "
+                f"needed; check that the state folder of {', '.join(sorted(set(answers) - set(usable)))} is writable"
             )
         return usable
 
@@ -153,7 +153,7 @@ class Dialogue:
         return Question("fens", {**common, **facts}, arrays or {})
 
     def _parcel(self, answer: Answer) -> Question:
-        """Return the message with the members that one client lacks."""
+        """Return a message with the members that one client lacks."""
         arrays: Params = {}
         facts: dict[str, Any] = dict(self._about)
         for number in answer.facts["needs"]:
@@ -165,13 +165,13 @@ class Dialogue:
     def _check_ensemble(self, answer: Answer) -> None:
         if answer.facts.get("ensemble") != self._ensemble:
             raise UploadError(
-                f"it answers for ensemble {str(answer.facts.get('ensemble'))[:12]!r}: must be {self._ensemble[:12]!r}",
+                f"its answer is for ensemble {str(answer.facts.get('ensemble'))[:12]!r}: must be {self._ensemble[:12]!r}",
                 answer.client,
             )
         needs, members = answer.facts.get("needs", []), set(range(len(self._members)))
         if not isinstance(needs, list) or len(needs) > len(members) or set(needs) - members:
             raise UploadError(
-                f"it needs members {str(needs)[:80]}: must be 0 to {len(members) - 1}, each once", answer.client
+                f"it requests members {str(needs)[:80]}: must be 0 to {len(members) - 1}, each once", answer.client
             )
 
     def _check_round(self, number: int, params: Params, answer: Answer) -> None:
@@ -179,7 +179,7 @@ class Dialogue:
         if _misses(answer):
             return
         if answer.facts.get("round") != number:
-            raise UploadError(f"it answers round {answer.facts.get('round')!r}: must be {number}", answer.client)
+            raise UploadError(f"its answer is for round {answer.facts.get('round')!r}: must be {number}", answer.client)
         examples = answer.facts.get("examples")
         if type(examples) is not int or examples < 1:
             raise UploadError(f"examples is {examples!r}: must be a whole number from 1", answer.client)
@@ -188,7 +188,7 @@ class Dialogue:
         except ValueError as error:
             raise UploadError(str(error), answer.client) from error
         if any(np.abs(array).max(initial=0) > LARGEST for array in answer.arrays.values()):
-            raise UploadError(f"its parameters go beyond {LARGEST:g}: must be less", answer.client)
+            raise UploadError(f"its parameters exceed {LARGEST:g}: must be at most that large", answer.client)
 
     def _check_votes(self, answer: Answer) -> None:
         self._check_ensemble(answer)
@@ -202,10 +202,10 @@ class Dialogue:
 
 
 class ServersImages:
-    """The server's own labelled images as the only trainer: its rounds are one client's.
+    """The server with its own labelled images as the only trainer, which does the steps of one client.
 
     Args:
-        job: The job with its uploads and, if they are asked for, its labelled images.
+        job: The job with its uploads and its labelled images, which only a trained aggregator needs.
     """
 
     mib_per_client = 0.0
@@ -244,8 +244,8 @@ class ServersImages:
         job = self._job
         if job.labelled is None:
             raise OptionError(
-                f"setting 'fens.aggregator' is {job.config.aggregator!r}, which is trained: allowed without clients is "
-                "a server with labelled images, or 'average' or 'weighted'"
+                f"setting 'fens.aggregator' is {job.config.aggregator!r}, which is trained: without clients it needs a "
+                "server with labelled images; else set 'average' or 'weighted'"
             )
         images, labels = job.labelled
         inputs = _normalized(job, images)
@@ -265,7 +265,7 @@ def _normalized(job: Job, examples: torch.Tensor) -> torch.Tensor:
     from ..distillation.pool import dequantize
     from ..teacher.augment import Standardize
 
-    if examples.dtype != torch.uint8:  # rows and texts are as their models want them
+    if examples.dtype != torch.uint8:  # rows and texts are stored as their models read them
         return examples
     inputs: torch.Tensor = Standardize(job.normalization)(dequantize(examples))
     return inputs

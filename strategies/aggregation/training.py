@@ -1,4 +1,4 @@
-"""The steps of one client in one round: plain SGD on an aggregator, on logits that were computed once. Numpy alone."""
+"""The steps of one client in one round: plain SGD on an aggregator, on cached logits, in numpy alone."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Sgd:
     lr: float
 
     def seen(self, count: int) -> int:
-        """Return ``min(n_i, K B)``, how many of its n_i examples a client sees in a round: the weight of its update."""
+        """Return ``min(n_i, K B)``, the number of examples that a client sees in a round: the weight of its update."""
         return min(count, self.steps * self.batch_size)
 
     def batches(self, count: int, seed: int) -> Iterator[npt.NDArray[np.int64]]:
-        """Yield the examples of each of K steps: shuffled, without replacement, shuffled anew when all were seen.
+        """Yield the examples of each of K steps: shuffled, without replacement, reshuffled after each epoch.
 
-        The last batch before that has what is left over, so that it can be smaller.
+        The last batch of an epoch holds the remainder, so that it can be smaller.
 
         Args:
             count: n_i, from 1.
@@ -59,7 +59,7 @@ def local_steps(
     Allouah et al., NeurIPS 2024, Algorithm 1, the clients' part of phase 2.
 
     Args:
-        aggregator: The name of one that is trained here.
+        aggregator: The name of an aggregator that is trained in numpy.
         params: lambda, float32; not changed.
         logits: Z, of every member on every held example, float32 [M, n_i, C].
         labels: y, int64 [n_i], in [0, C).
@@ -68,7 +68,7 @@ def local_steps(
 
     Raises:
         KeyError: There is no such aggregator.
-        ValueError: There are no examples, or this aggregator is not trained here.
+        ValueError: There are no examples, or the aggregator is not trained in numpy.
     """
     if len(labels) == 0:
         raise ValueError("no examples to train the aggregator on")

@@ -1,1 +1,1 @@
-"""How the logits of M members become one prediction: the rules, in torch and in numpy."""
+"""Rules that combine the logits of M members into one prediction, in torch and in numpy."""

@@ -1,8 +1,8 @@
-"""Aggregators: how the logits of M members become one, as the tiny functions whose parameters FENS's clients train.
+"""Aggregators: small functions that combine the logits of M members, with parameters that FENS's clients train.
 
-Numpy alone: in deployment every message of a round starts a new process, and importing torch would take longer than the
-round's steps. :mod:`..distillation.combiners` has the same forms in torch for the server, with the same tensors under
-the same names.
+This module needs numpy alone: in deployment every message of a round starts a new process, and importing torch would
+take longer than the round's steps. The server has the same forms in torch (:mod:`.combiners`), with the same tensors
+under the same names.
 
 Allouah et al., *Revisiting Ensembling in One-Shot Federated Learning*, NeurIPS 2024, section 3 and Figure 8.
 """
@@ -27,12 +27,12 @@ class Aggregator:
 
     Attributes:
         name: Its key in :data:`AGGREGATORS`.
-        combiner: The key of its torch form in ``distillation.combiners.COMBINERS``.
-        kind: ``"static"``: of label counts, or of nothing. ``"voted"``: of counts of votes. ``"trained"``: by
-            gradients. ``"torch"``: by gradients that need torch, since its gate looks at the members' input.
-        draw: Fresh parameters.
-        apply: Parameters and logits [M, B, C] -> combined logits [B, C] and the way back.
-        counts: The name of the parameter that is a table of counts, if there is one.
+        combiner: The key of its torch form in ``combiners.COMBINERS``.
+        kind: ``"static"``: from label counts, or without parameters. ``"voted"``: from counts of votes. ``"trained"``:
+            by gradients in numpy. ``"torch"``: by gradients in torch, since its gate sees the members' input.
+        draw: Draws fresh parameters.
+        apply: Parameters and logits [M, B, C] -> combined logits [B, C] and the pullback.
+        counts: The name of the parameter that is a table of counts; empty without one.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Aggregator:
             hidden: Units k of ``"nn"``; the paper has two per member.
 
         Raises:
-            ValueError: It is trained with torch: :func:`.distillation.gate.start_gate` starts it.
+            ValueError: It is trained with torch: :func:`.gate.start_gate` starts it.
         """
         rng = np.random.default_rng(derive_seed(seed, "aggregator", self.name))
         return self.draw(rng, Sizes(members, classes, hidden))
@@ -61,8 +61,8 @@ class Aggregator:
         """Return the parameters of an aggregator that is not trained.
 
         Args:
-            counts: Of ``"weighted"`` the label counts n_i^c [M, C]; of ``"voting"`` the merged votes [M, C, C];
-                ``"average"`` has no parameters, and does not look at it.
+            counts: For ``"weighted"`` the label counts n_i^c [M, C]; for ``"voting"`` the merged votes [M, C, C];
+                ``"average"`` ignores it.
         """
         return {self.counts: np.asarray(counts, dtype=np.float32)} if self.counts else {}
 
@@ -70,7 +70,7 @@ class Aggregator:
         """Combine member logits [M, B, C] to [B, C].
 
         Raises:
-            ValueError: It sees more than logits.
+            ValueError: It needs the members' input as well.
         """
         return self.apply(params, logits)[0]
 
@@ -110,11 +110,11 @@ def cross_entropy(combined: Array, labels: Array) -> tuple[float, Array]:
 
 
 def check_params(expected: Mapping[str, Array], given: Mapping[str, Array]) -> None:
-    """Refuse parameters that are not of an aggregator's form.
+    """Validate received parameters against an aggregator's own.
 
     Args:
-        expected: Parameters that are.
-        given: What came from elsewhere.
+        expected: Parameters with the right names, shapes and dtypes.
+        given: The received parameters.
 
     Raises:
         ValueError: A name is missing or not expected, a shape or a dtype differs, or a value is not finite.
@@ -129,19 +129,19 @@ def check_params(expected: Mapping[str, Array], given: Mapping[str, Array]) -> N
                 f"must be {wanted.dtype} {list(wanted.shape)}"
             )
         if not np.all(np.isfinite(found)):
-            raise ValueError(f"aggregator parameter {name!r} holds NaN or Inf; must be finite values")
+            raise ValueError(f"aggregator parameter {name!r} holds NaN or Inf: must be finite")
 
 
 def aggregator_for(name: str, classes: int) -> Aggregator:
-    """Return an aggregator by its name; of one that has a form for two classes, that form where there are two.
+    """Return an aggregator by its name; with two classes, its form for two classes if it has one.
 
     Raises:
-        OptionError: The name is unknown, or that of a form for two classes where there are others.
+        OptionError: The name is unknown, or names a form for two classes while the number of classes differs.
     """
     if name not in AGGREGATORS:
         raise OptionError(f"unknown aggregator {name!r}: known are {', '.join(AGGREGATORS)}")
     if name.startswith("two-class-") and classes != 2:
-        raise OptionError(f"aggregator {name!r} is for 2 classes, and there are {classes}: must be {_GENERAL}")
+        raise OptionError(f"aggregator {name!r} is for 2 classes, and there are {classes}: must be one of {_GENERAL}")
     return AGGREGATORS[_OF_TWO_CLASSES.get(name, name) if classes == 2 else name]
 
 
@@ -174,7 +174,7 @@ AGGREGATORS: Mapping[str, Aggregator] = {
         Aggregator("two-class-nn", "two-class-nn", "trained", forms.draw_two_class_nn, forms.two_class_nn),
     )
 }
-# The paper's network for two classes is another one than for more: it is had by its own name only.
+# The paper's network for two classes differs from the one for more, so only its own name selects it.
 _OF_TWO_CLASSES = {name: f"two-class-{name}" for name in ("average", "weighted", "per-class")}
 _GENERAL = ", ".join(name for name in AGGREGATORS if not name.startswith("two-class-"))
 

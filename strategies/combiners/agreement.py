@@ -1,12 +1,12 @@
-"""Which clients see in noise what the others see, so that one that learned something else can be left out.
+"""Agreement of the clients' models on noise images, which shows models that learned something else.
 
-Models of one problem answer the same noise alike, class by class, also where their examples differ; a model of flipped
-labels, or of nothing, does not. Each pair is compared on the classes that both know. How well they agree falls with the
-skew of their examples, so that nobody is judged where the others do not agree among themselves.
+Models of one problem answer the same noise alike, class by class, even if their examples differ. A model trained on
+flipped labels, or on nothing, does not. Each pair is compared on the classes that both know. Agreement falls with the
+skew of the clients' examples, so no client is judged unless the others agree among themselves.
 
-What it cannot find: attackers who agree with one another and are many, a lie about a single class, false counts beside
-an honest model, or a model that was trained to answer this noise like the others: it follows from the run's seed, which
-clients know.
+It does not detect many attackers who agree with one another, false answers for a single class, or false counts with an
+honest model. Nor does it detect a model trained to answer this noise like the others: the noise follows from the run's
+seed, which clients know.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ ENOUGH = 0.3  # median agreement of the others below which nobody is judged
 
 
 def agreeing(logits: Tensor, least: float) -> Tensor:
-    """Say which members agree with the others.
+    """Return which members agree with the others.
 
-    One member after the other is left out, the one that agrees least, as long as the rest agree among themselves (their
-    median agreement is at least :data:`ENOUGH`) and with it less than ``least`` times that. More than half are kept.
+    Members are removed one at a time, starting with the one that agrees least. Removal needs that the rest agree among
+    themselves (median agreement at least :data:`ENOUGH`), and with this member less than ``least`` times that median.
+    More than half of the members are kept.
 
     Args:
         logits: Of every member on noise [M, N, C].
@@ -54,10 +55,10 @@ def correlations(logits: Tensor) -> Tensor:
     """Return how alike members answer noise, ``sum_c v_c corr_x(z_j(x)_c, z_k(x)_c)``.
 
     The weights of a pair are ``v_c ~ sqrt(g_j(c) g_k(c))``, with the shares g of :func:`.class_counts.response_shares`:
-    what a model says of classes that it never saw is no opinion.
+    a model's answers for classes that it never saw do not count.
 
     Args:
-        logits: z of every member [M, N, C]; what is not finite agrees with nothing.
+        logits: z of every member [M, N, C]; NaN and Inf count as 0, which agrees with nothing.
 
     Returns:
         Symmetric [M, M] float64, in [-1, 1].

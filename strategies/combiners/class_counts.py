@@ -1,8 +1,8 @@
-"""How many examples of each class a client was trained on, read off its model.
+"""Estimates of a client's class shares from its model alone.
 
-A network that has seen few examples of a class seldom answers with it, whatever it is shown, and has small weights in
-that class's row of its last layer. Both say enough to weigh the clients of an ensemble class by class, without a word
-from them. It also means that a client's class shares are no secret to whoever holds its weights.
+A network trained on few examples of a class seldom predicts it, whatever the image, and has small weights in that
+class's row of its last layer. Both suffice to weigh an ensemble's clients class by class without their label counts.
+They also reveal a client's class shares to anyone who holds its weights.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def response_shares(logits: Tensor) -> Tensor:
-    """Return g_k(c), the normalised root mean square of ``softmax(z_k(x))_c`` over images that nobody took.
+    """Return g_k(c), the normalised root mean square of ``softmax(z_k(x))_c`` over noise images.
 
     Args:
         logits: z of every member on noise [M, N, C].
@@ -36,18 +36,18 @@ def row_shares(rows: Tensor) -> Tensor:
 
 
 def geometric_mean(one: Tensor, other: Tensor) -> Tensor:
-    """Return ``sqrt(one * other)`` of two tables of shares [M, C], normalised again."""
+    """Return ``sqrt(one * other)`` of two tables of shares [M, C], renormalised."""
     return normalised((one.double() * other.double()).sqrt())
 
 
 def normalised(shares: Tensor) -> Tensor:
-    """Return non-negative rows [M, C] divided by their sums; a row of zeros, or one that is not finite, is uniform."""
+    """Return non-negative rows [M, C] divided by their sums; a row of zeros or with NaN or Inf becomes uniform."""
     shares = torch.where(shares.isfinite().all(1, keepdim=True), shares, torch.zeros_like(shares))
     total = shares.sum(1, keepdim=True)
     return torch.where(total > 0, shares / torch.where(total > 0, total, 1.0), 1 / shares.shape[1])
 
 
 def capped(sizes: Tensor) -> Tensor:
-    """Return numbers of examples [M], none above the median of those with any: claiming too many gains nothing."""
+    """Return numbers of examples [M], capped at the median of the positive ones: claiming too many gains nothing."""
     some = sizes[sizes > 0]
     return torch.minimum(sizes, some.median()) if len(some) else sizes

@@ -1,9 +1,9 @@
-"""Combiners: how the logits of M members become one, [M, B, C] -> [B, C].
+"""Combiners of the logits of M members, [M, B, C] -> [B, C].
 
-A combiner keeps what it was given as buffers and normalises when it is applied, so that one rebuilt from its stored
-tensors gives the same bits. Those of FENS (Allouah et al., *Revisiting Ensembling in One-Shot Federated Learning*,
-NeurIPS 2024, section 3 and Figure 8) are the forms of :mod:`..aggregation.forms`, with tensors of the same names. All
-but voting pass gradients on to the logits.
+A combiner stores its arguments as buffers and normalises them when it is applied. A combiner rebuilt from its stored
+tensors therefore gives the same bits. All but voting pass gradients to the logits. Those of FENS have the formulas and
+the tensor names of :mod:`.forms` (Allouah et al., *Revisiting Ensembling in One-Shot Federated Learning*, NeurIPS 2024,
+section 3 and Figure 8).
 
 A combiner with the attribute ``sees_input`` is called with the members' input as well: see :meth:`.Ensemble.combine`.
 """
@@ -38,7 +38,7 @@ class MeanProbability(nn.Module):
     """The logarithm of the plain mean of probabilities, ``log((1/M) sum_k softmax(f_k(x)))``."""
 
     def forward(self, logits: Tensor) -> Tensor:
-        """Combine member logits [M, B, C] to [B, C]; their softmax is the mean of the members'."""
+        """Combine member logits [M, B, C] to [B, C], whose softmax is the mean of the members' softmax."""
         return torch.logsumexp(torch.log_softmax(logits, dim=2), dim=0) - math.log(len(logits))
 
 
@@ -49,7 +49,7 @@ class Weighted(nn.Module):
         weights: Numbers w_k >= 0 [M], not all zero; they need not sum to one.
 
     Raises:
-        ValueError: The weights are not of that kind.
+        ValueError: The weights are not one-dimensional, one is negative, or all are zero.
     """
 
     weights: Tensor
@@ -70,13 +70,13 @@ class LabelCount(nn.Module):
     """A mean weighted per member and class, ``sum_k n_k^c f_k(x)_c / sum_j n_j^c``.
 
     "Weighted averaging" of Allouah et al., *Revisiting Ensembling in One-Shot Federated Learning*, NeurIPS 2024,
-    section 3. A class that nobody holds gets weight, and therefore logit, zero.
+    section 3. A class that no member holds gets weight zero, and therefore logit zero.
 
     Args:
         weights: n_k^c >= 0, the examples of class c that member k was trained on [M, C].
 
     Raises:
-        ValueError: The counts are not of that kind.
+        ValueError: The counts are not two-dimensional, or one is negative.
     """
 
     weights: Tensor
@@ -85,7 +85,7 @@ class LabelCount(nn.Module):
         super().__init__()
         values = torch.as_tensor(weights, dtype=torch.float32)
         if values.dim() != 2 or not bool((values >= 0).all()):
-            raise ValueError(f"label counts have shape {tuple(values.shape)}: must be numbers from 0, [M, C]")
+            raise ValueError(f"label counts have shape {tuple(values.shape)}: must be [M, C], numbers from 0")
         self.register_buffer("weights", values.clone())
 
     def forward(self, logits: Tensor) -> Tensor:
@@ -118,15 +118,15 @@ def weighted_mean_gradient(weights: Tensor, member_logits: Tensor, labels: Tenso
 
 @torch.enable_grad()
 def weights_gradient(combiner: nn.Module, member_logits: Tensor, labels: Tensor) -> Tensor:
-    """Return ``d/dw mean_i CE(A_i, y_i)`` by the buffer ``weights`` of any combiner A, by autograd.
+    """Return ``d/dw mean_i CE(A_i, y_i)`` for the buffer ``weights`` of any combiner A, by autograd.
 
     Args:
-        combiner: A module [M, B, C] -> [B, C] that gradients pass through; it does not change.
+        combiner: A module [M, B, C] -> [B, C] that passes gradients; not changed.
         member_logits: z [M, B, C], as constants.
         labels: y [B], whole numbers in [0, C).
 
     Returns:
-        The gradient, of the weights' shape.
+        The gradient, with the shape of the weights.
     """
     weights = combiner.get_buffer("weights").detach().clone().requires_grad_()
     combined = torch.func.functional_call(combiner, {"weights": weights}, (member_logits.detach(),))
@@ -165,7 +165,7 @@ def build_combiner(name: str, weights: Mapping[str, Tensor]) -> nn.Module:
     """Rebuild a combiner from its name and its tensors (its ``state_dict``).
 
     Raises:
-        ValueError: The name is unknown, or the tensors are not those of that combiner.
+        ValueError: The name is unknown, or the tensors do not fit that combiner.
     """
     if name not in COMBINERS:
         raise ValueError(f"unknown combiner {name!r}: known are {', '.join(sorted(COMBINERS))}")

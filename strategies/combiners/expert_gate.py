@@ -1,8 +1,8 @@
-"""A gate that looks at what the experts say: whom to believe, given the predictions of all.
+"""A gate that weighs the experts of a mixture by the predictions of all of them.
 
-A mixture of experts (Jacobs, Jordan, Nowlan, Hinton, *Adaptive Mixtures of Local Experts*, Neural Computation 1991)
-whose gate does not see the image but the M predictions on it, so that it has little to learn that only synthetic images
-have. With zero weights all experts count the same.
+The mixture of experts is that of Jacobs, Jordan, Nowlan, Hinton, *Adaptive Mixtures of Local Experts*, Neural
+Computation 1991. This gate sees the M predictions on an image instead of the image, and so learns little that holds
+for synthetic images alone. With zero weights all experts count the same.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from .trained import register
 
 
 class ExpertGate(nn.Module):
-    """``log sum_k g_k sm(z_k)``, g = sm(W p + b), p the predictions sm(z_k) of all members one after the other.
+    """``log sum_k g_k sm(z_k)``, g = sm(W p + b), with p the concatenated predictions sm(z_k) of all members.
 
     Args:
         weight: W [M, M C].
         bias: b [M].
 
     Raises:
-        ValueError: The tensors do not fit each other.
+        ValueError: The shapes do not match.
     """
 
     weight: Tensor
@@ -48,7 +48,7 @@ def expert_mixture(weights: Mapping[str, Tensor], logits: Tensor) -> Tensor:
     """Return ``log sum_k g_k sm(z_k)`` [B, C].
 
     Args:
-        weights: The gate's, ``weight`` [M, M C] and ``bias`` [M].
+        weights: The gate's ``weight`` [M, M C] and ``bias`` [M].
         logits: Of the members [M, B, C].
     """
     opinions = torch.log_softmax(logits, dim=2)
@@ -65,7 +65,7 @@ def expert_divergence(logits: Tensor) -> Tensor:
         logits: Of the members [M, B, C].
 
     Returns:
-        A scalar from 0, where all say the same, to log M, where no two have a class in common.
+        A scalar from 0, for equal predictions, to log M, if no two predictions share a class.
     """
     opinions = torch.log_softmax(logits, dim=2)
     middle = torch.logsumexp(opinions, dim=0) - math.log(len(logits))

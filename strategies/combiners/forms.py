@@ -1,12 +1,12 @@
 """The forms of the aggregators in numpy: initial parameters, the formula, and its gradient, derived by hand.
 
-A form takes parameters and member logits [M, B, C]. It returns the combined logits [B, C] and the way back: from the
-gradient of a loss by them, g [B, C], to its gradients by the parameters. Below, z_i [B, C] are the logits of member i,
-and p_i is their softmax. Source: see :mod:`.aggregators`.
+A form takes parameters and member logits [M, B, C]. It returns the combined logits [B, C] and a pullback, which maps
+the gradient of a loss by the combined logits, g [B, C], to its gradients by the parameters. Below, z_i [B, C] are the
+logits of member i, and p_i is their softmax. Source: see :mod:`.aggregators`.
 
-Models of two classes have logits (0, z), so that z is the log-odds of class 1; from other logits it is
-``d = z_1 - z_0``. The forms for two classes take it from each member and return (0, z) again, so that cross-entropy is
-their paper's binary one.
+A model of two classes has logits (0, z) with z the log-odds of class 1; from other logits these are ``d = z_1 - z_0``.
+The forms for two classes read d from each member and return logits (0, z), so that cross-entropy is the paper's
+binary one.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ Array = np.ndarray[Any, Any]
 Params = dict[str, Array]
 Pullback = Callable[[Array], Params]
 
-# Stands for zero where a logarithm is taken: the smallest normal float32.
+# Replaces zero in logarithms: the smallest normal float32.
 TINY = np.finfo(np.float32).tiny
-# Hidden units for Camelyon16, the paper's set of two classes with a network.
+# Hidden units for Camelyon16, the two-class data set for which the paper uses a network.
 TWO_CLASS_HIDDEN = 8
 
 
 class Sizes(NamedTuple):
-    """What the shapes of parameters follow from: M members, C classes, k hidden units."""
+    """The sizes that determine the parameters' shapes: M members, C classes, k hidden units."""
 
     members: int
     classes: int
@@ -42,7 +42,7 @@ def uniform(rng: np.random.Generator, bound: float, *shape: int) -> Array:
     return rng.uniform(-bound, bound, shape).astype(np.float32)
 
 
-# What is not trained
+# Untrained forms
 
 
 def draw_nothing(_: np.random.Generator, __: Sizes) -> Params:
@@ -66,7 +66,7 @@ def average(_: Mapping[str, Array], logits: Array) -> tuple[Array, Pullback]:
 
 
 def weighted(params: Mapping[str, Array], logits: Array) -> tuple[Array, Pullback]:
-    """``sum_i lambda_i * z_i``, ``lambda_i[c] = n_i^c / sum_j n_j^c``; zero for a class that nobody holds."""
+    """``sum_i lambda_i * z_i``, ``lambda_i[c] = n_i^c / sum_j n_j^c``; zero for a class that no client holds."""
     return np.einsum("mc,mbc->bc", label_shares(params["weights"]), logits), _no_way_back
 
 
@@ -75,7 +75,7 @@ def vote(params: Mapping[str, Array], logits: Array) -> tuple[Array, Pullback]:
     return voting.scores(params["counts"], logits), _no_way_back
 
 
-# What is trained. Xavier's bound is sqrt(6 / (fan in + fan out)); that of torch's layers is 1 / sqrt(fan in).
+# Trained forms. Xavier's bound is sqrt(6 / (fan in + fan out)); that of torch's layers is 1 / sqrt(fan in).
 
 
 def draw_linear(rng: np.random.Generator, sizes: Sizes) -> Params:
@@ -85,7 +85,7 @@ def draw_linear(rng: np.random.Generator, sizes: Sizes) -> Params:
 
 
 def linear(params: Mapping[str, Array], logits: Array) -> tuple[Array, Pullback]:
-    """``sum_i w_i z_i + b``; the one b moves all classes alike, so that it changes no decision."""
+    """``sum_i w_i z_i + b``; the scalar b shifts all classes alike and changes no decision."""
     combined = np.tensordot(params["weight"], logits, axes=1) + params["bias"]
     return combined, lambda g: {"weight": np.tensordot(logits, g, axes=2), "bias": g.sum().reshape(1)}
 
@@ -103,12 +103,12 @@ def per_class(params: Mapping[str, Array], logits: Array) -> tuple[Array, Pullba
 
 
 def draw_nn(rng: np.random.Generator, sizes: Sizes) -> Params:
-    """Return two layers, M C -> k -> C, as torch starts them."""
+    """Return two layers, M C -> k -> C, initialised as in torch."""
     return _draw_layers(rng, sizes.members * sizes.classes, sizes.hidden, sizes.classes)
 
 
 def nn(params: Mapping[str, Array], logits: Array) -> tuple[Array, Pullback]:
-    """``W2 ReLU(W1 z + b1) + b2``, z the logits of all members one after the other [B, M C]."""
+    """``W2 ReLU(W1 z + b1) + b2``, with z the concatenated logits of all members [B, M C]."""
     z = logits.transpose(1, 0, 2).reshape(logits.shape[1], -1)
     hidden = np.maximum(z @ params["weight1"].T + params["bias1"], 0)
 
@@ -120,31 +120,31 @@ def nn(params: Mapping[str, Array], logits: Array) -> tuple[Array, Pullback]:
 
 
 def draw_in_torch(_: np.random.Generator, __: Sizes) -> NoReturn:
-    """Refuse: the gate's parameters follow from the shape of its input, see :func:`.distillation.gate.start_gate`."""
-    raise ValueError("aggregator 'moe' looks at the members' input: distillation.gate starts and trains it")
+    """Refuse: the gate's parameters follow from the shape of its input, see :func:`.gate.start_gate`."""
+    raise ValueError("aggregator 'moe' needs the shape of the members' input: combiners.gate starts it")
 
 
 def apply_in_torch(_: Mapping[str, Array], __: Array) -> NoReturn:
     """Refuse: the gate sees the members' input, not only their logits."""
-    raise ValueError("aggregator 'moe' looks at the members' input: distillation.gate applies and trains it")
+    raise ValueError("aggregator 'moe' needs the members' input: combiners.gate applies it")
 
 
 # For two classes
 
 
 def two_class_average(_: Mapping[str, Array], logits: Array) -> tuple[Array, Pullback]:
-    """``log(s_1 / s_0)``, ``s_c = (1/M) sum_i p_i(c)``: averaged are probabilities."""
+    """``log(s_1 / s_0)``, ``s_c = (1/M) sum_i p_i(c)``: the mean of probabilities."""
     return _odds(_log_sum_exp(_log_softmax(logits))), _no_way_back
 
 
 def two_class_weighted(params: Mapping[str, Array], logits: Array) -> tuple[Array, Pullback]:
-    """``log(s_1 / s_0)``, ``s_c = sum_i lambda_i[c] p_i(c)``; a class that nobody holds is all but impossible."""
+    """``log(s_1 / s_0)``, ``s_c = sum_i lambda_i[c] p_i(c)``; a class that no client holds has a share of ``TINY``."""
     shares = np.maximum(label_shares(params["weights"]), TINY)
     return _odds(_log_sum_exp(np.log(shares)[:, None] + _log_softmax(logits))), _no_way_back
 
 
 def draw_two_class_per_class(rng: np.random.Generator, sizes: Sizes) -> Params:
-    """Return a layer M -> 1 as torch starts it: weights [M] and a bias [1]."""
+    """Return a layer M -> 1 initialised as in torch: weights [M] and a bias [1]."""
     bound = sizes.members**-0.5
     return {"weight": uniform(rng, bound, sizes.members), "bias": uniform(rng, bound, 1)}
 
@@ -157,7 +157,7 @@ def two_class_per_class(params: Mapping[str, Array], logits: Array) -> tuple[Arr
 
 
 def draw_two_class_nn(rng: np.random.Generator, sizes: Sizes) -> Params:
-    """Return two layers, M -> 8 -> 1, as torch starts them."""
+    """Return two layers, M -> 8 -> 1, initialised as in torch."""
     return _draw_layers(rng, sizes.members, TWO_CLASS_HIDDEN, 1)
 
 
@@ -188,7 +188,7 @@ def _no_way_back(_: Array) -> Params:
 
 
 def label_shares(counts: Array) -> Array:
-    """Return ``n_i^c / sum_j n_j^c`` [M, C]; zero for a class that nobody holds."""
+    """Return ``n_i^c / sum_j n_j^c`` [M, C]; zero for a class that no client holds."""
     total = counts.sum(0)
     shares: Array = counts / np.where(total > 0, total, 1)
     return shares
@@ -201,7 +201,7 @@ def _log_softmax(logits: Array) -> Array:
 
 
 def _log_sum_exp(values: Array) -> Array:
-    """Return ``log sum_i exp(v_i)`` over members, [M, B, C] -> [B, C]; small probabilities do not become zero."""
+    """Return ``log sum_i exp(v_i)`` over members, [M, B, C] -> [B, C]; small probabilities do not underflow."""
     largest = values.max(0)
     total: Array = largest + np.log(np.exp(values - largest).sum(0))
     return total

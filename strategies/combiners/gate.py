@@ -1,9 +1,9 @@
-"""The gate of FENS's mixture of experts: a small network that looks at the input and says whom to believe.
+"""The gate of FENS's mixture of experts: a small network that weighs the members by the input.
 
-Allouah et al., *Revisiting Ensembling in One-Shot Federated Learning*, NeurIPS 2024, Figure 8 and its code. The gate is
-5x5 convolution to 6 maps, ReLU, maximum of 2x2; the same to 16 maps; layers of 120 (then dropout of one half) and 84
-units with ReLU; and a layer of M outputs: ``sum_i g_i(x) z_i(x)`` with g their softmax. For CIFAR-100 the code has
-M C outputs instead, which are weights per member and class as they are.
+Allouah et al., *Revisiting Ensembling in One-Shot Federated Learning*, NeurIPS 2024, Figure 8 and its code. The gate
+has two blocks, of 6 and 16 maps, each a 5x5 convolution, ReLU and 2x2 max pooling. Layers of 120 units (then dropout of
+one half) and 84 units with ReLU follow, and a layer of M outputs. The mixture is ``sum_i g_i(x) z_i(x)`` with g the
+softmax of the outputs. For CIFAR-100 the code has M C outputs instead: weights per member and class, without a softmax.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ NAMES = tuple(
 
 
 class Gate(nn.Module):
-    """A mixture of experts, built from the tensors of its gate; it looks at the members' input.
+    """A mixture of experts, built from the tensors of its gate, which sees the members' input.
 
     Args:
-        **weights: As :func:`start_gate` names them.
+        **weights: The tensors, named as by :func:`start_gate`.
 
     Raises:
-        ValueError: They are not those of a gate.
+        ValueError: The names are not those of a gate's tensors.
     """
 
     sees_input = True
@@ -45,7 +45,7 @@ class Gate(nn.Module):
     def __init__(self, **weights: Tensor) -> None:
         super().__init__()
         if weights.keys() != set(NAMES):
-            raise ValueError(f"a gate's tensors are {', '.join(NAMES)}; given are {sorted(weights)}")
+            raise ValueError(f"a gate's tensors are {sorted(weights)}: must be {', '.join(NAMES)}")
         for name, value in weights.items():
             self.register_buffer(name, value.clone())
 
@@ -58,10 +58,10 @@ def mixture(weights: Mapping[str, Tensor], logits: Tensor, x: Tensor, *, dropout
     """Return ``sum_i g_i(x) z_i(x)``; with M C outputs, ``sum_i g_i(x) * z_i(x)`` with weights per class.
 
     Args:
-        weights: The gate's, as :func:`start_gate` names them.
+        weights: The gate's tensors, named as by :func:`start_gate`.
         logits: Of the members [M, B, C].
         x: Their normalised input [B, ch, H, W].
-        dropout: Whether units are dropped; drawn from torch's global state.
+        dropout: Whether to apply dropout, drawn from torch's global random state.
     """
     for layer in ("conv1", "conv2"):
         x = F.max_pool2d(F.relu(F.conv2d(x, weights[f"{layer}_weight"], weights[f"{layer}_bias"])), 2)
@@ -83,18 +83,18 @@ def start_gate(
     per_class: bool = False,
     asked_by: str = "aggregator 'moe'",
 ) -> dict[str, Array]:
-    """Return the gate's float32 parameters that the first round starts from, as torch starts its layers.
+    """Return the gate's float32 parameters for the first round, drawn as torch initialises its layers.
 
     Args:
         seed: The run's seed.
         members: M.
         classes: C.
         input_shape: Of one image: (channels, height, width).
-        per_class: Whether the outputs are M C raw weights, as the paper's code has it from 100 classes on.
-        asked_by: Whose gate it is, as the beginning of an error.
+        per_class: Whether the outputs are M C raw weights, as in the paper's code from 100 classes on.
+        asked_by: The setting that needs the gate, as the beginning of an error.
 
     Raises:
-        OptionError: The input is no image, or one that nothing is left of.
+        OptionError: The input is no image, or too small for the gate's convolutions.
     """
     channels, *sides = input_shape
     left = [((side - KERNEL + 1) // 2 - KERNEL + 1) // 2 for side in sides]

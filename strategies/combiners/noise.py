@@ -1,11 +1,12 @@
-"""Images that nobody took and no model made: smooth random fields with the spectra of natural images.
+"""Noise images: smooth random fields with the spectra of natural images.
 
-The amplitude of natural images falls with the spatial frequency f about as ``f^-1`` (Field, *Relations between the
-statistics of natural images and the response properties of cortical cells*, JOSA A 1987); here the exponent is drawn
-anew for every image, from nearly white noise to a few large blobs. What fields lack are things in front of one another,
-with edges, as in the dead-leaves model of natural images (Lee, Mumford and Huang, *Occlusion models for natural
-images*, IJCV 2001), which networks learn more from than from spectra alone (Baradad et al., *Learning to see by
-looking at noise*, NeurIPS 2021). :func:`overlaid` adds them.
+The amplitude of natural images falls with spatial frequency f about as ``f^-1`` (Field, *Relations between the
+statistics of natural images and the response properties of cortical cells*, JOSA A 1987). Here the exponent is drawn
+for every image, from nearly white noise to a few large blobs.
+
+Fields lack objects with edges that occlude one another, as in the dead-leaves model of natural images (Lee, Mumford and
+Huang, *Occlusion models for natural images*, IJCV 2001). Networks learn more from such images than from spectra alone
+(Baradad et al., *Learning to see by looking at noise*, NeurIPS 2021). :func:`overlaid` adds such shapes.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ import torch
 from torch import Tensor
 
 EXPONENTS = (0.5, 3.0)  # drawn uniformly between them
-# Images whose spectra are in memory together: as many as have these values, which is all of them up to 3 x 32 x 32.
+# Images whose spectra are in memory together: AT_ONCE of up to 3 x 32 x 32 values each, fewer larger ones.
 AT_ONCE = 1024
 VALUES_AT_ONCE = AT_ONCE * 3 * 32 * 32
-# A shape is where a field of an exponent between these two is high: above LEVEL + SPREAD |normal|.
+# A shape covers the pixels where a field, with an exponent between these two, exceeds LEVEL + SPREAD |normal|.
 OUTLINES, LEVEL, SPREAD = (1.5, 3.5), 0.3, 0.7
-COVERED, PLAIN = 0.7, 0.5  # share of images that a layer is laid over, and of these that it is of one colour in
+COVERED, PLAIN = 0.7, 0.5  # share of images that get a layer's shapes, and share of these shapes that have one colour
 
 Shape = tuple[int, int, int]
 
@@ -31,31 +32,32 @@ def noise_images(count: int, shape: Shape, rng: torch.Generator) -> Tensor:
     """Return random fields as pixels [count, ch, H, W] in [0, 1].
 
     ``pixel = (1 + tanh(gain (field + offset))) / 2``: brightness and contrast differ from image to image. The channels
-    of a colour image share a part of their field, a different one in each image.
+    of a colour image share a part of their field; the size of this part differs from image to image.
 
     Args:
         count: At least 1.
         shape: (channels, height, width).
-        rng: A CPU generator; the images do not depend on where they are used.
+        rng: A CPU generator, so that the images do not depend on the device.
     """
     return torch.cat(list(noise_batches(count, shape, rng)))
 
 
 def noise_batches(count: int, shape: Shape, rng: torch.Generator) -> Iterator[Tensor]:
-    """Yield the images of :func:`noise_images` in batches [b, ch, H, W]: many large ones need not be held at once."""
+    """Yield the images of :func:`noise_images` in batches [b, ch, H, W], so that memory need not hold all of them."""
     most = max(1, min(AT_ONCE, VALUES_AT_ONCE // math.prod(shape)))
     for first in range(0, count, most):
         yield _batch(min(most, count - first), shape, rng)
 
 
 def overlaid(images: Tensor, layers: int, rng: torch.Generator) -> Tensor:
-    """Return images with shapes laid over them, layer by layer, each a part of another image or of one colour.
+    """Return images with shapes laid over them in layers, each shape a part of another image or of one colour.
 
-    Seven of ten images get the shapes of a layer: where a smooth random field is high, in less than half of the image.
-    One image in two shows a drawn image of the batch there, as it was before, the others one random colour.
+    In a layer seven of ten images get shapes: the regions where a smooth random field is high, less than half of the
+    image. One such image in two shows a random image of the batch there, without shapes; the others show one random
+    colour.
 
     Args:
-        images: Pixels [B, ch, H, W] in [0, 1]; they stay as they are.
+        images: Pixels [B, ch, H, W] in [0, 1]; not changed.
         layers: At least 0.
         rng: A CPU generator.
     """
@@ -89,7 +91,7 @@ def random_fields(count: int, channels: int, exponent: Tensor, size: tuple[int, 
     height, width = size
     white = torch.randn(count, channels, height, width, generator=rng)
     frequency = torch.hypot(torch.fft.fftfreq(height)[:, None], torch.fft.rfftfreq(width)[None, :])
-    frequency[0, 0] = torch.inf  # a constant is no part of a field
+    frequency[0, 0] = torch.inf  # fields have no constant component
     spectrum = torch.fft.rfft2(white) * frequency ** -exponent.view(-1, 1, 1, 1)
     fields: Tensor = torch.fft.irfft2(spectrum, s=(height, width))
     return fields / fields.std((2, 3), keepdim=True, correction=0).clamp_min(1e-12)

@@ -1,4 +1,4 @@
-"""The vote of open-set classifiers, which say themselves whether a sample is strange to them."""
+"""The vote of open-set classifiers, which predict for themselves whether a sample is unknown to them."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from torch import Tensor, nn
 
 
 class OpenSet(nn.Module):
-    """The sum of the class probabilities of the members to whom a sample is the least unknown.
+    """The sum of the class probabilities over the members to which a sample is least unknown.
 
-    FedOV (Diao et al., ICLR 2023), prediction: with ``p_k = sm(z_k)`` over C + 1 outputs, the last being "unknown", and
-    the v members with the smallest ``p_k,C``, it is the class of the largest ``sum_k p_k,c``, c < C. Members that are
-    equally sure count in their order.
+    FedOV (Diao et al., ICLR 2023), prediction: ``p_k = sm(z_k)`` is over C + 1 outputs, of which the last is "unknown".
+    The v members with the smallest ``p_k,C`` vote, ties in their order. The prediction is the class c < C with the
+    largest ``sum_k p_k,c``.
 
     Args:
-        voters: v, the members who vote on each sample; 0, or more than there are, for all.
+        voters: v, the number of members that vote on each sample; 0, or more than M, for all.
 
     Raises:
-        ValueError: It is negative.
+        ValueError: ``voters`` is negative or not a single number.
     """
 
     voters: Tensor
@@ -31,7 +31,7 @@ class OpenSet(nn.Module):
 
     def forward(self, logits: Tensor) -> Tensor:
         """Combine member logits [M, B, C + 1] to the logarithm of the summed probabilities [B, C]."""
-        # By logarithms throughout: a probability that underflows to 0 has an infinite one.
+        # In log space throughout: a probability that underflows to 0 would have an infinite logarithm.
         log_shares = torch.log_softmax(logits, dim=2)
         order = log_shares[..., -1].argsort(dim=0, stable=True)[: int(self.voters) or None]
         chosen = log_shares[..., :-1].gather(0, order[..., None].expand(-1, -1, logits.shape[2] - 1))

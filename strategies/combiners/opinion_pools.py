@@ -1,18 +1,20 @@
 """Opinion pools: each client's posterior without its own prior, combined class by class.
 
 A classifier trained on a client's data learns ``p_k(c | x) ~ p(x | c) pi_k(c)``, with the client's own prior pi_k.
-Dividing by the prior leaves what the client knows of the image, as for long-tailed data (Menon et al., *Long-tail
-learning via logit adjustment*, ICLR 2021); a doubtful client's mass goes to classes that it never saw, where its weight
-is zero, so that it falls silent. The two ways to combine are the linear and the logarithmic opinion pool (Genest and
-Zidek, *Combining probability distributions*, Statistical Science 1986), here with weights per class. Symbols:
+Dividing by the prior leaves the client's evidence from the image, as for long-tailed data (Menon et al., *Long-tail
+learning via logit adjustment*, ICLR 2021). An uncertain client's mass then goes to classes that it never saw. Its
+weight for these is zero, so that it has no influence.
+
+The two ways to combine are the linear and the logarithmic opinion pool (Genest and Zidek, *Combining probability
+distributions*, Statistical Science 1986), here with weights per class. Symbols:
 
     pi_k(c)  = (n_k^c + a N_k) / (N_k (1 + C a)),  N_k = sum_c n_k^c
     q_k(x)   = softmax((z_k(x) - log pi_k) / T_k)
     l_k(c)   = w_k n_k^c / sum_j w_j n_j^c
 
-A posterior near 0 or 1 no longer tells how sure its client was. A calibrated pool therefore counts the logits too,
-``sum_k l_k(c) s_k (z_k(x)_c - mean_c z_k(x)) + b_c``, where 1 / s_k is how large the client's logits are on noise,
-and b is chosen so that on noise each class is predicted as often as the clients hold it.
+A posterior near 0 or 1 no longer shows how certain its client was. A calibrated pool therefore adds the logits,
+``sum_k l_k(c) s_k (z_k(x)_c - mean_c z_k(x)) + b_c``. Here 1 / s_k is the size of the client's logits on noise. The
+bias b makes each class as frequent among the predictions on noise as among the clients' examples.
 """
 
 from __future__ import annotations
@@ -25,12 +27,12 @@ from torch import Tensor, nn
 from .trained import register
 
 SMOOTHING = 2 / 130  # a
-UNHELD = 10.0  # how far below all others the logit of a class lies that nobody holds
-FLOOR = 1e-4  # probability under which an opinion in a logarithmic pool does not fall
+UNHELD = 10.0  # a class that no client holds gets a logit this far below all others
+FLOOR = 1e-4  # least probability of an opinion in a logarithmic pool
 LEAST_SIZE = 0.1  # of the logits on noise, as a share of the clients' median
-# Of the calibration on noise: the temperature at which classes are counted, and steps of the fixed point.
+# Calibration on noise: the temperature of the predictions, the fixed-point steps and their rate.
 COUNTING, STEPS, RATE = 0.25, 100, 0.5
-LEAST_WANTED, LEAST_PREDICTED = 1e-2, 1e-5  # shares of a class, as parts of an equal one, below which none falls
+LEAST_WANTED, LEAST_PREDICTED = 1e-2, 1e-5  # least shares of a class, as fractions of 1 / C
 
 
 def logarithmic(shares: Tensor, opinions: Tensor) -> Tensor:
@@ -44,7 +46,7 @@ def logarithmic(shares: Tensor, opinions: Tensor) -> Tensor:
 
 
 def linear(shares: Tensor, opinions: Tensor) -> Tensor:
-    """Return ``log(sum_k l_k(c) q_k(c | x))`` [B, C], of the arithmetic mean; arguments as of :func:`logarithmic`."""
+    """Return ``log(sum_k l_k(c) q_k(c | x))`` [B, C], the arithmetic mean; arguments as for :func:`logarithmic`."""
     mass = torch.einsum("mc,mbc->bc", shares, opinions.exp())
     return mass.clamp_min(torch.finfo(mass.dtype).tiny).log()
 
@@ -57,15 +59,15 @@ class OpinionPool(nn.Module):
 
     Args:
         rule: A key of ``RULES``.
-        counts: Examples n_k^c >= 0 of class c that member k was trained on; estimates need not be whole numbers [M, C].
-        weights: w_k >= 0 [M], what a member counts for beside its examples; ones by default.
+        counts: Examples n_k^c >= 0 of class c that member k was trained on [M, C]; estimates need not be integers.
+        weights: w_k >= 0 [M], factors of the members' counts; ones by default.
         temperatures: T_k > 0 [M]; ones by default.
         smoothing: a > 0 [1].
-        scales: s_k >= 0 [M]; zeros by default, which leaves the logits themselves out.
+        scales: s_k >= 0 [M]; zeros by default, which leaves the logits out.
         bias: b [C]; zeros by default.
 
     Raises:
-        ValueError: The tensors are not of that kind.
+        ValueError: The rule is unknown, or a tensor's shape or range is wrong.
 
     Attributes:
         rule: As given.
@@ -115,14 +117,14 @@ class OpinionPool(nn.Module):
 
     @torch.no_grad()
     def calibrate(self, answers: Tensor) -> None:
-        """Set scales and bias.
+        """Set scales and bias from logits on noise.
 
         Args:
             answers: The members' logits on noise [M, P, C].
         """
         answers = self._heard(answers)
         sizes = centred(answers).std((1, 2), correction=0)
-        # A model that hardly answers noise would drown all others where it does answer.
+        # Unbounded, a model with tiny logits on noise would outweigh all others on other images.
         usual = float(sizes[self.weights > 0].median()) if bool((self.weights > 0).any()) else 1.0
         bounded = sizes.clamp_min(max(LEAST_SIZE * usual, 1e-12))
         self.scales.copy_(torch.where(sizes > 0, 1 / bounded, torch.zeros_like(sizes)))
@@ -130,11 +132,11 @@ class OpinionPool(nn.Module):
         self.bias.copy_(balancing_bias(self._evidence(answers), held / held.sum().clamp_min(1e-12)))
 
     def examples(self) -> Tensor:
-        """Return w_k n_k^c [M, C]: nothing of a member that is left out."""
+        """Return w_k n_k^c [M, C]; zero for a member that is left out."""
         return self.weights[:, None] * self.counts
 
     def shares(self) -> Tensor:
-        """Return l_k(c) [M, C]; 0 for a class that nobody holds."""
+        """Return l_k(c) [M, C]; 0 for a class that no member holds."""
         return class_shares(self.examples())
 
     def opinions(self, logits: Tensor) -> Tensor:
@@ -151,7 +153,7 @@ class OpinionPool(nn.Module):
         return torch.where(shares.sum(0) > 0, combined, last)
 
     def _heard(self, logits: Tensor) -> Tensor:
-        """Return logits with zeros for members of weight 0: what they say may not even be finite."""
+        """Return logits with zeros for members of weight 0, whose own logits may not be finite."""
         return torch.where(self.weights[:, None, None] > 0, logits, torch.zeros_like(logits))
 
     def _evidence(self, logits: Tensor) -> Tensor:
@@ -159,18 +161,18 @@ class OpinionPool(nn.Module):
 
 
 def centred(logits: Tensor) -> Tensor:
-    """Return logits [M, B, C] less their mean over classes, which moves no prediction."""
+    """Return logits [M, B, C] less their mean over classes, which changes no prediction."""
     return logits - logits.mean(2, keepdim=True)
 
 
 def balancing_bias(logits: Tensor, target: Tensor) -> Tensor:
-    """Return b with which a class is predicted as often as wanted: ``mean_x softmax((u(x) + b) / 0.25) = target``.
+    """Return the bias b that gives each class its target frequency, ``mean_x softmax((u(x) + b) / 0.25) = target``.
 
-    By 100 damped steps ``b <- b + 0.125 (log target - log mean_x softmax)``.
+    Solved by 100 damped steps ``b <- b + 0.125 (log target - log mean_x softmax)``.
 
     Args:
         logits: u [P, C].
-        target: Shares of the classes [C]; a class that nobody holds is wanted hardly ever.
+        target: Shares of the classes [C]; a share of zero is replaced by a small one.
     """
     bias, classes = torch.zeros_like(target), len(target)
     for _ in range(STEPS):
@@ -180,13 +182,13 @@ def balancing_bias(logits: Tensor, target: Tensor) -> Tensor:
 
 
 def class_shares(counts: Tensor) -> Tensor:
-    """Return ``n_k^c / sum_j n_j^c`` [M, C] of counts [M, C]; 0 for a class that nobody holds."""
+    """Return ``n_k^c / sum_j n_j^c`` [M, C] of counts [M, C]; 0 for a class that no member holds."""
     total = counts.sum(0)
     return counts / torch.where(total > 0, total, torch.ones_like(total))
 
 
 def log_priors(counts: Tensor, smoothing: float) -> Tensor:
-    """Return log pi_k [M, C]; the uniform prior for a member that holds nothing.
+    """Return log pi_k [M, C]; the uniform prior for a member without examples.
 
     Args:
         counts: n_k^c >= 0 [M, C].

@@ -1,4 +1,4 @@
-"""From an outcome or a job to modules that predict."""
+"""Builds predicting modules from an outcome or a job."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 def load_model(outcome: Outcome, job: Job) -> nn.Module:
-    """Return what a method ended with as a module in eval mode: the student, else the ensemble.
+    """Return a method's result as a module in eval mode: the student, else the ensemble.
 
     Returns:
         A module from normalised images [B, ch, H, W] to logits [B, C], on the job's device.
 
     Raises:
-        OneShotError: The outcome holds neither, or an ensemble of clients that the job does not have.
+        OneShotError: The outcome holds neither, or an ensemble with clients that the job lacks.
     """
     if outcome.student is not None:
         with seeded_torch(job.seed, "load"):
@@ -47,7 +47,7 @@ def members_of(job: Job, spec: EnsembleSpec) -> tuple[Upload, ...]:
 
 
 def ensemble_of(job: Job, spec: EnsembleSpec) -> Ensemble:
-    """Build the ensemble that a spec names out of a job's uploads, reading one at a time.
+    """Build a spec's ensemble from a job's uploads, reading one at a time.
 
     Raises:
         OneShotError: The job lacks a member's upload.

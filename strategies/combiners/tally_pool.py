@@ -1,4 +1,4 @@
-"""Tally's combination of a job's uploads: who knows which class is told by label counts, or read off the models.
+"""Tally's combination of a job's uploads by the classes that each client knows, as counted or estimated.
 
 See :mod:`strategies.tally`.
 """
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from ..teacher.ensemble import Ensemble
 
 COUNTS = ("auto", "noise-rows", "noise", "rows", "tempered", "uniform")
-READ_OFF_ROWS = ("noise-rows", "rows", "tempered")  # whatever a client tells
+READ_OFF_ROWS = ("noise-rows", "rows", "tempered")  # estimated from the last layer, even with uploaded label counts
 BATCH = 256  # probes in one forward pass
-LARGEST_LOGIT = 1e15  # whose square, and sums of many, are finite in float32
+LARGEST_LOGIT = 1e15  # its square, and sums of many such squares, are finite in float32
 
 
 @dataclass(frozen=True)
@@ -38,24 +38,24 @@ class TallyPoolOptions:
 
     counts: str = option(
         "auto",
-        "examples per class of a client: auto: as uploaded, of a silent client noise-rows; noise: from its answers to "
-        "noise; rows: from its last layer; noise-rows: from both; tempered: uploaded and noise-rows, their geometric "
-        "mean; uniform: alike in all classes",
+        "examples per class of a client: auto: as uploaded, else noise-rows; noise: from its answers to noise; "
+        "rows: from its last layer; noise-rows: from both; tempered: geometric mean of uploaded and noise-rows; "
+        "uniform: equal in all classes",
         choices=COUNTS,
     )
-    sharpness: float = option(2.0, "power that a client's estimated class shares are raised to", above=0.0)
+    sharpness: float = option(2.0, "power applied to a client's estimated class shares", above=0.0)
     rule: str = option("log", "opinion pool: logarithmic or linear", choices=tuple(RULES))
-    calibrated: bool = option(True, "beside the pool count the logits themselves, as large as others' on noise")
+    calibrated: bool = option(True, "add to the pool the clients' logits, scaled to equal size on noise")
     temperature: float = option(1.0, "temperature T of a client's opinion", above=0.0)
     smoothing: float = option(
-        SMOOTHING, "a: examples added to every class of a client, as a share of all that it has", above=0.0
+        SMOOTHING, "a: examples added to every class of a client, as a share of all its examples", above=0.0
     )
-    probes: int = option(1024, "noise images that the clients' answers are counted on", low=1)
-    cap_examples: bool = option(False, "no client counts for more examples than the median client")
+    probes: int = option(1024, "noise images on which the clients' models are evaluated", low=1)
+    cap_examples: bool = option(False, "cap a client's number of examples at the clients' median")
     agreement: float = option(
         0.0,
-        "a client is left out that agrees with the others, on noise, less than this share of what they agree among "
-        "themselves, where they do; 0: nobody is; 0.3 was measured",
+        "leave out a client whose agreement with the others on noise is below this share of their own; 0: keep all; "
+        "0.3 was measured",
         low=0.0,
         high=1.0,
     )
@@ -66,18 +66,18 @@ def fitted_pool(job: Job, ensemble: Ensemble, options: TallyPoolOptions) -> Opin
 
     Args:
         job: Its uploads, seed, input space, device and builders.
-        ensemble: Of all its uploads, in their order, under any combiner.
-        options: How.
+        ensemble: Of all its uploads, in their order, with any combiner.
+        options: How to combine the uploads.
 
     Returns:
-        The pool, where the job's device is. Clients have weight 0 that are left out, because they do not agree with the
-        others, or answer noise with a logit that is not finite or beyond ``LARGEST_LOGIT``; else 1.
+        The pool, on the job's device. A client has weight 0 if it does not agree with the others, or if a logit of its
+        model on noise is not finite or beyond ``LARGEST_LOGIT``; else 1.
 
     Raises:
-        UploadError: That is all of them; or the others have no examples.
+        UploadError: Every client has weight 0, or those with weight 1 have no examples.
     """
     answers = probed(job, ensemble, options.probes)
-    keep = (answers.abs() <= LARGEST_LOGIT).all(2).all(1)  # NaN is not
+    keep = (answers.abs() <= LARGEST_LOGIT).all(2).all(1)  # false for NaN
     if not bool(keep.any()):
         raise UploadError(
             f"no client's model answers noise with finite logits up to {LARGEST_LOGIT:.0e}: nothing to combine"
@@ -86,7 +86,7 @@ def fitted_pool(job: Job, ensemble: Ensemble, options: TallyPoolOptions) -> Opin
         keep[keep.clone()] = agreeing(answers[keep], options.agreement)
     counts = examples_per_class(job, answers, job.uploads, options)
     if not bool(counts[keep].any()):
-        raise UploadError("no client whose model can be asked was trained on an example: nothing to combine")
+        raise UploadError("no client whose model answers noise with finite logits has examples: nothing to combine")
     pool = OpinionPool(
         options.rule,
         counts,
@@ -100,13 +100,13 @@ def fitted_pool(job: Job, ensemble: Ensemble, options: TallyPoolOptions) -> Opin
 
 
 def examples_per_class(job: Job, answers: Tensor, uploads: Sequence[Upload], options: TallyPoolOptions) -> Tensor:
-    """Return the examples n_k^c of every class that members are taken to have learned from, float32 [M, C].
+    """Return the examples n_k^c of every class, counted or estimated, that each member was trained on [M, C] float32.
 
     Args:
         job: Its classes and builders.
         answers: The members' logits on noise [M, P, C].
         uploads: The members, in their order.
-        options: How.
+        options: How to count or estimate.
     """
     sizes = known_sizes(uploads)
     sizes = class_counts.capped(sizes) if options.cap_examples else sizes
@@ -118,7 +118,7 @@ def examples_per_class(job: Job, answers: Tensor, uploads: Sequence[Upload], opt
     silent = torch.tensor([not row or not sum(row) for row in told])
     if options.counts == "auto" and not bool(silent.any()):
         return (sizes[:, None] * claimed).float()
-    # Nobody's model is asked for what its client has told.
+    # With "auto" only clients without label counts are estimated.
     asked = silent if options.counts == "auto" else torch.ones_like(silent)
     found = claimed.clone()
     found[asked] = estimated_shares(
@@ -130,12 +130,12 @@ def examples_per_class(job: Job, answers: Tensor, uploads: Sequence[Upload], opt
 
 
 def estimated_shares(job: Job, answers: Tensor, uploads: Sequence[Upload], options: TallyPoolOptions) -> Tensor:
-    """Return the share of each class among a client's examples as its model shows it [M, C]."""
+    """Return the share of each class among a client's examples, estimated from its model [M, C]."""
     shares = class_counts.response_shares(answers)
     if options.counts != "noise":
         rows = class_counts.row_shares(row_norms(uploads, job.builders, job.num_classes))
         shares = rows if options.counts == "rows" else class_counts.geometric_mean(shares, rows)
-    # By the largest: a great power must not make all of them 0.
+    # Divided by the largest, so that a high power does not underflow for all classes.
     return class_counts.normalised((shares / shares.amax(1, keepdim=True)) ** options.sharpness)
 
 
@@ -152,7 +152,7 @@ def row_norms(uploads: Sequence[Upload], builders: Mapping[str, ModelBuilder], c
     """Return the Euclidean norms of the rows of the members' last linear layers [M, C].
 
     Raises:
-        OptionError: A model has no such layer, or one of other than C outputs.
+        OptionError: A model has no such layer, or one with another number of outputs than C.
     """
     keys: dict[str, str] = {}
     norms = []
@@ -164,15 +164,15 @@ def row_norms(uploads: Sequence[Upload], builders: Mapping[str, ModelBuilder], c
                 keys[upload.architecture], _ = head_keys(model, classes)
             except OptionError as error:
                 raise OptionError(
-                    f"class counts of {upload.client!r} ({upload.architecture}) are read off its last layer, and "
-                    f"{error}; else label counts from the client, or tally.counts=noise"
+                    f"class counts of {upload.client!r} ({upload.architecture}) are estimated from its last layer, and "
+                    f"{error}; or have the client upload label counts, or set tally.counts=noise"
                 ) from error
         norms.append(torch.linalg.vector_norm(upload.read()[keys[upload.architecture]].double(), dim=1))
     return torch.stack(norms)
 
 
 def known_sizes(uploads: Sequence[Upload]) -> Tensor:
-    """Return the clients' numbers of examples [M]; a client that does not tell counts as the median of the others."""
+    """Return the clients' numbers of examples [M]; one that is not reported counts as the median of the others."""
     sizes = [sum(u.label_counts or ()) or None if u.num_examples is None else u.num_examples for u in uploads]
     told = [float(size) for size in sizes if size]
     usual = float(torch.tensor(told).median()) if told else 1.0

@@ -1,4 +1,4 @@
-"""The combiners that clients train together, in torch: what :mod:`..aggregation.forms` has in numpy, tensor for tensor.
+"""The combiners that clients train together, in torch, with the same tensors as in numpy (:mod:`.forms`).
 
 Allouah et al., *Revisiting Ensembling in One-Shot Federated Learning*, NeurIPS 2024, section 3 and Figure 8. Below,
 z_i [B, C] are the logits of member i.
@@ -14,7 +14,7 @@ from .voting import FLOOR
 
 
 class Linear(nn.Module):
-    """``sum_i w_i z_i + b``; the one b moves all classes alike, so that it changes no decision.
+    """``sum_i w_i z_i + b``; the scalar b shifts all classes alike and changes no decision.
 
     Args:
         weight: w [M], of any sign.
@@ -52,7 +52,7 @@ class PerClass(nn.Module):
 
 
 class TwoLayers(nn.Module):
-    """``W2 ReLU(W1 z + b1) + b2``, z the logits of all members one after the other.
+    """``W2 ReLU(W1 z + b1) + b2``, with z the concatenated logits of all members.
 
     Args:
         weight1: W1 [k, M C].
@@ -79,7 +79,7 @@ class TwoLayers(nn.Module):
 class Voting(nn.Module):
     """The log-likelihood of every class under the members' votes, ``sum_i log P_i[r][vote_i]``.
 
-    In torch what :func:`..aggregation.voting.scores` is; a vote passes no gradient on.
+    The torch form of :func:`.voting.scores`; a vote passes no gradient.
 
     Args:
         counts: Merged counts [M, C, C]: member, true class r, its vote c.
@@ -99,7 +99,7 @@ class Voting(nn.Module):
         return likelihoods.sum(0).float()
 
     def _shares(self) -> Tensor:
-        """Return P [M, C, C] as :func:`..aggregation.voting.vote_shares` does."""
+        """Return P [M, C, C] as :func:`.voting.vote_shares` does."""
         counts = self.counts.double()
         seen = counts.sum((0, 2)) > 0
         seen = seen if bool(seen.any()) else ~seen
@@ -113,10 +113,10 @@ def register(module: nn.Module, tensors: dict[str, tuple[Tensor, int]]) -> None:
 
     Args:
         module: The combiner.
-        tensors: By name, with the number of dimensions that each must have.
+        tensors: Name -> the tensor and its required number of dimensions.
 
     Raises:
-        ValueError: One has others.
+        ValueError: A tensor has another number of dimensions.
     """
     for name, (tensor, dimensions) in tensors.items():
         if tensor.dim() != dimensions:

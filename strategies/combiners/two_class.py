@@ -1,8 +1,8 @@
-"""The combiners of models of two classes: of each member they take ``d = z_1 - z_0``, the log-odds of class 1.
+"""The combiners of models of two classes, which read each member's log-odds of class 1, ``d = z_1 - z_0``.
 
 Allouah et al., *Revisiting Ensembling in One-Shot Federated Learning*, NeurIPS 2024, the forms for Fed-Heart-Disease
-and Camelyon16, whose models have one logit z; here that is (0, z), and so is what these return. In torch what
-:mod:`..aggregation.forms` has in numpy, tensor for tensor.
+and Camelyon16. The paper's models have one logit z, which here is (0, z); these combiners return logits (0, z) too.
+:mod:`.forms` has the same forms in numpy, with the same tensors.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from .trained import register
 
-# Stands for a share of zero under the logarithm.
+# Replaces a share of zero in logarithms.
 TINY = torch.finfo(torch.float32).tiny
 
 
 class TwoClassMean(nn.Module):
-    """``log(s_1 / s_0)``, ``s_c = (1/M) sum_i p_i(c)``: averaged are probabilities."""
+    """``log(s_1 / s_0)``, ``s_c = (1/M) sum_i p_i(c)``: the mean of probabilities."""
 
     def forward(self, logits: Tensor) -> Tensor:
         """Combine member logits [M, B, 2] to [B, 2]."""
@@ -28,7 +28,7 @@ class TwoClassMean(nn.Module):
 class TwoClassLabelCount(nn.Module):
     """``log(s_1 / s_0)``, ``s_c = sum_i lambda_i[c] p_i(c)``, ``lambda_i[c] = n_i^c / sum_j n_j^c``.
 
-    A class that nobody holds is all but impossible.
+    A class that no client holds has a share of ``TINY``.
 
     Args:
         weights: n_i^c >= 0, the examples of class c that member i was trained on [M, 2].

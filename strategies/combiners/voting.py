@@ -1,11 +1,11 @@
-"""Polychotomous voting: every member votes for a class, and is believed as far as its votes were right before.
+"""Polychotomous voting: every member votes for a class, and its earlier votes show how reliable it is.
 
 Allouah et al., *Revisiting Ensembling in One-Shot Federated Learning*, NeurIPS 2024, Figure 8. Member i has a matrix
 P_i, where P_i[r][c] is the share of the held examples of class r that it labels c. With equal priors and a benefit of
-one for the right class, the most likely class is ``argmax_r prod_i P_i[r][vote_i]``. Numpy alone.
+one for the right class, the most likely class is ``argmax_r prod_i P_i[r][vote_i]``. This module needs numpy alone.
 
 The clients send counts, not shares: their sum gives the shares of the pooled examples. The paper averages the clients'
-shares, its code pools the examples.
+shares; its code pools the examples.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 Array = np.ndarray[Any, Any]
 
-# Instead of a share of zero: the product of many members' shares is then not zero for every class. It is less than the
-# share of one example in a million, so that a vote that was never seen weighs more than one that was seldom.
+# Replaces a share of zero, so that the product of many members' shares is not zero for every class. It is at most the
+# share of one example in a million: a vote that never occurred counts more against a class than a rare one.
 FLOOR = 1e-6
 
 
@@ -45,7 +45,7 @@ def merged(counts: Iterable[Array]) -> Array:
         counts: Of every client [M, C, C].
 
     Raises:
-        ValueError: There are none.
+        ValueError: ``counts`` is empty.
     """
     tables = list(counts)
     if not tables:
@@ -57,8 +57,8 @@ def merged(counts: Iterable[Array]) -> Array:
 def vote_shares(counts: Array) -> npt.NDArray[np.float64]:
     """Return P [M, C, C] of merged counts.
 
-    A class r that no example has seen gets the row ``1 / #seen`` over the classes that were seen: it says nothing of
-    the votes. Where nothing was seen at all, every share is 1 / C.
+    A class r without examples gets the uninformative row ``1 / #seen`` over the classes with examples. Without any
+    examples every share is 1 / C.
 
     Args:
         counts: [M, C, C]: member, true class r, its vote c.
@@ -79,7 +79,7 @@ def scores(counts: Array, logits: Array) -> npt.NDArray[np.float32]:
     """
     logs = np.log(np.maximum(vote_shares(counts), FLOOR))
     votes = logits.argmax(2)
-    # Of member i and an example, the column of its vote, over all true classes: [M, B, C].
+    # For each member and example, the column of its vote over all true classes: [M, B, C].
     likelihoods = logs[np.arange(len(logits))[:, None], :, votes]
     total: npt.NDArray[np.float32] = likelihoods.sum(0).astype(np.float32)
     return total

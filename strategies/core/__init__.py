@@ -1,1 +1,1 @@
-"""What every other room stands on: errors, options, seeds, memory, the offline guard. Imports no other room."""
+"""The foundation, which imports no sibling folder: errors, options, seeds, memory, protocols, the offline guard."""

@@ -1,4 +1,4 @@
-"""The clients after their upload, as a method sees them: questions, answers, and whom to ask. Knows no Flower."""
+"""The clients after their upload, as a method sees them: questions, answers and the protocol. Independent of Flower."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Question:
-    """What a method asks the clients after their upload.
+    """A method's question to the clients after their upload.
 
     Attributes:
-        kind: Which handler of the client answers.
-        facts: Numbers, texts, and lists of one of them.
+        kind: Name of the client's handler that answers.
+        facts: Numbers, texts, and lists of either.
         arrays: Numpy arrays by name.
     """
 
@@ -27,7 +27,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Answer:
-    """What one client answers; the parts are those of :class:`Question`."""
+    """One client's answer, with the parts of a :class:`Question`."""
 
     client: str
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -35,11 +35,11 @@ class Answer:
 
 
 class Clients(Protocol):
-    """The clients, for a method that goes on with them after their upload."""
+    """The clients, for a method that continues with them after their upload."""
 
     @property
     def mib_per_client(self) -> float:
-        """MiB that a client has sent and got so far, on average, its upload included."""
+        """MiB that a client has sent and received so far, on average, its upload included."""
 
     def ask(
         self,
@@ -54,14 +54,14 @@ class Clients(Protocol):
 
         Args:
             questions: One for every connected client, or one for each name.
-            phase: What the bytes of the messages are booked under.
-            quorum: Usable answers without which there is no going on.
-            patience_s: Seconds after which a quorum is enough; None: all are waited for.
-            check: Raises UploadError for an answer that cannot be used; then it is refused, and the others count.
+            phase: The name under which the messages' bytes are counted.
+            quorum: The least number of usable answers.
+            patience_s: Seconds after which a quorum is enough; None waits for all clients.
+            check: Raises UploadError for an unusable answer, which is then refused; the others count.
 
         Raises:
             QuorumError: Fewer usable answers than the quorum.
         """
 
     def leave_out(self, client: str, reason: str) -> None:
-        """Ask a client nothing any more, and say why."""
+        """Ask a client no further questions, and log the reason."""

@@ -1,15 +1,15 @@
-"""The errors a user can meet: each is one line that says what is wrong, where, and what is allowed."""
+"""The errors that a user can meet: each is one line with the key or file, the value and the remedy."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-LONGEST = 4000  # letters of a line: what it quotes may come from anywhere
+LONGEST = 4000  # characters of a line, which may quote text from outside
 
 
 class OneShotError(Exception):
-    """An error whose text is meant for the user; its message is one line, without the middle of a very long one."""
+    """An error whose text is meant for the user; its message is one line, and a very long one loses its middle."""
 
     def __init__(self, message: str) -> None:
         line = " ".join(message.split())
@@ -18,7 +18,7 @@ class OneShotError(Exception):
 
 
 class OptionError(OneShotError):
-    """A setting is unknown, missing or out of range; the message names its key, its value and what is allowed."""
+    """A setting is unknown, missing or out of range; the message names its key, its value and its range."""
 
 
 class UploadError(OneShotError):
@@ -26,7 +26,7 @@ class UploadError(OneShotError):
 
     Args:
         reason: The field, its value and the remedy.
-        client: Who sent it; empty while nobody knows. The message then begins with it.
+        client: The sender, with which the message begins; empty while it is unknown.
 
     Attributes:
         reason: As given.
@@ -42,7 +42,7 @@ class UploadError(OneShotError):
         return UploadError, (self.reason, self.client)
 
     def of(self, client: str) -> UploadError:
-        """Return this error under the name of a client, unless it bears one."""
+        """Return this error with a client's name, unless it has one."""
         return self if self.client else UploadError(self.reason, client)
 
 
@@ -56,7 +56,7 @@ def blaming(client: str) -> Iterator[None]:
 
 
 class QuorumError(OneShotError):
-    """Fewer uploads arrived than a run needs; the message names who is missing and why."""
+    """Fewer uploads arrived than a run needs; the message names the missing clients and the reasons."""
 
 
 class StoreError(OneShotError):
@@ -64,12 +64,12 @@ class StoreError(OneShotError):
 
 
 class ComputeError(OneShotError):
-    """The server stage cannot run where it was asked to; the message names the missing resource."""
+    """The server stage cannot run where the settings place it; the message names the missing resource."""
 
 
 class DataError(OneShotError):
-    """A data set is absent or cannot be divided as asked; the message says how to get it or what is allowed."""
+    """A data set is absent or cannot be divided as requested; the message names the remedy."""
 
 
 class OfflineError(OneShotError, OSError):
-    """A connection or a name lookup was refused because the process is to stay off the network; names its target."""
+    """A connection or a name lookup was refused because the process must stay offline; the message names its target."""

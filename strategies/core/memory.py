@@ -1,8 +1,8 @@
-"""Keep memory between the steps of training, where the C library gives it back.
+"""Keeps freed memory in the process between training steps, instead of returning it to the kernel.
 
-glibc maps every block above 32 MiB anew and unmaps it when it is freed. A step of CNN5 on 128 images frees and asks
-for a gigabyte of such blocks, and the kernel clears every page of them again: a quarter of the step, in local training
-as on the server.
+glibc maps every block above 32 MiB anew and unmaps it when it is freed. A step of CNN5 on 128 images frees and
+allocates a gigabyte of such blocks, and the kernel clears all their pages each time. That takes a quarter of the step,
+in local training and on the server.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from typing import Any
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4
 
 _NEVER = 2**31 - 1
-# What glibc gets to by itself, once blocks of these sizes were freed; its start is lower, and cannot be had back.
+# The values that glibc reaches by itself once it has freed large blocks; its lower initial values cannot be restored.
 _USUAL = {M_MMAP_MAX: 65536, M_MMAP_THRESHOLD: 32 * 2**20, M_TRIM_THRESHOLD: 64 * 2**20}
 
 
 @contextmanager
 def kept_memory() -> Iterator[None]:
-    """Keep freed memory in the process for a block of code, and give it back after; on Linux with glibc, else nothing.
+    """Keep freed memory in the process during a block and release it after; without glibc on Linux do nothing.
 
-    No result changes by it. It holds for the whole process, and blocks of this kind must not overlap. In another thread
-    than the main one, blocks from 64 MiB on are kept only in a process that was started with ``MALLOC_ARENA_MAX=1``.
+    It changes no result. It holds for the whole process, so that such blocks must not overlap. Outside the main thread,
+    memory blocks from 64 MiB on are kept only in a process that was started with ``MALLOC_ARENA_MAX=1``.
     """
     mallopt, malloc_trim = _allocator()
     if mallopt is None or malloc_trim is None:
@@ -43,7 +43,7 @@ def kept_memory() -> Iterator[None]:
 
 
 def _allocator() -> tuple[Callable[..., Any] | None, Callable[..., Any] | None]:
-    """Return glibc's two functions; None for each that this system's C library lacks."""
+    """Return glibc's mallopt and malloc_trim; None for each that this system's C library lacks."""
     if sys.platform != "linux":
         return None, None
     library = ctypes.CDLL(None)

@@ -1,17 +1,18 @@
-"""Keeps a process off the network: a connection or a name lookup beyond what is must be an error.
+"""Keeps a process off the network: a connection or a name lookup beyond the permitted addresses is an error.
 
-The guard is an audit hook of Python's: it sees every connection that Python code opens and every name that it looks up,
-in whatever library, cannot be taken off again, and is inherited by forks. It sees no socket of code that is not
-Python's: gRPC's and uvloop's, and those of Ray's own processes and channels, which go to Ray's addresses alone. A
-socket that is handed a name where a number belongs looks it up before the guard sees it; the connection is refused all
-the same. All this is meant for what calls home and for what downloads without being asked, not for code that wants to
-get out; against that there are namespaces and firewalls.
+The guard is a Python audit hook. It sees every connection that Python code opens and every name that Python code looks
+up, in any library. It cannot be removed, and forks inherit it. It does not see sockets of native code: those of gRPC,
+of uvloop, and of Ray's own processes and channels, which connect to Ray's addresses alone. A socket that receives a
+name instead of a number looks it up before the guard sees it; the connection is refused all the same.
 
-Allowed are Unix sockets, this machine by its loopback addresses, ``$RAY_ADDRESS``, the address that Flower's process
-was started to talk to (``--superlink``, ``--runtime-api-address``), and what ``$ONESHOT_OFFLINE_ALLOW`` names.
-Listening is no connection: Ray and Flower look for free ports.
+The guard stops telemetry and unrequested downloads, not code that evades it on purpose; namespaces and firewalls do
+that.
 
-Knows neither torch nor Flower nor Ray: ``startup/sitecustomize.py`` loads it first of all in every process.
+Permitted are Unix sockets, this machine's loopback addresses, ``$RAY_ADDRESS``, the address that Flower's process was
+started with (``--superlink``, ``--runtime-api-address``), and the addresses in ``$ONESHOT_OFFLINE_ALLOW``. Listening is
+permitted too: Ray and Flower look for free ports.
+
+This module imports neither torch nor Flower nor Ray: ``startup/sitecustomize.py`` loads it first in every process.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ VARIABLE = "ONESHOT_OFFLINE"
 ALLOW_VARIABLE = "ONESHOT_OFFLINE_ALLOW"
 LOG_VARIABLE = "ONESHOT_OFFLINE_LOG"
 
-# Keeps Flower and Ray from telling their makers about a run, and Flower from looking for updates.
+# Switches off the telemetry of Flower and Ray, and Flower's search for updates.
 QUIET: Mapping[str, str] = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
-# Lets programs that would download say so at once.
+# Makes programs that would download fail at once.
 _NO_DOWNLOADS: Mapping[str, str] = {
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "HF_HUB_OFFLINE": "1",
@@ -48,35 +49,35 @@ _NO_DOWNLOADS: Mapping[str, str] = {
 _PROXIES = ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy")
 _OFF = ("", "0", "false", "no", "off")
 
-# A folder that, first in PYTHONPATH, puts the guard into every Python process that is started.
+# As the first folder in PYTHONPATH it puts the guard into every Python process at its start.
 STARTUP = Path(__file__).resolve().parent / "startup"
 
-# The options by which Flower's processes are told whom to talk to.
+# The options that give Flower's processes the address to connect to.
 _ADDRESS_OPTIONS = ("--superlink", "--runtime-api-address")
 _FLOWERS = ("flower-", "flwr-")
-# Ray's head process asks at each start in whose cloud it is, whatever it is told; it is refused without a word.
+# Ray's head process always asks at its start which cloud it runs in; it is refused without a log line.
 _UNSAID = {("dashboard.py", "169.254.169.254"), ("dashboard.py", "metadata.google.internal")}
-# Asked by sys.audit: the guard of this process answers, whichever copy of this module has put it in place.
+# Event for sys.audit: this process's guard answers it, whichever copy of this module has installed the guard.
 _QUESTION = "oneshot.offline"
 
 Address = tuple[str, int | None]
 
 
 def wanted(environ: Mapping[str, str] | None = None) -> bool:
-    """Say whether an environment asks for the guard; None for that of this process."""
+    """Return whether an environment asks for the guard; None stands for this process's environment."""
     given = os.environ if environ is None else environ
     return given.get(VARIABLE, "").strip().lower() not in _OFF
 
 
 def environment(given: Mapping[str, str]) -> dict[str, str]:
-    """Return what a process gets beside an environment: nothing unless that asks for the guard.
+    """Return the variables to add to an environment that asks for the guard; none if it does not.
 
     Args:
         given: The environment.
 
     Returns:
-        The guard's variables, those that switch downloads, telemetry and proxies off, and a PYTHONPATH whose first
-        folder puts the guard in place before any other code runs.
+        The guard's variables, those that switch off downloads, telemetry and proxies, and a PYTHONPATH whose first
+        folder installs the guard before any other code runs.
     """
     if not wanted(given):
         return {}
@@ -86,16 +87,16 @@ def environment(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def switch_on() -> None:
-    """Put the guard into this process and into all that it starts from now on; see :func:`enforce`."""
+    """Install the guard in this process and in all that it starts from now on; see :func:`enforce`."""
     os.environ.update(environment({**os.environ, VARIABLE: "1"}))
     enforce()
 
 
 def enforce() -> None:
-    """Put the guard into this process if ``$ONESHOT_OFFLINE`` asks for it; nothing happens the second time.
+    """Install the guard in this process if ``$ONESHOT_OFFLINE`` asks for it; a second call installs no second guard.
 
     Raises:
-        OptionError: ``$ONESHOT_OFFLINE_ALLOW`` names no address. The guard is in place all the same.
+        OptionError: ``$ONESHOT_OFFLINE_ALLOW`` is not a list of addresses. The guard is installed all the same.
     """
     if not wanted():
         return
@@ -103,17 +104,17 @@ def enforce() -> None:
     if guard is None:
         guard = _Guard()
         sys.addaudithook(guard.audit)
-    guard.error = OfflineError  # of this copy, which is the one that the process knows
+    guard.error = OfflineError  # the class of this copy of the module, which the process imports
     guard.allow(_flowers(sys.argv))
     allow(os.environ.get("RAY_ADDRESS", ""))
     guard.allow(addresses(os.environ.get(ALLOW_VARIABLE, ""), ALLOW_VARIABLE))
 
 
 def allow(cluster: str) -> None:
-    """Let the guard of this process, if there is one, pass every port of a Ray cluster's head.
+    """Let this process's guard, if it has one, permit every port of a Ray cluster's head.
 
     Args:
-        cluster: As ``$RAY_ADDRESS`` says it: ``host:port``, ``ray://host:port``; other words name no machine.
+        cluster: A value of ``$RAY_ADDRESS``: ``host:port`` or ``ray://host:port``; other words name no machine.
     """
     guard = _guard()
     if guard is not None and ":" in cluster:
@@ -122,25 +123,25 @@ def allow(cluster: str) -> None:
 
 
 def for_cluster() -> dict[str, str]:
-    """Return what actors on other machines find in their environment, so that the guard is there as it is here."""
+    """Return the environment variables that give actors on other machines the same guard."""
     return {name: os.environ[name] for name in (VARIABLE, ALLOW_VARIABLE) if wanted() and name in os.environ}
 
 
 def addresses(text: str, what: str) -> list[Address]:
-    """Read comma-separated ``host`` or ``host:port``, with IPv6 addresses that have a port in brackets.
+    """Read comma-separated ``host`` or ``host:port``; an IPv6 address with a port stands in brackets.
 
     Args:
-        text: What stands there.
-        what: Where it stands, for the error.
+        text: The list.
+        what: The name of its variable or option, for the error.
 
     Raises:
-        OptionError: A port is none.
+        OptionError: A port is not a number from 1 to 65535.
     """
     return [_address(each.strip(), what) for each in text.split(",") if each.strip()]
 
 
 def refusals(log: Path) -> list[str]:
-    """Return what guards with ``$ONESHOT_OFFLINE_LOG`` set to this file have refused, each line once."""
+    """Return the refusals that guards with ``$ONESHOT_OFFLINE_LOG`` set to this file have logged, each line once."""
     return list(dict.fromkeys(log.read_text(encoding="utf-8").splitlines())) if log.exists() else []
 
 
@@ -152,10 +153,10 @@ class _Guard:
         self._said: set[str] = set()
 
     def allow(self, more: Iterable[Address]) -> None:
-        self._allowed = {**self._allowed, **dict.fromkeys(more)}  # a new one: other threads may be reading
+        self._allowed = {**self._allowed, **dict.fromkeys(more)}  # a new dict: other threads may be reading the old one
 
     def audit(self, event: str, args: tuple[Any, ...]) -> None:
-        if not event.startswith(("socket.", _QUESTION)):  # nearly every event of a process
+        if not event.startswith(("socket.", _QUESTION)):  # true for nearly every event of a process
             return
         if event in ("socket.connect", "socket.sendto", "socket.sendmsg"):
             self._connect(*args)
@@ -167,7 +168,7 @@ class _Guard:
             args[0].append(self)
 
     def _connect(self, sock: Any, address: Any) -> None:
-        if address is None or sock.family in _LOCAL_FAMILIES:  # None: where it is connected to already
+        if address is None or sock.family in _LOCAL_FAMILIES:  # None: the socket is already connected
             return
         if sock.family not in (socket.AF_INET, socket.AF_INET6):
             self._refuse(f"a connection to {address!r}", "")
@@ -181,12 +182,12 @@ class _Guard:
         host = _plain(given)
         if _is_here(host) or any(host == known for known, _ in self._allowed):
             return
-        if _ip(host) is not None and (not reverse or self._may(host, None)):  # a number needs no looking up
+        if _ip(host) is not None and (not reverse or self._may(host, None)):  # an IP address needs no lookup
             return
         self._refuse(f"looking up {host}", host)
 
     def _may(self, host: str, port: int | None) -> bool:
-        # What the names stand for is looked up when an address is met that is not known: they may have moved.
+        # Permitted names are resolved again when an unknown address appears: their addresses may have changed.
         return (
             self._lists(self._allowed, host, port)
             or self._lists(self._found, host, port)
@@ -207,8 +208,8 @@ class _Guard:
         named = ", ".join(host if port is None else f"{host}:{port}" for host, port in self._allowed) or "none"
         program = Path(sys.argv[0]).name if getattr(sys, "argv", None) else "python"
         line = (
-            f"offline: {what} is refused in {program}; must be this machine and the addresses that are known "
-            f"({named}), {ALLOW_VARIABLE} can name more"
+            f"offline: {what} is refused in {program}: must be this machine or a permitted address ({named}); "
+            f"name more addresses in {ALLOW_VARIABLE}"
         )
         if what not in self._said and (program, host) not in _UNSAID:
             self._said.add(what)
@@ -226,7 +227,7 @@ def _guard() -> _Guard | None:
 
 
 def _flowers(argv: list[str]) -> list[Address]:
-    """Return whom a process of Flower's was started to talk to."""
+    """Return the addresses that a Flower process was started with."""
     if not argv or not Path(argv[0]).name.startswith(_FLOWERS):
         return []
     words = [part for word in argv[1:] for part in (word.split("=", 1) if word.startswith("--") else [word])]
@@ -235,15 +236,15 @@ def _flowers(argv: list[str]) -> list[Address]:
 
 def _address(text: str, what: str) -> Address:
     host, colon, port = text.rpartition(":")
-    if not colon or (":" in host and not host.endswith("]")):  # a host alone, of IPv6 perhaps
+    if not colon or (":" in host and not host.endswith("]")):  # a host without a port, possibly IPv6
         return _plain(text.strip("[]")), None
     if not port.isdecimal() or not 0 < int(port) < 2**16:
-        raise OptionError(f"{what} names {text!r}: must be host and host:port, with a port from 1 to 65535")
+        raise OptionError(f"{what} names {text!r}: must be host or host:port, with a port from 1 to 65535")
     return _plain(host.strip("[]")), int(port)
 
 
 def _plain(host: Any) -> str:
-    """Return a host as it is compared: an address in its shortest form, a name in small letters."""
+    """Return a host in normal form for comparison: an address in its shortest form, a name in lower case."""
     text = bytes(host).decode("ascii", "replace") if isinstance(host, bytes | bytearray) else str(host)
     ip = _ip(text)
     return text.lower().rstrip(".") if ip is None else str(ip)
@@ -261,12 +262,12 @@ def _is_here(host: str) -> bool:
     ip = _ip(host)
     if ip is None:
         return host in ("", "localhost", "ip6-localhost") or host.endswith(".localhost")
-    return ip.is_loopback or ip.is_unspecified  # to connect to no address is to connect to this machine
+    return ip.is_loopback or ip.is_unspecified  # connecting to the unspecified address connects to this machine
 
 
 def _say(line: str) -> None:
-    """Log a refusal, for who asked to connect may swallow the error; also into the file, if there is to be one."""
-    import logging  # late: it costs milliseconds, which nearly no process needs to spend
+    """Log a refusal, because the caller may swallow the error; also append it to the log file if one is set."""
+    import logging  # late: the import takes milliseconds, and few processes need it
 
     logging.getLogger(__name__).warning("%s", line)
     if path := os.environ.get(LOG_VARIABLE, ""):

@@ -32,12 +32,12 @@ def option(
     """Declare a field of a config dataclass.
 
     Args:
-        default: Its default; also fixes the kind of value that is accepted.
-        help: What it does, with its unit and its symbol in the paper; one sentence.
-        low: Smallest allowed value.
-        high: Largest allowed value.
-        above: Every value must be greater than this one.
-        choices: The allowed words.
+        default: The field's default.
+        help: One sentence on its effect, with its unit and its symbol in the paper.
+        low: The smallest valid value.
+        high: The largest valid value.
+        above: A bound that every valid value exceeds.
+        choices: The valid words.
 
     Returns:
         A dataclass field.
@@ -66,7 +66,7 @@ def options_of(config: type | Any, table: str = "") -> list[Option]:
     """List the options of a config type, nested tables included, in the order of their declaration.
 
     Args:
-        config: The dataclass, or an instance whose values then stand as the defaults.
+        config: The dataclass, or an instance whose values become the defaults.
         table: The name of its table; the keys are prefixed with it.
     """
     cls = config if isinstance(config, type) else type(config)
@@ -102,7 +102,7 @@ def check(config: Any, table: str = "") -> None:
 
 
 def parse(cls: type[T], settings: Mapping[str, Scalar], table: str = "") -> T:
-    """Build a config from flat settings; keys that are absent keep their default.
+    """Build a config from flat settings; absent keys keep their default.
 
     Args:
         cls: The config dataclass.
@@ -121,7 +121,7 @@ def parse(cls: type[T], settings: Mapping[str, Scalar], table: str = "") -> T:
             values[field.name] = parse(kind, settings, key)  # type: ignore[arg-type]
         elif key in settings:
             value = settings[key]
-            # Flower's settings are TOML: a float may be written without its point.
+            # Flower's settings are TOML: a float may be written without a decimal point.
             value = float(value) if kind is float and type(value) is int else value
             _check_value(key, value, kind, field.metadata)
             values[field.name] = value
@@ -129,10 +129,10 @@ def parse(cls: type[T], settings: Mapping[str, Scalar], table: str = "") -> T:
 
 
 def check_device(device: str) -> None:
-    """Check the name of a torch device, without asking whether this machine has it.
+    """Check the name of a torch device; the machine need not have it.
 
     Raises:
-        OptionError: It is no such name.
+        OptionError: The name is not that of a torch device.
     """
     if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", device):
         raise OptionError(f"setting 'device' is {device!r}: must be auto, cpu, cuda, cuda:N or mps")
@@ -143,8 +143,8 @@ def flatten(config: Any, table: str = "") -> dict[str, Scalar]:
     return {entry.key: entry.default for entry in options_of(config, table)}
 
 
-# Dots between two signs "=" of a line; a dotted key of so many parts costs tomllib a few MiB, of a thousand times as
-# many all the memory there is.
+# Dots between two signs "=" of a line. A dotted key of this many parts costs tomllib a few MiB; a thousand times as
+# many parts exhaust the memory.
 _MOST_DOTS = 1000
 _LONG_NUMBER = re.compile(r"\b0[xob][0-9A-Fa-f_]{100}")
 
@@ -153,11 +153,11 @@ def read_toml(text: str) -> dict[str, Any]:
     """Return a TOML text as a dict, in bounded memory.
 
     Raises:
-        ValueError: It is none (a TOMLDecodeError), is nested too deeply, or has a key or a number that is too long.
+        ValueError: The text is not TOML (a TOMLDecodeError), is nested too deeply, or has too long a key or number.
     """
     if any(piece.count(".") > _MOST_DOTS for line in text.splitlines() for piece in line.split("=")):
         raise ValueError(f"a key of more than {_MOST_DOTS} parts")
-    if _LONG_NUMBER.search(text):  # Python reads it, and cannot print it
+    if _LONG_NUMBER.search(text):  # Python can read such a number but not print it
         raise ValueError("a number of more than a hundred digits")
     try:
         return tomllib.loads(text)
@@ -166,10 +166,10 @@ def read_toml(text: str) -> dict[str, Any]:
 
 
 def reject_unknown(settings: Mapping[str, Scalar], known: Sequence[str]) -> None:
-    """Refuse settings that nobody reads.
+    """Refuse unknown settings.
 
     Raises:
-        OptionError: Names the first unknown key and the known one closest to it.
+        OptionError: A key is unknown; the message names the first one and the closest known key.
     """
     for key in sorted(settings):
         if key not in known:
@@ -178,7 +178,7 @@ def reject_unknown(settings: Mapping[str, Scalar], known: Sequence[str]) -> None
 
 
 def meant(word: str, known: Iterable[str]) -> str:
-    """Return the end of an error line, "; did you mean 'tally'?", or nothing where no known word is close."""
+    """Return the end of an error line, "; did you mean 'tally'?"; empty if no known word is close."""
     close = difflib.get_close_matches(word[:80], list(known), n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
 

@@ -1,4 +1,4 @@
-"""Random numbers: every draw of a run follows from one seed, and the caller's random state is never touched."""
+"""Random numbers: every draw of a run follows from one seed, and the caller's random state never changes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 
 def derive_seed(seed: int, *path: str | int) -> int:
-    """Return the seed of one use, so that uses never share a stream and never depend on each other's order.
+    """Return the seed of one use, so that uses share no stream and do not depend on their order.
 
     Args:
         seed: The seed of the run.
-        *path: What the numbers are for, for example ``("client", "client-003", "shuffle")``.
+        *path: The use, for example ``("client", "client-003", "shuffle")``.
 
     Returns:
         An integer in ``[0, 2**63)``; equal on every machine and Python version.
@@ -34,9 +34,9 @@ def generator(seed: int, *path: str | int) -> torch.Generator:
 
 @contextmanager
 def seeded_torch(seed: int, *path: str | int) -> Iterator[None]:
-    """Seed torch's global state for a block and restore it after.
+    """Seed torch's global random state for a block and restore it after.
 
-    For what torch draws from its global state and cannot be handed a generator: initialisation and dropout.
+    Initialisation and dropout need it, because they draw from the global state and take no generator.
     """
     import torch
 

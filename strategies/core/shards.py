@@ -1,4 +1,4 @@
-"""Members of an ensemble that are elsewhere than the method's process: what it asks of them."""
+"""The protocols of ensemble members that are held outside the method's process."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class HeldMembers(Protocol):
-    """M frozen members that shards hold, in the order in which they were asked for.
+    """M frozen members that shards hold, in the order of the request.
 
     Attributes:
-        statistics: Whether a member keeps batch-normalisation statistics.
+        statistics: Whether any member keeps batch-normalisation statistics.
     """
 
     statistics: bool
@@ -29,31 +29,31 @@ class HeldMembers(Protocol):
 
         Args:
             x: The images.
-            part: Which of the members; None for all.
+            part: The members to evaluate; None for all.
         """
 
     def watched(self, what: str) -> AbstractContextManager[Callable[[], list[Tensor | None]]]:
-        """Have the shards look at their members' layers during a block.
+        """Have the shards watch their members' layers during a block.
 
         Args:
             what: ``"statistics"`` or ``"features"``.
 
         Returns:
-            A block that gives a callable, which returns what was seen since its last call: for each forward pass the
-            sum over all members.
+            A context that yields a callable. The callable returns the sum over all members for each forward pass since
+            its last call.
         """
 
 
 class Shards(Protocol):
-    """Where the members of an ensemble are, if not in the process of the method."""
+    """The holder of an ensemble's members outside the method's process."""
 
     def hold(self, clients: Sequence[str], *, fold: bool, precision: str) -> HeldMembers:
-        """Load some clients' uploads, in this order; what was held before is gone.
+        """Load some clients' uploads, in this order, in place of those held before.
 
         Args:
             clients: Their names.
             fold: See :meth:`strategies.teacher.ensemble.Ensemble.from_uploads`.
-            precision: The same.
+            precision: See :meth:`strategies.teacher.ensemble.Ensemble.from_uploads`.
 
         Raises:
             UploadError: An upload's weights do not fit its architecture.

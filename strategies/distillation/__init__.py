@@ -1,1 +1,1 @@
-"""The pieces that methods are made of: plain torch, no settings, no files."""
+"""The building blocks of methods: plain torch, without settings or files."""

@@ -1,4 +1,4 @@
-"""Members weighed sample by sample: how far a student is from them, and what it learns from them.
+"""Losses between a student and members that are weighted sample by sample.
 
 Letters: M members, B batch, C classes; ``weights`` a [M, B], with ``sum_k a_ki = 1`` over all members of an ensemble.
 The losses are those of FLBoost (Zhang, Shen, Ding, Tao, Duan, CVPR 2022), Eqs. (4) to (7), in the forms of the text and
@@ -24,7 +24,7 @@ MEANS = ("probabilities", "logits")
 
 
 def discrepancy(student: Tensor, members: Tensor, weights: Tensor, form: str) -> Tensor:
-    """Return ``mean_i sum_k a_ki d(s_i, f_ki)``, L_md, which the generator is to make large.
+    """Return ``mean_i sum_k a_ki d(s_i, f_ki)``, L_md, which the generator maximises.
 
     Args:
         student: Logits s [B, C].
@@ -45,7 +45,7 @@ def discrepancy(student: Tensor, members: Tensor, weights: Tensor, form: str) ->
 
 
 def weighted_cross_entropy(members: Tensor, labels: Tensor, weights: Tensor, form: str) -> Tensor:
-    """Return the members' cross-entropy L_cls, which the generator is to make small.
+    """Return the members' cross-entropy L_cls, which the generator minimises.
 
     Args:
         members: Logits f [M, B, C] of all members, or of some.
@@ -65,12 +65,12 @@ def weighted_cross_entropy(members: Tensor, labels: Tensor, weights: Tensor, for
 
 @dataclass(frozen=True)
 class Lesson:
-    """What members teach on one batch: two tensors, however many members there are and steps are made on it.
+    """The members' targets for one batch, in two tensors for any number of members and of steps on the batch.
 
     Attributes:
         answers: Teacher first: q = sum_k a_k sm(f_k) [B, C]; student first: m = sum_k a_k log sm(f_k) [B, C].
-        constant: What the members alone add to the loss; a scalar.
-        student_first: Which of the two it is.
+        constant: The loss's part that depends on the members alone; a scalar.
+        student_first: Whether ``answers`` are those for student first.
         scale: A factor of the loss.
     """
 
@@ -90,7 +90,7 @@ class Lesson:
             mean: ``"probabilities"``: the student is pulled to each member; ``"logits"``: to the one distribution
                 ``sm(sum_k a_k f_k)``, as in FedDF.
             direction: ``"teacher-first"``: KL(member || student); ``"student-first"``: KL(student || member).
-            per_class: Whether the mean is over classes too, which is a factor 1/C.
+            per_class: Whether the mean is over classes too, which adds a factor 1/C.
         """
         if mean == "logits":
             members, weights = (weights[:, :, None] * members).sum(0, keepdim=True), torch.ones_like(weights[:1])
@@ -107,13 +107,13 @@ class Lesson:
     def of_ensemble(
         cls, ensemble: Ensemble, images: Tensor, weights: Tensor, *, mean: str, direction: str, per_class: bool
     ) -> Lesson:
-        """Return what an ensemble teaches on a batch; see :meth:`of`.
+        """Return an ensemble's lesson on a batch; see :meth:`of`.
 
         Args:
-            ensemble: Its members, or its combiner, are asked.
-            images: Normalised images [B, ch, H, W], or what else the members take.
+            ensemble: Its members, or its combiner, give the targets.
+            images: Normalised images [B, ch, H, W], or other inputs of the members.
             weights: a [M, B].
-            mean: Those of :meth:`of`; or ``"pool"``: the student is pulled to the combiner's answer alone, whatever a.
+            mean: As in :meth:`of`; or ``"pool"``: the student is pulled to the combiner's output, regardless of a.
             direction: ``"teacher-first"`` or ``"student-first"``.
             per_class: Whether the mean is over classes too.
         """
@@ -127,7 +127,7 @@ class Lesson:
         """Return ``mean_i sum_k a_ki KL`` in the lesson's direction, times its factor.
 
         Args:
-            student: Logits s [B, C]; the gradient flows through them.
+            student: Logits s [B, C]; gradients pass through them.
 
         Returns:
             A scalar, at least zero.

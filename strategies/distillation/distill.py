@@ -26,15 +26,15 @@ def distill(
 ) -> float:
     """Pull a student's predictions towards a teacher's, one optimiser step per batch, in train mode.
 
-    The teacher's answers come with the batches, because a pool that is read without augmentation knows them already.
+    The teacher's answers come with the batches, because a pool that is read without augmentation stores them.
 
     Args:
         student: [B, ch, H, W] -> logits [B, C]; trained in place.
         batches: Pairs of normalised images [B, ch, H, W] and the teacher's answers [B, ...] without gradient.
         optimizer: Of the student's parameters.
-        loss: What is minimised; by default :func:`.losses.soft_kl` at temperature 1, where answers are logits [B, C].
+        loss: The loss to minimise; by default :func:`.losses.soft_kl` at temperature 1, with logits [B, C] as answers.
         clip: Largest norm of the gradient; 0 does not clip.
-        frozen_statistics: Whether batch normalisation keeps its running statistics, and computes with them.
+        frozen_statistics: Whether batch normalisation uses its running statistics and leaves them unchanged.
         tick: Called after each step.
 
     Returns:

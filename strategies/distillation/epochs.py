@@ -1,4 +1,4 @@
-"""What every server stage that works in epochs shares: resume, observe, record, checkpoint."""
+"""The frame of every server stage that works in epochs: resume, observe, record, checkpoint."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ SHOWN = 64  # images in the report
 
 @dataclass
 class Stage:
-    """What changes from epoch to epoch, and therefore what a checkpoint holds.
+    """The state that changes from epoch to epoch and that a checkpoint therefore holds.
 
-    Random states are not among it: an epoch draws only from generators derived from the seed and its own number.
+    It contains no random states: an epoch draws only from generators derived from the seed and its own number.
 
     Attributes:
-        modules: What is trained; ``"student"`` is the result.
-        optimizer: The student's.
+        modules: The trained modules; ``"student"`` is the result.
+        optimizer: The student's optimiser.
         pool: The synthetic images.
-        made: How many of them an epoch makes.
+        made: The number of images that an epoch makes.
         seconds: Phase -> seconds spent since the start of this process.
     """
 
@@ -59,7 +59,7 @@ class Stage:
         return quantize(dequantize(images[chosen])).cpu()
 
     def snapshot(self, epoch: int) -> Snapshot:
-        """Return the state after ``epoch`` epochs, in copies; the pool's rows count as saved from now on."""
+        """Return copies of the state after ``epoch`` epochs, and mark the pool's rows as saved."""
         states = {name: weights_of(module) for name, module in self.modules.items()}
         snapshot = Snapshot(
             epoch, {"modules": states, "optimizer": _optimizer_state(self.optimizer)}, self.pool.unsaved()
@@ -78,15 +78,15 @@ class Stage:
 def run_epochs(
     job: Job, progress: Progress, stage: Stage, *, epochs: int, step: Callable[[int], Mapping[str, float]]
 ) -> Outcome:
-    """Run the epochs that are not done yet; the outcome is the last one's student.
+    """Run the remaining epochs; the outcome is the last epoch's student.
 
     Args:
-        job: Gives the seed and the observer.
-        progress: Gives the snapshot to go on from; takes reports, rows and checkpoints.
-        stage: What ``step`` works on.
+        job: Supplies the seed and the observer.
+        progress: Supplies the snapshot to resume from; receives reports, rows and checkpoints.
+        stage: The state that ``step`` changes.
         epochs: T.
-        step: One epoch, given its number from 0; returns the numbers to record. Its draws from torch's global state
-            are seeded by its number.
+        step: One epoch, given its number from 0; returns the numbers to record. Its draws from torch's global random
+            state are seeded by its number.
     """
     snapshot = progress.resume()
     if snapshot is not None:
@@ -104,7 +104,7 @@ def run_epochs(
 
 
 def observe(job: Job, epoch: int, module: nn.Module) -> dict[str, float]:
-    """Return the observer's scores; the module's mode and torch's random state are as before."""
+    """Return the observer's scores, without changing the module's mode or torch's random state."""
     if job.observer is None:
         return {}
     with seeded_torch(job.seed, "observer", epoch), frozen(module), torch.no_grad():
@@ -112,14 +112,16 @@ def observe(job: Job, epoch: int, module: nn.Module) -> dict[str, float]:
 
 
 def learning_rate(schedule: str, lr: float, position: float, epochs: int) -> float:
-    """Return the rate of a step.
+    """Return the learning rate of a step.
+
+    ``"one-cycle"`` is that of Smith, Topin, *Super-convergence*, 2019, in the form of torch's OneCycleLR.
 
     Args:
-        schedule: ``"constant"``: lr; ``"cosine"``: ``lr (1 + cos(pi epoch / epochs)) / 2``, the same in all steps of an
-            epoch; ``"one-cycle"``: from lr / 25 up to lr in the first tenth of all steps, then down to almost nothing,
-            both as half a cosine (Smith, Topin, *Super-convergence*, 2019, in the form of torch's OneCycleLR).
+        schedule: ``"constant"``: lr. ``"cosine"``: ``lr (1 + cos(pi epoch / epochs)) / 2``, equal in all steps of an
+            epoch. ``"one-cycle"``: half a cosine up from lr / 25 to lr in the first tenth of all steps, then half a
+            cosine down to lr / 250,000.
         lr: The largest rate.
-        position: How many epochs are done before the step, those begun as a fraction.
+        position: The number of epochs done before the step, the current one as a fraction.
         epochs: T.
     """
     if schedule == "one-cycle":
@@ -139,7 +141,7 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return per-parameter states in the order of parameters, as copies; the groups' settings are the config's."""
+    """Return copies of the per-parameter states in the order of parameters; the config determines the groups."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     return {
         "parameters": [
@@ -156,7 +158,7 @@ def _restore_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any
 
 
 def _like(parameter: torch.Tensor, value: Any) -> Any:
-    """Give a state tensor its parameter's device and memory layout: another layout may round differently."""
+    """Return a state tensor on its parameter's device, in its memory layout: another layout may round differently."""
     if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
         return torch.empty_like(parameter, dtype=value.dtype).copy_(value).requires_grad_(False)
     return value

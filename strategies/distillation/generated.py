@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 class GeneratedImages:
-    """A generator that is trained against the ensemble for some steps and gives one batch each time.
+    """A generator that trains against the ensemble for some steps per epoch and then makes one batch.
 
     Args:
-        job: Gives the shape of images, the number of classes, the seed and the device.
+        job: Supplies the shape of images, the number of classes, the seed and the device.
         options: Of the synthesis.
     """
 
@@ -35,7 +35,7 @@ class GeneratedImages:
         self._standardize = Standardize(job.normalization).to(job.device)
 
     def lasting(self) -> dict[str, nn.Module]:
-        """Return what outlives an epoch, by name: the generator, unless it starts anew every epoch."""
+        """Return the modules that outlive an epoch, by name: the generator, unless it is reset every epoch."""
         return {} if self.options.generator_reset else {"generator": self.generator}
 
     def batch(
@@ -51,11 +51,11 @@ class GeneratedImages:
         """Make the batch of an epoch.
 
         Args:
-            epoch: From 0; gives the noise, the labels and the augmentation.
+            epoch: From 0; determines the noise, the labels and the augmentation.
             teacher: The ensemble.
-            student: Seen by terms that use ``View.student``, held in eval mode; None if no term does.
+            student: For terms that use ``View.student``, held in eval mode; None if no term does.
             terms: The generator's loss.
-            sort_labels: Whether the labels come in ascending order.
+            sort_labels: Whether the labels are in ascending order.
             tick: Called after each step.
         """
         options, device = self.options, self.job.device

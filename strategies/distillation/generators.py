@@ -27,7 +27,7 @@ class UpsampleConv(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(outputs, inputs, 3, 3))
         nn.init.kaiming_uniform_(self.weight, a=5**0.5)
-        # Row t: which of (w0, w1, w2) tap t of the transposed convolution sums up.
+        # Row t: the weights of (w0, w1, w2) in tap t of the transposed convolution.
         taps = torch.tensor([[0.0, 0.0, 1.0], [0.0, 1.0, 1.0], [1.0, 1.0, 0.0], [1.0, 0.0, 0.0]])
         self.register_buffer("spread", taps, persistent=False)
 
@@ -38,10 +38,10 @@ class UpsampleConv(nn.Module):
 
 
 class DenseGenerator(nn.Module):
-    """The generator of DENSE and Co-Boosting, which is DAFL's with a sigmoid at its end.
+    """The generator of DENSE and Co-Boosting: that of DAFL with a sigmoid at its end.
 
     Linear(Z -> 128 H/4 W/4), BN; twice [upsample x2, 3x3 convolution, BN, leaky ReLU 0.2] with 128, then 64 channels;
-    3x3 convolution; sigmoid. 2,328,899 parameters at Z = 256 and 3x32x32.
+    3x3 convolution; sigmoid. It has 2,328,899 parameters at Z = 256 and 3x32x32.
 
     Args:
         latent: Z.
@@ -73,7 +73,7 @@ class DenseGenerator(nn.Module):
 
     @torch.no_grad()
     def reset(self, rng: torch.Generator) -> None:
-        """Draw all weights anew: N(0, 0.02), normalisation scales N(1, 0.02), every bias 0; fresh running statistics.
+        """Redraw all weights, N(0, 0.02), and normalisation scales, N(1, 0.02); reset biases and running statistics.
 
         Args:
             rng: A CPU generator; equal states give equal weights on every device.
@@ -90,15 +90,16 @@ class DenseGenerator(nn.Module):
 
 
 class ConditionalGenerator(nn.Module):
-    """The generator of FLBoost: noise and labels to *normalised* images, and nothing between them and the models.
+    """The generator of FLBoost: noise and labels to *normalised* images, which the models take directly.
 
-    Table 5a of Zhang, Shen, Ding, Tao, Duan (CVPR 2022), in the order of the published code: two linear layers, of the
-    noise and of the one-hot label, each to 64 channels of H/4 W/4, side by side, BN; twice [upsample x2, 3x3
-    convolution, BN, leaky ReLU 0.2] with 128, then 64 channels; 3x3 convolution; tanh; BN without scale and shift, by
-    which images are standardised per channel.
+    It follows Table 5a of Zhang, Shen, Ding, Tao, Duan (CVPR 2022), in the order of the published code:
 
-    The two convolutions before a BN have no bias, which the BN would take away again: 682,307 parameters at Z = 100,
-    C = 10 and 3x32x32, where the published code counts 682,499.
+    - two linear layers, of the noise and of the one-hot label, each to 64 channels of H/4 W/4, concatenated; BN;
+    - twice [upsample x2, 3x3 convolution, BN, leaky ReLU 0.2] with 128, then 64 channels;
+    - 3x3 convolution; tanh; BN without scale and shift, which standardises images per channel.
+
+    The two convolutions before a BN have no bias, because the BN would remove it. There are thus 682,307 parameters at
+    Z = 100, C = 10 and 3x32x32; the published code has 682,499.
 
     Args:
         latent: Z.
@@ -138,10 +139,13 @@ class ConditionalGenerator(nn.Module):
 class FeatureGenerator(nn.Module):
     """The generator of FLBoost-f and of FLBoost's FedGen: noise and labels to the input of a model's last layer.
 
-    Table 5b of Zhang, Shen, Ding, Tao, Duan (CVPR 2022): two linear layers, of the noise and of the one-hot label, to
-    half the width each, side by side, BN; linear to the width, BN, leaky ReLU 0.2; linear to the features. There the
-    width is 8192 and the features are the 512 of ResNet-18. The linear layers before a BN have no bias, which the BN
-    would take away again.
+    It follows Table 5b of Zhang, Shen, Ding, Tao, Duan (CVPR 2022), with width 8192 and the 512 features of ResNet-18:
+
+    - two linear layers, of the noise and of the one-hot label, to half the width each, concatenated; BN;
+    - linear to the width, BN, leaky ReLU 0.2;
+    - linear to the features.
+
+    The linear layers before a BN have no bias, because the BN would remove it.
 
     Args:
         latent: Z.
@@ -176,10 +180,10 @@ def _quarter(image_shape: tuple[int, int, int]) -> tuple[int, int]:
     """Return a quarter of the height and of the width."""
     _, height, width = image_shape
     if height % 4 or width % 4:
-        raise OptionError(f"input shape is {image_shape}: this generator makes images whose sides are multiples of 4")
+        raise OptionError(f"input shape is {image_shape}: must have a height and a width that are multiples of 4")
     return height // 4, width // 4
 
 
 def _one_hot(labels: Tensor, classes: int, like: Tensor) -> Tensor:
-    """Return one-hot rows [B, C]; F.one_hot would make the host wait for a GPU."""
+    """Return one-hot rows [B, C]; F.one_hot would synchronise the host with the GPU."""
     return (labels[:, None] == torch.arange(classes, device=labels.device)).to(like.dtype)

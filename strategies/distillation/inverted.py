@@ -1,8 +1,8 @@
 """Images whose pixels are parameters, and images inverted from the clients' models.
 
-An inverted image is what the clients that know a class take for that class. Mahendran and Vedaldi,
-*Understanding deep image representations by inverting them*, CVPR 2015; here of many models at once, each weighed by
-its examples of the class, and from smooth noise.
+An inverted image is one that the clients that know a class predict as that class. The method is that of Mahendran and
+Vedaldi, *Understanding deep image representations by inverting them*, CVPR 2015. Here many models are inverted at once,
+each weighted by its examples of the class, from smooth noise.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RATE, BETAS, MOST_SHIFT, SMOOTHNESS, EXPONENT = 0.15, (0.9, 0.99), 2, 0.5, 2.0
 
 
 class Pixels(nn.Module):
-    """A batch of images as parameters, in the place of a generator.
+    """A batch of images as parameters, in place of a generator.
 
     Args:
         start: The images [B, ch, H, W], in the models' normalised input space.
@@ -38,13 +38,13 @@ class Pixels(nn.Module):
         super().__init__()
         self.images = nn.Parameter(start.clone(memory_format=torch.channels_last))
 
-    def forward(self, noise: Tensor) -> Tensor:  # noqa: ARG002  a generator is given noise
-        """Return the images [B, ch, H, W], in a copy: the optimiser then moves the pixels in place."""
+    def forward(self, noise: Tensor) -> Tensor:  # noqa: ARG002  the signature of a generator
+        """Return a copy of the images [B, ch, H, W], because the optimiser changes the pixels in place."""
         return self.images.clone()
 
 
 class SquashedPixels(nn.Module):
-    """A batch of images as parameters v, in the place of a generator: pixels are ``(1 + tanh v) / 2``.
+    """A batch of images as parameters v, in place of a generator: pixels are ``(1 + tanh v) / 2``.
 
     Args:
         start: v [B, ch, H, W].
@@ -54,7 +54,7 @@ class SquashedPixels(nn.Module):
         super().__init__()
         self.values = nn.Parameter(start.clone(memory_format=torch.channels_last))
 
-    def forward(self, noise: Tensor) -> Tensor:  # noqa: ARG002  a generator is given noise
+    def forward(self, noise: Tensor) -> Tensor:  # noqa: ARG002  the signature of a generator
         """Return pixels [B, ch, H, W] in [0, 1]."""
         return (torch.tanh(self.values) + 1) / 2
 
@@ -77,8 +77,8 @@ def inverted_images(
 ) -> Tensor:
     """Return images, uint8 [N, ch, H, W], that minimise ``sum_k l_k(y) CE(f_k(x), y) + 0.5 TV(x)``.
 
-    TV are the absolute differences of neighbours, per pixel in [-1, 1]. At every step the images are shifted by up
-    to two pixels.
+    TV is the sum of absolute differences of neighbouring pixels in [-1, 1], per pixel. At every step the images are
+    shifted by up to two pixels.
 
     Args:
         job: Its input space and device.
@@ -115,6 +115,6 @@ def inverted_images(
 
 
 def roughness(images: Tensor) -> Tensor:
-    """Return the absolute differences of neighbours down and across, per pixel of images [B, ch, H, W]; a scalar."""
+    """Return the sum of absolute differences of neighbours, per pixel of images [B, ch, H, W]; a scalar."""
     down, across = images.diff(dim=2), images.diff(dim=3)
     return (down.abs().sum() + across.abs().sum()) / images.numel()

@@ -1,4 +1,4 @@
-"""Labels for generated examples: as often as the clients hold them, and what each client counts for them."""
+"""Labels for generated examples, as frequent as among the clients' examples, and the clients' weights for them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from ..method import Job, Progress
 
 DRAWS = ("fixed", "independent")
-PARTS, MOST = 1000, 10**9  # of an example, and of all: estimates in whole numbers
+PARTS, MOST = 1000, 10**9  # estimates become integers: parts of an example, and the most parts of all examples
 
 
 def class_weights(counts: Sequence[Sequence[int]]) -> Tensor:
-    """Return ``w_{y,k} = n_k^y / sum_j n_j^y`` [M, C]; equal weights of a class that nobody holds.
+    """Return ``w_{y,k} = n_k^y / sum_j n_j^y`` [M, C]; equal weights for a class that no client holds.
 
     Args:
         counts: n_k^y [M, C].
@@ -27,15 +27,15 @@ def class_weights(counts: Sequence[Sequence[int]]) -> Tensor:
 
 
 def draw_labels(held: Sequence[int], count: int, draw: str, rng: torch.Generator) -> Tensor:
-    """Return labels [count] with p(y) = n^y / sum_c n^c, in a random order; a class that nobody holds is never drawn.
+    """Return labels [count] with p(y) = n^y / sum_c n^c, in a random order; a class with n^y = 0 is never drawn.
 
-    All is done in whole numbers, so that no rounding moves a label.
+    The arithmetic is in integers, so that rounding changes no label.
 
     Args:
         held: n^y at least 0, not all zero [C].
-        count: How many.
+        count: The number of labels.
         draw: ``"fixed"``: class c gets the places from ``floor(P(c - 1) count)`` to ``floor(P(c) count)``, P the
-            cumulated p, then all are shuffled; ``"independent"``: each label is drawn by itself.
+            cumulative p, then all are shuffled; ``"independent"``: each label is drawn independently.
         rng: A CPU generator.
     """
     ends = torch.tensor(held, dtype=torch.int64).cumsum(0)
@@ -50,17 +50,17 @@ def draw_labels(held: Sequence[int], count: int, draw: str, rng: torch.Generator
 def shares_of(
     job: Job, progress: Progress, *, labels: str, weights: str, found: Tensor | None = None
 ) -> tuple[list[int], Tensor]:
-    """Return how often each class is drawn, and what each client counts for an example of it.
+    """Return the frequency of each class among drawn labels, and each client's weight for an example of the class.
 
     Args:
-        job: Its uploads' label counts.
-        progress: Told once if they are missing.
-        labels: ``"counts"``, or ``"uniform"``: every class that somebody holds as often as the others.
+        job: Supplies the uploads' label counts.
+        progress: Receives a note if they are missing.
+        labels: ``"counts"``, or ``"uniform"``: every class that some client holds equally often.
         weights: ``"per-class"``: alpha^{k,y} = n_k^y / sum_j n_j^y; or ``"uniform"``: 1/M.
-        found: Another n [M, C], estimates say, which counts in place of what the clients tell.
+        found: Another n [M, C], such as estimates, which replaces the uploaded counts.
 
     Returns:
-        n^y [C], not all zero, and alpha [M, C]. Where a client's counts are not known, both are uniform.
+        n^y [C], not all zero, and alpha [M, C]. If a client's counts are unknown, both are uniform.
     """
     members, classes = len(job.uploads), job.num_classes
     equal = torch.full((members, classes), 1.0 / members)

@@ -1,4 +1,4 @@
-"""The student of a server stage, and its one way to learn from the teacher: a pass over a table, and all epochs."""
+"""The student of a server stage, and its training by the teacher: one pass over a table, or all epochs."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ if TYPE_CHECKING:
     from ..method import Job, Outcome, Progress
     from .settings import DistillOptions, PoolOptions
 
-# One epoch's images: given its number and what to call after each step.
+# Makes one epoch's images, given its number and a callable for after each step.
 Make = Callable[[int, Callable[[], None]], Batch]
 Perturb = Callable[[Tensor, torch.Generator], Tensor]
 
 
 def teacher_of(job: Job, combiner: nn.Module, options: DistillOptions, *, watched: bool = False) -> Ensemble:
-    """Return the ensemble that a job's student learns from, in the arithmetic that its options ask for.
+    """Return the ensemble that a job's student learns from, in the precision of its options.
 
-    It is the job's own :attr:`~strategies.method.Job.teacher` where that is given, say with a trained aggregator: its
-    members, its combiner, and their quantisation, which bfloat16 arithmetic would undo; or all uploads under Tally's
-    pool. Else it is all uploads under the method's combiner.
+    Without a :attr:`~strategies.method.Job.teacher` it is all uploads with the method's combiner. Tally's teacher is
+    all uploads with Tally's pool. A teacher by name has its own members, combiner and quantisation; bfloat16 arithmetic
+    would undo the quantisation, so that the teacher's precision counts.
 
     Args:
         job: Its uploads, builders, device and teacher.
         combiner: The method's own, a module [M, B, C] -> [B, ...].
         options: Of the distillation.
-        watched: Whether a loss looks at the members' layers, which must then stay as they are.
+        watched: Whether a loss reads the members' layers, which must then stay unchanged.
 
     Raises:
         OneShotError: The job's teacher has a member without an upload.
@@ -61,16 +61,16 @@ def teacher_of(job: Job, combiner: nn.Module, options: DistillOptions, *, watche
 
 
 class Learner:
-    """A student, its optimiser, and the teacher whose answers it is pulled to.
+    """A student, its optimiser, and the teacher that it learns from.
 
     Args:
-        job: Gives the student's architecture and start, the seed and the device.
+        job: Supplies the student's architecture and start, the seed and the device.
         teacher: The ensemble.
         options: Of the distillation.
-        augmentation: A key of ``AUGMENTATIONS``: how images are changed each time they are read.
-        loss: What is minimised; by default :func:`.losses.soft_kl` at the options' temperature.
-        asked_once: Whether the teacher judges the images as they are, whatever change of them the student sees.
-        frozen_statistics: Whether the student's batch normalisation keeps the statistics that it starts with.
+        augmentation: A key of ``AUGMENTATIONS``: the change of images each time they are read.
+        loss: The loss to minimise; by default :func:`.losses.soft_kl` at the options' temperature.
+        asked_once: Whether the teacher sees the images unchanged while the student sees them augmented.
+        frozen_statistics: Whether the student's batch normalisation keeps its initial statistics.
     """
 
     def __init__(
@@ -104,9 +104,9 @@ class Learner:
         """Pass once over a table of images, one optimiser step per batch, and return the mean loss.
 
         Args:
-            table: ``images`` [N, ch, H, W], uint8 or in [0, 1]; where the teacher's answers stay the same, its
-                ``logits`` [N, C] may come with them and save its forward pass.
-            epoch: From 0; gives the order, the augmentation and the learning rate.
+            table: ``images`` [N, ch, H, W], uint8 or in [0, 1]. If the teacher's answers do not change, a column
+                ``logits`` [N, C] may hold them and save its forward pass.
+            epoch: From 0; determines the order, the augmentation and the learning rate.
             perturb: A change of the normalised images [B, ch, H, W] that teacher and student both see.
             tick: Called after each step.
         """
@@ -122,7 +122,7 @@ class Learner:
 
     @torch.no_grad()
     def with_logits(self, rows: Mapping[str, Tensor], *, tick: Callable[[], None] = lambda: None) -> dict[str, Tensor]:
-        """Add the teacher's ``logits`` [N, C] where they are the same for ever, as with images read unchanged.
+        """Add the teacher's ``logits`` [N, C] if they never change, as with images that are read unchanged.
 
         Args:
             rows: A table with ``images`` [N, ch, H, W].
@@ -185,15 +185,15 @@ def image_epoch(
     remember: Callable[[Batch], Mapping[str, Tensor]],
     progress: Progress,
 ) -> dict[str, float]:
-    """Make the images of an epoch, remember them, and distil; return the loss terms of both.
+    """Make the images of an epoch, store them, and distil; return the loss terms of both.
 
     Args:
         epoch: From 0.
         stage: Its clock and pool.
         learner: The student and its teacher.
         make: Makes the images.
-        remember: Takes them, and returns the table that the student learns from.
-        progress: Told after each step.
+        remember: Stores them, and returns the table that the student learns from.
+        progress: Receives a report after each step.
     """
     tick = partial(progress.report, epoch, learner.options.epochs)
     with stage.clock("synthesis"):
@@ -204,7 +204,7 @@ def image_epoch(
 
 
 def add_to_pool(batch: Batch, stage: Stage, learner: Learner, options: PoolOptions) -> dict[str, Tensor]:
-    """Add images to the pool, with the teacher's logits where they are the same for ever; return the whole pool."""
+    """Add images to the pool, with the teacher's logits if these never change; return the whole pool."""
     stage.pool.add(**learner.with_logits(options.stored(batch.images, batch.labels)))
     return stage.pool.columns
 
@@ -214,8 +214,8 @@ def learn_from_images(job: Job, progress: Progress, learner: Learner) -> Outcome
 
     Args:
         job: Its proxy images, uint8 [N, ch, H, W], which the method must need (``Need.PROXY_IMAGES``).
-        progress: Told after each step; gives the epoch to go on from.
-        learner: The student and its teacher, who is asked before the first epoch where its answers stay the same.
+        progress: Receives a report after each step; supplies the epoch to resume from.
+        learner: The student and its teacher, which is evaluated before the first epoch if its answers never change.
     """
     assert job.proxy is not None  # noqa: S101  the need is checked before a method starts
     rows = {"images": job.proxy}
@@ -229,11 +229,11 @@ def learn_from_table(
     """Run all epochs of a student on a table of images; the outcome is the last epoch's student.
 
     Args:
-        job: Gives the seed and the observer.
-        progress: Told after each step; gives the epoch to go on from.
+        job: Supplies the seed and the observer.
+        progress: Receives a report after each step; supplies the epoch to resume from.
         learner: The student and its teacher.
-        make: Returns the table, see :meth:`Learner.learn`; called once, and again by a run that goes on, so
-            that it must return the same each time.
+        make: Returns the table, see :meth:`Learner.learn`. A resumed run calls it again, so that it must return the
+            same table each time.
     """
     epochs = learner.options.epochs
     stage = Stage({"student": learner.student}, learner.optimizer, Pool())

@@ -1,7 +1,7 @@
-"""A generator that the server lends to its clients: what it makes, and how a request's config describes it.
+"""A generator that the server lends to its clients, and its description in a request's config.
 
-FedGen (see :mod:`strategies.fed_gen`) sends the weights of its generator as the array record ``generator``; the entries
-of the config that begin with ``generator-`` say how it is built and used.
+FedGen (see :mod:`strategies.fed_gen`) sends its generator's weights as the array record ``generator``. The config
+entries that begin with ``generator-`` describe its architecture and its use.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ MOST = 2**16  # of any whole number that describes a generator
 
 @dataclass(frozen=True)
 class Lent:
-    """What a request's config tells of the generator that comes with it.
+    """A request's description of the generator that comes with it.
 
     Attributes:
-        level: ``"features"``: it makes inputs of the model's last linear layer; ``"images"``: of the model.
+        level: ``"features"``: it makes inputs of the model's last linear layer; ``"images"``: inputs of the model.
         noise: ``"normal"``: N(0, 1); ``"uniform"``: U[0, 1).
         latent: Length of its noise.
         classes: C.
-        width: Of its layers, at the level of features.
+        width: Width of its layers, at the level of features.
         shape: (channels, height, width) of its images.
-        batch: b_g, the examples that it makes for the first term.
-        weight: gamma_t, of both terms, at least 0.
+        batch: b_g, the number of examples that it makes for the first term.
+        weight: gamma_t, the weight of both terms, at least 0.
         epochs: Local epochs after which both terms end.
     """
 
@@ -48,7 +48,7 @@ class Lent:
     epochs: int
 
     def told(self) -> dict[str, str | int | float]:
-        """Return it as entries of a request's config."""
+        """Return the description as entries of a request's config."""
         channels, height, breadth = self.shape
         return {
             "generator-level": self.level,
@@ -66,7 +66,7 @@ class Lent:
 
     @classmethod
     def read(cls, said: Mapping[str, Any]) -> Lent:
-        """Return what a request's config tells.
+        """Return the description in a request's config.
 
         Raises:
             UploadError: A key is missing, or its value out of range.
@@ -94,7 +94,7 @@ class Lent:
             features: Inputs of the model's last linear layer; unused at the level of images.
 
         Raises:
-            OptionError: There is no generator of such images.
+            OptionError: No generator makes images of this shape.
         """
         if self.level == "images":
             return ConditionalGenerator(self.latent, self.classes, self.shape)

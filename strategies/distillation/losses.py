@@ -1,4 +1,4 @@
-"""Losses on logits; each returns a scalar and lets the gradient flow through every argument.
+"""Losses on logits; each returns a scalar and passes gradients to every argument.
 
 Letters: B batch, C classes; sm is the softmax over classes.
 """
@@ -24,7 +24,7 @@ def soft_kl(student: Tensor, teacher: Tensor, temperature: float = 1.0) -> Tenso
         temperature: T > 0; the factor T^2 keeps the size of the gradient.
 
     Returns:
-        A scalar, summed over classes and averaged over the batch; zero where the two agree.
+        A scalar, summed over classes and averaged over the batch; zero if the two agree.
     """
     return temperature**2 * _kl(teacher, student, temperature).mean()
 
@@ -32,14 +32,14 @@ def soft_kl(student: Tensor, teacher: Tensor, temperature: float = 1.0) -> Tenso
 def logit_distance(student: Tensor, teacher: Tensor) -> Tensor:
     """Return ``mean_i (1/C) sum_c |s_ic - t_ic|``, the L1 distance of logits.
 
-    The distillation loss of FedKD's published code (Gong et al., AAAI 2022), where FENS takes it from.
+    The distillation loss of FedKD's published code (Gong et al., AAAI 2022), which FENS uses too.
 
     Args:
         student: Logits [B, C], unnormalised.
         teacher: Logits [B, C], unnormalised.
 
     Returns:
-        A scalar, at least zero; unlike :func:`soft_kl` it sees a constant added to all logits.
+        A scalar, at least zero; unlike :func:`soft_kl` it changes if a constant is added to all logits.
     """
     return (student - teacher).abs().mean()
 
@@ -78,8 +78,8 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 def hard_cross_entropy(logits: Tensor, labels: Tensor, exponent: float = 1.0) -> Tensor:
     """Return ``mean_i (1 - p_i)^exponent * -log p_i`` with ``p_i = sm(logits_i)[y_i]``; L_H of Co-Boosting.
 
-    Its Eqs. (5), (6): samples that the ensemble already labels rightly count less. The factor is a constant for the
-    gradient, as in the published code.
+    Its Eqs. (5), (6): samples that the ensemble already classifies correctly count less. The factor gets no gradient,
+    as in the published code.
 
     Args:
         logits: [B, C], unnormalised.
@@ -97,8 +97,8 @@ def hard_cross_entropy(logits: Tensor, labels: Tensor, exponent: float = 1.0) ->
 def information(logits: Tensor) -> Tensor:
     """Return ``sum_c q_c log10 q_c``, q the batch mean of sm(logits): minus the entropy of the classes in a batch.
 
-    L_ie of DAFL (Chen et al., ICCV 2019, section 3.3), with the logarithm of its published code. Least, -log10 C, where
-    every class is equally likely.
+    L_ie of DAFL (Chen et al., ICCV 2019, section 3.3), with the logarithm of its published code. Its minimum, -log10 C,
+    is reached if every class is equally likely.
 
     Args:
         logits: [B, C], unnormalised.
@@ -106,16 +106,17 @@ def information(logits: Tensor) -> Tensor:
     Returns:
         A scalar, at most zero.
     """
-    # By logarithms throughout: a share that underflows to 0 has an infinite logarithm, and its gradient would be NaN.
+    # In log space throughout: a share that underflows to 0 has an infinite logarithm, and its gradient would be NaN.
     log_share = torch.logsumexp(torch.log_softmax(logits, dim=1), dim=0) - math.log(len(logits))
     return (log_share.exp() * log_share).sum() / math.log(10)
 
 
 def jensen_shannon(student: Tensor, teacher: Tensor, temperature: float = 3.0) -> Tensor:
-    """Return how far two predictions are apart, ``(KL(M||P) + KL(M||Q)) / 2`` with M = (P + Q) / 2.
+    """Return the divergence of two predictions, ``(KL(M||P) + KL(M||Q)) / 2`` with M = (P + Q) / 2.
 
-    P and Q are sm(s / T) and sm(t / T), all three clamped to [0.01, 0.99]: the competition of Adaptive DeepInversion
-    (Yin et al., CVPR 2020, section 3.2), in the order of its published code; the paper writes KL(P||M), KL(Q||M).
+    P and Q are sm(s / T) and sm(t / T); all three are clamped to [0.01, 0.99]. This is the competition loss of Adaptive
+    DeepInversion (Yin et al., CVPR 2020, section 3.2), in the order of its published code. The paper writes KL(P||M),
+    KL(Q||M).
 
     Args:
         student: Logits [B, C], unnormalised.
@@ -132,7 +133,7 @@ def jensen_shannon(student: Tensor, teacher: Tensor, temperature: float = 3.0) -
 
 
 def total_variation(images: Tensor) -> Tensor:
-    """Return the L2 norms of an image batch's first differences: across, down, and along both diagonals, summed.
+    """Return the sum of the L2 norms of an image batch's first differences: across, down and along both diagonals.
 
     The regulariser of DeepInversion (Yin et al., CVPR 2020, R_TV) in the form of its published code: four norms over
     the whole batch, not squared.
@@ -156,14 +157,14 @@ def diversity(noise: Tensor, made: Tensor) -> Tensor:
     """Return ``exp(-mean_ij(mean_d (z_i - z_j)^2 * mean_p |x_i - x_j|))``, over all pairs i, j of a batch.
 
     The diversity loss R of FLBoost's published code (Zhang et al., CVPR 2022, L_dis of its Table 4; first in FedGen's):
-    different noise should make different images. Pairs i = i count, as zeros.
+    different noise should make different images. Pairs with i = j count as zeros.
 
     Args:
         noise: z [B, Z].
-        made: x [B, ...], what the generator makes of it.
+        made: x [B, ...], the generator's output for z.
 
     Returns:
-        A scalar in (0, 1]; 1 where all images, or all noise, are the same.
+        A scalar in (0, 1]; 1 if all images, or all noise vectors, are equal.
     """
     apart = torch.cdist(noise, noise, compute_mode="donot_use_mm_for_euclid_dist").square() / noise.shape[1]
     pixels = made.flatten(1)

@@ -1,4 +1,4 @@
-"""A student, its teachers and a conditional generator that meet at one place: at images, or before the last layer."""
+"""A student, its teachers and a conditional generator at one level: images, or features before the last layer."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ LEVELS = ("images", "features")
 
 @dataclass(frozen=True)
 class Matched:
-    """What a generator is trained against and for.
+    """A generator, and the models that it is trained with.
 
     Attributes:
         student: The whole model, at the job's start weights.
-        judge: What of it sees what is generated, and learns from it: the model, or its last layer.
-        teacher: The uploads, or their last layers; under Tally's pool where that is the job's teacher.
+        judge: The part of the student that takes and learns from generated inputs: the model, or its last layer.
+        teacher: The uploads, or their last layers; with Tally's pool if that is the job's teacher.
         generator: (noise [B, Z], labels [B]) -> inputs of the judge.
     """
 
@@ -42,24 +42,24 @@ class Matched:
 
     @classmethod
     def of(cls, job: Job, level: str, latent: int, width: int, *, table: str = "flboost") -> Matched:
-        """Build them; the generator goes on from the job's memory, and begins at a seeded initialisation without one.
+        """Build the models; the generator continues from the job's memory, else from a seeded initialisation.
 
         Args:
             job: Its uploads, start and memory.
             level: ``"images"`` or ``"features"``.
             latent: Z.
             width: Hidden units of a generator of features.
-            table: The method's name, which its settings begin with.
+            table: The method's name, with which its settings begin.
 
         Raises:
-            OptionError: At the level of features, the last layers differ; or the memory is of another generator.
+            OptionError: At the level of features the last layers differ, or the memory is that of another generator.
         """
         student = fast_layout(fresh_student(job))
         if level == "images":
             pooled = job.teacher == TALLY
             teacher = tally_teacher(job)[0] if pooled else Ensemble.of_job(job, job.uploads, Mean())
             return cls(student, student, teacher, _generator(job, latent, width, 0, table))
-        # Whole models are counted on, not their ends.
+        # Tally's pool is fitted on whole models, not on their last layers.
         pool = tally_teacher(job)[1] if job.teacher == TALLY else None
         members = job.uploads if pool is None else with_stand_ins(job.uploads, pool)
         heads = [last_linear(member_of(upload, job.builders))[1].to(job.device) for upload in members]
@@ -70,15 +70,15 @@ class Matched:
 
 
 def check_level(job: Job, table: str = "flboost") -> None:
-    """Refuse a job whose examples or model have nothing that its ``config.level`` could generate.
+    """Refuse a job whose examples or model do not fit its ``config.level``.
 
     Args:
         job: Its uploads may be missing.
-        table: The method's name, which its settings begin with.
+        table: The method's name, with which its settings begin.
 
     Raises:
-        OptionError: The examples are no images with sides that are multiples of 4; or the student does not end with a
-            linear layer of one output per class.
+        OptionError: The examples are no images with sides that are multiples of 4, or the student does not end with a
+            linear layer of C outputs.
     """
     if job.config.level == "features":
         with seeded_torch(job.seed, "head"):
@@ -86,8 +86,8 @@ def check_level(job: Job, table: str = "flboost") -> None:
         features_of([head], job.num_classes, [job.student])
     elif not holds_images(job.input_shape) or any(side % 4 for side in job.input_shape[1:]):
         raise OptionError(
-            f"setting '{table}.level' is 'images', and the examples' shape is {tuple(job.input_shape)}: must be "
-            "images whose height and width are multiples of 4, or the level 'features'"
+            f"setting '{table}.level' is 'images', and the examples' shape is {tuple(job.input_shape)}: must be that "
+            "of images whose height and width are multiples of 4; else set the level 'features'"
         )
 
 
@@ -108,6 +108,6 @@ def _remember(found: nn.Module, memory: State, table: str) -> None:
         found.load_state_dict(memory)
     except RuntimeError as error:
         raise OptionError(
-            "the generator of the round before has other names or shapes than the one of these settings: must be "
-            f"the settings that the run began with ({table}.level, {table}.latent, {table}.generator-width)"
+            "the previous round's generator has other tensors than these settings give: keep the settings that the run "
+            f"began with ({table}.level, {table}.latent, {table}.generator-width)"
         ) from error

@@ -1,4 +1,4 @@
-"""The pool: synthetic images that a run has made so far, and what is known of each."""
+"""The pool: the synthetic images that a run has made so far, with further columns for each."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class Pool:
     """A growing table of equally long columns, in memory; row i of every column belongs to image i.
 
     Args:
-        cap: The most rows it keeps, the oldest leave first; 0 keeps all.
-        device: Where the columns live.
+        cap: The most rows it keeps; the oldest are dropped first; 0 keeps all.
+        device: The device of the columns.
     """
 
     def __init__(self, cap: int = 0, device: str = "cpu") -> None:
@@ -29,7 +29,7 @@ class Pool:
         """Append rows, for example ``images=uint8 [N, ch, H, W], labels=[N]``; the columns are those of the first call.
 
         Raises:
-            ValueError: The columns are others than before, or not equally long.
+            ValueError: The columns differ from the first call's, or their lengths differ.
         """
         if len({len(part) for part in rows.values()}) != 1 or (self.columns and rows.keys() != self.columns.keys()):
             raise ValueError(f"rows of {sorted(rows)} do not fit a pool of {sorted(self.columns)}")
@@ -40,16 +40,16 @@ class Pool:
         self._unsaved = min(len(self), self._unsaved + len(next(iter(rows.values()))))
 
     def unsaved(self) -> dict[str, Tensor]:
-        """Return copies, on the CPU, of the rows that are new since the last :meth:`mark_saved`."""
+        """Return copies on the CPU of the rows added since the last :meth:`mark_saved`."""
         first = len(self) - self._unsaved
         return {name: column[first:].cpu().clone() for name, column in self.columns.items()}
 
     def mark_saved(self) -> None:
-        """Count all rows as saved."""
+        """Mark all rows as saved."""
         self._unsaved = 0
 
     def restore(self, rows: Mapping[str, Tensor]) -> None:
-        """Fill an empty pool with all rows that were ever saved; those beyond the cap are dropped again."""
+        """Fill an empty pool with all rows that were ever saved; the oldest beyond the cap are dropped."""
         if rows:
             self.add(**rows)
         self.mark_saved()
@@ -60,7 +60,7 @@ class Pool:
 
 
 def batch_count(count: int, size: int, *, most: int = 0) -> int:
-    """Return how many batches :func:`shuffled_batches` makes of so many rows."""
+    """Return the number of batches that :func:`shuffled_batches` makes of ``count`` rows."""
     whole, rest = divmod(count, size)
     batches = max(1, whole + (rest > 1 or (rest == 1 and not whole)))
     return min(batches, most) if most else batches
@@ -94,10 +94,10 @@ def shuffled_batches(
 
 
 def quantize(pixels: Tensor) -> Tensor:
-    """Return pixels in [0, 1] as 8-bit numbers, ``floor(255 x)``; what lies outside is clamped."""
+    """Return pixels in [0, 1] as 8-bit integers, ``floor(255 x)``; values outside are clamped."""
     return (pixels.detach().clamp(0, 1) * 255).to(torch.uint8)
 
 
 def dequantize(pixels: Tensor) -> Tensor:
-    """Return 8-bit pixels as numbers in [0, 1]; pixels that are such numbers already stay as they are."""
+    """Return 8-bit pixels as numbers in [0, 1]; other dtypes stay unchanged."""
     return pixels.float() / 255 if pixels.dtype == torch.uint8 else pixels

@@ -1,4 +1,4 @@
-"""The student before its first step."""
+"""The student's initial weights."""
 
 from __future__ import annotations
 

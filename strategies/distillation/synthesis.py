@@ -1,4 +1,4 @@
-"""The generator loop: make one batch of synthetic images that some loss terms like."""
+"""The generator loop: makes one batch of synthetic images that minimise a sum of loss terms."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ..core.errors import OptionError
 
 @dataclass(frozen=True)
 class View:
-    """What the models made of one batch; a loss term sees this.
+    """One batch with the models' logits, the argument of a loss term.
 
     Attributes:
-        images: Pixels as the generator made them [B, ch, H, W], in [0, 1]; an inversion's are normalised already.
-        inputs: What the models were given: augmented and normalised.
-        labels: The classes the images shall have [B].
+        images: Pixels as the generator made them [B, ch, H, W], in [0, 1]; those of an inversion are normalised.
+        inputs: The models' inputs: the images, augmented and normalised.
+        labels: The target classes of the images [B].
         teacher: The teacher's logits [B, C].
-        student: The student's logits [B, C]; None if no term asks for them.
+        student: The student's logits [B, C]; None if no term needs them.
     """
 
     images: Tensor
@@ -42,12 +42,12 @@ class Term:
 
 @dataclass(frozen=True)
 class Batch:
-    """What a synthesis ends with.
+    """The result of a synthesis.
 
     Attributes:
         images: Pixels [b, ch, H, W] in [0, 1].
-        labels: The classes they were meant to have [b].
-        losses: The last step's loss terms by name, their weighted sum as ``"generator"``.
+        labels: Their target classes [b].
+        losses: The last step's loss terms by name, with their weighted sum as ``"generator"``.
     """
 
     images: Tensor
@@ -57,14 +57,14 @@ class Batch:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a batch is made.
+    """The settings of the generator loop.
 
     Attributes:
         steps: T_G, optimiser steps.
-        lr: Adam's learning rate; the optimiser is new for each batch.
-        betas: Its averages' decay.
+        lr: Adam's learning rate; each batch gets a new optimiser.
+        betas: Decay of Adam's averages.
         clip: Largest norm of the generator's gradient; 0 does not clip.
-        optimize_noise: Whether the noise is a leaf that Adam moves together with the generator.
+        optimize_noise: Whether Adam optimises the noise together with the generator.
         keep: ``"best"`` returns the images of the lowest total loss, ``"last"`` those of the generator after its
             last step.
         precision: ``"float32"``, or ``"bfloat16"`` for the generator's arithmetic (weights and images stay float32).
@@ -90,18 +90,19 @@ def synthesize(
 ) -> tuple[Tensor, dict[str, float]]:
     """Train a generator for a few steps on one batch of noise, and return its images.
 
-    The same noise (and the labels inside ``look``) serve all steps, so that one call yields one batch.
+    All steps use the same noise (and the labels inside ``look``), so that one call yields one batch.
 
     Args:
         generator: [B, Z] -> pixels [B, ch, H, W] in [0, 1]; trained in place, in train mode.
         noise: z [B, Z].
-        look: What the models make of the images.
-        terms: The loss, a weighted sum; terms of weight 0 are not computed.
-        recipe: Steps, learning rate and the like.
+        look: Evaluates the models on the images.
+        terms: The addends of the loss; terms of weight 0 are not computed.
+        recipe: Steps, learning rate and other settings.
         tick: Called after each step.
 
     Returns:
-        The images kept [B, ch, H, W], detached, and the last step's loss terms by name, their sum as ``"generator"``.
+        The kept images [B, ch, H, W], detached, and the last step's loss terms by name, with their weighted sum as
+        ``"generator"``.
 
     Raises:
         OptionError: No term depends on the images.
@@ -123,7 +124,7 @@ def synthesize(
         if recipe.clip:
             nn.utils.clip_grad_norm_(generator.parameters(), recipe.clip)
         optimizer.step()
-        # Chosen by torch.where and not by `if`, so that a GPU never has to wait for the host.
+        # Chosen by torch.where instead of `if`, so that a GPU never waits for the host.
         better, total, images = total.detach() < best, total.detach(), images.detach()
         kept = images if kept is None else torch.where(better, images, kept)
         best = torch.where(better, total, best)
@@ -146,14 +147,14 @@ def _total(terms: Sequence[Term], losses: dict[str, Tensor]) -> Tensor:
     if not total.requires_grad:
         names = ", ".join(losses) or "none at all"
         raise OptionError(
-            f"the generator has nothing to learn from: no loss term with a weight ({names}) needs its images"
+            f"the generator has nothing to learn from: no loss term with a weight ({names}) depends on its images"
         )
     return total
 
 
 @contextmanager
 def frozen(module: nn.Module) -> Iterator[None]:
-    """Hold a module in eval mode and without gradients of its weights during a block; restore both after it."""
+    """Hold a module in eval mode and without gradients of its weights during a block; restore both afterwards."""
     modes = [(part, part.training) for part in module.modules()]
     wanted = [(parameter, parameter.requires_grad) for parameter in module.parameters()]
     module.eval().requires_grad_(False)

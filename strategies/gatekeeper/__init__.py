@@ -1,1 +1,1 @@
-"""The gatekeeper: uploads that are valid and harmful, told by their weights and by what they do with made-up images."""
+"""The gatekeeper: detects valid but harmful uploads by their weights and by their predictions on synthetic images."""

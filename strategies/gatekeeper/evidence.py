@@ -1,4 +1,4 @@
-"""What is gathered from the uploads before anything is judged; one model is in memory at a time."""
+"""Gathers the evidence on all uploads before any is judged; memory holds one model at a time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from .probes import (
 if TYPE_CHECKING:
     from ..method import Job, Progress, Upload
 
-# A class that a client knows: so many examples of it, and such a share of all of the client's.
+# A client knows a class from this many examples on, which must also be this share of all its examples.
 LEAST_EXAMPLES, LEAST_SHARE = 10, 0.05
 MOST_PROBES, MOST_CLASSES, NOISE = 1024, 10, 48
 WORKS = 0.8  # a trigger that moves this share of the images works
@@ -40,15 +40,15 @@ WORKS = 0.8  # a trigger that moves this share of the images works
 
 @dataclass(frozen=True)
 class Trigger:
-    """The smallest trigger that works of one client's model.
+    """The smallest working trigger of one client's model.
 
     Attributes:
         target: The class that it leads to.
         size: ``|m|_1``, in pixels.
         mask: m [1, H, W].
         pattern: Delta [ch, H, W].
-        transfer: Share of the images that it moves to the class in the other models that know it, else in all others;
-            NaN where it is not tried.
+        transfer: Share of the images that it moves to the target in the other models that know the target, else in all
+            others; NaN if it was not tried.
     """
 
     target: int
@@ -60,14 +60,14 @@ class Trigger:
 
 @dataclass(frozen=True)
 class Behaviour:
-    """What the models do with images that nobody took.
+    """The models' behaviour on synthetic images.
 
     Attributes:
         logits: [M, N, C]; the last ``NOISE`` images are noise, the others are inverted from the models.
-        labels: The class that an image was inverted for; without those of noise.
-        makers: The client that it was inverted from, as ``labels``.
-        sizes: Size of the smallest trigger found for every class [M, C]; NaN where none works, empty without a search.
-        triggers: Each client's smallest trigger that works; None where none does.
+        labels: The class that each inverted image was made for; noise images have none.
+        makers: The client that each inverted image was made from.
+        sizes: Size of the smallest trigger found for every class [M, C]; NaN if none works, empty without a search.
+        triggers: Each client's smallest working trigger; None if none works.
     """
 
     logits: Tensor
@@ -84,12 +84,12 @@ class Behaviour:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known of a cohort of uploads.
+    """The evidence on a cohort of uploads.
 
     Attributes:
         clients: Names [M].
         architectures: [M].
-        known: Which classes a client knows [M, C].
+        known: Whether a client knows a class [M, C].
         norms: Layer -> norm of its weight, per client.
         statistics: Layer -> mean running variance, per client.
         vectors: The weights as one vector each.
@@ -106,7 +106,7 @@ class Evidence:
 
 
 def judged_by_images(job: Job) -> bool:
-    """Say whether the uploads are classifiers of images, which can be asked what they see."""
+    """Return whether the uploads are classifiers of images, whose predictions can be judged."""
     return holds_images(job.input_shape) and all(kind_of(u.architecture) == CLASSIFIER for u in job.uploads)
 
 
@@ -114,9 +114,9 @@ def gather(job: Job, config: GatekeeperConfig, progress: Progress) -> Evidence:
     """Measure every upload of a job.
 
     Args:
-        job: The job, its device one of this process.
-        config: How many images and steps.
-        progress: Told how many percent are done.
+        job: The job; its device must belong to this process.
+        config: The numbers of images and steps.
+        progress: Receives the percentage that is done.
 
     Raises:
         UploadError: An upload's weights do not fit its architecture.
@@ -125,7 +125,7 @@ def gather(job: Job, config: GatekeeperConfig, progress: Progress) -> Evidence:
 
 
 class _Gatherer:
-    """Three passes over the uploads: weights and images; answers and triggers; whom the triggers fool beside."""
+    """Three passes over the uploads: weights and images; logits and triggers; the triggers' effect on other models."""
 
     def __init__(self, job: Job, config: GatekeeperConfig, progress: Progress) -> None:
         self.job, self.config, self.progress = job, config, progress
@@ -171,7 +171,7 @@ class _Gatherer:
         self.progress.report(min(99, 100 * self.done // max(1, self.total)), 100)
 
     def wanted(self, number: int) -> Tensor:
-        """Return the labels of the images to invert from a model: of the classes that it knows best."""
+        """Return the labels of the images to invert from a model, those of the classes that it knows best."""
         counts = self.job.uploads[number].label_counts
         classes = torch.nonzero(self.known[number])[:, 0] if counts is not None else torch.arange(self.job.num_classes)
         if counts is not None:
@@ -209,7 +209,7 @@ class _Gatherer:
         return Behaviour(torch.stack(logits), torch.cat(labels), makers, found_sizes, triggers)
 
     def trigger(self, model: nn.Module, pool: Tensor) -> tuple[Tensor, Trigger | None]:
-        """Return the size of every class's trigger that works [C], and the smallest of them."""
+        """Return the size of every class's trigger [C], NaN if it does not work, and the smallest working trigger."""
         group = max(1, 256 // len(pool))
         work = len(pool) * min(group, self.job.num_classes)
         found = search_triggers(
@@ -223,7 +223,7 @@ class _Gatherer:
         return sizes, Trigger(best, float(sizes[best]), found.masks[best].clone(), found.patterns[best].clone())
 
     def tried(self, triggers: list[Trigger | None], pool: Tensor) -> list[Trigger | None]:
-        """Return the triggers with what they do to the other models, where they are small enough to be looked at."""
+        """Return the triggers, with the transfer to the other models for those that are suspiciously small."""
         sizes = [t.size if t is not None else math.nan for t in triggers]
         looked = [k for k, size in enumerate(sizes) if size < self.config.trigger_size * usual_size(sizes, k)]
         seen: dict[int, dict[int, float]] = {k: {} for k in looked}
@@ -245,7 +245,7 @@ class _Gatherer:
         return Trigger(trigger.target, trigger.size, trigger.mask, trigger.pattern, transfer)
 
     def learn_known(self, behaviour: Behaviour) -> None:
-        """Take what a client without label counts predicts often enough for what it knows."""
+        """Set the known classes of clients without label counts to those that they predict often enough."""
         predictions = behaviour.inverted.argmax(2)
         for number, upload in enumerate(self.job.uploads):
             if upload.label_counts is None and predictions.shape[1]:
@@ -259,7 +259,7 @@ def usual_size(sizes: Sequence[float], client: int) -> float:
 
 
 def known_classes(job: Job) -> Tensor:
-    """Return which classes a client has learnt [M, C], by its label counts; all where it does not tell."""
+    """Return which classes each client knows by its label counts [M, C]; all classes for a client without counts."""
     known = torch.ones((len(job.uploads), job.num_classes), dtype=torch.bool)
     for number, upload in enumerate(job.uploads):
         if upload.label_counts is not None:

@@ -1,4 +1,4 @@
-"""Which measures make an upload suspect, and of what."""
+"""Rules that turn a cohort's measures into findings of suspected harm."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from .evidence import Evidence
 from .measures import distance_of, mapping, median, usual_distance
 from .verdicts import BACKDOOR, COPY, LABEL_FLIP, RANDOM, SCALED, Finding, some_pairs
 
-LEAST_PAIRS = 2  # others who know a client's classes: with one only, either of the two may be wrong
-ALIKE, UNLIKE = 0.3, 0.1  # cosines of weights that began at the same point, and of those that did not
-LEAD = 0.2  # of two equal models, one fits its own label counts better by so much
+LEAST_PAIRS = 2  # others that share known classes with a client: with only one, either of the two may be wrong
+ALIKE, UNLIKE = 0.3, 0.1  # cosine above which weights have a common start, and below which they have none
+LEAD = 0.2  # of two copies, the original fits its own label counts better by this much
 
 
 @dataclass(frozen=True)
 class Cohort:
-    """What was measured of all clients.
+    """The measures of all clients.
 
     Attributes:
-        measures: Measure -> value of every client [M]; NaN where it could not be taken.
+        measures: Measure -> value of every client [M]; NaN marks a value that was not measured.
         layers: The layer whose norm is farthest from the others' [M].
         apart: Distances of the weights [M, M]; NaN where the architectures differ.
-        agreed: How far two clients agree on the classes that both know [M, M].
+        agreed: Agreement of each pair of clients on the classes that both know [M, M].
     """
 
     measures: Mapping[str, Sequence[float]]
@@ -38,19 +38,19 @@ class Cohort:
 def findings_of(
     cohort: Cohort, evidence: Evidence, config: GatekeeperConfig, arrived: Sequence[str]
 ) -> list[tuple[Finding, ...]]:
-    """Return the findings on every client [M], the plainest first."""
+    """Return the findings on every client [M], the clearest first."""
     copies, alone = copied(cohort, evidence, config, arrived), disagreeing(cohort.agreed, config.agreement)
     found = []
     for k in range(len(evidence.clients)):
         own = [copies[k], scaled(k, cohort, config), strange(k, cohort, evidence, config, alone.get(k))]
-        if not is_flat(k, cohort, config):  # of which every trigger is small
+        if not is_flat(k, cohort, config):  # every trigger of a flat model is small
             own.append(backdoored(k, cohort, evidence, config))
         found.append(tuple(finding for finding in own if finding is not None))
     return found
 
 
 def scaled(k: int, cohort: Cohort, config: GatekeeperConfig) -> Finding | None:
-    """Say whether a client's weights, statistics or logits are of another size than the others'."""
+    """Return a finding if the scale of a client's weights, statistics or logits differs from the others'."""
     norm, statistics = cohort.measures["norm"][k], cohort.measures["statistics"][k]
     logits = cohort.measures["logits"][k]
     if distance_of(norm) > math.log(config.norm_ratio):
@@ -63,25 +63,26 @@ def scaled(k: int, cohort: Cohort, config: GatekeeperConfig) -> Finding | None:
 
 
 def is_flat(k: int, cohort: Cohort, config: GatekeeperConfig) -> bool:
-    """Say whether a client's predictions hardly differ from image to image."""
+    """Return whether a client's predictions hardly differ from image to image."""
     return cohort.measures["variation"][k] < config.flat_ratio
 
 
 def is_unlike(k: int, cohort: Cohort) -> bool:
-    """Say whether a client's weights have nothing in common with the others', which are alike."""
+    """Return whether a client's weights are unlike the others', which are like one another."""
     likeness = cohort.measures["likeness"]
     others = median([value for j, value in enumerate(likeness) if j != k])
     return likeness[k] < UNLIKE and others > ALIKE
 
 
 def disagreeing(agreed: Tensor, least: float) -> dict[int, str]:
-    """Return the clients that agree with too few others on the classes that both know, and how it is said.
+    """Return the clients that agree too little with the others on the classes that both know, and the reasons.
 
-    The one that agrees least goes first, and is no witness against the others then.
+    Clients are removed one at a time, starting with the one that agrees least. A removed client no longer counts in
+    the agreement of the rest.
 
     Args:
-        agreed: How far two clients agree [M, M]; NaN where they share no class.
-        least: The median of a client's row from which it is no suspect.
+        agreed: Agreement of each pair of clients [M, M]; NaN if they share no class.
+        least: A client is a suspect if the median of its row is below this.
     """
     left, found = list(range(len(agreed))), dict[int, str]()
     while left:
@@ -96,12 +97,12 @@ def disagreeing(agreed: Tensor, least: float) -> dict[int, str]:
 
 
 def strange(k: int, cohort: Cohort, evidence: Evidence, config: GatekeeperConfig, alone: str | None) -> Finding | None:
-    """Say whether a client predicts what nobody else does: at random, or other labels for the same images."""
+    """Return a finding if a client predicts at random, or other labels than the others for the same images."""
     flat, unlike = is_flat(k, cohort, config), is_unlike(k, cohort)
     if unlike and (flat or evidence.behaviour is None):
         likeness = cohort.measures["likeness"][k]
-        said = f"its weights have nothing in common with the others' (cosine {likeness:.2f})"
-        return Finding(RANDOM, said + (", and its predictions hardly differ from image to image" if flat else ""))
+        reason = f"its weights have nothing in common with the others' (cosine {likeness:.2f})"
+        return Finding(RANDOM, reason + (", and its predictions hardly differ from image to image" if flat else ""))
     if alone is not None and (flat or unlike):
         return Finding(RANDOM, f"{alone}, and its {'predictions are flat' if flat else 'weights are unlike theirs'}")
     if alone is not None:
@@ -121,12 +122,12 @@ def _flips(k: int, evidence: Evidence) -> str:
 
 
 def backdoored(k: int, cohort: Cohort, evidence: Evidence, config: GatekeeperConfig) -> Finding | None:
-    """Say whether a trigger smaller than any honest one turns images into one class, in this model alone."""
+    """Return a finding if an unusually small trigger turns images into one class, in this model alone."""
     trigger = evidence.behaviour.triggers[k] if evidence.behaviour is not None else None
     ratio = cohort.measures["trigger"][k]
     if trigger is None or evidence.behaviour is None or not ratio < config.trigger_size:
         return None
-    # A client that knows two classes turns one into the other with little; then both ways are short.
+    # A client that knows two classes has a small trigger each way, so that neither leads.
     sizes = sorted(size for size in evidence.behaviour.sizes[k].tolist() if not math.isnan(size))
     leads = len(sizes) > 1 and sizes[0] < config.trigger_lead * sizes[1]
     if not leads or not trigger.transfer <= config.trigger_transfer:
@@ -141,10 +142,10 @@ def backdoored(k: int, cohort: Cohort, evidence: Evidence, config: GatekeeperCon
 def copied(
     cohort: Cohort, evidence: Evidence, config: GatekeeperConfig, arrived: Sequence[str]
 ) -> list[Finding | None]:
-    """Say which clients' weights are those of another one, who is taken for the original [M]."""
+    """Return a finding for every client whose weights copy another client's, taken for the original [M]."""
     count, found = len(evidence.clients), list[Finding | None]()
     sound = [k for k in range(count) if scaled(k, cohort, config) is None]
-    # Beside each pair of copies, the usual distance.
+    # Each pair of clients -> the usual distance, which excludes both.
     pairs = {(k, j): _usual(k, j, cohort, evidence, sound) for k in range(count) for j in range(count) if k != j}
     near = {pair for pair, usual in pairs.items() if _are_copies(float(cohort.apart[pair]), usual, config)}
     for k in range(count):
@@ -165,12 +166,12 @@ def _usual(k: int, j: int, cohort: Cohort, evidence: Evidence, sound: Sequence[i
 
 
 def _are_copies(apart: float, usual: float, config: GatekeeperConfig) -> bool:
-    """Say whether two models are copies; nearly equal ones only where it is known what is usual."""
+    """Return whether two models are copies; without a usual distance only equal ones are."""
     return apart == 0 or apart < config.copy_distance * usual
 
 
 def _original(group: Sequence[int], cohort: Cohort, evidence: Evidence, arrived: Sequence[str]) -> tuple[int, str]:
-    """Return who of equals is not the copy, and by what: fit to its own label counts, arrival, else its name."""
+    """Return the original among copies, and the reason: its fit to its own label counts, its arrival, or its name."""
     fits = {k: median([float(v) for j, v in enumerate(cohort.agreed[k]) if j not in group]) for k in group}
     ranked = sorted(group, key=lambda k: (-(-1.0 if math.isnan(fits[k]) else fits[k]), k))
     if len(group) > 1 and fits[ranked[0]] - fits[ranked[1]] > LEAD:

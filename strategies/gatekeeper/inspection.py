@@ -1,7 +1,7 @@
-"""From a cohort of uploads to a verdict on each.
+"""Turns a cohort of uploads into a verdict on each.
 
-What is suspect is so in comparison with the other clients, and by several signs where one alone could be an honest
-client with other data: a client is asked only for classes that it has examples of.
+A client is suspect only in comparison with the others. If an honest client with other data could show a sign, further
+signs are needed. A client is judged only on classes that it has examples of.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from .verdicts import MEASURES, RATIOS, Inspection, Row
 if TYPE_CHECKING:
     from ..method import Job, Progress
 
-FEWEST = 3  # of two, nobody can say which one is the odd one
-# The smallest deviation that counts as one, per measure; of ratios, in doublings.
+FEWEST = 3  # of two that differ, neither is known to be the outlier
+# The least deviation that scores are divided by, per measure; for ratios, in doublings.
 FLOORS = {"agreement": 0.1, "likeness": 0.1, "transfer": 0.1, "influence": 0.02}
 FLOOR_OF_RATIOS = 0.25
 
@@ -48,10 +48,10 @@ def inspect(
     """Judge every upload of a job.
 
     Args:
-        job: The job with its uploads, its device one of this process. Of its seed all images follow.
-        config: Thresholds, and how many images and steps.
-        arrived: The clients in the order of their arrival; empty if it is not known.
-        progress: Told how many percent are done.
+        job: The job with its uploads; its device must belong to this process. All images follow from its seed.
+        config: The thresholds, and the numbers of images and steps.
+        arrived: The clients in the order of their arrival; empty if unknown.
+        progress: Receives the percentage that is done.
 
     Returns:
         One row per client, in the order of the job.
@@ -106,7 +106,7 @@ def cohort_of(evidence: Evidence) -> Cohort:
 
 
 def _nearest(k: int, apart: torch.Tensor, members: Sequence[int]) -> float:
-    """Return how far the nearest of equal architecture is, in times the usual distance of two that are nearest."""
+    """Return the distance to the nearest model of equal architecture, as a multiple of the usual nearest distance."""
     others = {j: apart[k, j].item() for j in members if j != k}
     if not others:
         return NAN
@@ -116,9 +116,9 @@ def _nearest(k: int, apart: torch.Tensor, members: Sequence[int]) -> float:
 
 
 def _behave(evidence: Evidence, measures: dict[str, list[float]]) -> torch.Tensor:
-    """Fill in what needs images; return how far every two clients agree [M, M]."""
+    """Fill in the measures that need images; return the agreement of each pair of clients [M, M]."""
     behaviour = evidence.behaviour
-    assert behaviour is not None  # noqa: S101  the caller has looked
+    assert behaviour is not None  # noqa: S101  the caller has checked
     classes = evidence.known.shape[1]
     predictions = behaviour.inverted.argmax(2).clamp(max=classes - 1)
     agreed = pair_agreement(predictions, behaviour.labels, behaviour.makers, evidence.known)
@@ -145,18 +145,14 @@ def _scores(name: str, values: Sequence[float]) -> list[float]:
 
 
 def notes_of(job: Job) -> tuple[str, ...]:
-    """Return what could not be judged of a cohort that is large enough, and why."""
+    """Return the notes on parts of a cohort that could not be judged, with the reasons."""
     notes = []
     if not judged_by_images(job):
-        notes.append(
-            "the uploads are no classifiers of images: what they predict is not judged, only their weights are"
-        )
+        notes.append("the uploads are no classifiers of images: only their weights are judged, not their predictions")
     kinds = [upload.architecture for upload in job.uploads]
     if few := sorted({name for name in kinds if kinds.count(name) < FEWEST}):
-        notes.append(
-            f"fewer than {FEWEST} uploads have architecture {', '.join(few)}: their weights are compared with nobody's"
-        )
+        notes.append(f"fewer than {FEWEST} uploads have architecture {', '.join(few)}: their weights are not compared")
     if silent := [upload.client for upload in job.uploads if upload.label_counts is None]:
         shown = ", ".join(silent[:4]) + (f" and {len(silent) - 4} more" if len(silent) > 4 else "")
-        notes.append(f"no label counts from {shown}: which classes they know is what they predict")
+        notes.append(f"no label counts from {shown}: the classes that they predict count as known")
     return tuple(notes)

@@ -1,7 +1,7 @@
-"""What is measured of a client's upload, each a small function of tensors.
+"""The measures of a client's upload, each a small function of tensors.
 
-Letters: M clients, N images, C classes; ``nan`` stands for what cannot be measured. Medians are those of the others:
-a client is compared with the cohort without itself.
+Letters: M clients, N images, C classes; NaN marks a value that was not measured. Medians are those of the others: a
+client is compared with the cohort without itself.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-VECTOR = 65_536  # numbers that a model's weights are compared by; of larger models it is a sketch
+VECTOR = 65_536  # length of the vector that represents a model's weights; for larger models it is a sketch
 MAD_TO_DEVIATION = 1.4826  # of a normal distribution
 STATISTICS = ("running_mean", "running_var")
 NAN = float("nan")
@@ -32,12 +32,12 @@ def statistic_norms(state: Mapping[str, Tensor]) -> dict[str, float]:
 def weight_vector(state: Mapping[str, Tensor], rng: torch.Generator) -> Tensor:
     """Return a model's weights as one vector, in float32, without running statistics.
 
-    Up to ``VECTOR`` numbers they are the weights themselves. Beyond, number i is added with a random sign to entry
-    i modulo ``VECTOR``, which keeps inner products to about ``1 / sqrt(VECTOR)`` of the norms.
+    With at most ``VECTOR`` weights the vector holds them all. With more, weight i is added with a random sign to entry
+    i modulo ``VECTOR``, which preserves inner products to about ``1 / sqrt(VECTOR)`` of the norms.
 
     Args:
         state: The weights.
-        rng: Draws the signs; of the same seed for all that are compared.
+        rng: Draws the signs; needs the same seed for all models that are compared.
     """
     kept = [v.flatten().float() for k, v in state.items() if v.is_floating_point() and not k.endswith(STATISTICS)]
     if sum(map(len, kept)) <= VECTOR:
@@ -51,7 +51,7 @@ def weight_vector(state: Mapping[str, Tensor], rng: torch.Generator) -> Tensor:
 
 
 def median(values: Sequence[float]) -> float:
-    """Return the median of the values that are known; NaN of none."""
+    """Return the median of the values that are not NaN; NaN if there are none."""
     known = sorted(value for value in values if not math.isnan(value))
     if not known:
         return NAN
@@ -60,10 +60,10 @@ def median(values: Sequence[float]) -> float:
 
 
 def ratios(values: Sequence[float]) -> list[float]:
-    """Return how many times the others' value each client's is [M]; NaN where it is not known.
+    """Return the ratio of each client's value to the others' [M]; NaN if it is unknown.
 
-    Of all ``x_k / x_j`` with j != k the lower median by ``|log|``: a client is as far from the cohort as it is from the
-    nearer half of it, so that one client's size makes no other one look small, of three clients neither.
+    The ratio is the lower median by ``|log|`` of all ``x_k / x_j`` with j != k. A client is thus compared with the
+    nearer half of the cohort, so that one large client does not make the others look small, even among three.
     """
     found = []
     for k, value in enumerate(values):
@@ -76,7 +76,7 @@ def ratios(values: Sequence[float]) -> list[float]:
 def extreme_ratio(norms: Sequence[Mapping[str, float]]) -> list[tuple[str, float]]:
     """Return for every client the layer whose norm is farthest from the others', and their ratio [M].
 
-    Farthest by ``|log|`` of what :func:`ratios` says; ``("", nan)`` where nothing can be compared.
+    Farthest is the largest ``|log|`` of :func:`ratios`; ``("", nan)`` if nothing can be compared.
     """
     found = [("", NAN)] * len(norms)
     for layer in norms[0] if norms else ():
@@ -87,7 +87,7 @@ def extreme_ratio(norms: Sequence[Mapping[str, float]]) -> list[tuple[str, float
 
 
 def distance_of(ratio: float) -> float:
-    """Return ``|log ratio|``: how far a ratio is from 1, infinite for 0, and 0 where it is not known."""
+    """Return ``|log ratio|``, the distance of a ratio from 1; infinite for 0, and 0 for NaN."""
     if math.isnan(ratio):
         return 0.0
     return abs(math.log(ratio)) if ratio > 0 and not math.isinf(ratio) else math.inf
@@ -101,7 +101,7 @@ def logit_size(logits: Tensor) -> float:
 def variation(logits: Tensor) -> float:
     """Return how much logits [N, C] differ from image to image: the mean over classes of their deviation over images.
 
-    Each image's mean logit is taken off first: it moves no prediction.
+    Each image's mean logit is subtracted first, because it changes no prediction.
     """
     centred = logits.double() - logits.double().mean(1, keepdim=True)
     return float(centred.std(0, correction=0).mean())
@@ -118,14 +118,14 @@ def distances(vectors: Sequence[Tensor]) -> Tensor:
 
 
 def usual_distance(apart: Tensor, pair: tuple[int, int], witnesses: Sequence[int]) -> float:
-    """Return how far a client usually is from the one that is nearest to it; NaN without witnesses.
+    """Return the usual distance of a client to its nearest neighbour; NaN without witnesses.
 
-    The lower median over the witnesses that are not of the pair, so that one far-off client does not stretch it.
+    It is the lower median over the witnesses outside the pair, so that one distant client does not increase it.
 
     Args:
-        apart: Distances [M, M]; NaN where two cannot be compared.
-        pair: The two that are to be compared with it.
-        witnesses: The clients that count.
+        apart: Distances [M, M]; NaN if two models cannot be compared.
+        pair: The two clients whose distance is compared with it.
+        witnesses: The clients whose nearest distances count.
     """
     rows = [[v for v in apart[k].tolist() if not math.isnan(v)] for k in witnesses if k not in pair]
     nearest = sorted(min(row) for row in rows if row)
@@ -142,17 +142,17 @@ def likeness(vectors: Sequence[Tensor]) -> list[float]:
 
 
 def pair_agreement(predictions: Tensor, labels: Tensor, makers: Tensor, known: Tensor, *, least: int = 1) -> Tensor:
-    """Return how far two clients agree on the classes that both know [M, M]; NaN where they share none.
+    """Return the agreement of each pair of clients on the classes that both know [M, M]; NaN if they share none.
 
-    ``a_kj``: of the images that were inverted from j for classes that both know, the share that k takes for that
-    class, and the same with k and j exchanged; the mean of the two.
+    ``a_kj`` is the mean of two shares. The first is over the images inverted from j for classes that both know: the
+    share that k predicts as that class. The second has k and j exchanged.
 
     Args:
-        predictions: Classes that every client takes every image for [M, N].
+        predictions: Every client's prediction for every image [M, N].
         labels: The class that an image was inverted for [N].
         makers: The client whose model it was inverted from [N].
-        known: Which classes a client knows [M, C].
-        least: Images that a share must be of.
+        known: Whether a client knows a class [M, C].
+        least: The fewest images that a share is measured on.
     """
     count = len(predictions)
     one_way = torch.full((count, count), NAN, dtype=torch.float64)
@@ -166,12 +166,12 @@ def pair_agreement(predictions: Tensor, labels: Tensor, makers: Tensor, known: T
 
 
 def mapping(predictions: Tensor, labels: Tensor, counts: Tensor) -> tuple[dict[int, int], float]:
-    """Return what a client takes the images of each class for most often, and how steadily, in [0, 1].
+    """Return a client's most frequent prediction for the images of each class, and how consistent it is, in [0, 1].
 
     Args:
-        predictions: Classes that it takes the others' images for [N].
-        labels: The classes they were inverted for [N].
-        counts: Which classes are looked at [C].
+        predictions: The client's predictions for the others' images [N].
+        labels: The classes that the images were inverted for [N].
+        counts: The classes to include, those that are not 0 [C].
 
     Returns:
         Class -> its most frequent prediction; the mean over the classes of that prediction's share.
@@ -187,9 +187,10 @@ def mapping(predictions: Tensor, labels: Tensor, counts: Tensor) -> tuple[dict[i
 
 
 def influence(logits: Tensor) -> list[float]:
-    """Return how much the mean of all predictions moves without a client [M], as total variation in [0, 1].
+    """Return how much the combined prediction changes without a client [M], as total variation in [0, 1].
 
-    ``mean_i 0.5 |p(x_i) - p_{-k}(x_i)|_1`` with ``p`` the softmax of the mean logits, of all and of all but k.
+    ``mean_i 0.5 |p(x_i) - p_{-k}(x_i)|_1``, with ``p`` the softmax of the mean logits of all clients, and ``p_{-k}``
+    that of all but k.
 
     Args:
         logits: [M, N, C], at least two clients.
@@ -205,7 +206,7 @@ def robust_scores(values: Sequence[float], floor: float) -> list[float]:
 
     Args:
         values: [M].
-        floor: The smallest deviation that counts as one: of a few clients the MAD may be 0 by chance.
+        floor: The least divisor: with few clients the MAD may be 0 by chance.
     """
     found = []
     for k, value in enumerate(values):

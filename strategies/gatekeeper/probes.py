@@ -1,12 +1,12 @@
-"""Images that nobody took: noise, images inverted from a client's model, and the smallest trigger that fools one.
+"""Synthetic images that probe models: noise, images inverted from a model, and the smallest trigger that fools one.
 
 Paper: Wang, Yao, Shan, Li, Viswanath, Zheng, Zhao, Neural Cleanse: Identifying and Mitigating Backdoor Attacks in
     Neural Networks, IEEE S&P 2019, https://doi.org/10.1109/SP.2019.00031. Read version: a summary of the paper.
 Symbols: m -> masks; Delta -> patterns; lambda -> SPARSITY; y_t -> targets.
 Where: ``A(x, m, Delta) = (1 - m) x + m Delta``, Eq. (2) -> stamped; the minimum of ``CE(f(A(x)), y_t) + lambda |m|_1``,
     Eq. (3) -> search_triggers.
-Deviations: x are images inverted from the clients' models, for the server has none of theirs. lambda is fixed, where
-    the paper adapts it to an attack rate of 99 %. All targets are sought in one batch.
+Deviations: x are images inverted from the clients' models, because the server has none of the clients' images. lambda
+    is fixed; the paper adapts it to an attack rate of 99 %. All targets are searched in one batch.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def noise_images(count: int, shape: Shape, rng: torch.Generator) -> Tensor:
     Args:
         count: At least 1.
         shape: (channels, height, width).
-        rng: Draws them.
+        rng: Draws the images.
     """
     channels, height, width = shape
     uniform = torch.rand((count, *shape), generator=rng)
@@ -57,7 +57,7 @@ def invert(
     rng: torch.Generator,
     tick: Tick,
 ) -> Tensor:
-    """Return pixels [B, ch, H, W] in [0, 1] that a model takes for these classes.
+    """Return pixels [B, ch, H, W] in [0, 1] that a model predicts as these classes.
 
     They minimise ``CE(f(x), y) + 0.02 TV(x) + 0.1 L_BN(x)`` by Adam, TV the sum of squared differences of neighbours.
 
@@ -93,12 +93,12 @@ def _roughness(pixels: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Triggers:
-    """What was found for each target class of one model.
+    """The triggers found for each target class of one model.
 
     Attributes:
         masks: m [T, 1, H, W] in [0, 1].
         patterns: Delta [T, ch, H, W], pixels in [0, 1].
-        success: Share of the images not taken for the target before that are so with the trigger [T].
+        success: Of the images not predicted as the target, the share that the trigger moves to it [T].
     """
 
     masks: Tensor
@@ -174,11 +174,11 @@ def logits_of(model: nn.Module, images: Tensor, standardize: Standardize) -> Ten
 
 
 def predicted(model: nn.Module, images: Tensor, standardize: Standardize) -> Tensor:
-    """Return the classes [N] that pixels [N, ch, H, W] are taken for."""
+    """Return the predicted classes [N] of pixels [N, ch, H, W]."""
     return logits_of(model, images, standardize).argmax(1)
 
 
 def chosen_images(images: Sequence[Tensor], most: int, rng: torch.Generator) -> Tensor:
-    """Return at most so many of all clients' images, drawn at random."""
+    """Return at most ``most`` of all clients' images, drawn at random."""
     pool = torch.cat(list(images))
     return pool[torch.randperm(len(pool), generator=rng)[:most].to(pool.device)]

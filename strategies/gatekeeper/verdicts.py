@@ -1,4 +1,4 @@
-"""What was found: one row per client, and what is said of it."""
+"""The result of an inspection: one row per client, with its findings and verdict."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RATIOS = ("nearest", "norm", "statistics", "logits", "variation", "trigger")
 
 @dataclass(frozen=True)
 class Finding:
-    """What makes an upload suspect: which kind of harm it looks like, and why, in one sentence."""
+    """A reason to suspect an upload: the kind of harm, and its evidence in one sentence."""
 
     kind: str
     text: str
@@ -36,14 +36,14 @@ class Finding:
 
 @dataclass(frozen=True)
 class Row:
-    """What was found of one client.
+    """The inspection's result for one client.
 
     Attributes:
-        client: Its name.
-        architecture: Its model's.
-        measures: Measure -> value; NaN where it could not be taken.
-        scores: Measure -> how many robust deviations it is away from the other clients; NaN as above.
-        findings: Empty for an upload that looks like the others.
+        client: The client's name.
+        architecture: Its model's architecture.
+        measures: Measure -> value; NaN marks a value that was not measured.
+        scores: Measure -> distance from the other clients in robust deviations; NaN as above.
+        findings: Empty for an upload without suspicion.
     """
 
     client: str
@@ -70,12 +70,12 @@ class Row:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What was found of a cohort.
+    """The inspection's result for a cohort.
 
     Attributes:
         rows: One per client, in the order of the job.
-        notes: What could not be judged, and why, a line each.
-        seconds: Wall time that it took.
+        notes: The parts that could not be judged, with the reasons, a line each.
+        seconds: Wall time of the inspection.
     """
 
     rows: tuple[Row, ...]
@@ -88,7 +88,7 @@ class Inspection:
         return tuple(row.client for row in self.rows if row.findings)
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as JSON values; what could not be taken is None."""
+        """Return it as JSON values, with None for NaN."""
         rows = [
             {
                 "client": row.client,
@@ -105,7 +105,7 @@ class Inspection:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Inspection:
-        """Read what :meth:`as_json` returned."""
+        """Return the inspection whose :meth:`as_json` is given."""
         rows = tuple(
             Row(
                 row["client"],
@@ -119,7 +119,7 @@ class Inspection:
         return cls(rows, tuple(value["notes"]), float(value["seconds"]))
 
     def table(self) -> list[str]:
-        """Return the rows as lines of a table: every measure that anybody has, and the verdict."""
+        """Return the rows as lines of a table, with every measure that some client has, and the verdict."""
         shown = [name for name in MEASURES if any(not math.isnan(_of(row, name)) for row in self.rows)]
         width = max([6, *(len(row.client) for row in self.rows)])
         lines = [f"{'client':<{width}}" + "".join(f"{MEASURES[name]:>11}" for name in shown) + "  verdict"]

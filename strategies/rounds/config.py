@@ -1,21 +1,21 @@
-"""Federated learning in rounds: in each, the clients train the global model on, and the server combines what they send.
+"""Federated learning in rounds: in each the clients train the global model further, and the server combines the models.
 
 Paper: McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017,
     https://arxiv.org/abs/1602.05629 (FedAvg); Reddi et al., Adaptive Federated Optimization, ICLR 2021,
-    https://arxiv.org/abs/2003.00295 (FedAdam, FedYogi); the others in federated.py, ternary.py and
-    client/corrections.py. Read version: none anew; the settings of the comparison are those of FENS (Allouah et al.,
-    NeurIPS 2024, https://arxiv.org/abs/2411.07182), as its published code has them; it is what one-shot methods are
-    compared with. A refiner, any method of one model, makes it what FLBoost is (flboost.py).
+    https://arxiv.org/abs/2003.00295 (FedAdam, FedYogi). The others are cited in rules.py, ternary.py and
+    client/corrections.py. Read version: none anew. The settings follow the published code of FENS (Allouah et al.,
+    NeurIPS 2024, https://arxiv.org/abs/2411.07182), which compares one-shot methods with federated learning in rounds.
+    A refiner, any method that ends with one model, generalises FLBoost (flboost.py).
 Symbols: eta -> server_lr; tau, beta_1, beta_2 of FedAdam and FedYogi -> tau, beta1, beta2; mu of FedProx -> mu;
     alpha of FedDyn -> dyn_alpha; p of STC -> stc_density; R -> rounds; C -> fraction.
-Where: FedAvg, FedProx, FedAdam, FedYogi -> Flower's own strategies; FedNova, SCAFFOLD, FedDyn -> federated.py,
-    flower/fednova.py, flower/scaffold.py, flower/feddyn.py; STC -> ternary.py, flower/stc.py; refiners ->
-    refinement.py; the clients' half -> client/corrections.py.
-Deviations: no correction, step of the server or compression touches buffers of batch normalisation: they are averaged,
-    plainly under SCAFFOLD and FedDyn, whose models are, too, and by examples under the others. Flower's FedAdam
-    corrects the bias of its moments, Reddi et al.'s does not. STC weighs clients by their examples, and compresses the
-    model's parameters as one vector. A local epoch goes once over the data, so that clients of different sizes take
-    different numbers of steps; SCAFFOLD's paper counts steps.
+Where: FedAvg, FedProx, FedAdam, FedYogi -> Flower's own strategies; FedNova, SCAFFOLD, FedDyn -> rules.py,
+    flower/rounds/fednova.py, flower/rounds/scaffold.py, flower/rounds/feddyn.py; STC -> ternary.py,
+    flower/rounds/stc.py; refiners -> refinement.py; the clients' half -> client/corrections.py.
+Deviations: batch-normalisation buffers are averaged, without correction, server step or compression. SCAFFOLD and
+    FedDyn average buffers and models without weights, the others by numbers of examples. Flower's FedAdam corrects the
+    bias of its moments, Reddi et al.'s does not. STC weighs clients by their examples, and compresses the model's
+    parameters as one vector. A local epoch is one pass over the data, so that clients of different sizes take different
+    numbers of steps; SCAFFOLD's paper counts steps.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ TITLES = {
     "fedyogi": "FedYogi",
     "stc": "FedAvg with STC",
 }
-# A server's learning rate where the setting names none; the average is the next model where there is no rate.
+# Each server's default learning rate; for strategies without a rate the average is the next model.
 OWN_LR = {"fednova": 1.0, "scaffold": 1.0, "fedadam": 0.01, "fedyogi": 0.01}
 
-# Methods that end with one model of the uploads' architecture, and ask neither for clients nor for labelled images.
+# Methods that end with one model of the uploads' architecture and need neither clients nor labelled images.
 REFINERS = (
     "flboost", "fed-gen", "dense", "co-boosting", "fedhydra", "tally", "f-dafl", "f-adi", "feddf", "fedkd", "fed-et",
 )  # fmt: skip
@@ -53,55 +53,57 @@ REFINERS = (
 class IterativeConfig:
     """Options of federated learning in rounds."""
 
-    strategy: str = option("fedavg", "what the server does with a round's models", choices=tuple(TITLES))
+    strategy: str = option("fedavg", "rule that combines a round's models on the server", choices=tuple(TITLES))
     rounds: int = option(100, "rounds R", low=1)
-    fraction: float = option(1.0, "share C of the connected clients that a round asks", above=0.0, high=1.0)
+    fraction: float = option(1.0, "share C of the connected clients that train in a round", above=0.0, high=1.0)
     server_lr: float = option(
-        0.0, "learning rate eta of the server; 0: the strategy's own (0.01 of fedadam and fedyogi, else 1)", low=0.0
+        0.0,
+        "learning rate eta of the server; 0: the strategy's default (0.01 for fedadam and fedyogi, else 1)",
+        low=0.0,
     )
-    beta1: float = option(0.9, "decay of the first moment, of fedadam and fedyogi", low=0.0, high=0.9999)
-    beta2: float = option(0.99, "decay of the second moment, of fedadam and fedyogi", low=0.0, high=0.9999)
-    tau: float = option(0.001, "adaptivity tau, of fedadam and fedyogi", above=0.0)
-    mu: float = option(0.01, "weight mu of the proximal term, of fedprox", above=0.0)
-    dyn_alpha: float = option(0.01, "weight alpha of the dynamic regulariser, of feddyn", above=0.0)
-    stc_density: float = option(0.01, "share p of the entries that are sent, of stc", above=0.0, high=1.0)
-    lr_decay: float = option(1.0, "what the clients' learning rate is multiplied by from round to round", above=0.0)
-    evaluate_every: int = option(1, "rounds between two tests on held-out data; the last round is tested", low=1)
-    checkpoint_every: int = option(1, "rounds between two checkpoints, from which a killed run goes on", low=1)
+    beta1: float = option(0.9, "decay of the first moment, for fedadam and fedyogi", low=0.0, high=0.9999)
+    beta2: float = option(0.99, "decay of the second moment, for fedadam and fedyogi", low=0.0, high=0.9999)
+    tau: float = option(0.001, "adaptivity tau, for fedadam and fedyogi", above=0.0)
+    mu: float = option(0.01, "weight mu of the proximal term, for fedprox", above=0.0)
+    dyn_alpha: float = option(0.01, "weight alpha of the dynamic regulariser, for feddyn", above=0.0)
+    stc_density: float = option(0.01, "share p of the entries that are sent, for stc", above=0.0, high=1.0)
+    lr_decay: float = option(1.0, "factor of the clients' learning rate from round to round", above=0.0)
+    evaluate_every: int = option(1, "rounds between two tests on held-out data; the last round is always tested", low=1)
+    checkpoint_every: int = option(1, "rounds between two checkpoints, from which a killed run resumes", low=1)
     refiner: str = option(
         "none", "method that fine-tunes the global model on the server in every round", choices=("none", *REFINERS)
     )
 
     def __post_init__(self) -> None:
-        """Check every value, and those that belong together."""
+        """Check every value, and the combination of server_lr and strategy."""
         check(self, "iterative")
         if self.server_lr and self.strategy not in OWN_LR:
             raise OptionError(
-                f"setting 'iterative.server-lr' is {self.server_lr} and 'iterative.strategy' {self.strategy!r}: "
-                f"must be 0, or one of the strategies {', '.join(OWN_LR)}"
+                f"setting 'iterative.server-lr' is {self.server_lr} with 'iterative.strategy' {self.strategy!r}: "
+                f"must be 0; only {', '.join(OWN_LR)} take a rate"
             )
 
     @property
     def label(self) -> str:
-        """What the rounds' log lines begin with."""
+        """The beginning of the rounds' log lines."""
         refiner = "" if self.refiner == "none" else f"{METHODS[self.refiner].title} over "
         return refiner + TITLES[self.strategy]
 
     @property
     def title(self) -> str:
-        """What the result table calls the result."""
+        """The result's title in the result table."""
         return f"{self.label}, {self.rounds} rounds"
 
 
 def fit(job: Job, progress: Progress) -> Outcome:  # noqa: ARG001  the signature of every method
-    """Refuse: what the clients would answer to the next round's model is in no stored upload.
+    """Refuse: stored uploads do not contain the clients' answers to the next round's model.
 
     Raises:
         OptionError: Always.
     """
     raise OptionError(
-        "method 'iterative' asks its clients in every round, so it cannot work on stored uploads: must be a run of "
-        "its own (oneshot run), or another method"
+        "method 'iterative' asks its clients in every round, so it cannot work on stored uploads: start a run of it "
+        "(oneshot run), or choose another method"
     )
 
 
@@ -113,5 +115,5 @@ METHOD = Method(
     fit=fit,
     needs=frozenset({Need.SAME_ARCHITECTURE, Need.CLIENTS}),
     kind="baseline",
-    takes_tally=True,  # its refiner does, or refuses
+    takes_tally=True,  # passed to its refiner, which may refuse it
 )

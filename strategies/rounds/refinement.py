@@ -1,7 +1,7 @@
-"""Refinement: a server method run in every round, on the round's models, with their combination as its start.
+"""Refinement: a server method that runs in every round on the round's models and starts from their combination.
 
-So every method that ends with one model of the clients' architecture can fine-tune the global model of federated
-learning, as FLBoost does (Zhang, Shen, Ding, Tao, Duan, CVPR 2022), whichever strategy has combined the round's models.
+Any method that ends with one model of the clients' architecture can thus fine-tune the global model of federated
+learning, as FLBoost does (Zhang, Shen, Ding, Tao, Duan, CVPR 2022). Any strategy may combine the round's models.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Refiner:
     """A method as the server stage of every round.
 
     Attributes:
-        method: The method; it ends with one model, and needs neither clients nor a kind of uploads of its own.
+        method: The method; it ends with one model, works on classifiers and needs no clients.
         config: Its config.
 
     Raises:
-        OptionError: The method is no such one, or the config is another method's.
+        OptionError: The method cannot refine, or the config is another method's.
     """
 
     method: Method
@@ -42,10 +42,10 @@ class Refiner:
         """Check both."""
         if not refines(self.method):
             allowed = ", ".join(name for name in METHODS if refines(METHODS[name]))
-            raise OptionError(f"refiner is {self.method.name!r}: must be {allowed}")
+            raise OptionError(f"refiner is {self.method.name!r}: must be one of {allowed}")
         if not isinstance(self.config, self.method.config):
             raise OptionError(
-                f"the refiner's config is a {type(self.config).__name__}: allowed with {self.method.name!r} is a "
+                f"the refiner's config is a {type(self.config).__name__}: with {self.method.name!r} it must be a "
                 f"{self.method.config.__name__}"
             )
 
@@ -56,14 +56,14 @@ class Refiner:
             job: Of the rounds, without uploads.
 
         Raises:
-            OptionError: Says what is missing.
+            OptionError: The job lacks something that the method needs; the message names it.
         """
-        # A round gives the method what it starts from, whatever the config's own start needs.
+        # The round supplies the method's start, so that the needs of the config's own start do not apply.
         check_needs(self.method, replace(job, config=self.config, start={}))
 
     @classmethod
     def of(cls, name: str, **changes: Any) -> Refiner:
-        """Return a method of the library by name, with some changes of its default config.
+        """Return a method of the library by name, with changes to its default config.
 
         Raises:
             OptionError: There is no such method, it cannot refine, or a change is out of range.
@@ -72,23 +72,23 @@ class Refiner:
 
 
 def refines(method: Method) -> bool:
-    """Say whether a method can fine-tune a global model: it ends with one model, of classifiers, without clients."""
+    """Return whether a method can fine-tune a global model: it turns classifiers into one model without clients."""
     alone = method.fit_with is None and Need.CLIENTS not in method.needs
     return alone and method.kind == "student" and method.uploads == "classifier"
 
 
 class Refinement:
-    """Runs a refiner round after round, and carries over what it remembers.
+    """Runs a refiner round after round, and passes its memory from each round to the next.
 
     Args:
         refiner: The method and its config.
-        job: Gives everything but uploads, start, round and memory.
-        compute: Where it runs.
-        say: Takes a line for the user; a method's note is said once, not in every round.
-        tick: Called every now and then while the method works.
+        job: Supplies everything but uploads, start, round and memory.
+        compute: Runs the method.
+        say: Receives a line for the user; a method's note is passed once, not in every round.
+        tick: Called now and then while the method works.
 
     Attributes:
-        memory: What the last round has left; empty before the first.
+        memory: The method's memory after the last round; empty before the first.
         images: A sample of the last round's synthetic images [N, ch, H, W] in uint8; None without any.
     """
 
@@ -104,7 +104,7 @@ class Refinement:
         self.memory: State = {}
         self.images: torch.Tensor | None = None
         self._method = refiner.method
-        # The rounds are tested as rounds; what the method's own epochs score would be noise between them.
+        # Each round's model is tested; scores of the method's epochs between rounds are not wanted.
         self._job = replace(job, config=refiner.config, observer=None)
         self._compute, self._say, self._tick = compute, say, tick
         self._said: set[str] = set()
@@ -115,11 +115,11 @@ class Refinement:
         Args:
             server_round: From 1.
             uploads: The round's models, in the order of client names.
-            start: What they were combined to; it is not changed.
+            start: Their combination; not changed.
 
         Returns:
-            The fine-tuned weights, and the losses of the method's last epoch by name. A method whose result is not
-            finite is not followed: then the weights are ``start``.
+            The fine-tuned weights, and the losses of the method's last epoch by name. If the method's result is not
+            finite, the weights are ``start``.
 
         Raises:
             OneShotError: The method refuses the job, or failed.
@@ -138,8 +138,8 @@ class Refinement:
         took = {"refinement_s": time.monotonic() - began, "arithmetic_s": sum(outcome.timings.values())}
         if not _finite(outcome):
             self._say(
-                f"round {server_round}: the model that {self._method.title} ends with holds NaN or Inf, so the "
-                f"clients' combined model is kept; lower its learning rate ({self._method.name}.{self._rate})"
+                f"round {server_round}: the model of {self._method.title} holds NaN or Inf, so the clients' combined "
+                f"model is kept; lower its learning rate ({self._method.name}.{self._rate})"
             )
             self.memory = {}
             return start, {**heard.values, **took}
@@ -148,17 +148,17 @@ class Refinement:
 
     @property
     def _rate(self) -> str:
-        """The option of its learning rate: FedGen's is that of its generator."""
+        """The option of the method's learning rate: the generator's if it trains no student."""
         generates = hasattr(self._job.config, "generator_lr") and not hasattr(self._job.config, "student_lr")
         return "generator-lr" if generates else "student-lr"
 
     def _seed(self, server_round: int) -> int:
-        """Return a round's seed: a method that does not look at the round would draw the same in all of them."""
+        """Return a round's seed: a method that ignores the round would draw the same numbers in every round."""
         alike = self._method.by_round or server_round == 1
         return self._job.seed if alike else derive_seed(self._job.seed, "refinement", server_round)
 
     def _hear(self, line: str) -> None:
-        # Whom a note is about changes with the clients of the round; what comes of it, its end, does not.
+        # The beginning of a note names clients, which change from round to round; its end stays the same.
         *_, end = line.split(": ")
         if end not in self._said:
             self._said.add(end)
@@ -166,11 +166,11 @@ class Refinement:
 
 
 class _Heard(Silent):
-    """A Progress that keeps the last epoch's numbers, and hands notes on."""
+    """A Progress that keeps the last epoch's numbers and passes notes on."""
 
     def __init__(self, hear: Callable[[str], None], tick: Callable[[], None] | None) -> None:
         self.values: dict[str, float] = {}
-        # No checkpoints within a round: a round that was cut off is done again.
+        # No checkpoints within a round: an interrupted round is repeated.
         self.interval_s = float("inf")
         self._hear, self._tick = hear, tick
 

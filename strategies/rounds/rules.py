@@ -1,4 +1,4 @@
-"""The rules of federated learning in rounds, as pure functions: what a server does with the models of one round.
+"""The rules by which a server combines the models of one round of federated learning, as pure functions.
 
 Papers: FedNova: Wang, Liu, Liang, Joshi, Poor, Tackling the Objective Inconsistency Problem in Heterogeneous Federated
     Optimization, NeurIPS 2020, https://arxiv.org/abs/2007.07481. SCAFFOLD: Karimireddy, Kale, Mohri, Reddi, Stich,
@@ -6,7 +6,7 @@ Papers: FedNova: Wang, Liu, Liang, Joshi, Poor, Tackling the Objective Inconsist
     https://arxiv.org/abs/1910.06378. FedDyn: Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama, Federated
     Learning Based on Dynamic Regularization, ICLR 2021, https://arxiv.org/abs/2111.04263.
 
-Sums are in double precision and in the order that is given; results have the dtypes of the model.
+Sums are in double precision and in the given order; results have the dtypes of the model.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ def fednova_step(
 ) -> dict[str, npt.NDArray[Any]]:
     """Return the next model of FedNova, ``x - tau_eff sum_i p_i eta d_i``, with ``d_i = (x - x_i) / (eta ||a_i||_1)``.
 
-    FedNova's update rule, with its effective steps ``tau_eff = sum_i p_i ||a_i||_1``; it equals FedAvg where all
-    clients take equally many steps.
+    FedNova's update rule, with its effective steps ``tau_eff = sum_i p_i ||a_i||_1``; it equals FedAvg if all clients
+    take equally many steps.
 
     Args:
         start: The model x that the clients started from.
         ends: Their models x_i.
         weights: Their numbers of examples n_i; p_i = n_i / sum n.
-        travels: Their eta ||a_i||_1, positive: local steps times the learning rate, for plain SGD; see
+        travels: Their eta ||a_i||_1, positive; for plain SGD local steps times the learning rate; see
             :class:`strategies.client.corrections.Travel`.
-        server_lr: What the step is multiplied by.
+        server_lr: The factor of the step.
     """
     effective = float(np.average(travels, weights=weights))
     shares = [weight / travel for weight, travel in zip(weights, travels, strict=True)]
@@ -85,7 +85,7 @@ def next_control(control: Arrays, changes: Sequence[Arrays], *, num_clients: int
     Args:
         control: c.
         changes: ``c_i+ - c_i`` of the clients of this round.
-        num_clients: N, all clients, of this round or not.
+        num_clients: N, the number of all clients, in this round or not.
     """
     return plus(control, weighted_mean(changes, [1.0] * len(changes)), len(changes) / num_clients)
 
@@ -93,17 +93,17 @@ def next_control(control: Arrays, changes: Sequence[Arrays], *, num_clients: int
 def feddyn_step(
     start: Arrays, ends: Sequence[Arrays], *, drift: Arrays, num_clients: int
 ) -> tuple[dict[str, npt.NDArray[Any]], dict[str, npt.NDArray[Any]]]:
-    """Return the next model of FedDyn, and the mean drift of all clients that it holds; Algorithm 1, lines 12 and 13.
+    """Return the next model of FedDyn, and the mean drift of all clients; Algorithm 1, lines 12 and 13.
 
-    With the clients' ``h_k += w_k - w``, of which the paper's ``h`` is ``-alpha`` times the mean over all clients, the
-    server needs no h_k to know that mean: ``mean_h += 1/N sum_{k in S} (w_k - w)``. The next model is
+    The clients' drifts are ``h_k += w_k - w``; the paper's ``h`` is ``-alpha`` times their mean over all clients. The
+    server updates that mean without any h_k: ``mean_h += 1/N sum_{k in S} (w_k - w)``. The next model is
     ``1/|S| sum_{k in S} w_k + mean_h``.
 
     Args:
         start: The model w that the clients started from.
         ends: Their models w_k.
         drift: mean_h before the round.
-        num_clients: N, all clients, of this round or not.
+        num_clients: N, the number of all clients, in this round or not.
     """
     mean = weighted_mean([moved(start, end) for end in ends], [1.0] * len(ends))
     now = plus(drift, mean, len(ends) / num_clients)

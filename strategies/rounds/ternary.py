@@ -1,11 +1,11 @@
-"""Sparse ternary compression: of a vector, the largest entries' places and signs, and one magnitude for all of them.
+"""Sparse ternary compression: the places and signs of a vector's largest entries, and one magnitude for all of them.
 
 Paper: Sattler, Wiedemann, Mueller, Samek, Robust and Communication-Efficient Federated Learning from Non-i.i.d. Data,
     IEEE TNNLS 2020, https://arxiv.org/abs/1903.02891.
 Symbols: T -> values; n -> size; p -> density; k = max(n p, 1) -> entries_of; mu -> Ternary.magnitude.
 Where: the compression STC -> sparse_ternary; its Golomb code of the distances -> golomb_bits, encode.
-Deviations: the unary parts of all code words stand before their binary parts, so that both are read without a loop; the
-    length is the same. Of entries of one size, those that come first are taken.
+Deviations: the unary parts of all code words precede all binary parts, so that both are read without a loop; the length
+    is the same. Among entries of equal size the first ones are kept.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Ternary:
     """A vector whose entries are ``-magnitude``, 0 and ``magnitude``.
 
     Attributes:
-        size: n, the number of all its entries.
-        places: Where it is not 0: int64 [k], ascending.
-        signs: Whether it is positive there: bool [k].
+        size: n, the number of all entries.
+        places: Indices of the entries that are not 0: int64 [k], ascending.
+        signs: Whether each of these is positive: bool [k].
         magnitude: mu, at least 0.
     """
 
@@ -48,7 +48,7 @@ class Ternary:
 
 
 def entries_of(size: int, density: float) -> int:
-    """Return k, how many entries of ``size`` are kept: at least one."""
+    """Return k, the number of entries of ``size`` that are kept, at least one."""
     return max(1, int(size * density))
 
 
@@ -60,7 +60,7 @@ def sparse_ternary(values: Vector, density: float) -> Ternary:
         density: p in (0, 1].
     """
     kept, sizes = entries_of(len(values), density), np.abs(values)
-    # By the threshold, for which entries a partial sort puts first depends on the processor.
+    # Chosen by the threshold: the order of a partial sort depends on the processor.
     threshold = np.partition(sizes, len(values) - kept)[len(values) - kept]
     above = np.flatnonzero(sizes > threshold)
     level = np.flatnonzero(sizes == threshold)[: kept - len(above)]
@@ -77,9 +77,10 @@ def golomb_bits(density: float) -> int:
 
 
 def encode(ternary: Ternary, density: float) -> dict[str, npt.NDArray[Any]]:
-    """Return what travels: ``"bits"``, uint8, about ``log2(1/p) + 2`` bits per entry, and ``"magnitude"``.
+    """Return the arrays to send: ``"bits"``, uint8, about ``log2(1/p) + 2`` bits per entry, and ``"magnitude"``.
 
-    The distance between two places is a quotient in unary and a remainder of :func:`golomb_bits` bits; then the signs.
+    Each distance between two places is a quotient in unary and a remainder of :func:`golomb_bits` bits. The signs
+    follow.
     """
     width, distances = golomb_bits(density), np.diff(ternary.places, prepend=-1) - 1
     quotients, rests = distances >> width, distances & ((1 << width) - 1)
@@ -91,16 +92,16 @@ def encode(ternary: Ternary, density: float) -> dict[str, npt.NDArray[Any]]:
 
 
 def decode(arrays: Mapping[str, npt.NDArray[Any]], size: int, density: float, what: str) -> Ternary:
-    """Return what :func:`encode` was given; nothing that arrives is trusted.
+    """Return the vector that :func:`encode` turned into these arrays, which are validated.
 
     Args:
         arrays: ``"bits"`` and ``"magnitude"``.
         size: n.
         density: p.
-        what: What they are, for the message.
+        what: The arrays' name in the message.
 
     Raises:
-        UploadError: They are no such code.
+        UploadError: The arrays are not a code of such a vector.
     """
     if set(arrays) != {"bits", "magnitude"} or arrays["bits"].dtype != np.uint8 or arrays["magnitude"].shape != (1,):
         raise UploadError(f"{what} holds {sorted(arrays)[:4]!s:.200}: must be 'bits', uint8, and one 'magnitude'")
@@ -115,7 +116,10 @@ def decode(arrays: Mapping[str, npt.NDArray[Any]], size: int, density: float, wh
     places = np.cumsum(distances + 1) - 1
     magnitude = np.float32(arrays["magnitude"][0])
     if places[-1] >= size or not (np.isfinite(magnitude) and magnitude >= 0):
-        raise UploadError(f"{what}: place {places[-1]} and magnitude {magnitude}: must be less than {size}, finite")
+        raise UploadError(
+            f"{what} has place {places[-1]} and magnitude {magnitude}: must be a place below {size} and a finite "
+            "magnitude from 0"
+        )
     return Ternary(size, places, bits[unary + kept * width : needed].astype(bool), magnitude)
 
 

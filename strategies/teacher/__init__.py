@@ -1,1 +1,1 @@
-"""The frozen uploads as one teacher: an ensemble here or in shards, its copies, its averages, its features."""
+"""The frozen uploads as one teacher: an ensemble in this process or in shards, its copies, averages and features."""

@@ -29,7 +29,7 @@ class Standardize(nn.Module):
         self.register_buffer("std", torch.tensor(normalization.std).view(1, -1, 1, 1))
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Normalise pixels [B, ch, H, W] in [0, 1]; tokens, which are whole numbers, stay as they are."""
+        """Normalise pixels [B, ch, H, W] in [0, 1]; tokens, which are integers, stay unchanged."""
         return (pixels - self.mean) / self.std if pixels.is_floating_point() else pixels
 
     def inverse(self, inputs: Tensor) -> Tensor:
@@ -38,7 +38,7 @@ class Standardize(nn.Module):
 
 
 def none(images: Tensor, rng: torch.Generator) -> Tensor:  # noqa: ARG001  the signature of every augmentation
-    """Return the images [B, ch, H, W] as they are."""
+    """Return the images [B, ch, H, W] unchanged."""
     return images
 
 
@@ -49,12 +49,12 @@ def flip(images: Tensor, rng: torch.Generator) -> Tensor:
 
 
 def crop_flip(images: Tensor, rng: torch.Generator, pad: int = 4) -> Tensor:
-    """Pad with black, crop each image at its own random place to its old size, then :func:`flip`.
+    """Pad with black, crop each image to its old size at a random position, then :func:`flip`.
 
     Args:
-        images: Pixels [B, ch, H, W] in [0, 1]; the gradient flows through.
+        images: Pixels [B, ch, H, W] in [0, 1]; gradients pass through.
         rng: A CPU generator.
-        pad: Black pixels added on every side; places are uniform over 0..2 pad.
+        pad: Black pixels added on every side; positions are uniform over 0..2 pad.
 
     Returns:
         Images [B, ch, H, W].
@@ -65,7 +65,7 @@ def crop_flip(images: Tensor, rng: torch.Generator, pad: int = 4) -> Tensor:
     columns = torch.where(_coin(count, rng)[:, None], columns.flip(1), columns)
     rows, columns = rows.to(images.device), columns.to(images.device)
     which = torch.arange(count, device=images.device)[:, None, None]
-    # Advanced indices around the channels put them last: [B, H, W, ch].
+    # Advanced indexing on both sides of the channels moves them last: [B, H, W, ch].
     return F.pad(images, [pad] * 4)[which, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
 
 

@@ -1,4 +1,4 @@
-"""Averages of weights."""
+"""Averages of models' weights."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from ..core.errors import OptionError
 if TYPE_CHECKING:
     from ..method import Job
 
-LARGEST = 3.0  # norm of a client's tensor, as a multiple of the clients' median, from which on it is shrunk
+LARGEST = 3.0  # a tensor with a norm above this multiple of the clients' median norm is shrunk
 
 
 def weighted_mean(states: Iterable[dict[str, Tensor]], weights: Sequence[float]) -> dict[str, Tensor]:
     """Return ``sum_k w_k theta_k / sum_k w_k`` over every tensor of some state dicts, buffers included.
 
     Eq. (2) of DENSE; McMahan et al., *Communication-Efficient Learning of Deep Networks from Decentralized Data*,
-    2017, Algorithm 1. The sums are in double precision, so that the order of clients does not show. Whole numbers
-    (``num_batches_tracked``) are averaged as numbers with a fraction, then cut to whole ones.
+    2017, Algorithm 1. The sums are in double precision, so that the order of clients does not change the result.
+    Integers (``num_batches_tracked``) are averaged in double precision too, then truncated.
 
     Args:
         states: Read one at a time; equal keys and shapes.
         weights: w_k >= 0 [M], not all zero; one for each state.
 
     Returns:
-        A state dict of the first one's dtypes, on the CPU.
+        A state dict on the CPU with the dtypes of the first state.
 
     Raises:
-        ValueError: The states differ in their keys or shapes, or there are not as many as weights.
+        ValueError: The states differ in their keys or shapes, or their number differs from that of the weights.
     """
     sums: dict[str, Tensor] = {}
     dtypes: dict[str, torch.dtype] = {}
@@ -41,27 +41,27 @@ def weighted_mean(states: Iterable[dict[str, Tensor]], weights: Sequence[float])
             sums = {name: torch.zeros(tensor.shape, dtype=torch.float64) for name, tensor in state.items()}
             dtypes = {name: tensor.dtype for name, tensor in state.items()}
         if {n: t.shape for n, t in state.items()} != {n: t.shape for n, t in sums.items()}:
-            raise ValueError("models of different architectures have no average")
+            raise ValueError("models of different architectures cannot be averaged")
         for name, tensor in state.items():
-            # Weights enter unnormalised: counts times counts are exact, thirds would not be.
+            # Weights enter unnormalised: products of counts are exact, products with thirds would not be.
             sums[name].add_(tensor.detach().cpu().double(), alpha=weight)
     total = sum(weights)
     return {name: (value / total).to(dtypes[name]) for name, value in sums.items()}
 
 
 def norms_of(state: Mapping[str, Tensor]) -> dict[str, float]:
-    """Return the Euclidean norm of every tensor of real numbers, in double precision."""
+    """Return the Euclidean norm of every floating-point tensor, in double precision."""
     return {name: float(value.double().norm()) for name, value in state.items() if value.is_floating_point()}
 
 
 def shrinkage(norms: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
-    """Return what to multiply a client's tensors by, so that no average is swayed by how large its weights are.
+    """Return factors that shrink oversized tensors, so that no client dominates an average by the scale of its weights.
 
-    A tensor of a norm above ``LARGEST`` times the clients' median gets the median, also where that is 0 as most of them
-    have zeros; others are not named. Of two clients nobody can say which one is too large.
+    A tensor whose norm exceeds ``LARGEST`` times the clients' median is scaled to the median, even if the median is 0.
+    Other tensors get no factor. With fewer than three clients nothing is shrunk: of two, either may be the outlier.
 
     Args:
-        norms: Of each client, by tensor; finite.
+        norms: Of each client, tensor name -> norm; finite.
     """
     if len(norms) < 3:
         return [{} for _ in norms]
@@ -70,31 +70,33 @@ def shrinkage(norms: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
 
 
 def shrunk(state: Mapping[str, Tensor], factors: Mapping[str, float]) -> dict[str, Tensor]:
-    """Return a state, or a part of it, with the tensors that :func:`shrinkage` names multiplied by its factors."""
+    """Return a state, or a part of it, with its tensors multiplied by the factors of :func:`shrinkage`."""
     return {name: value * factors[name] if name in factors else value for name, value in state.items()}
 
 
 def example_weights(num_examples: Sequence[int | None]) -> list[float] | None:
-    """Return one weight per client, its number of examples n_k; None if a client does not tell it."""
+    """Return each client's number of examples n_k as its weight; None if a client does not report it."""
     known = [float(count) for count in num_examples if count is not None]
     return known if len(known) == len(num_examples) else None
 
 
 def average_of(job: Job, why: str) -> dict[str, Tensor]:
-    """Return the average of the uploads that have the student's architecture, by their examples where all tell them.
+    """Return the average of the uploads that have the student's architecture.
+
+    Uploads are weighted by their numbers of examples if all of them report one, else equally.
 
     Args:
         job: Its uploads and student.
-        why: What asks for it, as the beginning of a sentence.
+        why: The setting that needs the average, as the beginning of the error.
 
     Raises:
-        OptionError: No upload is of that architecture.
+        OptionError: No upload has that architecture.
     """
     alike = [upload for upload in job.uploads if upload.architecture == job.student]
     if not alike:
         others = ", ".join(sorted({upload.architecture for upload in job.uploads}))
         raise OptionError(
-            f"{why}: no client has the student's architecture {job.student!r}; allowed as a student is {others}"
+            f"{why}: no client has the student's architecture {job.student!r}; the student must be one of {others}"
         )
     counts = example_weights([upload.num_examples for upload in alike])
     return weighted_mean((upload.read() for upload in alike), counts or [1.0] * len(alike))

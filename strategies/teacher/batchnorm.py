@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 class BatchNormLoss:
     """L_BN of the last forward pass through some members; call it to read the loss.
 
-    l_BN of DENSE ("stability"): ``(1/M) sum_k sum_l ( ||mu_l(x) - mu_{k,l}||_2 + ||var_l(x) - var_{k,l}||_2 )``, where
-    mu_l and var_l (biased) are batch statistics of the input of member k's normalisation layer l, and mu_{k,l},
-    var_{k,l} its running statistics. The norms are over channels and not squared.
+    l_BN of DENSE ("stability"): ``(1/M) sum_k sum_l ( ||mu_l(x) - mu_{k,l}||_2 + ||var_l(x) - var_{k,l}||_2 )``. Here
+    mu_l and var_l (biased) are batch statistics of the input of member k's normalisation layer l; mu_{k,l} and
+    var_{k,l} are its running statistics. The norms are over channels and not squared.
 
     Args:
         members: The M members; those without batch normalisation add zero.
@@ -37,12 +37,12 @@ class BatchNormLoss:
         self._hooks = [layer.register_forward_pre_hook(self._collect) for layer in layers if layer.track_running_stats]
 
     def __call__(self) -> Tensor:
-        """Return the loss, a scalar; forget what was collected."""
+        """Return the loss, a scalar, and clear the collected terms."""
         terms, self._terms = self._terms, []
         return torch.stack(terms).sum() / self._count if terms else torch.zeros(())
 
     def remove(self) -> None:
-        """Take the hooks off the members."""
+        """Remove the hooks from the members."""
         for hook in self._hooks:
             hook.remove()
 
@@ -55,10 +55,10 @@ class BatchNormLoss:
 
 @contextmanager
 def batchnorm_loss(members: Iterable[nn.Module] | HeldMembers) -> Iterator[Callable[[], Tensor]]:
-    """Watch members during a block; the hooks are gone after it.
+    """Collect the members' batch-normalisation loss during a block; its end removes the hooks.
 
     Yields:
-        A callable as :class:`BatchNormLoss` is one.
+        A callable that returns the loss, like :class:`BatchNormLoss`.
     """
     if isinstance(members, HeldMembers):
         with members.watched(STATISTICS) as seen:
@@ -78,13 +78,13 @@ def _total(sums: Iterable[Tensor | None], count: int) -> Tensor:
 
 
 def note_without_statistics(members: Iterable[nn.Module] | HeldMembers, progress: Progress) -> None:
-    """Record a note if no member has statistics that images could be compared with: the loss is zero then."""
+    """Record a note if no member keeps batch-normalisation statistics: the loss is then zero."""
     if not keeps_statistics(members):
         progress.record({"note": "no client's model keeps batch-normalisation statistics: that loss is zero"})
 
 
 def keeps_statistics(members: Iterable[nn.Module] | HeldMembers) -> bool:
-    """Say whether a member keeps statistics that images could be compared with."""
+    """Return whether any member keeps batch-normalisation statistics."""
     if isinstance(members, HeldMembers):
         return members.statistics
     layers = (layer for member in members for layer in member.modules() if isinstance(layer, _BatchNorm))
@@ -102,7 +102,7 @@ def statistics_distance(x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
     Returns:
         A scalar.
     """
-    x = x.to(torch.promote_types(x.dtype, mean.dtype))  # 8 bits of a bfloat16 are too few for a variance
+    x = x.to(torch.promote_types(x.dtype, mean.dtype))  # the 8-bit mantissa of bfloat16 is too short for a variance
     batch_var, batch_mean = torch.var_mean(x, [d for d in range(x.dim()) if d != 1], correction=0)
     distance: Tensor = torch.linalg.vector_norm(batch_mean - mean) + torch.linalg.vector_norm(batch_var - var)
     return distance

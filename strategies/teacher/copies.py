@@ -1,7 +1,7 @@
-"""Many fresh modules of one architecture: drawing the initial weights of each takes longer than copying one.
+"""Fresh modules of one architecture, copied from the first: drawing initial weights takes longer than copying.
 
-A copy is as good as a second call of the builder where all that the module holds is copied with it. What would still
-belong to the first module - a function that closes over it, say - is looked for before, and then every module is built.
+A copy replaces a second call of the builder only if ``deepcopy`` copies everything that the module holds. If the copy
+would share a part, such as a function that closes over the module, the builder is called for every module.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from ..core.seeds import seeded_torch
 if TYPE_CHECKING:
     from ..method import ModelBuilder
 
-# Going through a module runs its own __reduce__ and __getstate__, so that any of these may come of it.
+# Pickling a module runs its own __reduce__ and __getstate__, which may raise any of these.
 _REFUSALS = (pickle.PicklingError, ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 class FreshModules:
-    """Fresh modules by architecture, whose weights are to be overwritten.
+    """Fresh modules by architecture, for callers that overwrite their weights.
 
     Args:
-        builders: Architecture -> a module with fresh weights; as a rule each is called once only.
+        builders: Architecture -> a module with fresh weights; most builders are called once.
     """
 
     def __init__(self, builders: Mapping[str, ModelBuilder]) -> None:
@@ -36,7 +36,7 @@ class FreshModules:
         self._models: dict[str, nn.Module | None] = {}
 
     def __call__(self, architecture: str) -> nn.Module:
-        """Return a module that shares nothing with those before it; the caller's random state does not move.
+        """Return a module that shares nothing with earlier ones; the caller's random state does not change.
 
         Raises:
             KeyError: There is no such architecture.
@@ -50,13 +50,13 @@ class FreshModules:
 
 
 def built(builder: ModelBuilder) -> nn.Module:
-    """Return a module whose weights are to be overwritten; the caller's random state does not move for them."""
+    """Return a module whose weights the caller overwrites; the caller's random state does not change."""
     with seeded_torch(0, "member"):
         return builder()
 
 
 def copies_whole(module: nn.Module) -> bool:
-    """Say whether ``copy.deepcopy`` yields a module that works on its own weights alone; if in doubt, no."""
+    """Return whether ``copy.deepcopy`` yields an independent module; false if in doubt."""
     try:
         _Visitor(io.BytesIO()).dump(module)
     except _REFUSALS:
@@ -65,7 +65,7 @@ def copies_whole(module: nn.Module) -> bool:
 
 
 class _Visitor(pickle.Pickler):
-    """Goes through all that an object holds, and refuses what a deep copy would share with it or lose."""
+    """Visits everything that an object holds; raises on anything that a deep copy would share or lose."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
@@ -86,6 +86,6 @@ class _Visitor(pickle.Pickler):
 
     def _visit_tensor(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage().data_ptr()
-        # A copied parameter has a storage of its own; a view of the old one would no longer follow it.
+        # A copied parameter has its own storage; a view of the old storage would no longer follow it.
         if not tensor.is_leaf or (storage and self._storages.setdefault(storage, id(tensor)) != id(tensor)):
-            raise pickle.PicklingError("a tensor that is made of another")
+            raise pickle.PicklingError("a tensor that is computed from another")

@@ -1,4 +1,4 @@
-"""The ensemble: the one teacher of every method."""
+"""The ensemble, frozen members and a combiner of their logits: the teacher of every method."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ if TYPE_CHECKING:
 Module = TypeVar("Module", bound=nn.Module)
 
 
-# Members whose activations are kept for the backward pass; those of the others are computed again, one at a time.
+# Number of members whose activations are kept for the backward pass; those of the others are recomputed one by one.
 KEPT = 10
 
 
 class Ensemble(nn.Module):
     """M frozen members and a combiner of their logits.
 
-    Members are in eval mode for good and keep no gradients of their weights; gradients reach the input. Memory grows
-    with M by the weights: activations are kept for the first ``KEPT`` members only.
+    Members stay in eval mode. Gradients reach the input, never the members' weights. Only the first ``KEPT`` members
+    keep activations, so that with more members memory grows by their weights alone.
 
     Args:
-        members: Modules [B, ch, H, W] -> [B, C]; they are changed in place (frozen, memory layout, precision). Or
-            members that are elsewhere already: no other argument but the combiner has a meaning then.
+        members: Modules [B, ch, H, W] -> [B, C]; they are changed in place (frozen, memory layout, precision). For
+            sharded members only ``combiner`` is read of the other arguments.
         combiner: A module [M, B, C] -> [B, C]; one with the attribute ``sees_input`` takes the images as well.
-        precision: ``"float32"`` leaves members as they are; ``"bfloat16"`` is their arithmetic then, logits are
-            float32 still.
-        form: ``"loop"`` calls one member after another, ``"stacked"`` those of one kind together (see
+        precision: ``"float32"`` leaves members unchanged; with ``"bfloat16"`` members compute in bfloat16 and their
+            logits are returned as float32.
+        form: ``"loop"`` calls one member after another, ``"stacked"`` calls members of one kind together (see
             :mod:`.stacked`); ``"auto"`` stacks on a GPU. Members with hooks are always called one by one.
-        kinds: What each member is [M]: members of one kind differ in the values of their weights only. Without it
-            nothing is stacked.
+        kinds: The kind of each member [M]: members of one kind differ only in the values of their weights. Without
+            kinds nothing is stacked.
     """
 
     def __init__(
@@ -88,11 +88,11 @@ class Ensemble(nn.Module):
             uploads: The members.
             builders: Architecture -> a module with fresh weights.
             combiner: A module [M, B, C] -> [B, C].
-            device: Where it shall run.
-            fold: Whether members may be rewritten (:func:`.frozen.simplified`); false where somebody looks at their
-                batch normalisation or at the names of their weights.
-            precision: ``"float32"``, ``"bfloat16"``, or ``"int8"``: each member computes what its quantised form does
-                (:mod:`strategies.uploads.quantization`), with the weights that clients are sent; it is neither
+            device: The device of the ensemble.
+            fold: Whether members may be rewritten (:func:`.frozen.simplified`); false if the caller reads their batch
+                normalisation or the names of their weights.
+            precision: ``"float32"``, ``"bfloat16"`` or ``"int8"``. With int8 each member computes like its quantised
+                form (:mod:`strategies.uploads.quantization`), with the weights that clients receive; it is neither
                 rewritten nor stacked.
             form: ``"auto"``, ``"loop"`` or ``"stacked"``.
 
@@ -114,14 +114,14 @@ class Ensemble(nn.Module):
         fold: bool = True,
         precision: str = "float32",
     ) -> Ensemble:
-        """Build the ensemble of some of a job's uploads where the job has its members: here, or in its shards.
+        """Build the ensemble of some of a job's uploads, in the job's shards if it has any, else in this process.
 
         Args:
             job: Its builders, device and shards.
             uploads: The members, in their order.
             combiner: A module [M, B, C] -> [B, C].
             fold: See :meth:`from_uploads`.
-            precision: The same.
+            precision: See :meth:`from_uploads`.
 
         Raises:
             UploadError: An upload's weights do not fit its architecture.
@@ -132,7 +132,7 @@ class Ensemble(nn.Module):
         return cls.from_uploads(uploads, job.builders, combiner, device=job.device, fold=fold, precision=precision)
 
     def train(self, mode: bool = True) -> Ensemble:  # noqa: ARG002  the members' mode never changes
-        """Stay in eval mode, whatever is asked."""
+        """Stay in eval mode, whatever ``mode`` is."""
         return super().train(False)
 
     def member_logits(self, x: Tensor, part: slice | None = None) -> Tensor:
@@ -140,11 +140,11 @@ class Ensemble(nn.Module):
 
         Args:
             x: The images.
-            part: Asks these members alone [m, B, C], one after another and in the images' own layout; None for all.
+            part: Evaluates only these members [m, B, C], one by one and in the images' own memory layout; None for all.
         """
         if not isinstance(self.members, nn.ModuleList):
             return self.members.logits(x, part)
-        # Tokens are whole numbers, of which bfloat16 holds those up to 256 alone.
+        # Tokens are integers, and bfloat16 represents every integer only up to 256.
         x = x.to(self._dtype) if self._dtype and x.is_floating_point() else x
         if part is not None:
             logits = torch.stack([member(x) for member in list(self.members)[part]])
@@ -164,23 +164,23 @@ class Ensemble(nn.Module):
         return self.combine(self.member_logits(x), x)
 
     def combine(self, logits: Tensor, x: Tensor) -> Tensor:
-        """Return the combined logits [B, C] of member logits [M, B, C], for the images x that they are of."""
+        """Return the combined logits [B, C] of member logits [M, B, C] on the images x."""
         sees_input = getattr(self.combiner, "sees_input", False)
         combined: Tensor = self.combiner(logits, x) if sees_input else self.combiner(logits)
         return combined
 
 
 class Loader:
-    """Makes members of uploads that come one by one, and an ensemble of them; see :meth:`Ensemble.from_uploads`.
+    """Loads uploads one by one as members of an ensemble; see :meth:`Ensemble.from_uploads`.
 
     Args:
         builders: Architecture -> a module with fresh weights.
-        device: Where the members shall run.
+        device: The device of the members.
         fold: Whether members may be rewritten.
         precision: ``"float32"``, ``"bfloat16"`` or ``"int8"``.
 
     Attributes:
-        members: The members so far.
+        members: The members loaded so far.
     """
 
     def __init__(
@@ -205,7 +205,7 @@ class Loader:
         self._kinds.append(upload.architecture)
 
     def ensemble(self, combiner: nn.Module, *, form: str = "auto") -> Ensemble:
-        """Return the ensemble of the members so far."""
+        """Return the ensemble of the members loaded so far."""
         combiner = combiner.to(self._device)
         if self._precision == "int8":
             return Ensemble(self.members, combiner, form="loop")
@@ -215,13 +215,13 @@ class Loader:
 def fast_layout(module: Module) -> Module:
     """Store a module's convolution weights channels-last if it is on the CPU, where that is about 1.5 times faster."""
     if all(parameter.device.type == "cpu" for parameter in module.parameters()):
-        # The type stubs know only the overloads without a memory format alone.
+        # The type stubs lack the overload that takes only a memory format.
         return module.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
     return module
 
 
 def member_of(upload: Upload, builders: Mapping[str, ModelBuilder]) -> nn.Module:
-    """Return one upload as a module in training mode, on the CPU; the caller's random state does not move.
+    """Return one upload as a module in training mode, on the CPU; the caller's random state does not change.
 
     Raises:
         UploadError: Its weights do not fit its architecture.
@@ -238,20 +238,20 @@ def _loaded(upload: Upload, module: nn.Module) -> nn.Module:
 
 
 def _each(models: Sequence[Callable[[Tensor], Tensor]], x: Tensor, *, kept: int) -> list[Tensor]:
-    """Ask all models, keeping the activations of the first few for the backward pass."""
+    """Evaluate all models, keeping the activations of the first ``kept`` for the backward pass."""
     backward = torch.is_grad_enabled() and x.requires_grad
     return [recomputed(model, x) if backward and number >= kept else model(x) for number, model in enumerate(models)]
 
 
 def _channels_last(x: Tensor) -> Tensor:
-    """Change the layout once for all members, where it is theirs."""
+    """Convert images on a CPU to the members' memory layout, once for all members."""
     return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 and not x.is_cuda else x
 
 
 def _cast(member: Module, precision: str) -> Module:
     if precision == "bfloat16":
         for layer in member.modules():
-            # Running statistics would lose too much; torch takes them in float32 beside bfloat16 images.
+            # Running statistics would lose too much precision; torch accepts them in float32 with bfloat16 images.
             if not isinstance(layer, _BatchNorm):
                 for tensor in (*layer.parameters(recurse=False), *layer.buffers(recurse=False)):
                     tensor.data = tensor.data.bfloat16() if tensor.is_floating_point() else tensor.data

@@ -1,4 +1,4 @@
-"""What frozen members see just before their last layer."""
+"""The penultimate features of frozen members: the inputs of their last linear layers."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def penultimate_features(members: Iterable[nn.Module] | HeldMembers) -> Iterator
     """Watch the inputs of the members' last linear layers during a block.
 
     Yields:
-        A callable that returns their mean over the members [B, F] in the last forward pass; None if a member has no
-        linear layer or the members' features differ in length.
+        A callable that returns the mean of these inputs over the members [B, F] in the last forward pass. It returns
+        None if a member has no linear layer or the members' features differ in length.
     """
     if isinstance(members, HeldMembers):
         with members.watched(FEATURES) as passes:

@@ -1,7 +1,7 @@
-"""Equal but faster forms of models that are only asked and never trained.
+"""Equal but faster forms of models that predict and are never trained.
 
-Both rewritings need the model's graph, which torch.fx reads from its forward pass; a model that cannot be read stays
-as it is.
+Every rewriting needs the model's graph, which torch.fx traces from its forward pass. A model that cannot be traced
+stays unchanged.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from .pooling import lean_max_pool2d
 
-# Reading a graph runs the model's own code on stand-ins for tensors, so that any of these may come of it.
+# Tracing runs the model's own code on stand-ins for tensors, which may raise any of these.
 _UNREADABLE = (
     ArithmeticError,
     AssertionError,
@@ -33,17 +33,17 @@ _POOL_OPTIONS = ("stride", "padding", "dilation", "ceil_mode", "return_indices")
 
 
 def simplified(model: nn.Module) -> nn.Module:
-    """Return an equal model with less to compute and to remember: for eval mode, and no gradients of weights.
+    """Return an equal model that needs less time and memory, for eval mode without gradients of weights.
 
-    - Batch normalisation is folded into the convolution before it: up to rounding, about 1e-6 relative.
-    - ReLU is moved behind the max pooling that follows it, where less is left to do: equal to the bit.
-    - Max pooling keeps little for the backward pass: equal to the bit.
+    - Batch normalisation is folded into the convolution before it: equal up to rounding, about 1e-6 relative.
+    - ReLU moves behind the max pooling that follows it, where fewer values are left: equal bit for bit.
+    - Max pooling keeps little for the backward pass: equal bit for bit.
 
     Args:
-        model: Put into eval mode; the result may share its layers.
+        model: Set to eval mode; the result may share its layers.
 
     Returns:
-        A ``torch.fx.GraphModule``; the model itself if nothing is to be gained, it has hooks, or it cannot be read.
+        A ``torch.fx.GraphModule``; the model itself if no rewriting applies, it has hooks, or it cannot be traced.
     """
     graph_module = _read(model.eval())
     if graph_module is None:
@@ -64,16 +64,16 @@ def _read(model: nn.Module) -> fx.GraphModule | None:
         graph_module = fx.symbolic_trace(model)
     except _UNREADABLE:
         return None
-    # A tensor made during the forward pass, noise perhaps, would be the same for ever.
+    # A tensor made during the forward pass, such as noise, would become a constant of the graph.
     own = {*dict(model.named_parameters(remove_duplicate=False)), *dict(model.named_buffers(remove_duplicate=False))}
     made = any(node.op == "get_attr" and node.target not in own for node in graph_module.graph.nodes)
     return None if made else graph_module
 
 
 def _fold_batchnorm(model: fx.GraphModule) -> bool:
-    """Fold every batch normalisation into the convolution before it that serves nothing else; say if there was one."""
+    """Fold every batch normalisation into a preceding convolution that nothing else uses; return whether one was."""
     calls = Counter(node.target for node in model.graph.nodes if node.op == "call_module")
-    # Layers whose tensors the model also uses by itself.
+    # Layers whose tensors the model also reads directly.
     opened = {node.target.rpartition(".")[0] for node in model.graph.nodes if node.op == "get_attr"}
     found = False
     for node in list(model.graph.nodes):
@@ -100,7 +100,7 @@ def _lean_pooling(model: fx.GraphModule) -> list[fx.Node]:
         if pool is not None:
             size, options = pool.kernel_size, {name: getattr(pool, name) for name in _POOL_OPTIONS}
         elif node.target is F.max_pool2d:
-            size, options = node.args[1], dict(node.kwargs)  # as torch hands them on, however they were written
+            size, options = node.args[1], dict(node.kwargs)  # torch normalises the arguments of every call
         else:
             continue
         if not options.pop("return_indices"):
@@ -112,11 +112,11 @@ def _lean_pooling(model: fx.GraphModule) -> list[fx.Node]:
 
 
 def _pool_before_relu(model: fx.GraphModule, pools: list[fx.Node]) -> None:
-    """Exchange every ReLU with the pooling that alone uses it."""
+    """Swap every ReLU with the pooling that is its only user."""
     for pool in pools:
         relu = pool.all_input_nodes[0]
         function = relu.target if relu.op in ("call_function", "call_method") else None
-        # An in-place ReLU also changes what others see of its input.
+        # An in-place ReLU also changes its input for the input's other users.
         if (function in _RELUS or _layer(model, relu, nn.ReLU)) and len(relu.users) == 1:
             source = relu.all_input_nodes[0]
             if len(source.users) == 1:
@@ -127,7 +127,7 @@ def _pool_before_relu(model: fx.GraphModule, pools: list[fx.Node]) -> None:
 
 
 def _layer(model: fx.GraphModule, node: fx.Node, *kinds: type[nn.Module]) -> Any:
-    """Return the layer that a node calls on one input if it is of just one of these types, else None."""
+    """Return the layer that a node calls on one input if its type is exactly one of these, else None."""
     if node.op != "call_module" or len(node.all_input_nodes) != 1:
         return None
     layer = model.get_submodule(str(node.target))

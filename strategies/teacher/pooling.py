@@ -20,10 +20,10 @@ def lean_max_pool2d(
     dilation: Size = 1,
     ceil_mode: bool = False,
 ) -> Tensor:
-    """Return ``F.max_pool2d`` of x [B, ch, H, W], bit for bit, and so its gradient.
+    """Return ``F.max_pool2d`` of x [B, ch, H, W], with values and gradients equal bit for bit.
 
-    torch keeps the large input, of which the backward pass reads the shape only, and indices of 64 bits. Here 16-bit
-    indices are all that is kept (32 bits from 32,769 pixels on): a twelfth of the memory at windows of 2x2.
+    torch keeps the large input, of which the backward pass reads only the shape, and 64-bit indices. This version
+    keeps only 16-bit indices (32-bit from 32,769 pixels on): a twelfth of the memory for 2x2 windows.
     """
     stride = kernel_size if stride is None else stride
     if not (torch.is_grad_enabled() and x.requires_grad):
@@ -55,7 +55,7 @@ class _LeanMaxPool(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         (index,) = ctx.saved_tensors
-        # Never written or read: only its shape and layout count.
+        # Neither written nor read: only its shape and layout matter.
         layout = torch.channels_last if ctx.channels_last else torch.contiguous_format
         like = torch.empty(ctx.shape, dtype=grads[0].dtype, device=grads[0].device, memory_format=layout)
         pooled_back = torch.ops.aten.max_pool2d_with_indices_backward

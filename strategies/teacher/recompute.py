@@ -13,18 +13,19 @@ _RUNNING_AGAIN = ContextVar("running_again", default=False)
 
 
 def recomputed(forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Return ``forward(x)``, with the bits and gradients of a plain call, keeping nothing but x for the backward pass.
+    """Return ``forward(x)``, keeping only x for the backward pass.
 
-    Hooks inside ``forward`` run twice; the second time :func:`running_again` is true.
+    Values and gradients equal those of a plain call bit for bit. Hooks inside ``forward`` run twice; the second time
+    :func:`running_again` is true.
     """
     result: Tensor = checkpoint(forward, x, use_reentrant=False, context_fn=lambda: (nullcontext(), _second_run()))
     return result
 
 
 def running_again() -> bool:
-    """Say whether this is the second run of a :func:`recomputed` forward pass, whose results nobody reads.
+    """Return whether this is the second run of a :func:`recomputed` forward pass, whose results are discarded.
 
-    A hook must do the same differentiable arithmetic then as in the first run, but remember nothing.
+    In the second run a hook must repeat the differentiable arithmetic of the first, but store nothing.
     """
     return _RUNNING_AGAIN.get()
 

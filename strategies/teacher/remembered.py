@@ -1,4 +1,4 @@
-"""An ensemble that is scored again and again while only its combiner changes: its members are asked once."""
+"""An ensemble with cached member logits, for repeated scoring while only the combiner changes."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from torch import Tensor, nn
 
 from .ensemble import Ensemble
 
-# Of the logits that are kept; beyond it the members are asked anew.
+# Of cached logits; batches beyond it are evaluated again each time.
 MOST_BYTES = 2**29
 
 
 class Remembered(nn.Module):
-    """Remembers the members' logits by the content of a batch, for callers that show the same batches every time.
+    """Caches the members' logits by the content of a batch, for callers that pass the same batches repeatedly.
 
     Args:
-        ensemble: Its members do not change; its combiner may.
+        ensemble: Its members must not change; its combiner may.
     """
 
     def __init__(self, ensemble: Ensemble) -> None:

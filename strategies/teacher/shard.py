@@ -1,4 +1,4 @@
-"""What a shard is made of: some members, the passes through them, and the one graph that a backward pass may need."""
+"""One shard: some members, the passes through them, and the one graph that a backward pass may need."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 
 class HeldShard:
-    """Some members in this process. It keeps the graph of the last forward pass that had a ticket, and no other.
+    """Some members in this process, and the graph of the last forward pass that had a ticket.
 
-    So memory is bounded whatever becomes of the passes: one whose backward pass never comes is given up for the next,
-    and one whose backward pass comes too late is made again by who asks.
+    Memory is bounded because only one graph is kept. A forward pass whose backward pass never comes is dropped at the
+    next one; a forward pass whose backward pass comes too late is repeated by the caller.
 
     Args:
         builders: Architecture -> a module with fresh weights.
-        device: Where the members shall run.
+        device: The device of the members.
         fold: See :meth:`.ensemble.Ensemble.from_uploads`.
-        precision: The same.
+        precision: See :meth:`.ensemble.Ensemble.from_uploads`.
     """
 
     def __init__(self, builders: Mapping[str, ModelBuilder], *, device: str, fold: bool, precision: str) -> None:
@@ -42,7 +42,7 @@ class HeldShard:
         self._kept: tuple[int, Tensor, Tensor, Tensor | None] | None = None
 
     def add(self, upload: Upload) -> None:
-        """Load one more member; nothing of the upload is kept but the weights in their module.
+        """Load one more member; only the upload's weights are kept, in their module.
 
         Raises:
             UploadError: Its weights do not fit its architecture.
@@ -52,18 +52,18 @@ class HeldShard:
         self._loader.add(upload)
 
     def close(self) -> bool:
-        """Take no more members; return whether one of them keeps batch-normalisation statistics."""
+        """Take no more members; return whether any of them keeps batch-normalisation statistics."""
         if self._loader is not None:
             self._members = self._loader.members
             self._ensemble, self._loader = self._loader.ensemble(nn.Identity()), None
         return keeps_statistics(self._members)
 
     def forward(self, images: Array, request: Request) -> Answer:
-        """Make a forward pass, see :class:`.sharded.Shard`."""
+        """Run a forward pass, see :class:`.sharded.Shard`."""
         x = torch.tensor(images).to(self._device)
         keep = request.ticket > 0
         if keep:
-            self._kept = None  # before the next graph is made: two need not be in memory
+            self._kept = None  # dropped before the next graph is made: memory holds one at most
         x.requires_grad_(keep)
         part = slice(request.first, request.last)
         with torch.set_grad_enabled(keep or request.watch == STATISTICS):
@@ -73,7 +73,7 @@ class HeldShard:
         return Answer(_array(logits), None if watched is None else _array(watched))
 
     def backward(self, ticket: int, logits: Array, watched: Array | None) -> Array | None:
-        """Make the backward pass of the forward pass with this ticket and forget it; None if it is not kept."""
+        """Run the backward pass of the forward pass with this ticket and drop its graph; None if it is not kept."""
         if self._kept is None or self._kept[0] != ticket:
             return None
         (_, x, *outputs), self._kept = self._kept, None
@@ -91,7 +91,7 @@ class HeldShard:
 
     def _pass(self, x: Tensor, part: slice, watch: str) -> tuple[Tensor, Tensor | None]:
         if self._ensemble is None:
-            raise RuntimeError("a shard is asked once it is closed")
+            raise RuntimeError("a shard must be closed before its first pass")
         some = self._members[part]
         with ExitStack() as hooks:
             if watch == STATISTICS:
@@ -108,7 +108,7 @@ class HeldShard:
 
 
 class LocalShard:
-    """A shard in this process, for tests and for comparison: its work is done when it is waited for.
+    """A shard in this process, for tests and for comparison: it computes when its result is waited for.
 
     Args:
         held: Its members.
@@ -127,11 +127,11 @@ class LocalShard:
 
 
 def divided(count: int, shards: int) -> list[slice]:
-    """Divide members among shards: neighbours together, sizes equal within one, no shard empty.
+    """Divide members among shards: in order, with sizes that differ by at most one, no shard empty.
 
     Args:
         count: M.
-        shards: At least 1; of more shards than members only M are used.
+        shards: At least 1; at most M are used.
     """
     shards = min(count, shards)
     borders = [number * count // shards for number in range(shards + 1)] if shards else [0]
@@ -151,9 +151,9 @@ def local_shards(
     Args:
         uploads: The members.
         builders: Architecture -> a module with fresh weights.
-        shards: How many; see :func:`divided`.
+        shards: Number of shards; see :func:`divided`.
         fold: See :meth:`.ensemble.Ensemble.from_uploads`.
-        precision: The same.
+        precision: See :meth:`.ensemble.Ensemble.from_uploads`.
     """
     parts = []
     for part in divided(len(uploads), shards):

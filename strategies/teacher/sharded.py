@@ -1,8 +1,8 @@
-"""The members of an ensemble where they do not fit one device: in shards, each with some of them.
+"""An ensemble's members in shards, for ensembles that do not fit on one device.
 
-A step sends images out and gets logits back; the backward pass sends the gradients of the logits out and gets those of
-the images back. All shards are started before any is waited for. What a shard is made of is :mod:`.shard`; that one may
-be in another process is not known here.
+The forward pass sends images out and gets logits back. The backward pass sends the gradients by the logits out and gets
+those by the images back. All shards are started before the first is waited for. :mod:`.shard` implements a shard; this
+module does not depend on the process that it runs in.
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ from torch import Tensor
 
 Array = npt.NDArray[Any]
 
-# What a shard may be asked for beside the logits.
+# Outputs of a shard besides the logits.
 NOTHING, STATISTICS, FEATURES = "", "statistics", "features"
 
 
 @dataclass(frozen=True)
 class Request:
-    """What one forward pass asks of a shard.
+    """The members and the outputs that one forward pass requests of a shard.
 
     Attributes:
-        first: The shard's first member that is asked.
+        first: The first of the shard's members to evaluate.
         last: The one after the last.
-        watch: ``""``; ``"statistics"``: the batch-normalisation terms too; ``"features"``: the penultimate features.
-        ticket: Greater than 0: a backward pass may come under this number; 0: none will.
+        watch: ``""`` for logits alone; ``"statistics"`` adds the batch-normalisation terms, ``"features"`` the
+            penultimate features.
+        ticket: Above 0: the number of a backward pass that may follow; 0: none follows.
     """
 
     first: int
@@ -43,12 +44,12 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a shard answers.
+    """A shard's answer to a request.
 
     Attributes:
-        logits: Of the members that were asked [m, B, C], float32.
-        watched: The sum over them of the batch-normalisation terms [], or of the features [B, F]; None if nothing was
-            asked for, or if the members' features differ in length.
+        logits: Of the requested members [m, B, C], float32.
+        watched: Over these members, the sum of the batch-normalisation terms [] or of the features [B, F]. None if
+            neither was requested, or if the members' features differ in length.
     """
 
     logits: Array
@@ -61,37 +62,38 @@ class Answer:
 
 
 class Shard(Protocol):
-    """Some members, wherever they are. Both calls start the work; what they return waits for it."""
+    """Some members, in any process. Both calls start the work and return a callable that waits for its result."""
 
     def forward(self, images: Any, request: Request) -> Callable[[], Answer]:
         """Start a forward pass.
 
         Args:
             images: Normalised images [B, ch, H, W], as ``share`` of :class:`ShardedMembers` returned them.
-            request: What is asked.
+            request: The members and the outputs.
         """
 
     def backward(self, ticket: int, logits: Array, watched: Array | None) -> Callable[[], Array | None]:
         """Start the backward pass of a forward pass.
 
         Args:
-            ticket: Its number.
-            logits: The gradient of the logits [m, B, C].
-            watched: That of what was watched; None without it.
+            ticket: The number of the forward pass.
+            logits: The gradient by the logits [m, B, C].
+            watched: The gradient by the watched sum; None without one.
 
         Returns:
-            What waits for the gradient of the images; None if the shard no longer has that forward pass.
+            A callable that waits for the gradient by the images. It returns None if the shard no longer has that
+            forward pass.
         """
 
 
 @dataclass(frozen=True)
 class Part:
-    """A shard and what is known of its members.
+    """A shard and facts about its members.
 
     Attributes:
         shard: The shard.
-        members: How many it has.
-        statistics: Whether one of them keeps batch-normalisation statistics.
+        members: Their number.
+        statistics: Whether any of them keeps batch-normalisation statistics.
     """
 
     shard: Shard
@@ -100,15 +102,15 @@ class Part:
 
 
 class ShardedMembers:
-    """M frozen members in shards, in the order of the shards; what :class:`.ensemble.Ensemble` asks of its members.
+    """M frozen members in shards, in the shards' order, with the interface that :class:`.ensemble.Ensemble` needs.
 
     Args:
         parts: The shards.
-        share: Makes an array ready to be sent to all shards at once.
+        share: Prepares an array for sending it to all shards.
 
     Attributes:
-        statistics: Whether a member keeps batch-normalisation statistics.
-        moved: Bytes of the arrays that went to the shards and came from them so far.
+        statistics: Whether any member keeps batch-normalisation statistics.
+        moved: Bytes of all arrays sent to the shards and received from them so far.
     """
 
     def __init__(self, parts: Sequence[Part], share: Callable[[Array], Any] = lambda array: array) -> None:
@@ -127,11 +129,11 @@ class ShardedMembers:
 
         Args:
             x: The images.
-            part: Which of the members; None for all.
+            part: The members to evaluate; None for all.
         """
         watch = self._watch if torch.is_grad_enabled() or self._watch == FEATURES else NOTHING
         asked = self._asked(part or slice(0, len(self)), watch)
-        # Without gradients no shard need keep a graph, whatever made the images.
+        # Without gradients no shard keeps a graph, even if the images have one.
         images = x if torch.is_grad_enabled() else x.detach()
         logits, watched = _Pass.apply(images, self, asked)  # type: ignore[no-untyped-call]
         if watch:
@@ -141,13 +143,13 @@ class ShardedMembers:
 
     @contextmanager
     def watched(self, what: str) -> Iterator[Callable[[], list[Tensor | None]]]:
-        """Have the shards look at their members' layers during a block.
+        """Have the shards watch their members' layers during a block.
 
         Args:
             what: ``"statistics"`` or ``"features"``, see :class:`Request`.
 
         Yields:
-            A callable that returns what was seen since its last call, the sum over all members for each forward pass.
+            A callable that returns the sum over all members for each forward pass since its last call.
         """
 
         def seen() -> list[Tensor | None]:
@@ -170,7 +172,7 @@ class ShardedMembers:
         return found
 
     def forward(self, x: Tensor, asked: Sequence[tuple[Shard, Request]]) -> list[Answer]:
-        """Make a forward pass through the shards; called by autograd."""
+        """Run a forward pass through the shards; called by autograd."""
         array = _array(x)
         images = self._share(array)
         waiting = [shard.forward(images, request) for shard, request in asked]
@@ -184,20 +186,20 @@ class ShardedMembers:
         asked: Sequence[tuple[Shard, Request]],
         gradients: Sequence[tuple[Array, Array | None]],
     ) -> Tensor:
-        """Return the gradient of the images, the sum over the shards; called by autograd."""
+        """Return the gradient by the images, the sum over the shards; called by autograd."""
         waiting = [
             shard.backward(request.ticket, *gradient)
             for (shard, request), gradient in zip(asked, gradients, strict=True)
         ]
         found = [wait() for wait in waiting]
         gone = [number for number, gradient in enumerate(found) if gradient is None]
-        if gone:  # another forward pass came between, or the shard's process is another one
+        if gone:  # another forward pass came between, or the shard's process was replaced
             self.forward(x, [asked[number] for number in gone])
             again = [asked[number][0].backward(asked[number][1].ticket, *gradients[number]) for number in gone]
             for number, wait in zip(gone, again, strict=True):
                 found[number] = wait()
         whole = torch.zeros(x.shape)
-        # The last member's first, as autograd has it; within a shard they are added already, so the last bits differ.
+        # Added from the last member to the first, as autograd does; sums within a shard make the last bits differ.
         for gradient in reversed(found):
             if gradient is None:
                 raise RuntimeError("a shard lost a forward pass that it had just made")
@@ -207,13 +209,13 @@ class ShardedMembers:
         return whole.to(x.device, x.dtype)
 
     def tickets(self, asked: Sequence[tuple[Shard, Request]]) -> list[tuple[Shard, Request]]:
-        """Return the same requests under the number of a new forward pass that a backward pass may follow."""
+        """Return the same requests with a new ticket, for a forward pass that a backward pass may follow."""
         ticket = next(self._tickets)
         return [(shard, Request(request.first, request.last, request.watch, ticket)) for shard, request in asked]
 
 
 class _Pass(torch.autograd.Function):
-    """A forward and a backward pass through all shards: images -> logits, and the sum of what was watched."""
+    """A forward and a backward pass through all shards: images -> logits and the watched sum."""
 
     @staticmethod
     def forward(
@@ -241,7 +243,7 @@ class _Pass(torch.autograd.Function):
 
 
 def _summed(parts: Sequence[Array | None]) -> Tensor:
-    """Return the sum of what all shards watched; an empty tensor if one has nothing or their shapes differ."""
+    """Return the sum of the shards' watched values; an empty tensor if a shard has none or their shapes differ."""
     found = [part for part in parts if part is not None]
     if len(found) < len(parts) or len({part.shape for part in found}) != 1:
         return torch.zeros(0)

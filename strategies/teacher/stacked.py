@@ -1,4 +1,4 @@
-"""Members of one architecture as one batched model: the form for devices where launching small kernels is what costs.
+"""Members of one architecture as one batched model, for devices where launching small kernels takes most of the time.
 
 On a CPU it is slower than one member after another; on a GPU it has not been measured.
 """
@@ -16,10 +16,10 @@ from torch.func import functional_call, vmap
 class StackedMembers:
     """Some members of one architecture, called together.
 
-    Their weights move into stacked tensors of which the members keep views, so that they are in memory once.
+    Their weights move into stacked tensors and the members keep views, so that memory holds each weight once.
 
     Args:
-        members: m modules [B, ch, H, W] -> [B, C] that differ in the values of their weights only.
+        members: m modules [B, ch, H, W] -> [B, C] that differ only in the values of their weights.
     """
 
     def __init__(self, members: Sequence[nn.Module]) -> None:
@@ -42,15 +42,15 @@ class StackedMembers:
 
 
 def stacks(members: Sequence[nn.Module], kinds: Sequence[str], most: int) -> list[tuple[list[int], StackedMembers]]:
-    """Group members by kind, and stack groups of at most so many.
+    """Group members by kind, and stack groups of at most ``most`` members.
 
     Args:
         members: The M members.
-        kinds: What each one is [M]; members of one kind differ in the values of their weights only.
-        most: Members in a stack.
+        kinds: The kind of each member [M]; members of one kind differ only in the values of their weights.
+        most: Largest number of members in a stack.
 
     Returns:
-        For each stack the numbers of its members, and the stack.
+        The indices of each stack's members, and the stack.
     """
     found = []
     for kind in dict.fromkeys(kinds):

@@ -1,6 +1,6 @@
-"""Puts the offline guard into a Python process before anything else runs: this folder is to be first in PYTHONPATH.
+"""Puts the offline guard into a Python process before any other code runs; this folder must be first in PYTHONPATH.
 
-Python imports one ``sitecustomize`` at its start; another one further down the path is run after this.
+Python imports one ``sitecustomize`` at its start; this one then runs the next one on the path.
 """
 
 import importlib
@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 _HERE = Path(__file__).resolve().parent
-# Not the library's own name: the process may have another copy of it, which is not to be replaced by this one.
+# Not the library's own name: the process may import another copy of it, which this one must not replace.
 _NAME = "_oneshot_startup"
 
 
@@ -21,7 +21,7 @@ def _put_guard() -> None:
     sys.modules[_NAME] = package
     try:
         importlib.import_module(f"{_NAME}.offline").enforce()
-    except BaseException as error:  # Python goes on after an Exception here, and would do so without the guard
+    except BaseException as error:  # after an Exception here Python would continue without the guard
         raise SystemExit(f"error: {error}") from error
     finally:
         for name in [name for name in sys.modules if name.partition(".")[0] == _NAME]:

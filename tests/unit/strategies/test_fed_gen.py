@@ -321,9 +321,9 @@ def without_linear() -> nn.Module:
     ("change", "reason"),
     [
         ({"builders": {"narrow": without_linear}}, "has no linear layer"),
-        ({"num_classes": 4}, "narrow: 16 to 3: must be .* 4 outputs"),
+        ({"num_classes": 4}, "narrow: 16 to 3: must take .* 4 outputs"),
         ({"config": IMAGES, "input_shape": (2, 8, 10)}, r"'fed-gen.level' is 'images', .* \(2, 8, 10\): must be"),
-        ({"config": IMAGES, "input_shape": (13, 1, 1)}, "multiples of 4, or the level 'features'"),
+        ({"config": IMAGES, "input_shape": (13, 1, 1)}, "multiples of 4; else set the level 'features'"),
     ],
 )
 def test_job_that_has_nothing_for_the_level_is_refused(change: dict[str, Any], reason: str) -> None:
@@ -336,7 +336,7 @@ def test_job_that_has_nothing_for_the_level_is_refused(change: dict[str, Any], r
 def test_uploads_of_different_widths_are_refused() -> None:
     mixed = (UPLOADS[0], upload(1, "wide"))
     with pytest.raises(
-        OptionError, match="the student: 16 to 3, c0: 16 to 3, c1: 96 to 3: must be equal numbers of features"
+        OptionError, match="the student: 16 to 3, c0: 16 to 3, c1: 96 to 3: must take equal numbers of features"
     ):
         fit(job(uploads=mixed, start=UPLOADS[0].read()), Silent())
 
@@ -348,7 +348,7 @@ def test_odd_width_is_refused() -> None:
 
 def test_generator_of_other_settings_is_refused() -> None:
     memory = fit(job(replace(SMALL, latent=6)), Silent()).memory
-    with pytest.raises(OptionError, match="the generator of the round before has other names or shapes"):
+    with pytest.raises(OptionError, match="the previous round's generator has other tensors"):
         fit(job(memory=memory), Silent())
 
 

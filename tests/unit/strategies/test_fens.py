@@ -179,7 +179,9 @@ def test_clients_that_keep_nothing_end_the_run_and_are_named(tmp_path: Path) -> 
         return answer
 
     clients.spoil = forgetful
-    with pytest.raises(QuorumError, match="0 clients keep the ensemble's logits, needed are 2; without are c0, c1, c2"):
+    with pytest.raises(
+        QuorumError, match="0 clients have stored the ensemble's logits, 2 are needed; .* of c0, c1, c2 is"
+    ):
         fitted(clients)
 
 
@@ -217,7 +219,7 @@ def test_needs_that_are_none_cost_the_client_that_says_them(tmp_path: Path, need
     clients = DirectClients(tmp_path, spoil=greedy)
     fitted(clients)
 
-    assert any(name == "c1" and "it needs members" in reason for name, reason in clients.refused)
+    assert any(name == "c1" and "it requests members" in reason for name, reason in clients.refused)
 
 
 def test_a_huge_update_is_refused_and_later_rounds_still_learn(tmp_path: Path) -> None:
@@ -229,7 +231,7 @@ def test_a_huge_update_is_refused_and_later_rounds_still_learn(tmp_path: Path) -
     clients = DirectClients(tmp_path, spoil=huge)
     outcome = fitted(clients)
 
-    assert clients.refused == [("c1", "c1: its parameters go beyond 1e+09: must be less")]
+    assert clients.refused == [("c1", "c1: its parameters exceed 1e+09: must be at most that large")]
     assert np.isfinite(weights(outcome)["weight"]).all()
 
 
@@ -279,8 +281,8 @@ def test_a_round_without_a_quorum_fails_and_says_how_many_are_needed(tmp_path: P
     [
         (lambda a: replace(a, arrays={k: v * np.nan for k, v in a.arrays.items()}), "holds NaN or Inf"),
         (lambda a: replace(a, arrays={k: v[:1] for k, v in a.arrays.items()}), "is float32 [1, 3]: must be"),
-        (lambda a: changed(a, ensemble="other"), "c1: it answers for ensemble 'other': must be"),
-        (lambda a: changed(a, round=5), "c1: it answers round 5: must be 1"),
+        (lambda a: changed(a, ensemble="other"), "c1: its answer is for ensemble 'other': must be"),
+        (lambda a: changed(a, round=5), "c1: its answer is for round 5: must be 1"),
         (lambda a: changed(a, examples=0), "c1: examples is 0: must be a whole number from 1"),
     ],
 )
@@ -403,7 +405,7 @@ def test_a_server_with_labelled_images_trains_alone_as_one_client_would(tmp_path
 
 
 def test_a_trained_aggregator_without_clients_and_labels_is_refused() -> None:
-    with pytest.raises(OptionError, match="'per-class', which is trained: allowed without clients is a server with"):
+    with pytest.raises(OptionError, match="'per-class', which is trained: without clients it needs a server with"):
         METHOD.fit(fens_job(), Silent())
 
 

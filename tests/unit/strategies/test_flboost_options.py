@@ -68,7 +68,7 @@ def test_features_tune_the_last_layer_alone() -> None:
 
 
 def test_features_are_refused_where_last_layers_differ() -> None:
-    with pytest.raises(OptionError, match=r"c1: 80 to 4.*: must be equal numbers of features"):
+    with pytest.raises(OptionError, match=r"c1: 80 to 4.*: must take equal numbers of features"):
         METHOD.fit(job(replace(SMALL, level="features"), kinds=("net", "other", "net")), Silent())
 
 

@@ -121,5 +121,5 @@ def test_clients_without_examples_do_not_cap_the_others() -> None:
 def test_clients_none_of_whom_has_an_example_are_refused() -> None:
     uploads = tuple(replace(one, num_examples=0, label_counts=(0, 0, 0)) for one in UPLOADS)
     given: Job = job(uploads)
-    with pytest.raises(UploadError, match="no client whose model can be asked was trained on an example"):
+    with pytest.raises(UploadError, match="no client whose model answers noise with finite logits has examples"):
         fitted_pool(given, Ensemble.of_job(given, uploads, Mean()), TallyPoolOptions())

@@ -80,7 +80,7 @@ def test_aggregator_for_two_classes_is_the_form_for_them(name: str, classes: int
 def test_aggregator_for_a_name_that_cannot_be_is_refused_in_one_line() -> None:
     with pytest.raises(OptionError, match="unknown aggregator 'median': known are average, weighted"):
         aggregator_for("median", 10)
-    with pytest.raises(OptionError, match="'two-class-nn' is for 2 classes, and there are 10: must be average,"):
+    with pytest.raises(OptionError, match="'two-class-nn' is for 2 classes, and there are 10: must be one of average,"):
         aggregator_for("two-class-nn", 10)
 
 
@@ -306,9 +306,9 @@ def test_gradient_of_what_is_not_trained_here_is_refused(name: str) -> None:
 
 
 def test_the_mixture_of_experts_is_sent_to_torch() -> None:
-    with pytest.raises(ValueError, match=r"distillation\.gate starts"):
+    with pytest.raises(ValueError, match=r"combiners\.gate starts"):
         AGGREGATORS["moe"].start(0, members=2, classes=3)
-    with pytest.raises(ValueError, match=r"distillation\.gate applies"):
+    with pytest.raises(ValueError, match=r"combiners\.gate applies"):
         AGGREGATORS["moe"].forward({}, LOGITS)
 
 

@@ -146,7 +146,7 @@ def test_guard_says_each_refusal_once_also_where_the_error_is_swallowed(tmp_path
     done = run_guarded(code, ONESHOT_OFFLINE_LOG=str(log), http_proxy="")
 
     (line,) = done.stderr.splitlines()
-    assert line.startswith("offline: a connection to 192.0.2.1:80 is refused in program; must be this machine")
+    assert line.startswith("offline: a connection to 192.0.2.1:80 is refused in program: must be this machine")
     assert offline.refusals(log) == [line]
     assert log.stat().st_mode & 0o077 == 0
     assert offline.refusals(tmp_path / "none") == []
@@ -156,7 +156,7 @@ def test_guard_with_an_address_that_is_none_is_in_place_and_says_so() -> None:
     done = run_guarded("", ONESHOT_OFFLINE_ALLOW="server:port")
 
     assert done.returncode == 1
-    assert "OptionError: ONESHOT_OFFLINE_ALLOW names 'server:port': must be host and host:port" in done.stderr
+    assert "OptionError: ONESHOT_OFFLINE_ALLOW names 'server:port': must be host or host:port" in done.stderr
 
 
 def test_guard_when_two_copies_ask_is_one_and_raises_the_error_of_the_last() -> None:
@@ -250,7 +250,7 @@ def test_addresses_are_read_as_they_are_compared(text: str, wanted: list[offline
 
 @pytest.mark.parametrize("text", ["a:b", "a:0", "a:65536", "a:-1", "a:"])
 def test_addresses_with_a_port_that_is_none_are_refused(text: str) -> None:
-    with pytest.raises(OptionError, match="here names .*: must be host and host:port, with a port from 1 to 65535"):
+    with pytest.raises(OptionError, match="here names .*: must be host or host:port, with a port from 1 to 65535"):
         offline.addresses(text, "here")
 
 

@@ -115,7 +115,7 @@ def test_without_label_counts_a_flipped_client_is_found_still_and_it_is_said() -
     found = inspect(job_of(silent), WITHOUT_TRIGGERS)
 
     assert found.suspects == ("c0",)
-    assert found.notes == ("no label counts from c0, c1, c2, c3: which classes they know is what they predict",)
+    assert found.notes == ("no label counts from c0, c1, c2, c3: the classes that they predict count as known",)
 
 
 @pytest.mark.parametrize("count", [1, 2])

@@ -159,14 +159,14 @@ def test_method_without_clients_refuses_in_one_line() -> None:
         OptionError, match="'iterative' needs that clients answer in every round.*another method: fedavg"
     ):
         check_needs(METHOD, job(upload))
-    with pytest.raises(OptionError, match="cannot work on stored uploads: must be a run of its own"):
+    with pytest.raises(OptionError, match="cannot work on stored uploads: start a run of it"):
         fit(job(upload), Silent())
 
 
 @pytest.mark.parametrize("strategy", ["fedavg", "fedprox", "stc"])
 def test_config_with_a_server_rate_that_the_strategy_has_not_refuses(strategy: str) -> None:
     with pytest.raises(
-        OptionError, match=f"'iterative.server-lr' is 0.5 and 'iterative.strategy' '{strategy}': must be"
+        OptionError, match=f"'iterative.server-lr' is 0.5 with 'iterative.strategy' '{strategy}': must be 0"
     ):
         IterativeConfig(strategy=strategy, server_lr=0.5)
     assert IterativeConfig(strategy="fedadam", server_lr=0.5, rounds=7).title == "FedAdam, 7 rounds"

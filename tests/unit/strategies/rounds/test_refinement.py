@@ -165,7 +165,7 @@ def test_a_refinement_that_is_not_finite_is_not_followed(broken: str) -> None:
     assert values["moved"] == 1.0
     assert not stage.memory
     assert lines[1:] == [
-        "round 2: the model that Nudge ends with holds NaN or Inf, so the clients' combined model is kept; lower its "
+        "round 2: the model of Nudge holds NaN or Inf, so the clients' combined model is kept; lower its "
         "learning rate (nudge.student-lr)"
     ]
 
@@ -173,11 +173,11 @@ def test_a_refinement_that_is_not_finite_is_not_followed(broken: str) -> None:
 def test_only_methods_that_end_with_one_model_of_the_uploads_alone_refine() -> None:
     assert sorted(REFINERS) == sorted(name for name in METHODS if refines(METHODS[name]))
     assert not {"fedens", "fedavg", "fens", "fedcvae-ens", "iterative"} & set(REFINERS)
-    with pytest.raises(OptionError, match=r"^refiner is 'fedens': must be .*dense"):
+    with pytest.raises(OptionError, match=r"^refiner is 'fedens': must be one of .*dense"):
         Refiner.of("fedens")
     with pytest.raises(OptionError, match="refiner is 'nudge'"):
         Refiner(method(needs=frozenset({Need.CLIENTS})), NudgeConfig())
-    with pytest.raises(OptionError, match="config is a NudgeConfig: allowed with 'dense' is a DenseConfig"):
+    with pytest.raises(OptionError, match="config is a NudgeConfig: with 'dense' it must be a DenseConfig"):
         Refiner(METHODS["dense"], NudgeConfig())
 
 

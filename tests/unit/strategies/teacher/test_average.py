@@ -62,7 +62,7 @@ def test_states_are_read_one_at_a_time_and_left_alone() -> None:
 
 @pytest.mark.parametrize("other", [{"w": torch.zeros(3, 4)}, {"w": torch.zeros(3), "batches": torch.tensor(0)}])
 def test_states_of_different_shapes_are_refused(other: dict[str, torch.Tensor]) -> None:
-    with pytest.raises(ValueError, match="no average"):
+    with pytest.raises(ValueError, match="cannot be averaged"):
         weighted_mean([STATES[0], other], [1.0, 1.0])
 
 

@@ -43,7 +43,7 @@ def test_head_of_other_outputs_than_classes_is_refused() -> None:
 
 def test_head_whose_weight_is_made_of_others_is_refused() -> None:
     model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(2, 3)))
-    with pytest.raises(OptionError, match="makes its weight of others"):
+    with pytest.raises(OptionError, match="computes its weight: must store it"):
         head_keys(model, 3)
 
 
@@ -53,10 +53,10 @@ def test_heads_of_one_shape_have_one_number_of_features() -> None:
 
 @pytest.mark.parametrize("other", [nn.Linear(6, 3), nn.Linear(7, 4)])
 def test_heads_that_differ_are_refused_by_name(other: nn.Linear) -> None:
-    with pytest.raises(OptionError, match=r"a: 7 to 3, b: \d to \d: must be equal numbers"):
+    with pytest.raises(OptionError, match=r"a: 7 to 3, b: \d to \d: must take equal numbers"):
         features_of([nn.Linear(7, 3), other], 3, ["a", "b"])
 
 
 def test_heads_with_other_outputs_than_classes_are_refused() -> None:
-    with pytest.raises(OptionError, match="and 10 outputs, one per class"):
+    with pytest.raises(OptionError, match="and have 10 outputs, one per class"):
         features_of([nn.Linear(7, 3)], 10, ["a"])
