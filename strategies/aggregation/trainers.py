@@ -163,10 +163,9 @@ class Dialogue:
         return self._question("ensemble", facts, arrays)
 
     def _check_ensemble(self, answer: Answer) -> None:
-        if answer.facts.get("ensemble") != self._ensemble:
+        if (named := answer.facts.get("ensemble")) != self._ensemble:
             raise UploadError(
-                f"its answer is for ensemble {str(answer.facts.get('ensemble'))[:12]!r}: must be {self._ensemble[:12]!r}",
-                answer.client,
+                f"its answer is for ensemble {str(named)[:12]!r}: must be {self._ensemble[:12]!r}", answer.client
             )
         needs, members = answer.facts.get("needs", []), set(range(len(self._members)))
         if not isinstance(needs, list) or len(needs) > len(members) or set(needs) - members:
