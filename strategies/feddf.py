@@ -19,44 +19,17 @@ from typing import TYPE_CHECKING, Any
 
 from .combiners.combiners import Mean
 from .core.errors import OptionError
-from .core.options import check, option
-from .distillation import settings
+from .core.options import check, option, presets
 from .distillation.learner import Learner, learn_from_images, teacher_of
-from .distillation.settings import DistillOptions
+from .distillation.settings import AUGMENTATION_NAMES, StudentOptions
 from .method import Method, Need, Outcome
-from .teacher.augment import AUGMENTATIONS
 from .teacher.average import example_weights, weighted_mean
 
 if TYPE_CHECKING:
     from .method import Job, Progress, State
 
 
-@dataclass(frozen=True)
-class FedDfConfig(DistillOptions):
-    """Options of FedDF; the defaults are Co-Boosting's."""
-
-    start: str = option(
-        "fresh", "the student before its first step: fresh, or the uploads' average", choices=("fresh", "average")
-    )
-    augmentation: str = option("none", "change of the images each time they are read", choices=tuple(AUGMENTATIONS))
-
-    def __post_init__(self) -> None:
-        check(self, "feddf")
-
-    @classmethod
-    def preset(cls, name: str, **changes: Any) -> FedDfConfig:
-        """Return the settings of a publication, with some changes.
-
-        Args:
-            name: ``"default"`` (Co-Boosting's comparison) or ``"paper"`` (FedDF's own).
-            **changes: Fields to set otherwise.
-
-        Raises:
-            OptionError: The name is unknown or a change is out of range.
-        """
-        return settings.preset(cls, PRESETS, name, **changes)
-
-
+# "default": Co-Boosting's comparison. "paper": FedDF's own.
 PRESETS: dict[str, dict[str, Any]] = {
     "default": {},
     "paper": {
@@ -72,12 +45,29 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
+@dataclass(frozen=True)
+class FedDfConfig(StudentOptions):
+    """Options of FedDF; the defaults are Co-Boosting's."""
+
+    optimizer: str = option("sgd", "optimiser of the student", choices=("sgd", "adam"))
+    start: str = option(
+        "fresh", "the student before its first step: fresh, or the uploads' average", choices=("fresh", "average")
+    )
+    augmentation: str = option("none", "change of the images each time they are read", choices=AUGMENTATION_NAMES)
+
+    preset = presets(PRESETS)
+
+    def __post_init__(self) -> None:
+        check(self, "feddf")
+
+
 def fit(job: Job, progress: Progress) -> Outcome:
     """Run the server stage: T epochs over the proxy images; the result is the last epoch's student."""
     config: FedDfConfig = job.config
     if config.start == "average":
         job = replace(job, start=_average(job))
-    learner = Learner(job, teacher_of(job, Mean(), config), config, augmentation=config.augmentation)
+    teacher = teacher_of(job, Mean(), precision=config.teacher_precision)
+    learner = Learner(job, teacher, config.distill_recipe(), augmentation=config.augmentation)
     return learn_from_images(job, progress, learner)
 
 

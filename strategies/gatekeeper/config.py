@@ -12,7 +12,7 @@ POLICIES = (OFF, WARN, EXCLUDE)
 
 @dataclass(frozen=True)
 class GatekeeperConfig:
-    """What is done with uploads that look harmful, and what counts as such."""
+    """What is done with uploads that look harmful, and how long they are looked at."""
 
     policy: str = option(
         OFF,
@@ -22,25 +22,6 @@ class GatekeeperConfig:
     images: int = option(4, "images inverted from each client's model for each class that it knows", low=1)
     steps: int = option(60, "steps of an inversion", low=1)
     trigger_steps: int = option(60, "steps of the search for a backdoor's trigger; 0 = no search", low=0)
-    trigger_images: int = option(16, "images that a trigger is sought on", low=2)
-    norm_ratio: float = option(
-        3.0, "a layer's norm is suspect from so many times the others' median, or its inverse", above=1.0
-    )
-    logit_ratio: float = option(20.0, "so are the sizes of the logits, where no architecture is compared", above=1.0)
-    flat_ratio: float = option(
-        0.1, "predictions are flat if they vary less than so many times the others' median", low=0.0
-    )
-    copy_distance: float = option(
-        0.05, "two models are copies if they are nearer than so many times the usual distance of two", low=0.0
-    )
-    agreement: float = option(
-        0.2, "suspect below this agreement with the others on classes that both know", low=0.0, high=1.0
-    )
-    trigger_size: float = option(0.6, "a trigger is suspect below so many times the other clients' smallest", low=0.0)
-    trigger_lead: float = option(0.7, "and below so many times the next smallest of the same client", low=0.0)
-    trigger_transfer: float = option(
-        0.1, "and if it moves at most this share of the images in the other models", low=0.0, high=1.0
-    )
 
     def __post_init__(self) -> None:
         """Check every value."""

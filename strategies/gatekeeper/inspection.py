@@ -49,7 +49,7 @@ def inspect(
 
     Args:
         job: The job with its uploads, its device one of this process. Of its seed all images follow.
-        config: Thresholds, and how many images and steps.
+        config: How many images and steps.
         arrived: The clients in the order of their arrival; empty if it is not known.
         progress: Told how many percent are done.
 
@@ -65,7 +65,7 @@ def inspect(
         return Inspection(tuple(Row(u.client, u.architecture, {}, {}) for u in job.uploads), (note,))
     evidence = gather(job, config, progress or Silent())
     cohort = cohort_of(evidence)
-    found = findings_of(cohort, evidence, config, arrived)
+    found = findings_of(cohort, evidence, arrived)
     names = [name for name in MEASURES if not all(math.isnan(v) for v in cohort.measures[name])]
     scores = {name: _scores(name, cohort.measures[name]) for name in names}
     rows = tuple(

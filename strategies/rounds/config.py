@@ -6,7 +6,7 @@ Paper: McMahan et al., Communication-Efficient Learning of Deep Networks from De
     client/corrections.py. Read version: none anew; the settings of the comparison are those of FENS (Allouah et al.,
     NeurIPS 2024, https://arxiv.org/abs/2411.07182), as its published code has them; it is what one-shot methods are
     compared with. A refiner, any method of one model, makes it what FLBoost is (flboost.py).
-Symbols: eta -> server_lr; tau, beta_1, beta_2 of FedAdam and FedYogi -> tau, beta1, beta2; mu of FedProx -> mu;
+Symbols: eta -> server_lr; beta_1, beta_2, tau of FedAdam and FedYogi -> BETA1, BETA2, TAU; mu of FedProx -> mu;
     alpha of FedDyn -> dyn_alpha; p of STC -> stc_density; R -> rounds; C -> fraction.
 Where: FedAvg, FedProx, FedAdam, FedYogi -> Flower's own strategies; FedNova, SCAFFOLD, FedDyn -> federated.py,
     flower/fednova.py, flower/scaffold.py, flower/feddyn.py; STC -> ternary.py, flower/stc.py; refiners ->
@@ -43,6 +43,12 @@ TITLES = {
 # A server's learning rate where the setting names none; the average is the next model where there is no rate.
 OWN_LR = {"fednova": 1.0, "scaffold": 1.0, "fedadam": 0.01, "fedyogi": 0.01}
 
+# Of FedAdam and FedYogi, the values that Reddi et al. recommend and FENS's comparison has: the decay of both moments,
+# and the adaptivity.
+BETA1 = 0.9
+BETA2 = 0.99
+TAU = 1e-3
+
 # Methods that end with one model of the uploads' architecture, and ask neither for clients nor for labelled images.
 REFINERS = (
     "flboost", "fed-gen", "dense", "co-boosting", "fedhydra", "tally", "f-dafl", "f-adi", "feddf", "fedkd", "fed-et",
@@ -59,9 +65,6 @@ class IterativeConfig:
     server_lr: float = option(
         0.0, "learning rate eta of the server; 0: the strategy's own (0.01 of fedadam and fedyogi, else 1)", low=0.0
     )
-    beta1: float = option(0.9, "decay of the first moment, of fedadam and fedyogi", low=0.0, high=0.9999)
-    beta2: float = option(0.99, "decay of the second moment, of fedadam and fedyogi", low=0.0, high=0.9999)
-    tau: float = option(0.001, "adaptivity tau, of fedadam and fedyogi", above=0.0)
     mu: float = option(0.01, "weight mu of the proximal term, of fedprox", above=0.0)
     dyn_alpha: float = option(0.01, "weight alpha of the dynamic regulariser, of feddyn", above=0.0)
     stc_density: float = option(0.01, "share p of the entries that are sent, of stc", above=0.0, high=1.0)
