@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -29,7 +28,7 @@ from .core.options import check, option
 from .distillation import settings
 from .distillation.epochs import Stage
 from .distillation.generated import GeneratedImages
-from .distillation.learner import Learner, add_to_pool, learn_from_made, teacher_of
+from .distillation.learner import Learner, learn_from_made, teacher_of
 from .distillation.losses import cross_entropy, information
 from .distillation.pool import Pool
 from .distillation.settings import PoolOptions, StudentOptions, SynthesisOptions
@@ -57,8 +56,7 @@ class FDaflConfig(StudentOptions, PoolOptions, SynthesisOptions):
 def fit(job: Job, progress: Progress) -> Outcome:
     """Run the server stage: T epochs of synthesis and distillation; the result is the last epoch's student."""
     server = _Server(job, progress)
-    remember = partial(add_to_pool, stage=server.stage, learner=server.learner, options=job.config)
-    return learn_from_made(job, progress, server.stage, server.learner, make=server.synthesize, remember=remember)
+    return learn_from_made(job, progress, server.stage, server.learner, make=server.synthesize, options=job.config)
 
 
 class _Server:

@@ -29,8 +29,11 @@ UNHELD = 10.0  # how far below all others the logit of a class lies that nobody 
 FLOOR = 1e-4  # probability under which an opinion in a logarithmic pool does not fall
 LEAST_SIZE = 0.1  # of the logits on noise, as a share of the clients' median
 # Of the calibration on noise: the temperature at which classes are counted, and steps of the fixed point.
-COUNTING, STEPS, RATE = 0.25, 100, 0.5
-LEAST_WANTED, LEAST_PREDICTED = 1e-2, 1e-5  # shares of a class, as parts of an equal one, below which none falls
+COUNTING = 0.25
+STEPS = 100
+RATE = 0.5
+LEAST_WANTED = 1e-2  # least share of a class that is held, as a part of an equal one
+LEAST_PREDICTED = 1e-5  # least share of a class that is predicted, as a part of an equal one
 
 
 def logarithmic(shares: Tensor, opinions: Tensor) -> Tensor:

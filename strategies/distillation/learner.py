@@ -206,9 +206,9 @@ def learn_from_made(
     learner: Learner,
     *,
     make: Make,
-    remember: Callable[[Batch], Mapping[str, Tensor]],
+    options: PoolOptions,
 ) -> Outcome:
-    """Run all epochs of a student on images that a method makes; the outcome is the last epoch's student.
+    """Run all epochs of a student on the images that a method has made so far; the outcome is the last epoch's student.
 
     Args:
         job: Gives the seed and the observer.
@@ -216,8 +216,9 @@ def learn_from_made(
         stage: Its clock and pool.
         learner: The student and its teacher.
         make: Makes the images of an epoch.
-        remember: Takes them, and returns the table that the student learns from.
+        options: How the pool stores them.
     """
+    remember = partial(add_to_pool, stage=stage, learner=learner, options=options)
     step = partial(image_epoch, stage=stage, learner=learner, make=make, remember=remember, progress=progress)
     return run_epochs(job, progress, stage, epochs=learner.recipe.epochs, step=step)
 

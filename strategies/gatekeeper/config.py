@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 from ..core.options import check, option
 
-OFF, WARN, EXCLUDE = "off", "warn", "exclude"
+OFF = "off"
+WARN = "warn"
+EXCLUDE = "exclude"
 POLICIES = (OFF, WARN, EXCLUDE)
 
 

@@ -21,7 +21,9 @@ from torch import Tensor
 Array = npt.NDArray[Any]
 
 # What a shard may be asked for beside the logits.
-NOTHING, STATISTICS, FEATURES = "", "statistics", "features"
+NOTHING = ""
+STATISTICS = "statistics"
+FEATURES = "features"
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ def test_start_at_the_average_of_clients_that_tell_no_numbers_is_the_plain_mean(
 
 
 def test_start_at_the_average_without_the_students_architecture_is_refused() -> None:
-    with pytest.raises(OptionError, match="'feddf.start' is 'average', but no client has .* 'narrow'"):
+    with pytest.raises(OptionError, match="'feddf.start' is 'average' and not 'fresh': no client has .* 'narrow'"):
         fit(tiny_job(STILL, uploads=(upload(0, "wide"),)), Silent())
 
 
