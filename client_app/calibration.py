@@ -10,7 +10,8 @@ from strategies.client.calibration import calibrate
 from strategies.core.seeds import generator
 
 # The range of so many examples is close to that of all, and takes seconds with the largest model.
-EXAMPLES, BATCH = 512, 128
+EXAMPLES = 512
+BATCH = 128
 
 
 def activation_ranges(

@@ -16,7 +16,8 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-CROPPED, TAKEN = (0.1, 0.33), (0.33, 0.5)  # share of the area: what a crop leaves, what is erased or turned
+CROPPED = (0.1, 0.33)  # share of the area that a crop leaves
+TAKEN = (0.33, 0.5)  # share of the area that is erased or turned
 LONGEST = 4 / 3  # of a rectangle's two ratios of sides
 BLUR = 1 / 8  # standard deviation, in sides of the image
 

@@ -22,18 +22,22 @@ from fl_app.config import ClientConfig
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
+# Of LDAM's authors.
+LARGEST_MARGIN = 0.5
+SCALE = 30.0
+
 
 def loss_of(config: ClientConfig, labels: torch.Tensor) -> Loss:
     """Return the loss that a client trains with: logits [B, C], labels [B] -> the mean over the batch, a scalar.
 
     Args:
-        config: Names the loss and its numbers.
+        config: Names the loss.
         labels: All labels of the client [N], in 0 .. C - 1.
     """
     if config.loss == "cross-entropy":
         return F.cross_entropy
-    margins = margins_of(torch.bincount(labels), config.ldam_margin)
-    return lambda logits, chosen: ldam(logits, chosen, margins, scale=config.ldam_scale)
+    margins = margins_of(torch.bincount(labels), LARGEST_MARGIN)
+    return lambda logits, chosen: ldam(logits, chosen, margins, scale=SCALE)
 
 
 def margins_of(counts: torch.Tensor, largest: float) -> torch.Tensor:

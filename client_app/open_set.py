@@ -27,6 +27,11 @@ from strategies.core.seeds import generator
 
 # How far the true logit is lowered, so that it plays no part in the softmax.
 LOWERED = 1e4
+# Of the published code: the weight of mixed features; the change of a normalised pixel in each step that makes a
+# destroyed image look known, and by all of them.
+MIXUP_WEIGHT = 0.01
+ATTACK_STEP = 0.002
+ATTACK_RADIUS = 0.5
 
 
 def train(
@@ -58,8 +63,10 @@ def train(
     def objective(inputs: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         features, logits = features_and_logits(model, inputs)
         known = criterion(logits, labels)
-        loss = known + unknown_loss(model, inputs, labels, features=features, logits=logits, config=config, rng=rng)
-        return loss, hits(logits[:, :-1], labels)
+        unknown = unknown_loss(
+            model, inputs, labels, features=features, logits=logits, attack_steps=config.attack_steps, rng=rng
+        )
+        return known + unknown, hits(logits[:, :-1], labels)
 
     def prepare(images: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
         return normalize(augment(images, augmentation, rng), *normalization)
@@ -74,7 +81,7 @@ def unknown_loss(
     *,
     features: torch.Tensor,
     logits: torch.Tensor,
-    config: ClientConfig,
+    attack_steps: int,
     rng: torch.Generator,
 ) -> torch.Tensor:
     """Return what FedOV adds to the cross-entropy of the labels; "unknown" is class C in each of its four terms.
@@ -87,7 +94,7 @@ def unknown_loss(
         labels: y [B].
         features: What enters f's last linear layer for x [B, F].
         logits: f(x) [B, C + 1].
-        config: The weight w of mixed features, and the attack.
+        attack_steps: Steps that make destroyed images look known.
         rng: A CPU generator.
 
     Returns:
@@ -95,20 +102,10 @@ def unknown_loss(
     """
     destroyed = destroy(inputs, rng)
     with statistics_at_rest(model):
-        attacked = attack(
-            model,
-            destroyed,
-            steps=config.attack_steps,
-            step=config.attack_step,
-            radius=config.attack_radius,
-        )
+        attacked = attack(model, destroyed, steps=attack_steps, step=ATTACK_STEP, radius=ATTACK_RADIUS)
         strange = to_unknown(model(destroyed)) + to_unknown(model(attacked))
     mixed = mixed_features(features, labels, rng)
-    return (
-        strange
-        + to_unknown(without_label(logits, labels))
-        + config.mixup_weight * to_unknown(penultimate(model)(mixed))
-    )
+    return strange + to_unknown(without_label(logits, labels)) + MIXUP_WEIGHT * to_unknown(penultimate(model)(mixed))
 
 
 def to_unknown(logits: torch.Tensor) -> torch.Tensor:

@@ -45,7 +45,9 @@ LARGEST_CLAIM = 1e6  # times what there is; a message holds no whole number beyo
 # Only these change the examples and leave the training as it is, so that every kind of training can have them.
 POISONING = ("label-flip", "backdoor")
 
-SHARE_OF_SIDE, SMALLEST, WHITE = 8, 3, 255
+SHARE_OF_SIDE = 8
+SMALLEST = 3
+WHITE = 255
 
 
 @dataclass(frozen=True)

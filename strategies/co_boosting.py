@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from .combiners.combiners import Weighted, name_of, weighted_mean_gradient, weights_gradient
-from .core.options import check, option
+from .core.options import check, option, presets
 from .core.seeds import generator
 from .distillation import settings
 from .distillation.epochs import Stage, run_epochs, weights_of
@@ -36,66 +36,18 @@ from .distillation.generated import GeneratedImages
 from .distillation.learner import Learner, teacher_of
 from .distillation.losses import hard_cross_entropy, soft_kl
 from .distillation.pool import Pool, shuffled_batches
-from .distillation.settings import DistillOptions, PoolOptions, SynthesisOptions
+from .distillation.settings import StudentOptions, TextOrCodeOptions
 from .distillation.synthesis import Batch, Term, View
 from .method import EnsembleSpec, Method, Need, Outcome
 
 if TYPE_CHECKING:
     from .method import Job, Progress
 
+PERTURBATION_TEMPERATURE = 4.0  # of the probabilities whose gradient's sign moves an image, as in the published code
 LEAST = 1e-3  # smallest weight in a pool, as a share of 1 / number of clients
 
 
-@dataclass(frozen=True)
-class CoBoostingConfig(DistillOptions, PoolOptions, SynthesisOptions):
-    """Options of Co-Boosting; the defaults are the published code's, at the paper's 500 epochs.
-
-    Its ablation (Table 7) switches off: GHS by ``hard_exponent=0, adversarial_weight=0``, DHS by
-    ``perturbation="none"``, EE by ``reweighting=False``.
-    """
-
-    hard_exponent: float = option(1.0, "power of 1 - p in the hard-sample loss L_H; 0: plain cross-entropy", low=0.0)
-    adversarial_weight: float = option(1.0, "weight beta of the disagreement loss L_A; 0: none", low=0.0)
-    adversarial_temperature: float = option(3.0, "its temperature, with the square as a factor", above=0.0)
-    perturbation: str = option(
-        "sign", "change of the images the student learns from: by the gradient's sign, along it, or none",
-        choices=("sign", "l2", "none"),
-    )  # fmt: skip
-    perturbation_size: float = option(8 / 255, "its size epsilon, in normalised pixels", above=0.0)
-    perturbation_temperature: float = option(
-        4.0, "temperature of the probabilities whose gradient's sign it is", above=0.0
-    )
-    reweighting: bool = option(True, "the clients' weights w are learned; false: they stay equal")
-    reweighting_step: float = option(0.0, "step mu of the weights; 0: 0.1 / number of clients", low=0.0)
-    reweighting_decay: float = option(0.99, "what mu is multiplied by every epoch", above=0.0, high=1.0)
-    reweighting_data: str = option(
-        "earlier", "images the weights see: those of earlier epochs, or the newest too", choices=("earlier", "all")
-    )
-    reweighting_images: str = option(
-        "all",
-        "which of them: all, or those that the ensemble puts into their intended class",
-        choices=("all", "agreed"),
-    )
-
-    def __post_init__(self) -> None:
-        check(self, "co-boosting")
-        settings.check_pool(self, "co-boosting")
-
-    @classmethod
-    def preset(cls, name: str, **changes: Any) -> CoBoostingConfig:
-        """Return the settings of a publication, with some changes.
-
-        Args:
-            name: ``"default"``; ``"paper"`` (the text); ``"published-code"`` (its script on CIFAR; on other data sets
-                its pool augmentation is ``"none"``).
-            **changes: Fields to set otherwise.
-
-        Raises:
-            OptionError: The name is unknown or a change is out of range.
-        """
-        return settings.preset(cls, PRESETS, name, **changes)
-
-
+# "paper": the text. "published-code": its script on CIFAR; on other data sets its pool augmentation is "none".
 PRESETS: dict[str, dict[str, Any]] = {
     "default": {},
     "paper": {
@@ -114,6 +66,36 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
+@dataclass(frozen=True)
+class CoBoostingConfig(StudentOptions, TextOrCodeOptions):
+    """Options of Co-Boosting; the defaults are the published code's, at the paper's 500 epochs.
+
+    Its ablation (Table 7) switches off: GHS by ``hard_exponent=0, adversarial_weight=0``, DHS by
+    ``perturbation="none"``, EE by ``reweighting=False``.
+    """
+
+    hard_exponent: float = option(1.0, "power of 1 - p in the hard-sample loss L_H; 0: plain cross-entropy", low=0.0)
+    adversarial_weight: float = option(1.0, "weight beta of the disagreement loss L_A; 0: none", low=0.0)
+    adversarial_temperature: float = option(3.0, "its temperature, with the square as a factor", above=0.0)
+    perturbation: str = option(
+        "sign", "change of the images the student learns from: by the gradient's sign, along it, or none",
+        choices=("sign", "l2", "none"),
+    )  # fmt: skip
+    perturbation_size: float = option(8 / 255, "its size epsilon, in normalised pixels", above=0.0)
+    reweighting: bool = option(True, "the clients' weights w are learned; false: they stay equal")
+    reweighting_step: float = option(0.0, "step mu of the weights; 0: 0.1 / number of clients", low=0.0)
+    reweighting_decay: float = option(0.99, "what mu is multiplied by every epoch", above=0.0, high=1.0)
+    reweighting_data: str = option(
+        "earlier", "images the weights see: those of earlier epochs, or the newest too", choices=("earlier", "all")
+    )
+
+    preset = presets(PRESETS)
+
+    def __post_init__(self) -> None:
+        check(self, "co-boosting")
+        settings.check_pool(self, "co-boosting")
+
+
 def fit(job: Job, progress: Progress) -> Outcome:
     """Run the server stage; the results are the last epoch's student and the ensemble with its final weights."""
     server = _Server(job, progress)
@@ -128,13 +110,16 @@ class _Server:
     def __init__(self, job: Job, progress: Progress) -> None:
         config: CoBoostingConfig = job.config
         self.job, self.config, self.progress = job, config, progress
-        self.teacher = teacher_of(job, Weighted([1 / len(job.uploads)] * len(job.uploads)), config)
+        equal = Weighted([1 / len(job.uploads)] * len(job.uploads))
+        self.teacher = teacher_of(job, equal, precision=config.teacher_precision)
         self.combiner = self.teacher.combiner
         if not isinstance(self.combiner, Weighted):
             self.weights.div_(self.weights.sum())  # of the size that mu is made for
-        self.learner = Learner(job, self.teacher, config, augmentation=config.pool_augmentation)
-        self.images = GeneratedImages(job, config)
-        modules = {"student": self.learner.student, "weights": self.combiner, **self.images.lasting()}
+        self.learner = Learner(job, self.teacher, config.distill_recipe(), augmentation=config.pool_augmentation)
+        self.images = GeneratedImages(
+            job, config.recipe(), latent=config.latent, batch_size=config.synthesis_batch_size
+        )
+        modules = {"student": self.learner.student, "weights": self.combiner}
         pool = Pool(config.pool_cap, job.device)
         self.stage = Stage(modules, self.learner.optimizer, pool, made=config.synthesis_batch_size)
 
@@ -204,11 +189,6 @@ class _Server:
         least = LEAST / len(weights) if pooled else 0.0
         step = (config.reweighting_step or 0.1 / len(weights)) * config.reweighting_decay**epoch
         for logits, labels in self.judgements(epoch):
-            if config.reweighting_images == "agreed":
-                agreed = self.combiner(logits).argmax(1) == labels
-                logits, labels = logits[:, agreed], labels[agreed]
-            if not len(labels):
-                continue
             moved = (weights - step * self.gradient(logits, labels).sign()).clamp(least, 1)
             if pooled:  # who is left out stays so
                 moved = torch.where(weights > 0, moved, weights)
@@ -239,7 +219,7 @@ class _Server:
         logits = self.teacher(inputs)
         directions = torch.rand(logits.shape, generator=rng).mul_(2).sub_(1).to(logits.device)
         if config.perturbation == "sign":
-            logits = torch.softmax(logits / config.perturbation_temperature, dim=1)
+            logits = torch.softmax(logits / PERTURBATION_TEMPERATURE, dim=1)
         (gradient,) = torch.autograd.grad((directions * logits).sum(), inputs)
         if config.perturbation == "sign":
             return torch.add(inputs.detach(), gradient.sign(), alpha=config.perturbation_size)

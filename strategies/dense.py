@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from .combiners.combiners import Mean
-from .core.options import check, option
+from .core.options import check, option, presets
 from .distillation import settings
 from .distillation.epochs import Stage, run_epochs
 from .distillation.generated import GeneratedImages
 from .distillation.learner import Learner, add_to_pool, image_epoch, teacher_of
 from .distillation.losses import adversarial_divergence, cross_entropy
 from .distillation.pool import Pool
-from .distillation.settings import DistillOptions, PoolOptions, SynthesisOptions
+from .distillation.settings import AUGMENTATION_NAMES, PoolOptions, StudentOptions, SynthesisOptions, TextOrCodeOptions
 from .distillation.synthesis import Batch, Term, View
 from .method import Method, Need, Outcome
 from .teacher.batchnorm import batchnorm_loss, note_without_statistics
@@ -40,50 +40,22 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class DenseStageOptions(DistillOptions, PoolOptions, SynthesisOptions):
-    """Options of DENSE's server stage; the defaults are the paper's values with the published code's pool."""
+class DenseStageOptions(StudentOptions, PoolOptions, SynthesisOptions):
+    """Options of DENSE's server stage, FedHydra's too; the defaults are the paper's values."""
 
     epochs: int = option(200, "server epochs T", low=1)
     generator_clip: float = option(0.0, "largest norm of the generator's gradient; 0: no limit", low=0.0)
-    ce_weight: float = option(1.0, "weight of the cross-entropy l_CE", low=0.0)
     bn_weight: float = option(1.0, "weight of the batch-normalisation loss lambda_1", low=0.0)
     adversarial_weight: float = option(0.5, "weight of the disagreement loss lambda_2", low=0.0)
     adversarial_temperature: float = option(1.0, "its temperature, with the square as a factor", above=0.0)
-    distillation_data: str = option(
-        "pool", "the student learns from all images so far, or the newest", choices=("pool", "fresh")
-    )
     kd_temperature: float = option(1.0, "temperature of the distillation loss", above=0.0)
     weight_decay: float = option(0.0, "its weight decay", low=0.0)
     schedule: str = option("constant", "its learning rate over the epochs", choices=("constant", "cosine"))
     student_clip: float = option(0.0, "largest norm of the student's gradient; 0: no limit", low=0.0)
 
 
-@dataclass(frozen=True)
-class DenseConfig(DenseStageOptions):
-    """Options of DENSE."""
-
-    rounds: int = option(1, "times the whole line of local training and server stage runs (Table 5)", low=1)
-
-    def __post_init__(self) -> None:
-        check(self, "dense")
-        settings.check_pool(self, "dense")
-
-    @classmethod
-    def preset(cls, name: str, **changes: Any) -> DenseConfig:
-        """Return the settings of a publication, with some changes.
-
-        Args:
-            name: ``"default"``; ``"paper"`` (the text of DENSE); ``"published-code"`` (its release on CIFAR; on other
-                data sets its pool augmentation is ``"flip"``); ``"co-boosting"`` (the DENSE
-                baseline of that paper on CIFAR; on other data sets its pool augmentation is ``"none"``).
-            **changes: Fields to set otherwise.
-
-        Raises:
-            OptionError: The name is unknown or a change is out of range.
-        """
-        return settings.preset(cls, PRESETS, name, **changes)
-
-
+# "paper": the text. "published-code": its release on CIFAR; on other data sets its pool augmentation is "flip".
+# "co-boosting": the DENSE baseline of that paper on CIFAR; on other data sets its pool augmentation is "none".
 PRESETS: dict[str, dict[str, Any]] = {
     "default": {},
     "paper": {"distillation_data": "fresh", "keep_images": "last", "optimize_noise": False},
@@ -112,10 +84,31 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
+@dataclass(frozen=True)
+class DenseConfig(DenseStageOptions, TextOrCodeOptions):
+    """Options of DENSE; where text and code differ, the defaults are the code's."""
+
+    synthesis_augmentation: str = option(
+        "none", "change of images before the models, in synthesis", choices=AUGMENTATION_NAMES
+    )
+    distillation_data: str = option(
+        "pool", "the student learns from all images so far, or the newest", choices=("pool", "fresh")
+    )
+    rounds: int = option(1, "times the whole line of local training and server stage runs (Table 5)", low=1)
+
+    preset = presets(PRESETS)
+
+    def __post_init__(self) -> None:
+        check(self, "dense")
+        settings.check_pool(self, "dense")
+
+
 def fit(job: Job, progress: Progress) -> Outcome:
     """Run the server stage: T epochs of synthesis and distillation; the result is the last epoch's student."""
     config: DenseConfig = job.config
-    server = Server(job, progress, teacher_of(job, Mean(), config, watched=config.bn_weight > 0))
+    teacher = teacher_of(job, Mean(), precision=config.teacher_precision, watched=config.bn_weight > 0)
+    fresh, augmentation = config.distillation_data == "fresh", config.synthesis_augmentation
+    server = Server(job, progress, teacher, fresh=fresh, augmentation=augmentation)
     return run_epochs(job, progress, server.stage, epochs=job.config.epochs, step=server.epoch)
 
 
@@ -126,23 +119,34 @@ class Server:
         job: Its config has DENSE's options.
         progress: Told what is done.
         teacher: D(x), an ensemble that gradients pass through; not folded where there is a batch-normalisation loss.
+        fresh: Whether the student learns from the newest images alone.
+        augmentation: A key of ``AUGMENTATIONS``: how images are changed before the models, in synthesis.
 
     Attributes:
         stage: What changes from epoch to epoch.
     """
 
-    def __init__(self, job: Job, progress: Progress, teacher: Ensemble) -> None:
+    def __init__(
+        self, job: Job, progress: Progress, teacher: Ensemble, *, fresh: bool = False, augmentation: str = "none"
+    ) -> None:
         config: DenseStageOptions = job.config
         self.config, self.progress, self.teacher = config, progress, teacher
         if config.bn_weight:
             note_without_statistics(self.teacher.members, progress)
-        self.learner = Learner(job, self.teacher, config, augmentation=config.pool_augmentation)
-        self.images = GeneratedImages(job, config)
-        # In "fresh" mode the pool only remembers the newest images, for the report.
-        self.fresh = config.distillation_data == "fresh"
-        pool = Pool(config.synthesis_batch_size if self.fresh else config.pool_cap, job.device)
-        modules = {"student": self.learner.student, **self.images.lasting()}
-        self.stage = Stage(modules, self.learner.optimizer, pool, made=config.synthesis_batch_size)
+        self.learner = Learner(job, self.teacher, config.distill_recipe(), augmentation=config.pool_augmentation)
+        self.images = GeneratedImages(
+            job,
+            config.recipe(),
+            latent=config.latent,
+            batch_size=config.synthesis_batch_size,
+            augmentation=augmentation,
+        )
+        # With fresh images the pool only remembers the newest, for the report.
+        self.fresh = fresh
+        pool = Pool(config.synthesis_batch_size if fresh else config.pool_cap, job.device)
+        self.stage = Stage(
+            {"student": self.learner.student}, self.learner.optimizer, pool, made=config.synthesis_batch_size
+        )
 
     def epoch(self, epoch: int) -> dict[str, float]:
         """Algorithm 1, one epoch: make images, remember them, distil."""
@@ -172,7 +176,7 @@ class Server:
                 self.teacher,
                 self.learner.student if config.adversarial_weight else None,
                 terms=[
-                    Term("ce", config.ce_weight, lambda view: cross_entropy(view.teacher, view.labels)),
+                    Term("ce", 1.0, lambda view: cross_entropy(view.teacher, view.labels)),
                     Term("bn", config.bn_weight, lambda _: bn_loss()),
                     Term("adversarial", config.adversarial_weight, self.disagreement),
                 ],

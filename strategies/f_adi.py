@@ -3,22 +3,22 @@
 Paper: Yin, Molchanov, Alvarez, Li, Mallya, Hoiem, Jha, Kautz, Dreaming to Distill: Data-Free Knowledge Transfer via
     DeepInversion, CVPR 2020, https://arxiv.org/abs/1912.08795; brought to one-shot federated learning as a baseline
     of DENSE and Co-Boosting. Read version: a summary of the paper and of its code.
-Symbols: A(x) -> teacher, the mean of logits; x -> pixels, in the models' normalised input space; alpha_tv, alpha_l2 ->
-    tv_weight, l2_weight; alpha_f -> bn_weight; alpha_c -> competition_weight.
-Where: R_prior, Eq. (3) -> losses.total_variation and _l2; R_feature, Eq. (4) -> batchnorm; R_compete, Eq. (8) ->
+Symbols: A(x) -> teacher, the mean of logits; x -> pixels, in the models' normalised input space; alpha_tv -> tv_weight;
+    alpha_f -> bn_weight; alpha_c -> competition_weight.
+Where: R_prior, Eq. (3) -> losses.total_variation; R_feature, Eq. (4) -> batchnorm; R_compete, Eq. (8) ->
     losses.jensen_shannon; the sum, Eq. (10) -> _Server.synthesize.
 Deviations: the papers that compare with it do not say how long or at what rate they invert. Every server epoch inverts
-    one batch, for as many steps as the other methods train their generator; rate 0.1 with alpha_tv = 1e-3 is what
-    the published code calls the better setting. The batch-normalisation statistics are those of every client's own
-    layers, averaged over the clients; without such layers only the prior is left. The images kept are those of the
-    lowest loss: the published code means to, but keeps an alias of the last ones.
+    one batch, for as many steps as the other methods train their generator; rate 0.1 with alpha_tv = 1e-3 is what the
+    published code calls the better setting; it has alpha_l2 = 0, so that R_prior has no norm of the images. The batch-
+    normalisation statistics are those of every client's own layers, averaged over the clients; without such layers only
+    the prior is left. The images kept are those of the lowest loss: the published code means to, but keeps an alias of
+    the last ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -28,12 +28,12 @@ from .combiners.combiners import Mean
 from .core.options import check, option
 from .core.seeds import generator
 from .distillation import settings
-from .distillation.epochs import Stage, run_epochs
+from .distillation.epochs import Stage
 from .distillation.inverted import Pixels, jitter
-from .distillation.learner import Learner, add_to_pool, image_epoch, teacher_of
+from .distillation.learner import Learner, learn_from_made, teacher_of
 from .distillation.losses import cross_entropy, jensen_shannon, total_variation
 from .distillation.pool import Pool
-from .distillation.settings import DistillOptions, PoolOptions
+from .distillation.settings import PoolOptions, StudentOptions
 from .distillation.synthesis import Batch, Recipe, Term, View, frozen, synthesize
 from .method import Method, Need, Outcome
 from .teacher.batchnorm import batchnorm_loss, note_without_statistics
@@ -42,20 +42,20 @@ if TYPE_CHECKING:
     from .method import Job, Progress
 
 
+JITTER = 2  # most pixels that the images are rolled by before each step, as in the published code
+COMPETITION_TEMPERATURE = 3.0  # of the two predictions in R_compete, as in the published code
+
+
 @dataclass(frozen=True)
-class FAdiConfig(DistillOptions, PoolOptions):
+class FAdiConfig(StudentOptions, PoolOptions):
     """Options of F-ADI; the shared ones are Co-Boosting's, the others DeepInversion's on CIFAR-10."""
 
     inversion_steps: int = option(30, "steps per epoch on one batch of pixels", low=1)
     inversion_lr: float = option(0.1, "Adam's learning rate of the pixels", above=0.0)
     inversion_batch_size: int = option(128, "images made per epoch", low=2)
-    keep_images: str = option("best", "images kept: of the lowest loss, or the last", choices=("best", "last"))
-    jitter: int = option(2, "most pixels the images are rolled by before each step", low=0)
     tv_weight: float = option(1e-3, "weight alpha_tv of the total variation", low=0.0)
-    l2_weight: float = option(0.0, "weight alpha_l2 of the images' norm", low=0.0)
     bn_weight: float = option(10.0, "weight alpha_f of the batch-normalisation loss", low=0.0)
     competition_weight: float = option(10.0, "weight alpha_c of the competition with the student", low=0.0)
-    competition_temperature: float = option(3.0, "its temperature", above=0.0)
 
     def __post_init__(self) -> None:
         check(self, "f-adi")
@@ -65,33 +65,21 @@ class FAdiConfig(DistillOptions, PoolOptions):
 def fit(job: Job, progress: Progress) -> Outcome:
     """Run the server stage: T epochs of inversion and distillation; the result is the last epoch's student."""
     server = _Server(job, progress)
-    return run_epochs(job, progress, server.stage, epochs=job.config.epochs, step=server.epoch)
+    return learn_from_made(job, progress, server.stage, server.learner, make=server.synthesize, options=job.config)
 
 
 class _Server:
-    """What one run of F-ADI works with, and what an epoch does with it."""
+    """What one run of F-ADI works with."""
 
     def __init__(self, job: Job, progress: Progress) -> None:
         config: FAdiConfig = job.config
         self.job, self.config, self.progress = job, config, progress
-        self.teacher = teacher_of(job, Mean(), config, watched=config.bn_weight > 0)
+        self.teacher = teacher_of(job, Mean(), precision=config.teacher_precision, watched=config.bn_weight > 0)
         if config.bn_weight:
             note_without_statistics(self.teacher.members, progress)
-        self.learner = Learner(job, self.teacher, config, augmentation=config.pool_augmentation)
-        pool = Pool(config.pool_cap, job.device)
-        modules = {"student": self.learner.student}
+        self.learner = Learner(job, self.teacher, config.distill_recipe(), augmentation=config.pool_augmentation)
+        modules, pool = {"student": self.learner.student}, Pool(config.pool_cap, job.device)
         self.stage = Stage(modules, self.learner.optimizer, pool, made=config.inversion_batch_size)
-
-    def epoch(self, epoch: int) -> dict[str, float]:
-        """One epoch: invert images, remember them, distil."""
-        return image_epoch(
-            epoch,
-            self.stage,
-            self.learner,
-            make=self.synthesize,
-            remember=partial(add_to_pool, stage=self.stage, learner=self.learner, options=self.config),
-            progress=self.progress,
-        )
 
     def synthesize(self, epoch: int, tick: Callable[[], None]) -> Batch:
         """Invert the images of an epoch, Eq. (10)."""
@@ -103,7 +91,7 @@ class _Server:
         with frozen(student), batchnorm_loss(watched) as bn_loss:
 
             def look(images: Tensor) -> View:
-                inputs = jitter(images, config.jitter, rng)
+                inputs = jitter(images, JITTER, rng)
                 seen = student(inputs) if config.competition_weight else None
                 return View(images, inputs, labels, self.teacher(inputs), seen)
 
@@ -115,7 +103,6 @@ class _Server:
                 terms=[
                     Term("ce", 1.0, lambda view: cross_entropy(view.teacher, view.labels)),
                     Term("tv", config.tv_weight, lambda view: total_variation(view.inputs)),
-                    Term("l2", config.l2_weight, lambda view: torch.linalg.vector_norm(view.inputs)),
                     Term("bn", config.bn_weight, lambda _: bn_loss()),
                     Term("competition", config.competition_weight, self.competition),
                 ],
@@ -124,7 +111,6 @@ class _Server:
                     lr=config.inversion_lr,
                     betas=(0.9, 0.999),
                     optimize_noise=False,
-                    keep=config.keep_images,
                 ),
                 tick=tick,
             )
@@ -133,7 +119,7 @@ class _Server:
     def competition(self, view: View) -> Tensor:
         """Return R_compete, Eq. (8): small where student and teacher disagree."""
         assert view.student is not None  # noqa: S101  computed whenever this term has a weight
-        return 1 - jensen_shannon(view.student, view.teacher, self.config.competition_temperature).clamp(0, 1)
+        return 1 - jensen_shannon(view.student, view.teacher, COMPETITION_TEMPERATURE).clamp(0, 1)
 
 
 METHOD = Method(

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -27,12 +26,12 @@ from torch import Tensor
 from .combiners.combiners import Mean
 from .core.options import check, option
 from .distillation import settings
-from .distillation.epochs import Stage, run_epochs
+from .distillation.epochs import Stage
 from .distillation.generated import GeneratedImages
-from .distillation.learner import Learner, add_to_pool, image_epoch, teacher_of
+from .distillation.learner import Learner, learn_from_made, teacher_of
 from .distillation.losses import cross_entropy, information
 from .distillation.pool import Pool
-from .distillation.settings import DistillOptions, PoolOptions, SynthesisOptions
+from .distillation.settings import PoolOptions, StudentOptions, SynthesisOptions
 from .distillation.synthesis import Batch, Term, View
 from .method import Method, Need, Outcome
 from .teacher.features import penultimate_features
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class FDaflConfig(DistillOptions, PoolOptions, SynthesisOptions):
+class FDaflConfig(StudentOptions, PoolOptions, SynthesisOptions):
     """Options of F-DAFL; the shared ones are Co-Boosting's, the weights DAFL's."""
 
     one_hot_weight: float = option(1.0, "weight of the one-hot loss L_oh", low=0.0)
@@ -57,33 +56,24 @@ class FDaflConfig(DistillOptions, PoolOptions, SynthesisOptions):
 def fit(job: Job, progress: Progress) -> Outcome:
     """Run the server stage: T epochs of synthesis and distillation; the result is the last epoch's student."""
     server = _Server(job, progress)
-    return run_epochs(job, progress, server.stage, epochs=job.config.epochs, step=server.epoch)
+    return learn_from_made(job, progress, server.stage, server.learner, make=server.synthesize, options=job.config)
 
 
 class _Server:
-    """What one run of F-DAFL works with, and what an epoch does with it."""
+    """What one run of F-DAFL works with."""
 
     def __init__(self, job: Job, progress: Progress) -> None:
         config: FDaflConfig = job.config
         self.config, self.progress = config, progress
-        self.teacher = teacher_of(job, Mean(), config, watched=config.activation_weight > 0)
-        self.learner = Learner(job, self.teacher, config, augmentation=config.pool_augmentation)
-        self.images = GeneratedImages(job, config)
-        modules = {"student": self.learner.student, **self.images.lasting()}
-        pool = Pool(config.pool_cap, job.device)
+        watched = config.activation_weight > 0
+        self.teacher = teacher_of(job, Mean(), precision=config.teacher_precision, watched=watched)
+        self.learner = Learner(job, self.teacher, config.distill_recipe(), augmentation=config.pool_augmentation)
+        self.images = GeneratedImages(
+            job, config.recipe(), latent=config.latent, batch_size=config.synthesis_batch_size
+        )
+        modules, pool = {"student": self.learner.student}, Pool(config.pool_cap, job.device)
         self.stage = Stage(modules, self.learner.optimizer, pool, made=config.synthesis_batch_size)
         self._told = False
-
-    def epoch(self, epoch: int) -> dict[str, float]:
-        """One epoch: make images, remember them, distil."""
-        return image_epoch(
-            epoch,
-            self.stage,
-            self.learner,
-            make=self.synthesize,
-            remember=partial(add_to_pool, stage=self.stage, learner=self.learner, options=self.config),
-            progress=self.progress,
-        )
 
     def synthesize(self, epoch: int, tick: Callable[[], None]) -> Batch:
         """Make the images of an epoch; the loss is L_oh + beta L_ie + alpha L_a."""

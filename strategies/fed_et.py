@@ -24,32 +24,21 @@ import torch
 from torch import Tensor, nn
 
 from .core.options import check, option
-from .distillation.learner import Learner, learn_from_images, teacher_of
+from .distillation.learner import teacher_of
 from .distillation.losses import cross_entropy
-from .distillation.settings import DistillOptions
+from .fedkd import FedKdStageOptions, learn_by
 from .method import TALLY, Method, Need, Outcome
-from .teacher.augment import AUGMENTATIONS
 
 if TYPE_CHECKING:
     from .method import Job, Progress
 
 
 @dataclass(frozen=True)
-class FedEtConfig(DistillOptions):
+class FedEtConfig(FedKdStageOptions):
     """Options of Fed-ET; the weight is the paper's, the schedule FedKD's."""
 
-    epochs: int = option(200, "server epochs T", low=1)
-    batch_size: int = option(512, "images per student step b", low=2)
     kd_temperature: float = option(1.0, "temperature of the soft decisions", above=0.0)
-    optimizer: str = option("adam", "optimiser of the student", choices=("sgd", "adam"))
-    student_lr: float = option(1e-3, "learning rate of the student eta_S", above=0.0)
-    weight_decay: float = option(0.0, "its weight decay", low=0.0)
-    schedule: str = option("constant", "its learning rate over the epochs", choices=("constant", "cosine"))
-    student_clip: float = option(0.0, "largest norm of the student's gradient; 0: no limit", low=0.0)
     diversity_weight: float = option(0.05, "weight lambda of the clients who disagree; 0: labels alone", low=0.0)
-    augmentation: str = option(
-        "none", "change of the images each time the student reads them", choices=tuple(AUGMENTATIONS)
-    )
 
     def __post_init__(self) -> None:
         check(self, "fed-et")
@@ -58,12 +47,11 @@ class FedEtConfig(DistillOptions):
 def fit(job: Job, progress: Progress) -> Outcome:
     """Run the server stage: T epochs over the proxy images; the result is the last epoch's student."""
     config: FedEtConfig = job.config
-    teacher = teacher_of(job, Judgement(config.kd_temperature), config)
+    teacher = teacher_of(job, Judgement(config.kd_temperature))
     if job.teacher == TALLY:
         teacher.combiner = Judgement(config.kd_temperature, teacher.combiner)
     loss = partial(transfer_loss, weight=config.diversity_weight, temperature=config.kd_temperature)
-    learner = Learner(job, teacher, config, augmentation=config.augmentation, loss=loss, asked_once=True)
-    return learn_from_images(job, progress, learner)
+    return learn_by(job, progress, teacher, loss)
 
 
 class Judgement(nn.Module):

@@ -5,17 +5,16 @@ Paper: Zhu, Hong, Zhou, Data-Free Knowledge Distillation for Heterogeneous Feder
     Fine-tuning Global Model via Data-Free Knowledge Distillation for Non-IID Federated Learning, CVPR 2022,
     https://arxiv.org/abs/2203.09249. Read version: a summary of both papers and of both published codes; no equation
     was checked against the text.
-Symbols: G -> generator; f_k -> teacher.members; n_k^y -> Upload.label_counts; a, b, eta -> ce_weight,
-    distillation_weight, diversity_weight; b_g -> local_batch_size; gamma_t -> local_weight, local_decay, local_floor.
-Where: a sum_k mean_i(w_{y_i,k} NLL_k) - b KL + eta R -> _Server.loss with consensus.weighted_cross_entropy; w ->
+Symbols: G -> generator; f_k -> teacher.members; n_k^y -> Upload.label_counts; eta -> diversity_weight; b_g ->
+    local_batch_size; gamma_t -> gamma.
+Where: sum_k mean_i(w_{y_i,k} NLL_k) + eta R -> _Server.loss with consensus.weighted_cross_entropy; w ->
     label_draws.class_weights; R -> losses.diversity; the clients' half -> client/generated.py; what they are told
     -> lent.py.
 Deviations: the model itself stays the combined one. The defaults are those of Zhang et al.'s comparison, except for
     their width of 8192, with which the generator has 72 million weights for 512 features (preset "cvpr2022"). Preset
     "original" has Zhu et al.'s numbers in that generator's shape, with as many hidden units. Adam begins anew in every
     round, for only weights travel. t counts from 0, so that the first generator, lent in the second round, has
-    gamma_1. The KL term, which the published code leaves at weight 0, is KL of the combined model from the clients'
-    logits weighted by w.
+    gamma_1. The KL term, whose weight in the published code is 0, is left out.
 """
 
 from __future__ import annotations
@@ -30,14 +29,13 @@ import torch
 from torch import Tensor
 
 from .core.errors import OptionError
-from .core.options import check, option
+from .core.options import check, option, presets
 from .core.seeds import generator
-from .distillation import settings
 from .distillation.consensus import weighted_cross_entropy
 from .distillation.epochs import weights_of
 from .distillation.label_draws import class_weights
 from .distillation.lent import LEVELS, NOISES, Lent, draw_noise
-from .distillation.losses import diversity, soft_kl
+from .distillation.losses import diversity
 from .distillation.matched import Matched, check_level
 from .method import Method, Need, Outcome
 from .teacher.average import average_of
@@ -47,6 +45,30 @@ if TYPE_CHECKING:
 
 # A class counts as held from this many examples of one client on.
 HELD_FROM = 2
+# Both publications have these. The weight gamma of both terms in the clients' loss, its factor per round, its least:
+LOCAL_WEIGHT = 10.0
+LOCAL_DECAY = 0.98
+LOCAL_FLOOR = 1e-4
+LOCAL_EPOCHS = 20  # of a round in which clients use the generator
+
+
+# "cvpr2022": FedGen as FLBoost's paper describes it. "original": Zhu et al.
+PRESETS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "cvpr2022": {"generator_width": 8192},
+    "original": {
+        "batch_size": 32,
+        "latent": 32,
+        "generator_width": 256,
+        "generator_lr": 3e-4,
+        "lr_decay": 0.98,
+        "weight_decay": 1e-2,
+        "labels": "held",
+        "weights": "counts",
+        "noise": "uniform",
+        "local_batch_size": 32,
+    },
+}
 
 
 @dataclass(frozen=True)
@@ -69,55 +91,21 @@ class FedGenConfig:
     weights: str = option(
         "uniform", "weights w of the clients: equal, or by their examples of the class", choices=("uniform", "counts")
     )
-    ce_weight: float = option(1.0, "weight a of the cross-entropy", low=0.0)
-    distillation_weight: float = option(0.0, "weight b of the combined model's disagreement", low=0.0)
     diversity_weight: float = option(1.0, "weight eta of the diversity loss", low=0.0)
     noise: str = option("normal", "the noise: N(0, 1), or U[0, 1)", choices=NOISES)
-    local_weight: float = option(10.0, "weight gamma_0 of both terms in the clients' loss", low=0.0)
-    local_decay: float = option(0.98, "what gamma is multiplied by every round", above=0.0, high=1.0)
-    local_floor: float = option(1e-4, "least gamma", low=0.0)
     local_batch_size: int = option(50, "generated examples b_g beside each batch of a client", low=1, high=2**12)
-    local_epochs: int = option(20, "local epochs of a round in which clients use the generator", low=1, high=2**16)
+
+    preset = presets(PRESETS)
 
     def __post_init__(self) -> None:
         check(self, "fed-gen")
         if self.generator_width % 2:
             raise OptionError(f"setting 'fed-gen.generator-width' is {self.generator_width}: must be an even number")
 
-    @classmethod
-    def preset(cls, name: str, **changes: Any) -> FedGenConfig:
-        """Return the settings of a publication, with some changes.
 
-        Args:
-            name: ``"default"``; ``"cvpr2022"`` (FedGen as FLBoost's paper describes it); ``"original"`` (Zhu et al.).
-            **changes: Fields to set otherwise.
-
-        Raises:
-            OptionError: The name is unknown or a change is out of range.
-        """
-        return settings.preset(cls, PRESETS, name, **changes)
-
-    def gamma(self, server_round: int) -> float:
-        """Return gamma_t of a round, from 1: ``max(floor, gamma_0 decay^t)`` with t = round - 1."""
-        return float(max(self.local_floor, self.local_weight * self.local_decay ** (server_round - 1)))
-
-
-PRESETS: dict[str, dict[str, Any]] = {
-    "default": {},
-    "cvpr2022": {"generator_width": 8192},
-    "original": {
-        "batch_size": 32,
-        "latent": 32,
-        "generator_width": 256,
-        "generator_lr": 3e-4,
-        "lr_decay": 0.98,
-        "weight_decay": 1e-2,
-        "labels": "held",
-        "weights": "counts",
-        "noise": "uniform",
-        "local_batch_size": 32,
-    },
-}
+def gamma(server_round: int) -> float:
+    """Return gamma_t of a round, from 1: ``max(floor, gamma_0 decay^t)`` with t = round - 1."""
+    return float(max(LOCAL_FLOOR, LOCAL_WEIGHT * LOCAL_DECAY ** (server_round - 1)))
 
 
 def fit(job: Job, progress: Progress) -> Outcome:
@@ -144,7 +132,7 @@ class _Server:
         config: FedGenConfig = job.config
         self.job, self.config, self.progress = job, config, progress
         models = Matched.of(job, config.level, config.latent, config.generator_width, table=METHOD.name)
-        self.teacher, self.judge = models.teacher, models.judge.requires_grad_(False).eval()
+        self.teacher = models.teacher
         self.generator = models.generator.train()
         self.classes, weights = self._labels_and_weights()
         self.weights = weights.to(job.device)
@@ -175,10 +163,7 @@ class _Server:
         made = self.generator(noise, labels)
         logits = self.teacher.member_logits(made)
         weights = self.weights[:, labels]
-        terms = {"ce": config.ce_weight * weighted_cross_entropy(logits, labels, weights, "per-sample")}
-        if config.distillation_weight:
-            together = (weights.unsqueeze(2) * logits).sum(0)
-            terms["distillation"] = -config.distillation_weight * soft_kl(self.judge(made), together)
+        terms = {"ce": weighted_cross_entropy(logits, labels, weights, "per-sample")}
         if config.diversity_weight:
             terms["diversity"] = config.diversity_weight * diversity(noise, made)
         return terms
@@ -212,8 +197,8 @@ def _described(job: Job) -> Lent:
         width=config.generator_width,
         shape=job.input_shape,
         batch=config.local_batch_size,
-        weight=config.gamma(job.server_round),
-        epochs=config.local_epochs,
+        weight=gamma(job.server_round),
+        epochs=LOCAL_EPOCHS,
     )
 
 

@@ -18,45 +18,17 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from .combiners.combiners import Mean
-from .core.errors import OptionError
-from .core.options import check, option
-from .distillation import settings
+from .core.options import check, option, presets
 from .distillation.learner import Learner, learn_from_images, teacher_of
-from .distillation.settings import DistillOptions
+from .distillation.settings import AUGMENTATION_NAMES, StudentOptions
 from .method import Method, Need, Outcome
-from .teacher.augment import AUGMENTATIONS
-from .teacher.average import example_weights, weighted_mean
+from .teacher.average import average_of
 
 if TYPE_CHECKING:
-    from .method import Job, Progress, State
+    from .method import Job, Progress
 
 
-@dataclass(frozen=True)
-class FedDfConfig(DistillOptions):
-    """Options of FedDF; the defaults are Co-Boosting's."""
-
-    start: str = option(
-        "fresh", "the student before its first step: fresh, or the uploads' average", choices=("fresh", "average")
-    )
-    augmentation: str = option("none", "change of the images each time they are read", choices=tuple(AUGMENTATIONS))
-
-    def __post_init__(self) -> None:
-        check(self, "feddf")
-
-    @classmethod
-    def preset(cls, name: str, **changes: Any) -> FedDfConfig:
-        """Return the settings of a publication, with some changes.
-
-        Args:
-            name: ``"default"`` (Co-Boosting's comparison) or ``"paper"`` (FedDF's own).
-            **changes: Fields to set otherwise.
-
-        Raises:
-            OptionError: The name is unknown or a change is out of range.
-        """
-        return settings.preset(cls, PRESETS, name, **changes)
-
-
+# "default": Co-Boosting's comparison. "paper": FedDF's own.
 PRESETS: dict[str, dict[str, Any]] = {
     "default": {},
     "paper": {
@@ -72,25 +44,30 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
+@dataclass(frozen=True)
+class FedDfConfig(StudentOptions):
+    """Options of FedDF; the defaults are Co-Boosting's."""
+
+    optimizer: str = option("sgd", "optimiser of the student", choices=("sgd", "adam"))
+    start: str = option(
+        "fresh", "the student before its first step: fresh, or the uploads' average", choices=("fresh", "average")
+    )
+    augmentation: str = option("none", "change of the images each time they are read", choices=AUGMENTATION_NAMES)
+
+    preset = presets(PRESETS)
+
+    def __post_init__(self) -> None:
+        check(self, "feddf")
+
+
 def fit(job: Job, progress: Progress) -> Outcome:
     """Run the server stage: T epochs over the proxy images; the result is the last epoch's student."""
     config: FedDfConfig = job.config
     if config.start == "average":
-        job = replace(job, start=_average(job))
-    learner = Learner(job, teacher_of(job, Mean(), config), config, augmentation=config.augmentation)
+        job = replace(job, start=average_of(job, "setting 'feddf.start' is 'average' and not 'fresh'"))
+    teacher = teacher_of(job, Mean(), precision=config.teacher_precision)
+    learner = Learner(job, teacher, config.distill_recipe(), augmentation=config.augmentation)
     return learn_from_images(job, progress, learner)
-
-
-def _average(job: Job) -> State:
-    """Return the average of the uploads that have the student's architecture, as FedDF does for each prototype."""
-    alike = [upload for upload in job.uploads if upload.architecture == job.student]
-    if not alike:
-        raise OptionError(
-            f"setting 'feddf.start' is 'average', but no client has the student's architecture {job.student!r}: "
-            "must be 'fresh'"
-        )
-    counts = example_weights([upload.num_examples for upload in alike])
-    return weighted_mean((upload.read() for upload in alike), counts or [1.0] * len(alike))
 
 
 METHOD = Method(

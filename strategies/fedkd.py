@@ -22,30 +22,36 @@ from .combiners.combiners import LabelCount
 from .core.options import check, option
 from .distillation.learner import Learner, learn_from_images, teacher_of
 from .distillation.losses import logit_distance
-from .distillation.settings import DistillOptions
+from .distillation.settings import AUGMENTATION_NAMES, DistillOptions
 from .method import Method, Need, Outcome
-from .teacher.augment import AUGMENTATIONS
 
 if TYPE_CHECKING:
+    from .distillation.distill import Loss
     from .method import Job, Progress
+    from .teacher.ensemble import Ensemble
+
+
+OPTIMIZER = "adam"  # of the published code, at a constant rate, without weight decay and clipping
 
 
 @dataclass(frozen=True)
-class FedKdConfig(DistillOptions):
-    """Options of FedKD; the defaults are those of its published code, which FENS uses."""
+class FedKdStageOptions(DistillOptions):
+    """Options of FedKD's server stage, Fed-ET's too; the defaults are those of its published code, which FENS uses."""
 
     epochs: int = option(200, "server epochs T", low=1)
     batch_size: int = option(512, "images per student step b", low=2)
-    kd_temperature: float = option(3.0, "temperature of the distillation loss, of kl", above=0.0)
-    optimizer: str = option("adam", "optimiser of the student", choices=("sgd", "adam"))
     student_lr: float = option(1e-3, "learning rate of the student eta_S", above=0.0)
-    weight_decay: float = option(0.0, "its weight decay", low=0.0)
-    schedule: str = option("constant", "its learning rate over the epochs", choices=("constant", "cosine"))
-    student_clip: float = option(0.0, "largest norm of the student's gradient; 0: no limit", low=0.0)
-    loss: str = option("l1", "how far student and ensemble are apart: L1 of logits, or kl", choices=("l1", "kl"))
     augmentation: str = option(
-        "none", "change of the images each time the student reads them", choices=tuple(AUGMENTATIONS)
+        "none", "change of the images each time the student reads them", choices=AUGMENTATION_NAMES
     )
+
+
+@dataclass(frozen=True)
+class FedKdConfig(FedKdStageOptions):
+    """Options of FedKD."""
+
+    kd_temperature: float = option(3.0, "temperature of the distillation loss, of kl", above=0.0)
+    loss: str = option("l1", "how far student and ensemble are apart: L1 of logits, or kl", choices=("l1", "kl"))
 
     def __post_init__(self) -> None:
         check(self, "fedkd")
@@ -56,10 +62,23 @@ def fit(job: Job, progress: Progress) -> Outcome:
     config: FedKdConfig = job.config
     # Without counts there is a teacher of the job's own: the need is checked before a method starts.
     counts = [upload.label_counts or (0,) * job.num_classes for upload in job.uploads]
-    teacher = teacher_of(job, LabelCount(counts), config)
-    loss = logit_distance if config.loss == "l1" else None
-    # The ensemble judges every image once, as it is; the student sees the changed copies.
-    learner = Learner(job, teacher, config, augmentation=config.augmentation, loss=loss, asked_once=True)
+    return learn_by(job, progress, teacher_of(job, LabelCount(counts)), logit_distance if config.loss == "l1" else None)
+
+
+def learn_by(job: Job, progress: Progress, teacher: Ensemble, loss: Loss | None) -> Outcome:
+    """Run FedKD's epochs of a student on the proxy images by any loss.
+
+    The ensemble judges every image once, as it is; the student sees the changed copies.
+
+    Args:
+        job: Its config has FedKD's options of the server stage.
+        progress: Told after each step; gives the epoch to go on from.
+        teacher: Gives the answers.
+        loss: Of the student's logits and the answers; None for the distillation loss.
+    """
+    config: FedKdStageOptions = job.config
+    recipe = config.distill_recipe(optimizer=OPTIMIZER)
+    learner = Learner(job, teacher, recipe, augmentation=config.augmentation, loss=loss, asked_once=True)
     return learn_from_images(job, progress, learner)
 
 

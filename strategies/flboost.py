@@ -30,7 +30,7 @@ from torch import Tensor
 
 from .combiners.opinion_pools import OpinionPool
 from .core.errors import OptionError
-from .core.options import check, option
+from .core.options import check, option, presets
 from .core.seeds import generator, seeded_torch
 from .distillation import consensus, settings
 from .distillation.epochs import SHOWN, observe, weights_of
@@ -45,6 +45,24 @@ from .teacher.average import average_of
 
 if TYPE_CHECKING:
     from .method import Job, Progress
+
+
+# "paper": the text. "published-code": its release. "feddf": the FedDF of its comparison, 50 steps of a generator in
+# place of real images and 20 of the model, here in ten turns.
+PRESETS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "paper": {
+        "discrepancy": "kl",
+        "generator_step": "joint",
+        "student_divergence": "student-first",
+        "label_draw": "independent",
+    },
+    "published-code": {"ce_form": "batch-mean", "per_class": True},
+    "feddf": {
+        "adversarial_weight": 0.0, "weights": "uniform", "generator_step": "joint", "generator_steps": 5,
+        "student_steps": 2,
+    },
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -87,6 +105,8 @@ class FlBoostConfig:
     )
     generator_width: int = option(512, "hidden units of the generator of features, an even number", low=2)
 
+    preset = presets(PRESETS)
+
     def __post_init__(self) -> None:
         check(self, "flboost")
         if not (self.adversarial_weight or self.ce_weight or self.diversity_weight):
@@ -101,36 +121,6 @@ class FlBoostConfig:
                 f"setting 'flboost.augmentation' is {self.augmentation!r} and 'flboost.level' 'features': must be "
                 "'none', or the level 'images'"
             )
-
-    @classmethod
-    def preset(cls, name: str, **changes: Any) -> FlBoostConfig:
-        """Return the settings of a publication, with some changes.
-
-        Args:
-            name: ``"default"``; ``"paper"`` (the text); ``"published-code"`` (its release); ``"feddf"`` (the FedDF of
-                its comparison: 50 steps of a generator in place of real images, 20 of the model, here in ten turns).
-            **changes: Fields to set otherwise.
-
-        Raises:
-            OptionError: The name is unknown or a change is out of range.
-        """
-        return settings.preset(cls, PRESETS, name, **changes)
-
-
-PRESETS: dict[str, dict[str, Any]] = {
-    "default": {},
-    "paper": {
-        "discrepancy": "kl",
-        "generator_step": "joint",
-        "student_divergence": "student-first",
-        "label_draw": "independent",
-    },
-    "published-code": {"ce_form": "batch-mean", "per_class": True},
-    "feddf": {
-        "adversarial_weight": 0.0, "weights": "uniform", "generator_step": "joint", "generator_steps": 5,
-        "student_steps": 2,
-    },
-}  # fmt: skip
 
 
 def fit(job: Job, progress: Progress) -> Outcome:

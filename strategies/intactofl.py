@@ -54,7 +54,6 @@ class IntactOflConfig(PoolOptions, SynthesisOptions):
     batch_size: int = option(128, "images per step of the gate", low=2)
     gate: str = option("predictions", "what the gate looks at", choices=tuple(GATES))
     gate_lr: float = option(1e-3, "Adam's learning rate of the gate", above=0.0)
-    ce_weight: float = option(1.0, "weight of the experts' cross-entropy", low=0.0)
     bn_weight: float = option(1.0, "weight of the batch-normalisation loss", low=0.0)
     distinct_weight: float = option(1.0, "weight of the divergence among the experts' predictions", low=0.0)
     teacher_precision: str = option(
@@ -117,11 +116,13 @@ class _Server:
         if config.bn_weight:
             note_without_statistics(self.members.members, progress)
         self.experts = _Experts(self.members, config.gate, _start(job)).to(job.device)
-        self.images = GeneratedImages(job, config)
+        self.images = GeneratedImages(
+            job, config.recipe(), latent=config.latent, batch_size=config.synthesis_batch_size
+        )
         self.standardize = Standardize(job.normalization).to(job.device)
         optimizer = torch.optim.Adam(self.experts.parameters(), config.gate_lr)
-        modules = {"student": self.experts, **self.images.lasting()}
-        self.stage = Stage(modules, optimizer, Pool(config.pool_cap, job.device), made=config.synthesis_batch_size)
+        pool = Pool(config.pool_cap, job.device)
+        self.stage = Stage({"student": self.experts}, optimizer, pool, made=config.synthesis_batch_size)
 
     def epoch(self, epoch: int) -> dict[str, float]:
         """One epoch: make images, remember them, train the gate on all."""
@@ -141,7 +142,7 @@ class _Server:
                 self.members,
                 None,
                 terms=[
-                    Term("ce", config.ce_weight, experts_cross_entropy),
+                    Term("ce", 1.0, experts_cross_entropy),
                     Term("bn", config.bn_weight, lambda _: bn_loss()),
                     Term("distinct", config.distinct_weight, lambda view: -expert_divergence(view.teacher)),
                 ],

@@ -30,7 +30,7 @@ from .distillation.epochs import SHOWN, weights_of
 from .distillation.inverted import inverted_images
 from .distillation.learner import Learner, learn_from_table
 from .distillation.pool import quantize
-from .distillation.settings import SCHEDULES, DistillOptions
+from .distillation.settings import DistillOptions
 from .method import EnsembleSpec, Method, Need, Outcome
 from .teacher.average import LARGEST, norms_of, shrinkage, shrunk, weighted_mean
 from .teacher.heads import head_keys
@@ -42,6 +42,12 @@ if TYPE_CHECKING:
     from .method import Job, Progress, State
 
 
+# Every published figure of Tally was measured with these, without weight decay and clipping.
+OPTIMIZER = "adam"
+SCHEDULE = "one-cycle"
+INVERSION_STEPS = 16  # of an image that is inverted beside the noise
+
+
 @dataclass(frozen=True)
 class TallyConfig(TallyPoolOptions, DistillOptions):
     """Options of Tally."""
@@ -50,23 +56,13 @@ class TallyConfig(TallyPoolOptions, DistillOptions):
     images: int = option(16384, "noise images", low=2)
     layers: int = option(3, "times that shapes of other noise, or of one colour, are laid over them", low=0)
     inverted: int = option(0, "images inverted from the clients' models beside the noise, each read twice", low=0)
-    inversion_steps: int = option(16, "steps of an inversion", low=1)
     kd_temperature: float = option(1.0, "temperature of the distillation loss", above=0.0)
-    optimizer: str = option("adam", "optimiser of the student", choices=("sgd", "adam"))
     student_lr: float = option(3e-3, "largest learning rate of the student", above=0.0)
-    weight_decay: float = option(0.0, "its weight decay", low=0.0)
-    schedule: str = option("one-cycle", "its learning rate over the epochs", choices=SCHEDULES)
-    student_clip: float = option(0.0, "largest norm of the student's gradient; 0: no limit", low=0.0)
     start: str = option(
         "class-weighted",
         "the student before its first step: the average of the uploads of its architecture, its last layer class by "
         "class as the counts say; the plain average; or fresh weights",
         choices=("class-weighted", "average", "fresh"),
-    )
-    statistics: str = option(
-        "frozen",
-        "the student's batch normalisation: as it starts (of fresh weights it learns), or learning from the noise",
-        choices=("frozen", "learned"),
     )
 
     def __post_init__(self) -> None:
@@ -76,7 +72,7 @@ class TallyConfig(TallyPoolOptions, DistillOptions):
 def fit(job: Job, progress: Progress) -> Outcome:
     """Combine the uploads, and distil them; the results are the last epoch's student and the ensemble."""
     config: TallyConfig = job.config
-    teacher, pool = tally_teacher(job, config, precision=config.teacher_precision)
+    teacher, pool = tally_teacher(job, config)
     if left_out := [one.client for one, weight in zip(job.uploads, pool.weights.tolist(), strict=True) if not weight]:
         why = "they do not agree with the others on noise, or answer it with logits that are not finite, or too large"
         progress.record({"note": f"left out are {', '.join(left_out)}: {why}"})
@@ -84,8 +80,8 @@ def fit(job: Job, progress: Progress) -> Outcome:
     learner = Learner(
         replace(job, start=start),
         teacher,
-        config,
-        frozen_statistics=start is not None and config.statistics == "frozen",
+        config.distill_recipe(optimizer=OPTIMIZER, schedule=SCHEDULE),
+        frozen_statistics=start is not None,  # noise has others than the clients' images
     )
     images = _noise(job)
 
@@ -117,9 +113,7 @@ def _inverted(job: Job, learner: Learner, pool: OpinionPool, tick: Callable[[], 
     held = pool.examples().sum(0).cpu()
     rng = generator(job.seed, "tally", "inverted")
     labels = torch.multinomial(held, config.inverted, replacement=True, generator=rng)
-    images = inverted_images(
-        job, learner.teacher, pool.shares(), labels, steps=config.inversion_steps, rng=rng, tick=tick
-    )
+    images = inverted_images(job, learner.teacher, pool.shares(), labels, steps=INVERSION_STEPS, rng=rng, tick=tick)
     rows = learner.with_logits({"images": images}, tick=tick)
     wanted = torch.nn.functional.one_hot(labels, job.num_classes).to(rows["logits"])
     rows["logits"] = (0.5 * wanted + 0.5 * torch.softmax(rows["logits"], dim=1)).clamp_min(1e-8).log()

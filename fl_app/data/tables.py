@@ -40,13 +40,15 @@ CENTRES: Mapping[str, str] = {
 ADDRESS = "https://archive.ics.uci.edu/ml/machine-learning-databases/heart-disease"
 
 # Columns of a file: 13 measurements, and the diagnosis, 0 (healthy) to 4.
-COLUMNS, DIAGNOSIS = 14, 13
+COLUMNS = 14
+DIAGNOSIS = 13
 SPARSE = (10, 11, 12)  # slope, vessels, thal
 LEVELS: Mapping[int, tuple[int, ...]] = {2: (1, 2, 3, 4), 6: (0, 1, 2)}  # chest pain, resting ECG
 FEATURES = COLUMNS - 1 - len(SPARSE) + sum(len(levels) - 2 for levels in LEVELS.values())
 
 # FLamby's, so that its test rows are these.
-TEST_SHARE, SPLIT_SEED = 0.34, 43
+TEST_SHARE = 0.34
+SPLIT_SEED = 43
 
 
 def open_centres(split: str, root: Path, *, download: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -15,7 +15,8 @@ from strategies.core.errors import OptionError
 
 from . import build, builders
 
-UNKNOWN, DECODER = "+unknown", "cvae-decoder"
+UNKNOWN = "+unknown"
+DECODER = "cvae-decoder"
 LEAST_SIDE = 4  # of an image whose parts can be exchanged and blurred
 
 

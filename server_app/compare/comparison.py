@@ -25,8 +25,11 @@ from strategies.run.files import make_folder, read_json, store_errors, write_jso
 from strategies.run.journal import duration
 from strategies.run.run_folder import default_run_dir
 
-FACTS_FILE, PLOT_FILE, CELLS_FOLDER = "compare.json", "comparison.png", "cells"
-COMMUNICATION_FILE, COST_FILE = "communication.png", "cost.png"
+FACTS_FILE = "compare.json"
+PLOT_FILE = "comparison.png"
+CELLS_FOLDER = "cells"
+COMMUNICATION_FILE = "communication.png"
+COST_FILE = "cost.png"
 _WITH_CLIENTS = "it goes on with its clients after their upload; its own runs, if they are named, are in the table"
 ALL = "all"
 

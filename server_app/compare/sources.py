@@ -9,6 +9,7 @@ from typing import Any
 from server_app.report.communication import curve_of, own_names
 from strategies.core.errors import OptionError
 from strategies.method import METHODS
+from strategies.run.retired import RETIRED
 from strategies.run.run_folder import RunFolder
 from strategies.run.stage import kept_round
 from strategies.run.traffic import UPLOAD_PHASE
@@ -67,7 +68,7 @@ def differing(runs: Sequence[Path]) -> dict[str, list[Any]]:
     """
     stored = [info.get("settings") or {} for info in map(info_of, with_uploads(runs))]
     names = sorted({name for settings in stored for name in settings if name.startswith(_OF_CLIENTS)} - {*_WHERE})
-    found = {name: list(dict.fromkeys(settings.get(name) for settings in stored)) for name in names}
+    found = {name: list(dict.fromkeys(settings.get(name, RETIRED.get(name)) for settings in stored)) for name in names}
     return {name: values for name, values in found.items() if len(values) > 1}
 
 

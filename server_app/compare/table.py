@@ -13,6 +13,7 @@ from server_app.report.cost_plots import Curve, Point
 from server_app.report.tables import csv_text, markdown_text, print_table
 from server_app.settings.read import default_settings, scaled_line
 from server_app.settings.text import to_toml
+from strategies.run.retired import RETIRED
 
 CompareFormat = Literal["text", "json", "csv", "md"]
 COLUMNS = ("method", "kind", "n", "accuracy, %", "best, %", "wall, s", "CPU, s", "MiB", "MiB/client", "uploads")
@@ -233,7 +234,7 @@ def differing_line(settings: Mapping[str, Sequence[Any]]) -> str:
 
 def _as_run(own: Mapping[str, Any]) -> str:
     """Return a sentence on the options of a run's own result that are not the app's defaults."""
-    defaults = default_settings()
+    defaults = {**RETIRED, **default_settings()}
     changed = [f"{key}={to_toml(value)}" for key, value in own["options"].items() if defaults.get(key) != value]
     return f"{own['outcomes'][-1]['name']}: {' '.join(changed) or 'with the default options'}."
 

@@ -16,7 +16,8 @@ from strategies.core.errors import OptionError
 
 WAIT_S = 8.0
 # What Flower's SuperLink allows of a node with a key: its clock may be ahead by so much, or behind.
-AHEAD_S, BEHIND_S = 5.0, 305.0
+AHEAD_S = 5.0
+BEHIND_S = 305.0
 _NOTICED_S = 2.0
 
 

@@ -20,6 +20,7 @@ from server_app.settings.rehearsal import DEFAULT_SUPERNODES
 from server_app.settings.settled import check_adopted
 from strategies.core.errors import OneShotError, OptionError
 from strategies.core.options import Scalar
+from strategies.run.retired import without_retired
 from strategies.run.run_folder import RunFolder
 
 INTERRUPTED = 130
@@ -94,14 +95,19 @@ def _how_to_go_on(folder: Path) -> str:
 
 
 def stored_settings(folder: Path) -> dict[str, Scalar]:
-    """Return the settings that a run of this app began with."""
+    """Return the settings that a run of this app began with, without those that are fixed now.
+
+    Raises:
+        OptionError: One of these had another value then; or the run is not of this app.
+        StoreError: There is no run.
+    """
     with RunFolder.open(folder, write=False) as run_folder:
         stored = run_folder.info.get("settings")
     if not isinstance(stored, dict):
         raise OptionError(
             f"{folder} was not begun by this app (run.json has no settings): resume it by its own project"
         )
-    return dict(stored)
+    return without_retired(stored)
 
 
 def stored_supernodes(folder: Path) -> int:

@@ -24,6 +24,7 @@ from strategies.core.options import Scalar, flatten, options_of, parse, reject_u
 from strategies.gatekeeper.config import GatekeeperConfig
 from strategies.method import METHODS, TALLY, EnsembleSpec, Job, Normalization
 from strategies.run.quarantine import Door, guarded_replay
+from strategies.run.retired import without_retired
 from strategies.run.run_folder import RunFolder, default_run_dir, load_ensemble
 from strategies.run.stage import CHECKPOINT_S, all_cores, kept_round, usable_uploads
 from strategies.uploads.needs import check_needs, takes_tally
@@ -236,7 +237,7 @@ def _door(request: Request, settings: Settings | None, info: Mapping[str, Any], 
 
 def _begun_options(request: Request, info: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that a replay of another project's run began with; empty for a new one."""
-    return dict(info.get("options", {})) if request.resume is not None else {}
+    return without_retired(info.get("options", {})) if request.resume is not None else {}
 
 
 def _target(request: Request, info: Mapping[str, Any]) -> RunFolder:
@@ -264,9 +265,10 @@ def _foreign_job(request: Request, info: Mapping[str, Any]) -> Job:
         )
     method = METHODS[name]
     own, door = options_of(method.config, name), options_of(GatekeeperConfig, "gatekeeper")
-    reject_unknown(request.overrides, ["seed", "teacher", *(o.key for o in own + door)])
+    overrides = without_retired(request.overrides)
+    reject_unknown(overrides, ["seed", "teacher", *(o.key for o in own + door)])
     begun = _begun_options(request, info)
-    chosen = {**begun, **request.overrides}
+    chosen = {**begun, **overrides}
     config: Any = parse(method.config, chosen, name)
     gatekeeper = flatten(parse(GatekeeperConfig, chosen, "gatekeeper"), "gatekeeper")
     said = {"seed": request.overrides.get("seed", info["seed"]), "teacher": chosen.get("teacher", "method")}

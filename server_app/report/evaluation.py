@@ -123,11 +123,6 @@ def _fedavg(job: Job, held_out: HeldOut) -> float | None:
     return held_out.accuracy(load_model(averaged, job))
 
 
-def _passes(method: Method, spec: EnsembleSpec | None) -> int:
-    """How often the method's own ensemble is asked: twice if its members are quantised, never if it is that of all."""
-    return 0 if spec is None or _is_of_all(method) else 1 + (spec.precision != PLAIN.precision)
-
-
 def _is_of_all(method: Method) -> bool:
     """Whether a method ends with the ensemble of all uploads, whose score one pass gives together with theirs."""
     return method.name == "fedens" or method.uploads == OPEN_SET

@@ -13,7 +13,8 @@ from server_app.rounds.table import RoundsLine, default_targets, line_of
 from strategies.core.errors import OptionError, StoreError
 from strategies.run.files import make_folder, store_errors, write_json
 
-FACTS_FILE, PLOT_FILE = "rounds.json", "learning_curves.png"
+FACTS_FILE = "rounds.json"
+PLOT_FILE = "learning_curves.png"
 
 
 def report_rounds(

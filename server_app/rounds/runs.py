@@ -15,6 +15,7 @@ from strategies.core.errors import OptionError
 from strategies.core.options import Scalar
 from strategies.method import METHODS
 from strategies.rounds.config import OWN_LR, IterativeConfig
+from strategies.run.retired import RETIRED
 from strategies.run.run_folder import RunFolder
 from strategies.run.stage import kept_round
 
@@ -22,12 +23,8 @@ from strategies.run.stage import kept_round
 NEUTRAL = frozenset({*FREE_ON_RESUME, "seed", "uploads", "device", "threads", "iterative.checkpoint-every"})
 # What all strategies of 'iterative' share; its other options are those of one strategy or a few.
 SHARED = ("rounds", "fraction", "lr-decay", "evaluate-every")
-_MOMENTS = ("fedadam", "fedyogi")
 OF_STRATEGIES: Mapping[str, Sequence[str]] = {
     "server-lr": tuple(OWN_LR),
-    "beta1": _MOMENTS,
-    "beta2": _MOMENTS,
-    "tau": _MOMENTS,
     "mu": ("fedprox",),
     "dyn-alpha": ("feddyn",),
     "stc-density": ("stc",),
@@ -125,7 +122,7 @@ def _read(path: Path) -> RoundsRun:
             "another that asks its clients again and again) with at least one tested round"
         )
     name, stored = info["method"], info.get("settings")
-    flat = {**default_settings(), **stored} if isinstance(stored, dict) else {}
+    flat = {**RETIRED, **default_settings(), **stored} if isinstance(stored, dict) else {}
     method, shared, own = _split(name, flat) if flat else (METHODS[name].title, {}, _plain_facts(info))
     done = int(rows[-1]["epoch"])
     whole = result.get("status") == "finished" and not result.get("resumed_at")

@@ -13,6 +13,7 @@ from strategies.gatekeeper.config import GatekeeperConfig
 from strategies.method import METHODS, Method
 from strategies.rounds.config import IterativeConfig
 from strategies.rounds.refinement import Refiner
+from strategies.run.retired import without_retired
 
 # For small data: there these values, tried out on digits, take seconds where DENSE's own take an hour, and FENS's a
 # minute. FLBoost's, tried out on Fashion-MNIST, are for models as small as the main job's.
@@ -88,11 +89,12 @@ def read_settings(given: Mapping[str, Scalar]) -> Settings:
     """Check settings and read them.
 
     Args:
-        given: Flat settings; absent keys have their default.
+        given: Flat settings; absent keys have their default. Those that are fixed now may stand at that value.
 
     Raises:
         OptionError: Names the key, the value and what is allowed.
     """
+    given = without_retired(given)
     reject_unknown(given, [o.key for o in known_options()])
     flat = {**default_settings(), **given}
     app = AppConfig.from_settings(flat)

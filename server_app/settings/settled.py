@@ -13,6 +13,7 @@ from server_app.settings.server_data import open_half
 from strategies.core.errors import OptionError
 from strategies.core.options import Scalar, options_of, parse
 from strategies.method import METHODS, Need
+from strategies.run.retired import without_retired
 from strategies.run.run_folder import RunFolder
 
 # Of the app's own settings; those of the methods and of the gatekeeper are free as well.
@@ -53,8 +54,12 @@ def check_same_run(stored: Mapping[str, Any], flat: Mapping[str, Scalar]) -> Non
 
 
 def completed(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a run's stored settings; one that the run is older than has the default, for that is what it did."""
-    return {**default_settings(), **stored}
+    """Return a run's stored settings; one that the run is older than has the default, for that is what it did.
+
+    Raises:
+        OptionError: A setting that is fixed now had another value then.
+    """
+    return {**default_settings(), **without_retired(stored)}
 
 
 # What a run on the uploads of another may set anew beside the methods' options: where and for how long it works.

@@ -10,6 +10,7 @@ from typing import Any
 
 from strategies.core.errors import OptionError
 from strategies.core.options import Scalar, read_toml, reject_unknown
+from strategies.run.retired import without_retired
 
 # Settings that name a file or a folder, beside the run folder itself.
 PATHS = ("data.root", "client.checkpoint", "client.nodes", "client.state-dir", "uploads")
@@ -28,6 +29,7 @@ def merge_settings(sources: Sequence[str], kinds: Mapping[str, type]) -> dict[st
     merged: dict[str, Scalar] = {}
     for source in sources:
         merged.update(_read_file(Path(source)) if source.endswith(".toml") else _read_pairs(source, kinds))
+    merged = without_retired(merged)
     reject_unknown(merged, list(kinds))
     return merged
 

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from ..core.clients import Answer, Clients
     from ..method import Job
 
-ENSEMBLE_PHASE, AGGREGATOR_PHASE = "ensemble", "aggregator"
+ENSEMBLE_PHASE = "ensemble"
+AGGREGATOR_PHASE = "aggregator"
 # Inputs per forward pass of the ensemble.
 BATCH = 256
 # The square of a larger change would be infinite in FedAdam's state, and the parameters would never change again.

@@ -179,5 +179,4 @@ _OF_TWO_CLASSES = {name: f"two-class-{name}" for name in ("average", "weighted",
 _GENERAL = ", ".join(name for name in AGGREGATORS if not name.startswith("two-class-"))
 
 STATIC = frozenset(name for name, entry in AGGREGATORS.items() if entry.kind == "static")
-VOTED = frozenset(name for name, entry in AGGREGATORS.items() if entry.kind == "voted")
 TORCH_ONLY = frozenset(name for name, entry in AGGREGATORS.items() if entry.kind == "torch")

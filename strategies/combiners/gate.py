@@ -23,7 +23,9 @@ from .forms import uniform
 
 Array = np.ndarray[Any, Any]
 
-MAPS, UNITS, KERNEL = (6, 16), (120, 84), 5
+MAPS = (6, 16)
+UNITS = (120, 84)
+KERNEL = 5
 DROPOUT = 0.5
 NAMES = tuple(
     f"{layer}_{part}" for layer in ("conv1", "conv2", "layer1", "layer2", "layer3") for part in ("weight", "bias")

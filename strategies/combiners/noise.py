@@ -21,9 +21,12 @@ EXPONENTS = (0.5, 3.0)  # drawn uniformly between them
 # Images whose spectra are in memory together: AT_ONCE of up to 3 x 32 x 32 values each, fewer larger ones.
 AT_ONCE = 1024
 VALUES_AT_ONCE = AT_ONCE * 3 * 32 * 32
-# A shape covers the pixels where a field, with an exponent between these two, exceeds LEVEL + SPREAD |normal|.
-OUTLINES, LEVEL, SPREAD = (1.5, 3.5), 0.3, 0.7
-COVERED, PLAIN = 0.7, 0.5  # share of images that get a layer's shapes, and share of these shapes that have one colour
+# A shape is where a field of an exponent between these two is high: above LEVEL + SPREAD |normal|.
+OUTLINES = (1.5, 3.5)
+LEVEL = 0.3
+SPREAD = 0.7
+COVERED = 0.7  # share of images that a layer is laid over
+PLAIN = 0.5  # share of these in which it has one colour
 
 Shape = tuple[int, int, int]
 

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 # while it is loaded, and what is kept of some members for the backward pass.
 FACTOR = 2.0
 # A GPU's share of a shard where there is one on each, and what is left of it for the method's own actor.
-SHARD_SHARE, METHOD_SHARE = 0.9, 0.1
+SHARD_SHARE = 0.9
+METHOD_SHARE = 0.1
 
 
 @dataclass(frozen=True)

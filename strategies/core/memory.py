@@ -14,7 +14,9 @@ from contextlib import contextmanager
 from typing import Any
 
 # Names and numbers of malloc.h.
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4
+M_TRIM_THRESHOLD = -1
+M_MMAP_THRESHOLD = -3
+M_MMAP_MAX = -4
 
 _NEVER = 2**31 - 1
 # The values that glibc reaches by itself once it has freed large blocks; its lower initial values cannot be restored.

@@ -128,6 +128,26 @@ def parse(cls: type[T], settings: Mapping[str, Scalar], table: str = "") -> T:
     return cls(**values)
 
 
+def presets(table: Mapping[str, Mapping[str, Any]]) -> classmethod[Any, ..., Any]:
+    """Return the class method ``preset(name, **changes)`` of a config: the settings of a publication, with changes.
+
+    Args:
+        table: Preset name -> the fields that differ from the defaults.
+    """
+
+    def preset(config: type[T], name: str, **changes: Any) -> T:
+        """Return the settings of a publication; ``changes`` are fields to set otherwise.
+
+        Raises:
+            OptionError: The name is unknown or a change is out of range.
+        """
+        if name not in table:
+            raise OptionError(f"unknown preset {name!r} of {config.__name__}: known are {', '.join(table)}")
+        return config(**{**table[name], **changes})
+
+    return classmethod(preset)
+
+
 def check_device(device: str) -> None:
     """Check the name of a torch device; the machine need not have it.
 

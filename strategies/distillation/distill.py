@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,37 @@ from .losses import soft_kl
 
 # A student's logits [B, C] and the teacher's answers [B, ...] to a scalar.
 Loss = Callable[[Tensor, Tensor], Tensor]
+
+MOMENTUM = 0.9  # of SGD on the server, in every published loop
+
+
+@dataclass(frozen=True)
+class DistillRecipe:
+    """How a student is trained.
+
+    Attributes:
+        epochs: T, over which the learning rate runs.
+        batch_size: b, images per step.
+        kd_temperature: Of the distillation loss.
+        student_lr: eta_S.
+        steps_per_epoch: Most batches per epoch; 0 for one pass over all images.
+        optimizer: ``"sgd"`` or ``"adam"``.
+        momentum: Of sgd.
+        weight_decay: Of either.
+        schedule: ``"constant"``, ``"cosine"`` or ``"one-cycle"``.
+        student_clip: Largest norm of the gradient; 0 does not clip.
+    """
+
+    epochs: int
+    batch_size: int
+    kd_temperature: float
+    student_lr: float
+    steps_per_epoch: int = 0
+    optimizer: str = "sgd"
+    momentum: float = MOMENTUM
+    weight_decay: float = 0.0
+    schedule: str = "constant"
+    student_clip: float = 0.0
 
 
 def distill(

@@ -12,31 +12,31 @@ from ..core.seeds import generator, seeded_torch
 from ..teacher.augment import AUGMENTATIONS, Standardize
 from ..teacher.ensemble import Ensemble
 from .generators import DenseGenerator
-from .synthesis import Batch, Term, View, frozen, synthesize
+from .synthesis import Batch, Recipe, Term, View, frozen, synthesize
 
 if TYPE_CHECKING:
     from ..method import Job
-    from .settings import SynthesisOptions
 
 
 class GeneratedImages:
     """A generator that trains against the ensemble for some steps per epoch and then makes one batch.
 
+    It starts anew for every batch, as in the published codes of DENSE and Co-Boosting.
+
     Args:
-        job: Supplies the shape of images, the number of classes, the seed and the device.
-        options: Of the synthesis.
+        job: Gives the shape of images, the number of classes, the seed and the device.
+        recipe: Of the generator loop.
+        latent: Length of the noise vector z.
+        batch_size: Images in a batch.
+        augmentation: A key of ``AUGMENTATIONS``: how images are changed before the models see them.
     """
 
-    def __init__(self, job: Job, options: SynthesisOptions) -> None:
-        self.job, self.options = job, options
+    def __init__(self, job: Job, recipe: Recipe, *, latent: int, batch_size: int, augmentation: str = "none") -> None:
+        self.job = job
+        self._recipe, self._noise_shape, self._augment = recipe, (batch_size, latent), AUGMENTATIONS[augmentation]
         with seeded_torch(job.seed, "generator"):  # its initialisation draws from torch's global state
-            self.generator = DenseGenerator(options.latent, job.input_shape).to(job.device)
-        self.generator.reset(generator(job.seed, "generator"))
+            self._generator = DenseGenerator(latent, job.input_shape).to(job.device)
         self._standardize = Standardize(job.normalization).to(job.device)
-
-    def lasting(self) -> dict[str, nn.Module]:
-        """Return the modules that outlive an epoch, by name: the generator, unless it is reset every epoch."""
-        return {} if self.options.generator_reset else {"generator": self.generator}
 
     def batch(
         self,
@@ -58,19 +58,16 @@ class GeneratedImages:
             sort_labels: Whether the labels are in ascending order.
             tick: Called after each step.
         """
-        options, device = self.options, self.job.device
-        rng = generator(self.job.seed, "synthesis", epoch)
-        if options.generator_reset:
-            self.generator.reset(rng)
-        noise = torch.randn(options.synthesis_batch_size, options.latent, generator=rng).to(device)
+        device, rng = self.job.device, generator(self.job.seed, "synthesis", epoch)
+        self._generator.reset(rng)
+        noise = torch.randn(self._noise_shape, generator=rng).to(device)
         labels = torch.randint(self.job.num_classes, (len(noise),), generator=rng)
         labels = (labels.sort().values if sort_labels else labels).to(device)
-        augment = AUGMENTATIONS[options.synthesis_augmentation]
 
         def look(images: Tensor) -> View:
-            inputs = self._standardize(augment(images, rng))
+            inputs = self._standardize(self._augment(images, rng))
             return View(images, inputs, labels, teacher(inputs), student(inputs) if student is not None else None)
 
         with frozen(student if student is not None else nn.Module()):
-            images, losses = synthesize(self.generator, noise, look, terms=terms, recipe=options.recipe(), tick=tick)
+            images, losses = synthesize(self._generator, noise, look, terms=terms, recipe=self._recipe, tick=tick)
         return Batch(images, labels, losses)

@@ -24,7 +24,11 @@ if TYPE_CHECKING:
     from ..teacher.ensemble import Ensemble
 
 BATCH = 256
-RATE, BETAS, MOST_SHIFT, SMOOTHNESS, EXPONENT = 0.15, (0.9, 0.99), 2, 0.5, 2.0
+RATE = 0.15  # Adam's learning rate of the pixels
+BETAS = (0.9, 0.99)  # decay of its averages
+MOST_SHIFT = 2  # pixels that the images are rolled by before each step
+SMOOTHNESS = 0.5  # weight of the total variation
+EXPONENT = 2.0  # of the noise's spectrum that the images begin as
 
 
 class Pixels(nn.Module):

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from ..method import Job, Progress
 
 DRAWS = ("fixed", "independent")
-PARTS, MOST = 1000, 10**9  # estimates become integers: parts of an example, and the most parts of all examples
+PARTS = 1000  # of an example: estimates in whole numbers
+MOST = 10**9  # of all examples together
 
 
 def class_weights(counts: Sequence[Sequence[int]]) -> Tensor:

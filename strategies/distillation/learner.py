@@ -17,7 +17,7 @@ from ..core.seeds import generator
 from ..method import TALLY
 from ..teacher.augment import AUGMENTATIONS, Standardize
 from ..teacher.ensemble import Ensemble, fast_layout
-from .distill import Loss, distill
+from .distill import DistillRecipe, Loss, distill
 from .epochs import Stage, learning_rate, run_epochs
 from .losses import soft_kl
 from .pool import Pool, batch_count, dequantize, shuffled_batches
@@ -26,15 +26,15 @@ from .synthesis import Batch
 
 if TYPE_CHECKING:
     from ..method import Job, Outcome, Progress
-    from .settings import DistillOptions, PoolOptions
+    from .settings import PoolOptions
 
 # Makes one epoch's images, given its number and a callable for after each step.
 Make = Callable[[int, Callable[[], None]], Batch]
 Perturb = Callable[[Tensor, torch.Generator], Tensor]
 
 
-def teacher_of(job: Job, combiner: nn.Module, options: DistillOptions, *, watched: bool = False) -> Ensemble:
-    """Return the ensemble that a job's student learns from, in the precision of its options.
+def teacher_of(job: Job, combiner: nn.Module, *, precision: str = "float32", watched: bool = False) -> Ensemble:
+    """Return the ensemble that a job's student learns from.
 
     Without a :attr:`~strategies.method.Job.teacher` it is all uploads with the method's combiner. Tally's teacher is
     all uploads with Tally's pool. A teacher by name has its own members, combiner and quantisation; bfloat16 arithmetic
@@ -43,13 +43,13 @@ def teacher_of(job: Job, combiner: nn.Module, options: DistillOptions, *, watche
     Args:
         job: Its uploads, builders, device and teacher.
         combiner: The method's own, a module [M, B, C] -> [B, ...].
-        options: Of the distillation.
-        watched: Whether a loss reads the members' layers, which must then stay unchanged.
+        precision: Of the members' arithmetic, ``"float32"`` or ``"bfloat16"``.
+        watched: Whether a loss looks at the members' layers, which must then stay as they are.
 
     Raises:
         OneShotError: The job's teacher has a member without an upload.
     """
-    uploads, precision = job.uploads, options.teacher_precision
+    uploads = job.uploads
     if job.teacher == TALLY:
         return tally_teacher(job, fold=not watched, precision=precision)[0]
     if (spec := job.teacher) is not None:
@@ -66,29 +66,29 @@ class Learner:
     Args:
         job: Supplies the student's architecture and start, the seed and the device.
         teacher: The ensemble.
-        options: Of the distillation.
-        augmentation: A key of ``AUGMENTATIONS``: the change of images each time they are read.
-        loss: The loss to minimise; by default :func:`.losses.soft_kl` at the options' temperature.
-        asked_once: Whether the teacher sees the images unchanged while the student sees them augmented.
-        frozen_statistics: Whether the student's batch normalisation keeps its initial statistics.
+        recipe: Of the student's training.
+        augmentation: A key of ``AUGMENTATIONS``: how images are changed each time they are read.
+        loss: What is minimised; by default :func:`.losses.soft_kl` at the recipe's temperature.
+        asked_once: Whether the teacher judges the images as they are, whatever change of them the student sees.
+        frozen_statistics: Whether the student's batch normalisation keeps the statistics that it starts with.
     """
 
     def __init__(
         self,
         job: Job,
         teacher: Ensemble,
-        options: DistillOptions,
+        recipe: DistillRecipe,
         *,
         augmentation: str = "none",
         loss: Loss | None = None,
         asked_once: bool = False,
         frozen_statistics: bool = False,
     ) -> None:
-        self.job, self.teacher, self.options = job, teacher, options
-        self._loss = loss or partial(soft_kl, temperature=options.kd_temperature)
+        self.job, self.teacher, self.recipe = job, teacher, recipe
+        self._loss = loss or partial(soft_kl, temperature=recipe.kd_temperature)
         self.student = fast_layout(fresh_student(job))
         self.standardize = Standardize(job.normalization).to(job.device)
-        self.optimizer = _optimizer(self.student, options)
+        self.optimizer = _optimizer(self.student, recipe)
         self._augment, self.reads_unchanged = AUGMENTATIONS[augmentation], augmentation == "none"
         self._known_for_ever = self.reads_unchanged or asked_once
         self._frozen_statistics = frozen_statistics
@@ -115,7 +115,7 @@ class Learner:
             self._lessons(table, epoch, perturb),
             self.optimizer,
             loss=self._loss,
-            clip=self.options.student_clip,
+            clip=self.recipe.student_clip,
             frozen_statistics=self._frozen_statistics,
             tick=tick,
         )
@@ -131,15 +131,15 @@ class Learner:
         if not self._known_for_ever:
             return dict(rows)
         parts = []
-        for part in torch.split(rows["images"], self.options.batch_size):
+        for part in torch.split(rows["images"], self.recipe.batch_size):
             parts.append(self.teacher(self._inputs(part)))
             tick()
         return {**rows, "logits": torch.cat(parts)}
 
     def read(self, table: Mapping[str, Tensor], rng: torch.Generator) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
         """Pass once over a table in a random order; yield normalised images [B, ch, H, W] with their rows."""
-        options = self.options
-        for rows in shuffled_batches(table, options.batch_size, rng, most=options.steps_per_epoch):
+        recipe = self.recipe
+        for rows in shuffled_batches(table, recipe.batch_size, rng, most=recipe.steps_per_epoch):
             yield self._inputs(rows["images"], rng), rows
 
     def _inputs(self, images: Tensor, rng: torch.Generator | None = None) -> Tensor:
@@ -150,13 +150,11 @@ class Learner:
     def _lessons(
         self, table: Mapping[str, Tensor], epoch: int, perturb: Perturb | None
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        rng, options = generator(self.job.seed, "distillation", epoch), self.options
-        steps = batch_count(len(table["images"]), options.batch_size, most=options.steps_per_epoch)
+        rng, recipe = generator(self.job.seed, "distillation", epoch), self.recipe
+        steps = batch_count(len(table["images"]), recipe.batch_size, most=recipe.steps_per_epoch)
         for number, (inputs, rows) in enumerate(self.read(table, rng)):
             for group in self.optimizer.param_groups:
-                group["lr"] = learning_rate(
-                    options.schedule, options.student_lr, epoch + number / steps, options.epochs
-                )
+                group["lr"] = learning_rate(recipe.schedule, recipe.student_lr, epoch + number / steps, recipe.epochs)
             if perturb is not None:
                 inputs = perturb(inputs, rng)
             known = rows.get("logits") if perturb is None and self._known_for_ever else None
@@ -165,9 +163,7 @@ class Learner:
     @torch.no_grad()
     def member_logits(self, images: Tensor) -> Tensor:
         """Return the clients' logits [N, M, C] on images [N, ch, H, W] that are read unchanged."""
-        parts = [
-            self.teacher.member_logits(self._inputs(part)) for part in torch.split(images, self.options.batch_size)
-        ]
+        parts = [self.teacher.member_logits(self._inputs(part)) for part in torch.split(images, self.recipe.batch_size)]
         return torch.cat(parts, dim=1).transpose(0, 1).contiguous()
 
     @torch.no_grad()
@@ -195,12 +191,36 @@ def image_epoch(
         remember: Stores them, and returns the table that the student learns from.
         progress: Receives a report after each step.
     """
-    tick = partial(progress.report, epoch, learner.options.epochs)
+    tick = partial(progress.report, epoch, learner.recipe.epochs)
     with stage.clock("synthesis"):
         batch = make(epoch, tick)
     with stage.clock("distillation"):
         loss = learner.learn(remember(batch), epoch, tick=tick)
     return {**batch.losses, "distillation": loss}
+
+
+def learn_from_made(
+    job: Job,
+    progress: Progress,
+    stage: Stage,
+    learner: Learner,
+    *,
+    make: Make,
+    options: PoolOptions,
+) -> Outcome:
+    """Run all epochs of a student on the images that a method has made so far; the outcome is the last epoch's student.
+
+    Args:
+        job: Gives the seed and the observer.
+        progress: Told after each step; gives the epoch to go on from.
+        stage: Its clock and pool.
+        learner: The student and its teacher.
+        make: Makes the images of an epoch.
+        options: How the pool stores them.
+    """
+    remember = partial(add_to_pool, stage=stage, learner=learner, options=options)
+    step = partial(image_epoch, stage=stage, learner=learner, make=make, remember=remember, progress=progress)
+    return run_epochs(job, progress, stage, epochs=learner.recipe.epochs, step=step)
 
 
 def add_to_pool(batch: Batch, stage: Stage, learner: Learner, options: PoolOptions) -> dict[str, Tensor]:
@@ -219,7 +239,7 @@ def learn_from_images(job: Job, progress: Progress, learner: Learner) -> Outcome
     """
     assert job.proxy is not None  # noqa: S101  the need is checked before a method starts
     rows = {"images": job.proxy}
-    tick = partial(progress.report, 0, learner.options.epochs)
+    tick = partial(progress.report, 0, learner.recipe.epochs)
     return learn_from_table(job, progress, learner, lambda: learner.with_logits(rows, tick=tick))
 
 
@@ -235,7 +255,7 @@ def learn_from_table(
         make: Returns the table, see :meth:`Learner.learn`. A resumed run calls it again, so that it must return the
             same table each time.
     """
-    epochs = learner.options.epochs
+    epochs = learner.recipe.epochs
     stage = Stage({"student": learner.student}, learner.optimizer, Pool())
     with stage.clock("teacher"):
         table = make()
@@ -247,9 +267,8 @@ def learn_from_table(
     return run_epochs(job, progress, stage, epochs=epochs, step=epoch)
 
 
-def _optimizer(student: nn.Module, options: DistillOptions) -> torch.optim.Optimizer:
-    if options.optimizer == "adam":
-        return torch.optim.Adam(student.parameters(), options.student_lr, weight_decay=options.weight_decay)
-    return torch.optim.SGD(
-        student.parameters(), options.student_lr, options.momentum, weight_decay=options.weight_decay
-    )
+def _optimizer(student: nn.Module, recipe: DistillRecipe) -> torch.optim.Optimizer:
+    weights, rate, decay = student.parameters(), recipe.student_lr, recipe.weight_decay
+    if recipe.optimizer == "adam":
+        return torch.optim.Adam(weights, rate, weight_decay=decay)
+    return torch.optim.SGD(weights, rate, recipe.momentum, weight_decay=decay)

@@ -32,9 +32,13 @@ from .probes import (
 if TYPE_CHECKING:
     from ..method import Job, Progress, Upload
 
-# A client knows a class from this many examples on, which must also be this share of all its examples.
-LEAST_EXAMPLES, LEAST_SHARE = 10, 0.05
-MOST_PROBES, MOST_CLASSES, NOISE = 1024, 10, 48
+LEAST_EXAMPLES = 10  # of a class that a client knows
+LEAST_SHARE = 0.05  # of all of a client's examples, of a class that it knows
+MOST_PROBES = 1024  # images inverted from all clients together
+MOST_CLASSES = 10  # of a client that images are inverted for
+NOISE = 48  # images of noise beside the inverted ones
+TRIGGER_IMAGES = 16  # that a trigger is sought on
+TRIGGER_SIZE = 0.6  # a trigger is suspect below so many times the other clients' smallest
 WORKS = 0.8  # a trigger that moves this share of the images works
 
 
@@ -135,7 +139,7 @@ class _Gatherer:
         # Work is counted in images that pass through a model and back.
         self.done, self.inverting = 0, config.images * min(MOST_CLASSES, job.num_classes)
         self.total = len(job.uploads) * (
-            (config.steps * self.inverting + config.trigger_steps * job.num_classes * config.trigger_images)
+            (config.steps * self.inverting + config.trigger_steps * job.num_classes * TRIGGER_IMAGES)
             if self.images
             else 1
         )
@@ -194,7 +198,7 @@ class _Gatherer:
         job, device = self.job, self.job.device
         rng = generator(job.seed, "gatekeeper", "noise")
         shown = torch.cat([*made, noise_images(NOISE, job.input_shape, rng)]).to(device)
-        pool = chosen_images([*made], self.config.trigger_images, generator(job.seed, "gatekeeper", "pool")).to(device)
+        pool = chosen_images([*made], TRIGGER_IMAGES, generator(job.seed, "gatekeeper", "pool")).to(device)
         logits, sizes, triggers = [], [], list[Trigger | None]()
         for upload in job.uploads:
             model = self.model(upload)
@@ -225,7 +229,7 @@ class _Gatherer:
     def tried(self, triggers: list[Trigger | None], pool: Tensor) -> list[Trigger | None]:
         """Return the triggers, with the transfer to the other models for those that are suspiciously small."""
         sizes = [t.size if t is not None else math.nan for t in triggers]
-        looked = [k for k, size in enumerate(sizes) if size < self.config.trigger_size * usual_size(sizes, k)]
+        looked = [k for k, size in enumerate(sizes) if size < TRIGGER_SIZE * usual_size(sizes, k)]
         seen: dict[int, dict[int, float]] = {k: {} for k in looked}
         for j, upload in enumerate(self.job.uploads if looked else ()):
             model = self.model(upload)

@@ -8,14 +8,21 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from .config import GatekeeperConfig
-from .evidence import Evidence
+from .evidence import TRIGGER_SIZE, Evidence
 from .measures import distance_of, mapping, median, usual_distance
 from .verdicts import BACKDOOR, COPY, LABEL_FLIP, RANDOM, SCALED, Finding, some_pairs
 
-LEAST_PAIRS = 2  # others that share known classes with a client: with only one, either of the two may be wrong
-ALIKE, UNLIKE = 0.3, 0.1  # cosine above which weights have a common start, and below which they have none
-LEAD = 0.2  # of two copies, the original fits its own label counts better by this much
+LEAST_PAIRS = 2  # others who know a client's classes: with one only, either of the two may be wrong
+ALIKE = 0.3  # least cosine of weights that began at the same point
+UNLIKE = 0.1  # largest cosine of weights that did not
+NORM_RATIO = 3.0  # a layer's norm is suspect from so many times the others' median on, or its inverse
+LOGIT_RATIO = 20.0  # so are the sizes of the logits, where no architecture is compared
+FLAT_RATIO = 0.1  # predictions are flat if they vary less than so many times the others' median
+COPY_DISTANCE = 0.05  # copies are nearer than so many times the usual distance of two models
+AGREEMENT = 0.2  # a client is suspect below this agreement with the others on classes that both know
+TRIGGER_LEAD = 0.7  # a trigger is suspect below so many times the next smallest of the same client
+TRIGGER_TRANSFER = 0.1  # and if it moves at most this share of the images in the other models
+LEAD = 0.2  # of two equal models, one fits its own label counts better by so much
 
 
 @dataclass(frozen=True)
@@ -35,36 +42,34 @@ class Cohort:
     agreed: Tensor
 
 
-def findings_of(
-    cohort: Cohort, evidence: Evidence, config: GatekeeperConfig, arrived: Sequence[str]
-) -> list[tuple[Finding, ...]]:
-    """Return the findings on every client [M], the clearest first."""
-    copies, alone = copied(cohort, evidence, config, arrived), disagreeing(cohort.agreed, config.agreement)
+def findings_of(cohort: Cohort, evidence: Evidence, arrived: Sequence[str]) -> list[tuple[Finding, ...]]:
+    """Return the findings on every client [M], the plainest first."""
+    copies, alone = copied(cohort, evidence, arrived), disagreeing(cohort.agreed, AGREEMENT)
     found = []
     for k in range(len(evidence.clients)):
-        own = [copies[k], scaled(k, cohort, config), strange(k, cohort, evidence, config, alone.get(k))]
-        if not is_flat(k, cohort, config):  # every trigger of a flat model is small
-            own.append(backdoored(k, cohort, evidence, config))
+        own = [copies[k], scaled(k, cohort), strange(k, cohort, evidence, alone.get(k))]
+        if not is_flat(k, cohort):  # of which every trigger is small
+            own.append(backdoored(k, cohort, evidence))
         found.append(tuple(finding for finding in own if finding is not None))
     return found
 
 
-def scaled(k: int, cohort: Cohort, config: GatekeeperConfig) -> Finding | None:
-    """Return a finding if the scale of a client's weights, statistics or logits differs from the others'."""
+def scaled(k: int, cohort: Cohort) -> Finding | None:
+    """Say whether a client's weights, statistics or logits are of another size than the others'."""
     norm, statistics = cohort.measures["norm"][k], cohort.measures["statistics"][k]
     logits = cohort.measures["logits"][k]
-    if distance_of(norm) > math.log(config.norm_ratio):
+    if distance_of(norm) > math.log(NORM_RATIO):
         return Finding(SCALED, f"the norm of layer {cohort.layers[k]} is {norm:.3g} times the others'")
-    if distance_of(statistics) > 2 * math.log(config.norm_ratio):  # a variance is a square
+    if distance_of(statistics) > 2 * math.log(NORM_RATIO):  # a variance is a square
         return Finding(SCALED, f"the running variances of a layer are {statistics:.3g} times the others'")
-    if logits > config.logit_ratio:
+    if logits > LOGIT_RATIO:
         return Finding(SCALED, f"the logits are {logits:.3g} times as large as the others' median")
     return None
 
 
-def is_flat(k: int, cohort: Cohort, config: GatekeeperConfig) -> bool:
-    """Return whether a client's predictions hardly differ from image to image."""
-    return cohort.measures["variation"][k] < config.flat_ratio
+def is_flat(k: int, cohort: Cohort) -> bool:
+    """Say whether a client's predictions hardly differ from image to image."""
+    return cohort.measures["variation"][k] < FLAT_RATIO
 
 
 def is_unlike(k: int, cohort: Cohort) -> bool:
@@ -96,9 +101,9 @@ def disagreeing(agreed: Tensor, least: float) -> dict[int, str]:
     return found
 
 
-def strange(k: int, cohort: Cohort, evidence: Evidence, config: GatekeeperConfig, alone: str | None) -> Finding | None:
-    """Return a finding if a client predicts at random, or other labels than the others for the same images."""
-    flat, unlike = is_flat(k, cohort, config), is_unlike(k, cohort)
+def strange(k: int, cohort: Cohort, evidence: Evidence, alone: str | None) -> Finding | None:
+    """Say whether a client predicts what nobody else does: at random, or other labels for the same images."""
+    flat, unlike = is_flat(k, cohort), is_unlike(k, cohort)
     if unlike and (flat or evidence.behaviour is None):
         likeness = cohort.measures["likeness"][k]
         reason = f"its weights have nothing in common with the others' (cosine {likeness:.2f})"
@@ -121,16 +126,16 @@ def _flips(k: int, evidence: Evidence) -> str:
     return f"; it predicts {some_pairs(pairs)}" if pairs else ""
 
 
-def backdoored(k: int, cohort: Cohort, evidence: Evidence, config: GatekeeperConfig) -> Finding | None:
-    """Return a finding if an unusually small trigger turns images into one class, in this model alone."""
+def backdoored(k: int, cohort: Cohort, evidence: Evidence) -> Finding | None:
+    """Say whether a trigger smaller than any honest one turns images into one class, in this model alone."""
     trigger = evidence.behaviour.triggers[k] if evidence.behaviour is not None else None
     ratio = cohort.measures["trigger"][k]
-    if trigger is None or evidence.behaviour is None or not ratio < config.trigger_size:
+    if trigger is None or evidence.behaviour is None or not ratio < TRIGGER_SIZE:
         return None
     # A client that knows two classes has a small trigger each way, so that neither leads.
     sizes = sorted(size for size in evidence.behaviour.sizes[k].tolist() if not math.isnan(size))
-    leads = len(sizes) > 1 and sizes[0] < config.trigger_lead * sizes[1]
-    if not leads or not trigger.transfer <= config.trigger_transfer:
+    leads = len(sizes) > 1 and sizes[0] < TRIGGER_LEAD * sizes[1]
+    if not leads or not trigger.transfer <= TRIGGER_TRANSFER:
         return None
     return Finding(
         BACKDOOR,
@@ -139,15 +144,13 @@ def backdoored(k: int, cohort: Cohort, evidence: Evidence, config: GatekeeperCon
     )
 
 
-def copied(
-    cohort: Cohort, evidence: Evidence, config: GatekeeperConfig, arrived: Sequence[str]
-) -> list[Finding | None]:
-    """Return a finding for every client whose weights copy another client's, taken for the original [M]."""
+def copied(cohort: Cohort, evidence: Evidence, arrived: Sequence[str]) -> list[Finding | None]:
+    """Say which clients' weights are those of another one, who is taken for the original [M]."""
     count, found = len(evidence.clients), list[Finding | None]()
-    sound = [k for k in range(count) if scaled(k, cohort, config) is None]
-    # Each pair of clients -> the usual distance, which excludes both.
+    sound = [k for k in range(count) if scaled(k, cohort) is None]
+    # Beside each pair of copies, the usual distance.
     pairs = {(k, j): _usual(k, j, cohort, evidence, sound) for k in range(count) for j in range(count) if k != j}
-    near = {pair for pair, usual in pairs.items() if _are_copies(float(cohort.apart[pair]), usual, config)}
+    near = {pair for pair, usual in pairs.items() if _are_copies(float(cohort.apart[pair]), usual)}
     for k in range(count):
         group = [j for j in range(count) if j == k or (k, j) in near]
         original, why = _original(group, cohort, evidence, arrived)
@@ -165,9 +168,9 @@ def _usual(k: int, j: int, cohort: Cohort, evidence: Evidence, sound: Sequence[i
     return usual_distance(cohort.apart, (k, j), equals)
 
 
-def _are_copies(apart: float, usual: float, config: GatekeeperConfig) -> bool:
-    """Return whether two models are copies; without a usual distance only equal ones are."""
-    return apart == 0 or apart < config.copy_distance * usual
+def _are_copies(apart: float, usual: float) -> bool:
+    """Say whether two models are copies; nearly equal ones only where it is known what is usual."""
+    return apart == 0 or apart < COPY_DISTANCE * usual
 
 
 def _original(group: Sequence[int], cohort: Cohort, evidence: Evidence, arrived: Sequence[str]) -> tuple[int, str]:

@@ -48,10 +48,10 @@ def inspect(
     """Judge every upload of a job.
 
     Args:
-        job: The job with its uploads; its device must belong to this process. All images follow from its seed.
-        config: The thresholds, and the numbers of images and steps.
-        arrived: The clients in the order of their arrival; empty if unknown.
-        progress: Receives the percentage that is done.
+        job: The job with its uploads, its device one of this process. Of its seed all images follow.
+        config: How many images and steps.
+        arrived: The clients in the order of their arrival; empty if it is not known.
+        progress: Told how many percent are done.
 
     Returns:
         One row per client, in the order of the job.
@@ -65,7 +65,7 @@ def inspect(
         return Inspection(tuple(Row(u.client, u.architecture, {}, {}) for u in job.uploads), (note,))
     evidence = gather(job, config, progress or Silent())
     cohort = cohort_of(evidence)
-    found = findings_of(cohort, evidence, config, arrived)
+    found = findings_of(cohort, evidence, arrived)
     names = [name for name in MEASURES if not all(math.isnan(v) for v in cohort.measures[name])]
     scores = {name: _scores(name, cohort.measures[name]) for name in names}
     rows = tuple(

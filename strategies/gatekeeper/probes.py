@@ -22,8 +22,13 @@ from ..distillation.inverted import jitter
 from ..teacher.augment import Standardize
 from ..teacher.batchnorm import batchnorm_loss
 
-INVERSION_LR, SMOOTHNESS, STATISTICS, COARSE = 0.1, 0.02, 0.1, 4
-TRIGGER_LR, SPARSITY, FAINT = 0.3, 0.05, -2.0
+INVERSION_LR = 0.1  # Adam's, of inverted pixels
+SMOOTHNESS = 0.02  # weight of their roughness
+STATISTICS = 0.1  # weight of the batch-normalisation loss
+COARSE = 4  # side of the noise that is enlarged to an image
+TRIGGER_LR = 0.3  # Adam's, of masks and patterns
+SPARSITY = 0.05  # weight of a mask's size
+FAINT = -2.0  # logit that a mask begins at
 AT_ONCE = 256  # images in one forward pass
 
 Shape = tuple[int, int, int]

@@ -7,8 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-RANDOM, SCALED, COPY, LABEL_FLIP, BACKDOOR = "random", "scaled", "copy", "label-flip", "backdoor"
-OK, SUSPECT = "ok", "suspect"
+RANDOM = "random"
+SCALED = "scaled"
+COPY = "copy"
+LABEL_FLIP = "label-flip"
+BACKDOOR = "backdoor"
+OK = "ok"
+SUSPECT = "suspect"
 
 # Measure -> its column's title. Those of RATIOS are compared on a logarithmic scale.
 MEASURES: Mapping[str, str] = {

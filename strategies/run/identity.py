@@ -10,6 +10,7 @@ from ..core.errors import OptionError
 from ..core.options import flatten
 from ..method import TALLY
 from .files import plain
+from .retired import without_retired
 from .run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -59,6 +60,8 @@ WAITING = ("quorum", "patience_s", "ensemble_patience_s")
 def _check_same_run(folder: RunFolder, asked: Mapping[str, Any]) -> None:
     """Refuse to go on with a run that began as another one: its uploads, checkpoint and result would be mixed up."""
     begun, now = folder.info, plain(asked)
+    own = {f"{begun.get('method')}.{key}": value for key, value in begun.get("config", {}).items()}
+    without_retired({**begun, **own})
     then = {**begun, **begun.get("config", {})}
     for key, value in {**now, **now["config"]}.items():
         if key not in ("config", *WAITING) and then.get(key, value) != value:

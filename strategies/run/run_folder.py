@@ -45,7 +45,10 @@ __all__ = [
 ]
 
 RUNS_VARIABLE = "ONESHOT_RUNS"
-_FACTS, _RESULT, STUDENT_FILE, _IMAGES = "run.json", "result.json", "student.safetensors", "images.safetensors"
+_FACTS = "run.json"
+_RESULT = "result.json"
+STUDENT_FILE = "student.safetensors"
+_IMAGES = "images.safetensors"
 _PACKAGES = ("torch", "torchvision", "flwr", "ray", "numpy", "safetensors")
 
 

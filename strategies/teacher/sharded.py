@@ -20,8 +20,10 @@ from torch import Tensor
 
 Array = npt.NDArray[Any]
 
-# Outputs of a shard besides the logits.
-NOTHING, STATISTICS, FEATURES = "", "statistics", "features"
+# What a shard may be asked for beside the logits.
+NOTHING = ""
+STATISTICS = "statistics"
+FEATURES = "features"
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ Signature = Mapping[str, tuple[tuple[int, ...], str]]
 CLIENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 MIB = 2**20
 # Layers whose ranges one client may send, and the letters of a layer's name.
-MAX_LAYERS, MAX_LAYER_NAME = 4096, 256
+MAX_LAYERS = 4096
+MAX_LAYER_NAME = 256
 _SHOWN = 4
 
 

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ..method import ModelBuilder
 
-CLASSIFIER, OPEN_SET, CVAE = "classifier", "open-set", "cvae"
+CLASSIFIER = "classifier"
+OPEN_SET = "open-set"
+CVAE = "cvae"
 
 
 def kind_of(architecture: str) -> str:

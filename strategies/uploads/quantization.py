@@ -41,7 +41,8 @@ INPUT = "<input>"
 # Behind the name of a quantised tensor: its scale.
 SCALE = "/scale"
 # Half the width of eight bits, and the width of seven.
-HALF_WIDTH, STEPS = 127.5, 127
+HALF_WIDTH = 127.5
+STEPS = 127
 # No grid is finer, so that a tensor of zeros has one too.
 FINEST = float(np.finfo(np.float32).eps)
 
@@ -97,11 +98,6 @@ def dequantized(arrays: Arrays) -> State:
         except (TypeError, ValueError) as error:
             raise UploadError(f"array {key!r} is no tensor: {error}") from error
     return state
-
-
-def array_bytes(arrays: Arrays) -> int:
-    """Return the bytes of the values, without the names."""
-    return sum(array.nbytes for array in arrays.values())
 
 
 def affine(low: float, high: float) -> tuple[float, int]:

@@ -39,7 +39,7 @@ from strategies.method import TALLY, Job, Outcome, Silent
 from strategies.run.files import read_json, write_json
 from strategies.run.run_folder import RunFolder
 from strategies.run.stage import kept_round, usable_uploads
-from strategies.tally import METHOD, TallyConfig
+from strategies.tally import METHOD, OPTIMIZER, SCHEDULE, TallyConfig
 
 BINS = 15
 
@@ -107,9 +107,10 @@ def fitted(job: Job, part: Part, real: Tensor | None) -> Outcome:
     if not part.real:
         with spectrum(part.exponents):
             return METHOD.fit(replace(job, config=config), Silent())
-    shared = {name: getattr(config, name) for name in ("epochs", "batch_size", "kd_temperature", "optimizer")}
-    schedule = {name: getattr(config, name) for name in ("student_lr", "weight_decay", "schedule", "student_clip")}
-    same = FedDfConfig(start="average", **shared, **schedule)
+    shared = {name: getattr(config, name) for name in ("epochs", "batch_size", "kd_temperature", "student_lr")}
+    same = FedDfConfig(
+        start="average", optimizer=OPTIMIZER, schedule=SCHEDULE, weight_decay=0.0, student_clip=0.0, **shared
+    )
     return FEDDF.fit(replace(job, config=same, teacher=TALLY, proxy=real), Silent())
 
 

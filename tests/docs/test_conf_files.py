@@ -312,7 +312,7 @@ def test_file_of_other_uploads_sets_the_published_values_behind_the_table_of_its
     else:
         epochs, latent, images, server_epochs = TUNED[data]
         client = alone.app.client
-        assert (client.batch_size, client.epochs, client.latent, client.kl_weight) == (32, epochs, latent, 1.0)
+        assert (client.batch_size, client.epochs, client.latent) == (32, epochs, latent)
         assert alone.method_config == METHODS["fedcvae-ens"].config(images=images, epochs=server_epochs)
         assert behind.app.data.name == DATA.get(data, data)
     assert (behind.app.client.schedule, behind.method_config) == ("constant", alone.method_config)

@@ -24,7 +24,7 @@ from server_app.settings.read import default_settings
 from strategies import co_boosting, dense, fed_gen, feddf, flboost
 from strategies.core.errors import OptionError
 from strategies.core.options import flatten, options_of
-from strategies.distillation.settings import DistillOptions, PoolOptions, SynthesisOptions
+from strategies.distillation.settings import PoolOptions, StudentOptions, SynthesisOptions
 from strategies.flower.one_shot import OneShot
 from strategies.method import METHODS, Need
 
@@ -131,7 +131,7 @@ def test_methods_page_has_every_option_of_a_method_once_with_its_default(name: s
 
 def test_methods_page_shares_what_the_code_shares() -> None:
     table = rows(section(METHODS_PAGE, "## Methods that distil"), "option")
-    shared = [option for part in (DistillOptions, SynthesisOptions, PoolOptions) for option in options_of(part)]
+    shared = [option for part in (StudentOptions, SynthesisOptions, PoolOptions) for option in options_of(part)]
     assert [row[0] for row in table] == [option.key for option in shared]
 
 

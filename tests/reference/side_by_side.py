@@ -60,7 +60,6 @@ def shipped_config(method: str, settings: Settings) -> Any:
         "batch_size": settings.batch,
         "kd_temperature": settings.kd_temperature,
         "student_lr": settings.student_lr,
-        "momentum": settings.momentum,
         "weight_decay": settings.weight_decay,
         "student_clip": settings.student_clip,
         "schedule": "cosine",
@@ -71,7 +70,6 @@ def shipped_config(method: str, settings: Settings) -> Any:
         "dense": {"bn_weight": 0.0},
         "co-boosting": {
             "perturbation_size": settings.perturbation,
-            "perturbation_temperature": settings.perturbation_temperature,
             "reweighting_step": settings.mu,
             "reweighting_decay": settings.mu_decay,
         },
@@ -119,7 +117,7 @@ def shipped_server(case: Case, job: Job | None = None) -> Any:
     """Return the server object of the shipped method, whose ``epoch(e)`` is one epoch."""
     module, job = importlib.import_module(MODULES[case.method]), job or shipped_job(case)
     if case.method == "dense":
-        return module.Server(job, Silent(), teacher_of(job, Mean(), job.config, watched=job.config.bn_weight > 0))
+        return module.Server(job, Silent(), teacher_of(job, Mean(), watched=job.config.bn_weight > 0))
     return module._Server(job, Silent())
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedProx, FedYogi, Strategy
 
-from ...rounds.config import OWN_LR
+from ...rounds.config import BETA1, BETA2, OWN_LR, TAU
 from .feddyn import FedDyn
 from .fednova import FedNova
 from .scaffold import Scaffold
@@ -76,7 +76,7 @@ def base_of(config: IterativeConfig) -> Base:
     """Return the strategy that the settings name: Flower's own where it has it."""
     lr = config.server_lr or OWN_LR.get(config.strategy, 1.0)
     adaptive: dict[str, Any] = {
-        "eta": lr, "beta_1": config.beta1, "beta_2": config.beta2, "tau": config.tau, **EVERYONE,
+        "eta": lr, "beta_1": BETA1, "beta_2": BETA2, "tau": TAU, **EVERYONE,
     }  # fmt: skip
     moments = ("m_t", "v_t")
     if config.strategy == "fedprox":

@@ -141,8 +141,12 @@ def test_training_with_the_same_seed_gives_the_same_bits_and_with_another_others
     assert not all(torch.equal(value, states[2][key]) for key, value in states[0].items())
 
 
-def test_the_divergence_counts_with_its_weight() -> None:
-    free, held = (trained(kl_weight=weight)[0] for weight in (0.0, 50.0))
+def test_the_divergence_counts_with_its_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    def at(weight: float) -> Cvae:
+        monkeypatch.setattr("client_app.cvae.KL_WEIGHT", weight)
+        return trained()[0]
+
+    free, held = at(0.0), at(50.0)
     images = open_split("digits", "train").take(torch.arange(64)).images / 255
 
     with torch.no_grad():

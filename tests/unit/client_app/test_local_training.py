@@ -187,7 +187,7 @@ def test_sam_when_there_is_batch_norm_counts_every_step_once() -> None:
 
 def test_ldam_when_chosen_is_the_loss_that_is_minimised_and_reported() -> None:
     data = toy(12)
-    config = ClientConfig(epochs=1, batch_size=12, loss="ldam", ldam_margin=0.8, ldam_scale=5.0)
+    config = ClientConfig(epochs=1, batch_size=12, loss="ldam")
     images = (data.images.float() / 255 - 0.5) / 0.5
 
     net, (epoch,) = run(config, data=data)
@@ -225,8 +225,6 @@ def test_clients_when_their_data_are_equal_train_in_orders_of_their_own(monkeypa
         ({"loss": "focal"}, "client.loss' is 'focal': must be one of 'cross-entropy', 'ldam'"),
         ({"steps": -1}, "client.steps' is -1: must be a whole number at least 0"),
         ({"sam_rho": -0.1}, "client.sam-rho' is -0.1: must be a number at least 0"),
-        ({"ldam_scale": 0.0}, "client.ldam-scale' is 0.0: must be a number greater than 0"),
-        ({"ldam_margin": -1.0}, "client.ldam-margin' is -1.0: must be a number at least 0"),
         ({"augmentation": "rotate"}, "client.augmentation' is 'rotate': must be one of 'data-set', 'none', 'flip'"),
         ({"init": "random"}, "client.init' is 'random': must be one of 'same', 'different'"),
         ({"final_lr": 0.001}, "client.final-lr' is 0.001: must be 0 unless 'client.schedule' is 'cosine'"),

@@ -38,12 +38,16 @@ def test_ldam_worked_out_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("largest", "scale"), [(0.5, 30.0), (1.3, 4.0)])
-def test_ldam_when_classes_are_skewed_equals_the_formula(largest: float, scale: float) -> None:
+def test_ldam_when_classes_are_skewed_equals_the_formula(
+    largest: float, scale: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rng = np.random.default_rng(3)
     labels = np.concatenate([np.zeros(40, int), np.full(7, 1), np.full(2, 3)])
     counts = np.bincount(labels, minlength=5)  # two classes are absent, the last among them
     logits = rng.normal(size=(len(labels), 5)) * 0.3
-    config = ClientConfig(loss="ldam", ldam_margin=largest, ldam_scale=scale)
+    monkeypatch.setattr("client_app.losses.LARGEST_MARGIN", largest)
+    monkeypatch.setattr("client_app.losses.SCALE", scale)
+    config = ClientConfig(loss="ldam")
 
     loss = loss_of(config, torch.from_numpy(labels))(torch.from_numpy(logits).float(), torch.from_numpy(labels))
 
@@ -54,7 +58,7 @@ def test_ldam_when_classes_are_skewed_equals_the_formula(largest: float, scale: 
 def test_ldam_when_margins_are_zero_is_the_scaled_cross_entropy() -> None:
     logits, labels = torch.randn(6, 4, generator=torch.Generator().manual_seed(1)), torch.tensor([0, 1, 2, 3, 3, 0])
 
-    loss = loss_of(ClientConfig(loss="ldam", ldam_margin=0.0, ldam_scale=2.0), labels)(logits, labels)
+    loss = ldam(logits, labels, margins_of(torch.bincount(labels), 0.0), scale=2.0)
 
     torch.testing.assert_close(loss, F.cross_entropy(2 * logits, labels))
 

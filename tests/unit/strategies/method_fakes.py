@@ -24,11 +24,11 @@ TINY: dict[str, Any] = {
 }  # fmt: skip
 # Another value for each option that the methods share; every one must make a difference.
 OTHER: dict[str, Any] = {
-    "epochs": 1, "generator_steps": 1, "generator_lr": 0.05, "generator_clip": 1e-4, "generator_reset": False,
+    "epochs": 1, "generator_steps": 1, "generator_lr": 0.05, "generator_clip": 1e-4,
     "generator_precision": "bfloat16", "latent": 9, "optimize_noise": False, "synthesis_batch_size": 8,
     "keep_images": "last", "synthesis_augmentation": "flip", "pool_cap": 7, "pool_precision": "float32",
     "pool_augmentation": "flip", "steps_per_epoch": 1, "batch_size": 4, "kd_temperature": 2.0, "optimizer": "adam",
-    "student_lr": 0.2, "momentum": 0.5, "weight_decay": 0.1, "schedule": "constant", "student_clip": 1e-3,
+    "student_lr": 0.2, "weight_decay": 0.1, "schedule": "constant", "student_clip": 1e-3,
     "teacher_precision": "bfloat16",
 }  # fmt: skip
 

@@ -29,7 +29,7 @@ def usual() -> Outcome:
     return run(METHOD, SMALL)
 
 
-@pytest.mark.parametrize("changes", [{}, {"generator_reset": False, "pool_cap": 9, "pool_augmentation": "flip"}])
+@pytest.mark.parametrize("changes", [{}, {"pool_cap": 9, "pool_augmentation": "flip"}])
 def test_fit_resumed_after_a_crash_ends_with_the_same_bits(changes: dict[str, Any]) -> None:
     check_resume_at_every_border(METHOD, replace(SMALL, **changes))
 
@@ -90,7 +90,7 @@ def test_defaults_are_the_published_values() -> None:
     published = {
         "one_hot_weight": 1.0, "information_weight": 5.0, "activation_weight": 0.1, "generator_steps": 30,
         "generator_lr": 1e-3, "kd_temperature": 4.0, "epochs": 500, "batch_size": 128, "student_lr": 0.01,
-        "momentum": 0.9, "weight_decay": 1e-4, "schedule": "cosine", "latent": 256, "student_clip": 10.0,
+        "weight_decay": 1e-4, "schedule": "cosine", "latent": 256, "student_clip": 10.0,
     }  # fmt: skip
     assert {key: values[key] for key in published} == published
 

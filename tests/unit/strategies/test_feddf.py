@@ -78,13 +78,13 @@ def test_start_at_the_average_of_clients_that_tell_no_numbers_is_the_plain_mean(
 
 
 def test_start_at_the_average_without_the_students_architecture_is_refused() -> None:
-    with pytest.raises(OptionError, match="'feddf.start' is 'average', but no client has .* 'narrow'"):
+    with pytest.raises(OptionError, match="'feddf.start' is 'average' and not 'fresh': no client has .* 'narrow'"):
         fit(tiny_job(STILL, uploads=(upload(0, "wide"),)), Silent())
 
 
 def test_images_are_read_in_another_order_every_epoch_and_the_loss_is_recorded() -> None:
     book = Book()
-    outcome = fit(tiny_job(replace(SMALL, student_lr=1e-12, momentum=0.0)), book)
+    outcome = fit(tiny_job(replace(SMALL, student_lr=1e-12)), book)
     assert [row["epoch"] for row in book.rows] == [1, 2, 3]
     assert all(row["distillation"] > 0 for row in book.rows)
     assert book.reports == 3 + 3 * 2 + 3  # 11 images: of 5, 5 and 1 for the teacher, of 5 and 6 for the student
@@ -132,7 +132,7 @@ def test_every_option_changes_the_result(name: str) -> None:
 PUBLISHED: dict[str, dict[str, Any]] = {
     "default": {
         "start": "fresh", "epochs": 500, "kd_temperature": 4.0, "student_lr": 0.01, "optimizer": "sgd",
-        "momentum": 0.9, "batch_size": 128, "steps_per_epoch": 0, "weight_decay": 1e-4, "student_clip": 10.0,
+        "batch_size": 128, "steps_per_epoch": 0, "weight_decay": 1e-4, "student_clip": 10.0,
         "schedule": "cosine", "augmentation": "none",
     },
     "paper": {

@@ -101,9 +101,8 @@ def test_student_learns_from_the_stratified_ensemble(monkeypatch: pytest.MonkeyP
     assert all(torch.equal(each, weights) for each in seen)
 
 
-@pytest.mark.parametrize("changes", [{}, {"generator_reset": False, "distillation_data": "fresh"}])
-def test_fit_resumed_after_a_crash_ends_with_the_same_bits(changes: dict[str, Any]) -> None:
-    check_resume_at_every_border(METHOD, replace(SMALL, **changes))
+def test_fit_resumed_after_a_crash_ends_with_the_same_bits() -> None:
+    check_resume_at_every_border(METHOD, SMALL)
 
 
 def test_a_resumed_run_does_not_stratify_again(monkeypatch: pytest.MonkeyPatch, usual: Outcome) -> None:
@@ -126,8 +125,8 @@ def test_fit_reports_in_every_step_of_the_stratification_and_leaves_the_teacher_
 
 
 HYDRA_OTHER: dict[str, Any] = OTHER | {
-    "schedule": "cosine", "ce_weight": 0.1, "bn_weight": 0.0, "adversarial_weight": 20.0,
-    "adversarial_temperature": 9.0, "distillation_data": "fresh", "stratification_steps": 3,
+    "schedule": "cosine", "bn_weight": 0.0, "adversarial_weight": 20.0,
+    "adversarial_temperature": 9.0, "stratification_steps": 3,
     "stratification_images": 3,
 }  # fmt: skip
 
@@ -140,9 +139,8 @@ def test_every_option_changes_the_result(name: str) -> None:
 
 def test_defaults_are_those_of_dense() -> None:
     values, dense = asdict(FedHydraConfig()), asdict(DenseConfig())
-    assert {key: values[key] for key in values.keys() & dense.keys()} == {
-        key: value for key, value in dense.items() if key != "rounds"
-    }
+    assert values.keys() - dense.keys() == {"stratification_steps", "stratification_images"}
+    assert {key: values[key] for key in values.keys() & dense.keys()}.items() <= dense.items()
 
 
 @pytest.mark.parametrize(

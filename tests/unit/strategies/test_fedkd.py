@@ -101,7 +101,7 @@ def test_teacher_of_the_job_takes_the_place_of_the_label_counts() -> None:
     assert recorded(job) == pytest.approx(np.abs(student - (3 * members[2] + members[0]) / 4).mean(), rel=1e-4)
 
 
-@pytest.mark.parametrize("changes", [{}, {"augmentation": "crop-flip", "loss": "kl", "optimizer": "sgd"}])
+@pytest.mark.parametrize("changes", [{}, {"augmentation": "crop-flip", "loss": "kl"}])
 def test_fit_resumed_after_a_crash_ends_with_the_same_bits(changes: dict[str, Any]) -> None:
     check_resume_at_every_border(METHOD, replace(SMALL, **changes))
 
@@ -146,21 +146,19 @@ def test_teachers_are_after_a_run_what_they_were(monkeypatch: pytest.MonkeyPatch
     check_teacher_stays(METHOD, SMALL, monkeypatch)
 
 
-KD_OTHER: dict[str, Any] = OTHER | {"augmentation": "flip", "loss": "kl", "optimizer": "sgd", "schedule": "cosine"}
+KD_OTHER: dict[str, Any] = OTHER | {"augmentation": "flip", "loss": "kl"}
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(FedKdConfig)])
 def test_every_option_changes_the_result(name: str) -> None:
-    config = replace(SMALL, optimizer="sgd") if name == "momentum" else SMALL  # Adam has none
-    if name in ("kd_temperature", "teacher_precision"):
-        config = replace(SMALL, loss="kl")  # L1 has no temperature, and its sign sees no small change of the teacher
+    config = replace(SMALL, loss="kl") if name == "kd_temperature" else SMALL  # L1 has none
     check_option(METHOD, config, name, KD_OTHER[name])
 
 
 def test_defaults_are_the_published_ones() -> None:
     assert asdict(FedKdConfig()).items() >= {
-        "epochs": 200, "batch_size": 512, "optimizer": "adam", "student_lr": 1e-3, "schedule": "constant",
-        "weight_decay": 0.0, "student_clip": 0.0, "loss": "l1", "kd_temperature": 3.0, "steps_per_epoch": 0,
+        "epochs": 200, "batch_size": 512, "student_lr": 1e-3,
+        "loss": "l1", "kd_temperature": 3.0,
     }.items()  # fmt: skip
 
 

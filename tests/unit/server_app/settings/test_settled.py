@@ -12,11 +12,13 @@ import pytest
 import torch
 
 from fl_app.data import open_split, server_share
+from server_app.launch.run_command import stored_settings
 from server_app.replay.stored import Request, replay_run
-from server_app.settings.read import default_settings, known_options
-from server_app.settings.settled import FREE_ON_REPLAY
+from server_app.settings.read import default_settings, known_options, read_settings
+from server_app.settings.settled import FREE_ON_REPLAY, check_same_run
 from strategies.core.errors import OneShotError, OptionError, StoreError
 from strategies.method import METHODS
+from strategies.run.retired import RETIRED
 
 MakeRun = Callable[..., Path]
 
@@ -124,6 +126,30 @@ def test_a_run_older_than_the_share_is_replayed(run_folder: MakeRun) -> None:
     with pytest.raises(OptionError, match="'feddf' needs that .* must be 'data.proxy'"):
         replayed(run, "feddf", {})
     assert "data.proxy" in default_settings()
+
+
+def test_no_setting_that_is_fixed_is_an_option() -> None:
+    assert not RETIRED.keys() & default_settings().keys()
+
+
+def test_a_run_that_stored_the_values_that_are_fixed_now_is_replayed_and_resumed(run_folder: MakeRun) -> None:
+    run = run_folder(**RETIRED)
+
+    result = replayed(run, "fedens", {})
+
+    kept = json.loads((Path(result["run_dir"]) / "run.json").read_text())["settings"]
+    assert not RETIRED.keys() & kept.keys()
+    check_same_run({"settings": {**kept, **RETIRED}}, kept)
+    assert read_settings(stored_settings(run)).flat == kept
+
+
+def test_a_run_that_stored_another_value_than_the_fixed_one_is_refused_in_one_line(run_folder: MakeRun) -> None:
+    run = run_folder(**{**RETIRED, "dense.momentum": 0.5})
+
+    for refused in (lambda: replayed(run, "dense", {}), lambda: stored_settings(run)):
+        with pytest.raises(OptionError, match=r"^setting 'dense.momentum' is 0.5: must be 0.9, which is fixed now$"):
+            refused()
+    assert list(run.parent.iterdir()) == [run]
 
 
 @pytest.mark.parametrize("damaged", [False, True])

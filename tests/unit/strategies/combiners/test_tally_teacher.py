@@ -16,7 +16,6 @@ from strategies.combiners.tally_pool import TallyPoolOptions, fitted_pool
 from strategies.combiners.tally_teacher import tally_teacher
 from strategies.core.errors import OptionError
 from strategies.distillation.learner import teacher_of
-from strategies.distillation.settings import DistillOptions
 from strategies.method import TALLY, Job, Silent
 from strategies.teacher.ensemble import Ensemble
 from strategies.uploads.needs import check_needs
@@ -37,7 +36,7 @@ def test_teacher_of_a_job_is_its_uploads_under_tallys_pool(uploads: Any) -> None
     by_hand = Ensemble.from_uploads(uploads, job.builders, Mean())
     pool = fitted_pool(job, by_hand, TallyPoolOptions())
 
-    teacher = teacher_of(job, Mean(), DistillOptions())
+    teacher = teacher_of(job, Mean())
 
     torch.testing.assert_close(teacher(INPUTS), pool(by_hand.member_logits(INPUTS)))
     assert not torch.allclose(teacher(INPUTS), teacher.member_logits(INPUTS).mean(0))
@@ -51,7 +50,7 @@ def test_teacher_of_a_job_is_its_uploads_under_tallys_pool(uploads: Any) -> None
 @pytest.mark.parametrize("watched", [False, True])
 def test_gradient_of_the_teacher_reaches_the_images(uploads: Any, watched: bool) -> None:
     images = INPUTS.clone().requires_grad_()
-    teacher = teacher_of(taught(uploads=uploads), Mean(), DistillOptions(), watched=watched)
+    teacher = teacher_of(taught(uploads=uploads), Mean(), watched=watched)
     torch.nn.functional.cross_entropy(teacher(images), torch.tensor([0, 1, 2, 0, 1])).backward()  # type: ignore[no-untyped-call]
     assert images.grad is not None
     assert bool((images.grad.abs().amax((1, 2, 3)) > 0).all())
@@ -65,7 +64,7 @@ def test_same_seed_gives_the_same_teacher_and_another_seed_other_probes() -> Non
 
 
 def test_teacher_has_the_arithmetic_that_the_options_ask_for() -> None:
-    teacher = teacher_of(taught(uploads=MUTE), Mean(), DistillOptions(teacher_precision="bfloat16"))
+    teacher = teacher_of(taught(uploads=MUTE), Mean(), precision="bfloat16")
     assert {parameter.dtype for parameter in teacher.members.parameters()} >= {torch.bfloat16}
     assert teacher(INPUTS).dtype == torch.float32
 

@@ -8,10 +8,10 @@ from torch import nn
 
 from strategies.combiners.combiners import Mean
 from strategies.core.errors import OneShotError
+from strategies.distillation.distill import DistillRecipe
 from strategies.distillation.epochs import learning_rate, weights_of
 from strategies.distillation.learner import Learner, teacher_of
 from strategies.distillation.losses import logit_distance, soft_kl
-from strategies.distillation.settings import DistillOptions
 from strategies.method import EnsembleSpec, Job, Normalization, Upload
 from strategies.teacher.ensemble import Ensemble
 
@@ -29,7 +29,9 @@ def upload(k: int) -> Upload:
 JOB = Job((upload(0), upload(1)), {"net": net}, "net", 3, (1, 4, 4), Normalization((0.5,), (0.25,)), None, seed=2)
 IMAGES = torch.randint(0, 256, (9, 1, 4, 4), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
 INPUTS = (IMAGES / 255 - 0.5) / 0.25
-SMALL = DistillOptions(epochs=4, batch_size=4, student_lr=0.1, momentum=0.0, weight_decay=0.0)
+SMALL = DistillRecipe(
+    epochs=4, batch_size=4, kd_temperature=4.0, student_lr=0.1, momentum=0.0, schedule="cosine", student_clip=10.0
+)
 
 
 class Counting(Ensemble):
@@ -40,11 +42,11 @@ class Counting(Ensemble):
         return super().member_logits(x)
 
 
-def learner(options: DistillOptions = SMALL, **rest: Any) -> Learner:
+def learner(recipe: DistillRecipe = SMALL, **rest: Any) -> Learner:
     members = [net() for _ in JOB.uploads]
     for member, one in zip(members, JOB.uploads, strict=True):
         member.load_state_dict(one.read())
-    return Learner(JOB, Counting(members, Mean()), options, **rest)
+    return Learner(JOB, Counting(members, Mean()), recipe, **rest)
 
 
 def asked(one: Learner) -> int:
@@ -58,7 +60,7 @@ def weight(one: Learner) -> torch.Tensor:
 
 
 def test_teacher_of_a_job_is_its_uploads_ensemble() -> None:
-    teacher = teacher_of(JOB, Mean(), SMALL)
+    teacher = teacher_of(JOB, Mean())
     states = [one.read() for one in JOB.uploads]
     expected = sum(INPUTS.flatten(1) @ state["1.weight"].T + state["1.bias"] for state in states) / 2
     torch.testing.assert_close(teacher(INPUTS), expected)
@@ -66,7 +68,7 @@ def test_teacher_of_a_job_is_its_uploads_ensemble() -> None:
 
 def test_teacher_of_a_job_with_a_teacher_is_that_one() -> None:
     spec = EnsembleSpec(("c1", "c0"), "weighted", {"weights": torch.tensor([3.0, 1.0])})
-    teacher = teacher_of(replace(JOB, teacher=spec), Mean(), SMALL)
+    teacher = teacher_of(replace(JOB, teacher=spec), Mean())
     first, second = (INPUTS.flatten(1) @ one.read()["1.weight"].T + one.read()["1.bias"] for one in JOB.uploads)
     torch.testing.assert_close(teacher(INPUTS), (3 * second + first) / 4)
 
@@ -76,13 +78,13 @@ def test_teacher_of_a_job_whose_teacher_has_a_part_of_the_clients_reads_no_other
         raise AssertionError
 
     one = replace(JOB, uploads=(replace(JOB.uploads[0], read=unread), JOB.uploads[1]))
-    teacher = teacher_of(replace(one, teacher=EnsembleSpec(("c1",), "mean")), Mean(), SMALL)
+    teacher = teacher_of(replace(one, teacher=EnsembleSpec(("c1",), "mean")), Mean())
     torch.testing.assert_close(teacher(INPUTS), learner().teacher.members[1](INPUTS))
 
 
 def test_teacher_of_a_job_whose_teacher_has_an_absent_member_names_it() -> None:
     with pytest.raises(OneShotError, match="without an upload: c7; there are c0, c1"):
-        teacher_of(replace(JOB, teacher=EnsembleSpec(("c0", "c7"), "mean")), Mean(), SMALL)
+        teacher_of(replace(JOB, teacher=EnsembleSpec(("c0", "c7"), "mean")), Mean())
 
 
 @pytest.mark.parametrize(
@@ -95,7 +97,7 @@ def test_teacher_that_is_quantised_stays_so_whatever_arithmetic_the_options_ask_
     asked: list[str] = []
     monkeypatch.setattr(Ensemble, "from_uploads", lambda *_, precision, **__: asked.append(precision))
     spec = EnsembleSpec(("c0", "c1"), "mean", precision=of_teacher)
-    teacher_of(replace(JOB, teacher=spec), Mean(), replace(SMALL, teacher_precision=of_options))
+    teacher_of(replace(JOB, teacher=spec), Mean(), precision=of_options)
     assert asked == [used]
 
 
@@ -169,8 +171,8 @@ def test_student_keeps_its_running_statistics_if_told(frozen: bool) -> None:
 
 
 def test_pass_reads_every_image_once_in_an_order_of_its_epoch_and_stops_at_the_limit() -> None:
-    def order(epoch: int, options: DistillOptions = SMALL) -> tuple[list[int], int]:
-        one, seen, steps = learner(options), list[int](), list[int]()
+    def order(epoch: int, recipe: DistillRecipe = SMALL) -> tuple[list[int], int]:
+        one, seen, steps = learner(recipe), list[int](), list[int]()
 
         def spy(inputs: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
             seen.extend(int(torch.isclose(INPUTS, image).flatten(1).all(1).nonzero()) for image in inputs)

@@ -11,12 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from strategies.combiners.combiners import Mean
+from strategies.distillation.distill import DistillRecipe
 from strategies.distillation.learner import Learner, learn_from_images, learn_from_table
-from strategies.distillation.settings import DistillOptions
 from strategies.method import Job, Normalization, Outcome, Silent, Snapshot
 from strategies.teacher.ensemble import Ensemble
 
-OPTIONS = DistillOptions(epochs=3, batch_size=4, student_lr=0.1, momentum=0.5, weight_decay=0.0)
+RECIPE = DistillRecipe(
+    epochs=3, batch_size=4, kd_temperature=4.0, student_lr=0.1, momentum=0.5, schedule="cosine", student_clip=10.0
+)
 IMAGES = torch.randint(0, 256, (9, 1, 4, 4), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
 
 
@@ -49,7 +51,7 @@ def learner(job: Job = JOB) -> Learner:
     with torch.random.fork_rng():
         torch.manual_seed(1)
         members = [net(), net()]
-    return Learner(job, Ensemble(members, Mean()), OPTIONS)
+    return Learner(job, Ensemble(members, Mean()), RECIPE)
 
 
 def weight(outcome: Outcome) -> Tensor:

@@ -1,31 +1,51 @@
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
 
 from strategies.core.errors import OptionError
-from strategies.core.options import check
-from strategies.distillation.settings import DistillOptions, PoolOptions, SynthesisOptions, check_pool, preset
+from strategies.core.options import check, presets
+from strategies.distillation.distill import DistillRecipe
+from strategies.distillation.settings import (
+    DistillOptions,
+    PoolOptions,
+    StudentOptions,
+    SynthesisOptions,
+    TextOrCodeOptions,
+    check_pool,
+)
 from strategies.distillation.synthesis import Recipe
 
 
 def test_recipe_takes_over_every_option_of_the_loop() -> None:
-    options = SynthesisOptions(
-        generator_steps=3, generator_lr=0.5, generator_clip=2.0, generator_precision="bfloat16", optimize_noise=False,
-        keep_images="last",
-    )  # fmt: skip
-    expected = Recipe(steps=3, lr=0.5, clip=2.0, optimize_noise=False, keep="last", precision="bfloat16")
-    assert options.recipe() == expected
-    assert SynthesisOptions().recipe() == Recipe(clip=10.0)
+    given: dict[str, Any] = {
+        "generator_steps": 3, "generator_lr": 0.5, "generator_clip": 2.0, "generator_precision": "bfloat16",
+    }  # fmt: skip
+    expected = Recipe(steps=3, lr=0.5, clip=2.0, precision="bfloat16")
+    assert SynthesisOptions(**given).recipe() == expected
+    assert SynthesisOptions().recipe() == TextOrCodeOptions().recipe() == Recipe(clip=10.0)
+    text = TextOrCodeOptions(**given, optimize_noise=False, keep_images="last").recipe()
+    assert text == replace(expected, optimize_noise=False, keep="last")
 
 
 def test_pool_stores_bytes_or_the_pixels_as_made() -> None:
     images, labels = torch.tensor([0.0, 0.5, 0.999]).view(3, 1, 1, 1), torch.arange(3)
-    rows = PoolOptions().stored(images, labels)
-    assert rows["images"].dtype == torch.uint8
-    assert rows["images"].flatten().tolist() == [0, 127, 254]
-    assert torch.equal(rows["labels"], labels)
-    assert torch.equal(PoolOptions(pool_precision="float32").stored(images, labels)["images"], images)
+    for options in (PoolOptions(), TextOrCodeOptions()):
+        rows = options.stored(images, labels)
+        assert rows["images"].dtype == torch.uint8
+        assert rows["images"].flatten().tolist() == [0, 127, 254]
+        assert torch.equal(rows["labels"], labels)
+    assert torch.equal(TextOrCodeOptions(pool_precision="float32").stored(images, labels)["images"], images)
+
+
+def test_recipe_of_a_student_has_its_options_and_what_is_fixed() -> None:
+    few = DistillOptions(epochs=7, batch_size=8, kd_temperature=2.0, student_lr=0.5)
+    assert few.distill_recipe() == DistillRecipe(7, 8, 2.0, 0.5)
+    assert few.distill_recipe(optimizer="adam") == DistillRecipe(7, 8, 2.0, 0.5, optimizer="adam")
+    given: dict[str, Any] = {"steps_per_epoch": 3, "weight_decay": 0.1, "schedule": "one-cycle", "student_clip": 1.0}
+    more = StudentOptions(epochs=7, batch_size=8, kd_temperature=2.0, student_lr=0.5, **given)
+    assert more.distill_recipe() == DistillRecipe(7, 8, 2.0, 0.5, **given)
 
 
 @pytest.mark.parametrize("cap", [0, 2])
@@ -35,22 +55,24 @@ def test_pool_of_one_image_is_refused(cap: int) -> None:
         check_pool(PoolOptions(pool_cap=1), "toy")
 
 
+PRESETS = {"default": {}, "paper": {"epochs": 7, "schedule": "constant"}}
+
+
 @dataclass(frozen=True)
-class ToyConfig(DistillOptions):
+class ToyConfig(StudentOptions):
+    preset = presets(PRESETS)
+
     def __post_init__(self) -> None:
         check(self, "toy")
 
 
-PRESETS = {"default": {}, "paper": {"epochs": 7, "optimizer": "adam"}}
-
-
 def test_preset_is_its_values_then_the_changes() -> None:
-    assert preset(ToyConfig, PRESETS, "paper", epochs=8) == ToyConfig(epochs=8, optimizer="adam")
-    assert preset(ToyConfig, PRESETS, "default") == ToyConfig()
+    assert ToyConfig.preset("paper", epochs=8) == ToyConfig(epochs=8, schedule="constant")
+    assert ToyConfig.preset("default") == ToyConfig()
 
 
 def test_preset_that_is_unknown_or_changed_out_of_range_is_refused() -> None:
     with pytest.raises(OptionError, match="unknown preset 'code' of ToyConfig: known are default, paper"):
-        preset(ToyConfig, PRESETS, "code")
+        ToyConfig.preset("code")
     with pytest.raises(OptionError, match="toy.epochs"):
-        preset(ToyConfig, PRESETS, "paper", epochs=0)
+        ToyConfig.preset("paper", epochs=0)

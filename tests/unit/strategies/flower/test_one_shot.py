@@ -152,7 +152,7 @@ def test_start_ignores_num_rounds_and_says_so_once(
 def test_start_sends_initial_arrays_and_settings_and_begins_the_student_there(tmp_path: Path) -> None:
     grid, start = FakeGrid(GRID), ArrayRecord(weights(5))
     settings = ConfigRecord({"lr": 0.1})
-    config = DenseConfig(**{**TINY, "student_lr": 1e-12, "momentum": 0.0})
+    config = DenseConfig(**{**TINY, "student_lr": 1e-12})
     found = dense(tmp_path / "run", config=config)
     result = found.start(grid, start, train_config=settings)
     asked = grid.asked[0].content

@@ -14,7 +14,7 @@ from strategies.method import Job, Normalization, Upload
 
 State = dict[str, torch.Tensor]
 SHAPE, CLASSES, PER_CLASS = (1, 8, 8), 4, 24
-QUICK = GatekeeperConfig(policy="warn", images=3, steps=30, trigger_steps=50, trigger_images=12)
+QUICK = GatekeeperConfig(policy="warn", images=3, steps=30, trigger_steps=50)
 SPACE = Normalization((0.5,), (0.5,))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,6 @@ from strategies.uploads.packed import from_wire, pack_member, to_wire, unpack_me
 from strategies.uploads.quantization import (
     INPUT,
     affine,
-    array_bytes,
     as_int8,
     calibrate,
     dequantized,
@@ -31,6 +30,10 @@ from strategies.uploads.quantization import (
 
 Ranges = dict[str, tuple[float, float]]
 SHAPE = (2, 6, 6)
+
+
+def array_bytes(arrays: Mapping[str, np.ndarray[Any, Any]]) -> int:
+    return sum(array.nbytes for array in arrays.values())
 
 
 def net(seed: int = 0) -> nn.Module:
