@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from fl_app.attacks import AttackConfig
 from fl_app.data import AUGMENTATIONS, DOMAINED, IMAGELESS, LAWS, SOURCES, PartitionSpec, check_left_out
 from fl_app.models import ARCHITECTURES
 from fl_app.privacy import PrivacyConfig
 from strategies.core.errors import OptionError
-from strategies.core.options import Scalar, check, check_device, flatten, meant, option, parse
+from strategies.core.options import Scalar, check, check_device, flatten, meant, option, parse, shortened
 
 
 @dataclass(frozen=True)
@@ -124,7 +123,7 @@ class ModelConfig:
 class ClientConfig:
     """Local training, and what a client tells."""
 
-    epochs: int = option(30, "local epochs", low=1)
+    epochs: int = option(30, "local epochs", low=1, scaled=True)
     steps: int = option(0, "optimiser steps of local training, in place of client.epochs; 0 = whole epochs", low=0)
     batch_size: int = option(32, "images per step", low=1)
     optimizer: str = option("sgd", "optimiser", choices=("sgd", "adam"))
@@ -250,12 +249,3 @@ class AppConfig:
         """
         config = parse(cls, settings)
         return replace(config, client=shortened(config.client, config.scale))
-
-
-def shortened(config: Any, scale: float) -> Any:
-    """Return a config whose ``epochs``, if it has that option, are multiplied by ``scale``; at least 1 is left.
-
-    Nothing else is: images, steps per epoch and rates stay as they are, and a schedule is run through in fewer epochs.
-    """
-    epochs = getattr(config, "epochs", None)
-    return config if epochs is None else replace(config, epochs=max(1, round(scale * epochs)))

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 class DenseStageOptions(StudentOptions, PoolOptions, SynthesisOptions):
     """Options of DENSE's server stage, FedHydra's too; the defaults are the paper's values."""
 
-    epochs: int = option(200, "server epochs T", low=1)
+    epochs: int = option(200, "server epochs T", low=1, scaled=True)
     generator_clip: float = option(0.0, "largest norm of the generator's gradient; 0: no limit", low=0.0)
     bn_weight: float = option(1.0, "weight of the batch-normalisation loss lambda_1", low=0.0)
     adversarial_weight: float = option(0.5, "weight of the disagreement loss lambda_2", low=0.0)
@@ -199,4 +200,5 @@ METHOD = Method(
     fit=fit,
     needs=frozenset({Need.SIDES_OF_FOUR}),
     takes_teacher=True,
+    rounds=attrgetter("rounds"),
 )

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import torch
@@ -128,4 +129,5 @@ METHOD = Method(
     fit=fit,
     needs=frozenset({Need.PROXY_IMAGES}),
     takes_tally=True,
+    augmentation=attrgetter("augmentation"),
 )

@@ -212,4 +212,5 @@ METHOD = Method(
     check=partial(check_level, table="fed-gen"),
     lends=lends,
     by_round=True,
+    rate="generator-lr",
 )

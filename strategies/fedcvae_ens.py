@@ -44,7 +44,7 @@ CHUNK = 500  # images decoded at once
 class FedCvaeEnsConfig:
     """Options of FedCVAE-Ens; the defaults are those that FENS tuned for MNIST."""
 
-    epochs: int = option(10, "epochs of the classifier", low=1)
+    epochs: int = option(10, "epochs of the classifier", low=1, scaled=True)
     images: int = option(5000, "images S drawn from all decoders together", low=2)
     batch_size: int = option(32, "images per step", low=2)
     student_lr: float = option(1e-3, "Adam's learning rate of the classifier", above=0.0)

@@ -15,6 +15,7 @@ Deviations: the defaults are those of Co-Boosting's comparison: a fresh student,
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from .combiners.combiners import Mean
@@ -78,4 +79,5 @@ METHOD = Method(
     fit=fit,
     needs=frozenset({Need.PROXY_IMAGES}),
     takes_teacher=True,
+    augmentation=attrgetter("augmentation"),
 )

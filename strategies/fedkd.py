@@ -16,6 +16,7 @@ Deviations: as in FENS's comparison, the clients' predictions are neither quanti
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from .combiners.combiners import LabelCount
@@ -38,7 +39,7 @@ OPTIMIZER = "adam"  # of the published code, at a constant rate, without weight 
 class FedKdStageOptions(DistillOptions):
     """Options of FedKD's server stage, Fed-ET's too; the defaults are those of its published code, which FENS uses."""
 
-    epochs: int = option(200, "server epochs T", low=1)
+    epochs: int = option(200, "server epochs T", low=1, scaled=True)
     batch_size: int = option(512, "images per student step b", low=2)
     student_lr: float = option(1e-3, "learning rate of the student eta_S", above=0.0)
     augmentation: str = option(
@@ -90,4 +91,5 @@ METHOD = Method(
     fit=fit,
     needs=frozenset({Need.PROXY_IMAGES, Need.LABEL_COUNTS}),
     takes_teacher=True,
+    augmentation=attrgetter("augmentation"),
 )

@@ -31,7 +31,7 @@ from .combiners.aggregators import AGGREGATORS, STATIC, Aggregator, aggregator_f
 from .combiners.forms import label_shares
 from .core.errors import OptionError
 from .core.options import check, option
-from .method import TALLY, EnsembleSpec, Method, Outcome, Snapshot
+from .method import TALLY, ClientAsks, EnsembleSpec, Method, Need, Outcome, Snapshot
 from .uploads.needs import check_tally
 from .uploads.packed import PRECISIONS
 
@@ -80,16 +80,23 @@ class FensConfig:
                 "'per-class'"
             )
 
-    @property
-    def wants_label_counts(self) -> bool:
-        """Whether every client has to tell its label counts."""
-        return self.aggregator in ("weighted", "two-class-weighted") or self.start == "label-counts"
 
-    @property
-    def kept_share(self) -> float:
-        """The share that a client keeps from training: none where nobody would use it."""
-        alone = self.train_on == "server" or self.aggregator in STATIC
-        return 0.0 if alone else self.holdout
+def needs(config: FensConfig) -> frozenset[Need]:
+    """Return what FENS needs under a config: label counts, where an aggregator is made of them or starts from them."""
+    counted = config.aggregator in ("weighted", "two-class-weighted") or config.start == "label-counts"
+    return frozenset({Need.LABEL_COUNTS}) if counted else frozenset()
+
+
+def asks(config: FensConfig) -> ClientAsks:
+    """Return what FENS asks of its clients: to keep examples from training, unless nobody would use them."""
+    alone = trains_on_server(config) or config.aggregator in STATIC
+    share = 0.0 if alone else config.holdout
+    return ClientAsks(share, config.holdout_per_class, calibrate=config.precision == "int8")
+
+
+def trains_on_server(config: FensConfig) -> bool:
+    """Say whether the aggregator is trained on labelled images of the server, and by no client."""
+    return config.train_on == "server"
 
 
 def check_job(job: Job) -> None:
@@ -121,7 +128,7 @@ def fit(job: Job, progress: Progress) -> Outcome:
 
 def fit_with(job: Job, progress: Progress, clients: Clients) -> Outcome:
     """Send the ensemble to the clients, and train the aggregator with them, round by round."""
-    if job.config.train_on == "server":
+    if trains_on_server(job.config):
         return fit(job, progress)
     return _fitted(job, progress, Dialogue(job, clients))
 
@@ -249,4 +256,7 @@ METHOD = Method(
     kind="ensemble",
     fit_with=fit_with,
     check=check_job,
+    needs_as_configured=needs,
+    asks=asks,
+    labelled=trains_on_server,
 )

@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -287,4 +288,5 @@ METHOD = Method(
     check=check_level,
     takes_tally=True,
     by_round=True,
+    augmentation=attrgetter("augmentation"),
 )

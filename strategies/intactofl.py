@@ -49,7 +49,7 @@ GATES = {"predictions": "expert-gate", "image": "moe"}  # form -> combiner
 class IntactOflConfig(PoolOptions, SynthesisOptions):
     """Options of IntactOFL; the generator's are the other methods'."""
 
-    epochs: int = option(200, "server epochs T", low=1)
+    epochs: int = option(200, "server epochs T", low=1, scaled=True)
     steps_per_epoch: int = option(0, "most batches per epoch that the gate sees; 0: one pass over all images", low=0)
     batch_size: int = option(128, "images per step of the gate", low=2)
     gate: str = option("predictions", "what the gate looks at", choices=tuple(GATES))

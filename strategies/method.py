@@ -120,6 +120,21 @@ class Job:
 
 
 @dataclass(frozen=True)
+class ClientAsks:
+    """What a method asks of its clients beside the upload, whose kind is :attr:`Method.uploads`.
+
+    Attributes:
+        holdout: Share of its examples that a client keeps from training; 0: none.
+        holdout_per_class: Whether the share is kept of every class, not of all examples at random.
+        calibrate: Whether a client sends the ranges of its layers' outputs, by which a server quantises its model.
+    """
+
+    holdout: float = 0.0
+    holdout_per_class: bool = False
+    calibrate: bool = False
+
+
+@dataclass(frozen=True)
 class EnsembleSpec:
     """An ensemble by reference: which uploads, and how their logits are combined.
 
@@ -204,9 +219,31 @@ class Silent:
         """Take none."""
 
 
+def asks_nothing_more(config: Any) -> ClientAsks:  # noqa: ARG001  the signature of Method.asks
+    """Ask the clients for their uploads alone."""
+    return ClientAsks()
+
+
+def needs_nothing_more(config: Any) -> frozenset[Need]:  # noqa: ARG001  the signature of Method.needs_as_configured
+    """Add nothing to a method's needs."""
+    return frozenset()
+
+
+def one_round(config: Any) -> int:  # noqa: ARG001  the signature of Method.rounds
+    """Ask the clients for one upload."""
+    return 1
+
+
+def unchanged(config: Any) -> str:  # noqa: ARG001  the signature of Method.augmentation
+    """Read images as they are."""
+    return "none"
+
+
 @dataclass(frozen=True)
 class Method:
     """A server method as a value.
+
+    What follows from a method's config is a function of that config, and no other code looks into a config.
 
     Attributes:
         name: Its key in settings and on the command line.
@@ -214,7 +251,8 @@ class Method:
         source: Paper, venue and year, for lists and reports.
         config: The type of its config, a frozen dataclass of options.
         fit: The method itself.
-        needs: What it refuses to start without.
+        needs: What it refuses to start without, however it is configured.
+        needs_as_configured: What else it refuses to start without under a config.
         kind: What it ends with: ``"student"``, ``"ensemble"`` or ``"baseline"``, as the result table names it.
         fit_with: The method where clients are in reach after their upload; None if it has no use for them.
         uploads: What its clients train and send: a key of the client app's tasks.
@@ -223,6 +261,11 @@ class Method:
         takes_tally: Whether it takes :data:`TALLY` for one, if no other: it works on the members singly as well.
         lends: Set where what the method remembers of a round goes to the clients with the next round's request, as
             the array record ``generator``: what the request's config tells of it, given the job of the round.
+        asks: What it asks of its clients beside the upload, given its config.
+        rounds: How many times its clients upload, given its config.
+        augmentation: How it changes the server's images, given its config: a key of ``AUGMENTATIONS``.
+        labelled: Set where it can learn from labelled images of the server: whether it has to, given its config.
+        rate: The option of its learning rate, without its table.
         by_round: Whether its draws differ from round to round by :attr:`Job.server_round`; if not, the seed does.
     """
 
@@ -240,6 +283,20 @@ class Method:
     takes_tally: bool = False
     lends: Callable[[Job], Mapping[str, str | int | float]] | None = None
     by_round: bool = False
+    needs_as_configured: Callable[[Any], frozenset[Need]] = needs_nothing_more
+    asks: Callable[[Any], ClientAsks] = asks_nothing_more
+    rounds: Callable[[Any], int] = one_round
+    augmentation: Callable[[Any], str] = unchanged
+    labelled: Callable[[Any], bool] | None = None
+    rate: str = "student-lr"
+
+    def all_needs(self, config: Any) -> frozenset[Need]:
+        """Return what the method refuses to start without under a config."""
+        return self.needs | self.needs_as_configured(config)
+
+    def titled(self, config: Any) -> str:  # noqa: ARG002  federated rounds, which have a title too, go by it
+        """Return what tables call the result."""
+        return self.title
 
 
 class Registry(Mapping[str, Method]):

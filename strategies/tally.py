@@ -52,7 +52,7 @@ INVERSION_STEPS = 16  # of an image that is inverted beside the noise
 class TallyConfig(TallyPoolOptions, DistillOptions):
     """Options of Tally."""
 
-    epochs: int = option(12, "passes over the noise images T", low=1)
+    epochs: int = option(12, "passes over the noise images T", low=1, scaled=True)
     images: int = option(16384, "noise images", low=2)
     layers: int = option(3, "times that shapes of other noise, or of one colour, are laid over them", low=0)
     inverted: int = option(0, "images inverted from the clients' models beside the noise, each read twice", low=0)

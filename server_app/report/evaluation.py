@@ -83,7 +83,7 @@ def result_table(report: StageReport, method_name: str, held_out: HeldOut, *, ke
     """
     job, method, spec = report.job, METHODS[method_name], report.outcome.ensemble
     if not job.uploads:  # clients that answered round by round have left none
-        title = getattr(job.config, "title", method.title)
+        title = method.titled(job.config)
         return [Row(title, method.kind, held_out.accuracy(load_model(report.outcome, job)))]
     rows, together = [], 0.0
     if method.uploads != CVAE:

@@ -171,7 +171,7 @@ def model_card(method: Method, report: StageReport, rows: Sequence[Row], facts: 
     how = f"one-shot federated learning from {len(job.uploads)} uploads" if job.uploads else "rounds of training"
     return f"""# {method.title}: {", and ".join(results)}
 
-Made by {how}, with {getattr(job.config, "title", method.title)} ({method.source}).
+Made by {how}, with {method.titled(job.config)} ({method.source}).
 Architecture: {", ".join(sorted(own))}.
 Input: {_input_of(job)}. Output: logits of {job.num_classes} classes.
 Weights (sha256): {facts["weights_sha256"]}. Seed: {job.seed}.

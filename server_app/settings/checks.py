@@ -18,7 +18,6 @@ from strategies.gatekeeper.config import OFF, GatekeeperConfig
 from strategies.method import METHODS, TALLY, Method, Need
 from strategies.rounds.config import IterativeConfig
 from strategies.uploads.kinds import CLASSIFIER
-from strategies.uploads.needs import wants_label_counts
 
 # They divide by how far the clients' steps went, which is known of SGD.
 BY_TRAVEL = ("fednova", "scaffold")
@@ -40,7 +39,7 @@ def check_needs_of_settings(settings: Settings) -> None:
             f"method {method.name!r} is one architecture for all"
         )
     _check_privacy(settings)
-    wanted = wants_label_counts(method, settings.method_config) and app.teacher != TALLY
+    wanted = Need.LABEL_COUNTS in method.all_needs(settings.method_config) and app.teacher != TALLY
     if wanted and not app.client.share_label_counts:
         raise OptionError(
             f"setting 'client.share-label-counts' is False: allowed with method {method.name!r} is True; it needs that "
@@ -129,7 +128,7 @@ def _check_privacy(settings: Settings) -> None:
     """
     if not settings.app.privacy.on:
         return
-    method, rounds = settings.method, int(getattr(settings.method_config, "rounds", 1))
+    method, rounds = settings.method, settings.method.rounds(settings.method_config)
     if not _asks_once(settings.method.name):
         allowed = ", ".join(name for name in METHODS if _asks_once(name))
         raise OptionError(

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fl_app.config import AppConfig, shortened
+from fl_app.config import AppConfig
 from strategies.core.errors import OptionError
-from strategies.core.options import Option, Scalar, flatten, options_of, parse, reject_unknown
+from strategies.core.options import Option, Scalar, flatten, options_of, parse, reject_unknown, shortened
 from strategies.gatekeeper.config import GatekeeperConfig
 from strategies.method import METHODS, Method
 from strategies.rounds.config import IterativeConfig
@@ -102,7 +102,7 @@ def read_settings(given: Mapping[str, Scalar]) -> Settings:
         method = METHODS[app.method]
     except OptionError as error:
         raise OptionError(f"setting 'method': {error}") from error
-    config = shortened(parse(method.config, flat, method.name), app.scale)
+    config: Any = shortened(parse(method.config, flat, method.name), app.scale)
     gatekeeper = parse(GatekeeperConfig, flat, "gatekeeper")
     return Settings(app, method, config, _refiner(config, flat, app.scale), flat, gatekeeper)
 

@@ -50,11 +50,11 @@ def labelled_images(settings: Settings, seed: int) -> tuple[torch.Tensor, torch.
     Raises:
         OptionError: The method is to be trained on them, and the server has no share.
     """
-    config, data = settings.method_config, settings.app.data
-    if not hasattr(config, "train_on"):
+    has_to, data = settings.method.labelled, settings.app.data
+    if has_to is None:
         return None
     if not data.proxy:
-        if config.train_on == "server":
+        if has_to(settings.method_config):
             raise OptionError(
                 f"setting '{settings.method.name}.train-on' is 'server' and 'data.proxy' 0: allowed with it is a share "
                 "of the training images that no client gets and the server has with their labels, 0.05 say"

@@ -12,7 +12,7 @@ from server_app.settings.read import Settings, default_settings
 from server_app.settings.server_data import open_half
 from strategies.core.errors import OptionError
 from strategies.core.options import Scalar, options_of, parse
-from strategies.method import METHODS, Need
+from strategies.method import METHODS, ClientAsks, Need
 from strategies.run.retired import without_retired
 from strategies.run.run_folder import RunFolder
 
@@ -68,7 +68,6 @@ FREE_ON_ADOPTION = (
     "min-uploads", "max-upload-mib", "data.root", "client.state-dir", "client.max-ensemble-mib", "run-dir", "resume",
     "scale", "teacher",
 )  # fmt: skip
-HELD_BY = ("holdout", "holdout_per_class")
 
 
 def check_adopted(settings: Settings, num_supernodes: int) -> None:
@@ -102,23 +101,25 @@ def check_adopted(settings: Settings, num_supernodes: int) -> None:
             )
     if num_supernodes != (made := int(info.get("num-supernodes", 0))):
         raise OptionError(f"--num-supernodes is {num_supernodes}: must be {made}, that of the run of the uploads")
-    before = config_of(stored)
-    for name in HELD_BY if getattr(settings.method_config, "kept_share", 0.0) else ():
-        value, was = getattr(settings.method_config, name), getattr(before, name, 0.0)
-        if value != was or not getattr(before, "kept_share", 0.0):
-            key = f"{method.name}.{name.replace('_', '-')}"
+    asked, before = method.asks(settings.method_config), asked_by(stored)
+    held = [
+        ("holdout", asked.holdout, before.holdout),
+        ("holdout-per-class", asked.holdout_per_class, before.holdout_per_class),
+    ]
+    for name, value, was in held if asked.holdout else ():
+        if value != was:
             raise OptionError(
-                f"setting {key!r} is {value!r}, but the clients of {settings.app.uploads} kept "
-                f"{was if getattr(before, 'kept_share', 0.0) else 'nothing'} from training: must be a run whose "
-                "clients did as this one's"
+                f"setting '{method.name}.{name}' is {value!r}, but the clients of {settings.app.uploads} kept "
+                f"{was if before.holdout else 'nothing'} from training: must be a run whose clients did as this one's"
             )
 
 
-def config_of(stored: Mapping[str, Any]) -> Any:
-    """Return the config of the method that a run was made with."""
-    name = str(stored["method"])
-    keys = {option.key for option in options_of(METHODS[name].config, name)}
-    return parse(METHODS[name].config, {key: value for key, value in stored.items() if key in keys}, name)
+def asked_by(stored: Mapping[str, Any]) -> ClientAsks:
+    """Return what the method of a run asked its clients for."""
+    method = METHODS[str(stored["method"])]
+    keys = {option.key for option in options_of(method.config, method.name)}
+    config: Any = parse(method.config, {key: value for key, value in stored.items() if key in keys}, method.name)
+    return method.asks(config)
 
 
 def check_settled(stored: Mapping[str, Any], settings: Settings) -> None:
@@ -140,7 +141,7 @@ def check_settled(stored: Mapping[str, Any], settings: Settings) -> None:
                 f"setting {key!r} is {value!r}, but the run was made with {begun[key]!r}: must be that value; a "
                 f"replay can change the options of the methods, of the gatekeeper, and {', '.join(FREE_ON_REPLAY)}"
             )
-    uses_share = Need.PROXY_IMAGES in settings.method.needs or hasattr(settings.method_config, "train_on")
+    uses_share = Need.PROXY_IMAGES in settings.method.needs or settings.method.labelled is not None
     if settings.app.data.proxy and uses_share:
         made = AppConfig.from_settings({key: stored[key] for key in settings.flat if key in stored})
         check_unseen(settings, made, open_half(settings, "train"))

@@ -28,6 +28,7 @@ def option(
     high: float | None = None,
     above: float | None = None,
     choices: Sequence[str] = (),
+    scaled: bool = False,
 ) -> Any:
     """Declare a field of a config dataclass.
 
@@ -38,11 +39,12 @@ def option(
         high: The largest valid value.
         above: A bound that every valid value exceeds.
         choices: The valid words.
+        scaled: Whether it is a number of epochs that :func:`shortened` multiplies.
 
     Returns:
         A dataclass field.
     """
-    facts = {"help": help, "low": low, "high": high, "above": above, "choices": tuple(choices)}
+    facts = {"help": help, "low": low, "high": high, "above": above, "choices": tuple(choices), "scaled": scaled}
     return dataclasses.field(default=default, metadata=facts)
 
 
@@ -99,6 +101,16 @@ def check(config: Any, table: str = "") -> None:
         if not dataclasses.is_dataclass(kinds[field.name]):
             key = f"{table}.{kebab(field.name)}" if table else kebab(field.name)
             _check_value(key, getattr(config, field.name), kinds[field.name], field.metadata)
+
+
+def shortened(config: T, scale: float) -> T:
+    """Return a config whose scaled options are multiplied by ``scale``; at least 1 epoch is left.
+
+    Images, steps per epoch and rates stay as they are, and a schedule is run through in fewer epochs.
+    """
+    names = [field.name for field in dataclasses.fields(config) if field.metadata.get("scaled")]  # type: ignore[arg-type]
+    changes = {name: max(1, round(scale * getattr(config, name))) for name in names}
+    return dataclasses.replace(config, **changes)  # type: ignore[type-var]
 
 
 def parse(cls: type[T], settings: Mapping[str, Scalar], table: str = "") -> T:

@@ -86,7 +86,7 @@ class TextOrCodeOptions(PoolOptions, SynthesisOptions):
 class DistillOptions:
     """Options of the student's training by the ensemble."""
 
-    epochs: int = option(500, "server epochs T", low=1)
+    epochs: int = option(500, "server epochs T", low=1, scaled=True)
     batch_size: int = option(128, "images per student step b", low=2)
     kd_temperature: float = option(4.0, "temperature of the distillation loss", above=0.0)
     student_lr: float = option(0.01, "learning rate of the student eta_S", above=0.0)

@@ -63,10 +63,10 @@ class Request:
     @classmethod
     def of(cls, method: Method, job: Job, start: ArrayRecord, server_round: int, **said: Any) -> Request:
         """Return a method's request; ``said`` are the other attributes, ``seed`` and ``asks`` apart."""
-        config, asks = job.config, {}
-        if share := getattr(config, "kept_share", 0.0):
-            asks = {"holdout": share, "holdout-per-class": config.holdout_per_class}
-        if getattr(config, "precision", "") == "int8":
+        asked, asks = method.asks(job.config), dict[str, Any]()
+        if asked.holdout:
+            asks = {"holdout": asked.holdout, "holdout-per-class": asked.holdout_per_class}
+        if asked.calibrate:
             asks["calibrate"] = True
         if method.uploads != "classifier":
             asks["task"] = method.uploads

@@ -24,7 +24,7 @@ from ..run.stage import StageReport, all_cores
 from .evaluation import ClientEvaluation
 from .messages import Request
 from .models import chosen_student, named_builders
-from .run import Account, Rounds, RunOptions, rounds_of, signature_of
+from .run import Account, Rounds, RunOptions, signature_of
 
 if TYPE_CHECKING:
     import torch
@@ -272,7 +272,7 @@ class OneShot(Strategy):
     def _evaluate_on_server(
         self, arrays: ArrayRecord, start: ArrayRecord, result: Result, evaluate_fn: EvaluateFn | None
     ) -> None:
-        server_round, scores = rounds_of(self.method, self.job.config), MetricRecord()
+        server_round, scores = self.method.rounds(self.job.config), MetricRecord()
         if self.report.outcome.student is None:
             reason = "it is an ensemble, not one set of arrays"
         else:
@@ -291,7 +291,7 @@ class OneShot(Strategy):
     def _evaluate_on_clients(
         self, grid: Grid, arrays: ArrayRecord, result: Result, config: ConfigRecord, timeout: float
     ) -> None:
-        server_round = rounds_of(self.method, self.job.config)
+        server_round = self.method.rounds(self.job.config)
         if self.report.outcome.student is None or self._fraction_evaluate == 0.0:
             return
         if (scores := self._evaluation.run(grid, server_round, arrays, config, timeout)) is not None:

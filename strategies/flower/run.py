@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from logging import INFO, WARNING
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.common.logger import log
@@ -154,7 +154,7 @@ class Rounds:
             QuorumError: Too few uploads.
             OptionError: The method's needs are not met.
         """
-        done, rounds = kept_round(folder), rounds_of(self._method, self._job.config)
+        done, rounds = kept_round(folder), self._method.rounds(self._job.config)
         if done:
             log(INFO, "round %d of %d is finished: its result is read from the run folder", done, rounds)
             self.report = kept_report(folder, replace(self._job, uploads=folder.round(done).uploads()))
@@ -268,14 +268,6 @@ class Rounds:
     def _student_start(self, arrays: ArrayRecord) -> State | None:
         wanted = dict(self._signatures[self._job.student])
         return dict(arrays.to_torch_state_dict()) if signature_of(arrays) == wanted else None
-
-
-def rounds_of(method: Method, config: Any) -> int:
-    """Return how many times a method asks for uploads: its option ``rounds``, else once.
-
-    A method that goes on with its clients counts its own rounds: they follow one upload.
-    """
-    return 1 if method.fit_with is not None else int(getattr(config, "rounds", 1))
 
 
 def signature_of(arrays: ArrayRecord) -> Signature:

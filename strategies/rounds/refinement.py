@@ -139,18 +139,12 @@ class Refinement:
         if not _finite(outcome):
             self._say(
                 f"round {server_round}: the model of {self._method.title} holds NaN or Inf, so the clients' combined "
-                f"model is kept; lower its learning rate ({self._method.name}.{self._rate})"
+                f"model is kept; lower its learning rate ({self._method.name}.{self._method.rate})"
             )
             self.memory = {}
             return start, {**heard.values, **took}
         self.memory, self.images = dict(outcome.memory), outcome.images
         return dict(outcome.student or start), {**heard.values, **took}
-
-    @property
-    def _rate(self) -> str:
-        """The option of the method's learning rate: the generator's if it trains no student."""
-        generates = hasattr(self._job.config, "generator_lr") and not hasattr(self._job.config, "student_lr")
-        return "generator-lr" if generates else "student-lr"
 
     def _seed(self, server_round: int) -> int:
         """Return a round's seed: a method that ignores the round would draw the same numbers in every round."""

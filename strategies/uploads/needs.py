@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..core.errors import OptionError
 from ..method import METHODS, TALLY, EnsembleSpec, Need
@@ -58,7 +58,7 @@ def check_needs(method: Method, job: Job) -> None:
         )
     if method.check is not None:
         method.check(job)
-    if wants_label_counts(method, job.config) and job.teacher is None:  # which brings its own combiner
+    if Need.LABEL_COUNTS in method.all_needs(job.config) and job.teacher is None:  # which brings its own combiner
         silent = [u.client for u in job.uploads if u.label_counts is None]
         if silent:
             raise OptionError(
@@ -133,11 +133,6 @@ def takes_tally(method: Method) -> bool:
     return method.takes_teacher or method.takes_tally
 
 
-def wants_label_counts(method: Method, config: Any) -> bool:
-    """Say whether a method needs label counts, by itself or as it is configured."""
-    return Need.LABEL_COUNTS in method.needs or bool(getattr(config, "wants_label_counts", False))
-
-
 def holds_images(input_shape: tuple[int, int, int]) -> bool:
     """Say whether examples of this shape are images; rows of features are (F, 1, 1), texts of L tokens (1, 1, L)."""
     return input_shape[1] > 1
@@ -153,9 +148,9 @@ def _check_examples(method: Method, job: Job) -> None:
             f"the examples' shape is {shape}: method {method.name!r} needs that {Need.IMAGES.value}. Choose another "
             f"method: {_fitting(job)}"
         )
-    if getattr(job.config, "augmentation", "none") != "none":
+    if (augmentation := method.augmentation(job.config)) != "none":
         raise OptionError(
-            f"setting '{method.name}.augmentation' is {job.config.augmentation!r}: allowed for examples of shape "
+            f"setting '{method.name}.augmentation' is {augmentation!r}: allowed for examples of shape "
             f"{shape}, which are no images, is none"
         )
 
@@ -178,8 +173,7 @@ def _fitting(job: Job) -> str:
 
     def fits(method: Method) -> bool:
         config = method.config()
-        silent = Need.LABEL_COUNTS in lacking and wants_label_counts(method, config)
-        if silent or method.needs & lacking or not kinds <= {method.uploads}:
+        if method.all_needs(config) & lacking or not kinds <= {method.uploads}:
             return False
         try:
             if method.check is not None and job.student in job.builders:

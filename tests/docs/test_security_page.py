@@ -18,7 +18,7 @@ from strategies.core import offline
 from strategies.core.options import options_of
 from strategies.fens import FensConfig
 from strategies.gatekeeper.config import POLICIES
-from strategies.method import METHODS, Need
+from strategies.method import METHODS, Need, needs_nothing_more
 from strategies.rounds.refinement import refines
 
 PAGE = ROOT / "SECURITY.md"
@@ -46,7 +46,7 @@ def test_page_says_what_leaves_a_client_as_the_method_has_it(name: str) -> None:
     assert (f"{name}.rounds" in sent) is (again and method.fit_with is None)
     assert ("ranges" in sent) is ("precision" in {field.name for field in fields(method.config)})
     assert (counts == "needed") is (Need.LABEL_COUNTS in method.needs)
-    assert ("needed by some" in counts) is hasattr(method.config, "wants_label_counts")
+    assert ("needed by some" in counts) is (method.needs_as_configured is not needs_nothing_more)
     assert (after == "nothing") is not goes_on
     assert back.startswith("nothing") is not goes_on
     assert ("student" in back) is (again and not goes_on)

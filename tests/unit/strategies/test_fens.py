@@ -19,7 +19,7 @@ from strategies.combiners.tally_teacher import tally_teacher
 from strategies.core.clients import Answer
 from strategies.core.errors import OptionError, QuorumError
 from strategies.core.seeds import derive_seed
-from strategies.fens import METHOD, FensConfig
+from strategies.fens import METHOD, FensConfig, asks
 from strategies.method import Job, Silent
 from strategies.uploads.needs import check_needs
 
@@ -258,7 +258,7 @@ def test_what_suits_neither_classes_nor_examples_is_refused_before_a_client_work
     [({}, 0.1), ({"train_on": "server"}, 0.0), ({"aggregator": "average"}, 0.0), ({"aggregator": "voting"}, 0.1)],
 )
 def test_clients_keep_a_share_only_where_somebody_uses_it(changes: dict[str, Any], kept: float) -> None:
-    assert FensConfig(**changes).kept_share == kept
+    assert asks(FensConfig(**changes)).holdout == kept
 
 
 def test_rows_on_the_server_reach_the_members_as_they_are() -> None:

@@ -41,7 +41,6 @@ from strategies import (
     RunOptions,
 )
 from strategies.core.errors import OptionError, QuorumError, StoreError
-from strategies.flower.run import rounds_of
 from strategies.run.run_folder import RunFolder
 
 IMAGES = torch.linspace(-1, 1, 5 * 64).view(5, *SHAPE)
@@ -204,9 +203,9 @@ def test_every_method_of_the_registry_has_its_strategy() -> None:
     methods = {kind(net, **facts).method.name for kind in classes if kind is not OneShot}
     # Rounds are no OneShot, and these two are meant for them: FLBoost is a strategy around another one.
     assert {*methods, "iterative", "flboost", "fed-gen"} == set(METHODS)
-    assert rounds_of(METHODS["fedavg"], METHODS["fedavg"].config()) == 1
-    assert rounds_of(METHODS["dense"], DenseConfig(rounds=7)) == 7
-    assert rounds_of(METHODS["fens"], METHODS["fens"].config()) == 1  # its rounds follow one upload
+    assert METHODS["fedavg"].rounds(METHODS["fedavg"].config()) == 1
+    assert METHODS["dense"].rounds(DenseConfig(rounds=7)) == 7
+    assert METHODS["fens"].rounds(METHODS["fens"].config()) == 1  # its rounds follow one upload
 
 
 def test_start_averages_what_the_clients_report_by_their_examples(tmp_path: Path) -> None:

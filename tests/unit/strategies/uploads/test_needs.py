@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -107,8 +106,7 @@ def test_augmentation_is_refused_for_examples_that_are_no_images() -> None:
     ],
 )
 def test_proxy_has_the_type_of_its_examples(shape: tuple[int, int, int], dtype: torch.dtype, fits: bool) -> None:
-    method = replace(METHODS["feddf"], config=SimpleNamespace)
-    given = job(shape, SimpleNamespace(), torch.zeros(4, *shape, dtype=dtype))
+    method, given = METHODS["feddf"], job(shape, FedDfConfig(), torch.zeros(4, *shape, dtype=dtype))
     if fits:
         check_needs(method, given)
     else:
