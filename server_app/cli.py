@@ -18,12 +18,13 @@ from server_app.launch.console import Format, errors, print_result, say
 from server_app.launch.offline_option import with_offline
 from server_app.launch.run_command import INTERRUPTED, app_folder, launch_run, stored_settings, stored_supernodes
 from server_app.rounds.table import print_rounds
+from server_app.settings.choices import CHOICES
 from server_app.settings.read import default_settings, known_options, read_settings
 from server_app.settings.rehearsal import number_of_clients
 from server_app.settings.settled import check_same_run
 from server_app.settings.text import merge_settings, with_absolute_paths
 from strategies.core.options import Scalar, options_of
-from strategies.method import METHODS
+from strategies.rounds.config import NEEDS_CLIENTS, FederatedRounds
 from strategies.run.run_folder import default_run_dir
 
 # Flower's own word for settings, and a short one: both are taken wherever settings are.
@@ -225,7 +226,7 @@ def methods(
     """List the server methods with their options, defaults and sources."""
     app_defaults = default_settings()
     with errors(format):
-        found = [_method_facts(name, app_defaults) for name in names or METHODS]
+        found = [_method_facts(name, app_defaults) for name in names or CHOICES]
     if format == "json":
         typer.echo(json.dumps(found))
         return
@@ -248,11 +249,11 @@ def main() -> None:
 
 
 def _method_facts(name: str, app_defaults: Mapping[str, Scalar]) -> dict[str, Any]:
-    method = METHODS[name]
+    method = CHOICES[name]
     options = [
         {"key": o.key, "default": o.default, "app_default": app_defaults[o.key], "allowed": o.allowed, "help": o.help}
         for o in options_of(method.config, name)
     ]
-    needs = [need.value for need in method.needs]
+    needs = [need.value for need in method.needs] + ([NEEDS_CLIENTS] if isinstance(method, FederatedRounds) else [])
     return {"name": name, "title": method.title, "source": method.source, "kind": method.kind, "needs": needs,
             "options": options}  # fmt: skip

@@ -7,13 +7,11 @@ while it works goes to a :class:`Progress`, what it ends with is an :class:`Outc
 from __future__ import annotations
 
 import enum
-import importlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
-from .core.errors import OptionError
-from .core.options import meant
+from .core.registry import Registry
 
 if TYPE_CHECKING:
     import torch
@@ -37,7 +35,6 @@ class Need(enum.Enum):
     IMAGES = "the examples are images"
     SIDES_OF_FOUR = "the height and the width of images are multiples of 4"
     PROXY_IMAGES = "the server holds real, unlabelled images"
-    CLIENTS = "clients answer in every round, which stored uploads cannot"
 
 
 @dataclass(frozen=True)
@@ -299,33 +296,9 @@ class Method:
         return self.title
 
 
-class Registry(Mapping[str, Method]):
-    """Methods by name; a method's module is imported when it is first asked for."""
-
-    def __init__(self, modules: Sequence[str]) -> None:
-        # The module of method "co-boosting" is co_boosting.py.
-        self._modules = {module.replace("_", "-"): module for module in modules} | {"iterative": "rounds.config"}
-
-    def __getitem__(self, name: str) -> Method:
-        if name not in self._modules:
-            known = sorted(self._modules)
-            raise OptionError(f"unknown method {name!r}: known are {', '.join(known)}{meant(name, known)}")
-        method: Method = importlib.import_module(f".{self._modules[name]}", __package__).METHOD
-        return method
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._modules)
-
-    def __len__(self) -> int:
-        return len(self._modules)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._modules
-
-
-METHODS = Registry(
-    [
-        "fedavg", "fedens", "dw_fedens", "label_count_ensemble", "fens", "feddf", "fedkd", "fed_et", "f_dafl", "f_adi",
-        "dense", "co_boosting", "intactofl", "fedhydra", "tally", "flboost", "fedov", "fedcvae_ens", "fed_gen",
-    ]
+# The module of method "co-boosting" is co_boosting.py.
+_MODULES = (
+    "fedavg", "fedens", "dw_fedens", "label_count_ensemble", "fens", "feddf", "fedkd", "fed_et", "f_dafl", "f_adi",
+    "dense", "co_boosting", "intactofl", "fedhydra", "tally", "flboost", "fedov", "fedcvae_ens", "fed_gen",
 )  # fmt: skip
+METHODS: Registry[Method] = Registry("method", {name.replace("_", "-"): f"{name}:METHOD" for name in _MODULES})

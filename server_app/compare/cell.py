@@ -21,11 +21,11 @@ from server_app.compare.metered import Metered, usage_of
 from server_app.launch.guard import TOKEN_KEY
 from server_app.replay.stored import Request, replay_run
 from server_app.report.communication import cost_of_uploads, own_names
+from server_app.settings.choices import CHOICES
 from strategies.compute import InProcess
 from strategies.core.errors import OneShotError
 from strategies.core.offline import QUIET
 from strategies.core.options import Scalar
-from strategies.method import METHODS
 from strategies.run.files import read_json
 from strategies.run.run_folder import RunFolder
 from strategies.run.stage import OUTCOME_FILE
@@ -141,9 +141,9 @@ def expected_seconds(todo: Sequence[Cell], took: Sequence[tuple[str, float]]) ->
     """Return the seconds that cells will take, by those of the same method, else of the same kind, else by all."""
 
     def one(cell: Cell) -> float:
-        kind = METHODS[cell.method].kind
+        kind = CHOICES[cell.method].kind
         same = [seconds for method, seconds in took if method == cell.method]
-        alike = [seconds for method, seconds in took if METHODS[method].kind == kind]
+        alike = [seconds for method, seconds in took if CHOICES[method].kind == kind]
         return fmean(same or alike or [seconds for _, seconds in took])
 
     return sum(map(one, todo))
@@ -185,7 +185,7 @@ def facts_of(cell: Cell) -> dict[str, Any] | None:
 
 def _outcomes(cell: Cell, result: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the rows of the result that are the method's own; without scores, what they would be."""
-    method = METHODS[cell.method]
+    method = CHOICES[cell.method]
     if result["table"]:
         return [dict(row) for row in result["table"] if row["kind"] != "client" and row["name"] in own_names(method)]
     kept = read_json(cell.folder / OUTCOME_FILE)

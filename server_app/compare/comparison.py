@@ -17,10 +17,10 @@ from server_app.launch.guard import guarded, sigterm_as_interrupt
 from server_app.replay.stored import check_replay, unmet_need
 from server_app.report.cost_plots import plot_communication, plot_server_time
 from server_app.report.drawing import save
+from server_app.settings.choices import CHOICES
 from server_app.settings.text import to_toml
 from strategies.core.errors import OptionError, StoreError
 from strategies.core.options import Scalar
-from strategies.method import METHODS
 from strategies.run.files import make_folder, read_json, store_errors, write_json
 from strategies.run.journal import duration
 from strategies.run.run_folder import default_run_dir
@@ -159,11 +159,11 @@ def _permitted(asked: Comparison, folder: Path) -> tuple[list[str], dict[str, st
         raise OptionError(f"--methods is {asked.methods!r}: must be names of methods, or {ALL!r} alone")
     if twice := [name for name in names if names.count(name) > 1]:
         raise OptionError(f"--methods names {twice[0]!r} twice: must be each method once")
-    methods = [METHODS[name].name for name in (METHODS if every else names)]
+    methods = [CHOICES[name].name for name in (CHOICES if every else names)]
     left_out: dict[str, str] = {}
     sources = with_uploads(asked.runs)
     if every and sources:
-        left_out = {name: _WITH_CLIENTS for name in methods if METHODS[name].fit_with is not None}
+        left_out = {name: _WITH_CLIENTS for name in methods if CHOICES[name].fit_with is not None}
     for name, run in ((name, run) for name in methods for run in sources):
         reason = "" if name in left_out else unmet_need(replace(_cell(asked, run, name, folder).request(), resume=None))
         if reason and not every:
@@ -182,7 +182,7 @@ def _cells(asked: Comparison, methods: Sequence[str], folder: Path) -> list[Cell
         for more in range(asked.seeds)
         for run in with_uploads(asked.runs)
         for method in methods
-        if more == 0 or METHODS[method].kind == "student"
+        if more == 0 or CHOICES[method].kind == "student"
     ]
 
 
@@ -203,7 +203,7 @@ def _cell(asked: Comparison, run: Path, method: str, folder: Path, more: int = 0
 def _belongs(key: str, method: str) -> bool:
     """Whether a setting is the method's own or the app's: those of other methods must not tell two cells apart."""
     table = key.partition(".")[0]
-    return table == method or table not in METHODS
+    return table == method or table not in CHOICES
 
 
 def _command(asked: Comparison, folder: Path) -> str:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from server_app.report.communication import curve_of, own_names
+from server_app.settings.choices import CHOICES
 from strategies.core.errors import OptionError
-from strategies.method import METHODS
 from strategies.run.retired import RETIRED
 from strategies.run.run_folder import RunFolder
 from strategies.run.stage import kept_round
@@ -114,7 +114,7 @@ def _own_result(run: Path) -> dict[str, Any] | None:
     rows = [row for row in result["table"] if row["kind"] != "client"]
     if not rows:  # of another project: there are no scores
         return None
-    own = [dict(row) for row in rows if row is rows[-1] or row["name"] in own_names(METHODS[result["method"]])]
+    own = [dict(row) for row in rows if row is rows[-1] or row["name"] in own_names(CHOICES[result["method"]])]
     trained = next((row for row in own if row["kind"] == "ensemble"), own[-1])
     trained["curve"] = [list(place) for place in curve_of(metrics, cost)]
     settings = info.get("settings", {})

@@ -78,7 +78,7 @@ def import_checkpoints(request: Request, *, log: Callable[[str], None]) -> dict[
         "imported-files": {entry.client: entry.path.name for entry in entries},
     }
     with _whole_or_absent(target) as staging:
-        with open_run(staging, settings.method, job, identity={}, facts=facts) as run:
+        with open_run(staging, settings.method.name, job, identity={}, facts=facts) as run:
             refused = _store(run, entries, job, int(settings.app.max_upload_mib * MIB))
             if refused and not (request.skip_bad and len(refused) < len(entries)):
                 raise UploadError(_refusal(request, entries, refused))

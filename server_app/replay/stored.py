@@ -14,6 +14,7 @@ from fl_app.data import Split
 from server_app.replay.foreign_models import foreign_models
 from server_app.report.finish import bare_result, finish
 from server_app.settings.build import build_job, held_out
+from server_app.settings.choices import CHOICES
 from server_app.settings.held_out import HeldOut
 from server_app.settings.read import Settings, read_settings, scaled_line
 from server_app.settings.server_data import open_half
@@ -22,12 +23,13 @@ from strategies.compute import ServerCompute, choose, named
 from strategies.core.errors import OneShotError, OptionError, StoreError
 from strategies.core.options import Scalar, flatten, options_of, parse, reject_unknown
 from strategies.gatekeeper.config import GatekeeperConfig
-from strategies.method import METHODS, TALLY, EnsembleSpec, Job, Normalization
+from strategies.method import METHODS, TALLY, EnsembleSpec, Job, Method, Normalization, Upload
+from strategies.rounds.config import NEEDS_CLIENTS, FederatedRounds
 from strategies.run.quarantine import Door, guarded_replay
 from strategies.run.retired import without_retired
 from strategies.run.run_folder import RunFolder, default_run_dir, load_ensemble
 from strategies.run.stage import CHECKPOINT_S, all_cores, kept_round, usable_uploads
-from strategies.uploads.needs import check_needs, takes_tally
+from strategies.uploads.needs import check_needs, fitting, takes_tally
 
 LEAST_UPLOADS = 2  # that a replay of another project's run needs after its gatekeeper
 
@@ -73,6 +75,7 @@ def replay_run(request: Request, *, log: Callable[[str], None], compute: ServerC
     info = _begun(request) or _source(request)
     settings, images, job = _prepared(request, info)
     name = settings.method.name if settings is not None else request.method or info["method"]
+    method = _method(name, request, job)
     door = _door(request, settings, info, log)
     with _target(request, {**info, **_facts(settings, name, job, door)}) as target:
         if (done := target.result()) is not None and done["status"] == "finished":
@@ -83,7 +86,7 @@ def replay_run(request: Request, *, log: Callable[[str], None], compute: ServerC
         try:
             report = guarded_replay(
                 door,
-                METHODS[name],
+                method,
                 job,
                 request.run,
                 compute=compute or choose(named(request.compute, 0 if settings is None else settings.app.shards)),
@@ -130,17 +133,36 @@ def unmet_need(request: Request) -> str:
     """
     info = _source(request)
     check_replay(request)
-    with RunFolder.open(request.run, write=False) as run:
-        uploads = usable_uploads(run.round(max(1, kept_round(run))))
+    uploads = _uploads(request)
     try:
         settings = _settings(request, info)
         job = (
             _foreign_job(request, info) if settings is None else _job(settings, open_half(settings, "test"), None, info)
         )
-        check_needs(METHODS[request.method or info["method"]], replace(job, uploads=uploads))
+        check_needs(_method(request.method or info["method"], request, job), replace(job, uploads=uploads))
     except OptionError as error:
         return str(error)
     return ""
+
+
+def _method(name: str, request: Request, job: Job) -> Method:
+    """Return the method of a replay.
+
+    Raises:
+        OptionError: It is federated learning in rounds.
+    """
+    method = CHOICES[name]
+    if isinstance(method, FederatedRounds):
+        raise OptionError(
+            f"method {method.name!r} needs that {NEEDS_CLIENTS}: must be a run of its own (oneshot run), or another "
+            f"method: {fitting(replace(job, uploads=_uploads(request)))}"
+        )
+    return method
+
+
+def _uploads(request: Request) -> tuple[Upload, ...]:
+    with RunFolder.open(request.run, write=False) as run:
+        return usable_uploads(run.round(max(1, kept_round(run))))
 
 
 def _prepared(request: Request, info: Mapping[str, Any]) -> tuple[Settings | None, HeldOut | None, Job]:
@@ -263,7 +285,7 @@ def _foreign_job(request: Request, info: Mapping[str, Any]) -> Job:
             f"{request.run} is a run of another project: name {'' if name else 'the method, and '}--model as "
             "module:attribute that returns its nn.Module"
         )
-    method = METHODS[name]
+    method = CHOICES[name]
     own, door = options_of(method.config, name), options_of(GatekeeperConfig, "gatekeeper")
     overrides = without_retired(request.overrides)
     reject_unknown(overrides, ["seed", "teacher", *(o.key for o in own + door)])

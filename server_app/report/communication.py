@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from server_app.report.cost_plots import Curve, Point
 from server_app.report.evaluation import EXACT, Row
+from server_app.settings.choices import Choice
 from strategies.core.errors import StoreError
-from strategies.method import Method
 from strategies.run.run_folder import RoundFolder, RunFolder
 from strategies.run.stage import TRAFFIC_FILE, kept_round
 from strategies.run.traffic import MIB, UPLOAD_PHASE, Moved, Traffic
@@ -124,7 +124,7 @@ def _counted(rounds: Sequence[RoundFolder], left_out: Collection[str]) -> tuple[
     return total, sized
 
 
-def own_names(method: Method) -> tuple[str, str]:
+def own_names(method: Choice) -> tuple[str, str]:
     """Return the names of the rows of a result table that are the method's own; its last row always is."""
     return method.title, f"{method.title} ensemble"
 
@@ -142,7 +142,7 @@ def curve_of(metrics: Sequence[Mapping[str, Any]], cost: Mapping[str, Any]) -> C
     return tuple((before + float(row["mib_per_client"]), float(row["accuracy"])) for row in told)
 
 
-def points_of(method: Method, rows: Sequence[Row], metrics: Sequence[Mapping[str, Any]], cost: Cost) -> list[Point]:
+def points_of(method: Choice, rows: Sequence[Row], metrics: Sequence[Mapping[str, Any]], cost: Cost) -> list[Point]:
     """Return the rows of a result table whose cost is known; a client alone moves nothing.
 
     The method's own rows cost all that the run moved, the others what collecting the uploads did.

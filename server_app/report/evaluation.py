@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from server_app.report.kept_scores import Keep, KeptScores, fresh
+from server_app.settings.choices import CHOICES, Choice
 from server_app.settings.held_out import HeldOut
 from strategies.combiners.combiners import build_combiner
 from strategies.combiners.outcomes import load_model
-from strategies.method import METHODS, EnsembleSpec, Job, Method, Silent
+from strategies.method import METHODS, EnsembleSpec, Job, Silent
 from strategies.run.files import weights_sha256
 from strategies.run.journal import Journal
 from strategies.run.stage import StageReport
@@ -47,7 +48,7 @@ def evaluate(
         log: Takes a line for the user.
         kept: The file of the scores that methods on the same uploads have in common; None if there is none.
     """
-    outcome, uploads, method = report.outcome, len(report.job.uploads), METHODS[method_name]
+    outcome, uploads, method = report.outcome, len(report.job.uploads), CHOICES[method_name]
     averaged = method.uploads == CLASSIFIER and method_name != "fedavg" and _fits_fedavg(report.job)
     passes = (
         0 if outcome.ensemble is None or _is_of_all(method) else 1 + (outcome.ensemble.precision != PLAIN.precision)
@@ -81,7 +82,7 @@ def result_table(report: StageReport, method_name: str, held_out: HeldOut, *, ke
         Every client that sent a model which labels images; of classifiers, one-shot FedAvg where the architectures
         allow it, and the averaged ensemble; the method's own.
     """
-    job, method, spec = report.job, METHODS[method_name], report.outcome.ensemble
+    job, method, spec = report.job, CHOICES[method_name], report.outcome.ensemble
     if not job.uploads:  # clients that answered round by round have left none
         title = method.titled(job.config)
         return [Row(title, method.kind, held_out.accuracy(load_model(report.outcome, job)))]
@@ -123,7 +124,7 @@ def _fedavg(job: Job, held_out: HeldOut) -> float | None:
     return held_out.accuracy(load_model(averaged, job))
 
 
-def _is_of_all(method: Method) -> bool:
+def _is_of_all(method: Choice) -> bool:
     """Whether a method ends with the ensemble of all uploads, whose score one pass gives together with theirs."""
     return method.name == "fedens" or method.uploads == OPEN_SET
 

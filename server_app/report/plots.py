@@ -12,7 +12,8 @@ from server_app.report.cost_plots import Point, plot_communication
 from server_app.report.drawing import COLOURS, legend_beside, new_figure, row_figure, save
 from server_app.report.evaluation import Row
 from server_app.report.gatekeeping import card_section
-from strategies.method import Job, Method, Outcome
+from server_app.settings.choices import Choice
+from strategies.method import Job, Outcome
 from strategies.run.stage import StageReport
 from strategies.uploads.kinds import OPEN_SET, kind_of
 from strategies.uploads.needs import holds_images
@@ -158,7 +159,7 @@ def plot_images(images: np.ndarray[Any, Any]) -> Figure:
     return figure
 
 
-def model_card(method: Method, report: StageReport, rows: Sequence[Row], facts: Mapping[str, Any]) -> str:
+def model_card(method: Choice, report: StageReport, rows: Sequence[Row], facts: Mapping[str, Any]) -> str:
     """Return the model card: what the weights are, where they come from, and how to load them."""
     outcome, job = report.outcome, report.job
     results = ["one model"] if outcome.student is not None else []

@@ -9,11 +9,11 @@ from statistics import fmean
 from typing import Any
 
 from server_app.compare.sources import data_of
+from server_app.settings.choices import CHOICES
 from server_app.settings.read import default_settings
 from server_app.settings.settled import FREE_ON_RESUME
 from strategies.core.errors import OptionError
 from strategies.core.options import Scalar
-from strategies.method import METHODS
 from strategies.rounds.config import OWN_LR, IterativeConfig
 from strategies.run.retired import RETIRED
 from strategies.run.run_folder import RunFolder
@@ -123,7 +123,7 @@ def _read(path: Path) -> RoundsRun:
         )
     name, stored = info["method"], info.get("settings")
     flat = {**RETIRED, **default_settings(), **stored} if isinstance(stored, dict) else {}
-    method, shared, own = _split(name, flat) if flat else (METHODS[name].title, {}, _plain_facts(info))
+    method, shared, own = _split(name, flat) if flat else (CHOICES[name].title, {}, _plain_facts(info))
     done = int(rows[-1]["epoch"])
     whole = result.get("status") == "finished" and not result.get("resumed_at")
     return RoundsRun(
@@ -143,7 +143,7 @@ def _read(path: Path) -> RoundsRun:
 
 def _plain_facts(info: Mapping[str, Any]) -> Flat:
     """Return what a run of another project, which has none of the app's settings, says of its strategy and refiner."""
-    tables = ("base", *METHODS)
+    tables = ("base", *CHOICES)
     facts = {**info.get("config", {}), **{key: info[key] for key in info if key.partition(".")[0] in tables}}
     return {k: v for k, v in facts.items() if isinstance(v, Scalar) and k != "checkpoint-every"}
 
@@ -156,10 +156,10 @@ def _mean_of(rows: Sequence[Mapping[str, Any]], key: str) -> float | None:
 def _split(name: str, flat: Flat) -> tuple[str, Flat, Flat]:
     """Return how people name a run's method, the settings that are not its alone, and those that are."""
     told = {key: value for key, value in flat.items() if key not in NEUTRAL and key != "method"}
-    shared = {key: value for key, value in told.items() if key.partition(".")[0] not in METHODS}
+    shared = {key: value for key, value in told.items() if key.partition(".")[0] not in CHOICES}
     own = {key: value for key, value in told.items() if key.startswith(f"{name}.")}
     if name != "iterative":
-        return METHODS[name].title, shared, own
+        return CHOICES[name].title, shared, own
     strategy, refiner = str(own.pop("iterative.strategy")), str(own.pop("iterative.refiner"))
     shared |= {key: own.pop(key) for key in [f"iterative.{option}" for option in SHARED]}
     used = {key for key in own if strategy in OF_STRATEGIES.get(key.partition(".")[2], (strategy,))}

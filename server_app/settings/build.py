@@ -18,7 +18,7 @@ from server_app.settings.server_data import labelled_images, open_half, proxy_im
 from strategies.compute import named
 from strategies.compute.in_process import resolve_device
 from strategies.core.errors import OptionError
-from strategies.method import TALLY, Job, Need, Normalization
+from strategies.method import TALLY, Job, Method, Normalization
 from strategies.run.run_folder import RunFolder
 from strategies.run.stage import all_cores
 from strategies.uploads.needs import check_needs
@@ -107,7 +107,8 @@ def check_before_start(settings: Settings, num_supernodes: int) -> None:
     check_division(app, open_half(settings, "train"), num_supernodes)
     check_checkpoints(app, num_supernodes)
     job = build_job(settings, open_half(settings, "test"), None)
-    check_needs(settings.method, job)
+    if isinstance(settings.method, Method):
+        check_needs(settings.method, job)
     if settings.refiner is not None:
         settings.refiner.check(job)
 
@@ -145,9 +146,9 @@ def build_strategy(settings: Settings, job: Job) -> OneShot | Iterative:
             **({} if app.resume else facts_of(app.uploads, app.forget)),  # a run that goes on has them
         },
     }
-    if Need.CLIENTS in settings.method.needs:
-        return Iterative(job.builders, refiner=settings.refiner, **shared)
-    return OneShot(settings.method, job.builders, **shared)
+    if isinstance(settings.method, Method):
+        return OneShot(settings.method, job.builders, **shared)
+    return Iterative(job.builders, refiner=settings.refiner, **shared)
 
 
 def facts_of(uploads: str, forget: str) -> dict[str, object]:

@@ -10,13 +10,14 @@ from fl_app.config import AppConfig
 from fl_app.data import Split
 from fl_app.node_config import client_name, read_nodes
 from fl_app.privacy import check_architecture
+from server_app.settings.choices import Choice
 from server_app.settings.read import Settings
 from strategies.compute import named
 from strategies.compute.in_process import resolve_device
 from strategies.core.errors import OptionError
 from strategies.gatekeeper.config import OFF, GatekeeperConfig
 from strategies.method import METHODS, TALLY, Method, Need
-from strategies.rounds.config import IterativeConfig
+from strategies.rounds.config import FederatedRounds, IterativeConfig
 from strategies.uploads.kinds import CLASSIFIER
 
 # They divide by how far the clients' steps went, which is known of SGD.
@@ -82,20 +83,20 @@ def check_private_models(settings: Settings, split: Split) -> None:
             check_architecture(name, split.num_classes, split.input_shape)
 
 
-def _check_attack(attack: AttackConfig, method: Method) -> None:
+def _check_attack(attack: AttackConfig, method: Choice) -> None:
     """Refuse an attack on one upload where the clients answer round by round.
 
     Raises:
         OptionError: Names the setting, its value and what is allowed.
     """
-    if Need.CLIENTS in method.needs and attack.kind not in ("none", *POISONING):
+    if isinstance(method, FederatedRounds) and attack.kind not in ("none", *POISONING):
         raise OptionError(
             f"setting 'attack.kind' is {attack.kind!r}: allowed with method {method.name!r}, whose clients train in "
             f"rounds, are none, {', '.join(POISONING)}"
         )
 
 
-def _check_gatekeeper(config: GatekeeperConfig, method: Method, uploads: str) -> None:
+def _check_gatekeeper(config: GatekeeperConfig, method: Choice, uploads: str) -> None:
     """Refuse a gatekeeper where no uploads come that it could judge.
 
     Args:
@@ -108,7 +109,7 @@ def _check_gatekeeper(config: GatekeeperConfig, method: Method, uploads: str) ->
     """
     if config.policy == OFF:
         return
-    if Need.CLIENTS in method.needs:
+    if isinstance(method, FederatedRounds):
         raise OptionError(
             f"setting 'gatekeeper.policy' is {config.policy!r}: allowed with method {method.name!r} is {OFF!r}: its "
             "clients answer in every round, and only models that are uploaded once are judged"
@@ -128,24 +129,23 @@ def _check_privacy(settings: Settings) -> None:
     """
     if not settings.app.privacy.on:
         return
-    method, rounds = settings.method, settings.method.rounds(settings.method_config)
-    if not _asks_once(settings.method.name):
-        allowed = ", ".join(name for name in METHODS if _asks_once(name))
+    method = settings.method
+    if isinstance(method, FederatedRounds) or not _asks_once(method):
+        allowed = ", ".join(name for name in METHODS if _asks_once(METHODS[name]))
         raise OptionError(
             f"setting 'method' is {method.name!r}: allowed with 'privacy.epsilon' are methods that ask a client for "
             f"one classifier and nothing after it: {allowed}"
         )
-    if rounds > 1:
+    if (rounds := method.rounds(settings.method_config)) > 1:
         raise OptionError(
             f"setting '{method.name}.rounds' is {rounds}: allowed with 'privacy.epsilon' is 1; every round would spend "
             "the budget anew"
         )
 
 
-def _asks_once(name: str) -> bool:
-    method = METHODS[name]
+def _asks_once(method: Method) -> bool:
     once = method.uploads == CLASSIFIER and method.fit_with is None
-    return once and not {Need.CLIENTS, Need.LABEL_COUNTS} & method.needs
+    return once and Need.LABEL_COUNTS not in method.needs
 
 
 def _check_iterative(app: AppConfig, config: IterativeConfig) -> None:

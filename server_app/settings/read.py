@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from fl_app.config import AppConfig
+from server_app.settings.choices import CHOICES, Choice
 from strategies.core.errors import OptionError
 from strategies.core.options import Option, Scalar, flatten, options_of, parse, reject_unknown, shortened
 from strategies.gatekeeper.config import GatekeeperConfig
-from strategies.method import METHODS, Method
+from strategies.method import METHODS
 from strategies.rounds.config import IterativeConfig
 from strategies.rounds.refinement import Refiner
 from strategies.run.retired import without_retired
@@ -39,7 +40,7 @@ class Settings:
 
     Attributes:
         app: The app's own, with the local epochs that ``scale`` leaves.
-        method: The server method.
+        method: The server method, or federated learning in rounds.
         method_config: The method's config, with the server epochs that ``scale`` leaves.
         refiner: What fine-tunes the model of every round, of a run in rounds that has one; with such epochs, too.
         flat: All of them as they were given, completed by the defaults.
@@ -47,14 +48,14 @@ class Settings:
     """
 
     app: AppConfig
-    method: Method
+    method: Choice
     method_config: Any
     refiner: Refiner | None
     flat: Mapping[str, Scalar]
     gatekeeper: GatekeeperConfig
 
     @property
-    def learner(self) -> Method:
+    def learner(self) -> Choice:
         """The method that learns on the server: what refines the rounds, if there is such, else the method itself."""
         return self.method if self.refiner is None else self.refiner.method
 
@@ -74,15 +75,15 @@ class Settings:
 def default_settings() -> dict[str, Scalar]:
     """Return every key with its default: what pyproject.toml holds and bare ``flwr run .`` runs."""
     found = {**flatten(AppConfig()), **flatten(GatekeeperConfig(), "gatekeeper")}
-    for name in METHODS:
-        found.update(flatten(METHODS[name].config(), name))
+    for name in CHOICES:
+        found.update(flatten(CHOICES[name].config(), name))
     return {**found, **APP_DEFAULTS}
 
 
 def known_options() -> list[Option]:
     """Return every option of the app, of its gatekeeper and of the methods."""
     own = options_of(AppConfig) + options_of(GatekeeperConfig, "gatekeeper")
-    return own + [o for name in METHODS for o in options_of(METHODS[name].config, name)]
+    return own + [o for name in CHOICES for o in options_of(CHOICES[name].config, name)]
 
 
 def read_settings(given: Mapping[str, Scalar]) -> Settings:
@@ -99,7 +100,7 @@ def read_settings(given: Mapping[str, Scalar]) -> Settings:
     flat = {**default_settings(), **given}
     app = AppConfig.from_settings(flat)
     try:
-        method = METHODS[app.method]
+        method = CHOICES[app.method]
     except OptionError as error:
         raise OptionError(f"setting 'method': {error}") from error
     config: Any = shortened(parse(method.config, flat, method.name), app.scale)

@@ -8,16 +8,17 @@ from typing import Any
 
 from fl_app.config import AppConfig
 from fl_app.data import Split, nobodys
+from server_app.settings.choices import CHOICES
 from server_app.settings.read import Settings, default_settings
 from server_app.settings.server_data import open_half
 from strategies.core.errors import OptionError
 from strategies.core.options import Scalar, options_of, parse
-from strategies.method import METHODS, ClientAsks, Need
+from strategies.method import ClientAsks, Need
 from strategies.run.retired import without_retired
 from strategies.run.run_folder import RunFolder
 
 # Of the app's own settings; those of the methods and of the gatekeeper are free as well.
-FREE_TABLES = (*METHODS, "gatekeeper")
+FREE_TABLES = (*CHOICES, "gatekeeper")
 FREE_ON_REPLAY = (
     "method", "seed", "threads", "device", "shards", "checkpoint-s", "data.root", "data.proxy", "data.proxy-name",
     "data.proxy-limit", "model.student", "teacher",
@@ -116,7 +117,7 @@ def check_adopted(settings: Settings, num_supernodes: int) -> None:
 
 def asked_by(stored: Mapping[str, Any]) -> ClientAsks:
     """Return what the method of a run asked its clients for."""
-    method = METHODS[str(stored["method"])]
+    method = CHOICES[str(stored["method"])]
     keys = {option.key for option in options_of(method.config, method.name)}
     config: Any = parse(method.config, {key: value for key, value in stored.items() if key in keys}, method.name)
     return method.asks(config)

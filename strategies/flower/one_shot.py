@@ -127,7 +127,7 @@ class OneShot(Strategy):
         if self._folder is None:
             path = Path(self._run_dir) if self._run_dir else default_run_dir("", self.method.name)
             decided = {"gatekeeper.policy": self._options.gatekeeper.policy}
-            self._folder = open_run(path, self.method, self.job, identity=decided, facts=self._facts)
+            self._folder = open_run(path, self.method.name, self.job, identity=decided, facts=self._facts)
             self._run_dir = path
         return self._folder
 
@@ -221,7 +221,7 @@ class OneShot(Strategy):
         path = Path(target) if target else default_run_dir("", self.method.name, parent=Path(run_dir).parent)
         compute = self.rounds.compute if self.rounds.compute is not None else "in-process"
         source = {"replay-of": str(Path(run_dir).absolute()), "gatekeeper.policy": self._options.gatekeeper.policy}
-        with open_run(path, self.method, self.job, identity=source, facts=self._facts) as folder:
+        with open_run(path, self.method.name, self.job, identity=source, facts=self._facts) as folder:
             self.rounds.report = guarded_replay(
                 self.rounds.door,
                 self.method,

@@ -21,14 +21,10 @@ Deviations: batch-normalisation buffers are averaged, without correction, server
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ..core.errors import OptionError
 from ..core.options import check, option
-from ..method import METHODS, Method, Need, Outcome
-
-if TYPE_CHECKING:
-    from ..method import Job, Progress
+from ..method import METHODS, ClientAsks, Need
 
 TITLES = {
     "fedavg": "FedAvg",
@@ -98,25 +94,35 @@ class IterativeConfig:
         return f"{self.label}, {self.rounds} rounds"
 
 
-def fit(job: Job, progress: Progress) -> Outcome:  # noqa: ARG001  the signature of every method
-    """Refuse: stored uploads do not contain the clients' answers to the next round's model.
+@dataclass(frozen=True)
+class FederatedRounds:
+    """Federated learning in rounds as a choice beside the methods: what settings, tables and lists say of it.
 
-    Raises:
-        OptionError: Always.
+    It is no :class:`~strategies.method.Method`: its clients answer in every round, which stored uploads cannot.
     """
-    raise OptionError(
-        "method 'iterative' asks its clients in every round, so it cannot work on stored uploads: start a run of it "
-        "(oneshot run), or choose another method"
-    )
+
+    name: str = "iterative"
+    title: str = "Federated learning in rounds"
+    source: str = "McMahan et al., AISTATS 2017"
+    config: type = IterativeConfig
+    kind: str = "baseline"
+    uploads: str = "classifier"
+    needs: frozenset[Need] = frozenset({Need.SAME_ARCHITECTURE})
+    fit_with: None = None
+    labelled: None = None
+
+    def asks(self, config: IterativeConfig) -> ClientAsks:  # noqa: ARG002  as a method's
+        """Return what is asked of the clients beside their answers: nothing."""
+        return ClientAsks()
+
+    def all_needs(self, config: IterativeConfig) -> frozenset[Need]:  # noqa: ARG002  as a method's
+        """Return what it refuses to start without; the refiner has needs of its own."""
+        return self.needs
+
+    def titled(self, config: IterativeConfig) -> str:
+        """Return what tables call the result."""
+        return config.title
 
 
-METHOD = Method(
-    name="iterative",
-    title="Federated learning in rounds",
-    source="McMahan et al., AISTATS 2017",
-    config=IterativeConfig,
-    fit=fit,
-    needs=frozenset({Need.SAME_ARCHITECTURE, Need.CLIENTS}),
-    kind="baseline",
-    takes_tally=True,  # passed to its refiner, which may refuse it
-)
+FEDERATED = FederatedRounds()
+NEEDS_CLIENTS = "clients answer in every round, which stored uploads cannot"

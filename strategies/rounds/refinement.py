@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.errors import OptionError
 from ..core.seeds import derive_seed
-from ..method import METHODS, Job, Method, Need, Outcome, Silent, Upload
+from ..method import METHODS, Job, Method, Outcome, Silent, Upload
 from ..uploads.needs import check_needs
 
 if TYPE_CHECKING:
@@ -73,8 +73,7 @@ class Refiner:
 
 def refines(method: Method) -> bool:
     """Return whether a method can fine-tune a global model: it turns classifiers into one model without clients."""
-    alone = method.fit_with is None and Need.CLIENTS not in method.needs
-    return alone and method.kind == "student" and method.uploads == "classifier"
+    return method.fit_with is None and method.kind == "student" and method.uploads == "classifier"
 
 
 class Refinement:

@@ -14,17 +14,15 @@ from .retired import without_retired
 from .run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from ..method import Job, Method
+    from ..method import Job
 
 
-def open_run(
-    path: Path, method: Method, job: Job, *, identity: Mapping[str, Any], facts: Mapping[str, Any]
-) -> RunFolder:
+def open_run(path: Path, method: str, job: Job, *, identity: Mapping[str, Any], facts: Mapping[str, Any]) -> RunFolder:
     """Make the run folder of a job, or open it to go on.
 
     Args:
         path: The folder.
-        method: The method.
+        method: Its name.
         job: Its job; what its result depends on must be what the run began with.
         identity: Further facts that must be what the run began with.
         facts: Further facts, written to run.json.
@@ -34,7 +32,7 @@ def open_run(
         StoreError: The folder cannot be used.
     """
     own = {
-        "method": method.name,
+        "method": method,
         "seed": job.seed,
         "student": job.student,
         "num-classes": job.num_classes,

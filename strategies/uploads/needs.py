@@ -32,29 +32,24 @@ def check_needs(method: Method, job: Job) -> None:
     _check_kind(method, job)
     _check_teacher(method, job)
     missing = method.needs & _lacking(job)
-    if Need.CLIENTS in missing:
-        raise OptionError(
-            f"method {method.name!r} needs that {Need.CLIENTS.value}: must be a run of its own (oneshot run), or "
-            f"another method: {_fitting(job)}"
-        )
     _check_examples(method, job)
     if Need.SIDES_OF_FOUR in missing:
         raise OptionError(
             f"the images' shape is {tuple(job.input_shape)}: method {method.name!r} needs that "
-            f"{Need.SIDES_OF_FOUR.value}. Choose another size or another method: {_fitting(job)}"
+            f"{Need.SIDES_OF_FOUR.value}. Choose another size or another method: {fitting(job)}"
         )
     if Need.SAME_ARCHITECTURE in missing:
         others = [f"{u.client} ({u.architecture})" for u in job.uploads if u.architecture != job.student]
         raise OptionError(
             f"method {method.name!r} needs one architecture for all, {job.student!r}; different are "
-            f"{', '.join(others)}. Choose another method: {_fitting(job)}"
+            f"{', '.join(others)}. Choose another method: {fitting(job)}"
         )
     if Need.PROXY_IMAGES in missing:
         found = "none" if job.proxy is None else f"images of shape {tuple(job.proxy.shape)}, {job.proxy.dtype}"
         raise OptionError(
             f"method {method.name!r} needs that {Need.PROXY_IMAGES.value}; here it holds {found}: must be at least "
             f"2 of shape {tuple(job.input_shape)}, {' or '.join(_proxy_kinds(job))}. Choose another method: "
-            f"{_fitting(job)}"
+            f"{fitting(job)}"
         )
     if method.check is not None:
         method.check(job)
@@ -63,7 +58,7 @@ def check_needs(method: Method, job: Job) -> None:
         if silent:
             raise OptionError(
                 f"method {method.name!r} needs label counts, which these clients did not send: {', '.join(silent)}. "
-                f"Choose another method: {_fitting(job)}"
+                f"Choose another method: {fitting(job)}"
             )
 
 
@@ -146,7 +141,7 @@ def _check_examples(method: Method, job: Job) -> None:
     if method.needs & IMAGES_ONLY:
         raise OptionError(
             f"the examples' shape is {shape}: method {method.name!r} needs that {Need.IMAGES.value}. Choose another "
-            f"method: {_fitting(job)}"
+            f"method: {fitting(job)}"
         )
     if (augmentation := method.augmentation(job.config)) != "none":
         raise OptionError(
@@ -167,8 +162,8 @@ def _proxy_fits(job: Job) -> bool:
     return len(job.proxy) > 1 and same_shape and kind in _proxy_kinds(job)
 
 
-def _fitting(job: Job) -> str:
-    """Name the methods that, as they are by default, would take this job."""
+def fitting(job: Job) -> str:
+    """Name the methods that, as they are by default, would take a job."""
     kinds, lacking = {kind_of(upload.architecture) for upload in job.uploads}, _lacking(job)
 
     def fits(method: Method) -> bool:
@@ -189,7 +184,6 @@ def _lacking(job: Job) -> set[Need]:
     """Return the needs that a job is known not to meet; what uploads bring is not known without them."""
     images = holds_images(job.input_shape)
     met = {
-        Need.CLIENTS: not job.uploads,
         Need.SAME_ARCHITECTURE: all(upload.architecture == job.student for upload in job.uploads),
         Need.LABEL_COUNTS: all(upload.label_counts is not None for upload in job.uploads),
         Need.IMAGES: images,

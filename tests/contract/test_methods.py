@@ -160,11 +160,7 @@ def predict(outcome: Outcome, job: Job) -> torch.Tensor:
     return logits
 
 
-# A method that asks its clients in every round has no stored uploads to work on.
-WORK_ON_UPLOADS = [name for name in METHODS if Need.CLIENTS not in METHODS[name].needs]
-
-
-@pytest.fixture(params=WORK_ON_UPLOADS)
+@pytest.fixture(params=list(METHODS))
 def method(request: pytest.FixtureRequest) -> Method:
     return METHODS[request.param]
 
@@ -176,7 +172,7 @@ def test_method_describes_itself(method: Method) -> None:
     assert all(option.help for option in options_of(method.config, method.name))
     assert method.title
     assert method.source
-    assert set(WORK_ON_UPLOADS) == PINNED.keys()
+    assert METHODS.keys() == PINNED.keys()
 
 
 def test_config_goes_through_flat_settings_and_back(method: Method) -> None:
@@ -342,8 +338,6 @@ PROGRAM = textwrap.dedent("""
 
     for name in method.METHODS:
         entry = method.METHODS[name]
-        if method.Need.CLIENTS in entry.needs:
-            continue
         own = sent[entry.uploads]
         uploads = tuple(method.Upload(f"c{{k}}", own, Read(own, k), 10, (1, 2, 3, 4)) for k in range(2))
         space = method.Normalization((0.5,), (0.5,))

@@ -15,13 +15,13 @@ from fl_app.data.tables import FEATURES
 from fl_app.data.text import LENGTH, NUM_CLASSES
 from fl_app.data.torchvision_sets import KNOWN
 from fl_app.models import builders
+from server_app.settings.choices import CHOICES
 from server_app.settings.read import Settings, default_settings, known_options, read_settings
 from server_app.settings.text import merge_settings
 from strategies.co_boosting import CoBoostingConfig
 from strategies.core.options import parse
 from strategies.dense import DenseConfig
 from strategies.fed_gen import FedGenConfig
-from strategies.method import METHODS
 from strategies.rounds.refinement import Refiner
 
 KINDS = {o.key: o.kind for o in known_options()}
@@ -164,7 +164,7 @@ def settings_of(*paths: Path) -> Settings:
 
 
 def config_of(settings: Settings, name: str) -> Any:
-    return parse(METHODS[name].config, settings.flat, name)
+    return parse(CHOICES[name].config, settings.flat, name)
 
 
 def stated_for(name: str, path: Path) -> dict[str, Any]:
@@ -203,7 +203,7 @@ def test_table_file_sets_the_published_values_and_no_others(path: Path) -> None:
         **table.more,
     }
     assert {key: value for key, value in given.items() if defaults[key] == value} == {}, "as by default"
-    others = METHODS.keys() - {"fedavg"}  # whose settings there the next two tests are about
+    others = CHOICES.keys() - {"fedavg"}  # whose settings there the next two tests are about
     stated = {key for key in given if key.partition(".")[0] not in others or key in table.more}
     assert {key: given[key] for key in stated} == {
         key: value for key, value in wanted.items() if defaults[key] != value
@@ -241,9 +241,9 @@ def test_table_file_with_the_rows_gives_every_method_what_its_paper_gave_it(path
     if path in FENS and path.stem != "fens-table1-cifar10":
         return  # tables without these rows
     if path in FENS:
-        assert config_of(settings, "fedavg") == METHODS["fedavg"].config(bn_buffers="first")
+        assert config_of(settings, "fedavg") == CHOICES["fedavg"].config(bn_buffers="first")
         for name in ("fedkd", "fed-et"):
-            assert config_of(settings, name) == METHODS[name].config(augmentation=augmented(path))
+            assert config_of(settings, name) == CHOICES[name].config(augmentation=augmented(path))
         return
     assert settings.method_config == alone.method_config
     if path not in FEDSYN:
@@ -252,8 +252,8 @@ def test_table_file_with_the_rows_gives_every_method_what_its_paper_gave_it(path
         found = config_of(settings, "dense")
         assert found == DenseConfig.preset("co-boosting", pool_augmentation=augmented(path))
         for name in ("f-dafl", "f-adi"):
-            assert config_of(settings, name) == METHODS[name].config(pool_augmentation=augmented(path))
-        assert config_of(settings, "feddf") == METHODS["feddf"].config(augmentation=augmented(path))
+            assert config_of(settings, name) == CHOICES[name].config(pool_augmentation=augmented(path))
+        assert config_of(settings, "feddf") == CHOICES["feddf"].config(augmentation=augmented(path))
     else:
         own = DenseConfig()
         shared = ("epochs", "batch_size", "kd_temperature", "student_lr", "weight_decay", "schedule", "student_clip")
@@ -308,12 +308,12 @@ def test_file_of_other_uploads_sets_the_published_values_behind_the_table_of_its
     assert (alone.app.client.optimizer, alone.app.client.lr) == ("adam", 0.001)
     if path.stem == "fedov":
         assert (alone.app.client.batch_size, alone.app.client.epochs) == (64, 200)
-        assert alone.method_config == METHODS["fedov"].config()
+        assert alone.method_config == CHOICES["fedov"].config()
     else:
         epochs, latent, images, server_epochs = TUNED[data]
         client = alone.app.client
         assert (client.batch_size, client.epochs, client.latent) == (32, epochs, latent)
-        assert alone.method_config == METHODS["fedcvae-ens"].config(images=images, epochs=server_epochs)
+        assert alone.method_config == CHOICES["fedcvae-ens"].config(images=images, epochs=server_epochs)
         assert behind.app.data.name == DATA.get(data, data)
     assert (behind.app.client.schedule, behind.method_config) == ("constant", alone.method_config)
     same = {key: behind.flat[key] for key in given_by(path)}

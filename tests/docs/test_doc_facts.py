@@ -20,13 +20,15 @@ from fl_app.data.text import LENGTH, NUM_CLASSES
 from fl_app.data.torchvision_sets import KNOWN
 from fl_app.models import ARCHITECTURES, build, builders
 from fl_app.node_config import KEYS
+from server_app.settings.choices import CHOICES, Choice
 from server_app.settings.read import default_settings
 from strategies import co_boosting, dense, fed_gen, feddf, flboost
 from strategies.core.errors import OptionError
 from strategies.core.options import flatten, options_of
 from strategies.distillation.settings import PoolOptions, StudentOptions, SynthesisOptions
 from strategies.flower.one_shot import OneShot
-from strategies.method import METHODS, Need
+from strategies.method import Need
+from strategies.rounds.config import FederatedRounds
 
 README, METHODS_PAGE = ROOT / "README.md", ROOT / "docs" / "methods.md"
 PLUG_IN, UPLOADS = ROOT / "docs" / "plug-in.md", ROOT / "docs" / "uploads.md"
@@ -36,7 +38,6 @@ NEEDS = {
     Need.IMAGES: "images",
     Need.SIDES_OF_FOUR: "image sides in fours",
     Need.PROXY_IMAGES: "images of the server",
-    Need.CLIENTS: "clients in every round",
 }
 # What models take that take no images -> its shape.
 OTHERS = {"row": (FEATURES, 1, 1), "text": (1, 1, LENGTH)}
@@ -52,11 +53,13 @@ def shown(value: Any) -> str:
     return f"{value:.4g}" if len(str(value)) > 8 and isinstance(value, float) else str(value)
 
 
+def needs_of(choice: Choice) -> list[str]:
+    in_rounds = ["clients in every round"] if isinstance(choice, FederatedRounds) else []
+    return [NEEDS[need] for need in choice.needs] + in_rounds
+
+
 def test_readme_lists_the_methods_as_they_are() -> None:
-    wanted = [
-        [m.name, m.title, m.source, ", ".join(sorted(NEEDS[need] for need in m.needs)), m.kind]
-        for m in (METHODS[name] for name in METHODS)
-    ]
+    wanted = [[m.name, m.title, m.source, ", ".join(sorted(needs_of(m))), m.kind] for m in CHOICES.values()]
     assert rows(section(README, "## Methods"), "name") == wanted
 
 
@@ -115,10 +118,10 @@ def shared_options(name: str) -> dict[str, str]:
     return {f"{name}.{row[0]}": row[column] for row in rows(text, "option") if row[column]}
 
 
-@pytest.mark.parametrize("name", list(METHODS))
+@pytest.mark.parametrize("name", list(CHOICES))
 def test_methods_page_has_every_option_of_a_method_once_with_its_default(name: str) -> None:
     text = section(METHODS_PAGE, f"## `{name}`")
-    defaults = {key: shown(value) for key, value in flatten(METHODS[name].config(), name).items()}
+    defaults = {key: shown(value) for key, value in flatten(CHOICES[name].config(), name).items()}
     shared = shared_options(name)
     if not defaults:
         assert "No options." in text
@@ -137,7 +140,7 @@ def test_methods_page_shares_what_the_code_shares() -> None:
 
 @pytest.mark.parametrize("name", list(PRESETS))
 def test_methods_page_shows_the_presets_of_a_method_as_they_are(name: str) -> None:
-    text, config = section(METHODS_PAGE, f"## `{name}`"), METHODS[name].config
+    text, config = section(METHODS_PAGE, f"## `{name}`"), CHOICES[name].config
     default = flatten(config(), name)
     presets: dict[str, Any] = {key: flatten(config(**changes), name) for key, changes in PRESETS[name].items()}
     if name in ("dense", "flboost"):
@@ -155,9 +158,9 @@ def test_methods_page_shows_the_presets_of_a_method_as_they_are(name: str) -> No
 
 
 def test_methods_without_a_preset_of_the_app_run_with_their_defaults() -> None:
-    for name in METHODS:
+    for name in CHOICES:
         if name not in ("dense", "fens", "flboost"):
-            assert flatten(METHODS[name].config(), name).items() <= default_settings().items()
+            assert flatten(CHOICES[name].config(), name).items() <= default_settings().items()
 
 
 def test_methods_page_lists_every_law_and_every_settings_file() -> None:
@@ -177,7 +180,7 @@ def test_plug_in_page_lists_the_strategies_and_their_arguments() -> None:
     made = {name: getattr(strategies, name)(flat_net, **facts) for name in table}
     assert {name: strategy.method.name for name, strategy in made.items()} == table
     in_rounds = {"iterative", "fed-gen", "flboost"}  # these have sections of their own
-    assert {*table.values(), *in_rounds} == set(METHODS)
+    assert {*table.values(), *in_rounds} == set(CHOICES)
     signature = inspect.signature(OneShot.__init__).parameters
     documented = {key: row[-1] for row in rows(PLUG_IN.read_text(), "argument") for key in row[0].split(", ")}
     assert documented.keys() == signature.keys() - {"self", "method", "observer", "facts"}

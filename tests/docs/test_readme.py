@@ -22,11 +22,12 @@ from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.common.config import parse_config_args
 
 from server_app import cli
+from server_app.settings.choices import CHOICES
 from server_app.settings.read import known_options, read_settings
 from server_app.settings.text import merge_settings
 from strategies.core.errors import OneShotError
 from strategies.flower.messages import Request, read_reply
-from strategies.method import METHODS, Job, Normalization, Silent, Upload
+from strategies.method import Job, Normalization, Silent, Upload
 from strategies.uploads.checks import Signatures
 
 README = ROOT / "README.md"
@@ -160,8 +161,8 @@ def check_oneshot(words: list[str]) -> None:
     sources = list(given.get("settings") or given.get("changes") or [])
     settings = read_settings(merge_settings(sources, KINDS))
     named = [given["method"]] if given.get("method") else given.get("methods", "").split(",")
-    assert {*named} <= {"", "all", *METHODS}, named
-    assert settings.method.name in METHODS
+    assert {*named} <= {"", "all", *CHOICES}, named
+    assert settings.method.name in CHOICES
 
 
 def check_make(words: list[str]) -> None:

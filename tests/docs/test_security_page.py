@@ -13,12 +13,14 @@ from doc_pages import ROOT, rows, section
 from fl_app.config import AppConfig
 from fl_app.privacy import WANTED
 from server_app.launch.environment import run_environment
+from server_app.settings.choices import CHOICES
 from strategies.client.places import RUNS_KEPT
 from strategies.core import offline
 from strategies.core.options import options_of
 from strategies.fens import FensConfig
 from strategies.gatekeeper.config import POLICIES
 from strategies.method import METHODS, Need, needs_nothing_more
+from strategies.rounds.config import FederatedRounds
 from strategies.rounds.refinement import refines
 
 PAGE = ROOT / "SECURITY.md"
@@ -31,32 +33,34 @@ SENT = {
 
 
 def test_page_has_every_method_in_its_order() -> None:
-    assert list(TABLE) == list(METHODS)
+    assert list(TABLE) == list(CHOICES)
 
 
-@pytest.mark.parametrize("name", list(METHODS))
+@pytest.mark.parametrize("name", list(CHOICES))
 def test_page_says_what_leaves_a_client_as_the_method_has_it(name: str) -> None:
-    method, (sent, counts, after, back) = METHODS[name], TABLE[name]
+    method, (sent, counts, after, back) = CHOICES[name], TABLE[name]
     options = {option.key for option in options_of(method.config, name)}
-    goes_on = method.fit_with is not None or Need.CLIENTS in method.needs
+    in_rounds = isinstance(method, FederatedRounds)
+    goes_on = method.fit_with is not None or in_rounds
     again = f"{name}.rounds" in options
 
-    assert sent.startswith("once") is (Need.CLIENTS not in method.needs)
+    assert sent.startswith("once") is not in_rounds
     assert SENT[method.uploads] in sent
     assert (f"{name}.rounds" in sent) is (again and method.fit_with is None)
     assert ("ranges" in sent) is ("precision" in {field.name for field in fields(method.config)})
     assert (counts == "needed") is (Need.LABEL_COUNTS in method.needs)
-    assert ("needed by some" in counts) is (method.needs_as_configured is not needs_nothing_more)
+    assert ("needed by some" in counts) is (not in_rounds and method.needs_as_configured is not needs_nothing_more)
     assert (after == "nothing") is not goes_on
     assert back.startswith("nothing") is not goes_on
     assert ("student" in back) is (again and not goes_on)
-    assert ("iterative.refiner" in back) is (method.lends is not None)
-    assert method.lends is None or refines(method)
+    lends = not in_rounds and method.lends is not None
+    assert ("iterative.refiner" in back) is lends
+    assert not lends or refines(METHODS[name])
 
 
 def test_page_names_settings_that_there_are() -> None:
     known = {option.key for option in options_of(AppConfig)}
-    known |= {option.key for name in METHODS for option in options_of(METHODS[name].config, name)}
+    known |= {option.key for name in CHOICES for option in options_of(CHOICES[name].config, name)}
     text = PAGE.read_text()
     named = set(re.findall(r"`((?:client|privacy|fens|dense|iterative)\.[a-z-]+)(?:=[^`]*)?`", text))
     values = dict(re.findall(r"`((?:client|fens|gatekeeper)\.[a-z-]+)=(\w+)`", text))

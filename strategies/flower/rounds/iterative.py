@@ -19,7 +19,7 @@ from ...core.errors import OptionError
 from ...core.options import flatten
 from ...gatekeeper.config import OFF
 from ...method import Job, Normalization
-from ...rounds.config import METHOD, IterativeConfig
+from ...rounds.config import FEDERATED, IterativeConfig
 from ...run.identity import open_run
 from ...run.run_folder import RunFolder, default_run_dir
 from ...run.stage import StageReport, all_cores, kept_report, kept_round
@@ -76,7 +76,6 @@ class Iterative(Strategy):
         OptionError: An argument is out of its range.
     """
 
-    method = METHOD
     _report: StageReport | None = None
     _folder: RunFolder | None = None
 
@@ -125,11 +124,11 @@ class Iterative(Strategy):
     def folder(self) -> RunFolder:
         """The run folder; opened, and locked for this process, at its first use, until :meth:`close`."""
         if self._folder is None:
-            path = Path(self._run_dir) if self._run_dir else default_run_dir("", self.method.name)
+            path = Path(self._run_dir) if self._run_dir else default_run_dir("", FEDERATED.name)
             identity = facts_of(self._base) if self._base is not None else {}
             if self._refiner is not None:
                 identity |= flatten(self._refiner.config, self._refiner.method.name)
-            self._folder = open_run(path, self.method, self.job, identity=identity, facts=self._facts)
+            self._folder = open_run(path, FEDERATED.name, self.job, identity=identity, facts=self._facts)
             self._run_dir = path
         return self._folder
 

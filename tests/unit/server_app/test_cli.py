@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from server_app import cli as command_line
 from server_app.launch import superlink as launching
 from server_app.launch.superlink import Launched
+from server_app.settings.choices import CHOICES
 from server_app.settings.read import APP_DEFAULTS, default_settings
-from strategies.method import METHODS
 from strategies.run.run_folder import RunFolder
 
 ROOT = Path(command_line.__file__).parent.parent
@@ -378,8 +378,8 @@ def test_methods_when_listed_as_text_name_every_option_with_its_default(engine: 
     ended = oneshot("methods")
 
     assert ended.exit_code == 0
-    for name in METHODS:
-        assert f"{name}: {METHODS[name].title} ({METHODS[name].source})" in " ".join(ended.stdout.split())
+    for name in CHOICES:
+        assert f"{name}: {CHOICES[name].title} ({CHOICES[name].source})" in " ".join(ended.stdout.split())
     for part in (
         "dense.epochs",
         "200",
@@ -406,7 +406,7 @@ def test_methods_when_listed_as_json_are_one_line_of_facts(engine: Engine) -> No
 
     assert ended.stdout.count("\n") == 1
     facts = {entry["name"]: entry for entry in json.loads(ended.stdout)}
-    assert list(facts) == list(METHODS)
+    assert list(facts) == list(CHOICES)
     assert facts["fedavg"]["kind"] == "baseline"
     assert facts["label-count-ensemble"]["needs"]
     (epochs,) = [option for option in facts["dense"]["options"] if option["key"] == "dense.epochs"]

@@ -29,10 +29,11 @@ from server_app.compare.comparison import Comparison, compare_runs
 from server_app.compare.metered import Metered, peak_mib, usage_of
 from server_app.compare.table import notes_of
 from server_app.replay.stored import Request, replay_run, unmet_need
+from server_app.settings.choices import CHOICES
 from strategies.compute import InProcess
 from strategies.core.errors import OneShotError, OptionError, StoreError
 from strategies.core.seeds import seeded_torch
-from strategies.method import METHODS, EnsembleSpec, Job, Outcome, Progress, Snapshot
+from strategies.method import EnsembleSpec, Job, Outcome, Progress, Snapshot
 from strategies.run.journal import Journal
 from strategies.run.run_folder import RunFolder
 
@@ -70,7 +71,7 @@ def both(monkeypatch: pytest.MonkeyPatch) -> None:
         names = tuple(upload.client for upload in job.uploads)
         return Outcome(student, EnsembleSpec(names, "weighted", {"weights": torch.arange(1.0, len(names) + 1)}))
 
-    monkeypatch.setattr("strategies.dense.METHOD", replace(METHODS["dense"], fit=fit))
+    monkeypatch.setattr("strategies.dense.METHOD", replace(CHOICES["dense"], fit=fit))
 
 
 def compared(*runs: Path, methods: str = "fedens", log: list[str] | None = None, **how: Any) -> dict[str, Any]:
@@ -182,8 +183,8 @@ def test_all_when_asked_for_leaves_out_what_the_uploads_do_not_permit_and_a_name
     run_folder: MakeRun, ran: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     run, lines = run_folder("lenet5", "mnist-cnn"), list[str]()
-    some = {name: METHODS[name] for name in ("fedavg", "fedens", "dw-fedens")}
-    monkeypatch.setattr(comparing, "METHODS", some)
+    some = {name: CHOICES[name] for name in ("fedavg", "fedens", "dw-fedens")}
+    monkeypatch.setattr(comparing, "CHOICES", some)
 
     found = compared(run, methods="all", log=lines, out=tmp_path / "out")
 
@@ -192,12 +193,12 @@ def test_all_when_asked_for_leaves_out_what_the_uploads_do_not_permit_and_a_name
     assert lines[0].startswith("fedavg is left out: method 'fedavg' needs one architecture for all")
     assert "Choose another method" not in lines[0]
     ran.clear()
-    monkeypatch.setattr(comparing, "METHODS", {"fedavg": some["fedavg"]})
+    monkeypatch.setattr(comparing, "CHOICES", {"fedavg": some["fedavg"]})
     with pytest.raises(
         OptionError, match="the uploads permit no method: fedavg: method 'fedavg' needs one architecture"
     ):
         compared(run, methods="all", out=tmp_path / "new")
-    monkeypatch.setattr(comparing, "METHODS", METHODS)
+    monkeypatch.setattr(comparing, "CHOICES", CHOICES)
     with pytest.raises(OptionError, match=r"'fedavg' needs one architecture .* client-001 \(mnist-cnn\)"):
         compared(run, methods="fedens,fedavg", out=tmp_path / "new")
     assert ran == []

@@ -15,7 +15,7 @@ from server_app.compare.comparison import Comparison, compare_runs
 from server_app.compare.sources import own_results, with_uploads
 from server_app.compare.table import lines_of, notes_of, points_of_lines
 from server_app.report.communication import Cost
-from strategies.method import METHODS
+from server_app.settings.choices import CHOICES
 from strategies.run.run_folder import RunFolder
 from strategies.run.traffic import MIB, Traffic
 
@@ -107,7 +107,7 @@ def test_a_comparison_puts_methods_on_stored_uploads_and_a_run_s_own_result_side
     run_of_fens: MakeRun, ran: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     run, rounds = run_of_fens(90.0), run_of_fens(95.0, uploads=False, name="rounds")
-    monkeypatch.setattr(comparing, "METHODS", {name: METHODS[name] for name in ("fedavg", "fedens", "fens")})
+    monkeypatch.setattr(comparing, "CHOICES", {name: CHOICES[name] for name in ("fedavg", "fedens", "fens")})
 
     found = compare_runs(Comparison((run, rounds), "all", out=tmp_path / "out"), log=lambda _: None)
 

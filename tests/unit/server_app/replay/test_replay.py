@@ -13,7 +13,7 @@ from torch import nn
 
 from server_app.replay.stored import Request, replay_run
 from strategies.core.errors import OneShotError, OptionError, StoreError
-from strategies.method import METHODS, Need, Snapshot
+from strategies.method import METHODS, Snapshot
 from strategies.run.journal import Journal
 from strategies.run.run_folder import RunFolder
 
@@ -44,7 +44,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 # Uploads of other kinds are in test_upload_kinds.py.
 @pytest.mark.parametrize(
     "method",
-    [name for name in METHODS if Need.CLIENTS not in METHODS[name].needs and METHODS[name].uploads == "classifier"],
+    [name for name in METHODS if METHODS[name].uploads == "classifier"],
 )
 def test_every_method_when_replayed_leaves_its_result_beside_the_run_and_the_run_as_it_was(
     run_folder: MakeRun, method: str

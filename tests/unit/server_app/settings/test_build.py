@@ -13,19 +13,20 @@ from fl_app.config import AppConfig
 from fl_app.data import GROUPS, clients_share
 from server_app.settings.build import build_job, build_strategy, check_before_start, held_out, open_half
 from server_app.settings.checks import check_needs_of_settings
+from server_app.settings.choices import CHOICES
 from server_app.settings.read import APP_DEFAULTS, default_settings, read_settings
 from server_app.settings.settled import FREE_ON_RESUME, check_same_run
 from strategies.core.errors import ComputeError, DataError, OptionError
 from strategies.core.options import options_of
 from strategies.dense import DenseConfig
 from strategies.gatekeeper.config import GatekeeperConfig
-from strategies.method import METHODS, Normalization
+from strategies.method import Normalization
 from strategies.tally import TallyConfig
 
 
 def test_defaults_cover_every_key_of_the_app_and_of_every_method() -> None:
     keys = [option.key for option in (*options_of(AppConfig), *options_of(GatekeeperConfig, "gatekeeper"))]
-    keys += [option.key for name in METHODS for option in options_of(METHODS[name].config, name)]
+    keys += [option.key for name in CHOICES for option in options_of(CHOICES[name].config, name)]
 
     assert list(default_settings()) == keys
     assert len(set(keys)) == len(keys)
@@ -36,7 +37,7 @@ def test_settings_when_none_are_given_are_the_main_job() -> None:
     settings = read_settings({})
 
     assert settings.app == AppConfig()
-    assert settings.method is METHODS["tally"]
+    assert settings.method is CHOICES["tally"]
     assert settings.method_config == TallyConfig()
     assert dict(settings.flat) == default_settings()
 
@@ -51,18 +52,18 @@ def test_dense_in_the_app_is_short() -> None:
     assert read_settings({"method": "dense"}).method_config == DenseConfig(**main_job)
 
 
-@pytest.mark.parametrize("name", list(METHODS))
+@pytest.mark.parametrize("name", list(CHOICES))
 def test_settings_when_a_method_is_named_have_its_config(name: str) -> None:
     settings = read_settings({"method": name})
 
-    assert settings.method is METHODS[name]
-    assert isinstance(settings.method_config, METHODS[name].config)
+    assert settings.method is CHOICES[name]
+    assert isinstance(settings.method_config, CHOICES[name].config)
 
 
 @pytest.mark.parametrize(
     ("given", "parts"),
     [
-        ({"method": "fedprox"}, ["'method'", "'fedprox'", ", ".join(sorted(METHODS))]),
+        ({"method": "fedprox"}, ["'method'", "'fedprox'", ", ".join(sorted(CHOICES))]),
         ({"sede": 1}, ["'sede'", "value 1", "did you mean 'seed'?"]),
         ({"dense.epoch": 5}, ["'dense.epoch'", "value 5", "did you mean 'dense.epochs'?"]),
         ({"method": "dense", "dense.epochs": 0}, ["'dense.epochs'", "is 0", "at least 1"]),
@@ -146,7 +147,7 @@ def test_settings_that_the_method_cannot_work_with_are_refused_before_any_client
 
 
 def test_settings_that_the_method_can_work_with_are_let_pass() -> None:
-    for name in METHODS:
+    for name in CHOICES:
         check_needs_of_settings(read_settings({"method": name}))
     check_needs_of_settings(read_settings({"method": "dense", "model.per-client": "lenet5,resnet8"}))
     check_needs_of_settings(read_settings({"method": "dense", "client.share-label-counts": False}))
@@ -219,7 +220,7 @@ def test_the_strategy_has_the_settings_and_writes_them_into_its_run_folder(
 
     strategy = build_strategy(settings, build_job(settings, split, images))
 
-    assert strategy.method == METHODS["fedens"]
+    assert strategy.method == CHOICES["fedens"]
     assert (strategy.rounds.min_uploads, strategy.rounds.compute) == (4, "in-process")
     facts = json.loads((strategy.folder.path / "run.json").read_text())
     strategy.close()

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import tomllib
 
+from server_app.settings.choices import CHOICES
 from server_app.settings.config_table import PYPROJECT, config_table, with_config_table
 from server_app.settings.read import default_settings, known_options
 from strategies.core.options import flatten
-from strategies.method import METHODS
 
 
 def flat(table: dict[str, object], prefix: str = "") -> dict[str, object]:
@@ -52,6 +52,6 @@ def test_other_sections_when_the_table_is_written_stay_as_they_are() -> None:
 
 
 def test_defaults_of_the_main_job_are_keys_that_methods_have() -> None:
-    keys = {key for name in METHODS for key in flatten(METHODS[name].config(), name)}
+    keys = {key for name in CHOICES for key in flatten(CHOICES[name].config(), name)}
 
     assert keys <= set(default_settings())

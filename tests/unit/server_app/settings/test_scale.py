@@ -12,10 +12,10 @@ from fl_app.config import AppConfig
 from server_app.launch.console import print_result
 from server_app.replay.stored import Request, replay_run
 from server_app.report.finish import table_lines
+from server_app.settings.choices import CHOICES
 from server_app.settings.read import read_settings
 from strategies.core.errors import OptionError
 from strategies.core.options import flatten
-from strategies.method import METHODS
 
 TRAINED = ("dense", "co-boosting", "intactofl", "fedhydra", "tally", "f-dafl", "f-adi", "feddf", "fedkd", "fed-et")
 
@@ -50,7 +50,7 @@ def test_scale_when_a_method_trains_nothing_shortens_the_clients_alone() -> None
     settings = read_settings({"method": "fedavg", "client.epochs": 10, "scale": 0.5})
 
     assert settings.scaled == {"client.epochs": [10, 5]}
-    assert settings.method_config == METHODS["fedavg"].config()
+    assert settings.method_config == CHOICES["fedavg"].config()
 
 
 def test_scale_when_it_is_one_is_said_nowhere() -> None:

@@ -202,7 +202,7 @@ def test_every_method_of_the_registry_has_its_strategy() -> None:
     facts = {"num_classes": CLASSES, "input_shape": SHAPE, "proxy": torch.zeros(2, *SHAPE, dtype=torch.uint8)}
     methods = {kind(net, **facts).method.name for kind in classes if kind is not OneShot}
     # Rounds are no OneShot, and these two are meant for them: FLBoost is a strategy around another one.
-    assert {*methods, "iterative", "flboost", "fed-gen"} == set(METHODS)
+    assert {*methods, "flboost", "fed-gen"} == set(METHODS)
     assert METHODS["fedavg"].rounds(METHODS["fedavg"].config()) == 1
     assert METHODS["dense"].rounds(DenseConfig(rounds=7)) == 7
     assert METHODS["fens"].rounds(METHODS["fens"].config()) == 1  # its rounds follow one upload

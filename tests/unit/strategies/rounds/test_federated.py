@@ -6,13 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from strategies.core.errors import OptionError
-from strategies.method import METHODS, Job, Normalization, Silent, Upload
-from strategies.rounds.config import METHOD, IterativeConfig, fit
+from strategies.method import METHODS
+from strategies.rounds.config import FEDERATED, IterativeConfig
 from strategies.rounds.rules import feddyn_step, fednova_step, moved, next_control, scaffold_step, weighted_mean
-from strategies.uploads.needs import check_needs
 
 
 def arrays(*values: float) -> dict[str, np.ndarray[Any, Any]]:
@@ -142,25 +140,13 @@ def test_fednova_with_small_steps_has_no_bias_where_fedavg_keeps_its_own() -> No
     assert abs(fedavg_limit(rate) - OPTIMUM) > 0.4
 
 
-# The method: it is registered, and refuses stored uploads.
+# Its options, and what tables call it.
 
 
-def job(*uploads: Upload) -> Job:
-    return Job(
-        uploads, {"net": torch.nn.Flatten}, "net", 64, (1, 8, 8), Normalization((0.5,), (0.5,)), IterativeConfig()
-    )
-
-
-def test_method_without_clients_refuses_in_one_line() -> None:
-    upload = Upload("a", "net", dict, 1, None)
-    assert METHODS["iterative"] is METHOD
-    check_needs(METHOD, job())
-    with pytest.raises(
-        OptionError, match="'iterative' needs that clients answer in every round.*another method: fedavg"
-    ):
-        check_needs(METHOD, job(upload))
-    with pytest.raises(OptionError, match="cannot work on stored uploads: start a run of it"):
-        fit(job(upload), Silent())
+def test_federated_rounds_are_no_method_of_uploads() -> None:
+    assert FEDERATED.name not in METHODS
+    assert isinstance(FEDERATED.config(), IterativeConfig)
+    assert FEDERATED.titled(IterativeConfig(rounds=7)) == "FedAvg, 7 rounds"
 
 
 @pytest.mark.parametrize("strategy", ["fedavg", "fedprox", "stc"])

@@ -13,7 +13,7 @@ from torch import nn
 from strategies.compute import InProcess
 from strategies.core.errors import OptionError
 from strategies.dense import DenseConfig
-from strategies.method import METHODS, Job, Method, Need, Normalization, Outcome, Progress, Upload
+from strategies.method import METHODS, Job, Method, Normalization, Outcome, Progress, Upload
 from strategies.rounds.config import REFINERS
 from strategies.rounds.refinement import Refinement, Refiner, refines
 from strategies.uploads.needs import check_needs
@@ -176,7 +176,7 @@ def test_only_methods_that_end_with_one_model_of_the_uploads_alone_refine() -> N
     with pytest.raises(OptionError, match=r"^refiner is 'fedens': must be one of .*dense"):
         Refiner.of("fedens")
     with pytest.raises(OptionError, match="refiner is 'nudge'"):
-        Refiner(method(needs=frozenset({Need.CLIENTS})), NudgeConfig())
+        Refiner(method(uploads="cvae"), NudgeConfig())
     with pytest.raises(OptionError, match="config is a NudgeConfig: with 'dense' it must be a DenseConfig"):
         Refiner(METHODS["dense"], NudgeConfig())
 
