@@ -16,6 +16,7 @@ from fl_app.models import ARCHITECTURES
 from fl_app.privacy import PrivacyConfig
 from strategies.core.errors import OptionError
 from strategies.core.options import Scalar, check, check_device, flatten, meant, option, parse, shortened
+from strategies.core.registry import TEACHER_HOMES
 
 
 @dataclass(frozen=True)
@@ -199,8 +200,8 @@ class AppConfig:
     teacher: str = option(
         "method",
         "the ensemble that is distilled: the method's own; in a replay, run: the one that the replayed run ended with; "
-        "tally: the uploads as Tally combines them",
-        choices=("method", "run", "tally"),
+        "else all uploads under the pool of this name",
+        choices=("method", "run", *TEACHER_HOMES),
     )
     uploads: str = option("", "run folder whose stored uploads are used: no client is asked to train")
     forget: str = option("", "comma-separated clients whose uploads are left out of those")

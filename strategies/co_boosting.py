@@ -38,7 +38,7 @@ from .distillation.losses import hard_cross_entropy, soft_kl
 from .distillation.pool import Pool, shuffled_batches
 from .distillation.settings import StudentOptions, TextOrCodeOptions
 from .distillation.synthesis import Batch, Term, View
-from .method import EnsembleSpec, Method, Need, Outcome
+from .method import POOLS, EnsembleSpec, Method, Need, Outcome
 
 if TYPE_CHECKING:
     from .method import Job, Progress
@@ -234,5 +234,5 @@ METHOD = Method(
     config=CoBoostingConfig,
     fit=fit,
     needs=frozenset({Need.SIDES_OF_FOUR}),
-    takes_tally=True,
+    teachers=POOLS,
 )

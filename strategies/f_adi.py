@@ -35,7 +35,7 @@ from .distillation.losses import cross_entropy, jensen_shannon, total_variation
 from .distillation.pool import Pool
 from .distillation.settings import PoolOptions, StudentOptions
 from .distillation.synthesis import Batch, Recipe, Term, View, frozen, synthesize
-from .method import Method, Need, Outcome
+from .method import GIVEN, POOLS, Method, Need, Outcome
 from .teacher.batchnorm import batchnorm_loss, note_without_statistics
 
 if TYPE_CHECKING:
@@ -129,5 +129,5 @@ METHOD = Method(
     config=FAdiConfig,
     fit=fit,
     needs=frozenset({Need.IMAGES}),
-    takes_teacher=True,
+    teachers=POOLS | {GIVEN},
 )

@@ -33,7 +33,7 @@ from .distillation.losses import cross_entropy, information
 from .distillation.pool import Pool
 from .distillation.settings import PoolOptions, StudentOptions, SynthesisOptions
 from .distillation.synthesis import Batch, Term, View
-from .method import Method, Need, Outcome
+from .method import GIVEN, POOLS, Method, Need, Outcome
 from .teacher.features import penultimate_features
 
 if TYPE_CHECKING:
@@ -115,5 +115,5 @@ METHOD = Method(
     config=FDaflConfig,
     fit=fit,
     needs=frozenset({Need.SIDES_OF_FOUR}),
-    takes_teacher=True,
+    teachers=POOLS | {GIVEN},
 )

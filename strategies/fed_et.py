@@ -28,7 +28,7 @@ from .core.options import check, option
 from .distillation.learner import teacher_of
 from .distillation.losses import cross_entropy
 from .fedkd import FedKdStageOptions, learn_by
-from .method import TALLY, Method, Need, Outcome
+from .method import POOLS, Method, Need, Outcome
 
 if TYPE_CHECKING:
     from .method import Job, Progress
@@ -49,7 +49,7 @@ def fit(job: Job, progress: Progress) -> Outcome:
     """Run the server stage: T epochs over the proxy images; the result is the last epoch's student."""
     config: FedEtConfig = job.config
     teacher = teacher_of(job, Judgement(config.kd_temperature))
-    if job.teacher == TALLY:
+    if job.teacher is not None:
         teacher.combiner = Judgement(config.kd_temperature, teacher.combiner)
     loss = partial(transfer_loss, weight=config.diversity_weight, temperature=config.kd_temperature)
     return learn_by(job, progress, teacher, loss)
@@ -128,6 +128,6 @@ METHOD = Method(
     config=FedEtConfig,
     fit=fit,
     needs=frozenset({Need.PROXY_IMAGES}),
-    takes_tally=True,
+    teachers=POOLS,
     augmentation=attrgetter("augmentation"),
 )

@@ -22,7 +22,7 @@ from .combiners.combiners import Mean
 from .core.options import check, option, presets
 from .distillation.learner import Learner, learn_from_images, teacher_of
 from .distillation.settings import AUGMENTATION_NAMES, StudentOptions
-from .method import Method, Need, Outcome
+from .method import GIVEN, POOLS, Method, Need, Outcome
 from .teacher.average import average_of
 
 if TYPE_CHECKING:
@@ -78,6 +78,6 @@ METHOD = Method(
     config=FedDfConfig,
     fit=fit,
     needs=frozenset({Need.PROXY_IMAGES}),
-    takes_teacher=True,
+    teachers=POOLS | {GIVEN},
     augmentation=attrgetter("augmentation"),
 )

@@ -24,7 +24,7 @@ from .core.options import check, option
 from .distillation.learner import Learner, learn_from_images, teacher_of
 from .distillation.losses import logit_distance
 from .distillation.settings import AUGMENTATION_NAMES, DistillOptions
-from .method import Method, Need, Outcome
+from .method import GIVEN, POOLS, Method, Need, Outcome
 
 if TYPE_CHECKING:
     from .distillation.distill import Loss
@@ -90,6 +90,6 @@ METHOD = Method(
     config=FedKdConfig,
     fit=fit,
     needs=frozenset({Need.PROXY_IMAGES, Need.LABEL_COUNTS}),
-    takes_teacher=True,
+    teachers=POOLS | {GIVEN},
     augmentation=attrgetter("augmentation"),
 )

@@ -31,8 +31,7 @@ from .combiners.aggregators import AGGREGATORS, STATIC, Aggregator, aggregator_f
 from .combiners.forms import label_shares
 from .core.errors import OptionError
 from .core.options import check, option
-from .method import TALLY, ClientAsks, EnsembleSpec, Method, Need, Outcome, Snapshot
-from .uploads.needs import check_tally
+from .method import TEACHERS, ClientAsks, EnsembleSpec, Method, Need, Outcome, Snapshot
 from .uploads.packed import PRECISIONS
 
 if TYPE_CHECKING:
@@ -53,8 +52,8 @@ class FensConfig:
     hidden: int = option(40, "hidden units k of the aggregator 'nn'", low=1)
     start: str = option(
         "drawn",
-        "what 'per-class' starts from: drawn weights, the clients' label counts, or the counts that Tally takes",
-        choices=("drawn", "label-counts", TALLY),
+        "what 'per-class' starts from: drawn weights, the clients' label counts, or those of a teacher's pool",
+        choices=("drawn", "label-counts", *TEACHERS),
     )
     rounds: int = option(500, "federated rounds R of the aggregator", low=1)
     local_steps: int = option(1, "steps K of a client in each round", low=1)
@@ -111,8 +110,8 @@ def check_job(job: Job) -> None:
             f"setting 'fens.start' is {job.config.start!r}, and there are 2 classes, whose aggregator 'per-class' has "
             "another form: must be 'drawn'"
         )
-    if job.config.start == TALLY:
-        check_tally(job, "setting 'fens.start'")
+    if job.config.start in TEACHERS:
+        TEACHERS[job.config.start].check(job, "setting 'fens.start'")
     if aggregator.kind == "torch":
         _start(job, aggregator)
 
@@ -206,10 +205,8 @@ def _start(job: Job, aggregator: Aggregator) -> Params:
     config: FensConfig = job.config
     if config.start == "label-counts":
         return {"weight": label_shares(np.array(_label_counts(job, "fens.start", config.start), np.float32))}
-    if config.start == TALLY:
-        from .combiners.tally_teacher import tally_teacher  # late: torch
-
-        _, pool = tally_teacher(job)
+    if config.start in TEACHERS:
+        _, pool = TEACHERS[config.start].build(job)
         return {"weight": pool.shares().cpu().numpy()}
     return aggregator.start(job.seed, members=len(job.uploads), classes=job.num_classes, hidden=config.hidden)
 

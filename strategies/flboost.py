@@ -40,7 +40,7 @@ from .distillation.losses import diversity
 from .distillation.matched import LEVELS, Matched, check_level
 from .distillation.pool import quantize
 from .distillation.synthesis import frozen
-from .method import TALLY, Method, Outcome
+from .method import POOLS, Method, Outcome
 from .teacher.augment import AUGMENTATIONS, Standardize
 from .teacher.average import average_of
 
@@ -161,7 +161,7 @@ class _Server:
         self._lesson = partial(
             consensus.Lesson.of_ensemble,
             self.teacher,
-            mean="pool" if job.teacher == TALLY else config.ensemble,
+            mean="pool" if job.teacher is not None else config.ensemble,
             direction=config.student_divergence,
             per_class=config.per_class,
         )
@@ -286,7 +286,7 @@ METHOD = Method(
     config=FlBoostConfig,
     fit=fit,
     check=check_level,
-    takes_tally=True,
+    teachers=POOLS,
     by_round=True,
     augmentation=attrgetter("augmentation"),
 )

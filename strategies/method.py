@@ -9,9 +9,10 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from .core.registry import Registry
+from .core.options import Always
+from .core.registry import TEACHER_HOMES, Registry
 
 if TYPE_CHECKING:
     import torch
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
     State = dict[str, torch.Tensor]
     ModelBuilder = Callable[[], torch.nn.Module]
     Observer = Callable[[int, torch.nn.Module], Mapping[str, float]]
-
-
-TALLY: Final = "tally"  # the teacher that is all uploads under Tally's pool: distillation.tally_teacher
 
 
 class Need(enum.Enum):
@@ -88,9 +86,9 @@ class Job:
         memory: What the method left in the round before (:attr:`Outcome.memory`); None in its first.
         proxy: Real images on the server, without labels: uint8 [N, ch, H, W] on the CPU; None if it has none.
         labelled: Real images with their labels [N] on the server, as ``proxy``; None if it has none.
-        teacher: How the uploads' logits are combined where a method distils their ensemble: an ensemble by name;
-            :data:`TALLY`, Tally's pool of all uploads, made where the method runs; None: as the method has it. Methods
-            that learn or choose the combination themselves refuse one.
+        teacher: How the uploads' logits are combined where a method distils their ensemble: an ensemble by reference;
+            or a key of :data:`TEACHERS`, built where the method runs; None: as the method has it. A method refuses a
+            teacher that is not among its :attr:`Method.teachers`.
         observer: ``(epoch, module) -> scores``; runs under no_grad with mode and random state restored. Its scores
             are recorded and never reach the method.
         shards: Holds the members of ensembles where they are not to be in the method's process; None: they are.
@@ -111,7 +109,7 @@ class Job:
     memory: State | None = None
     proxy: torch.Tensor | None = None
     labelled: tuple[torch.Tensor, torch.Tensor] | None = None
-    teacher: EnsembleSpec | Literal["tally"] | None = None
+    teacher: EnsembleSpec | str | None = None
     observer: Observer | None = None
     shards: Shards | None = None
 
@@ -146,6 +144,26 @@ class EnsembleSpec:
     combiner: str
     weights: State = field(default_factory=dict)
     precision: str = "float32"
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """All uploads of a job under a pool of their opinions, which other methods distil in place of their own ensemble.
+
+    Attributes:
+        name: Its key in :data:`TEACHERS`.
+        build: ``(job, *, fold=True, precision="float32")`` -> the ensemble, and the pool that is its combiner.
+        check: Refuses a job that it cannot teach, given the key that names the teacher; uploads may be missing.
+    """
+
+    name: str
+    build: Callable[..., tuple[Any, Any]]
+    check: Callable[[Job, str], None]
+
+
+TEACHERS: Registry[Teacher] = Registry("teacher", TEACHER_HOMES)
+GIVEN: Final = "given"  # the teacher that is an EnsembleSpec
+POOLS = frozenset(TEACHERS)  # the teachers of a method that works on the members singly as well
 
 
 @dataclass(frozen=True)
@@ -216,26 +234,6 @@ class Silent:
         """Take none."""
 
 
-def asks_nothing_more(config: Any) -> ClientAsks:  # noqa: ARG001  the signature of Method.asks
-    """Ask the clients for their uploads alone."""
-    return ClientAsks()
-
-
-def needs_nothing_more(config: Any) -> frozenset[Need]:  # noqa: ARG001  the signature of Method.needs_as_configured
-    """Add nothing to a method's needs."""
-    return frozenset()
-
-
-def one_round(config: Any) -> int:  # noqa: ARG001  the signature of Method.rounds
-    """Ask the clients for one upload."""
-    return 1
-
-
-def unchanged(config: Any) -> str:  # noqa: ARG001  the signature of Method.augmentation
-    """Read images as they are."""
-    return "none"
-
-
 @dataclass(frozen=True)
 class Method:
     """A server method as a value.
@@ -254,8 +252,7 @@ class Method:
         fit_with: The method where clients are in reach after their upload; None if it has no use for them.
         uploads: What its clients train and send: a key of the client app's tasks.
         check: Refuses a job, its uploads perhaps still missing, for reasons of the method's own.
-        takes_teacher: Whether it distils the ensemble that :attr:`Job.teacher` names in place of its own.
-        takes_tally: Whether it takes :data:`TALLY` for one, if no other: it works on the members singly as well.
+        teachers: Which teachers it distils in place of its own ensemble: keys of :data:`TEACHERS`, and :data:`GIVEN`.
         lends: Set where what the method remembers of a round goes to the clients with the next round's request, as
             the array record ``generator``: what the request's config tells of it, given the job of the round.
         asks: What it asks of its clients beside the upload, given its config.
@@ -276,14 +273,13 @@ class Method:
     fit_with: Callable[[Job, Progress, Clients], Outcome] | None = None
     uploads: str = "classifier"
     check: Callable[[Job], None] | None = None
-    takes_teacher: bool = False
-    takes_tally: bool = False
+    teachers: frozenset[str] = frozenset()
     lends: Callable[[Job], Mapping[str, str | int | float]] | None = None
     by_round: bool = False
-    needs_as_configured: Callable[[Any], frozenset[Need]] = needs_nothing_more
-    asks: Callable[[Any], ClientAsks] = asks_nothing_more
-    rounds: Callable[[Any], int] = one_round
-    augmentation: Callable[[Any], str] = unchanged
+    needs_as_configured: Callable[[Any], frozenset[Need]] = field(default=Always(frozenset()))
+    asks: Callable[[Any], ClientAsks] = field(default=Always(ClientAsks()))
+    rounds: Callable[[Any], int] = field(default=Always(1))
+    augmentation: Callable[[Any], str] = field(default=Always("none"))
     labelled: Callable[[Any], bool] | None = None
     rate: str = "student-lr"
 

@@ -23,13 +23,13 @@ from strategies.compute import ServerCompute, choose, named
 from strategies.core.errors import OneShotError, OptionError, StoreError
 from strategies.core.options import Scalar, flatten, options_of, parse, reject_unknown
 from strategies.gatekeeper.config import GatekeeperConfig
-from strategies.method import METHODS, TALLY, EnsembleSpec, Job, Method, Normalization, Upload
+from strategies.method import METHODS, TEACHERS, EnsembleSpec, Job, Method, Normalization, Upload
 from strategies.rounds.config import NEEDS_CLIENTS, FederatedRounds
 from strategies.run.quarantine import Door, guarded_replay
 from strategies.run.retired import without_retired
 from strategies.run.run_folder import RunFolder, default_run_dir, load_ensemble
 from strategies.run.stage import CHECKPOINT_S, all_cores, kept_round, usable_uploads
-from strategies.uploads.needs import check_needs, fitting, takes_tally
+from strategies.uploads.needs import check_needs, fitting
 
 LEAST_UPLOADS = 2  # that a replay of another project's run needs after its gatekeeper
 
@@ -183,7 +183,7 @@ def _job(settings: Settings, split: Split, images: HeldOut | None, info: Mapping
 def _taught(job: Job, app: AppConfig, info: Mapping[str, Any]) -> Job:
     if app.teacher == "run":
         return replace(job, teacher=_ensemble_of(Path(info["replay-of"]), job))
-    return replace(job, teacher=TALLY if app.teacher == TALLY else None)
+    return replace(job, teacher=app.teacher if app.teacher in TEACHERS else None)
 
 
 def _ensemble_of(run: Path, job: Job) -> EnsembleSpec:
@@ -232,7 +232,8 @@ def _settings(request: Request, info: Mapping[str, Any]) -> Settings | None:
     if not isinstance(stored, dict):
         return None
     wanted = {**({"method": request.method} if request.method else {}), **request.overrides}
-    if request.method in METHODS and not takes_tally(METHODS[request.method]):  # the run's own method may have had one
+    # The run's own method may have had a teacher that this one does not take.
+    if request.method in METHODS and stored.get("teacher") not in METHODS[request.method].teachers:
         wanted = {"teacher": "method", **wanted}
     settings = read_settings({**stored, "resume": "", "run-dir": "", **wanted})
     if request.resume is not None:

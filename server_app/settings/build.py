@@ -18,7 +18,7 @@ from server_app.settings.server_data import labelled_images, open_half, proxy_im
 from strategies.compute import named
 from strategies.compute.in_process import resolve_device
 from strategies.core.errors import OptionError
-from strategies.method import TALLY, Job, Method, Normalization
+from strategies.method import TEACHERS, Job, Method, Normalization
 from strategies.run.run_folder import RunFolder
 from strategies.run.stage import all_cores
 from strategies.uploads.needs import check_needs
@@ -82,7 +82,7 @@ def build_job(settings: Settings, split: Split, observer: HeldOut | None, *, dat
         device=app.device,
         proxy=proxy_images(settings, split.input_shape, seed),
         labelled=labelled_images(settings, seed),
-        teacher=TALLY if app.teacher == TALLY else None,
+        teacher=app.teacher if app.teacher in TEACHERS else None,
         observer=observer,
     )
 

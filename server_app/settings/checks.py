@@ -16,7 +16,7 @@ from strategies.compute import named
 from strategies.compute.in_process import resolve_device
 from strategies.core.errors import OptionError
 from strategies.gatekeeper.config import OFF, GatekeeperConfig
-from strategies.method import METHODS, TALLY, Method, Need
+from strategies.method import METHODS, TEACHERS, Method, Need
 from strategies.rounds.config import FederatedRounds, IterativeConfig
 from strategies.uploads.kinds import CLASSIFIER
 
@@ -40,7 +40,7 @@ def check_needs_of_settings(settings: Settings) -> None:
             f"method {method.name!r} is one architecture for all"
         )
     _check_privacy(settings)
-    wanted = Need.LABEL_COUNTS in method.all_needs(settings.method_config) and app.teacher != TALLY
+    wanted = Need.LABEL_COUNTS in method.all_needs(settings.method_config) and app.teacher not in TEACHERS
     if wanted and not app.client.share_label_counts:
         raise OptionError(
             f"setting 'client.share-label-counts' is False: allowed with method {method.name!r} is True; it needs that "

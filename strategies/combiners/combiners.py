@@ -12,18 +12,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .expert_gate import ExpertGate
-from .gate import Gate
-from .open_set import OpenSet
-from .opinion_pools import RULES, OpinionPool
-from .trained import Linear, PerClass, TwoLayers, Voting
-from .two_class import TwoClassLabelCount, TwoClassLinear, TwoClassMean, TwoClassTwoLayers
+from ..core.registry import Registry
+from .opinion_pools import OpinionPool
 
 
 class Mean(nn.Module):
@@ -134,24 +129,28 @@ def weights_gradient(combiner: nn.Module, member_logits: Tensor, labels: Tensor)
     return gradient
 
 
-COMBINERS: Mapping[str, Callable[..., nn.Module]] = {
-    "mean": Mean,
-    "mean-probability": MeanProbability,
-    "weighted": Weighted,
-    "label-count": LabelCount,
-    "linear": Linear,
-    "per-class": PerClass,
-    "nn": TwoLayers,
-    "voting": Voting,
-    "moe": Gate,
-    "expert-gate": ExpertGate,
-    "two-class-average": TwoClassMean,
-    "two-class-weighted": TwoClassLabelCount,
-    "two-class-per-class": TwoClassLinear,
-    "two-class-nn": TwoClassTwoLayers,
-    "open-set": OpenSet,
-    **{f"{rule}-pool": partial(OpinionPool, rule) for rule in RULES},
-}
+COMBINERS: Registry[Callable[..., nn.Module]] = Registry(
+    "combiner",
+    {
+        "mean": "combiners.combiners:Mean",
+        "mean-probability": "combiners.combiners:MeanProbability",
+        "weighted": "combiners.combiners:Weighted",
+        "label-count": "combiners.combiners:LabelCount",
+        "linear": "combiners.trained:Linear",
+        "per-class": "combiners.trained:PerClass",
+        "nn": "combiners.trained:TwoLayers",
+        "voting": "combiners.trained:Voting",
+        "moe": "combiners.gate:Gate",
+        "expert-gate": "combiners.expert_gate:ExpertGate",
+        "two-class-average": "combiners.two_class:TwoClassMean",
+        "two-class-weighted": "combiners.two_class:TwoClassLabelCount",
+        "two-class-per-class": "combiners.two_class:TwoClassLinear",
+        "two-class-nn": "combiners.two_class:TwoClassTwoLayers",
+        "open-set": "combiners.open_set:OpenSet",
+        "log-pool": "combiners.opinion_pools:LOG_POOL",
+        "linear-pool": "combiners.opinion_pools:LINEAR_POOL",
+    },
+)
 
 
 def name_of(combiner: nn.Module) -> str:

@@ -19,12 +19,17 @@ bias b makes each class as frequent among the predictions on noise as among the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from .trained import register
+
+if TYPE_CHECKING:
+    from ..method import Upload
 
 SMOOTHING = 2 / 130  # a
 UNHELD = 10.0  # a class that no client holds gets a logit this far below all others
@@ -200,3 +205,20 @@ def log_priors(counts: Tensor, smoothing: float) -> Tensor:
     total, classes = counts.sum(1, keepdim=True), counts.shape[1]
     shares = torch.where(total > 0, counts / torch.where(total > 0, total, torch.ones_like(total)), 1 / classes)
     return ((shares + smoothing) / (1 + classes * smoothing)).log()
+
+
+LOG_POOL, LINEAR_POOL = partial(OpinionPool, "log"), partial(OpinionPool, "linear")
+
+
+def with_stand_ins(uploads: Sequence[Upload], pool: OpinionPool) -> tuple[Upload, ...]:
+    """Return a pool's members, with another member's upload in the place of each that the pool leaves out.
+
+    The stand-in's weight is 0 as well. But gradients pass through every member, and 0 times NaN or Inf is not 0.
+
+    Args:
+        uploads: The members, in their order.
+        pool: Their combiner; not all of its weights are 0.
+    """
+    heard = (pool.weights > 0).tolist()
+    stand_in = uploads[heard.index(True)]
+    return tuple(upload if one else stand_in for upload, one in zip(uploads, heard, strict=True))

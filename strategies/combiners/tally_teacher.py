@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..core.errors import OptionError
+from ..method import Teacher
 from ..teacher.ensemble import Ensemble
+from ..uploads.needs import holds_images
 from .combiners import Mean
+from .opinion_pools import with_stand_ins
 from .tally_pool import TallyPoolOptions, fitted_pool
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ..method import Job, Upload
+    from ..method import Job
     from .opinion_pools import OpinionPool
 
 
@@ -20,7 +22,7 @@ def tally_teacher(
 ) -> tuple[Ensemble, OpinionPool]:
     """Return the ensemble of a job's uploads under Tally's pool, and that pool, which is the ensemble's combiner.
 
-    If the pool leaves a client out, another client's model takes its place, see :func:`with_stand_ins`.
+    If the pool leaves a client out, another client's model takes its place: :func:`.opinion_pools.with_stand_ins`.
 
     Args:
         job: Its uploads, builders, seed, input space and device. Label counts may be missing.
@@ -41,15 +43,21 @@ def tally_teacher(
     return ensemble, pool
 
 
-def with_stand_ins(uploads: Sequence[Upload], pool: OpinionPool) -> tuple[Upload, ...]:
-    """Return a pool's members, with another member's upload in the place of each that the pool leaves out.
-
-    The stand-in's weight is 0 as well. But gradients pass through every member, and 0 times NaN or Inf is not 0.
+def check_images(job: Job, key: str) -> None:
+    """Refuse a job whose clients' models could not be asked what they make of noise.
 
     Args:
-        uploads: The members, in their order.
-        pool: Their combiner; not all of its weights are 0.
+        job: Its uploads may be missing.
+        key: What names the teacher.
+
+    Raises:
+        OptionError: The examples are no images.
     """
-    heard = (pool.weights > 0).tolist()
-    stand_in = uploads[heard.index(True)]
-    return tuple(upload if one else stand_in for upload, one in zip(uploads, heard, strict=True))
+    if not holds_images(job.input_shape):
+        raise OptionError(
+            f"{key} is {TEACHER.name!r}, and the examples' shape is {tuple(job.input_shape)}: allowed with it are "
+            "images, for it asks the clients' models what they make of noise"
+        )
+
+
+TEACHER = Teacher("tally", tally_teacher, check_images)

@@ -12,7 +12,7 @@ import math
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, Generic, TypeVar, get_type_hints
 
 from .errors import OptionError
 
@@ -46,6 +46,17 @@ def option(
     """
     facts = {"help": help, "low": low, "high": high, "above": above, "choices": tuple(choices), "scaled": scaled}
     return dataclasses.field(default=default, metadata=facts)
+
+
+@dataclasses.dataclass(frozen=True)
+class Always(Generic[T]):
+    """A function of a config that returns the same value for all of them, and that can be pickled."""
+
+    value: T
+
+    def __call__(self, config: Any) -> T:  # noqa: ARG002  the signature of a function of a config
+        """Return the value."""
+        return self.value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -210,7 +221,7 @@ def reject_unknown(settings: Mapping[str, Scalar], known: Sequence[str]) -> None
 
 
 def meant(word: str, known: Iterable[str]) -> str:
-    """Return the end of an error line, "; did you mean 'tally'?"; empty if no known word is close."""
+    """Return the end of an error line, "; did you mean 'alpha'?"; empty if no known word is close."""
     close = difflib.get_close_matches(word[:80], list(known), n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
 

@@ -13,6 +13,10 @@ Entry = TypeVar("Entry")
 LIBRARY = __package__.rpartition(".")[0]  # under whatever name the library is vendored
 
 
+# Where the teachers stand that a job may name in place of a method's own ensemble; settings choose among these names.
+TEACHER_HOMES = {"tally": "combiners.tally_teacher:TEACHER"}
+
+
 class Registry(Mapping[str, Entry]):
     """Entries by name.
 

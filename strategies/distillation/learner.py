@@ -10,11 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from ..combiners.combiners import build_combiner
-from ..combiners.opinion_pools import OpinionPool
+from ..combiners.opinion_pools import OpinionPool, with_stand_ins
 from ..combiners.outcomes import members_of
-from ..combiners.tally_teacher import tally_teacher, with_stand_ins
 from ..core.seeds import generator
-from ..method import TALLY
+from ..method import TEACHERS
 from ..teacher.augment import AUGMENTATIONS, Standardize
 from ..teacher.ensemble import Ensemble, fast_layout
 from .distill import DistillRecipe, Loss, distill
@@ -36,9 +35,9 @@ Perturb = Callable[[Tensor, torch.Generator], Tensor]
 def teacher_of(job: Job, combiner: nn.Module, *, precision: str = "float32", watched: bool = False) -> Ensemble:
     """Return the ensemble that a job's student learns from.
 
-    Without a :attr:`~strategies.method.Job.teacher` it is all uploads with the method's combiner. Tally's teacher is
-    all uploads with Tally's pool. A teacher by name has its own members, combiner and quantisation; bfloat16 arithmetic
-    would undo the quantisation, so that the teacher's precision counts.
+    Without a :attr:`~strategies.method.Job.teacher` it is all uploads with the method's combiner. A key of
+    ``TEACHERS`` stands for all uploads with the pool of that teacher. An ensemble by reference has its own members,
+    combiner and quantisation; bfloat16 arithmetic would undo the quantisation, so that its precision counts.
 
     Args:
         job: Its uploads, builders, device and teacher.
@@ -50,8 +49,9 @@ def teacher_of(job: Job, combiner: nn.Module, *, precision: str = "float32", wat
         OneShotError: The job's teacher has a member without an upload.
     """
     uploads = job.uploads
-    if job.teacher == TALLY:
-        return tally_teacher(job, fold=not watched, precision=precision)[0]
+    if isinstance(job.teacher, str):
+        teacher: Ensemble = TEACHERS[job.teacher].build(job, fold=not watched, precision=precision)[0]
+        return teacher
     if (spec := job.teacher) is not None:
         uploads, combiner = members_of(job, spec), build_combiner(spec.combiner, spec.weights)
         if isinstance(combiner, OpinionPool):

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from ..combiners.combiners import Mean
-from ..combiners.tally_teacher import tally_teacher, with_stand_ins
+from ..combiners.opinion_pools import with_stand_ins
 from ..core.errors import OptionError
 from ..core.seeds import seeded_torch
-from ..method import TALLY
+from ..method import TEACHERS
 from ..teacher.ensemble import Ensemble, fast_layout, member_of
 from ..teacher.heads import features_of, last_linear
 from ..uploads.needs import holds_images
@@ -31,7 +31,7 @@ class Matched:
     Attributes:
         student: The whole model, at the job's start weights.
         judge: The part of the student that takes and learns from generated inputs: the model, or its last layer.
-        teacher: The uploads, or their last layers; with Tally's pool if that is the job's teacher.
+        teacher: The uploads, or their last layers; with a teacher's pool if the job names a teacher.
         generator: (noise [B, Z], labels [B]) -> inputs of the judge.
     """
 
@@ -56,11 +56,13 @@ class Matched:
         """
         student = fast_layout(fresh_student(job))
         if level == "images":
-            pooled = job.teacher == TALLY
-            teacher = tally_teacher(job)[0] if pooled else Ensemble.of_job(job, job.uploads, Mean())
+            if isinstance(job.teacher, str):
+                teacher, _ = TEACHERS[job.teacher].build(job)
+            else:
+                teacher = Ensemble.of_job(job, job.uploads, Mean())
             return cls(student, student, teacher, _generator(job, latent, width, 0, table))
-        # Tally's pool is fitted on whole models, not on their last layers.
-        pool = tally_teacher(job)[1] if job.teacher == TALLY else None
+        # A teacher's pool is fitted on whole models, not on their last layers.
+        pool = TEACHERS[job.teacher].build(job)[1] if isinstance(job.teacher, str) else None
         members = job.uploads if pool is None else with_stand_ins(job.uploads, pool)
         heads = [last_linear(member_of(upload, job.builders))[1].to(job.device) for upload in members]
         judge = last_linear(student)[1]

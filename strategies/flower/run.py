@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from logging import INFO, WARNING
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.common.logger import log
@@ -16,7 +16,7 @@ from ..compute import choose
 from ..compute.with_clients import WithClients
 from ..core.options import check, check_device, option
 from ..gatekeeper.config import GatekeeperConfig
-from ..method import TALLY, Job, Method
+from ..method import TEACHERS, Job, Method
 from ..run.quarantine import Door, quarantined
 from ..run.stage import (
     TRAFFIC_FILE,
@@ -46,9 +46,6 @@ if TYPE_CHECKING:
     from ..run.run_folder import RoundFolder, RunFolder
 
 
-TEACHERS = ("method", TALLY)
-
-
 @dataclass(frozen=True)
 class RunOptions:
     """Settings of a run that most users leave alone."""
@@ -59,7 +56,9 @@ class RunOptions:
     checkpoint_s: float = option(20.0, "seconds between two checkpoints of the server stage, at least", low=0.0)
     gatekeeper: GatekeeperConfig = field(default_factory=GatekeeperConfig)
     teacher: str = option(
-        "method", "what is distilled: the method's own ensemble, or the uploads under Tally's pool", choices=TEACHERS
+        "method",
+        "what is distilled: the method's own ensemble, or all uploads under the pool of this name",
+        choices=("method", *TEACHERS),
     )
 
     def __post_init__(self) -> None:
@@ -68,9 +67,9 @@ class RunOptions:
         check_device(self.device)
 
     @property
-    def job_teacher(self) -> Literal["tally"] | None:
+    def job_teacher(self) -> str | None:
         """The teacher of a job without uploads."""
-        return TALLY if self.teacher == TALLY else None
+        return None if self.teacher == "method" else self.teacher
 
 
 @dataclass

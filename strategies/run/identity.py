@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.errors import OptionError
 from ..core.options import flatten
-from ..method import TALLY
 from .files import plain
 from .retired import without_retired
 from .run_folder import RunFolder
@@ -38,7 +37,7 @@ def open_run(path: Path, method: str, job: Job, *, identity: Mapping[str, Any], 
         "num-classes": job.num_classes,
         "input-shape": job.input_shape,
         "normalization": [job.normalization.mean, job.normalization.std],
-        "teacher": TALLY if job.teacher == TALLY else "method",
+        "teacher": job.teacher if isinstance(job.teacher, str) else "method",
         **identity,
         "config": flatten(job.config),
     }

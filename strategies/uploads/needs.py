@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from ..core.errors import OptionError
-from ..method import METHODS, TALLY, EnsembleSpec, Need
+from ..method import GIVEN, METHODS, TEACHERS, EnsembleSpec, Need
 from .checks import some
 from .kinds import kind_of, of_kind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ..method import Job, Method
 
 # Combiners that no gradient passes through.
@@ -86,46 +83,23 @@ def _check_kind(method: Method, job: Job) -> None:
 def _check_teacher(method: Method, job: Job) -> None:
     if job.teacher is None:
         return
-    taken: Callable[[Method], bool]
-    if job.teacher == TALLY:
-        named, taken = TALLY, takes_tally
-        check_tally(job, "teacher")
-    elif isinstance(job.teacher, EnsembleSpec):
-        named, taken = job.teacher.combiner, attrgetter("takes_teacher")
+    if isinstance(job.teacher, EnsembleSpec):
+        kind, named = GIVEN, job.teacher.combiner
+    elif job.teacher in TEACHERS:
+        kind = named = job.teacher
+        TEACHERS[named].check(job, "teacher")
     else:
-        raise OptionError(f"teacher is {job.teacher!r}: must be {TALLY!r} and None")
-    if not taken(method):
+        raise OptionError(f"teacher is {job.teacher!r}: must be {', '.join(map(repr, TEACHERS))} and None")
+    if kind not in method.teachers:
         raise OptionError(
             f"method {method.name!r} does not distil an ensemble that it is given ({named!r}). Choose another method: "
-            f"{', '.join(name for name in METHODS if taken(METHODS[name]))}"
+            f"{', '.join(name for name in METHODS if kind in METHODS[name].teachers)}"
         )
     if named in WITHOUT_GRADIENT and IMAGES_ONLY & method.needs:
         raise OptionError(
             f"method {method.name!r} makes images by the ensemble's gradient, and {named!r} has none: "
             "must be another aggregator, or a method that learns from real images"
         )
-
-
-def check_tally(job: Job, key: str) -> None:
-    """Refuse a job whose clients' models Tally could not ask.
-
-    Args:
-        job: Its uploads may be missing.
-        key: What is set to Tally.
-
-    Raises:
-        OptionError: The examples are no images.
-    """
-    if not holds_images(job.input_shape):
-        raise OptionError(
-            f"{key} is {TALLY!r}, and the examples' shape is {tuple(job.input_shape)}: allowed with it are images, for "
-            "it asks the clients' models what they make of noise"
-        )
-
-
-def takes_tally(method: Method) -> bool:
-    """Say whether a method distils Tally's pool where the job names it as its teacher."""
-    return method.takes_teacher or method.takes_tally
 
 
 def holds_images(input_shape: tuple[int, int, int]) -> bool:

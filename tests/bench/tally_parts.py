@@ -35,7 +35,7 @@ from strategies.combiners import noise
 from strategies.combiners.outcomes import load_model
 from strategies.feddf import METHOD as FEDDF
 from strategies.feddf import FedDfConfig
-from strategies.method import TALLY, Job, Outcome, Silent
+from strategies.method import Job, Outcome, Silent
 from strategies.run.files import read_json, write_json
 from strategies.run.run_folder import RunFolder
 from strategies.run.stage import kept_round, usable_uploads
@@ -111,7 +111,7 @@ def fitted(job: Job, part: Part, real: Tensor | None) -> Outcome:
     same = FedDfConfig(
         start="average", optimizer=OPTIMIZER, schedule=SCHEDULE, weight_decay=0.0, student_clip=0.0, **shared
     )
-    return FEDDF.fit(replace(job, config=same, teacher=TALLY, proxy=real), Silent())
+    return FEDDF.fit(replace(job, config=same, teacher="tally", proxy=real), Silent())
 
 
 @torch.no_grad()

@@ -19,8 +19,8 @@ import strategies
 from strategies.combiners.outcomes import load_model
 from strategies.core.errors import OptionError
 from strategies.core.options import flatten, options_of, parse
-from strategies.method import METHODS, EnsembleSpec, Job, Method, Need, Normalization, Outcome, Silent, Upload
-from strategies.uploads.needs import check_needs, takes_tally
+from strategies.method import GIVEN, METHODS, EnsembleSpec, Job, Method, Need, Normalization, Outcome, Silent, Upload
+from strategies.uploads.needs import check_needs
 
 ROOT = Path(strategies.__file__).parent
 IMAGES = torch.linspace(-1, 1, 3 * 64).view(3, 1, 8, 8)
@@ -203,7 +203,7 @@ def test_teacher_of_the_job_is_distilled_or_refused(method: Method) -> None:
     own = EnsembleSpec(clients, "mean")
     if Need.LABEL_COUNTS in method.needs:
         own = EnsembleSpec(clients, "label-count", {"weights": torch.tensor(counts, dtype=torch.float32)})
-    if not method.takes_teacher:
+    if GIVEN not in method.teachers:
         with pytest.raises(OptionError, match=f"'{method.name}' does not distil an ensemble .*: feddf"):
             check_needs(method, replace(job, teacher=own))
         return
@@ -217,7 +217,7 @@ def test_teacher_of_the_job_is_distilled_or_refused(method: Method) -> None:
 
 def test_tally_as_teacher_of_the_job_is_distilled_or_refused(method: Method) -> None:
     job = replace(tiny_job(method), teacher="tally")
-    if not takes_tally(method):
+    if "tally" not in method.teachers:
         with pytest.raises(OptionError, match=rf"'{method.name}' does not distil .* \('tally'\).*co-boosting.*flboost"):
             check_needs(method, job)
         return

@@ -16,10 +16,10 @@ from server_app.launch.environment import run_environment
 from server_app.settings.choices import CHOICES
 from strategies.client.places import RUNS_KEPT
 from strategies.core import offline
-from strategies.core.options import options_of
+from strategies.core.options import Always, options_of
 from strategies.fens import FensConfig
 from strategies.gatekeeper.config import POLICIES
-from strategies.method import METHODS, Need, needs_nothing_more
+from strategies.method import METHODS, Need
 from strategies.rounds.config import FederatedRounds
 from strategies.rounds.refinement import refines
 
@@ -49,7 +49,7 @@ def test_page_says_what_leaves_a_client_as_the_method_has_it(name: str) -> None:
     assert (f"{name}.rounds" in sent) is (again and method.fit_with is None)
     assert ("ranges" in sent) is ("precision" in {field.name for field in fields(method.config)})
     assert (counts == "needed") is (Need.LABEL_COUNTS in method.needs)
-    assert ("needed by some" in counts) is (not in_rounds and method.needs_as_configured is not needs_nothing_more)
+    assert ("needed by some" in counts) is (not in_rounds and not isinstance(method.needs_as_configured, Always))
     assert (after == "nothing") is not goes_on
     assert back.startswith("nothing") is not goes_on
     assert ("student" in back) is (again and not goes_on)

@@ -28,7 +28,7 @@ from strategies.core.errors import OptionError
 from strategies.distillation.generated import GeneratedImages
 from strategies.distillation.learner import Learner
 from strategies.distillation.synthesis import Batch
-from strategies.method import TALLY, Outcome, Silent, Upload
+from strategies.method import Outcome, Silent, Upload
 from strategies.teacher.augment import AUGMENTATIONS
 
 SMALL = CoBoostingConfig(**TINY, schedule="constant", reweighting_step=0.05)
@@ -279,8 +279,8 @@ MUTE = tuple(replace(upload, label_counts=None) for upload in UPLOADS)
 @pytest.mark.parametrize("uploads", [UPLOADS, MUTE], ids=["told", "silent"])
 def test_weights_of_tallys_pool_are_learned_and_resumed(uploads: tuple[Upload, ...]) -> None:
     config = replace(SMALL, perturbation="none")
-    check_resume_at_every_border(METHOD, config, teacher=TALLY, uploads=uploads)
-    outcome = fit(replace(tiny_job(config), teacher=TALLY, uploads=uploads), Silent())
+    check_resume_at_every_border(METHOD, config, teacher="tally", uploads=uploads)
+    outcome = fit(replace(tiny_job(config), teacher="tally", uploads=uploads), Silent())
     assert outcome.ensemble is not None
     assert outcome.ensemble.combiner == name_of(tally_teacher(tiny_job(config, uploads=uploads))[1])
     assert outcome.ensemble.weights.keys() >= {"counts", "weights"}
@@ -293,14 +293,14 @@ def test_weights_of_a_pool_do_not_fall_to_zero_and_the_sign_of_their_gradient_co
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("strategies.co_boosting.weights_gradient", lambda *_: torch.tensor([1.0, -1e-9, 1.0]))
-    job = replace(tiny_job(replace(SMALL, epochs=2, reweighting_step=5.0)), teacher=TALLY)
+    job = replace(tiny_job(replace(SMALL, epochs=2, reweighting_step=5.0)), teacher="tally")
     assert final(fit(job, Silent())).tolist() == pytest.approx([1e-3 / 3, 1.0, 1e-3 / 3])
 
 
 def test_cached_logits_of_the_clients_give_the_pool_the_weights_of_asking_anew(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    job = replace(tiny_job(replace(SMALL, epochs=2, perturbation="none", pool_augmentation="none")), teacher=TALLY)
+    job = replace(tiny_job(replace(SMALL, epochs=2, perturbation="none", pool_augmentation="none")), teacher="tally")
     cached = fit(job, Silent())
     monkeypatch.setattr("strategies.distillation.learner.AUGMENTATIONS", {"flip": AUGMENTATIONS["none"]})
     asked = fit(replace(job, config=replace(job.config, pool_augmentation="flip")), Silent())

@@ -11,7 +11,7 @@ from flboost_fakes import COUNTS, SHAPE, SMALL, B, C, Rows, Z, differ, job, net,
 from strategies.core.errors import OptionError
 from strategies.distillation.generators import ConditionalGenerator
 from strategies.flboost import METHOD, FlBoostConfig
-from strategies.method import TALLY, Job, Silent
+from strategies.method import Job, Silent
 from strategies.rounds.refinement import refines
 
 # A change here changes every published number.
@@ -151,7 +151,7 @@ def mute(given: Job) -> Job:
 
 @pytest.mark.parametrize("level", ["images", "features"])
 def test_model_learns_from_tallys_pool_where_that_is_the_teacher(level: str) -> None:
-    given = job(replace(SMALL, level=level), teacher=TALLY)
+    given = job(replace(SMALL, level=level), teacher="tally")
     told, again, silent = (METHOD.fit(one, Silent()) for one in (given, given, mute(given)))
     assert not differ(student(told), student(again))
     assert differ(student(told), student(METHOD.fit(replace(given, teacher=None), Silent())))
@@ -159,17 +159,17 @@ def test_model_learns_from_tallys_pool_where_that_is_the_teacher(level: str) -> 
 
 
 def test_generator_of_silent_clients_is_trained_by_estimated_shares() -> None:
-    given, rows = mute(job(replace(SMALL, student_lr=1e-9), teacher=TALLY)), Rows()
+    given, rows = mute(job(replace(SMALL, student_lr=1e-9), teacher="tally")), Rows()
     estimated = METHOD.fit(given, rows)
     assert not any("note" in row for row in rows.rows)
     assert differ(estimated.memory, METHOD.fit(replace(given, teacher=None), Silent()).memory)
     # The pool that the model learns from does not reach the generator's own losses: counts that are told do.
     plain = METHOD.fit(job(replace(SMALL, student_lr=1e-9)), Silent())
-    pooled = METHOD.fit(job(replace(SMALL, student_lr=1e-9), teacher=TALLY), Silent())
+    pooled = METHOD.fit(job(replace(SMALL, student_lr=1e-9), teacher="tally"), Silent())
     for name, value in plain.memory.items():
         torch.testing.assert_close(pooled.memory[name], value, rtol=1e-3, atol=1e-4)
 
 
 def test_mixed_architectures_have_a_pool() -> None:
-    given = mute(job(kinds=("net", "other", "net"), teacher=TALLY))
+    given = mute(job(kinds=("net", "other", "net"), teacher="tally"))
     assert all(bool(value.isfinite().all()) for value in student(METHOD.fit(given, Silent())).values())

@@ -23,7 +23,7 @@ from strategies.distillation.matched import Matched
 from strategies.flboost import METHOD as FLBOOST
 from strategies.flboost import FlBoostConfig
 from strategies.flboost import _Server as FlBoostServer
-from strategies.method import METHODS, TALLY, Job, Method, Outcome, Silent, Upload
+from strategies.method import METHODS, Job, Method, Outcome, Silent, Upload
 from strategies.tally import METHOD
 from strategies.teacher.ensemble import Ensemble
 
@@ -45,7 +45,7 @@ def finite(rows: list[dict[str, Any]]) -> bool:
 
 def test_co_boosting_never_gives_it_a_weight_again() -> None:
     config = CoBoostingConfig(**FEW, reweighting_data="all", reweighting_step=0.3)
-    outcome, book = asked(METHODS["co-boosting"], config, without_numbers(), teacher=TALLY)
+    outcome, book = asked(METHODS["co-boosting"], config, without_numbers(), teacher="tally")
 
     assert outcome.ensemble is not None
     weights = outcome.ensemble.weights["weights"]
@@ -73,7 +73,7 @@ def test_a_run_of_tally_that_left_it_out_can_teach_a_generator() -> None:
 def test_flboost_at_the_level_of_features_uses_another_s_last_layer_in_its_place() -> None:
     uploads = tuple(replace(one, read=lambda: HUGE) if k == STRANGER else one for k, one in enumerate(UPLOADS))
     config = FlBoostConfig(level="features", iterations=2, batch_size=8, generator_width=8)
-    given = replace(tiny_job(config, uploads=uploads), student="wide", start=state(7), teacher=TALLY)
+    given = replace(tiny_job(config, uploads=uploads), student="wide", start=state(7), teacher="tally")
 
     models = Matched.of(given, "features", 8, 8)
 
@@ -90,7 +90,7 @@ def test_flboost_draws_no_label_for_it() -> None:
     lone = replace(only[STRANGER], num_examples=9, label_counts=(0, 0, 9), read=lambda: HUGE)
     uploads = tuple(lone if k == STRANGER else one for k, one in enumerate(only))
     config = FlBoostConfig(iterations=2, batch_size=8)
-    given = replace(tiny_job(config, uploads=uploads), student="wide", start=state(7), teacher=TALLY)
+    given = replace(tiny_job(config, uploads=uploads), student="wide", start=state(7), teacher="tally")
 
     server = FlBoostServer(given, Silent())
 

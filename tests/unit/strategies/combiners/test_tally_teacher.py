@@ -16,7 +16,7 @@ from strategies.combiners.tally_pool import TallyPoolOptions, fitted_pool
 from strategies.combiners.tally_teacher import tally_teacher
 from strategies.core.errors import OptionError
 from strategies.distillation.learner import teacher_of
-from strategies.method import TALLY, Job, Silent
+from strategies.method import Job, Silent
 from strategies.teacher.ensemble import Ensemble
 from strategies.uploads.needs import check_needs
 
@@ -27,7 +27,7 @@ COUNTS = torch.tensor([upload.label_counts for upload in UPLOADS], dtype=torch.f
 
 
 def taught(**changes: Any) -> Job:
-    return replace(tiny_job(None), teacher=TALLY, **changes)
+    return replace(tiny_job(None), teacher="tally", **changes)
 
 
 @pytest.mark.parametrize("uploads", [UPLOADS, MUTE, HALF_MUTE], ids=["told", "silent", "one silent"])
@@ -72,7 +72,7 @@ def test_teacher_has_the_arithmetic_that_the_options_ask_for() -> None:
 def test_dense_learns_from_the_pool_and_from_estimates_where_clients_are_silent() -> None:
     config = dense.DenseConfig(**TINY, bn_weight=0.0)
     job = tiny_job(config)
-    jobs = (job, replace(job, teacher=TALLY), replace(job, teacher=TALLY, uploads=MUTE))
+    jobs = (job, replace(job, teacher="tally"), replace(job, teacher="tally", uploads=MUTE))
     plain, told, silent = (dense.fit(one, Silent()) for one in jobs)
     assert same(dense.fit(jobs[2], Silent()), silent)
     assert not same(plain, told)

@@ -16,7 +16,7 @@ from torch import nn
 
 from strategies import FLBoost, Iterative, IterativeConfig, Refiner
 from strategies.core.errors import OptionError
-from strategies.method import METHODS, TALLY, Need
+from strategies.method import METHODS, Need
 from strategies.rounds.config import REFINERS
 
 State = Mapping[str, torch.Tensor]
@@ -91,7 +91,7 @@ def silent_clients() -> dict[int, Any]:
 def test_tally_may_teach_the_refiner_of_clients_that_tell_no_counts(tmp_path: Path, name: str) -> None:
     given = {"refiner": small(name, student_lr=0.1), "grid": silent_clients()}
     own, tally, again = (
-        result(tmp_path / n, teacher=t, **given) for n, t in zip("abc", ("method", TALLY, TALLY), strict=True)
+        result(tmp_path / n, teacher=t, **given) for n, t in zip("abc", ("method", "tally", "tally"), strict=True)
     )
     assert all(torch.equal(tally[key], again[key]) for key in tally)
     assert not all(torch.equal(tally[key], own[key]) for key in tally)
@@ -101,9 +101,9 @@ def test_tally_teaches_a_refiner_that_is_there_and_distils(tmp_path: Path) -> No
     with pytest.raises(
         OptionError, match="options.teacher is 'tally': allowed in rounds without a refiner is 'method'"
     ):
-        result(tmp_path, None, teacher=TALLY)
+        result(tmp_path, None, teacher="tally")
     with pytest.raises(OptionError, match="method 'fed-gen' does not distil an ensemble"):
-        result(tmp_path, small("fed-gen"), teacher=TALLY)
+        result(tmp_path, small("fed-gen"), teacher="tally")
     base = {"num_classes": CLASSES, "input_shape": SHAPE, "compute": "in-process", "run_dir": tmp_path / "around"}
-    around = FLBoost(net, base=FedAvg(), options=replace(ONE_THREAD, teacher=TALLY), **base)
-    assert around.job.teacher == TALLY
+    around = FLBoost(net, base=FedAvg(), options=replace(ONE_THREAD, teacher="tally"), **base)
+    assert around.job.teacher == "tally"
