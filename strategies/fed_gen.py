@@ -22,7 +22,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -209,7 +208,7 @@ METHOD = Method(
     config=FedGenConfig,
     fit=fit,
     needs=frozenset({Need.SAME_ARCHITECTURE}),
-    check=partial(check_level, table="fed-gen"),
+    check=lambda job: check_level(job, job.config.level, table="fed-gen"),
     lends=lends,
     by_round=True,
     rate="generator-lr",

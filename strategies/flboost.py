@@ -285,7 +285,7 @@ METHOD = Method(
     source="Zhang et al., CVPR 2022",
     config=FlBoostConfig,
     fit=fit,
-    check=check_level,
+    check=lambda job: check_level(job, job.config.level, table="flboost"),
     teachers=POOLS,
     by_round=True,
     augmentation=attrgetter("augmentation"),

@@ -71,18 +71,19 @@ class Matched:
         return cls(student, judge, Ensemble(heads, pool or Mean()), _generator(job, latent, width, features, table))
 
 
-def check_level(job: Job, table: str = "flboost") -> None:
-    """Refuse a job whose examples or model do not fit its ``config.level``.
+def check_level(job: Job, level: str, *, table: str) -> None:
+    """Refuse a job whose examples or model do not fit a level.
 
     Args:
         job: Its uploads may be missing.
+        level: ``"images"`` or ``"features"``.
         table: The method's name, with which its settings begin.
 
     Raises:
         OptionError: The examples are no images with sides that are multiples of 4, or the student does not end with a
             linear layer of C outputs.
     """
-    if job.config.level == "features":
+    if level == "features":
         with seeded_torch(job.seed, "head"):
             head = last_linear(job.builders[job.student]())[1]
         features_of([head], job.num_classes, [job.student])
