@@ -29,6 +29,7 @@ NAMED = {
     "strategies/flower/rounds/flboost.py": "a strategy that has its paper's name",
     "strategies/client/fens.py": "the clients' half of a paper",
     "strategies/client/fens_answers.py": "the clients' half of a paper",
+    "strategies/run/retired.py": "settings that stored runs of methods hold",
     "server_app/settings/read.py": "the app's own defaults of some methods' settings",
     "server_app/settings/settled.py": "settings of a method that may differ where a run goes on",
 }
