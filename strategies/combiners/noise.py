@@ -21,12 +21,12 @@ EXPONENTS = (0.5, 3.0)  # drawn uniformly between them
 # Images whose spectra are in memory together: AT_ONCE of up to 3 x 32 x 32 values each, fewer larger ones.
 AT_ONCE = 1024
 VALUES_AT_ONCE = AT_ONCE * 3 * 32 * 32
-# A shape is where a field of an exponent between these two is high: above LEVEL + SPREAD |normal|.
+# A shape covers the pixels where a field, with an exponent between these two, exceeds LEVEL + SPREAD |normal|.
 OUTLINES = (1.5, 3.5)
 LEVEL = 0.3
 SPREAD = 0.7
-COVERED = 0.7  # share of images that a layer is laid over
-PLAIN = 0.5  # share of these in which it has one colour
+COVERED = 0.7  # share of images that get a layer's shapes
+PLAIN = 0.5  # share of these images whose shapes have one colour
 
 Shape = tuple[int, int, int]
 

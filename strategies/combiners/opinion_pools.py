@@ -35,12 +35,12 @@ SMOOTHING = 2 / 130  # a
 UNHELD = 10.0  # a class that no client holds gets a logit this far below all others
 FLOOR = 1e-4  # least probability of an opinion in a logarithmic pool
 LEAST_SIZE = 0.1  # of the logits on noise, as a share of the clients' median
-# Of the calibration on noise: the temperature at which classes are counted, and steps of the fixed point.
+# Calibration on noise: the temperature of the predictions, the fixed-point steps and their rate.
 COUNTING = 0.25
 STEPS = 100
 RATE = 0.5
-LEAST_WANTED = 1e-2  # least share of a class that is held, as a part of an equal one
-LEAST_PREDICTED = 1e-5  # least share of a class that is predicted, as a part of an equal one
+LEAST_WANTED = 1e-2  # least target share of a class, as a fraction of 1 / C
+LEAST_PREDICTED = 1e-5  # least predicted share of a class, as a fraction of 1 / C
 
 
 def logarithmic(shares: Tensor, opinions: Tensor) -> Tensor:

@@ -38,7 +38,7 @@ class UploadError(OneShotError):
         self.reason, self.client = reason, client
 
     def __reduce__(self) -> tuple[type[UploadError], tuple[str, str]]:
-        """Keep the fields when the error is pickled on its way between processes."""
+        """Keep the fields when the error is pickled between processes."""
         return UploadError, (self.reason, self.client)
 
     def of(self, client: str) -> UploadError:
@@ -48,7 +48,7 @@ class UploadError(OneShotError):
 
 @contextmanager
 def blaming(client: str) -> Iterator[None]:
-    """Put a client's name on the upload errors of a block that bear none."""
+    """Add a client's name to every upload error of a block that has none."""
     try:
         yield
     except UploadError as error:

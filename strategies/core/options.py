@@ -152,14 +152,14 @@ def parse(cls: type[T], settings: Mapping[str, Scalar], table: str = "") -> T:
 
 
 def presets(table: Mapping[str, Mapping[str, Any]]) -> classmethod[Any, ..., Any]:
-    """Return the class method ``preset(name, **changes)`` of a config: the settings of a publication, with changes.
+    """Return a config's class method ``preset(name, **changes)``, which builds the settings of a publication.
 
     Args:
         table: Preset name -> the fields that differ from the defaults.
     """
 
     def preset(config: type[T], name: str, **changes: Any) -> T:
-        """Return the settings of a publication; ``changes`` are fields to set otherwise.
+        """Return the settings of a publication; ``changes`` override fields.
 
         Raises:
             OptionError: The name is unknown or a change is out of range.

@@ -19,17 +19,17 @@ MOMENTUM = 0.9  # of SGD on the server, in every published loop
 
 @dataclass(frozen=True)
 class DistillRecipe:
-    """How a student is trained.
+    """The settings of a student's training.
 
     Attributes:
-        epochs: T, over which the learning rate runs.
+        epochs: T, the length of the learning rate's schedule.
         batch_size: b, images per step.
-        kd_temperature: Of the distillation loss.
-        student_lr: eta_S.
+        kd_temperature: Temperature of the distillation loss.
+        student_lr: eta_S, the largest learning rate.
         steps_per_epoch: Most batches per epoch; 0 for one pass over all images.
         optimizer: ``"sgd"`` or ``"adam"``.
-        momentum: Of sgd.
-        weight_decay: Of either.
+        momentum: Momentum of sgd.
+        weight_decay: Weight decay of either optimiser.
         schedule: ``"constant"``, ``"cosine"`` or ``"one-cycle"``.
         student_clip: Largest norm of the gradient; 0 does not clip.
     """

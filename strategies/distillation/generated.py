@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 class GeneratedImages:
     """A generator that trains against the ensemble for some steps per epoch and then makes one batch.
 
-    It starts anew for every batch, as in the published codes of DENSE and Co-Boosting.
+    It is reset for every batch, as in the published codes of DENSE and Co-Boosting.
 
     Args:
-        job: Gives the shape of images, the number of classes, the seed and the device.
+        job: Supplies the shape of images, the number of classes, the seed and the device.
         recipe: Of the generator loop.
         latent: Length of the noise vector z.
         batch_size: Images in a batch.
-        augmentation: A key of ``AUGMENTATIONS``: how images are changed before the models see them.
+        augmentation: A key of ``AUGMENTATIONS``: the change of images before the models see them.
     """
 
     def __init__(self, job: Job, recipe: Recipe, *, latent: int, batch_size: int, augmentation: str = "none") -> None:

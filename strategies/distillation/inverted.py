@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 BATCH = 256
 RATE = 0.15  # Adam's learning rate of the pixels
 BETAS = (0.9, 0.99)  # decay of its averages
-MOST_SHIFT = 2  # pixels that the images are rolled by before each step
+MOST_SHIFT = 2  # largest shift of the images before each step, in pixels
 SMOOTHNESS = 0.5  # weight of the total variation
-EXPONENT = 2.0  # of the noise's spectrum that the images begin as
+EXPONENT = 2.0  # of the spectrum of the initial noise
 
 
 class Pixels(nn.Module):

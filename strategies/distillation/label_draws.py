@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from ..method import Job, Progress
 
 DRAWS = ("fixed", "independent")
-PARTS = 1000  # of an example: estimates in whole numbers
-MOST = 10**9  # of all examples together
+PARTS = 1000  # estimates become integers: parts of an example
+MOST = 10**9  # the most parts of all examples
 
 
 def class_weights(counts: Sequence[Sequence[int]]) -> Tensor:

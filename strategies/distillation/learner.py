@@ -43,7 +43,7 @@ def teacher_of(job: Job, combiner: nn.Module, *, precision: str = "float32", wat
         job: Its uploads, builders, device and teacher.
         combiner: The method's own, a module [M, B, C] -> [B, ...].
         precision: Of the members' arithmetic, ``"float32"`` or ``"bfloat16"``.
-        watched: Whether a loss looks at the members' layers, which must then stay as they are.
+        watched: Whether a loss reads the members' layers, which must then stay unchanged.
 
     Raises:
         OneShotError: The job's teacher has a member without an upload.
@@ -67,10 +67,10 @@ class Learner:
         job: Supplies the student's architecture and start, the seed and the device.
         teacher: The ensemble.
         recipe: Of the student's training.
-        augmentation: A key of ``AUGMENTATIONS``: how images are changed each time they are read.
-        loss: What is minimised; by default :func:`.losses.soft_kl` at the recipe's temperature.
-        asked_once: Whether the teacher judges the images as they are, whatever change of them the student sees.
-        frozen_statistics: Whether the student's batch normalisation keeps the statistics that it starts with.
+        augmentation: A key of ``AUGMENTATIONS``: the change of images each time they are read.
+        loss: The loss to minimise; by default :func:`.losses.soft_kl` at the recipe's temperature.
+        asked_once: Whether the teacher sees the images unchanged while the student sees them augmented.
+        frozen_statistics: Whether the student's batch normalisation keeps its initial statistics.
     """
 
     def __init__(
@@ -208,15 +208,15 @@ def learn_from_made(
     make: Make,
     options: PoolOptions,
 ) -> Outcome:
-    """Run all epochs of a student on the images that a method has made so far; the outcome is the last epoch's student.
+    """Run all epochs of a student on the images made so far; the outcome is the last epoch's student.
 
     Args:
-        job: Gives the seed and the observer.
-        progress: Told after each step; gives the epoch to go on from.
+        job: Supplies the seed and the observer.
+        progress: Receives a report after each step; supplies the epoch to resume from.
         stage: Its clock and pool.
         learner: The student and its teacher.
         make: Makes the images of an epoch.
-        options: How the pool stores them.
+        options: Of the pool.
     """
     remember = partial(add_to_pool, stage=stage, learner=learner, options=options)
     step = partial(image_epoch, stage=stage, learner=learner, make=make, remember=remember, progress=progress)

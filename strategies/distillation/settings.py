@@ -50,9 +50,9 @@ class SynthesisOptions:
 class PoolOptions:
     """Options of the pool that stores the synthetic images and of reading it."""
 
-    pool_cap: int = option(0, "most images in the pool, the oldest leave first; 0: no limit", low=0)
+    pool_cap: int = option(0, "most images in the pool, the oldest are dropped first; 0: no limit", low=0)
     pool_augmentation: str = option(
-        "none", "change of images before the models, in distillation", choices=AUGMENTATION_NAMES
+        "none", "augmentation of the models' images in distillation", choices=AUGMENTATION_NAMES
     )
 
     def stored(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
@@ -62,14 +62,14 @@ class PoolOptions:
 
 @dataclass(frozen=True)
 class TextOrCodeOptions(PoolOptions, SynthesisOptions):
-    """What the texts of DENSE and Co-Boosting do otherwise than their published codes; the defaults are the codes'."""
+    """Options in which the papers of DENSE and Co-Boosting differ from their codes, which give the defaults."""
 
-    optimize_noise: bool = option(True, "the noise is optimised together with the generator")
+    optimize_noise: bool = option(True, "optimise the noise together with the generator")
     keep_images: str = option(
-        "best", "images kept: of the generator's lowest loss, or its last", choices=("best", "last")
+        "best", "images kept: those of the generator's lowest loss, or its last ones", choices=("best", "last")
     )
     pool_precision: str = option(
-        "uint8", "how the pool stores pixels: 8 bits, as image files do, or as made", choices=("uint8", "float32")
+        "uint8", "format of the pool's pixels: 8 bits, as in image files, or as made", choices=("uint8", "float32")
     )
 
     def recipe(self) -> Recipe:
@@ -95,7 +95,7 @@ class DistillOptions:
         """Return the recipe of the student's training.
 
         Args:
-            **fixed: Entries of the recipe that are no options of the method.
+            **fixed: Entries of the recipe that the method fixes.
         """
         chosen = {entry.name: getattr(self, entry.name) for entry in fields(DistillRecipe) if hasattr(self, entry.name)}
         return DistillRecipe(**{**chosen, **fixed})
@@ -103,13 +103,13 @@ class DistillOptions:
 
 @dataclass(frozen=True)
 class StudentOptions(DistillOptions):
-    """How the student learns, where publications differ in it."""
+    """Options of the student's training in which publications differ."""
 
     steps_per_epoch: int = option(
         0, "most batches per epoch for the student, and for a reweighting; 0: one pass over all images", low=0
     )
-    weight_decay: float = option(1e-4, "its weight decay", low=0.0)
-    schedule: str = option("cosine", "its learning rate over the epochs", choices=SCHEDULES)
+    weight_decay: float = option(1e-4, "weight decay of the student", low=0.0)
+    schedule: str = option("cosine", "schedule of the student's learning rate", choices=SCHEDULES)
     student_clip: float = option(10.0, "largest norm of the student's gradient; 0: no limit", low=0.0)
     teacher_precision: str = option(
         "float32", "arithmetic of the uploaded models: bfloat16 halves their time", choices=PRECISIONS

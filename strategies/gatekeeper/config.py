@@ -14,7 +14,7 @@ POLICIES = (OFF, WARN, EXCLUDE)
 
 @dataclass(frozen=True)
 class GatekeeperConfig:
-    """What is done with uploads that look harmful, and how long they are looked at."""
+    """The policy for uploads that look harmful, and the effort of an inspection."""
 
     policy: str = option(
         OFF,
@@ -23,7 +23,7 @@ class GatekeeperConfig:
     )
     images: int = option(4, "images inverted from each client's model for each class that it knows", low=1)
     steps: int = option(60, "steps of an inversion", low=1)
-    trigger_steps: int = option(60, "steps of the search for a backdoor's trigger; 0 = no search", low=0)
+    trigger_steps: int = option(60, "steps of the search for a backdoor's trigger; 0: no search", low=0)
 
     def __post_init__(self) -> None:
         """Check every value."""

@@ -32,14 +32,14 @@ from .probes import (
 if TYPE_CHECKING:
     from ..method import Job, Progress, Upload
 
-LEAST_EXAMPLES = 10  # of a class that a client knows
-LEAST_SHARE = 0.05  # of all of a client's examples, of a class that it knows
+LEAST_EXAMPLES = 10  # a client knows a class from this many examples on,
+LEAST_SHARE = 0.05  # which must also be this share of all its examples
 MOST_PROBES = 1024  # images inverted from all clients together
-MOST_CLASSES = 10  # of a client that images are inverted for
-NOISE = 48  # images of noise beside the inverted ones
-TRIGGER_IMAGES = 16  # that a trigger is sought on
-TRIGGER_SIZE = 0.6  # a trigger is suspect below so many times the other clients' smallest
-WORKS = 0.8  # a trigger that moves this share of the images works
+MOST_CLASSES = 10  # classes of a client for which images are inverted
+NOISE = 48  # images of noise besides the inverted ones
+TRIGGER_IMAGES = 16  # images on which a trigger is searched
+TRIGGER_SIZE = 0.6  # a trigger is suspect below this multiple of the median of the other clients' smallest
+WORKS = 0.8  # a trigger works if it moves this share of the images
 
 
 @dataclass(frozen=True)

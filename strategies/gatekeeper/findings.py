@@ -12,17 +12,17 @@ from .evidence import TRIGGER_SIZE, Evidence
 from .measures import distance_of, mapping, median, usual_distance
 from .verdicts import BACKDOOR, COPY, LABEL_FLIP, RANDOM, SCALED, Finding, some_pairs
 
-LEAST_PAIRS = 2  # others who know a client's classes: with one only, either of the two may be wrong
-ALIKE = 0.3  # least cosine of weights that began at the same point
-UNLIKE = 0.1  # largest cosine of weights that did not
-NORM_RATIO = 3.0  # a layer's norm is suspect from so many times the others' median on, or its inverse
-LOGIT_RATIO = 20.0  # so are the sizes of the logits, where no architecture is compared
-FLAT_RATIO = 0.1  # predictions are flat if they vary less than so many times the others' median
-COPY_DISTANCE = 0.05  # copies are nearer than so many times the usual distance of two models
+LEAST_PAIRS = 2  # others that share known classes with a client: with only one, either of the two may be wrong
+ALIKE = 0.3  # least cosine of weights with a common start
+UNLIKE = 0.1  # largest cosine of weights without a common start
+NORM_RATIO = 3.0  # a layer's norm is suspect above this multiple of the others' median, or below its inverse
+LOGIT_RATIO = 20.0  # the size of the logits is suspect above this multiple of the others' median
+FLAT_RATIO = 0.1  # predictions are flat if they vary less than this multiple of the others' median
+COPY_DISTANCE = 0.05  # two models are copies if their distance is below this multiple of the usual distance
 AGREEMENT = 0.2  # a client is suspect below this agreement with the others on classes that both know
-TRIGGER_LEAD = 0.7  # a trigger is suspect below so many times the next smallest of the same client
-TRIGGER_TRANSFER = 0.1  # and if it moves at most this share of the images in the other models
-LEAD = 0.2  # of two equal models, one fits its own label counts better by so much
+TRIGGER_LEAD = 0.7  # a trigger is suspect only below this multiple of the same client's next smallest
+TRIGGER_TRANSFER = 0.1  # a trigger is suspect only if it moves at most this share of images in other models
+LEAD = 0.2  # of two copies, the original fits its own label counts better by this much
 
 
 @dataclass(frozen=True)
@@ -43,19 +43,19 @@ class Cohort:
 
 
 def findings_of(cohort: Cohort, evidence: Evidence, arrived: Sequence[str]) -> list[tuple[Finding, ...]]:
-    """Return the findings on every client [M], the plainest first."""
+    """Return the findings on every client [M], the clearest first."""
     copies, alone = copied(cohort, evidence, arrived), disagreeing(cohort.agreed, AGREEMENT)
     found = []
     for k in range(len(evidence.clients)):
         own = [copies[k], scaled(k, cohort), strange(k, cohort, evidence, alone.get(k))]
-        if not is_flat(k, cohort):  # of which every trigger is small
+        if not is_flat(k, cohort):  # every trigger of a flat model is small
             own.append(backdoored(k, cohort, evidence))
         found.append(tuple(finding for finding in own if finding is not None))
     return found
 
 
 def scaled(k: int, cohort: Cohort) -> Finding | None:
-    """Say whether a client's weights, statistics or logits are of another size than the others'."""
+    """Return a finding if the scale of a client's weights, statistics or logits differs from the others'."""
     norm, statistics = cohort.measures["norm"][k], cohort.measures["statistics"][k]
     logits = cohort.measures["logits"][k]
     if distance_of(norm) > math.log(NORM_RATIO):
@@ -68,7 +68,7 @@ def scaled(k: int, cohort: Cohort) -> Finding | None:
 
 
 def is_flat(k: int, cohort: Cohort) -> bool:
-    """Say whether a client's predictions hardly differ from image to image."""
+    """Return whether a client's predictions hardly differ from image to image."""
     return cohort.measures["variation"][k] < FLAT_RATIO
 
 
@@ -102,7 +102,7 @@ def disagreeing(agreed: Tensor, least: float) -> dict[int, str]:
 
 
 def strange(k: int, cohort: Cohort, evidence: Evidence, alone: str | None) -> Finding | None:
-    """Say whether a client predicts what nobody else does: at random, or other labels for the same images."""
+    """Return a finding if a client predicts at random, or other labels than the others for the same images."""
     flat, unlike = is_flat(k, cohort), is_unlike(k, cohort)
     if unlike and (flat or evidence.behaviour is None):
         likeness = cohort.measures["likeness"][k]
@@ -127,7 +127,7 @@ def _flips(k: int, evidence: Evidence) -> str:
 
 
 def backdoored(k: int, cohort: Cohort, evidence: Evidence) -> Finding | None:
-    """Say whether a trigger smaller than any honest one turns images into one class, in this model alone."""
+    """Return a finding if an unusually small trigger turns images into one class, in this model alone."""
     trigger = evidence.behaviour.triggers[k] if evidence.behaviour is not None else None
     ratio = cohort.measures["trigger"][k]
     if trigger is None or evidence.behaviour is None or not ratio < TRIGGER_SIZE:
@@ -145,10 +145,10 @@ def backdoored(k: int, cohort: Cohort, evidence: Evidence) -> Finding | None:
 
 
 def copied(cohort: Cohort, evidence: Evidence, arrived: Sequence[str]) -> list[Finding | None]:
-    """Say which clients' weights are those of another one, who is taken for the original [M]."""
+    """Return a finding for every client whose weights copy another client's, taken for the original [M]."""
     count, found = len(evidence.clients), list[Finding | None]()
     sound = [k for k in range(count) if scaled(k, cohort) is None]
-    # Beside each pair of copies, the usual distance.
+    # Each pair of clients -> the usual distance, which excludes both.
     pairs = {(k, j): _usual(k, j, cohort, evidence, sound) for k in range(count) for j in range(count) if k != j}
     near = {pair for pair, usual in pairs.items() if _are_copies(float(cohort.apart[pair]), usual)}
     for k in range(count):
@@ -169,7 +169,7 @@ def _usual(k: int, j: int, cohort: Cohort, evidence: Evidence, sound: Sequence[i
 
 
 def _are_copies(apart: float, usual: float) -> bool:
-    """Say whether two models are copies; nearly equal ones only where it is known what is usual."""
+    """Return whether two models are copies; without a usual distance only equal ones are."""
     return apart == 0 or apart < COPY_DISTANCE * usual
 
 

@@ -48,10 +48,10 @@ def inspect(
     """Judge every upload of a job.
 
     Args:
-        job: The job with its uploads, its device one of this process. Of its seed all images follow.
-        config: How many images and steps.
-        arrived: The clients in the order of their arrival; empty if it is not known.
-        progress: Told how many percent are done.
+        job: The job with its uploads; its device must belong to this process. All images follow from its seed.
+        config: The numbers of images and steps.
+        arrived: The clients in the order of their arrival; empty if unknown.
+        progress: Receives the percentage that is done.
 
     Returns:
         One row per client, in the order of the job.

@@ -25,10 +25,10 @@ from ..teacher.batchnorm import batchnorm_loss
 INVERSION_LR = 0.1  # Adam's, of inverted pixels
 SMOOTHNESS = 0.02  # weight of their roughness
 STATISTICS = 0.1  # weight of the batch-normalisation loss
-COARSE = 4  # side of the noise that is enlarged to an image
+COARSE = 4  # side of the noise that is upsampled to an image
 TRIGGER_LR = 0.3  # Adam's, of masks and patterns
 SPARSITY = 0.05  # weight of a mask's size
-FAINT = -2.0  # logit that a mask begins at
+FAINT = -2.0  # initial logit of a mask
 AT_ONCE = 256  # images in one forward pass
 
 Shape = tuple[int, int, int]

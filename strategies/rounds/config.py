@@ -2,10 +2,10 @@
 
 Paper: McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017,
     https://arxiv.org/abs/1602.05629 (FedAvg); Reddi et al., Adaptive Federated Optimization, ICLR 2021,
-    https://arxiv.org/abs/2003.00295 (FedAdam, FedYogi); the others in federated.py, ternary.py and
-    client/corrections.py. Read version: none anew; the settings of the comparison are those of FENS (Allouah et al.,
-    NeurIPS 2024, https://arxiv.org/abs/2411.07182), as its published code has them; it is what one-shot methods are
-    compared with. A refiner, any method of one model, makes it what FLBoost is (flboost.py).
+    https://arxiv.org/abs/2003.00295 (FedAdam, FedYogi). The others are cited in rules.py, ternary.py and
+    client/corrections.py. Read version: none anew. The settings follow the published code of FENS (Allouah et al.,
+    NeurIPS 2024, https://arxiv.org/abs/2411.07182), which compares one-shot methods with federated learning in rounds.
+    A refiner, any method that ends with one model, generalises FLBoost (flboost.py).
 Symbols: eta -> server_lr; beta_1, beta_2, tau of FedAdam and FedYogi -> BETA1, BETA2, TAU; mu of FedProx -> mu;
     alpha of FedDyn -> dyn_alpha; p of STC -> stc_density; R -> rounds; C -> fraction.
 Where: FedAvg, FedProx, FedAdam, FedYogi -> Flower's own strategies; FedNova, SCAFFOLD, FedDyn -> rules.py,
@@ -39,13 +39,12 @@ TITLES = {
 # Each server's default learning rate; for strategies without a rate the average is the next model.
 OWN_LR = {"fednova": 1.0, "scaffold": 1.0, "fedadam": 0.01, "fedyogi": 0.01}
 
-# Of FedAdam and FedYogi, the values that Reddi et al. recommend and FENS's comparison has: the decay of both moments,
-# and the adaptivity.
+# Decay of both moments and adaptivity of FedAdam and FedYogi, as Reddi et al. recommend and FENS's comparison uses.
 BETA1 = 0.9
 BETA2 = 0.99
 TAU = 1e-3
 
-# Methods that end with one model of the uploads' architecture, and ask neither for clients nor for labelled images.
+# Methods that end with one model of the uploads' architecture and need neither clients nor labelled images.
 REFINERS = (
     "flboost", "fed-gen", "dense", "co-boosting", "fedhydra", "tally", "f-dafl", "f-adi", "feddf", "fedkd", "fed-et",
 )  # fmt: skip
@@ -63,12 +62,12 @@ class IterativeConfig:
         "learning rate eta of the server; 0: the strategy's default (0.01 for fedadam and fedyogi, else 1)",
         low=0.0,
     )
-    mu: float = option(0.01, "weight mu of the proximal term, of fedprox", above=0.0)
-    dyn_alpha: float = option(0.01, "weight alpha of the dynamic regulariser, of feddyn", above=0.0)
-    stc_density: float = option(0.01, "share p of the entries that are sent, of stc", above=0.0, high=1.0)
-    lr_decay: float = option(1.0, "what the clients' learning rate is multiplied by from round to round", above=0.0)
-    evaluate_every: int = option(1, "rounds between two tests on held-out data; the last round is tested", low=1)
-    checkpoint_every: int = option(1, "rounds between two checkpoints, from which a killed run goes on", low=1)
+    mu: float = option(0.01, "weight mu of the proximal term, for fedprox", above=0.0)
+    dyn_alpha: float = option(0.01, "weight alpha of the dynamic regulariser, for feddyn", above=0.0)
+    stc_density: float = option(0.01, "share p of the entries that are sent, for stc", above=0.0, high=1.0)
+    lr_decay: float = option(1.0, "factor of the clients' learning rate from round to round", above=0.0)
+    evaluate_every: int = option(1, "rounds between two tests on held-out data; the last round is always tested", low=1)
+    checkpoint_every: int = option(1, "rounds between two checkpoints, from which a killed run resumes", low=1)
     refiner: str = option(
         "none", "method that fine-tunes the global model on the server in every round", choices=("none", *REFINERS)
     )

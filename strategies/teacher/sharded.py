@@ -20,7 +20,7 @@ from torch import Tensor
 
 Array = npt.NDArray[Any]
 
-# What a shard may be asked for beside the logits.
+# Outputs of a shard besides the logits.
 NOTHING = ""
 STATISTICS = "statistics"
 FEATURES = "features"
