@@ -41,7 +41,6 @@ ADDRESS = "https://archive.ics.uci.edu/ml/machine-learning-databases/heart-disea
 
 # Columns of a file: 13 measurements, and the diagnosis, 0 (healthy) to 4.
 COLUMNS = 14
-DIAGNOSIS = 13
 SPARSE = (10, 11, 12)  # slope, vessels, thal
 LEVELS: Mapping[int, tuple[int, ...]] = {2: (1, 2, 3, 4), 6: (0, 1, 2)}  # chest pain, resting ECG
 FEATURES = COLUMNS - 1 - len(SPARSE) + sum(len(levels) - 2 for levels in LEVELS.values())

@@ -35,7 +35,7 @@ class GeneratedImages:
         self.job = job
         self._recipe, self._noise_shape, self._augment = recipe, (batch_size, latent), AUGMENTATIONS[augmentation]
         with seeded_torch(job.seed, "generator"):  # its initialisation draws from torch's global state
-            self._generator = DenseGenerator(latent, job.input_shape).to(job.device)
+            self.generator = DenseGenerator(latent, job.input_shape).to(job.device)
         self._standardize = Standardize(job.normalization).to(job.device)
 
     def batch(
@@ -59,7 +59,7 @@ class GeneratedImages:
             tick: Called after each step.
         """
         device, rng = self.job.device, generator(self.job.seed, "synthesis", epoch)
-        self._generator.reset(rng)
+        self.generator.reset(rng)
         noise = torch.randn(self._noise_shape, generator=rng).to(device)
         labels = torch.randint(self.job.num_classes, (len(noise),), generator=rng)
         labels = (labels.sort().values if sort_labels else labels).to(device)
@@ -69,5 +69,5 @@ class GeneratedImages:
             return View(images, inputs, labels, teacher(inputs), student(inputs) if student is not None else None)
 
         with frozen(student if student is not None else nn.Module()):
-            images, losses = synthesize(self._generator, noise, look, terms=terms, recipe=self._recipe, tick=tick)
+            images, losses = synthesize(self.generator, noise, look, terms=terms, recipe=self._recipe, tick=tick)
         return Batch(images, labels, losses)
