@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from logging import INFO
 
-from flwr.app import Message
+from flwr.app import Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.common.logger import log
 
@@ -24,7 +24,7 @@ from .messages import count_bytes
 from .nodes import Nodes, Sent
 
 POLL_S, DEPLOYED_POLL_S = 0.1, 0.2
-# Every id is a call of its own: hundreds of nodes are looked at in turns.
+# Every id is a call of its own: hundreds of nodes that have not answered are looked at in turns.
 PULLS_PER_POLL = 16
 LOG_EVERY_S = 9.0
 # One, and again after each of two failures of the node.
@@ -45,12 +45,10 @@ class Pace:
     Attributes:
         poll_s: Seconds between two looks at the answers.
         look_s: Seconds between two looks at the connected nodes.
-        pulls: The most answers that one look asks for; None for all.
     """
 
     poll_s: float
     look_s: float = 0.0
-    pulls: int | None = PULLS_PER_POLL
 
 
 class Exchange:
@@ -150,8 +148,13 @@ class Exchange:
 
     def close(self, hear: Callable[[Message, Sent], object]) -> None:
         """Leave the answers that have not come to ``hear``, and their nodes in peace until then."""
+
+        def late(reply: Message, sent: Sent) -> None:
+            if not _lost(reply):  # which is no failure of the client
+                hear(reply, sent)
+
         for message_id, sent in self._pending.items():
-            self._nodes.leave(message_id, sent, hear)
+            self._nodes.leave(message_id, sent, late)
         self._pending.clear()
 
     def poll(self, *, everybody: bool = False) -> None:
@@ -160,8 +163,11 @@ class Exchange:
         Args:
             everybody: Look for the answer of each node now, instead of some in turn.
         """
-        for message_id in list(self._pending)[: None if everybody else self._pace.pulls]:
-            self._pull(message_id)
+        misses = 0
+        for message_id in list(self._pending):
+            misses += not self._pull(message_id)
+            if misses == PULLS_PER_POLL and not everybody:
+                return
 
     def look(self) -> None:
         """Ask the nodes that are connected and have not been asked, and again those that have come back."""
@@ -170,26 +176,25 @@ class Exchange:
         self._looked = time.monotonic()
         connected = self._nodes.connected()
         for message_id, sent in list(self._pending.items()):
-            # A SuperNode that started anew has forgotten its question, and Flower would wait for its answer for hours.
-            anew = sent.activated and connected.get(sent.node, sent.activated) != sent.activated
-            if anew and not self._pull(message_id):  # it may have answered before
+            if sent.is_forgotten(connected) and not self._pull(message_id):  # it may have answered before
                 del self._pending[message_id]
                 self._fail(sent.node, "its SuperNode was restarted")
-        for node in sorted(set(connected) - self._asked - self._failed):
+        for node in sorted(set(connected) - self._asked - self._failed - self._nodes.names.barred):
             self._ask(node, connected[node])
 
     def _pull(self, message_id: str) -> bool:
         """Take an answer if it is there; return whether it was."""
         sent = self._pending.pop(message_id)
         try:
-            reply = self._nodes.pull(message_id)
-            if reply is None:
-                self._pending[message_id] = sent  # behind the others
-                return False
-            if reply.has_error() and reply.error.code in LOST_CODES:
-                self._fail(sent.node, LOST_CODES[reply.error.code])
-            elif not self._receive(reply, sent):
-                self._failed.add(sent.node)
+            with self._nodes.guarded(sent.node):
+                reply = self._nodes.pull(message_id)
+                if reply is None:
+                    self._pending[message_id] = sent  # behind the others
+                    return False
+                if lost := _lost(reply):
+                    self._fail(sent.node, lost)
+                elif not self._receive(reply, sent):
+                    self._failed.add(sent.node)
         except UploadError as error:
             self._failed.add(sent.node)
             self._nodes.refuse(sent.node, error.reason, error.client)
@@ -220,3 +225,18 @@ class Exchange:
         else:
             self._failed.add(node)
             self._nodes.refuse(node, "the node has left")
+
+
+def to_each(contents: Mapping[int, RecordDict], message_type: str) -> Callable[[int], Message | None]:
+    """Return the question of an exchange whose nodes have a content each; the others are not asked."""
+
+    def question(node: int) -> Message | None:
+        content = contents.get(node)
+        return None if content is None else Message(content, dst_node_id=node, message_type=message_type)
+
+    return question
+
+
+def _lost(reply: Message) -> str | None:
+    """Return what was lost, if Flower gives this reply in place of an answer."""
+    return LOST_CODES.get(reply.error.code) if reply.has_error() else None

@@ -88,7 +88,8 @@ class GridClients:
             phase,
             question=self._question(_contents(questions, self._common)),
             receive=lambda reply, sent: self._take(reply, sent, check, answers),
-            pace=Pace(SIMULATION_POLL_S if self._nodes.simulated else DEPLOYED_POLL_S, JOIN_S, pulls=None),
+            unneeded=lambda node: self._nodes.names.name_of(node) in answers,
+            pace=Pace(SIMULATION_POLL_S if self._nodes.simulated else DEPLOYED_POLL_S, JOIN_S),
         )
 
         def enough() -> bool:
@@ -96,12 +97,12 @@ class GridClients:
             if waited >= patience and here:
                 return True
             # A simulation's clients are all there, and none comes back; elsewhere one that has answered badly may be
-            # followed by one that joins, for a while.
-            given_up = self._nodes.simulated or (waited >= patience and exchange.asked > 0)
+            # followed by one that joins, for a while. One that was lost is waited for.
+            given_up = self._nodes.simulated or (waited >= patience and exchange.asked > 0 and not exchange.away)
             return not exchange.waiting_for and self._nodes.settled and (here or given_up)
 
         exchange.wait(timeout, enough, lambda: f"{phase}: {len(answers)} answers, {len(exchange.waiting_for)} to come")
-        missing = sorted(self._nodes.names.call(node) for node in exchange.waiting_for)
+        missing = sorted(self._nodes.names.call(node) for node in (*exchange.waiting_for, *exchange.away))
         exchange.close(self._read)
         self._save_traffic(phase)
         if len(answers) < quorum:

@@ -7,11 +7,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from logging import WARNING
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.exception import InconsistentMessageReplies
 from flwr.serverapp.strategy import FedAvg
+
+from ..core.errors import UploadError
+from ..run.traffic import Traffic
+from .asking import Exchange, to_each
+from .nodes import Nodes, Refusals, Sent, own_error
 
 POLL_S = 0.1
 
@@ -49,7 +54,19 @@ class ClientEvaluation:
                 return None
             time.sleep(POLL_S)
         messages = self.configure(server_round, arrays, config, grid)
-        return self.aggregate(server_round, grid.send_and_receive(messages, timeout=timeout))
+        contents = {message.metadata.dst_node_id: message.content for message in messages}
+        replies: list[Message] = []
+
+        def receive(reply: Message, sent: Sent) -> bool:  # noqa: ARG001
+            if reply.has_error():
+                raise UploadError(f"scores: {own_error(reply)}")
+            replies.append(reply)
+            return True
+
+        nodes, question = Nodes(grid, Refusals(None), Traffic()), to_each(contents, MessageType.EVALUATE)
+        exchange = Exchange(nodes, "evaluation", question=question, receive=receive)
+        exchange.wait(timeout, lambda: not exchange.waiting_for, lambda: f"scores: {len(replies)} here")
+        return self.aggregate(server_round, replies)
 
     def _fedavg(self) -> FedAvg:
         # Made when it is needed: Flower warns about every fraction that is 0.

@@ -23,9 +23,13 @@ class Names:
     """Names of the clients by node, and ranks of the nodes whose clients have none.
 
     Flower's simulation registers its nodes in the order of their partitions, so that there a rank is a partition.
+
+    Attributes:
+        barred: Nodes that are asked nothing any more, as an answer of theirs could not be read.
     """
 
     def __init__(self) -> None:
+        self.barred: set[int] = set()
         self._names: dict[int, str] = {}
         self._ranks: dict[int, int] = {}
         self._introduced: set[int] = set()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from logging import WARNING
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from flwr.app import Message
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from ..core.errors import UploadError
+from ..core.errors import OneShotError, UploadError
 from .names import Names
 
 if TYPE_CHECKING:
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 
 # Nodes of a simulation register at its start, within moments of each other.
 SETTLE_S = 2.0
-# Packages whose errors say that the SuperLink is out of reach, which no node can bring about.
-_TRANSPORT = {"httpx", "httpcore"}
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -56,15 +55,19 @@ class Sent:
     size: int
     activated: str = ""
 
+    def is_forgotten(self, connected: Mapping[int, str]) -> bool:
+        """Tell whether the node's SuperNode was restarted since; Flower would wait for the answer for hours."""
+        return bool(self.activated) and connected.get(self.node, self.activated) != self.activated
+
 
 class Refusals:
     """Notes and logs answers that do not count, each client and reason once.
 
     Args:
-        folder: Where they are noted.
+        folder: Where they are noted; None for the log alone.
     """
 
-    def __init__(self, folder: RoundFolder) -> None:
+    def __init__(self, folder: RoundFolder | None) -> None:
         self._folder = folder
         self._known: set[tuple[str, str]] = set()
 
@@ -72,7 +75,8 @@ class Refusals:
         """Note a refusal."""
         if (client, reason) not in self._known:
             self._known.add((client, reason))
-            self._folder.refuse(client, reason)
+            if self._folder is not None:
+                self._folder.refuse(client, reason)
             log(WARNING, "refused %s: %s", client, reason)
 
 
@@ -124,28 +128,39 @@ class Nodes:
         return ids[0] if ids and ids[0] else None
 
     def pull(self, message_id: str) -> Message | None:
-        """Return the answer to one message, None if it has not come.
+        """Return the answer to one message, inflated by Flower; None if it has not come."""
+        # The id tells which node has answered: what a reply tells of its sender is the sender's word.
+        return next(iter(self.grid.pull_messages([message_id])), None)
+
+    @contextmanager
+    def guarded(self, node: int) -> Iterator[None]:
+        """Refuse a node whose answer cannot be inflated or decoded, and ask it nothing any more.
 
         Raises:
-            UploadError: It cannot be read, whatever its bytes raise.
+            UploadError: Something that is no error of ours was raised in the block.
         """
         try:
-            replies = list(self.grid.pull_messages([message_id]))
-        except BaseException as error:
-            ours = isinstance(error, OSError) or not isinstance(error, Exception)
-            if ours or type(error).__module__.partition(".")[0] in _TRANSPORT:
-                raise
-            raise UploadError(f"its answer cannot be read: {type(error).__name__}: {str(error)[:200]}") from error
-        return replies[0] if replies else None
+            yield
+        except OneShotError:
+            raise
+        except Exception as error:
+            self.grid.get_node_ids()  # raises if it is the grid that has failed, and not the answer
+            self.names.barred.add(node)
+            line = f"its answer cannot be read: {type(error).__name__}: {_last_line(str(error))}"
+            raise UploadError(line) from error
 
     def busy(self) -> set[int]:
         """Take answers that came late, and return the nodes that still owe one: they are not asked meanwhile."""
+        connected = self.connected() if self._late else {}
         for message_id, (sent, hear) in list(self._late.items()):
             try:
-                reply = self.pull(message_id)
-                if reply is not None:
-                    del self._late[message_id]
-                    hear(reply, sent)
+                with self.guarded(sent.node):
+                    reply = self.pull(message_id)
+                    if reply is not None:
+                        del self._late[message_id]
+                        hear(reply, sent)
+                    elif sent.is_forgotten(connected):
+                        del self._late[message_id]
             except UploadError as error:
                 self._late.pop(message_id, None)
                 log(WARNING, "late: %s", error.of(self.names.call(sent.node)))
@@ -166,7 +181,10 @@ class Nodes:
 
 def own_error(reply: Message) -> str:
     """Return the line of a client's failure that says what happened: errors come as whole coloured tracebacks."""
-    reason = reply.error.reason or f"error code {reply.error.code}"
+    return _last_line(reply.error.reason or f"error code {reply.error.code}")
+
+
+def _last_line(reason: str) -> str:
     lines = [line.strip() for line in _ANSI.sub("", reason).splitlines() if line.strip()]
     return lines[-1][:500] if lines else "no reason given"
 

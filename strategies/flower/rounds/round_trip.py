@@ -16,7 +16,7 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from ...core.errors import QuorumError, UploadError, blaming
 from ...core.seeds import generator
 from ...uploads.checks import Signature
-from ..asking import POLL_S, Exchange, Pace
+from ..asking import POLL_S, Exchange, Pace, to_each
 from ..messages import count_bytes, read_reply
 from ..nodes import Limits, Nodes, Sent, own_error
 from .answers import Answered, check_trained
@@ -118,7 +118,7 @@ class RoundTrip:
             self._take(reply, sent.node, check, answers)
             return True
 
-        self._exchange(contents, message_type, what, PHASE, receive)
+        self._book(self._exchange(contents, message_type, what, PHASE, receive, answers=answers), PHASE)
         return [answers[name] for name in sorted(answers)]
 
     def evaluate(self, contents: Mapping[int, RecordDict], message_type: str, what: str) -> list[Message]:
@@ -138,7 +138,7 @@ class RoundTrip:
             self._nodes.traffic.add(EVALUATION, self._nodes.names.call(sent.node), up=count_bytes(reply.content))
             return True
 
-        self._exchange(contents, message_type, what, EVALUATION, receive)
+        self._book(self._exchange(contents, message_type, what, EVALUATION, receive), EVALUATION)
         return [found[node] for node in self._nodes.names.in_order(found)]
 
     def read(self, replies: Iterable[Message], check: Check) -> list[Answered]:
@@ -190,26 +190,40 @@ class RoundTrip:
         what: str,
         phase: str,
         receive: Callable[[Message, Sent], bool],
-    ) -> None:
-        """Send, and wait until all have answered, or the deadline; then book what was sent."""
+        *,
+        answers: Mapping[str, Answered] | None = None,
+    ) -> Exchange:
+        """Send, and wait until all have answered, or the deadline.
 
-        def question(node: int) -> Message | None:
-            content = contents.get(node)
-            return None if content is None else Message(content, dst_node_id=node, message_type=message_type)
+        While the usable answers, if they are given, are fewer than the quorum, a lost node is waited for as well.
+        """
+        needed = 0 if answers is None else min(self._terms.quorum, len(contents))
+        found: Mapping[str, Answered] = {} if answers is None else answers
+        exchange = Exchange(
+            self._nodes,
+            phase,
+            question=to_each(contents, message_type),
+            receive=receive,
+            unneeded=lambda node: self._nodes.names.name_of(node) in found,
+            pace=Pace(POLL_S, LOOK_S),
+        )
 
-        pace = Pace(POLL_S, LOOK_S, pulls=None)
-        exchange = Exchange(self._nodes, phase, question=question, receive=receive, pace=pace)
+        def enough() -> bool:
+            return not exchange.waiting_for and (not exchange.away or len(found) >= needed)
 
         def progress() -> str:
             waiting = len(exchange.waiting_for)
             return f"{what}: {exchange.asked - waiting} answers, waiting for {waiting}"
 
         timeout = self._terms.limits.timeout_s
-        exchange.wait(timeout, lambda: not exchange.waiting_for, progress)
+        exchange.wait(timeout, enough, progress)
         exchange.refuse_missing(f"no answer within {timeout:.0f} s")
-        for node in contents.keys() - exchange.questions.keys():
+        for node in contents.keys() - exchange.questions.keys() - self._nodes.names.barred:
             self._nodes.refuse(node, "the node has left")
         exchange.close(_drop)
+        return exchange
+
+    def _book(self, exchange: Exchange, phase: str) -> None:
         for node, size in exchange.sent_bytes.items():
             self._nodes.traffic.add(phase, self._nodes.names.call(node), down=size)
         self._nodes.save_traffic()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MessageType, MetricRecord, RecordDict
+from flwr.common.constant import ErrorCode
 from torch import nn
 
 from strategies import Dense, DenseConfig, OneShot, RunOptions
@@ -19,6 +21,7 @@ Client = Callable[[Message], Message | None]
 
 SHAPE = (1, 8, 8)
 CLASSES = 4
+SUPERLINK = 1
 ONE_THREAD = RunOptions(threads=1, device="cpu", checkpoint_s=0.0)
 TINY = {"epochs": 2, "generator_steps": 2, "latent": 8, "batch_size": 6, "synthesis_batch_size": 8}
 TINY_DENSE = DenseConfig(**TINY)
@@ -161,6 +164,80 @@ class FakeGrid:
         node_id = self._answers[message_id].metadata.src_node_id
         self._delays[node_id] = self._delays.get(node_id, 0) - 1
         return self._delays[node_id] < 0
+
+
+class DeployedGrid(FakeGrid):
+    """A grid whose SuperLink knows when a node is away, and answers in its place.
+
+    Args:
+        nodes: Node id -> client.
+        away: Node id -> (first, last) listing in which it is not connected.
+        activated: Node id -> listing with which its SuperNode starts anew.
+    """
+
+    def __init__(
+        self,
+        nodes: dict[int, Any],
+        *,
+        away: dict[int, tuple[int, int]] | None = None,
+        activated: dict[int, int] | None = None,
+        **more: Any,
+    ) -> None:
+        super().__init__(nodes, simulation=False, **more)
+        self.away, self.activated = away or {}, activated or {}
+
+    def get_nodes(self) -> list[Any]:
+        return [
+            SimpleNamespace(
+                node_id=node,
+                registered_at="",
+                last_activated_at=str(self._listings >= self.activated.get(node, 10**9)),
+            )
+            for node in self.get_node_ids()
+            if not self._is_away(node)
+        ]
+
+    def pull_messages(self, message_ids: Any) -> list[Message]:
+        ids = list(message_ids)
+        asked = {m.metadata.message_id: m for m in self.asked}
+        lost = [i for i in ids if self._is_away(asked[i].metadata.dst_node_id)]
+        return [unavailable(asked[i]) for i in lost] + super().pull_messages([i for i in ids if i not in lost])
+
+    def _is_away(self, node: int) -> bool:
+        first, last = self.away.get(node, (10**9, 0))
+        return first <= self._listings <= last
+
+
+def unavailable(message: Message, code: int = ErrorCode.NODE_UNAVAILABLE) -> Message:
+    """What the SuperLink says in a node's place: under its own id."""
+    reply = Message(Error(code=code, reason="Error: Node Unavailable"), reply_to=message)
+    reply.metadata.__dict__["_src_node_id"] = SUPERLINK
+    return reply
+
+
+def in_turn(*clients: Any) -> Callable[[Message], Message | None]:
+    """A client that answers every question in another way, the last way from then on."""
+    left = list(clients)
+    return lambda message: (left.pop(0) if len(left) > 1 else left[0])(message)
+
+
+def crashing(message: Message) -> Message:
+    return unavailable(message, ErrorCode.CLIENT_APP_CRASHED)
+
+
+class Hostile(DeployedGrid):
+    """A deployment in which the answers of some nodes cannot be inflated."""
+
+    def __init__(self, nodes: dict[int, Any], *, hostile: Iterable[int], error: Exception, **more: Any) -> None:
+        super().__init__(nodes, **more)
+        self.hostile, self.error = set(hostile), error
+
+    def pull_messages(self, message_ids: Any) -> list[Message]:
+        ids = list(message_ids)
+        asked = {m.metadata.message_id: m.metadata.dst_node_id for m in self.asked}
+        if any(asked[i] in self.hostile for i in ids):
+            raise self.error
+        return super().pull_messages(ids)
 
 
 def strategy(kind: Any, run_dir: Path | None, *, model: Any = net, **changes: Any) -> OneShot:

@@ -2,82 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from flower_fakes import CLASSES, SIGNATURES, FakeGrid, equal, failing, named, silent, stock, weights
+from flower_fakes import (
+    CLASSES,
+    SIGNATURES,
+    DeployedGrid,
+    FakeGrid,
+    Hostile,
+    crashing,
+    equal,
+    failing,
+    in_turn,
+    named,
+    silent,
+    stock,
+    weights,
+)  # fmt: skip
 from flwr.app import ArrayRecord, Error, Message
 from flwr.common.constant import ErrorCode
 
 from strategies.core.errors import QuorumError
-from strategies.flower.asking import MOST_QUESTIONS, PULLS_PER_POLL, Exchange
+from strategies.flower.asking import MOST_QUESTIONS, PULLS_PER_POLL
 from strategies.flower.collect import Collector
 from strategies.flower.messages import Request
 from strategies.flower.names import Names
-from strategies.flower.nodes import Nodes, Refusals
 from strategies.run.run_folder import RoundFolder, RunFolder
-from strategies.run.traffic import Traffic
 
 REQUEST = Request(ArrayRecord(), {}, 1, "f00", 5)
-SUPERLINK = 1
-
-
-class DeployedGrid(FakeGrid):
-    """A grid whose SuperLink knows when a node is away, and answers in its place.
-
-    Args:
-        nodes: Node id -> client.
-        away: Node id -> (first, last) listing in which it is not connected.
-        activated: Node id -> listing with which its SuperNode starts anew.
-    """
-
-    def __init__(
-        self,
-        nodes: dict[int, Any],
-        *,
-        away: dict[int, tuple[int, int]] | None = None,
-        activated: dict[int, int] | None = None,
-        **more: Any,
-    ) -> None:
-        super().__init__(nodes, simulation=False, **more)
-        self.away, self.activated = away or {}, activated or {}
-
-    def get_nodes(self) -> list[Any]:
-        return [
-            SimpleNamespace(node_id=node, last_activated_at=str(self._listings >= self.activated.get(node, 10**9)))
-            for node in self.get_node_ids()
-            if not self._is_away(node)
-        ]
-
-    def pull_messages(self, message_ids: Any) -> list[Message]:
-        ids = list(message_ids)
-        asked = {m.metadata.message_id: m for m in self.asked}
-        lost = [i for i in ids if self._is_away(asked[i].metadata.dst_node_id)]
-        return [unavailable(asked[i]) for i in lost] + super().pull_messages([i for i in ids if i not in lost])
-
-    def _is_away(self, node: int) -> bool:
-        first, last = self.away.get(node, (10**9, 0))
-        return first <= self._listings <= last
-
-
-def unavailable(message: Message, code: int = ErrorCode.NODE_UNAVAILABLE) -> Message:
-    """What the SuperLink says in a node's place: under its own id."""
-    reply = Message(Error(code=code, reason="Error: Node Unavailable"), reply_to=message)
-    reply.metadata.__dict__["_src_node_id"] = SUPERLINK
-    return reply
-
-
-def in_turn(*clients: Any) -> Callable[[Message], Message | None]:
-    """A client that answers every question in another way, the last way from then on."""
-    left = list(clients)
-    return lambda message: (left.pop(0) if len(left) > 1 else left[0])(message)
-
-
-def crashing(message: Message) -> Message:
-    return unavailable(message, ErrorCode.CLIENT_APP_CRASHED)
 
 
 @pytest.fixture
@@ -254,27 +209,6 @@ def test_collect_when_a_late_node_is_lost_says_so_and_asks_nobody(folder: RoundF
     assert folder.refused()[-1]["reason"] == "the connection to the node was lost"
 
 
-def test_exchange_polls_many_nodes_in_turns(folder: RoundFolder) -> None:
-    many, heard = 5 * PULLS_PER_POLL, list[int]()
-    grid = DeployedGrid({n: stock(n) for n in range(many)}, delays=dict.fromkeys(range(many), 2))
-    found = Exchange(
-        Nodes(grid, Refusals(folder), Traffic()),  # type: ignore[arg-type]
-        "upload",
-        question=REQUEST.message,
-        receive=lambda reply, sent: not heard.append(sent.node),
-    )
-    found.look()
-    for _ in range(2):
-        before = len(grid.pulls)
-        found.poll()
-        assert len(grid.pulls) - before == PULLS_PER_POLL
-    assert {ids[0] for ids in grid.pulls} == {f"message-{n}" for n in range(2 * PULLS_PER_POLL)}
-    for _ in range(13):
-        found.poll()
-    assert sorted(heard) == list(range(many))
-    assert all(len(ids) == 1 for ids in grid.pulls)  # one upload in memory at a time
-
-
 def test_collect_in_a_simulation_does_not_ask_a_failed_node_for_ever(folder: RoundFolder, clock: Any) -> None:
     with pytest.raises(QuorumError):
         collector(folder).collect(FakeGrid({1: failing("ActorDiedError")}), REQUEST, timeout=3600.0, min_uploads=1)
@@ -286,3 +220,12 @@ def test_an_accepted_upload_is_never_replaced_by_another_of_its_name(folder: Rou
     collector(folder).collect(grid, REQUEST, timeout=60.0, min_uploads=1)
     assert equal(folder.uploads()[0].read(), weights(1))
     assert reasons(folder) == {"alice": "its upload is already here, a second one is refused"}
+
+
+def test_collect_when_an_answer_cannot_be_inflated_goes_on_without_its_node(folder: RoundFolder) -> None:
+    nodes = {1: named("alice", 1), 2: named("bob", 2), 3: named("carol", 3)}
+    grid = Hostile(nodes, hostile=[2], error=KeyError("chunk"))
+    collector(folder).collect(grid, REQUEST, timeout=3600.0, min_uploads=2)
+    assert folder.held() == ["alice", "carol"]
+    assert reasons(folder) == {"node-2": "its answer cannot be read: KeyError: 'chunk'"}
+    assert grid.of_type() == [1, 2, 3]

@@ -27,9 +27,8 @@ from strategies.core.errors import QuorumError, StoreError
 from strategies.flower.asking import Exchange
 from strategies.flower.collect import Collector
 from strategies.flower.messages import Request, count_bytes
-from strategies.flower.nodes import Nodes, Refusals, Sent, own_error
+from strategies.flower.nodes import own_error
 from strategies.run.run_folder import RoundFolder, RunFolder
-from strategies.run.traffic import Traffic
 
 REQUEST = Request(ArrayRecord(), {"lr": 0.1}, 1, "f00", 5)
 
@@ -282,19 +281,6 @@ def test_collect_when_the_account_cannot_be_written_goes_on(
     take(folder, FakeGrid({1: named("alice", 1)}))
     assert folder.held() == ["alice"]
     assert "traffic.json: No space left on device" in said
-
-
-def test_exchange_poll_when_receiving_fails_has_dropped_the_id(folder: RoundFolder) -> None:
-    nodes = Nodes(FakeGrid({1: stock(1)}), Refusals(folder), Traffic())  # type: ignore[arg-type]
-
-    def refuse(message: Message, sent: Sent) -> bool:
-        raise StoreError("the folder is gone")
-
-    found = Exchange(nodes, "upload", question=REQUEST.message, receive=refuse)
-    with pytest.raises(StoreError, match="the folder is gone"):
-        found.wait(1.0, lambda: False, lambda: "")
-    assert folder.refused() == []
-    assert found.waiting_for == ()
 
 
 def test_collect_stores_the_ranges_that_come_with_an_upload(folder: RoundFolder) -> None:

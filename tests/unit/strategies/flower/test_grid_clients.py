@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flower_fakes import Client, FakeGrid, failing, silent
+from flower_fakes import Client, DeployedGrid, FakeGrid, Hostile, crashing, failing, in_turn, silent
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from strategies.core.clients import Answer, Question
@@ -226,3 +226,41 @@ def test_answers_that_are_all_unusable_are_given_up_after_the_patience(talk: Any
     with pytest.raises(QuorumError, match="0 usable answers within"):
         clients.ask(QUESTION, phase="p", quorum=1, patience_s=7.0, check=check)
     assert clock.now < 10
+
+
+def test_an_answer_that_was_lost_is_asked_again_and_is_no_failure(talk: Any) -> None:
+    heard: list[Message] = []
+    grid = DeployedGrid({1: replies("alice"), 2: in_turn(crashing, replies("bob", heard=heard))})
+    clients = talk(grid)
+
+    assert list(clients.ask(QUESTION, phase="p", quorum=2)) == ["alice", "bob"]
+    assert (refusals(clients), len(heard)) == ([], 1)
+
+
+def test_a_lost_client_that_the_quorum_needs_is_waited_for_beyond_the_patience(talk: Any, clock: Any) -> None:
+    grid = DeployedGrid({1: replies("alice"), 2: in_turn(silent, replies("bob"))}, away={2: (5, 40)})
+
+    answers = talk(grid, timeout=3600.0).ask(QUESTION, phase="p", quorum=2, patience_s=3.0)
+
+    assert list(answers) == ["alice", "bob"]
+    assert 10 < clock.now < 60
+
+
+def test_an_answer_that_cannot_be_inflated_costs_its_node_alone(talk: Any) -> None:
+    grid = Hostile({1: replies("alice"), 2: replies("bob")}, hostile=[2], error=KeyError("chunk"))
+    clients = talk(grid)
+
+    for _ in range(2):
+        assert list(clients.ask(QUESTION, phase="p", quorum=1)) == ["alice"]
+    assert refusals(clients) == [("node-2", "its answer cannot be read: KeyError: 'chunk'")]
+    assert [m.metadata.dst_node_id for m in grid.asked] == [1, 2, 1]
+
+
+def test_a_late_answer_is_booked_and_counts_for_nothing(talk: Any) -> None:
+    grid = FakeGrid({1: replies("alice"), 2: replies("bob")}, delays={2: 10**9}, simulation=False)
+    clients = talk(grid)
+    clients.ask(QUESTION, phase="p", quorum=1, patience_s=3.0)
+    grid._delays[2] = 0
+
+    assert list(clients.ask({"alice": QUESTION}, phase="q", quorum=1)) == ["alice"]
+    assert clients._nodes.traffic.phases["p"].up.keys() == {"alice", "bob"}

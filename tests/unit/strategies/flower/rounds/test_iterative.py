@@ -13,7 +13,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flower_fakes import CLASSES, ONE_THREAD, SHAPE, Client, FakeGrid, equal, failing, net, silent, stock, weights
+from flower_fakes import (
+    CLASSES,
+    ONE_THREAD,
+    SHAPE,
+    Client,
+    DeployedGrid,
+    FakeGrid,
+    Hostile,
+    crashing,
+    equal,
+    failing,
+    in_turn,
+    net,
+    silent,
+    stock,
+    weights,
+)  # fmt: skip
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
 from torch import nn
@@ -288,6 +304,45 @@ def test_late_client_is_asked_again_only_after_its_answer(tmp_path: Path) -> Non
     assert rounds[0] == 1
     assert rounds != [1, 2, 3, 4]
     assert rows_of(tmp_path / "run")[0]["answers"] == 2
+
+
+def refusals_of(run: Path) -> list[tuple[str, str]]:
+    rows = [json.loads(line) for line in (run / "refusals.jsonl").read_text().splitlines()]
+    return [(row["client"], row["reason"]) for row in rows]
+
+
+def test_client_whose_answer_was_lost_is_asked_again_in_its_round(tmp_path: Path) -> None:
+    clients = three()
+    clients[7] = in_turn(crashing, clients[7])
+    result = iterative(tmp_path / "run").start(DeployedGrid(clients), ArrayRecord(weights(5)), timeout=60.0)
+    assert [row["answers"] for row in rows_of(tmp_path / "run")] == [3, 3, 3]
+    assert not (tmp_path / "run" / "refusals.jsonl").exists()
+    assert equal(dict(result.arrays.to_torch_state_dict()), result_of(iterative(tmp_path / "clean"), three()))
+
+
+def test_round_goes_on_without_a_node_that_is_gone_if_it_has_its_quorum(tmp_path: Path, clock: Any) -> None:
+    grid = DeployedGrid({**three(), 9: silent}, away={9: (40, 10**9)})
+    iterative(tmp_path / "run", rounds=1).start(grid, timeout=3600.0)
+    assert clock.now < 60.0
+    reason = "the connection to the node was lost, and it has not come back"
+    assert refusals_of(tmp_path / "run") == [("node-9", reason)]
+
+
+def test_answer_that_cannot_be_inflated_costs_its_node_alone(tmp_path: Path) -> None:
+    clean = result_of(iterative(tmp_path / "clean"), three())
+    grid = Hostile({**three(), 9: stock(9)}, hostile=[9], error=KeyError("chunk"))
+    found = iterative(tmp_path / "run").start(grid, ArrayRecord(weights(5)), timeout=60.0)
+    assert equal(dict(found.arrays.to_torch_state_dict()), clean)
+    assert refusals_of(tmp_path / "run") == [("node-9", "its answer cannot be read: KeyError: 'chunk'")]
+    assert grid.of_type().count(9) == 1
+
+
+def test_question_for_names_is_no_part_of_the_account(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    result_of(iterative(run, rounds=1, fraction=0.4, min_uploads=1), three())
+    moved = json.loads((run / "traffic.json").read_text())["phases"]["rounds"]
+    assert moved["down"].keys() == moved["up"].keys()
+    assert len(moved["down"]) == 2  # of three
 
 
 def test_silent_client_costs_a_deadline_and_is_named(tmp_path: Path, said: list[str]) -> None:
