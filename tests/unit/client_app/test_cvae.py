@@ -78,7 +78,7 @@ def test_noise_is_shifted_and_scaled_by_the_posterior() -> None:
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 64, 64), (2, 16, 16), (3, 16, 32), (13, 1, 1), (1, 1, 64)])
 def test_examples_of_another_shape_are_refused(shape: tuple[int, int, int]) -> None:
     for make in (Cvae, Decoder):
-        with pytest.raises(OptionError, match=r"a CVAE cannot take examples of shape .*: allowed .* 16 or 32 pixels"):
+        with pytest.raises(OptionError, match=r"a CVAE cannot take examples of shape .*: must be .* 16 or 32 pixels"):
             make(10, shape, latent=4)
 
 

@@ -139,7 +139,7 @@ def without_numbers() -> tuple[Upload, ...]:
 
 def test_gradients_when_those_of_a_left_out_model_are_not_finite_are_the_others() -> None:
     uploads = without_numbers()
-    asked = replace(job(uploads, inverted=6, inversion_steps=3), builders={**job().builders, "grouped": grouped})
+    asked = replace(job(uploads, inverted=6), builders={**job().builders, "grouped": grouped})
     images = torch.randn(4, 2, 8, 8, generator=torch.Generator().manual_seed(0)).requires_grad_()
     alone = Ensemble.of_job(asked, [uploads[STRANGER]], Mean())
     (broken,) = torch.autograd.grad(alone(images).sum(), images)

@@ -112,7 +112,7 @@ def test_client_that_is_much_larger_counts_as_the_others_and_is_named() -> None:
 @pytest.mark.parametrize("clients", [2, CLIENTS])
 def test_weights_of_usual_size_make_the_plain_average_bit_for_bit(factor: float, clients: int) -> None:
     book = Book()
-    student = METHOD.fit(job(factor, clients=clients, start="average", statistics="frozen"), book).student
+    student = METHOD.fit(job(factor, clients=clients, start="average"), book).student
     assert student is not None
     assert book.notes == []
     states = [one.read() for one in job(factor, clients=clients).uploads]
