@@ -78,7 +78,7 @@ def test_noise_is_shifted_and_scaled_by_the_posterior() -> None:
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 64, 64), (2, 16, 16), (3, 16, 32), (13, 1, 1), (1, 1, 64)])
 def test_examples_of_another_shape_are_refused(shape: tuple[int, int, int]) -> None:
     for make in (Cvae, Decoder):
-        with pytest.raises(OptionError, match=r"a CVAE cannot take examples of shape .*: allowed .* 16 or 32 pixels"):
+        with pytest.raises(OptionError, match=r"a CVAE cannot take examples of shape .*: must be .* 16 or 32 pixels"):
             make(10, shape, latent=4)
 
 
@@ -160,5 +160,5 @@ def test_a_client_without_a_batch_of_two_is_refused(count: int, batch: int) -> N
     data = ImageData(torch.zeros(count, 1, 16, 16, dtype=torch.uint8), torch.zeros(count).long())
     config = ClientConfig(**{**vars(SETTINGS), "batch_size": batch})
 
-    with pytest.raises(DataError, match=rf"on {count} examples in batches of {batch}: must be at least 2"):
+    with pytest.raises(DataError, match=rf"on {count} examples in batches of {batch}: both must be at least 2"):
         train(cvae(), data, config, normalization=HALF, augmentation="none", seed=0)
