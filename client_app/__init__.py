@@ -2,4 +2,4 @@
 
 from fl_app.openmp import wait_briefly
 
-wait_briefly()  # before any module of this package loads torch
+wait_briefly()  # must run before any module of this package loads torch

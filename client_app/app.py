@@ -1,4 +1,4 @@
-"""The ClientApp: train or load a model, upload it once, answer what follows."""
+"""The ClientApp: train or load a model, upload it once, and answer later requests."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from client_app.keeping import Trained
     from fl_app.config import AppConfig
 
-enforce()  # in a deployment this is the first word that we have in this process
+enforce()  # in a deployment, this is the first code of ours in the process
 app = ClientApp()
 
 
 @app.train()
 def upload(msg: Message, context: Context) -> Message:
-    """Answer the server's one question with a trained model."""
+    """Answer the server's request for an upload with a trained model."""
     try:
         facts = node_facts(context.node_config, context.run_config)
     except OneShotError as error:
@@ -38,7 +38,7 @@ def upload(msg: Message, context: Context) -> Message:
         return reply
     if msg.content.config_records.get("config", ConfigRecord()).get("iterative"):
         return _one_round(msg, context, facts)
-    # Late: what a message does not need, the process that answers it does not load.
+    # Imported here, so that a process loads only the modules that its message needs.
     import torch
 
     from client_app.work import trained_model
@@ -61,7 +61,7 @@ def upload(msg: Message, context: Context) -> Message:
 
 @app.train("fens")
 def fens(msg: Message, context: Context) -> Message:
-    """Answer a question of FENS about the examples that this client kept from training."""
+    """Answer a request of FENS about the examples that this client held out of training."""
     from client_app.fens_half import FensHalf
     from strategies.client.fens import answer
 
@@ -71,13 +71,13 @@ def fens(msg: Message, context: Context) -> Message:
 
 @app.query()
 def introduce(msg: Message, context: Context) -> Message:
-    """Say who this client is."""
+    """Answer with this client's name."""
     name = client_name(node_facts(context.node_config, context.run_config))
     return Message(RecordDict({"upload": upload_facts(client=name)}), reply_to=msg)
 
 
 def _one_round(msg: Message, context: Context, facts: Mapping[str, Any]) -> Message:
-    """Answer one round of many with the server's model, trained on."""
+    """Answer one round of many: train the server's model further and send it back."""
     import torch
 
     from client_app.iterating import local_round
@@ -106,8 +106,8 @@ def _reply(
         metrics["num-examples"] = trained.num_examples
         told = {"train-loss": trained.loss, "train-accuracy": trained.accuracy}
         told |= {} if trained.epsilon is None else {"epsilon": trained.epsilon}
-        metrics.update({key: value for key, value in told.items() if value == value})  # NaN is what there is not
-    # What was kept is what it was when it was trained.
+        metrics.update({key: value for key, value in told.items() if value == value})  # NaN: not measured
+    # A kept model has the architecture that it was trained with.
     architecture = trained.architecture if trained is not None else node.architecture
     facts: ConfigRecord = upload_facts(
         client=node.client,

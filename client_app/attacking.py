@@ -1,7 +1,7 @@
-"""What a simulated attacker does to its examples, to its weights and to what it tells; see :mod:`fl_app.attacks`.
+"""How a simulated attacker changes its examples, its weights and its facts; see :mod:`fl_app.attacks`.
 
-Everything follows from the run's settings and this client's own name. It changes what is sent in that run and nothing
-else on the node.
+The run's settings and this client's own name determine everything. An attack changes only the uploads of that run, and
+nothing else on the node.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from strategies.core.seeds import generator
 
 
 def poisoned(data: ImageData, attack: AttackConfig, *, client: str, num_classes: int, seed: int) -> ImageData:
-    """Return what a client trains on: its own examples, unless it is an attacker that poisons them.
+    """Return a client's training examples: its own, poisoned if it is an attacker of that kind.
 
     Args:
         data: Examples with labels [N], before augmentation; left unchanged.
-        attack: Who does what.
+        attack: The attackers and the kind of their attack.
         client: The client's name.
         num_classes: C.
-        seed: Of the run; with the name it fixes which images get the trigger.
+        seed: The run's seed; with the name it fixes which images get the trigger.
 
     Raises:
         OptionError: The target of a backdoor is no class.
@@ -48,7 +48,7 @@ def poisoned(data: ImageData, attack: AttackConfig, *, client: str, num_classes:
 
 
 def scaled(state: dict[str, torch.Tensor], factor: float) -> dict[str, torch.Tensor]:
-    """Return a state_dict whose real numbers are multiplied by ``factor``; counters stay as they are."""
+    """Return a state_dict whose floating-point values are multiplied by ``factor``; counters stay unchanged."""
     return {key: value * factor if value.is_floating_point() else value for key, value in state.items()}
 
 
@@ -64,9 +64,10 @@ def last_layer_scaled(model: torch.nn.Module, factor: float) -> None:
 
 
 def claimed(trained: Trained, attack: AttackConfig, client: str) -> Trained:
-    """Return what a client says of its training: the truth, unless it is an attacker that claims more.
+    """Return the facts that a client reports of its training: the true ones, unless it is an attacker that claims more.
 
-    A claim is ``attack.factor`` times the examples: of every class that it has, one at least; or as many of each class.
+    A claim is ``attack.factor`` times the true number of examples. ``claim`` multiplies the count of every class that
+    the client holds, with at least one example each; ``claim-uniform`` divides the sum equally over all classes.
     """
     counts = trained.label_counts
     if (kind := attack.of(client)) not in CLAIMING or not counts:
@@ -80,44 +81,44 @@ def claimed(trained: Trained, attack: AttackConfig, client: str) -> Trained:
 
 
 def copied(node: Node, config: AppConfig) -> Node:
-    """Return the client whose upload an attacker copies: the next one in order that is none, the first after the last.
+    """Return the client whose upload an attacker copies: the next honest one in cyclic order.
 
-    Only a simulation has it, where every client holds the examples of all and is named after its own part.
+    Only a simulation permits it: there every client can read the examples of all, and is named after its own part.
 
     Raises:
-        UploadError: This client is no simulated one, or all are attackers.
+        UploadError: This client is not simulated, or all clients are attackers.
     """
     if config.client.nodes or node.client != _name(node.partition_id):
         raise UploadError(
-            f"attack.kind is 'copy': allowed for {node.client} are {_others('copy')}; only in a simulation "
-            "has a client the examples of another"
+            f"attack.kind is 'copy': must be one of {_others('copy')} for {node.client}; only in a simulation can a "
+            "client read the examples of another"
         )
     following = [(node.partition_id + step) % node.num_partitions for step in range(1, node.num_partitions)]
     for partition_id in following:
         if config.attack.of(_name(partition_id)) == "none":
             architecture = config.model.of_client(partition_id)
             return replace(node, client=_name(partition_id), partition_id=partition_id, architecture=architecture)
-    raise UploadError("attack.clients names every client: allowed with 'attack.kind' 'copy' are all but one")
+    raise UploadError("attack.clients names every client: must leave one honest client with 'attack.kind' 'copy'")
 
 
 def check_trains(attack: AttackConfig, client: str) -> None:
-    """Refuse an attack by a client that uploads a checkpoint as it is.
+    """Refuse an attack by a client that uploads a checkpoint unchanged.
 
     Raises:
-        UploadError: Says so.
+        UploadError: The client is an attacker.
     """
     if (kind := attack.of(client)) != "none":
-        raise UploadError(f"attack.kind is {kind!r}: allowed for a client that uploads a checkpoint is none")
+        raise UploadError(f"attack.kind is {kind!r}: must be 'none' for a client that uploads a checkpoint")
 
 
 def check_rounds(attack: AttackConfig, client: str) -> None:
-    """Refuse an attack that is made for one upload where a client answers round by round.
+    """Refuse an attack that works on a single upload where a client answers round by round.
 
     Raises:
-        UploadError: Says which attacks are allowed.
+        UploadError: Names the attacks that work in rounds.
     """
     if (kind := attack.of(client)) not in ("none", *POISONING):
-        raise UploadError(f"attack.kind is {kind!r}: allowed in rounds are none, {', '.join(POISONING)}")
+        raise UploadError(f"attack.kind is {kind!r}: must be one of none, {', '.join(POISONING)} in rounds")
 
 
 def _name(partition_id: int) -> str:

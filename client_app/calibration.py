@@ -1,4 +1,4 @@
-"""The ranges that a client's activations have on its own training examples, for INT8."""
+"""The ranges of a client's activations on its own training examples, for INT8."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fl_app.data import ImageData, Normalization, normalize
 from strategies.client.calibration import calibrate
 from strategies.core.seeds import generator
 
-# The range of so many examples is close to that of all, and takes seconds with the largest model.
+# The range over this many examples is close to that over all, and takes seconds with the largest model.
 EXAMPLES = 512
 BATCH = 128
 
@@ -20,10 +20,10 @@ def activation_ranges(
     """Return the smallest and the largest output of each layer on at most :data:`EXAMPLES` examples.
 
     Args:
-        model: On the CPU; left as it is.
-        data: What the client trained on, as it is stored: nothing is augmented.
-        normalization: How its model sees pixels.
-        seed: Which examples, if there are more.
+        model: On the CPU; left unchanged.
+        data: The client's training examples, without augmentation.
+        normalization: Of the pixels, before the model.
+        seed: Fixes which examples are used, if there are more.
 
     Returns:
         Layer name -> (smallest, largest); empty without examples.

@@ -1,10 +1,10 @@
-"""Local training of FedCVAE-Ens: a conditional variational autoencoder, of which the client uploads the decoder.
+"""Local training of FedCVAE-Ens: a conditional variational autoencoder, whose decoder the client uploads.
 
 Paper: Heinbaugh, Luz-Ricca, Shao, Data-Free One-Shot Federated Learning Under Very High Statistical Heterogeneity, ICLR
     2023, https://openreview.net/forum?id=_hb4vM3jspB; in the setting of FENS (Allouah et al., NeurIPS 2024).
 Symbols: beta -> KL_WEIGHT; z ~ N(mu, sigma^2) -> the noise that Cvae.forward shifts and scales; b -> the batch.
 Where: the reconstruction error -> reconstruction; KL(N(mu, sigma^2) || N(0, 1)) -> divergence.
-Deviations: none known. Images are pixels in [0, 1] and not normalised, since the error compares them with a sigmoid.
+Deviations: none known. Images are pixels in [0, 1], not normalised, because the error compares them with a sigmoid.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ def train(
         report: Called after every epoch.
 
     Returns:
-        The last epoch; a CVAE labels nothing, so its accuracy is NaN.
+        The last epoch; its accuracy is NaN, because a CVAE predicts no labels.
 
     Raises:
-        DataError: There is no batch of two images, which batch normalisation needs.
+        DataError: No batch has two images, which batch normalisation needs.
     """
     if min(len(data.labels), config.batch_size) < 2:
         raise DataError(
-            f"a CVAE cannot be trained on {len(data.labels)} examples in batches of {config.batch_size}: must be "
-            "at least 2 of both"
+            f"a CVAE cannot be trained on {len(data.labels)} examples in batches of {config.batch_size}: both must be "
+            "at least 2"
         )
     rng = generator(seed, "latent")
 
@@ -71,9 +71,9 @@ def train(
 
 
 def reconstruction(logits: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
-    """Return how far decoded images are from the true ones, summed over pixels and averaged over the batch.
+    """Return the error of decoded images, summed over pixels and averaged over the batch.
 
-    Grey images: the binary cross-entropy of their pixels; coloured ones: the squared error.
+    It is the binary cross-entropy of the pixels for grey images, and the squared error for coloured ones.
 
     Args:
         logits: Of the decoded pixels [B, ch, H, W].

@@ -1,11 +1,11 @@
-"""Destructive augmentation: it leaves an image's texture and takes away what makes it one of its class.
+"""Destructive augmentation: it keeps an image's texture and removes the features of its class.
 
 FedOV (Diao, Li, He, ICLR 2023, https://openreview.net/forum?id=rzrqh85f4Sc) draws one of these for every image. They
 work on batches of normalised images; places are in coordinates from -1 to 1, x to the right and y down.
 
-What the specification leaves open: the blur's deviation, an eighth of the side; the erased area gets 0, the mean of the
-input space; a partial rotation turns a rectangle within the image by an angle between 90 and 270 degrees; "twice" is
-twice the chance, which copying and swapping halves share.
+The specification leaves four choices open. The blur's standard deviation is an eighth of the side. The erased area
+gets 0, the mean of the input space. A partial rotation turns a rectangle within the image by 90 to 270 degrees.
+"Twice" means twice the chance, which copying and swapping halves share.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import torch.nn.functional as F
 
 CROPPED = (0.1, 0.33)  # share of the area that a crop leaves
 TAKEN = (0.33, 0.5)  # share of the area that is erased or turned
-LONGEST = 4 / 3  # of a rectangle's two ratios of sides
+LONGEST = 4 / 3  # largest ratio of a rectangle's sides
 BLUR = 1 / 8  # standard deviation, in sides of the image
 
 
 def destroy(images: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
-    """Return images that are destroyed in one of the ways of :data:`DESTRUCTIONS`, drawn for each.
+    """Return images that are each destroyed in one of the ways of :data:`DESTRUCTIONS`, drawn at random.
 
     Args:
         images: Normalised [B, ch, H, H]; left unchanged.
@@ -48,7 +48,7 @@ def resized_crop(images: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
 
 
 def blur(images: torch.Tensor, rng: torch.Generator) -> torch.Tensor:  # noqa: ARG001  the signature of all
-    """Blur each image [B, ch, H, H] strongly, by a Gaussian; what lies outside mirrors what lies inside."""
+    """Blur each image [B, ch, H, H] strongly, by a Gaussian with mirror padding."""
     channels, side = images.shape[1], images.shape[-1]
     reach = side // 4
     offsets = torch.arange(-reach, reach + 1, dtype=images.dtype)
@@ -59,7 +59,7 @@ def blur(images: torch.Tensor, rng: torch.Generator) -> torch.Tensor:  # noqa: A
 
 
 def erase(images: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
-    """Put 0 into a rectangle of a third to a half of each image [B, ch, H, H]."""
+    """Set a rectangle of a third to a half of each image [B, ch, H, H] to 0."""
     inside = _inside(images, *_rectangles(len(images), TAKEN, rng))
     return images.masked_fill(inside[:, None], 0.0)
 
@@ -72,7 +72,7 @@ def copy_half(images: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
 
 
 def swap_halves(images: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
-    """Let the left and right, or upper and lower, halves of each image [B, ch, H, H] change places."""
+    """Swap the left and right, or upper and lower, halves of each image [B, ch, H, H]."""
     return _along_an_axis(images, lambda batch, _: batch.roll(batch.shape[-1] // 2, -1), rng)
 
 
@@ -126,10 +126,10 @@ def _coordinates(images: torch.Tensor) -> torch.Tensor:
 
 
 def _inside(images: torch.Tensor, centre: torch.Tensor, half: torch.Tensor) -> torch.Tensor:
-    """Tell which pixels lie in each image's rectangle [B, H, H]."""
+    """Return which pixels lie in each image's rectangle, bool [B, H, H]."""
     return ((_coordinates(images) - centre).abs() < half).all(-1)
 
 
 def _sample(images: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """Read each image at its places [B, H, H, 2], bilinear; what lies outside is as the border."""
+    """Sample each image at its places [B, H, H, 2], bilinear; places outside get the border's value."""
     return F.grid_sample(images, places, padding_mode="border", align_corners=False)

@@ -1,4 +1,4 @@
-"""What FENS needs of this app's clients; everything heavy is loaded only by the messages that need it."""
+"""This app's clients as FENS needs them; only the messages that need torch and the data load them."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class FensHalf:
 
     Attributes:
         settings: The run's flat settings.
-        facts: What the node says of itself.
+        facts: The node's config.
     """
 
     settings: Mapping[str, Any]
     facts: Mapping[str, Any]
 
     def local(self) -> Local:
-        """Return what :mod:`strategies.client.fens` asks for."""
+        """Return the functions and limits that :mod:`strategies.client.fens` takes."""
         limit = self.facts.get("max-ensemble-mib", self.settings.get("client.max-ensemble-mib", 0.0))
         return Local(
             client=client_name(self.facts),
@@ -48,7 +48,7 @@ class FensHalf:
 
         node, own = self._own(told)
         if not node.has_data:
-            raise UploadError("it holds no examples: it takes no part in the rounds")
+            raise UploadError("the client holds no examples, so it takes no part in the rounds")
         data = own.split.take(own.held)
         return normalize(data.images, *own.split.normalization), data.labels
 
@@ -72,7 +72,7 @@ class FensHalf:
 
         torch.set_num_threads(1)
         config = self._config()
-        refuse(config.privacy, "answers on examples that are kept from training")
+        refuse(config.privacy, "answers on held-out examples")
         node = Node.of(self.facts, config)
         asked = Asked(told.run_id, 1, told.seed, told.holdout, told.per_class)
         return node, own_examples(config, node, asked)

@@ -1,6 +1,7 @@
-"""A client's part of one round of many: train the server's model on, by the rules of its strategy.
+"""A client's part of one round of many: train the server's model further, by the rules of its strategy.
 
-Nothing of a round is kept but what the strategy remembers from round to round: it is short, and asked for once.
+A round is short and requested once, so its trained model is not kept. Only the strategy's state is stored between
+rounds.
 """
 
 from __future__ import annotations
@@ -33,20 +34,20 @@ from strategies.core.seeds import derive_seed, seeded_torch
 def local_round(
     config: AppConfig, node: Node, asked: Asked, said: Mapping[str, Any], sent: Mapping[str, State]
 ) -> tuple[Trained, dict[str, State], dict[str, float]]:
-    """Return what a client answers: the facts of its training, array records by name, and metrics.
+    """Return a client's answer: the facts of its training, array records by name, and metrics.
 
     Args:
         config: The app's settings.
-        node: Who the client is.
-        asked: What the server asks.
-        said: All of the request's config.
+        node: The client.
+        asked: The request's known fields.
+        said: The request's whole config.
         sent: The request's arrays by name of record.
 
     Raises:
-        OneShotError: There is no such data set or architecture, or the server's weights do not fit this client.
+        OneShotError: The data set or architecture is missing, or the server's weights do not fit this client.
     """
     if node.checkpoint:
-        raise UploadError(f"client.checkpoint is {node.checkpoint[:200]!r}: must be none, for rounds are trained")
+        raise UploadError(f"client.checkpoint is {node.checkpoint[:200]!r}: must be '', because rounds train the model")
     check_rounds(config.attack, node.client)
     refuse(config.privacy, "training in rounds")
     own, client = own_examples(config, node, asked), _client_config(config.client, said)
@@ -76,7 +77,7 @@ def local_round(
 
 @contextmanager
 def counted_steps(model: nn.Module, step: Callable[[float], None]) -> Iterator[None]:
-    """Call ``step`` with the learning rate after every step that an optimiser takes on a model's parameters."""
+    """Call ``step`` with the learning rate after every optimiser step on a model's parameters."""
     parameters = {id(parameter) for parameter in model.parameters()}
 
     def count(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ARG001

@@ -1,7 +1,7 @@
-"""What a client keeps on its own disk, so that it never trains twice for one run.
+"""The trained model on a client's own disk, so that it never trains twice for one run.
 
-Trained weights are written before they are sent. If the upload is lost on its way, or the server was killed and asks
-again, the client sends what it has.
+Trained weights are written before they are sent. If the upload is lost, or a killed server asks again, the client sends
+the kept weights.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Trained:
         label_counts: Examples per class [C].
         loss: Mean training loss of the last epoch.
         accuracy: Training accuracy of the last epoch, in [0, 1].
-        ranges: Layer -> smallest and largest activation on its training examples, if the server asked for them.
-        epsilon: What it spent of its examples' privacy; None if they had none.
+        ranges: Layer -> smallest and largest activation on its training examples; None if the server did not ask.
+        epsilon: Privacy budget spent; None without differential privacy.
     """
 
     architecture: str
@@ -42,7 +42,7 @@ class Trained:
 
 
 class Keep:
-    """One client's place on its disk for one round of one run.
+    """One client's files for one round of one run.
 
     Args:
         state_dir: The client's folder; empty: ``$ONESHOT_CLIENT_STATE``, else one in the user's cache.
@@ -51,7 +51,7 @@ class Keep:
         server_round: The round, from 1.
 
     Raises:
-        UploadError: The id is none of a run folder.
+        UploadError: The id is not the id of a run folder.
     """
 
     def __init__(self, state_dir: str, run_id: str, client: str, server_round: int) -> None:
@@ -61,11 +61,11 @@ class Keep:
 
     @property
     def finished(self) -> bool:
-        """Whether something was kept, and perhaps sent, even if it is torn now."""
+        """Whether a model was kept, and perhaps sent, even if its file is damaged now."""
         return self._facts.exists()
 
     def load(self) -> tuple[Trained, dict[str, torch.Tensor]] | None:
-        """Return what was trained for this round, or None; a torn file counts as nothing."""
+        """Return the model trained for this round; None if it is missing or damaged."""
         try:
             facts = json.loads(self._facts.read_text())
             facts["label_counts"] = tuple(facts["label_counts"])
@@ -76,10 +76,10 @@ class Keep:
             return None
 
     def save(self, trained: Trained, state: dict[str, torch.Tensor]) -> None:
-        """Write the weights, then the facts: only both together count.
+        """Write the weights, then the facts; a model counts as kept once both exist.
 
         Raises:
-            OSError: The disk refuses.
+            OSError: A file cannot be written.
         """
         make_private(self._folder)
         temporary = self._weights.with_suffix(f".{os.getpid()}.tmp")

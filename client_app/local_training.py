@@ -1,8 +1,8 @@
 """Local training on one client's images.
 
-The settings of the papers (Co-Boosting and DENSE: SGD 0.01, momentum 0.9, cross-entropy; FENS: SGD 0.0025 without
-momentum, cosine; Fed-Heart: Adam; everywhere the weights of the last epoch are uploaded) are options of
-:class:`fl_app.config.ClientConfig`. LDAM's loss is in :mod:`client_app.losses`, SAM in :mod:`client_app.sam`.
+The papers' settings are options of :class:`fl_app.config.ClientConfig`. Co-Boosting and DENSE use SGD 0.01, momentum
+0.9 and cross-entropy; FENS uses SGD 0.0025 without momentum, cosine; Fed-Heart uses Adam. All upload the weights of the
+last epoch. LDAM's loss is in :mod:`client_app.losses`, SAM in :mod:`client_app.sam`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from strategies.core.seeds import derive_seed, seeded_torch
 
 @dataclass(frozen=True)
 class Epoch:
-    """What one epoch of training showed: its number from 1, mean training loss, and accuracy in [0, 1].
+    """The figures of one epoch of training: its number from 1, mean training loss, and accuracy in [0, 1].
 
-    The accuracy is NaN where the model labels no images. The loss is the one that is minimised, be it cross-entropy or
-    LDAM; with SAM it is that of the first pass. Where steps are counted in place of epochs, the last one may be a part.
+    The accuracy is NaN where the model predicts no labels. The loss is the minimised one, cross-entropy or LDAM; with
+    SAM it is the loss of the first pass. With ``client.steps``, the last epoch may be shorter.
     """
 
     number: int
@@ -48,7 +48,7 @@ def train(
     """Train a model in place.
 
     Args:
-        model: Its weights are the start.
+        model: Training starts from its weights.
         data: uint8 images [N, ch, H, W] with labels [N].
         config: Epochs or steps, batch size, loss and optimiser.
         normalization: The model's input space.
@@ -71,15 +71,15 @@ def train(
     return minimise(model, data, config, objective=objective, prepare=prepare, seed=seed, report=report)
 
 
-# Takes prepared images [B, ch, H, W] and labels [B]; returns the loss, a scalar, and how many of the images the model
-# labels rightly, a scalar; NaN where it labels none.
+# Takes prepared images [B, ch, H, W] and labels [B]. Returns two scalars: the loss, and the number of images that the
+# model labels correctly, NaN where it predicts no labels.
 Objective = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-# Takes uint8 images [B, ch, H, W] and the generator of their augmentation; returns what the objective gets.
+# Takes uint8 images [B, ch, H, W] and the generator of their augmentation; returns the objective's inputs.
 Prepare = Callable[[torch.Tensor, torch.Generator], torch.Tensor]
 
 
 def hits(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return how many of the images a model labels rightly, a scalar.
+    """Return the number of images that a model labels correctly, a scalar.
 
     Args:
         logits: [B, C].
@@ -98,14 +98,14 @@ def minimise(
     seed: int,
     report: Callable[[Epoch], None] | None = None,
 ) -> Epoch:
-    """Train a model in place, whatever it is trained for.
+    """Train a model in place for any objective.
 
     Args:
-        model: Its weights are the start.
+        model: Training starts from its weights.
         data: uint8 images [N, ch, H, W] with labels [N].
         config: Epochs or steps, batch size and optimiser.
-        objective: What is minimised.
-        prepare: From pixels to what the objective gets, anew in every epoch.
+        objective: The function to minimise.
+        prepare: From pixels to the objective's inputs, anew in every epoch.
         seed: Fixes the order of the images, their augmentation, and dropout.
         report: Called after every epoch.
 
@@ -117,7 +117,7 @@ def minimise(
     lengths = epoch_lengths(config, len(data.labels))
     cosine = schedule_of(optimizer, config, len(lengths))
     step = _step(model, optimizer, objective, config)
-    # Convolutions are up to 1.7 times faster on pixels whose channels lie side by side.
+    # Convolutions are up to 1.7 times faster in the channels-last memory format.
     model.to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
     epoch = Epoch(0, float("nan"), 0.0)
     with seeded_torch(seed, "dropout"), kept_memory():
@@ -145,14 +145,14 @@ def optimizer_of(model: nn.Module, config: ClientConfig) -> torch.optim.Optimize
 def schedule_of(
     optimizer: torch.optim.Optimizer, config: ClientConfig, epochs: int
 ) -> torch.optim.lr_scheduler.LRScheduler | None:
-    """Return what changes the learning rate after every epoch; None where it stays."""
+    """Return the scheduler that changes the learning rate after every epoch; None for a constant rate."""
     if config.schedule != "cosine":
         return None
     return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs, eta_min=config.final_lr)
 
 
 def _step(model: nn.Module, optimizer: torch.optim.Optimizer, objective: Objective, config: ClientConfig) -> Objective:
-    """Return the function that does one step of the optimiser; what it returns is detached."""
+    """Return the function that does one step of the optimiser and returns detached scalars."""
 
     def step(inputs: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         loss, right = objective(inputs, labels)
@@ -169,14 +169,14 @@ def _step(model: nn.Module, optimizer: torch.optim.Optimizer, objective: Objecti
 
 
 def _clip(model: nn.Module, largest: float) -> None:
-    """Shorten the gradient of all weights together to a norm, as ``clip_grad_norm_``, which writes short ones too."""
+    """Clip the gradient norm of all weights; unlike ``clip_grad_norm_``, leave shorter gradients unwritten."""
     norm = nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
     if norm > largest:
         nn.utils.clip_grads_with_norm_(model.parameters(), largest, norm)
 
 
 def epoch_lengths(config: ClientConfig, size: int) -> list[int]:
-    """Return how many steps each epoch of local training has; with ``client.steps`` the last one has what is left.
+    """Return the number of steps of each epoch; with ``client.steps``, the last epoch has the remaining steps.
 
     Args:
         config: Epochs or steps, and batch size.
@@ -190,7 +190,7 @@ def epoch_lengths(config: ClientConfig, size: int) -> list[int]:
 
 
 def _batches(order: torch.Tensor, batch_size: int) -> list[torch.Tensor]:
-    """Return the images of each step of an epoch; a leftover of one is none, for batch norm has no variance of it."""
+    """Return the images of each step; a last batch of one is dropped, because batch norm needs two for a variance."""
     batches = torch.split(order, batch_size)
     return [chosen for chosen in batches if len(chosen) > 1 or min(batch_size, len(order)) == 1]
 

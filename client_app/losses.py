@@ -1,14 +1,14 @@
 """The losses of local training.
 
-Cross-entropy, as all the papers; and LDAM, which asks a margin of the classes that a client holds few examples of.
+Cross-entropy, as in all the papers, and LDAM, which gives classes with few examples a larger margin.
 
 Paper: Cao et al., Learning Imbalanced Datasets with Label-Distribution-Aware Margin Loss, NeurIPS 2019,
     https://arxiv.org/abs/1906.07413.
-Symbols: n_j -> counts[j]; Delta_j -> margins[j]; C -> such that the rarest class has the margin largest; s -> scale.
+Symbols: n_j -> counts[j]; Delta_j -> margins[j]; s -> scale; C -> chosen so that the rarest class's margin is largest.
 Where: Section 3.2, the margins C / n_j^(1/4) -> margins_of; the loss L_LDAM -> ldam.
-Deviations: the logits are a linear layer's, not cosines of normalised features and weights, since the uploaded model
-    has to be one of the zoo; the second, re-weighted stage of training (DRW) is left out. FedSyn (Zhang et al., 2021,
-    Table 2) names the loss but no margin and no scale: 0.5 and 30 are those of LDAM's authors.
+Deviations: the logits are a linear layer's, not cosines of normalised features and weights, because the uploaded model
+    must be one of the zoo. The second, re-weighted stage of training (DRW) is left out. FedSyn (Zhang et al., 2021,
+    Table 2) names the loss but no margin and no scale; 0.5 and 30 are those of LDAM's authors.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SCALE = 30.0
 
 
 def loss_of(config: ClientConfig, labels: torch.Tensor) -> Loss:
-    """Return the loss that a client trains with: logits [B, C], labels [B] -> the mean over the batch, a scalar.
+    """Return a client's training loss: logits [B, C], labels [B] -> the mean over the batch, a scalar.
 
     Args:
         config: Names the loss.
@@ -43,7 +43,7 @@ def loss_of(config: ClientConfig, labels: torch.Tensor) -> Loss:
 def margins_of(counts: torch.Tensor, largest: float) -> torch.Tensor:
     """Return Delta_j, proportional to n_j^(-1/4) and scaled so that the rarest class has the largest margin.
 
-    A class without examples has none.
+    A class without examples has margin 0.
 
     Args:
         counts: n_j, examples per class [C], not negative.

@@ -1,4 +1,4 @@
-"""Who a client is, and what the server asks it; loads no torch."""
+"""A client's identity, and the server's request to it; loads no torch."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Node:
-    """Who this client is.
+    """A client's identity, data and model.
 
     Attributes:
         client: Its stable name.
-        partition_id: Which part of the training set is its own.
-        num_partitions: Among how many the training set is divided.
+        partition_id: The number of its part of the training set.
+        num_partitions: The number of parts of the training set.
         architecture: Its model.
-        checkpoint: Where its pretrained model lies; empty if it trains.
+        checkpoint: Path of its pretrained model; empty if it trains.
         data_root: Its own data folder; empty for the app's setting.
-        has_data: Whether it holds training examples at all.
+        has_data: Whether it holds training examples.
     """
 
     client: str
@@ -38,14 +38,14 @@ class Node:
 
     @classmethod
     def of(cls, facts: Mapping[str, Any], config: AppConfig) -> Node:
-        """Read what :func:`fl_app.node_config.node_facts` returned; the app's settings give the rest.
+        """Read the facts of :func:`fl_app.node_config.node_facts`; the app's settings give the rest.
 
         Raises:
-            UploadError: Its name is none: the server would refuse what it trains.
+            UploadError: The name is not valid, so the server would refuse the upload.
         """
         client = client_name(facts)
         if not CLIENT_NAME.fullmatch(client):
-            raise UploadError(f"client is {client[:80]!r}: must be names that match {CLIENT_NAME.pattern}")
+            raise UploadError(f"client is {client[:80]!r}: must be a name that matches {CLIENT_NAME.pattern}")
         partition_id = int(facts.get("partition-id", 0))
         return cls(
             client=client,
@@ -60,16 +60,16 @@ class Node:
 
 @dataclass(frozen=True)
 class Asked:
-    """What the server's request says beside the weights; another strategy's request may say none of it.
+    """The server's request beside the weights; another strategy's request may lack any of it.
 
     Attributes:
-        run_id: The run folder's id; empty if the server keeps no run, then nothing is kept here either.
+        run_id: The run folder's id; empty if the server keeps no run, and then the client keeps nothing either.
         server_round: From 1.
-        seed: Of the run.
-        holdout: Share of its examples that the client keeps for what follows the upload, in [0, 1).
-        per_class: Whether it keeps that share of each class, or of all at random.
-        calibrate: Whether it sends the ranges of its activations with its model.
-        task: What it trains and sends: a key of :data:`client_app.tasks.TASKS`.
+        seed: The run's seed.
+        holdout: Share of the client's examples held out of training for requests after the upload, in [0, 1).
+        per_class: Whether the held-out share is stratified by class.
+        calibrate: Whether the client sends the ranges of its activations with its model.
+        task: The kind of model to train and send: a key of :data:`client_app.tasks.TASKS`.
     """
 
     run_id: str
@@ -82,7 +82,7 @@ class Asked:
 
     @classmethod
     def of(cls, said: Mapping[str, Any], seed: int) -> Asked:
-        """Read a request's config; ``seed`` is the app's own, for a server that names none."""
+        """Read a request's config; ``seed`` is the app's own, used if the server sends none."""
         return cls(
             str(said.get("run-id", "")),
             int(said.get("server-round", 1)),

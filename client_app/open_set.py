@@ -1,11 +1,11 @@
-"""Local training of FedOV: a classifier with one more output, "unknown", which it learns from destroyed images.
+"""Local training of FedOV: a classifier with an extra output "unknown", which it learns from destroyed images.
 
 Paper: Diao, Li, He, Towards Addressing Label Skews in One-Shot Federated Learning, ICLR 2023,
     https://openreview.net/forum?id=rzrqh85f4Sc. Read version: a summary of the paper and of its code.
 Symbols: C -> the number of classes, and the index of "unknown"; x_dd -> destroyed; x_dd' -> attacked.
 Where: destructive augmentation -> client_app.destruction; the five terms of the loss -> open_set_loss.
-Deviations: what is mixed are the inputs of the last linear layer, each pair by a share that is uniform in (0, 1).
-    Batch normalisation's running statistics take the clean images alone; the others normalise by their own batch.
+Deviations: the mixed features are the inputs of the last linear layer; each pair's share is uniform in (0, 1).
+    Only clean images enter batch normalisation's running statistics; the others are normalised by their own batch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fl_app.data import ImageData, Normalization, augment, normalize
 from fl_app.models import penultimate
 from strategies.core.seeds import generator
 
-# How far the true logit is lowered, so that it plays no part in the softmax.
+# The true logit is lowered by this much, which removes it from the softmax.
 LOWERED = 1e4
 # Of the published code: the weight of mixed features; the change of a normalised pixel in each step that makes a
 # destroyed image look known, and by all of them.
@@ -49,14 +49,14 @@ def train(
     Args:
         model: Maps images to C + 1 logits; the last one means "unknown".
         data: uint8 images [N, ch, H, H] with labels [N], in 0 .. C - 1.
-        config: Epochs, batch size, optimiser, loss of the labels, and the weights of what is added.
+        config: Epochs, batch size, optimiser, loss of the labels, and the weights of the added terms.
         normalization: The model's input space.
         augmentation: A key of :data:`fl_app.data.AUGMENTATIONS`, applied before an image is destroyed.
         seed: Fixes the order of the images, their augmentation and destruction, and dropout.
         report: Called after every epoch.
 
     Returns:
-        The last epoch; its accuracy is that among the C classes.
+        The last epoch; its accuracy is measured among the C classes.
     """
     criterion, rng = loss_of(config, data.labels), generator(seed, "unknown")
 
@@ -84,7 +84,7 @@ def unknown_loss(
     attack_steps: int,
     rng: torch.Generator,
 ) -> torch.Tensor:
-    """Return what FedOV adds to the cross-entropy of the labels; "unknown" is class C in each of its four terms.
+    """Return the four terms that FedOV adds to the cross-entropy of the labels; "unknown" is class C in each.
 
     ``CE(f(x_dd), C) + CE(f(x) without y, C) + w CE(mixed, C) + CE(f(x_dd'), C)``
 
@@ -92,7 +92,7 @@ def unknown_loss(
         model: f, in training mode.
         inputs: x, normalised [B, ch, H, H].
         labels: y [B].
-        features: What enters f's last linear layer for x [B, F].
+        features: Inputs of f's last linear layer for x [B, F].
         logits: f(x) [B, C + 1].
         attack_steps: Steps that make destroyed images look known.
         rng: A CPU generator.
@@ -109,14 +109,14 @@ def unknown_loss(
 
 
 def to_unknown(logits: torch.Tensor) -> torch.Tensor:
-    """Return ``mean_i -log sm(logits_i)[C]``, a scalar, for logits [B, C + 1]; 0 for none."""
+    """Return ``mean_i -log sm(logits_i)[C]``, a scalar, for logits [B, C + 1]; 0 for an empty batch."""
     if not len(logits):
         return logits.sum()
     return -torch.log_softmax(logits, dim=1)[:, -1].mean()
 
 
 def without_label(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return logits [B, C + 1] whose true one, that of labels [B], is lowered by :data:`LOWERED`."""
+    """Return logits [B, C + 1] with the logit of the true label [B] lowered by :data:`LOWERED`."""
     return logits - LOWERED * F.one_hot(labels, logits.shape[1]).to(logits.dtype)
 
 
@@ -136,16 +136,16 @@ def mixed_features(features: torch.Tensor, labels: torch.Tensor, rng: torch.Gene
 
 
 def attack(model: nn.Module, images: torch.Tensor, *, steps: int, step: float, radius: float) -> torch.Tensor:
-    """Move images to where the model is less sure that they are unknown.
+    """Move images in the direction in which the model is less sure that they are unknown.
 
     Each step adds ``step * sign(grad CE(f(x), C))`` and stays within ``radius`` of the start, per value.
 
     Args:
         model: f, to C + 1 logits; its weights get no gradient.
         images: Normalised [B, ch, H, W]; left unchanged.
-        steps: How many.
-        step: Of each value, in the input space.
-        radius: Most that a value changes by.
+        steps: Number of steps.
+        step: Change of each value per step, in the input space.
+        radius: Largest change of a value by all steps.
 
     Returns:
         [B, ch, H, W], without gradient.
@@ -159,7 +159,7 @@ def attack(model: nn.Module, images: torch.Tensor, *, steps: int, step: float, r
 
 
 def features_and_logits(model: nn.Module, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what enters the model's last linear layer [B, F], and its logits [B, C + 1], for images [B, ch, H, W]."""
+    """Return the inputs of the model's last linear layer [B, F] and its logits [B, C + 1], for images [B, ch, H, W]."""
     seen: list[torch.Tensor] = []
     hook = penultimate(model).register_forward_pre_hook(lambda _, given: seen.append(given[0]))
     try:

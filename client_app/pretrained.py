@@ -1,4 +1,4 @@
-"""A client that has a trained model already: it uploads the checkpoint and trains nothing."""
+"""A client with a pretrained model: it uploads the checkpoint and trains nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def load_checkpoint(path: Path) -> dict[str, torch.Tensor]:
     """Read a state_dict that can be sent; see :func:`fl_app.checkpoints.read_checkpoint`.
 
     Raises:
-        UploadError: The file is not there, damaged, not a state_dict, or holds a tensor that numpy does not know.
+        UploadError: The file is missing, damaged, not a state_dict, or holds a tensor that numpy cannot represent.
     """
     found = read_checkpoint(path)
     for name, value in found.items():
@@ -27,4 +27,4 @@ def _refuse_unsendable(value: torch.Tensor, what: str) -> None:
         value.detach().numpy()
     except (RuntimeError, TypeError) as error:
         kind = f"{value.dtype}, {value.layout}"
-        raise UploadError(f"{what} is {kind}: must be dense tensors of a dtype that numpy has") from error
+        raise UploadError(f"{what} is {kind}: must be a dense tensor of a dtype that numpy has") from error

@@ -3,16 +3,15 @@
 Paper: Abadi et al., Deep Learning with Differential Privacy, CCS 2016, https://arxiv.org/abs/1607.00133, Algorithm 1.
 Symbols: q = L / N -> Plan.rate; sigma -> Plan.noise; C -> privacy.clip; T -> Plan.steps; L -> the mean batch size.
 Where: Algorithm 1 -> train; one step -> _private_gradient; the accountant -> plan_of.
-Deviations: gradients of single examples and their clipping are opacus' (GradSampleModule, DPOptimizer), and so is the
-    accountant, of Renyi differential privacy (Mironov 2017; Mironov, Talwar, Zhang 2019), whose bound is tighter than
-    the paper's moments. A step follows SGD with momentum, or Adam, on the noisy gradient: that is post-processing.
+Deviations: opacus computes the gradients of single examples, clips them (GradSampleModule, DPOptimizer), and accounts
+    by Renyi differential privacy (Mironov 2017; Mironov, Talwar, Zhang 2019). Its bound is tighter than the paper's
+    moments. SGD with momentum, or Adam, steps on the noisy gradient, which is post-processing.
 
-Sampling and noise are made of the operating system's random bytes, never of the run's seed, which the server knows:
-with it the server could draw the same noise and subtract it. So no training is the same twice. torch's own generators
-would not do either: they take 32 bits of a seed, which can be tried out. What is drawn per image beside it,
-augmentation and dropout, is seeded by the system too, anew for every step.
+Sampling and noise come from the operating system's random bytes, never from the run's seed. The server knows that seed,
+so it could draw the same noise and subtract it. Hence no two trainings are the same. torch's own generators use only 32
+bits of a seed, which an attacker could search. Augmentation and dropout are seeded by the system too, at every step.
 
-A model's loss and accuracy on its examples are outside the guarantee: they are neither computed nor told.
+A model's loss and accuracy on its examples are outside the guarantee: they are neither computed nor sent.
 """
 
 from __future__ import annotations
@@ -39,20 +38,20 @@ from fl_app.data import ImageData, Normalization, augment, normalize
 from fl_app.privacy import PrivacyConfig, mixes_examples
 from strategies.core.errors import UploadError
 
-# Gradients of single examples are held at once up to so many bytes.
+# Bytes: the most memory for gradients of single examples at once.
 HELD = 2**28
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How a budget is spent.
+    """How a training spends its privacy budget.
 
     Attributes:
         rate: Probability q that an example is in a batch, in (0, 1].
         steps: Number of steps T.
         batch: Mean size of a batch.
         noise: Standard deviation of the noise on a sum of clipped gradients, in units of the clipping norm.
-        epsilon: What these steps spend, at most the budget.
+        epsilon: The budget that these steps spend, at most ``privacy.epsilon``.
     """
 
     rate: float
@@ -63,17 +62,17 @@ class Plan:
 
 
 def check_question(privacy: PrivacyConfig, asked: Asked) -> None:
-    """Refuse a question whose answer would be outside the guarantee.
+    """Refuse a request whose answer would be outside the guarantee.
 
     Raises:
-        UploadError: Says which.
+        UploadError: Names the request.
     """
     if not privacy.on:
         return
     refused = {
         f"task {asked.task!r}": asked.task != "classifier",
         "a second round of uploads": asked.server_round != 1,
-        "answers on examples that are kept from training": bool(asked.holdout),
+        "answers on held-out examples": bool(asked.holdout),
         "the ranges of activations, for INT8": asked.calibrate,
         "an upload to a run without an id, which cannot be sent again": not asked.run_id,
     }
@@ -83,25 +82,25 @@ def check_question(privacy: PrivacyConfig, asked: Asked) -> None:
 
 
 def refuse(privacy: PrivacyConfig, what: str) -> None:
-    """Refuse what is outside the guarantee, if there is to be one.
+    """Refuse a request outside the guarantee, if privacy is on.
 
     Raises:
-        UploadError: Says so.
+        UploadError: Privacy is on.
     """
     if privacy.on:
-        raise UploadError(f"the server asks for {what}: allowed with privacy.epsilon is one upload of a classifier")
+        raise UploadError(f"the server asks for {what}: must be one upload of a classifier with privacy.epsilon")
 
 
 def plan_of(privacy: PrivacyConfig, config: ClientConfig, size: int) -> Plan:
-    """Return how a client spends its budget.
+    """Return how a client spends its privacy budget.
 
     Args:
         privacy: The budget.
         config: Epochs or steps, and batch size.
-        size: The client's examples N.
+        size: Number of the client's examples N.
 
     Raises:
-        UploadError: opacus is missing, or no noise is enough.
+        UploadError: opacus is missing, or no amount of noise meets the budget.
     """
     if importlib.util.find_spec("opacus") is None:
         raise UploadError(
@@ -111,11 +110,13 @@ def plan_of(privacy: PrivacyConfig, config: ClientConfig, size: int) -> Plan:
     from opacus.accountants.utils import get_noise_multiplier
 
     if privacy.delta * size >= 1:
-        raise UploadError(f"privacy.delta is {privacy.delta:g}: must be less than 1 / {size}, its examples")
+        raise UploadError(
+            f"privacy.delta is {privacy.delta:g}: must be less than 1 / {size}, the client's number of examples"
+        )
     batch, steps = min(config.batch_size, size), sum(epoch_lengths(config, size))
     rate, accountant = batch / size, RDPAccountant()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a bound that could be tighter holds all the same
+        warnings.simplefilter("ignore")  # opacus warns that a bound could be tighter; the bound still holds
         try:
             noise = get_noise_multiplier(
                 target_epsilon=privacy.epsilon,
@@ -126,7 +127,7 @@ def plan_of(privacy: PrivacyConfig, config: ClientConfig, size: int) -> Plan:
                 epsilon_tolerance=min(0.01, privacy.epsilon / 100),
             )
         except ValueError as error:
-            raise UploadError(f"privacy.epsilon is {privacy.epsilon:g}: must be more; opacus: {error}") from error
+            raise UploadError(f"privacy.epsilon is {privacy.epsilon:g}: must be larger; opacus: {error}") from error
         accountant.history = [(noise, rate, steps)]
         return Plan(rate, steps, batch, noise, accountant.get_epsilon(delta=privacy.delta))
 
@@ -141,25 +142,25 @@ def train(
     augmentation: str,
     report: Callable[[Epoch], None] | None = None,
 ) -> float:
-    """Train a classifier in place; see the module.
+    """Train a classifier in place under differential privacy, as the module describes.
 
     Args:
-        model: Its weights are the start; it has no batch normalisation.
+        model: Training starts from its weights; it must have no batch normalisation.
         data: Examples [N, ...] with labels [N].
         config: Epochs or steps, batch size and optimiser. Its loss is cross-entropy; its clipping is not used.
         privacy: The budget and the clipping norm.
         normalization: The model's input space.
         augmentation: A key of :data:`fl_app.data.AUGMENTATIONS`.
-        report: Called after every epoch, with its number alone.
+        report: Called after every epoch; loss and accuracy are NaN.
 
     Returns:
         The epsilon that was spent, for the budget's delta.
 
     Raises:
-        UploadError: opacus is missing, or the model or the budget do not allow it.
+        UploadError: opacus is missing, the model has batch normalisation, or the budget cannot be met.
     """
     if mixes_examples(model):
-        raise UploadError("privacy.epsilon: the model has batch normalisation, by which examples see each other")
+        raise UploadError("privacy.epsilon: the model must have no batch normalisation, by which examples interact")
     plan = plan_of(privacy, config, len(data.labels))
     from opacus import GradSampleModule
     from opacus.optimizers import DPOptimizer
@@ -168,7 +169,7 @@ def train(
     lengths = epoch_lengths(config, len(data.labels))
     cosine = schedule_of(base, config, len(lengths))
     module = GradSampleModule(model, loss_reduction="sum")
-    # opacus clips; the noise is ours, and so the sum is not divided there.
+    # opacus only clips and sums; _private_gradient adds the noise and divides.
     clipping = DPOptimizer(
         base, noise_multiplier=0.0, max_grad_norm=privacy.clip, expected_batch_size=None, loss_reduction="sum"
     )
@@ -196,13 +197,13 @@ def train(
 
 @contextmanager
 def hooked(model: nn.Module) -> Iterator[None]:
-    """Let opacus' hooks see what a layer gives: no activation may overwrite it meanwhile."""
+    """Switch in-place activations off, because opacus' hooks need each layer's output."""
     overwriting = [module for module in model.modules() if getattr(module, "inplace", False) is True]
     for module in overwriting:
         module.inplace = False  # type: ignore[assignment]
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Full backward hook is firing")  # images need no gradient
+            warnings.filterwarnings("ignore", "Full backward hook is firing")  # inputs need no gradient
             yield
     finally:
         for module in overwriting:
@@ -218,13 +219,13 @@ def _private_gradient(
     prepare: Callable[[torch.Tensor], torch.Tensor],
     plan: Plan,
 ) -> None:
-    """Leave ``(sum_i clip(g_i) + sigma C z) / L`` as the gradient of every parameter.
+    """Set every parameter's gradient to ``(sum_i clip(g_i) + sigma C z) / L``.
 
     Args:
-        module: Leaves every example's gradient at each parameter.
+        module: Stores every example's gradient at each parameter.
         clipping: opacus' optimiser, which clips and sums them.
         data: Examples [N, ...].
-        chosen: Those of this batch [b]; b may be 0.
+        chosen: Positions of this batch [b]; b may be 0.
         prepare: From stored examples to the model's input.
         plan: Mean batch size L and noise sigma.
     """
@@ -237,24 +238,24 @@ def _private_gradient(
             parameter.grad_sample = None
         logits = module(prepare(data.images[part]))
         F.cross_entropy(logits, data.labels[part], reduction="sum").backward()  # type: ignore[no-untyped-call]
-        for parameter in parameters:  # what is no number cannot be clipped, and would show in the sum through all noise
+        for parameter in parameters:  # NaN and infinity cannot be clipped, and no noise would hide them in the sum
             parameter.grad_sample.nan_to_num_(0.0, 0.0, 0.0)
         clipping.clip_and_accumulate()
     for parameter in parameters:
         drawn = system_normal(parameter.numel()).view_as(parameter) * (plan.noise * clipping.max_grad_norm)
-        # Rounded once, after the noise is in: what a sum of floats could tell by its last digits is lost.
+        # Rounded once, after the noise is added, so the last digits of the sum reveal nothing.
         parameter.grad = ((parameter.summed_grad.double() + drawn) / plan.batch).to(parameter.dtype)
         parameter.grad_sample = parameter.summed_grad = None
 
 
 def system_uniform(count: int) -> torch.Tensor:
-    """Return numbers of the operating system's entropy, uniform in (0, 1], float64 [count]."""
+    """Return random numbers from the operating system's entropy, uniform in (0, 1], float64 [count]."""
     words = np.frombuffer(os.urandom(8 * count), dtype=np.uint64)
     return torch.from_numpy(((words >> np.uint64(11)).astype(np.float64) + 1.0) * 2.0**-53)
 
 
 def system_normal(count: int) -> torch.Tensor:
-    """Return numbers of the operating system's entropy, standard normal by Box and Muller, float64 [count]."""
+    """Return random numbers from the operating system's entropy, standard normal (Box-Muller), float64 [count]."""
     pairs = -(-count // 2)
     radius, angle = torch.sqrt(-2.0 * torch.log(system_uniform(pairs))), 2.0 * math.pi * system_uniform(pairs)
     return torch.cat([radius * torch.cos(angle), radius * torch.sin(angle)])[:count]

@@ -4,10 +4,10 @@ Paper: Foret et al., Sharpness-Aware Minimization for Efficiently Improving Gene
     https://arxiv.org/abs/2010.01412.
 Symbols: w -> the model's parameters; rho -> rho; p = 2; eps^(w) = rho g / ||g||_2, over all parameters together.
 Where: Eq. (2) -> the step to w + eps^(w); Eq. (3) and Alg. 1 -> sharpen.
-Deviations: none known. What the paper leaves open: batch normalisation's running statistics take the first pass alone,
-    so that they are those of w and move once per step; the second pass normalises by its own batch all the same, and
-    draws a dropout mask of its own. The base optimiser stays as it is and gets the second gradient, which is the one
-    that is clipped. Co-Boosting (Dai et al., ICLR 2024, Table 16) names no rho; 0.05 is Foret et al.'s.
+Deviations: none known. The paper leaves some choices open. Only the first pass updates batch normalisation's running
+    statistics, so they belong to w and move once per step. The second pass normalises by its own batch and draws its
+    own dropout mask. The base optimiser gets the second gradient, which is the clipped one. Co-Boosting (Dai et al.,
+    ICLR 2024, Table 16) names no rho; 0.05 is Foret et al.'s.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-# Keeps a gradient of zero from being divided by its norm.
+# Added to a gradient's norm, so that a zero gradient is not divided by zero.
 TINY = 1e-12
 
 
@@ -28,7 +28,7 @@ def sharpen(model: nn.Module, loss: Callable[[], torch.Tensor], *, rho: float) -
 
     Args:
         model: In training mode, with its gradients at w.
-        loss: Computes the loss of the same batch anew, a scalar.
+        loss: Computes the loss of the same batch again, a scalar.
         rho: Radius of the neighbourhood, positive.
     """
     moved = [(p, p.grad, p.detach().clone()) for p in model.parameters() if p.grad is not None]
@@ -47,7 +47,7 @@ def sharpen(model: nn.Module, loss: Callable[[], torch.Tensor], *, rho: float) -
 
 @contextmanager
 def statistics_at_rest(model: nn.Module) -> Iterator[None]:
-    """Let batch normalisation use its batch, as in training, and leave its running statistics and its counter."""
+    """Let batch normalisation use its batch, as in training, without updating running statistics and counter."""
     tracking = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
     for module in tracking:
         module.track_running_stats = False

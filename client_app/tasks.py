@@ -1,4 +1,4 @@
-"""What a client can be asked to train, and what it then sends: one entry per kind of upload."""
+"""The tasks that a server can give a client: which model it trains, and which part it uploads."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Task:
     """One kind of upload.
 
     Attributes:
-        build: From the client's architecture, C, the shape of an image and the settings, to the model before its first
-            step; drawn from torch's global state.
-        train: Trains it in place; takes what :func:`client_app.local_training.train` takes.
-        sent: From the trained model to what is uploaded.
+        build: From the client's architecture, C, the shape of an image and the settings, to the untrained model; its
+            weights are drawn from torch's global generator.
+        train: Trains it in place; takes the arguments of :func:`client_app.local_training.train`.
+        sent: From the trained model to the uploaded state_dict.
     """
 
     build: Callable[[str, int, Shape, ClientConfig], nn.Module]
@@ -38,13 +38,13 @@ class Task:
 
 
 def task_of(name: str) -> Task:
-    """Return what the server asks for.
+    """Return the task of this name.
 
     Raises:
-        UploadError: It asks for what this client does not know.
+        UploadError: The client does not know the task.
     """
     if name not in TASKS:
-        raise UploadError(f"the server asks for task {name[:80]!r}: known here are {', '.join(TASKS)}")
+        raise UploadError(f"the server asks for task {name[:80]!r}: must be one of {', '.join(TASKS)}")
     return TASKS[name]
 
 

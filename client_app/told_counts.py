@@ -1,4 +1,4 @@
-"""What a client tells of its examples per class."""
+"""The label counts that a client sends to the server."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ PRESENT = 1 / 5  # of an equal share: with ten classes, 2 % of the examples
 
 
 def told_counts(counts: tuple[int, ...], config: ClientConfig) -> tuple[int, ...] | None:
-    """Return the label counts that a client sends; None if it tells none.
+    """Return the label counts that a client sends; None if it sends none.
 
     Args:
         counts: Its examples per class [C].
         config: ``share_label_counts`` and ``label_counts_as``.
 
     Returns:
-        Whole numbers [C] with the sum of ``counts``.
+        Integers [C] with the sum of ``counts``.
     """
     if not config.share_label_counts:
         return None
@@ -26,9 +26,9 @@ def told_counts(counts: tuple[int, ...], config: ClientConfig) -> tuple[int, ...
 
 
 def equal_parts(counts: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the examples divided equally over the classes that are present; what is left over goes to the first.
+    """Return the examples divided equally over the present classes; the remainder goes to the first of them.
 
-    A class is present that has more than :data:`PRESENT` times an equal share of the examples.
+    A class is present if it has more than :data:`PRESENT` times an equal share of the examples.
     """
     total = sum(counts)
     present = [count > PRESENT * total / len(counts) for count in counts]

@@ -1,7 +1,7 @@
-"""What a client works out before it answers: which examples are its own, and the model that it sends.
+"""A client's own examples, and the model that it sends.
 
-No Flower in here; ``client_app/app.py`` imports it only for messages that need it, for a deployed client starts a new
-process for every message.
+This module imports no Flower. ``client_app/app.py`` imports it only for messages that need it, because a deployed
+client starts a new process for every message.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ State = dict[str, torch.Tensor]
 # Flower's own logger, so that its lines reach the log of the run.
 LOG = getLogger("flwr")
 
-# Of a training that tells neither loss nor accuracy, or is none.
+# Stands for a training without loss and accuracy, or for no training.
 UNTOLD = Epoch(0, float("nan"), float("nan"))
 
-# A simulated client's process serves many clients: the data set is opened once.
+# A simulation's process serves many clients, and opens the data set once.
 cached_split = functools.lru_cache(maxsize=2)(open_split)
 
 
@@ -53,7 +53,7 @@ class Own:
     Attributes:
         split: The training half of the data set.
         train: Positions in it that the client trains on.
-        held: Positions that it keeps for what follows the upload.
+        held: Positions that are held out for requests after the upload.
     """
 
     split: Split
@@ -62,7 +62,7 @@ class Own:
 
     @property
     def label_counts(self) -> tuple[int, ...]:
-        """Examples per class [C] that the client trains on."""
+        """The client's training examples per class [C]."""
         labels = self.split.labels[self.train]
         return tuple(torch.bincount(labels, minlength=self.split.num_classes).tolist())
 
@@ -71,7 +71,7 @@ def own_examples(config: AppConfig, node: Node, asked: Asked) -> Own:
     """Return a client's examples; every client draws the same division.
 
     Raises:
-        DataError: The data set is not there, or cannot be divided as asked.
+        DataError: The data set is missing, or cannot be divided by these settings.
     """
     data = config.data
     split = cached_split(data.name, "train", root=node.data_root, image_size=data.image_size, left_out=data.left_out)
@@ -83,23 +83,23 @@ def own_examples(config: AppConfig, node: Node, asked: Asked) -> Own:
 
 
 def trained_model(config: AppConfig, node: Node, asked: Asked, start: State) -> tuple[Trained | None, State]:
-    """Return the model that a client sends: pretrained, or kept from an earlier question, or trained now.
+    """Return the model that a client sends: pretrained, kept from an earlier request, or trained now.
 
     Args:
         config: The app's settings.
-        node: Who the client is.
-        asked: What the server asks.
+        node: The client.
+        asked: The server's request.
         start: Start weights; used if they fit the client's architecture.
 
     Raises:
-        OneShotError: There is no such data set, architecture or file.
+        OneShotError: The data set, architecture or file is missing.
     """
-    task_of(asked.task)  # an unknown one is refused whatever else there is
+    task_of(asked.task)  # an unknown task is refused first
     path = checkpoint_path(node.checkpoint, client=node.client, partition_id=node.partition_id)
     check_question(config.privacy, asked)
     if path is not None:
         check_trains(config.attack, node.client)
-        refuse(config.privacy, "what this node has, a checkpoint")
+        refuse(config.privacy, "this node's checkpoint")
         return _facts_of_pretrained(config, node, asked), load_checkpoint(path)
     if not asked.run_id:
         return _made(config, node, asked, start)
@@ -107,23 +107,23 @@ def trained_model(config: AppConfig, node: Node, asked: Asked, start: State) -> 
     kept = keep.load()
     if kept is None:
         if config.privacy.on and keep.finished:
-            raise UploadError("what it trained for this run is damaged here: training again would spend privacy twice")
+            raise UploadError("the kept model of this run is damaged: training again would spend the privacy twice")
         made = _made(config, node, asked, start)
-        # A SuperNode that was killed may leave a process that trains on; what was kept first may have been sent.
+        # A killed SuperNode may leave a process that still trains; the model kept first may have been sent.
         if config.privacy.on and (kept := keep.load()) is not None:
             return kept
         kept = made
         try:
             keep.save(*kept)
-        except (OSError, SafetensorError) as error:  # what is trained is worth more than its copy
-            if config.privacy.on:  # but not more than privacy, which a second training would spend again
-                raise UploadError(f"what it trained is not kept here, so it is not sent either: {error}") from error
-            LOG.warning("%s: what it trained is sent but not kept here: %s", node.client, error)
+        except (OSError, SafetensorError) as error:  # the model is sent without a kept copy
+            if config.privacy.on:  # unless privacy is on, because a second training would spend it again
+                raise UploadError(f"the trained model cannot be kept, so it is not sent: {error}") from error
+            LOG.warning("%s: the trained model is sent but cannot be kept: %s", node.client, error)
     return kept
 
 
 def _made(config: AppConfig, node: Node, asked: Asked, start: State) -> tuple[Trained, State]:
-    """Return what a client trains, or what it copies if it is an attacker of that kind."""
+    """Return the model that a client trains, or copies if it is an attacker of that kind."""
     if config.attack.of(node.client) != "copy":
         return _train(config, node, asked, start)
     trained, state = _train(config, copied(node, config), asked, start)
@@ -159,8 +159,8 @@ def _train(config: AppConfig, node: Node, asked: Asked, start: State) -> tuple[T
 
 
 def _started(config: AppConfig, node: Node, asked: Asked, split: Split) -> torch.nn.Module:
-    """Return the model before its first step."""
-    # Clients of one architecture start from the same weights, unless they shall not, without a byte sent for it.
+    """Return the untrained model."""
+    # The seed gives clients of one architecture the same start weights without sending any, unless client.init differs.
     use: tuple[str | int, ...] = ("init", node.architecture)
     if config.client.init == "different":
         use = (*use, node.client)
@@ -190,7 +190,7 @@ def _load_start(model: torch.nn.Module, start: State) -> None:
 
 
 def _facts_of_pretrained(config: AppConfig, node: Node, asked: Asked) -> Trained | None:
-    """Count the examples that its data folder holds; a node may hold nothing but its checkpoint."""
+    """Count the examples in the node's data folder; a node may hold nothing but its checkpoint."""
     if not node.has_data:
         return None
     own = own_examples(config, node, asked)

@@ -2,16 +2,16 @@
 
     python deploy/make_keys.py keys --server server.example.org --node hospital-a --node hospital-b
 
-writes a folder that says by its shape what goes to which machine::
+writes one folder per machine::
 
     keys/authority/ca.key      stays here; signs the server's next certificate
     keys/server/               ca.crt, server.pem, server.key: to the server
     keys/hospital-a/           ca.crt, node.key: to that hospital
-    keys/public/               hospital-a.pub, ...: to whoever registers the nodes
+    keys/public/               hospital-a.pub, ...: to the operator who registers the nodes
     keys/ca.crt                to every machine; it is no secret
 
-Run again, it adds what is missing and never replaces a file; ``--renew-server`` replaces the server's certificate
-alone, signed by the same authority, so that no node needs a new file. Needs ``cryptography``, which Flower brings.
+A second run adds missing files and never replaces one. ``--renew-server`` replaces the server's certificate and key
+only. The same authority signs it, so no node needs a new file. Needs ``cryptography``, which Flower installs.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-# Flower's own processes on the server speak to it by these.
+# Flower's own processes on the server connect to these addresses.
 LOOPBACK = ("localhost", "127.0.0.1")
 AUTHORITY_DAYS, SERVER_DAYS = 3650, 825
-# What a client may be called, and so what a folder and a file are called here.
+# A valid client name, which is also the name of its folder and file.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 RESERVED = {"authority", "server", "public"}
 
@@ -39,11 +39,11 @@ Key = ec.EllipticCurvePrivateKey
 
 
 class KeysError(Exception):
-    """What a user can mend; one line."""
+    """An error that the user can correct; one line."""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Make what is asked for and say which file goes where; returns the exit status."""
+    """Make the requested files, print where each belongs, and return the exit status."""
     asked = parser().parse_args(arguments)
     try:
         made = make(
@@ -57,25 +57,25 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def make(folder: Path, *, servers: list[str], nodes: list[str], days: int, renew_server: bool) -> list[Path]:
-    """Make what is missing.
+    """Make the missing files.
 
     Args:
-        folder: Where; made if it is not there.
-        servers: Names and addresses by which nodes reach the server; needed where its certificate is to be made.
+        folder: The folder of all keys; created if missing.
+        servers: Names and addresses by which nodes reach the server; needed to make its certificate.
         nodes: Names of the nodes.
-        days: How long a new certificate of the server is valid.
+        days: Validity of a new server certificate.
         renew_server: Replace the server's certificate and key.
 
     Returns:
         The files written.
 
     Raises:
-        KeysError: A name is none, the days are too few or too many, or the authority is needed and only half there.
+        KeysError: A name is not valid, the days are out of range, or a needed file of the authority is missing.
     """
     for name in nodes:
         if not NAME.fullmatch(name) or name in RESERVED:
             raise KeysError(
-                f"node {name!r}: must be names that match {NAME.pattern}, but {', '.join(sorted(RESERVED))}"
+                f"node {name!r}: must be a name that matches {NAME.pattern}, except {', '.join(sorted(RESERVED))}"
             )
     made: list[Path] = []
     _private_folder(folder)
@@ -116,7 +116,7 @@ def _make_server(place: Path, key_file: Path, certificate_file: Path, servers: l
     if not servers:
         raise KeysError("--server is missing: the name or address by which the nodes reach the server")
     if not 1 <= days <= AUTHORITY_DAYS:
-        raise KeysError(f"--days {days}: must be 1 to {AUTHORITY_DAYS}, as long as the authority is valid")
+        raise KeysError(f"--days {days}: must be 1 to {AUTHORITY_DAYS}, the validity of the authority")
     try:
         signer = serialization.load_pem_private_key(key_file.read_bytes(), None)
         authority = x509.load_pem_x509_certificate(certificate_file.read_bytes())
@@ -142,12 +142,12 @@ def _make_server(place: Path, key_file: Path, certificate_file: Path, servers: l
 
 
 def _make_node(place: Path, public_file: Path) -> list[Path]:
-    key = ec.generate_private_key(ec.SECP384R1())  # the curve that Flower asks for, in the form of ssh-keygen
+    key = ec.generate_private_key(ec.SECP384R1())  # the curve that Flower requires, in the format of ssh-keygen
     private = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
     )
     public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    # The private key last: it is what tells that both are there.
+    # The private key is written last: its presence means that both exist.
     return [
         _write(public_file, public + f" {place.name}\n".encode(), private=False),
         _write(place / "node.key", private, private=True),
@@ -184,7 +184,7 @@ def _subject(name: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(name))
     except ValueError:
-        pass  # then it is a name
+        pass  # not an address, so a name
     if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?", name):
         raise KeysError(f"--server {name!r}: must be a host's name or its address, without a port")
     return x509.DNSName(name)
@@ -201,7 +201,7 @@ def _private_folder(folder: Path) -> None:
 
 
 def _write(file: Path, content: bytes, *, private: bool) -> Path:
-    """Write a file as a whole, with its mode from the first byte on."""
+    """Write a file atomically, with its final mode from the first byte on."""
     _private_folder(file.parent)
     temporary = file.with_name(f".{file.name}.new")
     temporary.unlink(missing_ok=True)
@@ -215,8 +215,8 @@ def _where_to(folder: Path) -> list[str]:
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     nodes = sorted(path.parent for path in folder.glob("*/node.key"))
     return [
-        f"the server is known as {', '.join(str(name.value) for name in names)}",
-        f"its certificate ends on {certificate.not_valid_after_utc:%Y-%m-%d}; renew it before: --renew-server",
+        f"the server's certificate is valid for {', '.join(str(name.value) for name in names)}",
+        f"it expires on {certificate.not_valid_after_utc:%Y-%m-%d}; renew it before with --renew-server",
         f"to the server:        {folder / 'server'}, {folder / 'public'}",
         *(f"to {node.name}: {node}" for node in nodes),
         f"stays here, offline:  {folder / 'authority'}",
@@ -226,10 +226,10 @@ def _where_to(folder: Path) -> list[str]:
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     flags = argparse.ArgumentParser(description="Make a federation's certificates and node keys; replaces nothing.")
-    flags.add_argument("folder", type=Path, help="where they go; made if it is not there")
+    flags.add_argument("folder", type=Path, help="folder of all keys; created if missing")
     flags.add_argument("--server", action="append", default=[], help="name or address of the server; repeatable")
     flags.add_argument("--node", action="append", default=[], help="name of a node; repeatable")
-    flags.add_argument("--days", type=int, default=SERVER_DAYS, help=f"validity of the certificate: {SERVER_DAYS}")
+    flags.add_argument("--days", type=int, default=SERVER_DAYS, help=f"validity of the certificate; {SERVER_DAYS}")
     flags.add_argument("--renew-server", action="store_true", help="replace the server's certificate and key")
     return flags
 

@@ -1,10 +1,11 @@
-"""flower-superlink, with one more rule: Flower's control commands are taken from this machine only.
+"""flower-superlink, with one more rule: it accepts Flower's control commands from this machine only.
 
-Nodes, operators and the server's own processes share one port. Nodes prove themselves by their keys; but who may send
-control commands (start a run, register or remove a node) Flower 1.41 leaves to an account server that it does not
-bring: whoever reaches the port may start a run, and a run is code on every machine. So this answers such requests with
-403 unless they come from an address in ``ONESHOT_CONTROL_FROM`` (default 127.0.0.1 and ::1).
-Takes the flags of flower-superlink.
+Nodes, operators and the server's own processes share one port. Nodes authenticate by their keys. Control commands start
+a run, or register or remove a node. Flower 1.41 authenticates their sender only with an account server, which it does
+not include. Without this rule, anybody who reaches the port may start a run, and a run is code on every machine.
+
+So this server answers control commands with 403, unless they come from an address in ``ONESHOT_CONTROL_FROM`` (default
+127.0.0.1 and ::1). It takes the flags of flower-superlink.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from starlette.middleware import Middleware
 from starlette.responses import PlainTextResponse
 
 VARIABLE = "ONESHOT_CONTROL_FROM"
-# What everybody may ask: nodes, who prove themselves by their keys, and whether there is a server.
+# Paths open to every address: requests of nodes, which authenticate by their keys, and the health check.
 OPEN = ("/v1/fleet/", "/health")
 
 Scope = MutableMapping[str, Any]
@@ -27,24 +28,24 @@ App = Callable[[Scope, Callable[[], Awaitable[Any]], Callable[[Any], Awaitable[N
 
 
 class LocalControl:
-    """Refuses what is not for nodes, unless it comes from an allowed address."""
+    """Refuses requests to other paths than the nodes', unless they come from a listed address."""
 
     def __init__(self, app: App, allowed: frozenset[str]) -> None:
         self._app = app
         self._allowed = allowed
 
     async def __call__(self, scope: Scope, receive: Callable[[], Awaitable[Any]], send: Any) -> None:
-        """Pass a request on, or answer 403."""
+        """Forward a request, or answer 403."""
         peer = (scope.get("client") or ("",))[0].removeprefix("::ffff:")
         if scope["type"] == "lifespan" or scope["path"].startswith(OPEN) or peer in self._allowed:
             await self._app(scope, receive, send)
             return
-        sys.stderr.write(f"refused {scope['path']} from {peer}: must be {', '.join(sorted(self._allowed))}\n")
-        await PlainTextResponse("control commands are not taken from this address\n", 403)(scope, receive, send)
+        sys.stderr.write(f"refused {scope['path']} from {peer}: must come from {', '.join(sorted(self._allowed))}\n")
+        await PlainTextResponse("control commands from this address are not accepted\n", 403)(scope, receive, send)
 
 
 def allowed_addresses() -> frozenset[str]:
-    """Return the addresses whose control commands are taken."""
+    """Return the addresses whose control commands are accepted."""
     return frozenset(os.environ.get(VARIABLE, "127.0.0.1 ::1").replace(",", " ").split())
 
 
@@ -52,9 +53,9 @@ def main() -> None:
     """Run flower-superlink with the rule."""
     from flwr.superlink.cli.flower_superlink import flower_superlink
 
-    # Flower's hook for what is asked before everything else; without it no server starts that promises the rule.
+    # Flower's hook for middleware. Without it the rule cannot hold, so the server does not start.
     if not callable(getattr(extensions, "get_middleware", None)):
-        sys.exit("this Flower has no flwr.superlink.extensions.get_middleware: install the one of constraints.txt")
+        sys.exit("this Flower has no flwr.superlink.extensions.get_middleware: install the version of constraints.txt")
     others = extensions.get_middleware
     extensions.get_middleware = lambda: (Middleware(LocalControl, allowed=allowed_addresses()), *others())
     flower_superlink()

@@ -1,1 +1,1 @@
-"""The app's shared half: run config, model zoo, data, partitions and metrics; it knows neither Flower nor Ray."""
+"""The app's shared half: run config, model zoo, data and partitions; it imports neither Flower nor Ray."""

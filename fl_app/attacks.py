@@ -1,18 +1,18 @@
-"""Simulated attackers: which clients misbehave in a run, and how. For research on robustness.
+"""Simulated attackers, for research on robustness: which clients misbehave in a run, and how.
 
-Sources: the backdoor is BadNets' pattern of bright pixels (Gu, Dolan-Gavitt, Garg, BadNets: Identifying
-    Vulnerabilities in the Machine Learning Model Supply Chain, 2017, https://arxiv.org/abs/1708.06733); training on
-    flipped labels is the data poisoning of Tolpegin, Truex, Gursoy, Liu, Data Poisoning Attacks Against Federated
-    Learning Systems, ESORICS 2020, https://arxiv.org/abs/2007.08432.
+Sources: the backdoor is BadNets' pattern of bright pixels. Gu, Dolan-Gavitt, Garg, BadNets: Identifying
+    Vulnerabilities in the Machine Learning Model Supply Chain, 2017, https://arxiv.org/abs/1708.06733.
+    Training on flipped labels is the data poisoning of Tolpegin, Truex, Gursoy, Liu, Data Poisoning Attacks Against
+    Federated Learning Systems, ESORICS 2020, https://arxiv.org/abs/2007.08432.
 Symbols: C -> num_classes; y -> a label.
 Where: the trigger -> triggered; y -> (C - 1) - y and the poisoned share -> client_app.attacking.
 Deviations: Tolpegin et al. flip one class into another; here every label y becomes (C - 1) - y, which aims at no class.
-    BadNets adds poisoned copies to the training set; here they take the place of their originals, so that the number
-    of examples stays what it is. What the paper leaves open: the pattern is a square of an eighth of the image's side,
-    at least 3 pixels, in the lower right corner, white in every channel.
+    BadNets adds poisoned copies to the training set; here they replace their originals, so the number of examples
+    stays the same. The paper leaves the pattern open: here it is a white square in the lower right corner. Its side is
+    an eighth of the image's, and at least 3 pixels.
 
-What each kind does: :data:`KINDS`. What an attacker says of itself, its number of examples and its label counts, is
-that of its true data, but for the kinds in :data:`CLAIMING`.
+:data:`KINDS` describes what each kind uploads. An attacker reports the number of examples and the label counts of its
+true data, except for the kinds in :data:`CLAIMING`.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ KINDS: Mapping[str, str] = {
     "copy": "the upload of the next client, in order, that is no attacker, bit for bit, under its own name and facts",
     "backdoor": "a model trained on images of which a share bears a trigger and the label attack.target",
 }
-# These say of themselves what is not so, and send an honest model.
+# These kinds report false numbers of examples, with an honest model.
 CLAIMING = ("claim", "claim-uniform")
-LARGEST_CLAIM = 1e6  # times what there is; a message holds no whole number beyond 2^63
-# Only these change the examples and leave the training as it is, so that every kind of training can have them.
+LARGEST_CLAIM = 1e6  # times the true number of examples; a message holds no whole number beyond 2^63
+# These kinds change the examples and not the training, so they work with every kind of training.
 POISONING = ("label-flip", "backdoor")
 
 SHARE_OF_SIDE = 8
@@ -52,33 +52,33 @@ WHITE = 255
 
 @dataclass(frozen=True)
 class AttackConfig:
-    """Which clients are simulated attackers, and what they do; a client obeys its own name alone."""
+    """Which clients are simulated attackers, and what they do; each client looks for its own name."""
 
     kind: str = option("none", "what the clients of attack.clients do instead of training", choices=tuple(KINDS))
     clients: str = option("", "comma-separated names of the clients that are simulated attackers")
-    factor: float = option(10.0, "what weights are multiplied by, of scale and last-layer; what numbers, of claims")
-    target: int = option(0, "class that images with the trigger are labelled as, of backdoor", low=0)
+    factor: float = option(10.0, "factor of the weights (scale, last-layer) or of the claimed numbers (claim kinds)")
+    target: int = option(0, "backdoor: the label of images with the trigger", low=0)
     poisoned: float = option(
-        0.3, "share of an attacker's training images that get the trigger, of backdoor", above=0.0, high=1.0
+        0.3, "backdoor: share of an attacker's training images that get the trigger", above=0.0, high=1.0
     )
 
     def __post_init__(self) -> None:
-        """Check every value, and those that belong together."""
+        """Check every value, and the combinations of values."""
         check(self, "attack")
         if self.kind != "none" and not self.names():
             raise OptionError(
-                f"setting 'attack.kind' is {self.kind!r} and 'attack.clients' {self.clients!r}: must be names of "
-                "clients, separated by commas"
+                f"setting 'attack.kind' is {self.kind!r} and 'attack.clients' {self.clients!r}: must name clients, "
+                "separated by commas"
             )
         if self.kind in CLAIMING and not 0 < self.factor <= LARGEST_CLAIM:
             raise OptionError(
-                f"setting 'attack.factor' is {self.factor:g}: allowed with 'attack.kind' {self.kind!r} is a number "
-                f"greater than 0 and at most {LARGEST_CLAIM:g}"
+                f"setting 'attack.factor' is {self.factor:g}: must be a number greater than 0 and at most "
+                f"{LARGEST_CLAIM:g} with 'attack.kind' {self.kind!r}"
             )
         if self.kind == "none" and self.clients:
             raise OptionError(
-                f"setting 'attack.clients' is {self.clients!r} and 'attack.kind' 'none': must be "
-                f"{', '.join(KINDS)}, and no names with none"
+                f"setting 'attack.clients' is {self.clients!r} and 'attack.kind' 'none': must be '', or set "
+                f"'attack.kind' to one of {', '.join(kind for kind in KINDS if kind != 'none')}"
             )
 
     def names(self) -> tuple[str, ...]:
@@ -101,30 +101,30 @@ class AttackConfig:
         """Refuse a target that is no class.
 
         Raises:
-            OptionError: Names the setting, its value and what is allowed.
+            OptionError: Names the setting, its value and the range.
         """
         if self.kind == "backdoor" and self.target >= num_classes:
             raise OptionError(f"setting 'attack.target' is {self.target}: must be 0 to {num_classes - 1}")
 
     def check_clients(self, known: Sequence[str]) -> None:
-        """Refuse attackers that a simulation does not have.
+        """Refuse attackers that are no clients of the simulation.
 
         Args:
             known: The names of all clients.
 
         Raises:
-            OptionError: Names them, or says that no honest client is left to copy.
+            OptionError: A name is unknown, or no honest client is left to copy.
         """
         strangers = [name for name in self.names() if name not in known]
         if strangers:
             raise OptionError(
-                f"setting 'attack.clients' names {', '.join(strangers)}: allowed in this simulation are "
+                f"setting 'attack.clients' names {', '.join(strangers)}: must be clients of this simulation, "
                 f"{known[0]} to {known[-1]}"
             )
         if self.kind == "copy" and set(known) <= set(self.names()):
             raise OptionError(
-                f"setting 'attack.clients' is {self.clients!r}: allowed with 'attack.kind' 'copy' are all clients but "
-                "one, whose upload is copied"
+                f"setting 'attack.clients' is {self.clients!r}: 'attack.kind' 'copy' must leave at least one honest "
+                "client, whose upload is copied"
             )
 
 

@@ -1,4 +1,4 @@
-"""Checkpoint files that somebody else wrote: read as tensors alone, never as code."""
+"""Checkpoint files of unknown origin: read as tensors alone, never as code."""
 
 from __future__ import annotations
 
@@ -17,38 +17,38 @@ from safetensors.torch import load_file
 
 from strategies.core.errors import UploadError
 
-ALLOWED = "must be a .safetensors file, or what torch.save(model.state_dict()) wrote"
+ALLOWED = "must be a .safetensors file, or a file that torch.save(model.state_dict()) wrote"
 
-# What the readers raise on files that are none of theirs, or torn: torch's unpickler trusts what it finds.
+# The readers raise these on torn files and files of another format: torch's unpickler does not check its input.
 _DAMAGES = (
     SafetensorError, pickle.UnpicklingError, struct.error, AssertionError, AttributeError, EOFError, LookupError,
     MemoryError, OSError, OverflowError, RuntimeError, TypeError, ValueError, zipfile.BadZipFile,
 )  # fmt: skip
-# Under these keys training scripts keep the state_dict, beside an optimizer's.
+# Training scripts keep the state_dict under these keys, beside the optimizer's.
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "net")
-# DataParallel and torch.compile put these before every name.
+# DataParallel and torch.compile prefix every name with these.
 _PREFIXES = ("module.", "_orig_mod.")
 _CODE = re.compile(r"GLOBAL (\S+)")
 _BOMB = "it is an archive that unpacks to"
-# Bytes: of TorchScript archives, which are refused for what they are, small parts are compressed.
+# Bytes. TorchScript archives compress small parts; the slack lets them through, to be refused as code later.
 _SLACK = 2**24
 
 
 def read_checkpoint(path: Path) -> dict[str, torch.Tensor]:
-    """Read a state_dict; a torch file is opened with ``weights_only=True``, so that it cannot run code.
+    """Read a state_dict; a torch file is opened with ``weights_only=True``, so it cannot run code.
 
     Args:
-        path: A ``.safetensors`` file, or what ``torch.save(model.state_dict())`` wrote, bare or under one of the usual
-            keys of a training script (``state_dict``, ``model_state_dict``, ``model``, ``net``).
+        path: A ``.safetensors`` file, or a file that ``torch.save(model.state_dict())`` wrote. The state_dict may lie
+            under one of a training script's usual keys (``state_dict``, ``model_state_dict``, ``model``, ``net``).
 
     Returns:
         Name -> tensor, on the CPU, of any dtype; names without the prefix of ``DataParallel`` or ``torch.compile``.
 
     Raises:
-        UploadError: The file is not there, damaged, or not a state_dict.
+        UploadError: The file is missing, damaged, or not a state_dict.
     """
     if not path.is_file():
-        raise UploadError(f"checkpoint {path} is not there: {ALLOWED}")
+        raise UploadError(f"checkpoint {path} does not exist: {ALLOWED}")
     try:
         found = _unwrapped(_read(path))
     except _DAMAGES as error:
@@ -63,16 +63,16 @@ def _read(path: Path) -> Any:
         return load_file(path)
     _refuse_bomb(path)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a file that is none of torch's, the error says it
+        warnings.simplefilter("ignore")  # the error names a file of another format
         return torch.load(path, weights_only=True, map_location="cpu")
 
 
 def _refuse_bomb(path: Path) -> None:
-    """Refuse an archive that unpacks to far more than it is: torch.save compresses nothing, and stores nothing twice.
+    """Refuse an archive that unpacks to far more bytes than its own: torch.save compresses and repeats nothing.
 
     Raises:
-        ValueError: It does; the message is for :func:`_reason`.
-        BadZipFile: It is no whole archive.
+        ValueError: The archive unpacks to too much; :func:`_reason` reads the message.
+        BadZipFile: The archive is incomplete.
     """
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
@@ -82,7 +82,7 @@ def _refuse_bomb(path: Path) -> None:
 
 
 def _unwrapped(found: Any) -> Any:
-    for _ in range(len(_WRAPPERS)):  # no deeper: a pickled dict may hold itself
+    for _ in range(len(_WRAPPERS)):  # a limit, because a pickled dict may contain itself
         if not isinstance(found, Mapping):
             break
         inside = next((found[key] for key in _WRAPPERS if isinstance(found.get(key), Mapping)), None)
@@ -112,14 +112,14 @@ def _kind(found: object) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """Return what is wrong with a file. Not in torch's words: they advise to run the code in it."""
+    """Return the fault of a file. torch's own messages are not repeated: they advise running the file's code."""
     text = str(error)
     if (code := _CODE.search(text)) is not None:
-        return f"it is a pickle that asks for {code[1][:120]!r}, which is no tensor; nothing of it was run"
+        return f"it is a pickle that asks for {code[1][:120]!r}, which is no tensor; none of its code was run"
     if text.startswith(_BOMB):
-        return f"{text}, far more than it has"
+        return f"{text}, far more than its own size"
     if isinstance(error, SafetensorError | OSError):
         return (text.splitlines() or [type(error).__name__])[0][:200]
     if "TorchScript" in text:
         return "it is a TorchScript archive, which is code"
-    return "it is damaged, or no file of torch.save"
+    return "it is damaged, or torch.save did not write it"

@@ -1,8 +1,8 @@
-"""The app's settings: one frozen dataclass per table; their defaults are the main job.
+"""The app's settings: one frozen dataclass per table; their defaults are those of a plain run.
 
-``[tool.flwr.app.config]`` in pyproject.toml is written from them (``make config``). Keys are kebab-case:
+``make config`` writes ``[tool.flwr.app.config]`` in pyproject.toml from them. Keys are kebab-case:
 ``AppConfig.min_uploads`` is ``min-uploads``, ``AppConfig.data.alpha`` is ``data.alpha``. Unset is ``""`` or 0.
-The tables of the methods (``dense.epochs``) belong to the methods and are read by the server alone.
+The tables of the methods (``dense.epochs``) belong to the methods; only the server reads them.
 """
 
 from __future__ import annotations
@@ -21,50 +21,49 @@ from strategies.core.registry import TEACHER_HOMES
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Which images, or other examples, and how they are divided among the clients."""
+    """The data set, and how it is divided among the clients."""
 
     name: str = option("digits", "data set", choices=SOURCES)
-    root: str = option("", "folder of copies already on disk; empty: $ONESHOT_DATA, else the user's cache folder")
+    root: str = option("", "folder of the data sets; empty: $ONESHOT_DATA, else the user's cache folder")
     image_size: int = option(0, "height and width in pixels; 0 = the data set's own", low=0, high=512)
     law: str = option("dirichlet-classes", "law that divides the training set", choices=tuple(LAWS))
     alpha: float = option(0.3, "concentration of the Dirichlet laws; smaller is more skewed", above=0.0)
     classes_per_client: int = option(2, "classes per client of the laws 'classes' and 'classes-p1'", low=1)
     sigma: float = option(0.0, "sigma of the log-normal client sizes; 0 = equal sizes", low=0.0)
     min_size: int = option(10, "examples of the smallest client under the law 'dirichlet-clients'", low=1)
-    limit: int = option(
-        0, "use only the first so many training images (of each domain), shuffled by the seed; 0 = all", low=0
-    )
+    limit: int = option(0, "number of training images to use (of each domain), drawn by the seed; 0 = all", low=0)
     left_out: str = option("", "the domain to test on, for a data set of domains")
     proxy: float = option(
         0.0, "share of the training images that no client gets and the server may use without labels", low=0.0, high=0.9
     )
     proxy_name: str = option("", "data set whose training images the server uses without labels, in place of a share")
-    proxy_limit: int = option(0, "use at most so many images of data.proxy-name, drawn by the seed; 0 = all", low=0)
+    proxy_limit: int = option(0, "largest number of images of data.proxy-name, drawn by the seed; 0 = all", low=0)
 
     def __post_init__(self) -> None:
-        """Check every value, and those that belong together."""
+        """Check every value, and the combinations of values."""
         check(self, "data")
         self.partition_spec()
         check_left_out(self.name, self.left_out)
         if self.law == "domains" and self.name not in DOMAINED:
             raise OptionError(
-                f"setting 'data.law' is 'domains' and 'data.name' {self.name!r}: allowed with it are the data sets of "
-                f"domains: {', '.join(DOMAINED)}"
+                f"setting 'data.law' is 'domains' and 'data.name' {self.name!r}: must be a data set of domains, one of "
+                f"{', '.join(DOMAINED)}"
             )
         self._check_proxy()
 
     def _check_proxy(self) -> None:
-        # Images serve in place of images alone, and a set of domains would have to leave one out.
+        # Only images replace images, and a set of domains would have to leave one out.
         others = () if self.name in IMAGELESS else SOURCES
         allowed = [name for name in others if name not in (self.name, *DOMAINED, *IMAGELESS)]
         if self.proxy_name and self.proxy_name not in allowed:
             raise OptionError(
-                f"setting 'data.proxy-name' is {self.proxy_name!r}: allowed beside 'data.name' {self.name!r} are "
-                f"{', '.join([*allowed, 'none'])}"
+                f"setting 'data.proxy-name' is {self.proxy_name!r}: must be one of {', '.join([*allowed, repr('')])} "
+                f"where 'data.name' is {self.name!r}"
             )
         if self.proxy_name and self.proxy:
             raise OptionError(
-                f"settings 'data.proxy' ({self.proxy}) and 'data.proxy-name' ({self.proxy_name!r}): must be one of them"
+                f"settings 'data.proxy' ({self.proxy}) and 'data.proxy-name' ({self.proxy_name!r}) exclude each other: "
+                "set one of them"
             )
         if self.proxy_limit and not self.proxy_name:
             raise OptionError(
@@ -73,7 +72,7 @@ class DataConfig:
             )
 
     def partition_spec(self) -> PartitionSpec:
-        """Return the arguments of the law."""
+        """Return the law of the division with its settings."""
         return PartitionSpec(
             law=self.law,
             alpha=self.alpha,
@@ -88,7 +87,7 @@ class ModelConfig:
     """Which architectures the clients and the server use."""
 
     name: str = option("lenet5", "architecture of the clients", choices=ARCHITECTURES)
-    per_client: str = option("", "comma-separated architectures, dealt to the clients in turn; empty: model.name")
+    per_client: str = option("", "comma-separated architectures, assigned to the clients in turn; empty: model.name")
     student: str = option("", "architecture of the server's result; empty: model.name")
 
     def __post_init__(self) -> None:
@@ -97,15 +96,16 @@ class ModelConfig:
         for key, name in self.named():
             if name not in ARCHITECTURES:
                 raise OptionError(
-                    f"setting {key!r} names {name!r}: must be {', '.join(ARCHITECTURES)}{meant(name, ARCHITECTURES)}"
+                    f"setting {key!r} names {name!r}: must be one of {', '.join(ARCHITECTURES)}"
+                    f"{meant(name, ARCHITECTURES)}"
                 )
 
     def mix(self) -> tuple[str, ...]:
-        """Return the architectures that are dealt to the clients in turn."""
+        """Return the architectures that the clients get in turn."""
         return tuple(name.strip() for name in self.per_client.split(",") if name.strip()) or (self.name,)
 
     def named(self) -> list[tuple[str, str]]:
-        """Return the architectures that are used, each with the setting that names it."""
+        """Return the architectures in use, each with the setting that names it."""
         own = "model.per-client" if self.per_client else "model.name"
         result = "model.student" if self.student else "model.name"
         return [*((own, name) for name in self.mix()), (result, self.of_student())]
@@ -122,7 +122,7 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class ClientConfig:
-    """Local training, and what a client tells."""
+    """Local training, and which facts a client sends."""
 
     epochs: int = option(30, "local epochs", low=1, scaled=True)
     steps: int = option(0, "optimiser steps of local training, in place of client.epochs; 0 = whole epochs", low=0)
@@ -136,30 +136,30 @@ class ClientConfig:
     clip: float = option(10.0, "largest gradient norm; 0 = no clipping", low=0.0)
     loss: str = option("cross-entropy", "training loss", choices=("cross-entropy", "ldam"))
     sam_rho: float = option(0.0, "radius rho of sharpness-aware minimisation; 0 = off, its paper has 0.05", low=0.0)
-    attack_steps: int = option(5, "steps that make destroyed images look known, in training for FedOV", low=0)
-    latent: int = option(10, "length of the noise z of a CVAE, in training for FedCVAE-Ens", low=1)
+    attack_steps: int = option(5, "FedOV: steps that make destroyed images look known", low=0)
+    latent: int = option(10, "FedCVAE-Ens: length of the CVAE's noise z", low=1)
     augmentation: str = option(
         "data-set", "change of the training images; data-set: the data set's own", choices=("data-set", *AUGMENTATIONS)
     )
     init: str = option(
         "same",
-        "start: the same weights for all clients of an architecture, or each its own",
+        "start weights: the same for all clients of an architecture, or different ones for each client",
         choices=("same", "different"),
     )
-    share_label_counts: bool = option(True, "tell the server how many examples of each class there are")
+    share_label_counts: bool = option(True, "send the server the number of examples of each class")
     label_counts_as: str = option(
         "numbers",
-        "how they are told: presence: only of which classes there are more than a fifth of an equal share; the "
-        "examples count as divided equally over these",
+        "presence sends only which classes exceed a fifth of an equal share, and divides the number of examples "
+        "equally over these",
         choices=("numbers", "presence"),
     )
     checkpoint: str = option("", "upload this file and train nothing; {client} and {partition} are filled in")
     max_ensemble_mib: float = option(0.0, "largest ensemble that a client accepts, MiB; 0 = any", low=0.0)
     nodes: str = option("", "folder of node configs, or one such file: a simulation plays these nodes")
-    state_dir: str = option("", "where a client keeps what it trained; empty: $ONESHOT_CLIENT_STATE, else the cache")
+    state_dir: str = option("", "folder of a client's trained models; empty: $ONESHOT_CLIENT_STATE, else the cache")
 
     def __post_init__(self) -> None:
-        """Check every value, and those that belong together."""
+        """Check every value, and the combinations of values."""
         check(self, "client")
         if self.final_lr and self.schedule != "cosine":
             raise OptionError(
@@ -172,7 +172,7 @@ class ClientConfig:
         except (KeyError, IndexError, ValueError, AttributeError) as error:
             raise OptionError(
                 f"setting 'client.checkpoint' is {self.checkpoint!r}: "
-                "allowed placeholders are {client} and {partition}"
+                "its placeholders must be {client} and {partition}"
             ) from error
 
 
@@ -181,30 +181,32 @@ class AppConfig:
     """The app's settings."""
 
     method: str = option("tally", "server method; 'oneshot methods' lists them")
-    seed: int = option(0, "every random draw of the run follows from it", low=0)
+    seed: int = option(0, "seed of every random draw of the run", low=0)
     scale: float = option(
-        1.0, "what local and server epochs are multiplied by, to shorten a published setting", above=0.0, high=1.0
+        1.0, "factor of the local and server epochs, to shorten a published setting", above=0.0, high=1.0
     )
     min_uploads: int = option(2, "quorum: fewer uploads at the deadline fail the run", low=1)
-    deadline_s: float = option(3600.0, "seconds that the clients have for their uploads", above=0.0)
+    deadline_s: float = option(3600.0, "seconds within which the clients must upload", above=0.0)
     compute: str = option("ray", "where the server stage runs", choices=("ray", "in-process"))
     shards: int = option(
-        0, "Ray actors that hold the clients' models; 0 = one per GPU, or what memory needs; 1 = no sharding", low=0
+        0,
+        "Ray actors that hold the clients' models; 0 = one per GPU, or as many as memory needs; 1 = no sharding",
+        low=0,
     )
     device: str = option("auto", "device of the server stage: auto, cpu, cuda, cuda:1")
     threads: int = option(0, "torch threads of the server stage; 0 = all cores", low=0)
     max_upload_mib: float = option(2048.0, "largest accepted upload, MiB", above=0.0)
-    checkpoint_s: float = option(20.0, "seconds between two checkpoints of the server stage, at least", low=0.0)
+    checkpoint_s: float = option(20.0, "shortest time between two checkpoints of the server stage, seconds", low=0.0)
     run_dir: str = option("", "run folder; empty: a new one under $ONESHOT_RUNS, else ./runs")
-    resume: str = option("", "run folder of a run that was cut off; it goes on there")
+    resume: str = option("", "run folder of an interrupted run, which continues there")
     teacher: str = option(
         "method",
-        "the ensemble that is distilled: the method's own; in a replay, run: the one that the replayed run ended with; "
-        "else all uploads under the pool of this name",
+        "the ensemble that is distilled; method: the method's own; run: the ensemble of the replayed run (replay "
+        "only); else all uploads under the pool of this name",
         choices=("method", "run", *TEACHER_HOMES),
     )
-    uploads: str = option("", "run folder whose stored uploads are used: no client is asked to train")
-    forget: str = option("", "comma-separated clients whose uploads are left out of those")
+    uploads: str = option("", "run folder whose stored uploads are used; no client trains")
+    forget: str = option("", "comma-separated clients whose stored uploads are left out")
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     client: ClientConfig = field(default_factory=ClientConfig)
@@ -219,34 +221,36 @@ class AppConfig:
         self.privacy.check_settings(flatten(self))
         if self.data.name in IMAGELESS and self.client.augmentation not in ("data-set", "none"):
             raise OptionError(
-                f"setting 'client.augmentation' is {self.client.augmentation!r}: allowed where 'data.name' is "
-                f"{self.data.name!r}, whose examples are no images, are data-set and none"
+                f"setting 'client.augmentation' is {self.client.augmentation!r}: must be 'data-set' or 'none' where "
+                f"'data.name' is {self.data.name!r}, whose examples are no images"
             )
         if self.resume and self.run_dir and self.resume != self.run_dir:
-            raise OptionError(f"settings 'resume' ({self.resume}) and 'run-dir' ({self.run_dir}): must be one of them")
+            raise OptionError(
+                f"settings 'resume' ({self.resume}) and 'run-dir' ({self.run_dir}) differ: set one of them"
+            )
         if self.forget and not self.uploads:
             raise OptionError(
-                f"setting 'forget' is {self.forget!r}: allowed where 'uploads' names the run folder of the uploads"
+                f"setting 'forget' is {self.forget!r}: must be '' unless 'uploads' names the run folder of the uploads"
             )
 
     def _check_attack(self) -> None:
         if self.attack.kind == "backdoor" and self.data.name in IMAGELESS:
             raise OptionError(
-                f"setting 'attack.kind' is 'backdoor': allowed where 'data.name' is {self.data.name!r}, whose examples "
-                "are no images, are the other attacks"
+                f"setting 'attack.kind' is 'backdoor': must be another attack where 'data.name' is {self.data.name!r}, "
+                "whose examples are no images"
             )
         if self.attack.kind != "none" and self.client.checkpoint:
             raise OptionError(
-                f"setting 'attack.kind' is {self.attack.kind!r}: allowed where 'client.checkpoint' names a file, so "
-                "that no client trains, is none"
+                f"setting 'attack.kind' is {self.attack.kind!r}: must be 'none' where 'client.checkpoint' names a "
+                "file, because no client trains"
             )
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Scalar]) -> AppConfig:
-        """Read the app's own keys from flat settings; the local epochs are those that :attr:`scale` leaves.
+        """Read the app's own keys from flat settings; :attr:`scale` shortens the local epochs.
 
         Raises:
-            OptionError: Names the key, the value and what is allowed.
+            OptionError: Names the key, the value and the range.
         """
         config = parse(cls, settings)
         return replace(config, client=shortened(config.client, config.scale))

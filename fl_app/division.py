@@ -1,4 +1,4 @@
-"""Which training examples are whose: every client draws the same division and takes its own part."""
+"""The division of the training examples: every client draws the same one and takes its own part."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from strategies.core.errors import DataError
 
 
 def own_positions(split: Split, config: AppConfig, *, partition_id: int, num_partitions: int) -> torch.Tensor:
-    """Return the positions in a training set that are one client's own; every client draws the same division.
+    """Return one client's positions in a training set; every client draws the same division.
 
     Raises:
-        DataError: There is no such part, or the set cannot be divided as asked.
+        DataError: The partition number is out of range, or the set cannot be divided by these settings.
     """
     if not 0 <= partition_id < num_partitions:
         raise DataError(f"partition-id is {partition_id}: must be 0 to {num_partitions - 1}")

@@ -1,7 +1,7 @@
-"""What a node says of itself: on its SuperNode's command line, or in a file that a simulation plays; loads no torch.
+"""A node's config: from its SuperNode's command line, or from a file that a simulation plays; loads no torch.
 
-A file is what ``flower-supernode --node-config`` takes: TOML, one table of these keys. In a deployment every node has
-its own; a rehearsal, ``client.nodes``, lets simulated client i be the i-th file of a folder.
+``flower-supernode --node-config`` takes such a file: TOML, one table of these keys. In a deployment every node has its
+own. In a rehearsal, ``client.nodes`` names a folder, and simulated client i plays its i-th file.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from strategies.core.errors import OptionError, UploadError
 from strategies.core.options import read_toml
 
-# What a node may say, and as what kind of value.
+# Key of a node's config -> type of its value.
 KEYS: Mapping[str, type] = {
     "client": str,
     "partition-id": int,
@@ -27,19 +27,19 @@ KEYS: Mapping[str, type] = {
 PATHS = ("data-root", "checkpoint")
 WORDS = {str: "a text", int: "a whole number", float: "a number"}
 
-# Set by `oneshot run` for the processes that it starts: the number of clients that it simulates.
+# `oneshot run` sets it for the processes that it starts: the number of simulated clients.
 SUPERNODES_VARIABLE = "ONESHOT_NUM_SUPERNODES"
 
 
 def node_facts(node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a node says of itself.
+    """Return a node's facts: its own config, or the one that it plays in a rehearsal.
 
     Args:
-        node_config: As Flower hands it over: in a simulation the partition alone.
+        node_config: From Flower; in a simulation it holds the partition alone.
         run_config: The run's flat settings.
 
     Raises:
-        OptionError: A key or a value is not allowed, or "client.nodes" is set for a node that is no simulated one.
+        OptionError: A key is unknown, a value has the wrong type, or "client.nodes" is set outside a simulation.
     """
     place = str(run_config.get("client.nodes", ""))
     if not place:
@@ -48,15 +48,17 @@ def node_facts(node_config: Mapping[str, Any], run_config: Mapping[str, Any]) ->
         raise OptionError(refused_in_deployment(place))
     nodes, number = read_nodes(Path(place)), int(node_config["partition-id"])
     if number >= len(nodes):
-        raise OptionError(f"setting 'client.nodes' is {place!r}, which has {len(nodes)} nodes: node {number} is none")
+        raise OptionError(
+            f"setting 'client.nodes' is {place!r}, which has {len(nodes)} nodes: node {number} is missing"
+        )
     return nodes[number]
 
 
 def refused_in_deployment(place: str) -> str:
-    """Return the line for a server or a client that finds "client.nodes" where nothing is simulated."""
+    """Return the error of a server or a client that finds "client.nodes" outside a simulation."""
     return (
-        f"setting 'client.nodes' is {place[:200]!r}: allowed with `oneshot run`, which simulates these nodes; "
-        "elsewhere a node is what its own flower-supernode --node-config says"
+        f"setting 'client.nodes' is {place[:200]!r}: must be '' outside `oneshot run`, which simulates these nodes; "
+        "a deployed node has its own flower-supernode --node-config"
     )
 
 
@@ -64,39 +66,39 @@ def read_nodes(place: Path) -> list[dict[str, Any]]:
     """Read the nodes of a rehearsal.
 
     Args:
-        place: A TOML file with one node, or a folder of such files, taken in the order of their names.
+        place: A TOML file with one node, or a folder of such files, read in the order of their names.
 
     Returns:
-        What each node says; relative paths are those beside its file.
+        The facts of each node; relative paths are resolved beside its file.
 
     Raises:
-        OptionError: There is no such file, it is not TOML, a key or value is not allowed, a node has neither data nor
-            a checkpoint, or two have one name.
+        OptionError: A file is missing or not TOML, a key is unknown, or a value has the wrong type. Also: a node has
+            neither data nor a checkpoint, or two nodes share a name.
     """
     files = [place] if place.suffix == ".toml" else sorted(place.glob("*.toml"))
     if not files:
-        raise OptionError(f"setting 'client.nodes' is {str(place)!r}: must be a .toml file, or a folder of some")
+        raise OptionError(f"setting 'client.nodes' is {str(place)!r}: must be a .toml file, or a folder of .toml files")
     nodes = [_read(file) for file in files]
     named: dict[str, Path] = {}
     for file, facts in zip(files, nodes, strict=True):
         if not facts.keys() & {"partition-id", "data-root", "checkpoint"}:
-            raise OptionError(f"{file} names no examples and no model: must be partition-id, data-root or checkpoint")
+            raise OptionError(f"{file} names no examples and no model: must set partition-id, data-root or checkpoint")
         name = client_name(facts)
         if name in named:
-            raise OptionError(f"{named[name]} and {file} are both client {name!r}: must be a name of its own for each")
+            raise OptionError(f"{named[name]} and {file} are both client {name!r}: each must have its own name")
         named[name] = file
     return nodes
 
 
 def checked_facts(facts: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return a node's facts.
+    """Return a node's facts, with every key and value checked.
 
     Raises:
-        OptionError: A key is unknown, or a value not of its kind.
+        OptionError: A key is unknown, or a value has the wrong type.
     """
     for key, value in facts.items():
         if key not in KEYS:
-            raise OptionError(f"{where} has {key[:80]!r}: must be {', '.join(KEYS)}")
+            raise OptionError(f"{where} has {key[:80]!r}: must be one of {', '.join(KEYS)}")
         kind = KEYS[key]
         if not isinstance(value, (int, float) if kind is float else kind) or isinstance(value, bool):
             raise OptionError(f"{where}: {key} is {str(value)[:80]!r}: must be {WORDS[kind]}")
@@ -104,16 +106,16 @@ def checked_facts(facts: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def client_name(facts: Mapping[str, Any]) -> str:
-    """Return a node's stable name: the one in its config, else that of its partition."""
+    """Return a node's stable name: from its config, else from its partition number."""
     partition_id = facts.get("partition-id", 0)
     return str(facts.get("client", f"client-{partition_id:03d}" if isinstance(partition_id, int) else "client"))
 
 
 def checkpoint_path(template: str, *, client: str, partition_id: int) -> Path | None:
-    """Return the client's checkpoint: ``{client}`` and ``{partition}`` are filled in; None if there is no template.
+    """Return the client's checkpoint, with ``{client}`` and ``{partition}`` filled in; None without a template.
 
     Raises:
-        UploadError: The template names something else.
+        UploadError: The template has another placeholder.
     """
     if not template:
         return None
@@ -121,7 +123,7 @@ def checkpoint_path(template: str, *, client: str, partition_id: int) -> Path | 
         return Path(template.format(client=client, partition=partition_id)).expanduser()
     except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
         raise UploadError(
-            f"client.checkpoint is {template!r}: allowed placeholders are {{client}} and {{partition}}"
+            f"client.checkpoint is {template!r}: its placeholders must be {{client}} and {{partition}}"
         ) from error
 
 

@@ -1,18 +1,18 @@
-"""How long the threads of one computation wait for each other in a loop, which takes a core from everyone else."""
+"""How long OpenMP threads wait for each other in a loop, which keeps a core from every other process."""
 
 from __future__ import annotations
 
 import os
 
-# Turns of GNU OpenMP's waiting loop before a thread sleeps. Its own 300,000 make a server stage of two threads up to
-# four times as long where another process works too; a tenth of them costs nothing where none does.
+# Turns of GNU OpenMP's waiting loop before a thread sleeps. With its default, 300,000, a server stage of two threads
+# takes up to four times as long beside another busy process. A tenth of them costs nothing on an idle machine.
 SPINS = "30000"
 
 
 def wait_briefly() -> None:
-    """Set the length of OpenMP's waiting loop, unless the caller's environment says how to wait.
+    """Set the length of OpenMP's waiting loop, unless the caller's environment sets a wait policy.
 
-    It is read once, when torch is loaded: call it before. Processes that are started later inherit it.
+    OpenMP reads it once, when torch is loaded: call this before. Child processes inherit it.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPINS)

@@ -1,4 +1,4 @@
-"""Differential privacy of what a client sends: its settings, and what can be trained under it.
+"""Differential privacy of a client's upload: its settings, and which training is possible under it.
 
 Paper: Abadi et al., Deep Learning with Differential Privacy, CCS 2016, https://arxiv.org/abs/1607.00133 (DP-SGD).
 Symbols: (epsilon, delta) -> epsilon, delta; C -> clip.
@@ -20,28 +20,28 @@ if TYPE_CHECKING:
 
 Shape = tuple[int, int, int]
 
-# Setting -> the value that it must have, and why.
+# Setting -> its required value, and why.
 WANTED: Mapping[str, tuple[Scalar, str]] = {
-    "client.share-label-counts": (False, "they are counted without noise"),
-    "client.loss": ("cross-entropy", "another loss looks at the label counts"),
+    "client.share-label-counts": (False, "the counts carry no noise"),
+    "client.loss": ("cross-entropy", "the other losses use the label counts"),
     "client.sam-rho": (0.0, "its second gradient is not accounted for"),
-    "client.checkpoint": ("", "nobody knows what a checkpoint tells"),
+    "client.checkpoint": ("", "a checkpoint has no privacy guarantee"),
 }
 
 # Setting and value -> why a run with it cannot be private.
 OUTSIDE: Mapping[tuple[str, str], str] = {
     ("data.name", "heart-disease"): "each row is standardised by the client's other rows, without noise",
-    ("attack.kind", "copy"): "a copy is trained anew, and spends the copied client's budget twice",
+    ("attack.kind", "copy"): "the copy is trained again, which spends the copied client's budget twice",
 }
 
 
 @dataclass(frozen=True)
 class PrivacyConfig:
-    """How much one example may change what its client sends, in one run."""
+    """How much one example may change its client's upload, in one run."""
 
-    epsilon: float = option(0.0, "budget of differential privacy of a client's examples; 0 = no privacy", low=0.0)
+    epsilon: float = option(0.0, "privacy budget epsilon of each client's examples; 0 = no privacy", low=0.0)
     delta: float = option(1e-5, "delta of the budget; less than 1 / examples of a client", above=0.0, high=0.1)
-    clip: float = option(1.0, "largest norm of one example's gradient; takes the place of client.clip", above=0.0)
+    clip: float = option(1.0, "largest norm of one example's gradient; replaces client.clip", above=0.0)
 
     def __post_init__(self) -> None:
         """Check every value."""
@@ -53,24 +53,23 @@ class PrivacyConfig:
         return self.epsilon > 0
 
     def check_settings(self, settings: Mapping[str, Scalar]) -> None:
-        """Refuse settings by which an upload would tell more than the budget allows.
+        """Refuse settings with which an upload would reveal more than the budget permits.
 
         Args:
             settings: The app's, flat.
 
         Raises:
-            OptionError: Names the setting, its value, what is allowed and why.
+            OptionError: Names the setting, its value, the required value and why.
         """
         for key, (wanted, why) in WANTED.items() if self.on else ():
             if (value := settings[key]) != wanted:
                 raise OptionError(
-                    f"setting {key!r} is {value!r}: allowed with 'privacy.epsilon' {self.epsilon:g} is {wanted!r}; "
-                    f"{why}"
+                    f"setting {key!r} is {value!r}: must be {wanted!r} with 'privacy.epsilon' {self.epsilon:g}; {why}"
                 )
         for (key, value), why in OUTSIDE.items() if self.on else ():
             if settings[key] == value:
                 raise OptionError(
-                    f"setting {key!r} is {value!r}: allowed with 'privacy.epsilon' {self.epsilon:g} is another; {why}"
+                    f"setting {key!r} is {value!r}: must be another with 'privacy.epsilon' {self.epsilon:g}; {why}"
                 )
 
     def described(self) -> str:
@@ -84,7 +83,7 @@ class PrivacyConfig:
 
 
 def mixes_examples(model: nn.Module) -> bool:
-    """Say whether a model has batch normalisation, by which examples of one batch see each other."""
+    """Return whether a model has batch normalisation, which lets the examples of a batch affect each other."""
     from torch.nn.modules.batchnorm import _BatchNorm
 
     return any(isinstance(module, _BatchNorm) for module in model.modules())
@@ -99,7 +98,7 @@ def check_architecture(name: str, num_classes: int, input_shape: Shape) -> None:
         input_shape: (ch, H, W).
 
     Raises:
-        OptionError: Names it, and those that fit.
+        OptionError: Names the architecture, and the fitting ones.
     """
     import torch
 
@@ -110,6 +109,6 @@ def check_architecture(name: str, num_classes: int, input_shape: Shape) -> None:
             return
         fitting = [key for key, make in builders(num_classes, input_shape).items() if not mixes_examples(make())]
     raise OptionError(
-        f"architecture {name!r} has batch normalisation, by which one example changes the gradients of others: allowed "
-        f"with 'privacy.epsilon' are {', '.join(fitting)}"
+        f"architecture {name!r} has batch normalisation, by which one example changes the gradients of others: must be "
+        f"one of {', '.join(fitting)} with 'privacy.epsilon'"
     )

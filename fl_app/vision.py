@@ -1,8 +1,8 @@
 """The one place that imports torchvision; use ``from fl_app.vision import torchvision`` everywhere else.
 
-A CPU build of torch beside a torchvision built for CUDA cannot load torchvision's compiled operators, and then
-``import torchvision`` itself fails: it attaches shape rules to two of them that do not exist. Nothing here detects
-objects, so declaring these two, without a kernel, is all that is missing.
+A CPU build of torch cannot load the compiled operators of a torchvision built for CUDA. Then ``import torchvision``
+fails, because it attaches shape rules to two operators that do not exist. These two serve object detection, which this
+app does not use, so declaring them without a kernel is enough.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ def _declare_missing_operators() -> None:
 
 
 def _import_torchvision() -> ModuleType:
-    """Import torchvision, declaring the operators it misses if, and only if, that is why its import fails.
+    """Import torchvision; if its import fails for lack of the two operators, declare them and import again.
 
     Raises:
-        RuntimeError: The import fails for another reason, or beside a CUDA build of torch, where the versions of
-            the two packages do not belong together.
+        RuntimeError: The import fails for another reason, or beside a CUDA build of torch, where it means that the
+            versions of the two packages do not match.
     """
     try:
         return importlib.import_module("torchvision")

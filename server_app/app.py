@@ -1,4 +1,4 @@
-"""The ServerApp: settings in, one strategy, result and report out."""
+"""The ServerApp: reads the settings, runs one strategy, and writes its result and report."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from strategies.flower.one_shot import OneShot
     from strategies.flower.rounds.iterative import Iterative
 
-enforce()  # in a deployment this is the first word that we have in this process
+enforce()  # in a deployment, this is the first code of ours in the process
 app = ServerApp()
 
 
@@ -55,7 +55,7 @@ def _run(grid: Grid, given: dict[str, Any]) -> None:
     began = time.monotonic()
     settings = read_settings(given)
     check_needs_of_settings(settings)
-    if not settings.app.resume:  # a run that goes on has its copies
+    if not settings.app.resume:  # a resumed run has its copies already
         check_adopted(settings, int(os.environ.get(SUPERNODES_VARIABLE, 0)))
     if settings.scaled:
         _say(f"scaled: {scaled_line(settings.scaled)}")
@@ -64,7 +64,7 @@ def _run(grid: Grid, given: dict[str, Any]) -> None:
     images, split = held_out(settings)
     job = build_job(settings, split, images)
     strategy = build_strategy(settings, job)
-    with closing(strategy):  # start() closes its folder too
+    with closing(strategy):  # start() also closes the strategy's folder
         folder = strategy.folder
         check_same_run(folder.info, settings.flat)
         if (done := folder.result()) is not None and done["status"] == "finished":
@@ -83,25 +83,25 @@ def _run(grid: Grid, given: dict[str, Any]) -> None:
 
 @contextmanager
 def _resumable(strategy: OneShot | Iterative, settings: Settings) -> Iterator[None]:
-    """Leave in the run's folder how it goes on, before and after what may fail; say it in one line."""
+    """Write and log how an interrupted or failed run is resumed."""
     folder = strategy.folder.path
-    deployed = SUPERNODES_VARIABLE not in os.environ  # `oneshot run` says itself how to go on
+    deployed = SUPERNODES_VARIABLE not in os.environ  # `oneshot run` prints the command itself
     if deployed:
         leave_resume_file(folder, settings.flat)
-        _say(f"if this run is cut off, it goes on with: {how_to_go_on(folder)}")
+        _say(f"if this run is interrupted, resume it with: {how_to_go_on(folder)}")
     try:
         yield
     except OneShotError as error:
         strategy.close()
         _note_failure(folder, settings, error)
         if deployed:
-            error.add_note(f"To go on: {how_to_go_on(folder)}")
+            error.add_note(f"To resume: {how_to_go_on(folder)}")
         raise
     except (SystemExit, KeyboardInterrupt, RunNotRunningException) as error:
-        # Flower ends the ServerApp with its SuperLink, and when somebody stops the run.
+        # Flower ends the ServerApp when its SuperLink ends and when a user stops the run.
         strategy.close()
-        reason = "the run was stopped, or its SuperLink is gone; what came is kept"
-        _note_failure(folder, settings, ComputeError(f"{reason}. To go on: {how_to_go_on(folder)}"))
+        reason = "the run was stopped, or its SuperLink is gone; the received uploads are kept"
+        _note_failure(folder, settings, ComputeError(f"{reason}. To resume: {how_to_go_on(folder)}"))
         if isinstance(error, RunNotRunningException):
             raise ComputeError(reason) from error
         raise
@@ -111,5 +111,5 @@ def _note_failure(folder: Path, settings: Settings, error: Exception) -> None:
     try:
         with RunFolder.open(folder) as failed:
             failed.write_result(describe_failure(failed, settings, error))
-    except StoreError as refused:  # a disk that is full, or what this run failed of
+    except StoreError as refused:  # a full disk, or the error that ended this run
         log(WARNING, "%s", refused)

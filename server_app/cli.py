@@ -27,7 +27,7 @@ from strategies.core.options import Scalar, options_of
 from strategies.rounds.config import NEEDS_CLIENTS, FederatedRounds
 from strategies.run.run_folder import default_run_dir
 
-# Flower's own word for settings, and a short one: both are taken wherever settings are.
+# Flower's own option name and a short one; every command with settings takes both.
 SettingsOption = Annotated[
     list[str] | None,
     typer.Option("--run-config", "--set", help="settings: a TOML file, or key=value pairs; repeatable, later ones win"),
@@ -45,7 +45,7 @@ cli.add_typer(doctor, name="doctor")
 
 @cli.callback()
 def about() -> None:
-    """One-shot federated learning: clients upload a trained model once, the server does the rest."""
+    """One-shot federated learning: each client uploads a trained model once, and the server combines them."""
 
 
 @cli.command()
@@ -56,9 +56,9 @@ def run(
     settings: SettingsOption = None,
     num_supernodes: Annotated[
         int | None,
-        typer.Option(min=1, help="simulated clients; default: 5, those of client.nodes, or of the run to resume"),
+        typer.Option(min=1, help="simulated clients; default: 5, those of client.nodes, or those of the stored run"),
     ] = None,
-    resume: Annotated[Path | None, typer.Option(help="run folder of a run that was cut off")] = None,
+    resume: Annotated[Path | None, typer.Option(help="run folder of an interrupted run")] = None,
     format: FormatOption = "text",  # noqa: A002  the name of the flag
 ) -> None:
     """Run the app in simulation and print the result; exit status 0 only if the run succeeded."""
@@ -71,7 +71,7 @@ def run(
             given = {**stored, **given, "resume": str(Path(str(given["resume"])).absolute()), "run-dir": ""}
             num_supernodes = num_supernodes or stored_supernodes(Path(str(given["resume"])))
             check_same_run({"settings": stored}, read_settings(given).flat)
-        if (source := given.get("uploads")) and not given.get("resume"):  # its clients are those of that run
+        if (source := given.get("uploads")) and not given.get("resume"):  # the clients are those of the stored run
             made = stored_settings(Path(str(source)))
             given = {**made, "resume": "", "run-dir": "", "uploads": "", "forget": "", **given}
             num_supernodes = num_supernodes or stored_supernodes(Path(str(source)))
@@ -84,11 +84,11 @@ def run(
 @cli.command(name="resume")
 @with_offline
 def resume_run(
-    folder: Annotated[Path, typer.Argument(help="run folder of a run that was cut off")],
+    folder: Annotated[Path, typer.Argument(help="run folder of an interrupted run")],
     *,
     format: FormatOption = "text",  # noqa: A002
 ) -> None:
-    """Go on with a run that was cut off, with the settings it began with; prints the result of a finished one."""
+    """Resume an interrupted run with its original settings; for a finished run, print its result."""
     with errors(format) as failing:
         stored = stored_settings(folder)
         given = {**stored, "resume": str(folder.absolute()), "run-dir": ""}
@@ -102,12 +102,12 @@ def replay(
     *,
     method: Annotated[str, typer.Option(help="server method; default: the run's own")] = "",
     changes: ChangesOption = None,
-    resume: Annotated[Path | None, typer.Option(help="folder of a replay that was cut off")] = None,
+    resume: Annotated[Path | None, typer.Option(help="folder of an interrupted replay")] = None,
     model: Annotated[str, typer.Option(help="module:attribute that builds the models of a foreign run")] = "",
     compute: Annotated[Literal["in-process", "ray"], typer.Option(help="where the server stage runs")] = "in-process",
     format: FormatOption = "text",  # noqa: A002
 ) -> None:
-    """Run any server method on the stored uploads of a run: no Flower, no client."""
+    """Run any server method on the stored uploads of a run, without Flower and without clients."""
     with errors(format):
         from server_app.replay.stored import Request, replay_run
 
@@ -125,15 +125,19 @@ def replay(
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="run folders that hold uploads, of one data set")],
     *,
-    methods: Annotated[str, typer.Option(help="server methods, comma-separated; all: those that the uploads permit")],
+    methods: Annotated[
+        str, typer.Option(help="server methods, comma-separated; all: every one that the uploads permit")
+    ],
     seeds: Annotated[int, typer.Option(min=1, help="seeds per run: its own, the next one, ...")] = 1,
     changes: ChangesOption = None,
     model: Annotated[str, typer.Option(help="module:attribute that builds the models of foreign runs")] = "",
-    out: Annotated[Path | None, typer.Option(help="the comparison's folder, also of one that was cut off")] = None,
-    format: Annotated[CompareFormat, typer.Option("--format", help="what is printed")] = "text",  # noqa: A002
+    out: Annotated[
+        Path | None, typer.Option(help="the comparison's folder; an interrupted comparison resumes there")
+    ] = None,
+    format: Annotated[CompareFormat, typer.Option("--format", help="format of the output")] = "text",  # noqa: A002
 ) -> None:
     """Run several server methods on the same stored uploads and print one table."""
-    shown: Format = "text" if format == "text" else "json"  # else standard output is the table's alone
+    shown: Format = "text" if format == "text" else "json"  # every other format prints only the table
     with errors("json" if format == "json" else "text"):
         from server_app.compare.comparison import Comparison, compare_runs
 
@@ -157,9 +161,9 @@ def rounds(
         str, typer.Option(help="accuracies in %, comma-separated; default: two multiples of 5 below the best")
     ] = "",
     out: Annotated[Path | None, typer.Option(help="folder for rounds.json and the plot; default: none")] = None,
-    format: Annotated[CompareFormat, typer.Option("--format", help="what is printed")] = "text",  # noqa: A002
+    format: Annotated[CompareFormat, typer.Option("--format", help="format of the output")] = "text",  # noqa: A002
 ) -> None:
-    """Tell how soon runs in rounds reach an accuracy and draw their learning curves, seeds of a setting together."""
+    """Report how soon runs in rounds reach an accuracy, and draw their learning curves, one per setting."""
     with errors("json" if format == "json" else "text"):
         from server_app.rounds.report import read_targets, report_rounds
 
@@ -172,11 +176,11 @@ def rounds(
 def forget(
     folder: Annotated[Path, typer.Argument(help="run folder that holds the uploads")],
     *,
-    client: Annotated[list[str], typer.Option(help="whose upload to leave out; repeatable")],
+    client: Annotated[list[str], typer.Option(help="client whose upload is left out; repeatable")],
     changes: ChangesOption = None,
     format: FormatOption = "text",  # noqa: A002
 ) -> None:
-    """Unlearn a client: run the server's part again, with the other clients, as if it had never been there."""
+    """Unlearn a client: run the server's part again with the uploads of the other clients only."""
     with errors(format) as failing:
         from server_app.replay.forget import forget_settings, what_is_left
 
@@ -193,13 +197,13 @@ def import_folder(
     folder: Annotated[Path, typer.Argument(help="folder of checkpoints: .safetensors, .pt, .pth, .bin")],
     *,
     architecture: Annotated[str, typer.Option(help="architecture of the files for which --map names none")],
-    map: Annotated[Path | None, typer.Option(help="TOML file with what is known of the files")] = None,  # noqa: A002
+    map: Annotated[Path | None, typer.Option(help="TOML file with facts about the files")] = None,  # noqa: A002
     settings: SettingsOption = None,
     out: Annotated[Path | None, typer.Option(help="the new run folder; default: one in the usual place")] = None,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="leave out files that are refused")] = False,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="skip refused files")] = False,
     format: FormatOption = "text",  # noqa: A002
 ) -> None:
-    """Store a folder of checkpoints that nobody trained here as uploads of a new run folder, for replay."""
+    """Store a folder of checkpoints from elsewhere as the uploads of a new run folder, for replay."""
     with errors(format):
         from server_app.replay.imports import Request, import_checkpoints, import_lines
 
@@ -213,7 +217,7 @@ def import_folder(
 
 
 def _read(texts: list[str] | None) -> dict[str, Scalar]:
-    """Return the settings of the command line, flat; paths are absolute, for the processes that read them."""
+    """Return the settings of the command line, flat; paths are absolute, because other processes read them."""
     return with_absolute_paths(merge_settings(texts or [], {o.key: o.kind for o in known_options()}))
 
 

@@ -1,6 +1,6 @@
-"""Data of the app: sources by name, their division among clients, and what happens to pixels before a model.
+"""The app's data: sources by name, their division among clients, and the preprocessing of pixels.
 
-A server reads a whole set, a client opens the training half and decodes its own part of it::
+A server reads a whole set. A client opens the training half and decodes its own part::
 
     split = open_split("cifar10", "train")
     parts = partition(split.labels.numpy(), spec, num_clients=5, num_classes=split.num_classes, seed=0)

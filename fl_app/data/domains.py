@@ -1,11 +1,11 @@
-"""Data sets of several domains: the same classes seen in different ways, one domain left out for testing.
+"""Data sets of several domains: the same classes in different styles, one domain left out for testing.
 
-The two of Co-Boosting's experiments with feature shift (Dai et al., ICLR 2024, Tables 13 and 14). The training half is
-all domains but the one left out, one after the other; the test half is the one left out, of which nobody holds an
-image. Grey images are repeated over three channels, and all are brought to one size.
+Both are from Co-Boosting's experiments with feature shift (Dai et al., ICLR 2024, Tables 13 and 14). The training half
+is all domains except the one left out, in order. The test half is the domain left out; no client holds an image of it.
+Grey images are repeated over three channels, and all images are resized to one size.
 
 ``domain-digits``: MNIST, SVHN (both in torchvision's layout), and MNIST-M and the synthetic digits of Ganin et al.
-(JMLR 2016); their published halves stay as they are, so the test is the test half of the domain left out.
+(JMLR 2016). Each keeps its published halves, so the test is the test half of the domain left out.
 ``pacs``: Li et al., Deeper, Broader and Artier Domain Generalization, ICCV 2017; it has no halves.
 """
 
@@ -38,8 +38,8 @@ class Group:
 
     Attributes:
         num_classes: C.
-        image_size: Height and width that the papers use, in pixels; 0 if they do not say.
-        domains: What opens each domain, by name; clients get them in this order.
+        image_size: Height and width that the papers use, in pixels; 0 if they name none.
+        domains: The function that opens each domain, by name; clients get the domains in this order.
     """
 
     num_classes: int
@@ -58,15 +58,15 @@ def open_group(
         root: The folder that holds the domains.
         image_size: Height and width of the result, in pixels.
         left_out: The domain that is the test half.
-        download: Whether torchvision may download a domain that is not there.
+        download: Whether torchvision may download a missing domain.
 
     Returns:
         The labels, int64 [N], the number of each image's domain among those of this half, int64 [N], and a function
         positions [B] -> uint8 [B, 3, size, size].
 
     Raises:
-        OptionError: There is no such domain.
-        DataError: A domain is not there, incomplete or damaged; says how to get it.
+        OptionError: The domain is unknown.
+        DataError: A domain is missing, incomplete or damaged; the message names its source.
     """
     check_left_out(name, left_out)
     chosen = [key for key in GROUPS[name].domains if (key == left_out) == (split == "test")]
@@ -91,20 +91,20 @@ def check_left_out(name: str, left_out: str) -> None:
 
     Args:
         name: Any data set.
-        left_out: The setting ``data.left-out``; empty, and nothing else, for a set that has no domains.
+        left_out: The setting ``data.left-out``; must be empty for a set without domains.
 
     Raises:
-        OptionError: Names the setting, its value and what is allowed.
+        OptionError: Names the setting, its value and the possible ones.
     """
     if name in GROUPS and left_out not in GROUPS[name].domains:
         raise OptionError(
-            f"setting 'data.left-out' is {left_out!r}: allowed where 'data.name' is {name!r} is one of "
-            f"{', '.join(GROUPS[name].domains)}"
+            f"setting 'data.left-out' is {left_out!r}: must be one of {', '.join(GROUPS[name].domains)} where "
+            f"'data.name' is {name!r}"
         )
     if name not in GROUPS and left_out:
         raise OptionError(
-            f"setting 'data.left-out' is {left_out!r}: allowed where 'data.name' is {name!r}, which has no domains, "
-            f"is ''; {', '.join(GROUPS)} have them"
+            f"setting 'data.left-out' is {left_out!r}: must be '' where 'data.name' is {name!r}, which has no domains; "
+            f"{', '.join(GROUPS)} have them"
         )
 
 
@@ -116,7 +116,7 @@ def _torchvision(name: str) -> Open:
 
 
 def _mnist_m(root: Path, split: str, size: int, _: bool) -> tuple[torch.Tensor, Read]:
-    """Open folders of classes, or what was published: ``mnist_m_train/*.png`` and ``mnist_m_train_labels.txt``."""
+    """Open folders of classes, or the published files ``mnist_m_train/*.png`` and ``mnist_m_train_labels.txt``."""
     place = root / "MNIST-M"
     if (listed := place / f"mnist_m_{split}_labels.txt").exists():
         return _listed(listed, place / f"mnist_m_{split}", size)
@@ -124,12 +124,12 @@ def _mnist_m(root: Path, split: str, size: int, _: bool) -> tuple[torch.Tensor, 
         place / split,
         DIGITS,
         size,
-        get=f"{GANIN}; mnist_m_{split}/ with mnist_m_{split}_labels.txt beside it does as well",
+        get=f"{GANIN}; mnist_m_{split}/ with mnist_m_{split}_labels.txt beside it works as well",
     )
 
 
 def _syn(root: Path, split: str, size: int, _: bool) -> tuple[torch.Tensor, Read]:
-    get = f"{GANIN}, where they are two matrices, and write every image into the folder of its digit"
+    get = f"{GANIN}, published as two matrices, and write every image into the folder of its digit"
     return _classes(root / "SYN" / split, DIGITS, size, get=get)
 
 
@@ -143,13 +143,13 @@ def _pacs(domain: str) -> Open:
 
 def _classes(folder: Path, wanted: tuple[str, ...], size: int, *, get: str) -> tuple[torch.Tensor, Read]:
     if not folder.is_dir():
-        raise DataError(f"no images in {folder}/<class> under data.root. {get}, or set data.root to where it is")
+        raise DataError(f"no images in {folder}/<class> under data.root. {get}, or set data.root to its folder")
     present = {entry.name for entry in folder.iterdir() if entry.is_dir()}
     if present != set(wanted):
         wrong = ", ".join(sorted(present ^ set(wanted)))
         raise DataError(
-            f"folder {folder} under data.root has other classes than it should (missing, or too many: {wrong}): "
-            f"wanted are {', '.join(wanted)}"
+            f"folder {folder} under data.root has the wrong classes (missing or unexpected: {wrong}): must be "
+            f"{', '.join(wanted)}"
         )
     labels, _, read = open_classes(folder, size)
     return labels, read
@@ -161,14 +161,16 @@ def _listed(listed: Path, folder: Path, size: int) -> tuple[torch.Tensor, Read]:
         rows = [line.split() for line in listed.read_text().splitlines() if line.strip()]
         files, labels = [str(folder / name) for name, _ in rows], torch.tensor([int(label) for _, label in rows])
     except (OSError, ValueError) as error:
-        raise DataError(f"list {listed} under data.root is damaged: {error}; wanted are '<image> <label>'") from error
+        raise DataError(
+            f"list {listed} under data.root is damaged: {error}; a line must be '<image> <label>'"
+        ) from error
     return _digits_only(labels, listed), reader(files, size)
 
 
 def _digits_only(labels: torch.Tensor, file: Path) -> torch.Tensor:
     if not len(labels) or labels.min() < 0 or labels.max() > 9:
         found = f"labels from {labels.min()} to {labels.max()}" if len(labels) else "no labels"
-        raise DataError(f"file {file} under data.root has {found}: wanted are 0 to 9")
+        raise DataError(f"file {file} under data.root has {found}: must be 0 to 9")
     return labels
 
 

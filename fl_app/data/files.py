@@ -1,4 +1,4 @@
-"""Data sets of plain files that torchvision does not know: found on disk, or downloaded whole and checked."""
+"""Data sets of plain files outside torchvision: read from disk, or downloaded whole and verified."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from strategies.core.errors import DataError
 
 @dataclass(frozen=True)
 class Remote:
-    """A published file: where it is, and the md5 of its bytes."""
+    """A published file: its address, and the md5 of its bytes."""
 
     url: str
     md5: str
 
 
 def obtain(name: str, folder: Path, files: Mapping[str, Remote], *, download: bool) -> None:
-    """See to it that files are in a folder, downloading those that are not; copies that are there stay as they are.
+    """Download the files that a folder lacks; existing copies stay as they are.
 
     Args:
         name: The data set, for the error.
-        folder: Where its files are kept, a folder in ``data.root``.
-        files: File name -> what is published.
+        folder: The folder of its files, in ``data.root``.
+        files: File name -> its published source.
         download: Whether they may be downloaded.
 
     Raises:
-        DataError: A file is not there and cannot be downloaded, or what was downloaded has another md5.
+        DataError: A file is missing and cannot be downloaded, or the download has another md5.
     """
     missing = {file: remote for file, remote in files.items() if not (folder / file).exists()}
     reason = "downloading is switched off"
@@ -48,7 +48,7 @@ def obtain(name: str, folder: Path, files: Mapping[str, Remote], *, download: bo
 
 
 def _download(folder: Path, files: Mapping[str, Remote]) -> None:
-    """Download beside the targets and move every file there whole, for other processes may do so at once."""
+    """Download beside the targets and move each file there whole, because other processes may download it too."""
     from fl_app.vision import torchvision
 
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Folders of images: ``<class>/<image>`` below one folder, and the data set made of two of them.
+"""Folders of images: ``<class>/<image>`` below one folder, and the data set of two such folders.
 
 The set is ``<root>/train/<class>/*`` and ``<root>/test/<class>/*``.
 """
@@ -19,7 +19,7 @@ Read = Callable[[torch.Tensor], torch.Tensor]
 
 
 def open_images(root: Path, split: str, image_size: int) -> tuple[torch.Tensor, int, Read]:
-    """Find the images of one half; they are decoded as RGB and stretched to squares when they are read.
+    """Find the images of one half; reading decodes them as RGB and stretches them to squares.
 
     Args:
         root: The folder that holds ``train`` and ``test``; classes are numbered in the order of their names.
@@ -30,7 +30,7 @@ def open_images(root: Path, split: str, image_size: int) -> tuple[torch.Tensor, 
         The labels, int64 [N], the number of classes, and a function positions [B] -> uint8 [B, 3, size, size].
 
     Raises:
-        DataError: The layout is another, a class is not in both halves, or a class has no images.
+        DataError: The layout is wrong, a class is not in both halves, or a class has no images.
     """
     _check_layout(root)
     labels, classes, read = open_classes(root / split, image_size)
@@ -48,7 +48,7 @@ def open_classes(folder: Path, image_size: int) -> tuple[torch.Tensor, tuple[str
         The labels, int64 [N], the names of the classes, and a function as in :func:`reader`.
 
     Raises:
-        DataError: It has no class, or a class has no images.
+        DataError: The folder has no class, or a class has no images.
     """
     from fl_app.vision import torchvision
 
@@ -60,7 +60,7 @@ def open_classes(folder: Path, image_size: int) -> tuple[torch.Tensor, tuple[str
 
 
 def reader(files: Sequence[str], image_size: int) -> Read:
-    """Return a function positions [B] -> uint8 [B, 3, size, size] that decodes these files and no other."""
+    """Return a function positions [B] -> uint8 [B, 3, size, size] that decodes only the files at these positions."""
     from fl_app.vision import torchvision
 
     load = torchvision.datasets.folder.default_loader
@@ -87,17 +87,17 @@ def _check_layout(root: Path) -> None:
     for half in ("train", "test"):
         if not (root / half).is_dir():
             raise DataError(
-                f"data set 'imagefolder' (data.name) wants {root / half}/<class>/<image>, which is not there: set "
+                f"data set 'imagefolder' (data.name) needs {root / half}/<class>/<image>, which does not exist: set "
                 "data.root to a folder that holds train/ and test/"
             )
     train, test = ({entry.name for entry in (root / half).iterdir() if entry.is_dir()} for half in ("train", "test"))
     if not train:
         raise DataError(
-            f"folder {root / 'train'} under data.root has no class folders: wanted is train/<class>/<image>"
+            f"folder {root / 'train'} under data.root has no class folders: its layout must be train/<class>/<image>"
         )
     for here, there, missing in (("train", "test", train - test), ("test", "train", test - train)):
         if missing:
             raise DataError(
                 f"data.root {root} has the class folders {', '.join(sorted(missing))} in {here}/ and not in {there}/: "
-                "wanted are the same classes in both"
+                "both must have the same classes"
             )

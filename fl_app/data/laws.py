@@ -1,16 +1,19 @@
 """The laws by which the papers divide a training set among clients; plain numpy, no config.
 
-Papers: P1 is Dai et al., Enhancing One-Shot Federated Learning Through Data and Ensemble Co-Boosting, ICLR 2024
-(arXiv:2402.15070); P2 is Zhang et al., DENSE: Data-Free One-Shot Federated Learning, NeurIPS 2022 (arXiv:2112.12371);
-FENS is Allouah et al., Revisiting Ensembling in One-Shot Federated Learning, NeurIPS 2024 (arXiv:2411.07182); FedOV is
-Diao et al., Towards Addressing Label Skews in One-Shot Federated Learning, ICLR 2023; P4 is Zhang et al., Fine-Tuning
-Global Model via Data-Free Knowledge Distillation for Non-IID Federated Learning, CVPR 2022 (arXiv:2203.09249).
+Papers:
+    P1: Dai et al., Enhancing One-Shot Federated Learning Through Data and Ensemble Co-Boosting, ICLR 2024,
+        arXiv:2402.15070.
+    P2: Zhang et al., DENSE: Data-Free One-Shot Federated Learning, NeurIPS 2022, arXiv:2112.12371.
+    P4: Zhang et al., Fine-Tuning Global Model via Data-Free Knowledge Distillation for Non-IID Federated Learning,
+        CVPR 2022, arXiv:2203.09249.
+    FENS: Allouah et al., Revisiting Ensembling in One-Shot Federated Learning, NeurIPS 2024, arXiv:2411.07182.
+    FedOV: Diao et al., Towards Addressing Label Skews in One-Shot Federated Learning, ICLR 2023.
 Symbols: N examples, n clients, C classes, p_k the class prior of client k, m_k its size.
-Common arguments: ``by_class`` holds, for each class, the positions of its examples in data set order; each law
-returns, for each client, the positions that it gets. No position is given twice.
-Deviations: the fill loop of P1's released code, which rejects and can go on for ever, is replaced by direct draws
-from the same law (see :func:`fill`). Flower Datasets has partitioners of the same family, but with other minimum,
-cap and size rules, so the laws are written out here.
+Common arguments: ``by_class`` holds, for each class, the positions of its examples in data set order. Each law
+returns the positions of each client's examples. No position is given twice.
+Deviations: the fill loop of P1's released code rejects draws and may never end; :func:`fill` draws directly from the
+same law. Flower Datasets has partitioners of the same family with other minimum, cap and size rules, so the laws are
+written out here.
 """
 
 from __future__ import annotations
@@ -42,13 +45,13 @@ def dirichlet_over_classes(
 ) -> list[Positions]:
     """P1's law: every client draws a class prior p_k ~ Dir(alpha 1_C) and is filled up to its size from it.
 
-    Despite P1's text, the Dirichlet is over the classes of a client, not over the clients of a class. A client that is
-    filled late gets what is left, hence classes its prior hardly holds.
+    P1's text says otherwise, but its Dirichlet is over the classes of a client, not over the clients of a class. A
+    client that is filled late gets the remaining examples, even of classes that its prior hardly holds.
 
     Args:
         by_class: The positions of each class [C].
         num_clients: n.
-        rng: Where all draws come from.
+        rng: Generator of all draws.
         alpha: Concentration; the smaller, the fewer classes per client.
         sigma: Spread of the log-normal sizes; 0 for equal sizes.
     """
@@ -60,7 +63,7 @@ def dirichlet_over_classes(
 def dirichlet_over_classes_shuffled(
     by_class: Sequence[Positions], num_clients: int, rng: np.random.Generator, *, alpha: float, sigma: float
 ) -> list[Positions]:
-    """P4's law: P1's with each class shuffled first and the rest of the rounding given to the first client."""
+    """P4's law: P1's, but each class is shuffled first and the first client gets the rounding remainder."""
     shuffled = [rng.permutation(positions) for positions in by_class]
     total = sum(map(len, by_class))
     sizes = client_sizes(total, num_clients, rng, sigma=sigma)
@@ -85,25 +88,26 @@ def client_sizes(total: int, num_clients: int, rng: np.random.Generator, *, sigm
 def fill(
     by_class: Sequence[Positions], sizes: Positions, rng: np.random.Generator, *, priors: Reals, foreign: bool = True
 ) -> list[Positions]:
-    """Hand out examples one by one: a client that still has room, a class by its prior, the class's last unused one.
+    """Give out examples one by one: draw a client with room, then a class by its prior, and give its last example.
 
-    The released loop draws the class again while it is exhausted. That is a draw from the prior renormalised over the
-    classes that are left, which is drawn here directly, so that a prior with almost no mass there costs no time.
+    The released loop draws the class again while the class is exhausted. That equals a draw from the prior
+    renormalised over the remaining classes. This function draws from that directly, so a prior with almost no mass
+    there costs no time.
 
     Args:
         by_class: The positions of each class [C].
         sizes: How many examples each client takes [n].
-        rng: Where all draws come from.
+        rng: Generator of all draws.
         priors: Class priors [n, C], non-negative.
-        foreign: What a client does whose prior has no mass on the classes left: take of any of them, uniformly,
-            or, if False, take no more.
+        foreign: Whether a client whose prior has no mass on the remaining classes takes from them uniformly;
+            otherwise it takes no more.
     """
     left = [len(positions) for positions in by_class]
     room = sizes.tolist()
     parts: list[list[int]] = [[] for _ in room]
     waiting = [client for client, places in enumerate(room) if places]
     cumulated = _cumulate(priors, left, foreign)
-    # Two uniform numbers per turn. Only a closing client uses a turn without taking an example.
+    # Two uniform numbers per turn. A turn without an example happens only when a client drops out.
     for pick, where in rng.random((sum(room) + len(room), 2)).tolist():
         if not waiting:
             break
@@ -125,13 +129,13 @@ def fill(
 
 
 def _cumulate(priors: Reals, left: Sequence[int], foreign: bool) -> list[list[float]]:
-    """Return the cumulated priors over the classes that are left; a row without mass is all zeros, or uniform."""
+    """Return the cumulated priors over the remaining classes; a row without mass is all zeros, or uniform."""
     open_classes = np.array(left) > 0
     mass = np.where(open_classes, priors, 0.0)
     if foreign:
         mass[mass.sum(axis=1) == 0] = open_classes
     sums = mass.cumsum(axis=1)
-    # Divided by itself the last column is exactly 1, so that a number below 1 always falls on a class with mass.
+    # The last column, divided by itself, is exactly 1, so a number below 1 always falls on a class with mass.
     rows: list[list[float]] = np.divide(sums, sums[:, -1:], out=np.zeros_like(sums), where=sums[:, -1:] > 0).tolist()
     return rows
 
@@ -139,15 +143,15 @@ def _cumulate(priors: Reals, left: Sequence[int], foreign: bool) -> list[list[fl
 def dirichlet_over_clients(
     by_class: Sequence[Positions], num_clients: int, rng: np.random.Generator, *, alpha: float, min_size: int
 ) -> list[Positions]:
-    """P2's law (and FENS's): every class is divided by q ~ Dir(alpha 1_n), clients of average size get no more.
+    """P2's law (and FENS's): every class is divided by q ~ Dir(alpha 1_n); clients of average size get no more.
 
-    Started over until the smallest client holds ``min_size`` examples (10 in DENSE, C in FENS).
+    The division is drawn again until the smallest client holds ``min_size`` examples (10 in DENSE, C in FENS).
 
     Args:
         by_class: The positions of each class [C].
         num_clients: n.
-        rng: Where all draws come from.
-        alpha: Concentration; the smaller, the more one client holds most of a class.
+        rng: Generator of all draws.
+        alpha: Concentration; the smaller, the more of a class is held by one client.
         min_size: Smallest accepted client.
 
     Raises:
@@ -156,7 +160,7 @@ def dirichlet_over_clients(
     class_sizes = [len(positions) for positions in by_class]
     smallest = 0
     for _ in range(MAX_TRIES):
-        # Shuffles and proportions are independent: the examples wait for a division that is accepted.
+        # Shuffles and proportions are independent, so the examples are shuffled once a division is accepted.
         cuts = class_cuts(class_sizes, num_clients, lambda: rng.dirichlet(np.full(num_clients, alpha)))
         found = int(np.diff(cuts, axis=1).sum(axis=0).min())
         if found >= min_size:
@@ -165,8 +169,8 @@ def dirichlet_over_clients(
         smallest = max(smallest, found)
     raise DataError(
         f"setting 'data.min-size' is {min_size}: none of {MAX_TRIES} divisions of {sum(class_sizes)} examples among "
-        f"{num_clients} clients with 'data.alpha' {alpha} reached it, the best left a client with {smallest}; allowed "
-        "is a smaller minimum, a larger alpha or fewer clients"
+        f"{num_clients} clients with 'data.alpha' {alpha} reached it. The best left a client with {smallest}; set a "
+        "smaller minimum, a larger alpha or fewer clients"
     )
 
 
@@ -187,7 +191,7 @@ def class_cuts(class_sizes: Sequence[int], num_clients: int, draw: Callable[[], 
     for row, size in zip(cuts, class_sizes, strict=True):
         below = held < average
         share = np.where(below, draw(), 0.0)
-        # All mass on full clients (it underflows at a small alpha): as P1's law does, all that have room are equal.
+        # All mass on full clients (it underflows at a small alpha): clients with room share equally, as in P1's law.
         share = share / share.sum() if share.sum() > 0 else below / max(below.sum(), 1)
         row[1:] = np.floor(share.cumsum() * size)
         row[-1] = size
@@ -200,8 +204,8 @@ def some_classes(
 ) -> list[Positions]:
     """FedOV's ``label_k`` law, which P1 cites: client i holds class i mod C and others, drawn without repetition.
 
-    Every class is shuffled and divided evenly among the clients that hold it. A class that nobody holds, which is
-    possible only for n < C, is left out and logged.
+    Every class is shuffled and divided evenly among its holders. A class without a holder, possible only for n < C, is
+    left out and logged.
     """
     num_classes = len(by_class)
     holders: list[list[int]] = [[] for _ in by_class]
@@ -213,7 +217,7 @@ def some_classes(
     parts: list[list[Positions]] = [[] for _ in range(num_clients)]
     for positions, clients in zip(by_class, holders, strict=True):
         pieces = np.array_split(rng.permutation(positions), max(len(clients), 1))
-        # Not strict: the one piece of a class that nobody holds goes to nobody.
+        # Not strict: the one piece of a class without a holder is dropped.
         for client, piece in zip(clients, pieces, strict=False):
             parts[client].append(piece)
     if absent := [label for label, clients in enumerate(holders) if not clients]:
@@ -226,8 +230,8 @@ def some_classes_equal_sizes(
 ) -> list[Positions]:
     """P1's released variant: equal sizes, filled uniformly from each client's own classes.
 
-    The classes of client i are (classes_per_client * i + j) mod C for n <= 5, drawn at random else. A client whose
-    classes are used up keeps what it has (the released loop does not end there); the examples left over are logged.
+    The classes of client i are (classes_per_client * i + j) mod C for n <= 5, and random otherwise. A client whose
+    classes are used up gets no more (the released loop never ends there). The examples left over are logged.
     """
     num_classes, total = len(by_class), sum(map(len, by_class))
     priors = np.zeros((num_clients, num_classes))
@@ -249,7 +253,7 @@ def weighted_draws(
 ) -> list[Positions]:
     """P4's published preparation: clients draw N/n examples in turn, weighted by p_i[label]; the last takes the rest.
 
-    Fewer examples with a weight than N/n: all of them, and the others uniformly.
+    If fewer than N/n examples have a weight, a client takes all of them and draws the others uniformly.
     """
     labels = np.repeat(np.arange(len(by_class)), [len(positions) for positions in by_class])
     positions = np.concatenate(by_class)
@@ -257,8 +261,8 @@ def weighted_draws(
     parts: list[Positions] = []
     for _ in range(num_clients - 1):
         weights = rng.dirichlet(np.full(len(by_class), alpha))[labels]
-        # The smallest of exponential times of rate w are a draw without replacement with weights w; a weight of 0
-        # comes after all others, in uniform order.
+        # The examples with the smallest exponential times of rate w are a weighted draw without replacement. Those
+        # of weight 0 come last, in uniform order.
         times = rng.exponential(size=len(labels))
         with np.errstate(divide="ignore"):
             keys = np.log(times) - np.log(weights)

@@ -1,4 +1,4 @@
-"""How a training set is divided among clients: the settings, their checks, and one call.
+"""The division of a training set among clients: the settings, their checks, and one call.
 
 The laws themselves, with their sources, are in :mod:`fl_app.data.laws`.
 """
@@ -22,7 +22,7 @@ Law = Callable[[Sequence[Positions], int, np.random.Generator, "PartitionSpec"],
 
 BY_DOMAIN = "domains"
 
-# Each law takes from the settings what it has a use for; that of domains gets the positions of each domain, not class.
+# Each law takes the settings that it uses. The law of domains gets the positions of each domain, not of each class.
 LAWS: Mapping[str, Law] = {
     "dirichlet-classes": lambda by_class, n, rng, spec: laws.dirichlet_over_classes(
         by_class, n, rng, alpha=spec.alpha, sigma=spec.sigma
@@ -44,19 +44,19 @@ LAWS: Mapping[str, Law] = {
         by_class, n, rng, classes_per_client=spec.classes_per_client
     ),
     "iid": lambda by_class, n, rng, spec: laws.iid(by_class, n, rng),  # noqa: ARG005  one signature for all
-    # P1's feature shift (Tables 13 and 14), and FLamby's natural centres: client k holds domain k, nothing is drawn.
+    # P1's feature shift (Tables 13 and 14), and FLamby's natural centres: client k holds domain k.
     BY_DOMAIN: lambda by_domain, n, rng, spec: list(by_domain),  # noqa: ARG005
 }
 
 
 @dataclass(frozen=True)
 class PartitionSpec:
-    """How the training set is divided; settings that a law has no use for are not looked at."""
+    """The law of the division with its settings; each law ignores the settings that it does not use."""
 
     law: str = option(
         "dirichlet-classes",
-        "the law of the division: Dirichlet over the classes of a client or over the clients of a class, P4's two "
-        "variants, log-normal sizes, a number of classes per client (FedOV's or P1's), IID, or one domain per client",
+        "the law: Dirichlet over a client's classes or a class's clients, P4's two variants, log-normal sizes, classes "
+        "per client (FedOV's or P1's), IID, or one domain per client",
         choices=tuple(LAWS),
     )
     alpha: float = option(0.3, "concentration of the Dirichlet laws; the smaller, the more skewed", above=0)
@@ -94,13 +94,13 @@ def partition(
         num_clients: n, at least 1.
         num_classes: C.
         seed: The run's seed; equal arguments give equal parts.
-        domains: The domain of each example [N], from 0; None if there are none.
+        domains: The domain of each example [N], from 0; None for a set without domains.
 
     Returns:
         The positions of each client's examples, n arrays of int64 that share no position and are never empty.
 
     Raises:
-        DataError: The examples cannot be divided as asked, or a label is not a class.
+        DataError: The examples cannot be divided by this law, or a label is not a class.
         OptionError: A setting does not fit the number of classes, clients or examples.
     """
     labels = np.asarray(labels)
@@ -112,8 +112,8 @@ def partition(
     for client, part in enumerate(parts):
         if len(part) == 0:
             raise DataError(
-                f"partition {client} of {num_clients} has no example under 'data.law' {spec.law!r}: must be "
-                "fewer clients or a less skewed division"
+                f"partition {client} of {num_clients} has no example under 'data.law' {spec.law!r}: set fewer clients "
+                "or a less skewed division"
             )
     return parts
 
@@ -143,7 +143,7 @@ def check_request(
     num_classes: int,
     domains: npt.NDArray[np.integer] | None = None,
 ) -> None:
-    """Refuse what :func:`partition` would refuse before it draws; the arguments and errors are the same."""
+    """Check the arguments of :func:`partition` without drawing; the errors are the same."""
     total = len(labels)
     if not 1 <= num_clients <= total:
         raise DataError(f"{total} training examples for {num_clients} clients: must be 1 to {total} clients")
@@ -166,7 +166,7 @@ def check_request(
 
 def _check_domains(domains: npt.NDArray[np.integer] | None, num_clients: int) -> None:
     if domains is None:
-        raise OptionError("setting 'data.law' is 'domains': allowed only for a data set that has domains")
+        raise OptionError("setting 'data.law' is 'domains': must be another law for a data set without domains")
     if num_clients != (found := len(np.unique(domains))):
         raise OptionError(
             f"{num_clients} clients where 'data.law' is 'domains': must be {found}, one client for each domain that "

@@ -1,7 +1,7 @@
 """From stored pixels to a model's input: resize, augment, normalise; all on batches, in plain torch.
 
-The order is that of the papers: resize when a data set is read, augment the pixels (the padding is black), then
-normalise. Pixels are uint8; what is stored in another type, rows of numbers and tokens, is a model's input already.
+The papers' order: resize when a data set is read, augment the pixels (the padding is black), then normalise. Pixels
+are uint8. Examples of another type, rows of numbers and tokens, are a model's input already.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from strategies.core.errors import OptionError
 AUGMENTATIONS = ("none", "flip", "crop-flip")
 PADDING = 4
 
-# Images per call: bounds what a resize holds besides its result.
+# Images per call: bounds the memory of a resize beside its result.
 _CHUNK = 4096
 
 
@@ -24,11 +24,11 @@ def resize(images: torch.Tensor, size: int) -> torch.Tensor:
     """Resize to squares, bilinear with antialiasing: torchvision's ``Resize`` of 8-bit images, within one grey level.
 
     Args:
-        images: uint8 [N, ch, H, W] on the CPU; of another type: no images.
-        size: Height and width of the result, in pixels; images that have it already are returned as they are.
+        images: uint8 [N, ch, H, W] on the CPU; a tensor of another type holds no images.
+        size: Height and width of the result, in pixels; images of this size are returned unchanged.
 
     Returns:
-        uint8 [N, ch, size, size]; what is no images, as it is.
+        uint8 [N, ch, size, size]; a tensor of another type is returned unchanged.
     """
     if images.dtype != torch.uint8 or images.shape[-2:] == (size, size):
         return images
@@ -40,15 +40,15 @@ def resize(images: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def normalize(images: torch.Tensor, mean: Sequence[float], std: Sequence[float]) -> torch.Tensor:
-    """Return ``(pixel / 255 - mean) / std``; what is no pixels, as it is.
+    """Return ``(pixel / 255 - mean) / std``; a tensor of another type than uint8 is returned unchanged.
 
     Args:
-        images: uint8 [B, ch, H, W]; of another type: a model's input already, of any shape.
+        images: uint8 [B, ch, H, W]; a tensor of another type is a model's input already, of any shape.
         mean: One number per channel, of pixels in [0, 1].
         std: One number per channel, positive.
 
     Returns:
-        float32 [B, ch, H, W], on the device of the images; or what was given.
+        float32 [B, ch, H, W], on the device of the images; or the unchanged input.
     """
     if images.dtype != torch.uint8:
         return images
@@ -59,13 +59,13 @@ def normalize(images: torch.Tensor, mean: Sequence[float], std: Sequence[float])
 def augment(images: torch.Tensor, kind: str, generator: torch.Generator) -> torch.Tensor:
     """Apply a data set's random augmentation, drawn anew for each image.
 
-    ``crop-flip`` is the CIFAR one of P1 and P2: zero-pad by 4, crop at a random place, mirror every second image.
-    ``flip``, P3's for SVHN, mirrors alone.
+    ``crop-flip`` is P1's and P2's augmentation of CIFAR: zero-pad by 4, crop at a random place, mirror with chance 1/2.
+    ``flip``, P3's for SVHN, only mirrors.
 
     Args:
         images: uint8 or float [B, ch, H, W], before normalisation; left unchanged.
         kind: One of :data:`AUGMENTATIONS`.
-        generator: Where the draws come from.
+        generator: Generator of the draws.
 
     Returns:
         Images of the same shape and dtype.
@@ -74,7 +74,7 @@ def augment(images: torch.Tensor, kind: str, generator: torch.Generator) -> torc
         OptionError: The kind is unknown.
     """
     if kind not in AUGMENTATIONS:
-        raise OptionError(f"augmentation {kind!r}: known are {', '.join(AUGMENTATIONS)}")
+        raise OptionError(f"augmentation is {kind!r}: must be one of {', '.join(AUGMENTATIONS)}")
     if kind == "none":
         return images
     count, device = len(images), generator.device
@@ -87,7 +87,7 @@ def augment(images: torch.Tensor, kind: str, generator: torch.Generator) -> torc
 
 
 def crop_flip(images: torch.Tensor, top: torch.Tensor, left: torch.Tensor, *, flip: torch.Tensor) -> torch.Tensor:
-    """Zero-pad by :data:`PADDING`, crop each image back to its size at its own offset, mirror the chosen ones.
+    """Zero-pad by :data:`PADDING`, crop each image back to its size at its own offset, and mirror some.
 
     Args:
         images: [B, ch, H, W].

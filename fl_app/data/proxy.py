@@ -1,9 +1,11 @@
 """Which training images the clients may hold, and which real images the server holds, without labels.
 
 FedDF (Lin et al., NeurIPS 2020, arXiv:2006.07242) distils on unlabelled images that the server has. In Co-Boosting's
-comparison (Dai et al., ICLR 2024) they are a fifth of the training set; how they are taken is not said there. Here they
-come off the end of one order that follows from the seed, and the clients' images off its beginning, so that a run with
-a limit leaves the same images to nobody that a later replay may take. Another data set can serve as well.
+comparison (Dai et al., ICLR 2024) they are a fifth of the training set, drawn in a way that the paper leaves open.
+
+Here the seed fixes one order of the training set. The clients' images are its beginning, the server's its end. A run
+with a limit leaves images between them unused, which a later replay may give to the server. The server's images may
+also be another data set's.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ def clients_share(split: Split, *, seed: int, limit: int = 0, proxy: float = 0.0
     Args:
         split: The training half [N].
         seed: The run's seed.
-        limit: At most so many, or so many of each domain where the set has domains; 0 for all.
-        proxy: The share that is kept from every client, in [0, 1).
+        limit: Largest number of positions, of each domain where the set has domains; 0 for all.
+        proxy: The share that no client gets, in [0, 1).
     """
     order = _order(split, seed)
     order = order[: len(order) - int(proxy * len(order))]
@@ -52,23 +54,23 @@ def images_of(name: str, input_shape: tuple[int, int, int], *, root: str, limit:
 
     Args:
         name: The data set, one without domains.
-        input_shape: (ch, H, W) of the images that are wanted.
+        input_shape: (ch, H, W) of the returned images.
         root: Its folder, see :func:`~fl_app.data.sources.open_split`.
-        limit: At most so many, drawn by the seed; 0 for all.
+        limit: Largest number of images, drawn by the seed; 0 for all.
         seed: The run's seed.
 
     Returns:
         uint8 [N, ch, H, W].
 
     Raises:
-        OptionError: It has another number of channels.
-        DataError: It is not there.
+        OptionError: The data set has another number of channels.
+        DataError: The data set is missing or damaged.
     """
     split = open_split(name, "train", root=root, image_size=input_shape[1])
     if split.input_shape != input_shape:
         raise OptionError(
-            f"setting 'data.proxy-name' is {name!r}, whose images have {split.input_shape[0]} channels: must be "
-            f"data sets with {input_shape[0]}, as 'data.name' has"
+            f"setting 'data.proxy-name' is {name!r}, whose images have {split.input_shape[0]} channels: must be a data "
+            f"set with {input_shape[0]}, as 'data.name' has"
         )
     order = torch.randperm(len(split.labels), generator=generator(seed, "proxy"))
     return split.take(order[: limit or len(order)].sort().values).images

@@ -1,11 +1,11 @@
-"""Image data sets by name, as uint8 tensors: scikit-learn's digits, torchvision's, folders, and sets of domains.
+"""Data sets by name: scikit-learn's digits, torchvision's, folders of images, sets of domains, rows, and texts.
 
-Opening a split reads its labels and leaves the images as they are stored; only the positions that are asked for are
-decoded and resized. So a client that holds a hundredth of a training set does a hundredth of the work.
+Opening a split reads its labels and leaves the images as they are stored. Only the requested positions are decoded and
+resized, so a client that holds a hundredth of a training set does a hundredth of the work.
 
-Sizes, normalisation and augmentation are those of Co-Boosting's released code (Dai et al., ICLR 2024): 32x32 for all
-torchvision sets (28x28 digits and clothes are resized), mean and standard deviation 0.5 per channel, random crop and
-flip for CIFAR only.
+Sizes, normalisation and augmentation are those of Co-Boosting's released code (Dai et al., ICLR 2024). All torchvision
+sets are 32x32 (28x28 digits and clothes are resized). Mean and standard deviation are 0.5 per channel. Random crop and
+flip apply to CIFAR only.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from .preprocessing import resize
 SOURCES = ("digits", *torchvision_sets.KNOWN, "imagefolder", *domains.GROUPS, *tables.TABLES, *text.TEXTS)
 SPLITS = ("train", "test")
 
-# Sets of images of any size, whose papers do not say to which they are brought.
+# Sets of images of any size, whose papers name no common size.
 SIZELESS = ("imagefolder", *(name for name, group in domains.GROUPS.items() if not group.image_size))
 
 # Sets whose examples come from several domains, and sets whose examples are no images.
 DOMAINED = (*domains.GROUPS, *tables.TABLES)
 IMAGELESS = (*tables.TABLES, *text.TEXTS)
 
-# Of the 1797 embedded digits, in their order; the other 500 are held out.
+# The first of the 1797 embedded digits; the other 500 are held out.
 DIGITS_TRAIN = 1297
 
 
@@ -49,7 +49,7 @@ class Normalization(NamedTuple):
 
 @dataclass(frozen=True)
 class ImageData:
-    """Decoded images with their labels; or examples of another kind, which a model takes as they are.
+    """Decoded images with their labels, or examples of another kind, which a model takes unchanged.
 
     Attributes:
         images: uint8 [N, ch, H, W]; rows of F features are float32 [N, F, 1, 1], texts of L tokens int64 [N, 1, 1, L].
@@ -67,9 +67,9 @@ class Split:
     Attributes:
         labels: int64 [N], in 0 .. C - 1.
         num_classes: C.
-        input_shape: (ch, H, W) of what :meth:`take` returns; (F, 1, 1) of rows, (1, 1, L) of texts.
-        normalization: How the set's models see pixels.
-        augmentation: What is done to training images: ``"none"`` or ``"crop-flip"``.
+        input_shape: (ch, H, W) of the images that :meth:`take` returns; (F, 1, 1) of rows, (1, 1, L) of texts.
+        normalization: Of the pixels, before a model.
+        augmentation: Of the training images: ``"none"`` or ``"crop-flip"``.
         read: positions [B] -> uint8 [B, ch, h, w] at any size; rows and texts as in :class:`ImageData`.
         domains: The domain of each example, int64 [N], from 0; None if the set has none.
     """
@@ -83,7 +83,7 @@ class Split:
     domains: torch.Tensor | None = None
 
     def take(self, positions: Sequence[int] | npt.NDArray[np.int64] | torch.Tensor | None = None) -> ImageData:
-        """Decode the images at these positions [B], in this order; all of them without positions.
+        """Decode the images at these positions [B], in this order; without positions, all images.
 
         Raises:
             DataError: An image cannot be decoded; names its file.
@@ -101,8 +101,8 @@ class Source:
         train: The training examples.
         test: The held-out examples.
         num_classes: C.
-        normalization: How the set's models see pixels.
-        augmentation: What is done to training images: ``"none"`` or ``"crop-flip"``.
+        normalization: Of the pixels, before a model.
+        augmentation: Of the training images: ``"none"`` or ``"crop-flip"``.
     """
 
     train: ImageData
@@ -138,19 +138,19 @@ def open_split(
         root: The folder that holds the set in torchvision's layout, or ``train/<class>/`` and ``test/<class>/`` for
             ``imagefolder``; for sets of domains see :mod:`fl_app.data.domains`, for others :mod:`fl_app.data.tables`
             and :mod:`fl_app.data.text`. Empty: the environment's ``ONESHOT_DATA``, else ``~/.cache/oneshot-fl/data``.
-        image_size: Height and width of the images in pixels; 0 for the set's own (those of :data:`SIZELESS` have none),
-            and for those of :data:`IMAGELESS`.
+        image_size: Height and width of the images in pixels; 0 for the set's own size. Sets of :data:`SIZELESS` have
+            none; sets of :data:`IMAGELESS` take 0 only.
         left_out: The domain that is the test half, for a set of domains; empty for every other set.
-        download: Whether a set that is not there may be downloaded; with ``$ONESHOT_OFFLINE`` none is.
+        download: Whether a missing set may be downloaded; ``$ONESHOT_OFFLINE`` prevents every download.
 
     Raises:
-        OptionError: The name or the domain is unknown, or the size is not one.
-        DataError: The set is not there, incomplete or damaged; says where it was looked for and how to get it.
+        OptionError: The name or the domain is unknown, or the size does not fit the set.
+        DataError: The set is missing, incomplete or damaged; the message names the folder and the source.
     """
     if name not in SOURCES:
-        raise OptionError(f"setting 'data.name' is {name!r}: known are {', '.join(SOURCES)}")
+        raise OptionError(f"setting 'data.name' is {name!r}: must be one of {', '.join(SOURCES)}")
     if split not in SPLITS:
-        raise ValueError(f"split {split!r}: known are {', '.join(SPLITS)}")
+        raise ValueError(f"split is {split!r}: must be one of {', '.join(SPLITS)}")
     domains.check_left_out(name, left_out)
     _check_size(name, image_size)
     place, download = data_root(root), download and not offline()
@@ -179,7 +179,7 @@ def open_split(
 
 
 def data_root(root: str = "") -> Path:
-    """Return the folder of the data sets: the one given, else ``ONESHOT_DATA``, else one in the user's cache."""
+    """Return the folder of the data sets: ``root``, else ``ONESHOT_DATA``, else one in the user's cache."""
     return Path(root or os.environ.get("ONESHOT_DATA", "") or "~/.cache/oneshot-fl/data").expanduser()
 
 
@@ -227,6 +227,6 @@ def _as_they_are(
     shape: tuple[int, int, int],
     domains: torch.Tensor | None = None,
 ) -> Split:
-    """Return the split of a set whose examples are what a model takes: its normalisation changes nothing."""
+    """Return the split of a set whose examples a model takes unchanged: its normalisation is the identity."""
     same = Normalization((0.0,) * shape[0], (1.0,) * shape[0])
     return Split(labels, num_classes, shape, same, "none", read, domains)

@@ -1,15 +1,18 @@
-"""Data sets of rows, each row an example of F features: the same things measured at several places.
+"""Data sets of rows, each row an example of F features: the same quantities measured at several places.
 
 ``heart-disease``: Fed-Heart-Disease of FLamby (Ogier du Terrail et al., NeurIPS 2022, arXiv:2210.04620), as FENS uses
-it (Allouah et al., NeurIPS 2024, Tables 14 and 15): the heart disease data of Detrano et al. (1989), collected by four
-centres, who are four clients. The columns that hardly any centre but the first filled in, 10 to 12, are dropped, then
-every row that misses a value; chest pain and resting ECG become dummies without their first level; 34 % of each
-centre, in the shares of its classes, are the test. A centre standardises its training rows by their own means and
-deviations; the test, of all centres together, is standardised by those of all training rows, as FLamby's pooled one
-is: by each centre's own, every client but the smallest would score some points less than in FENS's table. The classes
-are healthy (0) and ill (1).
+it (Allouah et al., NeurIPS 2024, Tables 14 and 15). Four centres collected these data (Detrano et al., 1989); they are
+the four clients. The classes are healthy (0) and ill (1).
 
-Deviation: a feature that does not vary is only centred.
+Columns 10 to 12, which hardly any centre but the first filled in, are dropped; so is every row with a missing value.
+Chest pain and resting ECG become dummies without their first level. 34 % of each centre, stratified by class, are the
+test.
+
+A centre standardises its training rows by their own means and deviations. The test rows of all centres are
+standardised by those of all training rows, as in FLamby's pooled test. With each centre's own, every client but the
+smallest would score some points less than in FENS's table.
+
+Deviation: a constant feature is only centred.
 """
 
 from __future__ import annotations
@@ -45,24 +48,24 @@ SPARSE = (10, 11, 12)  # slope, vessels, thal
 LEVELS: Mapping[int, tuple[int, ...]] = {2: (1, 2, 3, 4), 6: (0, 1, 2)}  # chest pain, resting ECG
 FEATURES = COLUMNS - 1 - len(SPARSE) + sum(len(levels) - 2 for levels in LEVELS.values())
 
-# FLamby's, so that its test rows are these.
+# FLamby's values, which give the same test rows.
 TEST_SHARE = 0.34
 SPLIT_SEED = 43
 
 
 def open_centres(split: str, root: Path, *, download: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Open one half of Fed-Heart-Disease; both hold the rows of one centre after those of the other.
+    """Open one half of Fed-Heart-Disease; its rows are sorted by centre.
 
     Args:
         split: ``"train"`` or ``"test"``.
         root: The folder that holds ``heart-disease/processed.<centre>.data``.
-        download: Whether the files may be downloaded if they are not there.
+        download: Whether missing files may be downloaded.
 
     Returns:
         The labels, int64 [N], the number of each row's centre, int64 [N], and the rows, float32 [N, 13, 1, 1].
 
     Raises:
-        DataError: A file is not there, or damaged; says how to get it.
+        DataError: A file is missing or damaged; the message names its source.
     """
     folder = root / "heart-disease"
     files = {_file(centre): Remote(f"{ADDRESS}/{_file(centre)}", md5) for centre, md5 in CENTRES.items()}
@@ -82,7 +85,7 @@ def open_centres(split: str, root: Path, *, download: bool) -> tuple[torch.Tenso
 
 
 def standardized(rows: Reals, scale: Reals) -> Reals:
-    """Return rows [n, F] less the means of other rows [m, F], in units of their deviations."""
+    """Return rows [n, F] standardised by the means and deviations of other rows [m, F]."""
     deviation = scale.std(axis=0, ddof=1)
     units: Reals = (rows - scale.mean(axis=0)) / np.where(deviation > 1e-9, deviation, 1.0)  # equal up to rounding
     return units
@@ -105,8 +108,8 @@ def read_centre(file: Path) -> tuple[Labels, Reals]:
         return (rows[:, -1] > 0).astype(np.int64), _with_dummies(rows[:, :-1])
     except (OSError, ValueError) as error:
         raise DataError(
-            f"file {file} under data.root is damaged: {str(error)[:200]}; wanted are lines of {COLUMNS} numbers, '?' "
-            "where one is not known"
+            f"file {file} under data.root is damaged: {str(error)[:200]}; a line must be {COLUMNS} numbers, with '?' "
+            "for a missing one"
         ) from error
 
 
@@ -119,7 +122,7 @@ def _number(text: str) -> float:
 
 
 def _with_dummies(rows: Reals) -> Reals:
-    """Replace each categorical column by one of zeros and ones per level but the first, after the other columns."""
+    """Replace each categorical column by one dummy column per level but the first, after the other columns."""
     dummies = []
     for column, levels in LEVELS.items():
         if not np.isin(rows[:, column], levels).all():

@@ -1,12 +1,12 @@
 """Data sets of texts, each text an example of L tokens.
 
 ``ag-news``: AG's news topics (Zhang, Zhao, LeCun, Character-level Convolutional Networks for Text Classification, NIPS
-2015), 120,000 + 7,600 headlines with their first sentences, in the four classes world, sports, business, science; a
-set of FENS (Allouah et al., NeurIPS 2024, Figure 7).
+2015), which FENS uses (Allouah et al., NeurIPS 2024, Figure 7). It has 120,000 + 7,600 headlines with their first
+sentences, in the four classes world, sports, business, science.
 
-A token is a word's hash, so that there is no vocabulary to learn or to send and an unknown word is as good as a known
-one (Weinberger et al., Feature Hashing for Large Scale Multitask Learning, ICML 2009). CRC-32 is the same on every
-machine, which Python's own hash is not.
+A token is a word's hash (Weinberger et al., Feature Hashing for Large Scale Multitask Learning, ICML 2009). So no
+vocabulary has to be learnt or sent, and unknown words need no special token. CRC-32 is the same on every machine;
+Python's own hash is not.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .files import Remote, obtain
 TEXTS = ("ag-news",)
 
 NUM_CLASSES = 4
-# Tokens are 1 .. BUCKETS - 1; 0 fills up what is shorter than LENGTH.
+# Tokens are 1 .. BUCKETS - 1; 0 pads a text to LENGTH.
 BUCKETS = 2**15
 LENGTH = 64
 
@@ -46,14 +46,14 @@ def open_news(split: str, root: Path, *, download: bool) -> tuple[torch.Tensor, 
     Args:
         split: ``"train"`` or ``"test"``.
         root: The folder that holds ``ag_news/train.csv``, or a part of it as ``ag_news/train_subset.csv``, and
-            ``ag_news/test.csv``: lines of a class, 1 to 4, and one or several columns of text.
-        download: Whether the published file may be downloaded if none is there.
+            ``ag_news/test.csv``. A line is a class, 1 to 4, and one or several columns of text.
+        download: Whether a missing file may be downloaded.
 
     Returns:
         The labels, int64 [N], and a function positions [B] -> int64 [B, 1, 1, L].
 
     Raises:
-        DataError: The file is not there, or damaged; says how to get it.
+        DataError: The file is missing or damaged; the message names its source.
     """
     folder, published = root / "ag_news", f"{split}.csv"
     subset = folder / f"{split}_subset.csv"
@@ -85,7 +85,7 @@ def _read(file: Path) -> tuple[torch.Tensor, list[str]]:
             raise ValueError(f"{len(labels)} rows, or other classes")
     except (OSError, ValueError, csv.Error) as error:
         raise DataError(
-            f"file {file} under data.root is damaged: {error}; wanted are lines '<class>,<text>' with classes 1 to "
+            f"file {file} under data.root is damaged: {error}; a line must be '<class>,<text>' with a class of 1 to "
             f"{NUM_CLASSES}"
         ) from error
     return labels, [text for _, text in rows]

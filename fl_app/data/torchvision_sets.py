@@ -1,4 +1,4 @@
-"""The data sets that torchvision knows, found on disk or downloaded by it."""
+"""torchvision's data sets, read from disk or downloaded by torchvision."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 
 from strategies.core.errors import DataError
 
-# What reading a damaged file ends with, in torchvision, numpy, scipy and pickle.
+# Errors of reading a damaged file, in torchvision, numpy, scipy and pickle.
 DAMAGE = (RuntimeError, OSError, ValueError, TypeError, AssertionError, EOFError, LookupError, pickle.UnpicklingError)
 
 
@@ -25,11 +25,11 @@ class Known:
 
     Attributes:
         factory: Its class in ``torchvision.datasets``.
-        place: What it keeps under the root; ``{split}`` stands for the split.
+        place: Its file or folder under the root; ``{split}`` stands for the split.
         num_classes: C.
         channels: ch.
         image_size: Height and width that the papers use, in pixels.
-        augmentation: What the papers do to its training images.
+        augmentation: The papers' augmentation of its training images.
     """
 
     factory: str
@@ -58,13 +58,13 @@ def open_set(
         name: A key of :data:`KNOWN`.
         split: ``"train"`` or ``"test"``.
         root: The folder that holds it.
-        download: Whether it may be downloaded if it is not there.
+        download: Whether a missing set may be downloaded.
 
     Returns:
         The labels, int64 [N], and a function positions [B] -> uint8 [B, ch, H, W].
 
     Raises:
-        DataError: It is not there and cannot be downloaded, or it is incomplete or damaged.
+        DataError: The set is missing and cannot be downloaded, or it is incomplete or damaged.
     """
     known = KNOWN[name]
     target = root / known.place.format(split=split)
@@ -75,13 +75,13 @@ def open_set(
     except DAMAGE as error:
         raise DataError(
             f"data set {name!r} in {root} (data.root) is incomplete or damaged ({error}): remove {target} "
-            "to have it downloaded anew, or put a sound copy there"
+            "to download it again, or put an intact copy there"
         ) from error
     return labels, images.__getitem__
 
 
 def _obtain(name: str, split: str, root: Path, *, download: bool) -> None:
-    """Download a set that is not there, or say how to get it."""
+    """Download a missing set, or raise an error that names its source."""
     known = KNOWN[name]
     reason = "downloading is switched off"
     if download:
@@ -98,7 +98,7 @@ def _obtain(name: str, split: str, root: Path, *, download: bool) -> None:
 
 
 def _download(known: Known, split: str, root: Path) -> None:
-    """Download beside the target and move it there whole: processes that do so at once do not meet half a set."""
+    """Download beside the target and move it there whole, so that no other process sees half a set."""
     place = known.place.format(split=split)
     root.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=root, prefix=".download-") as aside:
@@ -106,16 +106,16 @@ def _download(known: Known, split: str, root: Path) -> None:
         try:
             (Path(aside) / place).replace(root / place)
         except OSError:
-            # A folder cannot replace one that is not empty: another process was faster.
+            # A folder cannot replace a non-empty one, which another process put there meanwhile.
             if not (root / place).exists():
                 raise
 
 
 def _read(known: Known, split: str, root: Path) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return uint8 images [N, ch, H, W] and int64 labels [N] as they are on disk.
+    """Return uint8 images [N, ch, H, W] and int64 labels [N] as stored on disk.
 
     Raises:
-        ValueError: They are not what the set should hold; torchvision checks the files of some sets only.
+        ValueError: Their shape, type or range is wrong; torchvision checks the files of some sets only.
     """
     opened = _construct(known, split, root, download=False)
     images = torch.as_tensor(opened.data)

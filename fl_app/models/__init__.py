@@ -1,7 +1,7 @@
 """The model zoo: the classifiers of the one-shot papers, built by name.
 
-Most map images [B, channels, H, W], normalised, to logits [B, C]; some map rows of features [B, F, 1, 1], and some
-texts of L tokens [B, 1, 1, L]. Every one has one linear layer last.
+Most map normalised images [B, channels, H, W] to logits [B, C]. Others map rows of features [B, F, 1, 1] or texts of L
+tokens [B, 1, 1, L]. The last layer of each is linear.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _Examples:
 
 
 def _images(min_side: int) -> _Examples:
-    """Return images with sides of at least so many pixels, the smallest whose maps stay non-empty."""
+    """Return square images with sides of at least ``min_side`` pixels, the smallest with non-empty feature maps."""
     return _Examples(
         f"(channels, height, width) with 1 or 3 channels, height = width, and at least {min_side} pixels a side",
         lambda channels, height, width: channels in (1, 3) and height == width >= min_side,
@@ -42,15 +42,15 @@ _TEXTS = _Examples("texts, (1, 1, tokens)", lambda channels, height, tokens: cha
 
 @dataclass(frozen=True)
 class _Architecture:
-    """Where an architecture's function is, and what it takes."""
+    """The module and the function of an architecture, and the examples that it takes."""
 
-    module: str  # imported when first built: torchvision takes a second, and the small nets do without it
+    module: str  # imported when first built: torchvision takes a second, and the small nets do not need it
     function: str
     takes: _Examples
-    classes: int = 0  # how many it tells apart; 0: any number
+    classes: int = 0  # the only possible number of classes; 0: any number
 
     def fits(self, num_classes: int, shape: Shape) -> bool:
-        """Say whether it takes such examples and tells so many classes apart."""
+        """Return whether it takes examples of this shape and this number of classes."""
         return len(shape) == 3 and self.takes.fit(*shape) and self.classes in (0, num_classes)
 
 
@@ -82,7 +82,7 @@ _SMALLEST = 4  # pixels a side
 
 
 def build(name: str, *, num_classes: int, input_shape: Shape) -> nn.Module:
-    """Build an untrained model; its weights are drawn from torch's global state, as every module's are.
+    """Build an untrained model; its weights are drawn from torch's global generator.
 
     Args:
         name: One of :data:`ARCHITECTURES`.
@@ -94,10 +94,10 @@ def build(name: str, *, num_classes: int, input_shape: Shape) -> nn.Module:
         A module in training mode: examples [B, *input_shape] -> logits [B, C].
 
     Raises:
-        OptionError: The name is unknown, or the architecture cannot take such examples or so many classes.
+        OptionError: The name is unknown, or the architecture does not fit the examples' shape or number of classes.
     """
     if name not in _ZOO:
-        raise OptionError(f"unknown architecture {name!r}: known are {', '.join(ARCHITECTURES)}")
+        raise OptionError(f"unknown architecture {name!r}: must be one of {', '.join(ARCHITECTURES)}")
     architecture = _ZOO[name]
     _check_classes(f"architecture {name!r}", num_classes, architecture.classes)
     if not architecture.fits(num_classes, input_shape):
@@ -111,14 +111,14 @@ def build(name: str, *, num_classes: int, input_shape: Shape) -> nn.Module:
 
 
 def builders(num_classes: int, input_shape: Shape) -> dict[str, Callable[[], nn.Module]]:
-    """Return a builder, which pickles, of every architecture that takes such examples, by name.
+    """Return a picklable builder of every architecture that fits these examples, by name.
 
     Args:
         num_classes: C, at least 1.
         input_shape: As in :func:`build`.
 
     Raises:
-        OptionError: No architecture can take such examples or so many classes.
+        OptionError: No architecture fits the examples' shape or number of classes.
     """
     _check_classes("the model zoo", num_classes)
     found: dict[str, Callable[[], nn.Module]] = {
@@ -135,8 +135,8 @@ def builders(num_classes: int, input_shape: Shape) -> dict[str, Callable[[], nn.
 def penultimate(model: nn.Module) -> nn.Linear:
     """Return the model's last linear layer: hook its input [B, F] for the penultimate features.
 
-    That input is what the papers call the feature, except that for ``lenet5`` they mean the vector of 120 one
-    layer earlier, the input of ``model.fc2``.
+    The papers call that input the feature. For ``lenet5`` they mean the vector of 120 one layer earlier instead, the
+    input of ``model.fc2``.
 
     Raises:
         OptionError: The model has no linear layer.

@@ -16,7 +16,7 @@ def cnn5(num_classes: int, input_shape: tuple[int, int, int]) -> nn.Module:
 
 
 def cnn5_wide(num_classes: int, input_shape: tuple[int, int, int]) -> nn.Module:
-    """Build CNN5 as DENSE's code has it for CIFAR-100, for images [B, ch, H, H]; logits [B, C]."""
+    """Build CNN5 in the widths of DENSE's code for CIFAR-100, for images [B, ch, H, H]; logits [B, C]."""
     return _cnn5(num_classes, input_shape, widths=(256, 256, 128))
 
 
@@ -34,10 +34,10 @@ def cnn1(num_classes: int, input_shape: tuple[int, int, int]) -> nn.Module:
 def _three_convolutions(
     input_shape: tuple[int, int, int], widths: tuple[int, int, int]
 ) -> tuple[dict[str, nn.Module], int]:
-    """Return the common layers and the length of the vector they end with."""
+    """Return the common layers and the length of their output vector."""
     channels, side, _ = input_shape
     first, second, third = widths
-    side = ((side - 2) // 2 - 2) // 2 - 2  # each 3x3 convolution takes 2 off, each pooling halves
+    side = ((side - 2) // 2 - 2) // 2 - 2  # each 3x3 convolution removes 2 pixels, each pooling halves the side
     layers: dict[str, nn.Module] = {
         "conv1": nn.Conv2d(channels, first, 3),
         "pool1": nn.MaxPool2d(2),

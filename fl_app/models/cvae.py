@@ -1,8 +1,8 @@
 """A conditional variational autoencoder of images, whose decoder FedCVAE-Ens uploads.
 
 Heinbaugh, Luz-Ricca, Shao, Data-Free One-Shot Federated Learning Under Very High Statistical Heterogeneity, ICLR 2023,
-in the sizes that FENS (Allouah et al., NeurIPS 2024) compares with. The encoder does not see the label, the decoder
-does. Sides are 16 or 32 pixels, which four halvings bring to 1 or 2; the paper pads smaller images to 32.
+in the sizes that FENS (Allouah et al., NeurIPS 2024) compares with. Only the decoder gets the label, the encoder does
+not. Sides are 16 or 32 pixels, which four halvings reduce to 1 or 2; the paper pads smaller images to 32.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from strategies.core.errors import OptionError
 from .layers import chain
 
 SIDES = (16, 32)
-WIDTHS = (32, 32, 64, 64)  # of the encoder's convolutions; the decoder goes back
+WIDTHS = (32, 32, 64, 64)  # of the encoder's convolutions; the decoder has them in reverse
 HIDDEN = 500
 
 
@@ -49,7 +49,7 @@ class Decoder(nn.Module):
             relu=nn.ReLU(inplace=True),
             unflatten=nn.Unflatten(1, (WIDTHS[-1], side, side)),
         )
-        self.layers = nn.Sequential(*layers[:-2])  # the last ones are pixels
+        self.layers = nn.Sequential(*layers[:-2])  # pixels get no normalisation and no ReLU
 
     def forward(self, noise: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Map noise [B, d] and labels [B] to the logits of pixels [B, channels, H, W]; pixels are their sigmoid."""

@@ -1,4 +1,4 @@
-"""What the architectures share: a named chain of layers, and two laws of initialisation."""
+"""Building blocks of several architectures: a named chain of layers, and two laws of initialisation."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ def chain(**layers: nn.Module) -> nn.Sequential:
 
 
 def default_init(model: nn.Module) -> nn.Module:
-    """Draw every parameter anew from torch's own default law, in place, and return the model.
+    """Draw every parameter again from torch's default law, in place, and return the model.
 
-    For torchvision's models, which bring a law of their own.
+    It replaces the initialisation of torchvision's models.
     """
     for module in model.modules():
         reset = getattr(module, "reset_parameters", None)

@@ -1,4 +1,4 @@
-"""Nets made for telephones, as Co-Boosting (Dai et al., ICLR 2024) uses them: torchvision's, with torch's own laws.
+"""Nets for mobile devices, as Co-Boosting (Dai et al., ICLR 2024) uses them: torchvision's, with torch's defaults.
 
 MobileNetV3-small: Howard et al., Searching for MobileNetV3, ICCV 2019, Table 2.
 ShuffleNetV2 1.0x: Ma et al., ShuffleNet V2, ECCV 2018, Table 5.
@@ -14,7 +14,7 @@ from .layers import default_init
 
 def mobilenet(num_classes: int, input_shape: tuple[int, int, int]) -> nn.Module:
     """Build MobileNetV3-small for images [B, ch, H, H]; logits [B, C]."""
-    # torchvision's normalisation is tuned to ImageNet (momentum 0.01, eps 0.001); few local steps need torch's own.
+    # torchvision tunes normalisation to ImageNet (momentum 0.01, eps 0.001); few local steps need torch's defaults.
     model: nn.Module = torchvision.models.mobilenet_v3_small(num_classes=num_classes, norm_layer=nn.BatchNorm2d)
     stem = nn.Conv2d(input_shape[0], 16, 3, stride=2, padding=1, bias=False)
     model.get_submodule("features.0").register_module("0", stem)

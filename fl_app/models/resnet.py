@@ -68,7 +68,7 @@ def _three_blocks(num_classes: int, channels: int, widths: tuple[int, int, int])
         layer1=_block(first, first, stride=1),
         layer2=_block(first, second, stride=2),
         layer3=_block(second, third, stride=2),
-        # Equal to the published pooling by 4 at 32 pixels a side, and 2x2 at every other size too.
+        # Equal to the published pooling by 4 at 32 pixels a side; its output is 2x2 at every size.
         avgpool=nn.AdaptiveAvgPool2d(2),
         flatten=nn.Flatten(),
         fc=nn.Linear(4 * third, num_classes),
@@ -76,7 +76,7 @@ def _three_blocks(num_classes: int, channels: int, widths: tuple[int, int, int])
 
 
 def _block(width_in: int, width_out: int, stride: int) -> nn.Module:
-    """Return a basic block; a 1x1 convolution with normalisation stands on its shortcut where the shape changes."""
+    """Return a basic block; where the shape changes, its shortcut is a 1x1 convolution with normalisation."""
     shortcut = None
     if stride != 1 or width_in != width_out:
         shortcut = nn.Sequential(nn.Conv2d(width_in, width_out, 1, stride, bias=False), nn.BatchNorm2d(width_out))

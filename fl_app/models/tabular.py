@@ -1,6 +1,6 @@
-"""Models of rows of features: the one of Fed-Heart-Disease (FLamby, Ogier du Terrail et al., NeurIPS 2022), and an MLP.
+"""Models of rows of features: that of Fed-Heart-Disease (FLamby, Ogier du Terrail et al., NeurIPS 2022), and an MLP.
 
-They take rows as [B, F, 1, 1], the shape in which data sets and methods hand examples on.
+They take rows as [B, F, 1, 1], the shape in which data sets and methods pass examples.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def mlp(num_classes: int, input_shape: tuple[int, int, int]) -> nn.Module:
 
 
 class BesideZero(nn.Module):
-    """From the one logit z of two classes to the two logits (0, z).
+    """Maps the single logit z of two classes to the two logits (0, z).
 
-    Their softmax is (1 - sigma(z), sigma(z)): the cross-entropy of these two is the binary one of z, and the larger
-    is the second where z > 0.
+    Their softmax is (1 - sigma(z), sigma(z)), so their cross-entropy is the binary cross-entropy of z. The second
+    logit is the larger one where z > 0.
     """
 
     def forward(self, z: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,6 @@
-"""Models of texts, which take tokens as [B, 1, 1, L]; see :mod:`fl_app.data.text` for what a token is.
+"""Models of texts, which take tokens as [B, 1, 1, L]; :mod:`fl_app.data.text` defines a token.
 
-``text-bag`` stands in for FENS's DistilBERT (Allouah et al., NeurIPS 2024), whose weights are a download: the mean of
+``text-bag`` replaces FENS's DistilBERT (Allouah et al., NeurIPS 2024), whose weights would need a download. It averages
 the words' vectors, as in Joulin et al., Bag of Tricks for Efficient Text Classification, EACL 2017.
 """
 
@@ -26,7 +26,7 @@ def text_bag(num_classes: int, input_shape: tuple[int, int, int]) -> nn.Module: 
 
 
 class MeanOfWords(nn.Module):
-    """The mean of the vectors of a text's words; token 0 is none, and a text without words is at zero.
+    """The mean of the vectors of a text's words; token 0 is padding, and a text without words gives zero.
 
     Args:
         tokens: Number of tokens, 0 included.

@@ -1,7 +1,7 @@
-"""What clients upload that is no classifier of the zoo: one with a further output, or the decoder of a CVAE.
+"""Uploads beyond the zoo's classifiers: a classifier with an extra output "unknown", or the decoder of a CVAE.
 
-A task is what a server method has its clients train: ``"classifier"``, ``"open-set"`` or ``"cvae"``. The name of an
-upload's architecture tells its task, to the server as to a replay.
+A task names the model that the clients of a method train: ``"classifier"``, ``"open-set"`` or ``"cvae"``. The server
+and a replay read an upload's task from the name of its architecture.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from . import build, builders
 
 UNKNOWN = "+unknown"
 DECODER = "cvae-decoder"
-LEAST_SIDE = 4  # of an image whose parts can be exchanged and blurred
+LEAST_SIDE = 4  # pixels a side: the smallest image that destructive augmentation can swap and blur
 
 
 def uploaded_name(task: str, architecture: str) -> str:
@@ -28,7 +28,7 @@ def uploaded_name(task: str, architecture: str) -> str:
 def uploaded_builders(
     task: str, num_classes: int, input_shape: tuple[int, int, int], *, latent: int = 10
 ) -> dict[str, Callable[[], nn.Module]]:
-    """Return a builder, which pickles, of everything that clients may upload for a task, by name.
+    """Return a picklable builder of every architecture that clients may upload for a task, by name.
 
     Args:
         task: ``"classifier"``, ``"open-set"`` or ``"cvae"``.
@@ -37,7 +37,7 @@ def uploaded_builders(
         latent: The length of a decoder's noise.
 
     Raises:
-        OptionError: Nothing of this kind takes such examples or so many classes.
+        OptionError: No architecture of this task fits the examples' shape or number of classes.
     """
     if task == "classifier":
         return builders(num_classes, input_shape)
@@ -45,21 +45,21 @@ def uploaded_builders(
         names = builders(num_classes, input_shape)
         if input_shape[0] not in (1, 3) or input_shape[1] != input_shape[2] or input_shape[1] < LEAST_SIDE:
             raise OptionError(
-                f"examples of shape {tuple(input_shape)} cannot be destroyed as FedOV does it: must be images, "
-                f"(channels, height, width) with 1 or 3 channels, height = width, at least {LEAST_SIDE} pixels a side"
+                f"FedOV cannot destroy examples of shape {tuple(input_shape)}: must be images, (channels, height, "
+                f"width) with 1 or 3 channels, height = width, at least {LEAST_SIDE} pixels a side"
             )
         return {uploaded_name(task, name): open_set_builder(name, num_classes, input_shape) for name in names}
     decoder = partial(_decoder, num_classes, input_shape, latent=latent)
-    decoder()  # refuses images of another size
+    decoder()  # raises for images of another size
     return {DECODER: decoder}
 
 
 def open_set_builder(name: str, num_classes: int, input_shape: tuple[int, int, int]) -> Callable[[], nn.Module]:
-    """Return the builder of a classifier with one output more than classes: the last one means "unknown"."""
+    """Return the builder of a classifier of C + 1 outputs, the last of which means "unknown"."""
     return partial(build, name, num_classes=num_classes + 1, input_shape=input_shape)
 
 
 def _decoder(num_classes: int, input_shape: tuple[int, int, int], *, latent: int) -> nn.Module:
-    from .cvae import Decoder  # late: most runs have none
+    from .cvae import Decoder  # imported here because most runs have no decoder
 
     return Decoder(num_classes, input_shape, latent=latent)

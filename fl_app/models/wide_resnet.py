@@ -19,7 +19,7 @@ def wrn40_1(num_classes: int, input_shape: tuple[int, int, int]) -> nn.Module:
 
 
 def _wide_resnet(num_classes: int, channels: int, depth: int) -> nn.Module:
-    blocks = (depth - 4) // 6  # per group, two convolutions each; the stem and the shortcuts make up the 4
+    blocks = (depth - 4) // 6  # per group, of two convolutions each; the 4 counts the stem and the shortcuts
     model = chain(
         conv1=nn.Conv2d(channels, 16, 3, padding=1, bias=False),
         group1=_group(16, 16, stride=1, blocks=blocks),
@@ -40,7 +40,7 @@ def _group(width_in: int, width_out: int, *, stride: int, blocks: int) -> nn.Seq
 
 
 class PreActivationBlock(nn.Module):
-    """A residual block that normalises before it convolves.
+    """A residual block that normalises before each convolution.
 
     He et al., Identity Mappings in Deep Residual Networks, ECCV 2016, Fig. 1(b). Where the width changes, the
     shortcut is a 1x1 convolution of the normalised input, as in the code of the wide residual nets.

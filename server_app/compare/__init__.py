@@ -1,1 +1,1 @@
-"""Several methods on the same uploads: cells, table and plot."""
+"""Compares several methods on the same uploads: cells, table and plots."""

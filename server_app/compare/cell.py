@@ -1,7 +1,7 @@
-"""One cell of a comparison: a replay in a process of its own, so that its time and memory are its own too.
+"""One cell of a comparison: a replay in its own process, so that its time and memory are measured alone.
 
-This file is the program of that process as well (``python -m server_app.compare.cell``): it reads the cell as JSON
-from standard input and writes the lines of the log to standard output. Everything else stays in the cell's run folder.
+This file is also the program of that process (``python -m server_app.compare.cell``). It reads the cell as JSON from
+standard input, and writes the log lines to standard output. Everything else stays in the cell's run folder.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from strategies.run.files import read_json
 from strategies.run.run_folder import RunFolder
 from strategies.run.stage import OUTCOME_FILE
 
-SCORES_FILE = "scores.json"  # of the cells on the uploads of one run
+SCORES_FILE = "scores.json"  # shared by the cells on the uploads of one run
 _ERROR = "error: "
 
 
@@ -42,7 +42,7 @@ class Cell:
         run: The run that holds the uploads.
         method: The server method.
         seed: The seed of the server stage.
-        folder: The cell's run folder, that of a normal replay.
+        folder: The cell's run folder, the same as a normal replay's.
         overrides: Settings that differ from the run's, without the seed.
         model: ``module:attribute`` that builds the models of a run of another project.
     """
@@ -56,7 +56,7 @@ class Cell:
 
     @property
     def title(self) -> str:
-        """What the log calls it."""
+        """The cell's name in the log."""
         return f"{self.method}, seed {self.seed}, {self.run.name}"
 
     @property
@@ -65,7 +65,7 @@ class Cell:
         return (self.folder / "run.json").exists()
 
     def request(self) -> Request:
-        """Return the replay, which goes on if it has begun."""
+        """Return the replay, which resumes if it has begun."""
         overrides = {**self.overrides, "seed": self.seed}
         resume = self.folder if self.begun else None
         return Request(
@@ -93,11 +93,11 @@ def run_cell(cell: Cell, token: str, log: Callable[[str], None]) -> str:
 
     Args:
         cell: The cell.
-        token: See :func:`server_app.launch.guard.guarded`, which ends the process with us.
+        token: See :func:`server_app.launch.guard.guarded`, which ends the process with this one.
         log: Takes a line for the user.
 
     Returns:
-        Why it failed, in one line; empty if it did not.
+        Why the cell failed, in one line; empty for success.
     """
     fields = {**asdict(cell), "run": str(cell.run), "folder": str(cell.folder)}
     process = subprocess.Popen(
@@ -107,7 +107,7 @@ def run_cell(cell: Cell, token: str, log: Callable[[str], None]) -> str:
         stdout=subprocess.PIPE,
         encoding="utf-8",
         errors="replace",
-        start_new_session=True,  # a terminal's Ctrl-C is for us alone
+        start_new_session=True,  # a terminal's Ctrl-C reaches this process only
     )
     try:
         reason = _follow(process, json.dumps(fields), log)
@@ -122,11 +122,11 @@ def run_cell(cell: Cell, token: str, log: Callable[[str], None]) -> str:
 
 
 def _follow(process: subprocess.Popen[str], text: str, log: Callable[[str], None]) -> str:
-    """Hand the text over and log the lines that come back; return the error among them."""
+    """Write the text to the process and log its lines; return the error among them."""
     if process.stdin is None or process.stdout is None:
         raise RuntimeError("the process was started without pipes")
     reason = ""
-    with contextlib.suppress(BrokenPipeError), process.stdin as given:  # it may have died at once
+    with contextlib.suppress(BrokenPipeError), process.stdin as given:  # the process may have ended already
         given.write(text)
     with process.stdout as lines:
         for line in lines:
@@ -138,7 +138,7 @@ def _follow(process: subprocess.Popen[str], text: str, log: Callable[[str], None
 
 
 def expected_seconds(todo: Sequence[Cell], took: Sequence[tuple[str, float]]) -> float:
-    """Return the seconds that cells will take, by those of the same method, else of the same kind, else by all."""
+    """Estimate the seconds of cells from finished ones of the same method, else of the same kind, else from all."""
 
     def one(cell: Cell) -> float:
         kind = CHOICES[cell.method].kind
@@ -150,7 +150,7 @@ def expected_seconds(todo: Sequence[Cell], took: Sequence[tuple[str, float]]) ->
 
 
 def facts_of(cell: Cell) -> dict[str, Any] | None:
-    """Return what a finished cell ended with, as JSON values; None if it has not finished.
+    """Return the result of a finished cell as JSON values; None for an unfinished one.
 
     Raises:
         StoreError: A file of its run folder is damaged.
@@ -184,7 +184,7 @@ def facts_of(cell: Cell) -> dict[str, Any] | None:
 
 
 def _outcomes(cell: Cell, result: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the rows of the result that are the method's own; without scores, what they would be."""
+    """Return the method's own rows of the result; without scores, the same rows with accuracy None."""
     method = CHOICES[cell.method]
     if result["table"]:
         return [dict(row) for row in result["table"] if row["kind"] != "client" and row["name"] in own_names(method)]

@@ -1,4 +1,4 @@
-"""Compare: several server methods on the same stored uploads, the same held-out images and the same seeds."""
+"""Compares server methods on the same stored uploads, the same held-out images and the same seeds."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PLOT_FILE = "comparison.png"
 CELLS_FOLDER = "cells"
 COMMUNICATION_FILE = "communication.png"
 COST_FILE = "cost.png"
-_WITH_CLIENTS = "it goes on with its clients after their upload; its own runs, if they are named, are in the table"
+_WITH_CLIENTS = "it trains with its clients after their upload; the table has its own runs if they are named"
 ALL = "all"
 
 Log = Callable[[str], None]
@@ -38,15 +38,15 @@ Log = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Comparison:
-    """What is asked for.
+    """A requested comparison.
 
     Attributes:
         runs: Folders of runs with stored uploads.
-        methods: Server methods in the order of the table, divided by commas; ``"all"``: those that the uploads permit.
-        seeds: How many seeds: the run's own, the next one, and so on.
+        methods: Server methods in the order of the table, comma-separated; ``"all"``: all that the uploads permit.
+        seeds: Number of seeds: the run's own, the next one, and so on.
         overrides: Settings that differ from the runs'; each goes to the methods that know it.
         model: ``module:attribute`` that builds the models of runs of another project.
-        out: The comparison's folder, a new one or that of one to go on with; None for one beside the first run.
+        out: The comparison's folder, new or of a comparison to resume; None for a new one beside the first run.
     """
 
     runs: tuple[Path, ...]
@@ -58,20 +58,20 @@ class Comparison:
 
 
 def compare_runs(asked: Comparison, *, log: Log) -> dict[str, Any]:
-    """Run every cell that has not finished yet, each in a process of its own, and return the comparison.
+    """Run every unfinished cell, each in its own process, and return the comparison.
 
     Args:
-        asked: What is asked for.
+        asked: The requested comparison.
         log: Takes a line for the user.
 
     Returns:
-        What compare.json holds. Its status is ``"failed"``, and ``"error"`` says why, if a cell failed; the others
-        are in the table all the same.
+        The content of compare.json. If a cell failed, its status is ``"failed"`` and ``"error"`` has the reason; the
+        table still has the other cells.
 
     Raises:
-        OptionError: A name or a setting is wrong, or the uploads do not permit a method that was named.
-        StoreError: A folder is not what it should be.
-        KeyboardInterrupt: SIGINT or SIGTERM came; the log has said how to go on.
+        OptionError: A name or a setting is wrong, or the uploads do not permit a named method.
+        StoreError: A folder is no run folder or no comparison, or is damaged.
+        KeyboardInterrupt: SIGINT or SIGTERM came; the log has the command that resumes the comparison.
     """
     with sigterm_as_interrupt():
         folder = _folder(asked)
@@ -104,7 +104,7 @@ def compare_runs(asked: Comparison, *, log: Log) -> dict[str, Any]:
         try:
             failures = _run_cells(cells, log)
         except KeyboardInterrupt:
-            log(f"interrupted. To go on: {facts['command']}")
+            log(f"interrupted. To resume: {facts['command']}")
             raise
         return _written(folder, facts, cells, failures)
 
@@ -114,15 +114,15 @@ def _folder(asked: Comparison) -> Path:
         return default_run_dir("", "compare", parent=asked.runs[0].absolute().parent)
     folder = asked.out.expanduser().absolute()
     if folder.exists() and not (folder.is_dir() and ((folder / FACTS_FILE).exists() or not any(folder.iterdir()))):
-        raise StoreError(f"{folder}: holds no comparison; allowed for --out is a new folder, or one with {FACTS_FILE}")
+        raise StoreError(f"{folder}: holds no comparison; --out must be a new folder, or one with {FACTS_FILE}")
     return folder
 
 
 def _with_earlier(asked: Comparison, folder: Path) -> Comparison:
-    """Add what the folder's comparison asked for before: its runs, methods, seeds and settings stay.
+    """Add the runs, methods, seeds and settings of the folder's earlier comparison.
 
     Raises:
-        OptionError: It was made under other settings: their cells must not share a line.
+        OptionError: The settings differ from the earlier ones: cells of both must not share a line.
     """
     if not (folder / FACTS_FILE).exists():
         return asked
@@ -131,12 +131,12 @@ def _with_earlier(asked: Comparison, folder: Path) -> Comparison:
         then = before["settings"].get(key)
         if then != now:
             raise OptionError(
-                f"{folder} compares with {key}={_shown(then)}, now it is {_shown(now)}: must be the settings it "
-                "began with, also without naming them, or a new folder"
+                f"{folder} compares with {key}={_shown(then)}, now it is {_shown(now)}: must be its original settings, "
+                "or no settings, or a new folder"
             )
     runs = [Path(run) for run in before["runs"]]
     named = [name.strip() for name in asked.methods.split(",") if name.strip()]
-    # Names that are wrong stay in the text, to be refused where they always are.
+    # Wrong names stay in the text, and are refused where names are checked.
     earlier = [] if ALL in named or not named else [name for name in before["methods"] if name not in named]
     return replace(
         asked,
@@ -152,13 +152,13 @@ def _shown(value: Scalar | None) -> str:
 
 
 def _permitted(asked: Comparison, folder: Path) -> tuple[list[str], dict[str, str]]:
-    """Return the methods to compare, and why others are left out; refuse a named one that cannot be."""
+    """Return the methods to compare, and why others are left out; refuse a named one that is not possible."""
     names = [name.strip() for name in asked.methods.split(",") if name.strip()]
     every = names == [ALL]
     if not names or (ALL in names and not every):
-        raise OptionError(f"--methods is {asked.methods!r}: must be names of methods, or {ALL!r} alone")
+        raise OptionError(f"--methods is {asked.methods!r}: must name methods, or be {ALL!r} alone")
     if twice := [name for name in names if names.count(name) > 1]:
-        raise OptionError(f"--methods names {twice[0]!r} twice: must be each method once")
+        raise OptionError(f"--methods names {twice[0]!r} twice: must name each method once")
     methods = [CHOICES[name].name for name in (CHOICES if every else names)]
     left_out: dict[str, str] = {}
     sources = with_uploads(asked.runs)
@@ -176,7 +176,7 @@ def _permitted(asked: Comparison, folder: Path) -> tuple[list[str], dict[str, st
 
 
 def _cells(asked: Comparison, methods: Sequence[str], folder: Path) -> list[Cell]:
-    """Return the cells, every method once before the next seed; what draws nothing at random has one seed."""
+    """Return the cells, all methods of a seed before the next seed; methods without random draws have one seed."""
     return [
         _cell(asked, run, method, folder, more)
         for more in range(asked.seeds)
@@ -187,11 +187,11 @@ def _cells(asked: Comparison, methods: Sequence[str], folder: Path) -> list[Cell
 
 
 def _cell(asked: Comparison, run: Path, method: str, folder: Path, more: int = 0) -> Cell:
-    """Return the cell of a method on a run, with the seed that is so many ``more`` than the first."""
+    """Return the cell of a method on a run, with the first seed plus ``more``."""
     info = info_of(run)
     own = {key: value for key, value in asked.overrides.items() if _belongs(key, method)}
     if "method" in own:
-        raise OptionError(f"setting 'method' is {own['method']!r}: methods are named by --methods")
+        raise OptionError(f"setting 'method' is {own['method']!r}: name the methods by --methods")
     seed = own.pop("seed", info["seed"])
     if type(seed) is not int:
         raise OptionError(f"setting 'seed' is {seed!r}: must be a whole number at least 0")
@@ -201,13 +201,13 @@ def _cell(asked: Comparison, run: Path, method: str, folder: Path, more: int = 0
 
 
 def _belongs(key: str, method: str) -> bool:
-    """Whether a setting is the method's own or the app's: those of other methods must not tell two cells apart."""
+    """Return whether a setting belongs to the method or the app; cells do not differ by other methods' settings."""
     table = key.partition(".")[0]
     return table == method or table not in CHOICES
 
 
 def _command(asked: Comparison, folder: Path) -> str:
-    """Return the command that goes on with a comparison."""
+    """Return the command that resumes a comparison."""
     words = ["oneshot", "compare", *map(str, asked.runs), "--methods", asked.methods, "--seeds", str(asked.seeds)]
     for key, value in asked.overrides.items():
         words += ["--set", f"{key}={to_toml(value)}"]
@@ -216,7 +216,7 @@ def _command(asked: Comparison, folder: Path) -> str:
 
 
 def _run_cells(cells: Sequence[Cell], log: Log) -> dict[str, str]:
-    """Run the cells that have not finished, and return the reasons of those that failed."""
+    """Run the unfinished cells, and return the reasons of those that failed."""
     known = [facts_of(cell) for cell in cells]
     took = [(cell.method, float(facts["total_s"])) for cell, facts in zip(cells, known, strict=True) if facts]
     todo = [cell for cell, facts in zip(cells, known, strict=True) if not facts]
@@ -226,7 +226,7 @@ def _run_cells(cells: Sequence[Cell], log: Log) -> dict[str, str]:
     with guarded() as (_, token):
         for number, cell in enumerate(todo):
             left = f", about {duration(expected_seconds(todo[number:], took))} left" if took else ""
-            verb = "goes on: " if cell.begun else ""
+            verb = "resumed: " if cell.begun else ""
             log(f"cell {done + number + 1} of {len(cells)}: {verb}{cell.title}{left}")
             began = time.monotonic()
             if reason := run_cell(cell, token, log):
@@ -240,7 +240,7 @@ def _run_cells(cells: Sequence[Cell], log: Log) -> dict[str, str]:
 def _written(
     folder: Path, facts: Mapping[str, Any], cells: Sequence[Cell], failures: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Write compare.json and the plots; return what the former holds."""
+    """Write compare.json and the plots; return the content of compare.json."""
     finished = [found for cell in cells if (found := facts_of(cell)) is not None]
     lines = lines_of([*finished, *facts["own"]])
     plot, points, times = "", points_of_lines(lines, facts["own"]), times_of_lines(lines)
@@ -263,11 +263,11 @@ def _written(
 def _failed(failures: Mapping[str, str], command: str) -> str:
     (title, reason), *others = failures.items()
     more = f" (and {len(others)} more)" if others else ""
-    return f"a cell failed{more}: {title}: {reason.rstrip('.')}. To go on: {command}"
+    return f"a cell failed{more}: {title}: {reason.rstrip('.')}. To resume: {command}"
 
 
 def _check(cells: Sequence[Cell]) -> None:
-    """Refuse settings that are wrong, and cells that began under other settings than these."""
+    """Refuse wrong settings, and cells that began under other settings."""
     for cell in cells:
         try:
             check_replay(cell.request())

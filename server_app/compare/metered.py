@@ -1,4 +1,4 @@
-"""What a server stage costs: wall time, CPU time and memory, over all the processes that worked on it."""
+"""The cost of a server stage: wall time, CPU time and memory, over all processes that worked on it."""
 
 from __future__ import annotations
 
@@ -18,19 +18,18 @@ from strategies.run.files import store_errors
 from strategies.run.lines import JsonLines
 
 USAGE_FILE = "usage.jsonl"
-_END = "end"  # stands for the step once the stage is over
+_END = "end"  # the step of the last row, after the stage
 
 
 @dataclass(frozen=True)
 class Usage:
-    """What a stage has cost so far.
+    """The cost of a stage so far.
 
     Attributes:
-        wall_s: Seconds on the clock.
-        cpu_s: Seconds of CPU, user and system, of all threads.
-        peak_mib: The most memory that its process has held since it started, in MiB; with it what Python, torch
-            and the held-out images take.
-        gpu_mib: The most memory that torch has held on the GPU, in MiB; 0 without one.
+        wall_s: Wall time in seconds.
+        cpu_s: CPU time, user and system, of all threads, in seconds.
+        peak_mib: Peak memory of its process since its start, in MiB; Python, torch and the held-out images included.
+        gpu_mib: Peak memory of torch on the GPU, in MiB; 0 without a GPU.
     """
 
     wall_s: float = 0.0
@@ -40,18 +39,18 @@ class Usage:
 
     @classmethod
     def of_row(cls, row: Mapping[str, Any]) -> Usage:
-        """Return what :func:`dataclasses.asdict` made a row of."""
+        """Return the usage of a row that :func:`dataclasses.asdict` made."""
         return cls(row["wall_s"], row["cpu_s"], row["peak_mib"], row["gpu_mib"])
 
 
 class Metered:
-    """A place to run a job in this process, which keeps what the job costs in the run folder.
+    """A ServerCompute in this process that writes the cost of a job to the run folder.
 
-    Times count from checkpoint to checkpoint: what a killed process did after its last one is done anew by the next,
-    and counts once.
+    Times count from checkpoint to checkpoint. The next process repeats the work that a killed one did after its last
+    checkpoint, and this work counts once.
 
     Args:
-        compute: The place; it must work in this process, whose CPU time and memory are measured.
+        compute: Runs the job; it must work in this process, whose CPU time and memory are measured.
         folder: The run folder.
     """
 
@@ -68,13 +67,13 @@ class Metered:
 
     @contextmanager
     def kept(self) -> Iterator[Metered]:
-        """Yield a place for many runs, each of which is metered."""
+        """Yield a metered compute for many runs."""
         with self._compute.kept() as compute:
             yield Metered(compute, self._folder)
 
 
 class _Meter:
-    """A Progress that notes the usage whenever a checkpoint is taken; all else it hands on."""
+    """A Progress that records the usage at every checkpoint, and forwards everything else."""
 
     def __init__(self, progress: Progress, folder: Path) -> None:
         self._progress = progress
@@ -98,7 +97,7 @@ class _Meter:
     def checkpoint(self, take: Callable[[], Snapshot]) -> None:
         def noted() -> Snapshot:
             snapshot = take()
-            # Before the checkpoint is on disk: every checkpoint has its row, and one without a checkpoint is harmless.
+            # Written before the checkpoint, so every checkpoint has its row; a row without a checkpoint is harmless.
             self.note(snapshot.step)
             return snapshot
 
@@ -116,23 +115,23 @@ class _Meter:
 
 
 def usage_of(folder: Path) -> Usage:
-    """Return what the finished server stage of a run folder has cost.
+    """Return the cost of the finished server stage of a run folder.
 
     Raises:
-        StoreError: It was not metered, or has not finished.
+        StoreError: The stage was not metered, or has not finished.
     """
     lines = JsonLines(folder / USAGE_FILE)
     with store_errors(lines.path):
         ends = [row for row in lines.rows() if row["step"] == _END]
     if not ends:
-        raise StoreError(f"{lines.path}: says nothing about a finished server stage; remove {folder} to run it anew")
+        raise StoreError(f"{lines.path}: has no row of a finished server stage; remove {folder} to run it again")
     return Usage.of_row(ends[-1])
 
 
 def peak_mib() -> float:
-    """Return the most memory that this process has held so far, in MiB."""
+    """Return the peak memory of this process so far, in MiB."""
     if sys.platform == "linux":
-        # Not getrusage: there a new program begins with the peak of the process that started it.
+        # Not getrusage, whose peak a new program inherits from the process that started it.
         status = Path("/proc/self/status").read_text()
         return int(status.partition("VmHWM:")[2].split()[0]) / 2**10
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # macOS counts bytes
@@ -141,5 +140,5 @@ def peak_mib() -> float:
 def _gpu_mib() -> float:
     import torch
 
-    # 0 as long as nobody has used the GPU, or there is none.
+    # 0 without a GPU, or before its first use.
     return torch.cuda.max_memory_allocated() / 2**20

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def plot_comparison(lines: Sequence[Line], title: str) -> Figure:
-    """Draw the mean of every line with its spread, and every single result as a dot."""
+    """Draw the mean of every line with its spread, and each result as a dot."""
     figure, axes, points = row_figure([line.name for line in lines])
     farthest = 0.0
     for place, line in enumerate(lines):
@@ -28,7 +28,7 @@ def plot_comparison(lines: Sequence[Line], title: str) -> Figure:
         end = max(mean + spread, *scores, 0.0)
         farthest = max(farthest, end)
         axes.annotate(line.accuracy_text, (end, place), (5, 0), textcoords="offset points", va="center", size=points)
-    limit = 1.25 * max(farthest, 1.0)  # room for the numbers behind the longest bar
+    limit = 1.25 * max(farthest, 1.0)  # leaves space for the number of the longest bar
     axes.set_xlim(0.0, limit)
     axes.set_xticks([tick for tick in axes.get_xticks() if 0.0 <= tick <= min(limit, 100.0)])
     several = ": mean, sample standard deviation, single results" * any(line.spread is not None for line in lines)

@@ -1,4 +1,4 @@
-"""The runs of a comparison: whether they can be compared, which hold uploads, and what they ended with themselves."""
+"""The runs of a comparison: whether they can be compared, which hold uploads, and their own results."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ from strategies.run.stage import kept_round
 from strategies.run.traffic import UPLOAD_PHASE
 
 AS_RUN = ", as run"
-# Tables of settings that make the uploads what they are, and what of them does not.
+# Tables of the settings that determine the uploads, and the exceptions in them.
 _OF_CLIENTS = ("data.", "model.", "client.", "attack.", "privacy.")
 _WHERE = ("data.root", "client.state-dir")
 
 
 def info_of(run: Path) -> dict[str, Any]:
-    """Return what run.json says.
+    """Return the content of run.json.
 
     Raises:
-        StoreError: It is no run folder.
+        StoreError: The folder is no run folder.
     """
     with RunFolder.open(run, write=False) as folder:
         return folder.info
 
 
 def data_of(runs: Sequence[Path]) -> str | None:
-    """Return the data set of all runs, None if it is another project's.
+    """Return the data set of all runs; None for another project's.
 
     Raises:
         OptionError: The runs cannot be compared, or one is named twice.
-        StoreError: One is no run folder.
+        StoreError: A folder is no run folder.
     """
     first, *others = [(run, info_of(run)) for run in runs]
     for run, info in others:
         for what, of in _FACTS.items():
             if of(info) != of(first[1]):
                 raise OptionError(
-                    f"{run} has {what} {of(info)!r}, {first[0]} has {of(first[1])!r}: must be runs with the same"
+                    f"{run} has {what} {of(info)!r}, {first[0]} has {of(first[1])!r}: all runs must have the same"
                 )
     ids = [info["id"] for _, info in (first, *others)]
     if twice := [run for run, own in zip(runs, ids, strict=True) if ids.count(own) > 1]:
-        raise OptionError(f"{twice[0]} is named twice: must be each run once")
+        raise OptionError(f"{twice[0]} is named twice: must name each run once")
     return _data_set(first[1])
 
 
@@ -62,9 +62,9 @@ _FACTS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
 
 
 def differing(runs: Sequence[Path]) -> dict[str, list[Any]]:
-    """Return in which settings of data, models and clients runs differ, and their values in the order of the runs.
+    """Return the settings of data, models and clients in which runs differ, with the values in the order of the runs.
 
-    Means over runs that do are no means over repetitions.
+    A mean over differing runs is not a mean over repetitions.
     """
     stored = [info.get("settings") or {} for info in map(info_of, with_uploads(runs))]
     names = sorted({name for settings in stored for name in settings if name.startswith(_OF_CLIENTS)} - {*_WHERE})
@@ -73,7 +73,7 @@ def differing(runs: Sequence[Path]) -> dict[str, list[Any]]:
 
 
 def with_uploads(runs: Sequence[Path]) -> list[Path]:
-    """Return the runs that methods can work on; one that is nothing but a result of its own is none of them."""
+    """Return the runs whose uploads methods can use; a run that holds only its own result has none."""
     own = {facts["run"] for facts in own_results(runs)}
     return [run for run in runs if str(run.absolute()) not in own or _holds_uploads(run)]
 
@@ -84,17 +84,17 @@ def _holds_uploads(run: Path) -> bool:
 
 
 def own_results(runs: Sequence[Path]) -> list[dict[str, Any]]:
-    """Return what runs ended with that no replay can repeat: those whose clients did more than upload once.
+    """Return the results that no replay can repeat, of runs whose clients did more than upload once.
 
     Returns:
-        Facts as those of a cell, see :func:`server_app.compare.cell.facts_of`; what only a cell measures is missing.
-        Outcomes of one name that differ in options of their method are told apart by these.
+        Facts as in :func:`server_app.compare.cell.facts_of`, without those that only a cell measures. Outcomes of one
+        name that differ in options of their method have these options in their names.
 
     Raises:
         StoreError: A file of a run folder is damaged.
     """
     found = [facts for run in runs if (facts := _own_result(run)) is not None]
-    # Runs in rounds are named by their strategy and refiner, whose options no other has.
+    # The names of runs in rounds contain their strategy and refiner, so their options are compared among these only.
     alike: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     for facts in found:
         alike.setdefault(_key(facts), []).append(facts["options"])
@@ -112,13 +112,13 @@ def _own_result(run: Path) -> dict[str, Any] | None:
     if result is None or set(cost.get("phases", ())) <= {UPLOAD_PHASE}:
         return None
     rows = [row for row in result["table"] if row["kind"] != "client"]
-    if not rows:  # of another project: there are no scores
+    if not rows:  # a run of another project has no scores
         return None
     own = [dict(row) for row in rows if row is rows[-1] or row["name"] in own_names(CHOICES[result["method"]])]
     trained = next((row for row in own if row["kind"] == "ensemble"), own[-1])
     trained["curve"] = [list(place) for place in curve_of(metrics, cost)]
     settings = info.get("settings", {})
-    # A method that fine-tunes every round's model has options of its own in the run.
+    # A method that fine-tunes every round's model has its own options in the run.
     own_tables = (f"{result['method']}.", f"{settings.get('iterative.refiner', result['method'])}.")
     return {
         "run": str(run.absolute()),
@@ -140,7 +140,7 @@ def _own_result(run: Path) -> dict[str, Any] | None:
 
 
 def _named(facts: Mapping[str, Any], options: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Give the outcomes names that no replay has, with the values in which runs of the method differ."""
+    """Add a suffix to the outcomes' names: the values in which runs of the method differ, and ", as run"."""
     values = facts["options"].items()
     differing = [str(value) for key, value in values if any(other.get(key, value) != value for other in options)]
     suffix = "".join(f", {value}" for value in differing) + AS_RUN

@@ -28,17 +28,17 @@ class Line:
         name: The outcome, as the result table of a run names it.
         method: The method's key.
         kind: ``"baseline"``, ``"ensemble"`` or ``"student"``.
-        results: How many cells the line is made of.
-        accuracies: Of every cell on its held-out images, in %; None for runs of another project.
-        best_accuracy: Mean over the cells of the best server epoch's, in %; None if there are no epochs.
-        server_s: Mean wall time of the server stage.
-        server_cpu_s: Mean CPU time of the server stage, of all threads.
-        peak_mib: Mean of the most memory that the process held until the end of its server stage, in MiB.
-        gpu_mib: The same of the GPU, as torch counts it; 0 without one.
-        mib_per_client: Mean of what a client sent and got until the result was there, in MiB.
+        results: Number of cells of the line.
+        accuracies: Accuracy of every cell on its held-out images, in %; None for runs of another project.
+        best_accuracy: Mean over the cells of the best server epoch's accuracy, in %; None without epochs.
+        server_s: Mean wall time of the server stage, in seconds.
+        server_cpu_s: Mean CPU time of the server stage, of all threads, in seconds.
+        peak_mib: Mean peak memory of the process until the end of its server stage, in MiB.
+        gpu_mib: Mean peak memory of torch on the GPU, in MiB; 0 without a GPU.
+        mib_per_client: Mean MiB that a client sent and received for the result.
         uploads: The fewest and the most uploads.
 
-    What was not measured in every cell is None.
+    A number that was not measured in every cell is None.
     """
 
     name: str
@@ -66,12 +66,12 @@ class Line:
 
     @property
     def accuracy_text(self) -> str:
-        """Mean and spread as people read them: ``61.50 ± 1.20``."""
+        """Mean and spread as text: ``61.50 ± 1.20``."""
         mean = _text(self.accuracy, 2)
         return f"{mean} ± {self.spread:.2f}" if self.spread is not None else mean
 
     def as_json(self) -> dict[str, Any]:
-        """Return the line as compare.json and the CSV hold it."""
+        """Return the line for compare.json and the CSV."""
         return {
             "method": self.method,
             "name": self.name,
@@ -89,7 +89,7 @@ class Line:
         }
 
     def shown(self) -> tuple[str, ...]:
-        """Return the line as people read it, one text per column."""
+        """Return the line for the printed table, one text per column."""
         return (
             self.name,
             self.kind,
@@ -105,7 +105,7 @@ class Line:
 
 
 def lines_of(cells: Sequence[Mapping[str, Any]]) -> list[Line]:
-    """Return the lines of finished cells, in the order in which methods and outcomes first come.
+    """Return the lines of finished cells, in the order of the first cells of methods and outcomes.
 
     Args:
         cells: See :func:`server_app.compare.cell.facts_of`.
@@ -122,13 +122,13 @@ def lines_of(cells: Sequence[Mapping[str, Any]]) -> list[Line]:
 def _line(key: tuple[str, str, str], group: Sequence[tuple[Mapping[str, Any], float | None]]) -> Line:
     cells = [cell for cell, _ in group]
     scores = tuple(score for _, score in group if score is not None)
-    # Rounds with clients, as epochs of a student, have a best one.
+    # Both epochs of a student and rounds with clients have a best accuracy.
     epochs = [cell for cell in cells if key[2] == "student" or "options" in cell]
     bests = [cell["best_accuracy"] for cell in epochs if cell["best_accuracy"] is not None]
     counts = [cell["uploads"] for cell in cells]
 
     def mean(name: str, digits: int = 2) -> float | None:
-        # A comparison of an earlier version did not know every amount.
+        # A comparison of an earlier version lacks some amounts.
         found = [cell[name] for cell in cells if cell.get(name) is not None]
         return round(fmean(found), digits) if len(found) == len(cells) else None
 
@@ -147,7 +147,7 @@ def _line(key: tuple[str, str, str], group: Sequence[tuple[Mapping[str, Any], fl
 
 
 def times_of_lines(lines: Sequence[Line]) -> list[Point]:
-    """Return the lines that have an accuracy, and whose server stage's CPU time is known, over that."""
+    """Return the accuracy over the server stage's CPU time of every line that has both."""
     return [
         Point(line.name, line.kind, line.server_cpu_s, line.accuracy, line.spread)
         for line in lines
@@ -156,11 +156,11 @@ def times_of_lines(lines: Sequence[Line]) -> list[Point]:
 
 
 def points_of_lines(lines: Sequence[Line], own: Sequence[Mapping[str, Any]]) -> list[Point]:
-    """Return the lines that have an accuracy and are known to have cost something.
+    """Return the accuracy over the communication of every line that has both.
 
     Args:
         lines: The lines.
-        own: What runs ended with themselves; their outcomes may have a curve.
+        own: The runs' own results; their outcomes may have a curve.
     """
     curves: dict[str, list[Curve]] = {}
     for outcome in (outcome for facts in own for outcome in facts["outcomes"] if outcome.get("curve")):
@@ -173,7 +173,7 @@ def points_of_lines(lines: Sequence[Line], own: Sequence[Mapping[str, Any]]) -> 
 
 
 def uploads_text(uploads: tuple[int, int]) -> str:
-    """Return how many uploads there were: ``10``, or ``9-10`` if runs differ."""
+    """Return the number of uploads: ``10``, or ``9-10`` if runs differ."""
     fewest, most = uploads
     return str(fewest) if fewest == most else f"{fewest}-{most}"
 
@@ -183,29 +183,29 @@ def _text(value: float | None, digits: int) -> str:
 
 
 def as_csv(lines: Sequence[Line]) -> str:
-    """Return the lines as CSV; what is not known is empty."""
+    """Return the lines as CSV; an unknown value is empty."""
     return csv_text([line.as_json() for line in lines])
 
 
 def as_markdown(lines: Sequence[Line], notes: Sequence[str]) -> str:
-    """Return the lines as a Markdown table, what it is about before it and how to read it after it.
+    """Return the lines as a Markdown table with notes.
 
     Args:
         lines: The lines.
-        notes: Sentences, the first of which goes before the table.
+        notes: The first stands before the table, the others after it.
     """
     return markdown_text(COLUMNS, [line.shown() for line in lines], texts=TEXTS, notes=notes)
 
 
 def headline(comparison: Mapping[str, Any]) -> str:
-    """Return what a comparison is of: ``Methods on the same uploads (digits): 3 runs, 1 seed``."""
+    """Return the title of a comparison: ``Methods on the same uploads (digits): 3 runs, 1 seed``."""
     data, runs, seeds = comparison["data"], len(comparison["runs"]), comparison["seeds"]
     counts = ", ".join(f"{n} {what}{'s' * (n > 1)}" for n, what in ((runs, "run"), (seeds, "seed")))
     return f"Methods on the same uploads{f' ({data})' if data else ''}: {counts}"
 
 
 def notes_of(comparison: Mapping[str, Any]) -> list[str]:
-    """Return the sentences that a reader of the table needs, the first of them before the table."""
+    """Return the notes on the table; the first one stands before it."""
     data, cells = comparison["data"], [*comparison["cells"], *comparison.get("own", [])]
     threads = "/".join(map(str, sorted({cell["threads"] for cell in cells})))
     return [
@@ -213,13 +213,13 @@ def notes_of(comparison: Mapping[str, Any]) -> list[str]:
         *([f"{differing_line(apart)}."] if (apart := comparison.get("differing")) else []),
         "Accuracy on held-out images: mean ± sample standard deviation of n results."
         if data
-        else "No accuracies: the runs are of another project, whose held-out images are not here.",
-        *(["What draws nothing at random has one result per run."] if comparison["seeds"] > 1 else []),
+        else "No accuracies: the runs are of another project, whose held-out images are missing here.",
+        *(["Methods without random draws have one result per run."] if comparison["seeds"] > 1 else []),
         *(["Best: the mean of the best server epochs, chosen on the held-out images themselves."] if data else []),
         f"Wall and CPU: mean seconds of the server stage, its tests after every epoch included, on {threads} "
         f"thread{'s' * (threads != '1')}. MiB: mean peak memory of its process, Python and torch included.",
-        "MiB/client: what a client sent and got until the result was there, mean; a replay costs what its uploads did.",
-        *(["As run: what the runs ended with themselves, with their clients."] if comparison.get("own") else []),
+        "MiB/client: mean MiB that a client sent and received for the result; a replay costs what its uploads cost.",
+        *(["As run: the runs' own results, with their clients."] if comparison.get("own") else []),
         *dict.fromkeys(_as_run(own) for own in comparison.get("own", []) if own["options"]),  # a foreign run has none
         *(f"Scaled, {method}: {text}." for method, text in _scaled(cells).items()),
         *(f"Without {name}: {reason}." for name, reason in comparison["left_out"].items()),
@@ -240,12 +240,12 @@ def _as_run(own: Mapping[str, Any]) -> str:
 
 
 def _scaled(cells: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return what the setting ``scale`` has shortened: method -> a sentence."""
+    """Return the schedules that the setting ``scale`` has shortened: method -> a sentence."""
     return {cell["method"]: scaled_line(cell["scaled"]) for cell in cells if "scaled" in cell}
 
 
 def print_comparison(comparison: Mapping[str, Any], format: CompareFormat) -> None:  # noqa: A002
-    """Print a comparison; whatever a program reads is alone on standard output."""
+    """Print a comparison; every format but text prints only the comparison on standard output."""
     lines, notes = lines_of([*comparison["cells"], *comparison.get("own", [])]), notes_of(comparison)
     if format != "text":
         sys.stderr.flush()

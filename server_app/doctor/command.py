@@ -23,14 +23,14 @@ from server_app.settings.text import merge_settings, with_absolute_paths
 doctor = typer.Typer(
     add_completion=False,
     invoke_without_command=True,
-    help="Say whether this machine is fit for a deployment, and what to do if not; exit status 0 only if it is.",
+    help="Check whether this machine is fit for a deployment, and name the remedies; exit status 0 only if it is fit.",
 )
 
 _Settings = Annotated[
-    list[str] | None, typer.Option("--run-config", help="settings of the run to come, as for run; repeatable")
+    list[str] | None, typer.Option("--run-config", help="settings of the planned run, as for run; repeatable")
 ]
 _Expected = Annotated[
-    Path | None, typer.Option("--expect", help="what doctor --format json printed on the other machine, to compare")
+    Path | None, typer.Option("--expect", help="output of doctor --format json on the other machine, to compare with")
 ]
 _NoRay = Annotated[bool, typer.Option("--no-ray", help="do not try Ray")]
 _Format = Annotated[Format, typer.Option("--format", help="json prints one JSON object as the last line")]
@@ -44,7 +44,7 @@ def machine(
     no_ray: _NoRay = False,
     format: _Format = "text",  # noqa: A002  the name of the flag
 ) -> None:
-    """Without a role: what concerns every machine."""
+    """Without a role: run the checks of every machine."""
     if context.invoked_subcommand is not None:
         return
     with errors(format):
@@ -56,16 +56,16 @@ def machine(
 def server(
     *,
     run_config: _Settings = None,
-    clients: Annotated[int, typer.Option(min=0, help="clients that are expected; default: min-uploads")] = 0,
+    clients: Annotated[int, typer.Option(min=0, help="number of expected clients; default: min-uploads")] = 0,
     certificates: Annotated[
-        str, typer.Option(help="folder of ca.crt, server.pem, server.key; or these three files, divided by commas")
+        str, typer.Option(help="folder of ca.crt, server.pem, server.key; or these three files, comma-separated")
     ] = "",
     address: Annotated[str, typer.Option(help="HOST:PORT by which nodes reach this server")] = "",
     expect: _Expected = None,
     no_ray: _NoRay = False,
     format: _Format = "text",  # noqa: A002
 ) -> None:
-    """Look at the machine of the SuperLink and the server stage."""
+    """Check the machine of the SuperLink and the server stage."""
     with errors(format):
         settings = read_settings(_merged(run_config))
         asked = Server(
@@ -89,7 +89,7 @@ def node(
     expect: _Expected = None,
     format: _Format = "text",  # noqa: A002
 ) -> None:
-    """Look at the machine of a SuperNode."""
+    """Check the machine of a SuperNode."""
     with errors(format):
         asked = NodeMachine(
             read_settings(_merged(run_config)),
@@ -107,11 +107,11 @@ def _merged(given: Sequence[str] | None) -> dict[str, bool | int | float | str]:
 
 
 def _report(role: str, checks: Sequence[Check], format: Format) -> None:  # noqa: A002
-    """Run the checks, print what they find, and end with the exit status that follows."""
+    """Run the checks, print their findings, and exit with status 1 if one is an error."""
 
     def before(name: str) -> None:
         if sys.stderr.isatty():
-            sys.stderr.write(f"\r\x1b[Klooking at: {name}")
+            sys.stderr.write(f"\r\x1b[Kchecking: {name}")
             sys.stderr.flush()
 
     findings = run_checks(checks, before)

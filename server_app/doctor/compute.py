@@ -1,4 +1,4 @@
-"""Where the server stage can run: GPUs as torch and as Ray see them, and whether Ray starts or answers."""
+"""Devices of the server stage: the GPUs that torch and Ray see, and whether Ray starts or answers."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ RAY_S = 120.0
 
 @dataclass(frozen=True)
 class Torch:
-    """What torch says of this machine.
+    """torch's view of this machine.
 
     Attributes:
-        version: Of torch.
-        cuda: The CUDA version it was built for; empty for a build without.
-        gpus: GPUs that it sees.
+        version: torch's version.
+        cuda: The CUDA version of torch's build; empty for a build without CUDA.
+        gpus: Number of GPUs that torch sees.
         driver: Whether the machine has NVIDIA's driver.
-        visible: ``CUDA_VISIBLE_DEVICES``; None if it is not set.
+        visible: ``CUDA_VISIBLE_DEVICES``; None if unset.
     """
 
     version: str
@@ -41,7 +41,7 @@ class Torch:
 
     @classmethod
     def here(cls) -> Torch:
-        """Ask torch."""
+        """Read torch's view of this machine."""
         import torch
 
         driver = shutil.which("nvidia-smi") is not None or Path("/proc/driver/nvidia/version").exists()
@@ -51,54 +51,54 @@ class Torch:
 
 
 def torch_gpus(found: Torch | None = None) -> Iterator[Finding]:
-    """Look at the GPUs that torch sees; none is no error, unless the settings ask for one.
+    """Check the GPUs that torch sees; a machine without one is fit unless the settings require a GPU.
 
     Args:
-        found: What torch says; None to ask it.
+        found: torch's view; None to read it.
     """
     torch = found or Torch.here()
     build = f"torch {torch.version}, {f'built for CUDA {torch.cuda}' if torch.cuda else 'a build for CPUs'}"
     if torch.gpus:
         yield Finding("ok", "GPU by torch", f"{torch.gpus}; {build}")
     elif torch.visible is not None and torch.cuda and torch.driver:
-        fix = "unset CUDA_VISIBLE_DEVICES, or name the GPUs in it, where the server is started"
+        fix = "unset CUDA_VISIBLE_DEVICES where the server is started, or name the GPUs in it"
         yield Finding("warning", "GPU by torch", f"none: CUDA_VISIBLE_DEVICES is {torch.visible!r}; {build}", fix=fix)
     elif torch.driver and not torch.cuda:
         fix = "install a torch and torchvision built for CUDA, in the versions of constraints.txt"
         yield Finding("warning", "GPU by torch", f"none, though the machine has NVIDIA's driver; {build}", fix=fix)
     elif torch.cuda and not torch.driver:
-        fix = "install NVIDIA's driver if there is a GPU; else nothing, the CPU does the work"
+        fix = "install NVIDIA's driver if the machine has a GPU; otherwise nothing: the CPU does the work"
         yield Finding("warning", "GPU by torch", f"none: NVIDIA's driver is missing; {build}", fix=fix)
     elif torch.cuda:
         fix = "compare nvidia-smi's CUDA version with torch's: an older driver cannot serve a newer build"
-        yield Finding("warning", "GPU by torch", f"none, though the driver is there; {build}", fix=fix)
+        yield Finding("warning", "GPU by torch", f"none, though the driver is installed; {build}", fix=fix)
     else:
         yield Finding("ok", "GPU by torch", f"none: the CPU does the work; {build}")
 
 
 def device(name: str) -> Iterator[Finding]:
-    """Look whether the device that the settings name is here."""
+    """Check that this machine has the device of the settings."""
     try:
         yield Finding("ok", "device", f"{name!r} is {resolve_device(name)} here")
     except (ComputeError, OptionError) as error:
-        fix = "set device=auto or device=cpu, or mend what the line of torch's GPUs says"
+        fix = "set device=auto or device=cpu, or correct the finding 'GPU by torch'"
         yield Finding("error", "device", str(error), fix=fix)
 
 
 def ray(limit_s: float = RAY_S) -> Iterator[Finding]:
-    """Start a Ray as the server stage does, or join the cluster of ``RAY_ADDRESS``; what was started is ended.
+    """Start a local Ray as the server stage does and end it again, or join the cluster of ``RAY_ADDRESS``.
 
     Args:
-        limit_s: Seconds for all of it.
+        limit_s: Seconds for the whole check.
     """
     cluster = os.environ.get("RAY_ADDRESS", "")
     name = f"Ray at {cluster}" if cluster else "Ray starts"
     answer = _asked(limit_s)
     if isinstance(answer, str):
-        # Without a Ray of its own, the server stage runs in the ServerApp's process.
+        # Without a local Ray, the server stage runs in the ServerApp's process.
         level: Level = "error" if cluster else "warning"
-        own = "free memory and room in /dev/shm; or set compute=in-process, which does without Ray"
-        joined = "see that the cluster runs (ray status there) and its port is reachable; or unset RAY_ADDRESS"
+        own = "free memory and space in /dev/shm; or set compute=in-process, which needs no Ray"
+        joined = "check that the cluster runs (ray status there) and its port is reachable; or unset RAY_ADDRESS"
         yield Finding(level, name, answer, fix=joined if cluster else own)
         return
     resources = answer["resources"]
@@ -110,22 +110,20 @@ def ray(limit_s: float = RAY_S) -> Iterator[Finding]:
     if gpus == here or (cluster and gpus):
         yield Finding("ok", "GPU by Ray", f"{gpus}")
     elif gpus > here:
-        found = f"{gpus}, but torch sees {here} here: actors would be promised what torch cannot use"
-        yield Finding(
-            "warning", "GPU by Ray", found, "as many as torch sees", "mend what the line of torch's GPUs says"
-        )
+        found = f"{gpus}, but torch sees {here} here: Ray would give actors GPUs that torch cannot use"
+        yield Finding("warning", "GPU by Ray", found, "as many as torch sees", "correct the finding 'GPU by torch'")
     else:
-        found = f"{gpus}, but torch sees {here}: the server stage in an actor would run on the CPU"
+        found = f"{gpus}, but torch sees {here}: a server stage in an actor would run on the CPU"
         fix = "start the cluster's machines with ray start --num-gpus, or unset CUDA_VISIBLE_DEVICES"
         yield Finding("warning", "GPU by Ray", found, "as many as torch sees", fix)
 
 
 def _asked(limit_s: float) -> dict[str, Any] | str:
-    """Return what Ray said to a process of its own, or why it said nothing; no process is left."""
+    """Probe Ray from a child process; return its answer, or the reason why it gave none. No process is left behind."""
     try:
         with guarded() as (folder, token), tempfile.TemporaryFile("w+") as output:
             environment = {**os.environ, TOKEN_KEY: token, "RAY_TMPDIR": str(folder), "RAY_USAGE_STATS_ENABLED": "0"}
-            code = Path(__file__).parents[2]  # where the packages lie, for a checkout that is not installed
+            code = Path(__file__).parents[2]  # the packages' folder, for a checkout that is not installed
             environment["PYTHONPATH"] = os.pathsep.join([str(code), environment.get("PYTHONPATH", "")])
             command = [sys.executable, "-W", "ignore", "-m", "server_app.doctor.ray_probe"]
             done = subprocess.run(  # noqa: S603  a module of ours, with this interpreter
@@ -137,9 +135,9 @@ def _asked(limit_s: float) -> dict[str, Any] | str:
     except subprocess.TimeoutExpired:
         return f"no answer within {limit_s:g} s"
     except OSError as error:
-        return f"not asked: {error}"
+        return f"not checked: {error}"
     try:
         answer: dict[str, Any] = json.loads(lines[-1])
     except (ValueError, IndexError):
-        return f"the process that asked Ray ended with status {done.returncode} and without a word"
+        return f"the process that probes Ray ended with status {done.returncode} and printed nothing"
     return str(answer["error"]) if "error" in answer else answer

@@ -1,4 +1,4 @@
-"""Data, models and checkpoints: whether they are here, can be read, and belong together."""
+"""Data, models and checkpoints: whether they exist, are readable, and fit each other."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def opened(settings: Settings, half: str, root: str = "") -> Split:
     """Open a half of the configured data set, without a download.
 
     Raises:
-        DataError: It is not there; says how to get it.
-        OptionError: A setting does not fit it.
+        DataError: The data set is missing; the message names its source.
+        OptionError: A setting does not fit the data set.
     """
     data = settings.app.data
     place = root or data.root
@@ -32,7 +32,7 @@ def opened(settings: Settings, half: str, root: str = "") -> Split:
 
 
 def server_data(settings: Settings) -> Iterator[Finding]:
-    """Open the test half of the data set, which the server tests everything on, and read some of it."""
+    """Open the test half of the data set, on which the server evaluates, and read some of it."""
     name = f"data {settings.app.data.name}, test half"
     yield from _readable(settings, "test", name, "")
     if settings.app.data.proxy:
@@ -50,9 +50,9 @@ def node_data(settings: Settings, node: NodeConfig) -> Iterator[Finding]:
 
 
 def architectures(names: tuple[str, ...], split: Split | None) -> Iterator[Finding]:
-    """Look whether the server's zoo has these architectures, and whether they take the data set's examples."""
+    """Check that the server's zoo has these architectures, and that they take the data set's examples."""
     if split is None:
-        yield Finding("skipped", "architectures", "the shape of the examples is known once the data can be read")
+        yield Finding("skipped", "architectures", "unknown shape of the examples, because the data cannot be read")
         return
     known = builders(split.num_classes, split.input_shape)
     for name in dict.fromkeys(names):
@@ -66,12 +66,12 @@ def architectures(names: tuple[str, ...], split: Split | None) -> Iterator[Findi
 
 
 def checkpoint(path: Path, architecture: str, split: Split | None) -> Iterator[Finding]:
-    """Read a node's checkpoint, and compare it with the architecture that it says it is.
+    """Read a node's checkpoint, and compare it with its declared architecture.
 
     Args:
         path: The file.
-        architecture: Its architecture.
-        split: A half of the data set; None if it cannot be opened here: then only the file is read.
+        architecture: Its declared architecture.
+        split: A half of the data set; None if it cannot be opened here, then the check only reads the file.
     """
     name = f"checkpoint {path.name}"
     try:
@@ -82,11 +82,12 @@ def checkpoint(path: Path, architecture: str, split: Split | None) -> Iterator[F
     size = sum(value.nbytes for value in state.values()) / 2**20
     if split is None:
         fix = "give the data set's settings by --run-config, or the data's folder, to compare it with its architecture"
-        yield Finding("skipped", name, f"{path}: {len(state)} tensors, {size:.1f} MiB; of {architecture}?", fix=fix)
+        found = f"{path}: {len(state)} tensors, {size:.1f} MiB; not compared with {architecture}"
+        yield Finding("skipped", name, found, fix=fix)
         return
     known = builders(split.num_classes, split.input_shape)
     if architecture not in known:
-        yield Finding("skipped", name, f"{path}: {len(state)} tensors, {size:.1f} MiB; {architecture!r} is not known")
+        yield Finding("skipped", name, f"{path}: {len(state)} tensors, {size:.1f} MiB; unknown {architecture!r}")
         return
     wanted = Signatures(known)[architecture]
     try:
@@ -97,31 +98,31 @@ def checkpoint(path: Path, architecture: str, split: Split | None) -> Iterator[F
         for key, value in state.items():
             check_finite(value.detach().numpy(), f"tensor {key!r}")
     except UploadError as error:
-        fix = f"name the architecture it is of (architecture), or a checkpoint of {architecture} for this data set"
-        yield Finding("error", name, f"{path}: {error}", "what the server will accept", fix)
+        fix = f"name its true architecture (architecture), or a checkpoint of {architecture} for this data set"
+        yield Finding("error", name, f"{path}: {error}", "a model that the server accepts", fix)
     else:
         yield Finding("ok", name, f"{path}: {len(state)} tensors, {size:.1f} MiB, fit {architecture}")
 
 
 def model_bytes(split: Split, names: tuple[str, ...]) -> dict[str, int]:
-    """Return the bytes of an upload of each architecture that takes the data set's examples."""
+    """Return the upload size in bytes of each architecture that takes the data set's examples."""
     signatures = Signatures(builders(split.num_classes, split.input_shape))
     return {name: upload_bytes(signatures[name]) for name in dict.fromkeys(names) if name in signatures}
 
 
 def upload_bytes(signature: Signature) -> int:
-    """Return the bytes of the values of a model."""
+    """Return the size in bytes of a model's values."""
     import torch
 
     return sum(prod(shape) * getattr(torch, dtype).itemsize for shape, dtype in signature.values())
 
 
 def _misfits(found: dict[str, tuple[tuple[int, ...], object]], wanted: Signature) -> list[str]:
-    said = {key: (shape, str(dtype).removeprefix("torch.")) for key, (shape, dtype) in found.items()}
+    own = {key: (shape, str(dtype).removeprefix("torch.")) for key, (shape, dtype) in found.items()}
     return [
-        f"{key} is {said[key][1]}{list(said[key][0])}, expected is {dtype}{list(shape)}"
+        f"{key} is {own[key][1]}{list(own[key][0])}, must be {dtype}{list(shape)}"
         for key, (shape, dtype) in wanted.items()
-        if said[key] != (shape, dtype)
+        if own[key] != (shape, dtype)
     ]
 
 
@@ -147,7 +148,7 @@ def _readable(settings: Settings, half: str, name: str, root: str, node: NodeCon
 
 
 def split_of(settings: Settings, halves: tuple[str, ...], root: str = "") -> Split | None:
-    """Return a half of the data set that can be opened here, for its shape and classes; None if none can."""
+    """Return the first half of the data set that opens here, for its shape and classes; None if neither does."""
     for half in halves:
         try:
             return opened(settings, half, root)

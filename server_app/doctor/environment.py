@@ -1,4 +1,4 @@
-"""The environment of the processes to come: variables, proxies, limits, folders, and what runs here already."""
+"""The environment of the planned processes: variables, proxies, limits, folders, and other running processes."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from server_app.doctor.findings import Finding, Level
 INSTALLATION = "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"
 _SUPERLINK = "in the shell, or the unit, that starts flower-superlink"
 _SUPERNODE = "in the shell, or the unit, that starts flower-supernode"
-# Variable, its value, what it is about, what happens without it, of which role it is.
+# Variable, its value, the name of its check, the effect of its absence, its role (empty: every machine).
 _VARIABLES = (
     (
         INSTALLATION,
         "1",
         "runtime installation",
-        "Flower installs PyTorch anew for every run, and without a network the run fails",
+        "Flower installs PyTorch again for every run, and without a network the run fails",
         "server",
     ),
     ("MALLOC_ARENA_MAX", "1", "memory arenas", "large blocks of memory are cleared again in every step", "server"),
-    ("RAY_USAGE_STATS_ENABLED", "0", "Ray's reports", "Ray reports its use to its makers", "server"),
-    ("FLWR_TELEMETRY_ENABLED", "0", "Flower's reports", "Flower reports its use to its makers", ""),
+    ("RAY_USAGE_STATS_ENABLED", "0", "Ray's reports", "Ray sends usage statistics to its makers", "server"),
+    ("FLWR_TELEMETRY_ENABLED", "0", "Flower's reports", "Flower sends usage statistics to its makers", ""),
     (
         "FLWR_DISABLE_UPDATE_CHECK",
         "1",
         "update check",
-        "Flower asks for updates, and without a network waits for seconds",
+        "Flower asks for updates, and waits for seconds without a network",
         "",
     ),
 )
@@ -42,11 +42,11 @@ _PROGRAMS = (
 
 
 def variables(role: str, environ: Mapping[str, str] | None = None) -> Iterator[Finding]:
-    """Look at the environment variables of a role.
+    """Check the environment variables of a role.
 
     Args:
-        role: ``"server"`` or ``"node"``; another one has those of every machine.
-        environ: The environment; None for that of this process.
+        role: ``"server"`` or ``"node"``; any other role has the variables of every machine.
+        environ: The environment; None for this process's own.
     """
     given = os.environ if environ is None else environ
     where = _SUPERLINK if role == "server" else _SUPERNODE
@@ -58,39 +58,39 @@ def variables(role: str, environ: Mapping[str, str] | None = None) -> Iterator[F
             yield Finding("ok", about, f"{name}={value}")
             continue
         level: Level = "error" if name == INSTALLATION else "warning"
-        said = f"{name} is {'not set' if found is None else repr(found)}: {without}"
-        yield Finding(level, about, said, fix=f"export {name}={value} {where}; ask again there")
+        shown = f"{name} is {'not set' if found is None else repr(found)}: {without}"
+        yield Finding(level, about, shown, fix=f"export {name}={value} {where}; check again there")
 
 
 def proxies(host: str, found: Mapping[str, str] | None = None) -> Iterator[Finding]:
-    """Look for a proxy that would catch the way to the SuperLink; Flower's client heeds these variables.
+    """Check for a proxy between a node and the SuperLink; Flower's client obeys these variables.
 
     Args:
-        host: The SuperLink's.
-        found: Scheme -> proxy; None for those of this process's environment.
+        host: The SuperLink's host.
+        found: Scheme -> proxy; None to read this process's environment.
     """
     caught = urllib.request.getproxies() if found is None else found
     using = {scheme: proxy for scheme, proxy in caught.items() if scheme in ("http", "https", "all")}
     if not using or urllib.request.proxy_bypass(host):
-        yield Finding("ok", "proxies", f"none is in the way to {host}")
+        yield Finding("ok", "proxies", f"no proxy on the way to {host}")
         return
     shown = ", ".join(f"{scheme} by {_without_password(proxy)}" for scheme, proxy in sorted(using.items()))
     fix = f"export NO_PROXY={host},$NO_PROXY {_SUPERNODE}, unless the proxy is the only way out"
-    yield Finding("warning", "proxies", f"the way to {host} is through a proxy: {shown}", "none", fix)
+    yield Finding("warning", "proxies", f"a proxy is on the way to {host}: {shown}", "none", fix)
 
 
 def open_files(clients: int, limit: int | None = None) -> Iterator[Finding]:
-    """Look at how many files and connections a process may hold.
+    """Check how many files and connections a process may hold.
 
     Args:
-        clients: Nodes that are expected.
-        limit: The limit; None for that of this process.
+        clients: Number of expected nodes.
+        limit: The limit; None for this process's own.
     """
     if limit is None:
         try:
             import resource
         except ImportError:  # no such limit on this system
-            yield Finding("skipped", "open files", "this system tells no limit")
+            yield Finding("skipped", "open files", "this system reports no limit")
             return
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         limit = 2**31 if limit == resource.RLIM_INFINITY else limit
@@ -101,12 +101,12 @@ def open_files(clients: int, limit: int | None = None) -> Iterator[Finding]:
 
 
 def writable(folder: Path, what: str, fix: str) -> Iterator[Finding]:
-    """Write a file where a folder is, or will be made, and remove it again.
+    """Check that a file can be written to a folder, or to the parent in which it will be created.
 
     Args:
         folder: The folder; need not exist.
-        what: What it is.
-        fix: What to do if nothing can be written there.
+        what: The name of the check.
+        fix: The remedy if nothing can be written there.
     """
     there = existing(folder)
     try:
@@ -119,16 +119,16 @@ def writable(folder: Path, what: str, fix: str) -> Iterator[Finding]:
 
 
 def existing(path: Path) -> Path:
-    """Return the path, or the nearest folder above it that exists."""
+    """Return the path, or its nearest existing parent."""
     path = path.expanduser().absolute()
     return next(folder for folder in (path, *path.parents) if folder.exists())
 
 
 def left_overs(processes: Iterable[psutil.Process] | None = None) -> Iterator[Finding]:
-    """Name SuperLinks, SuperNodes and Rays that run here; they may be this deployment's own, so nothing ends them.
+    """List running SuperLinks, SuperNodes and Rays; they may belong to this deployment, so none is ended.
 
     Args:
-        processes: Those of the machine; None to list them.
+        processes: The machine's processes; None to list them.
     """
     found: dict[str, list[int]] = {}
     for process in psutil.process_iter() if processes is None else processes:
@@ -143,8 +143,8 @@ def left_overs(processes: Iterable[psutil.Process] | None = None) -> Iterator[Fi
         yield Finding("ok", "other runs", "no SuperLink, SuperNode or Ray runs here")
         return
     shown = "; ".join(f"{name} (process {', '.join(map(str, pids[:6]))})" for name, pids in sorted(found.items()))
-    fix = "if they are this deployment's, nothing; else end them by their process id"
-    yield Finding("warning", "other runs", f"run here: {shown}", "none of other runs", fix)
+    fix = "nothing if they belong to this deployment; otherwise end them by their process id"
+    yield Finding("warning", "other runs", f"running here: {shown}", "no processes of other runs", fix)
 
 
 def _without_password(proxy: str) -> str:

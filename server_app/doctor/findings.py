@@ -1,4 +1,4 @@
-"""What a check finds, and how checks are run: none can hang the others, none can end them."""
+"""Checks and their findings; no check can block or end the others."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ LIMIT_S = 20.0
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
-        level: ``"error"``: a run would fail or be unsafe; ``"warning"``: it works, not as well as it could, or perhaps
-            not always; ``"skipped"``: it could not be looked at.
-        check: What was looked at, in a few words.
-        found: What was found, one line.
-        needed: What is needed; empty where that goes without saying.
-        fix: What to do, one line; empty if there is nothing to do.
+        level: ``"error"``: a run would fail or be unsafe. ``"warning"``: a run works, but slowly or not always.
+            ``"skipped"``: the check could not run.
+        check: The subject of the check, in a few words.
+        found: The actual state, one line.
+        needed: The required state; empty where it is obvious.
+        fix: The remedy, one line; empty if none is needed.
     """
 
     level: Level
@@ -34,26 +34,26 @@ class Finding:
     fix: str = ""
 
     def __post_init__(self) -> None:
-        """Keep every text to its line: some come from files and from other machines."""
+        """Put every text on one line: some come from files and from other machines."""
         for name in ("found", "needed", "fix"):
             object.__setattr__(self, name, " ".join(getattr(self, name).split())[:400])
 
 
 @dataclass(frozen=True)
 class Check:
-    """A check to be run.
+    """A check that can run.
 
     Attributes:
-        name: What it looks at, for a finding of its own.
-        run: Returns its findings; a OneShotError that it raises is one, too.
-        limit_s: Seconds it may take.
-        late: What to do if it takes longer.
+        name: Its subject, for the finding if it fails or takes too long.
+        run: Returns its findings; a OneShotError that it raises becomes a finding too.
+        limit_s: Its time limit in seconds.
+        late: The remedy if it takes longer.
     """
 
     name: str
     run: Callable[[], Iterable[Finding]]
     limit_s: float = LIMIT_S
-    late: str = "see what it waits for: a disk, a mounted folder or another machine that does not answer"
+    late: str = "look for a disk, a mounted folder or another machine that does not answer"
 
 
 def run_checks(checks: Sequence[Check], before: Callable[[str], None] | None = None) -> list[Finding]:
@@ -75,7 +75,7 @@ def run_checks(checks: Sequence[Check], before: Callable[[str], None] | None = N
 
 
 def has_errors(findings: Iterable[Finding]) -> bool:
-    """Say whether one of them is an error."""
+    """Return whether any finding is an error."""
     return any(finding.level == "error" for finding in findings)
 
 
@@ -87,9 +87,9 @@ def _run(check: Check) -> list[Finding]:
             outcome.set_result(list(check.run()))
         except BaseException as error:
             outcome.set_exception(error)
-            raise SystemExit from error  # ends this thread without a word
+            raise SystemExit from error  # ends this thread silently
 
-    # A daemon: one that hangs must not keep the command from ending.
+    # A daemon thread, because a hanging check must not keep the command from ending.
     threading.Thread(target=work, daemon=True).start()
     try:
         failed = outcome.exception(check.limit_s)
@@ -98,6 +98,6 @@ def _run(check: Check) -> list[Finding]:
     if failed is None:
         return outcome.result()
     if isinstance(failed, OneShotError | OSError):
-        return [Finding("error", check.name, str(failed), fix="mend what the line says, then ask again")]
+        return [Finding("error", check.name, str(failed), fix="correct the reported problem, then check again")]
     what = f"the check itself failed: {type(failed).__name__}: {failed}"
-    return [Finding("error", check.name, what, fix="report this line; the other checks are not touched by it")]
+    return [Finding("error", check.name, what, fix="report this line; it does not affect the other checks")]

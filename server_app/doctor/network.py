@@ -1,4 +1,4 @@
-"""The way to the SuperLink: its name, its port, its certificate, its clock. Every wait has an end."""
+"""The connection to the SuperLink: its name, port, certificate and clock. Every wait has a time limit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from server_app.doctor.findings import Finding
 from strategies.core.errors import OptionError
 
 WAIT_S = 8.0
-# What Flower's SuperLink allows of a node with a key: its clock may be ahead by so much, or behind.
+# Flower's SuperLink accepts a node with a key if its clock is at most this far ahead or behind.
 AHEAD_S = 5.0
 BEHIND_S = 305.0
 _NOTICED_S = 2.0
@@ -23,7 +23,7 @@ _NOTICED_S = 2.0
 
 @dataclass(frozen=True)
 class Address:
-    """Where a SuperLink is."""
+    """A SuperLink's host and port."""
 
     host: str
     port: int
@@ -33,7 +33,7 @@ class Address:
         """Read ``host:port``, as flower-supernode does.
 
         Raises:
-            OptionError: It is none.
+            OptionError: The text has another form.
         """
         host, _, port = text.rpartition(":")
         host = host.strip("[]")
@@ -47,14 +47,14 @@ class Address:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a SuperLink answered.
+    """A SuperLink's answer to a health request.
 
     Attributes:
-        status: Of its /health.
-        date: When it answered, by its own clock, in seconds of the epoch, cut to whole ones; None if it does not say.
-        sent: When it was asked, by this clock.
-        received: When its answer was here, by this clock.
-        tls: How the connection was protected; empty: not at all.
+        status: HTTP status of /health.
+        date: Time of the answer by the SuperLink's clock, in whole seconds of the epoch; None if the answer has none.
+        sent: Time of the request by this clock, in seconds of the epoch.
+        received: Time of the answer's arrival by this clock, in seconds of the epoch.
+        tls: TLS version of the connection; empty without TLS.
     """
 
     status: int
@@ -68,9 +68,9 @@ def superlink(address: Address, ca: Path | None, wait_s: float = WAIT_S) -> Iter
     """Connect to a SuperLink as a node does, and compare the clocks.
 
     Args:
-        address: Where it is.
-        ca: The CA whose certificates are trusted; None: it is asked without TLS, as a node with --insecure does.
-        wait_s: Seconds for the connection, and for the answer.
+        address: The SuperLink's address.
+        ca: The CA whose certificates are trusted; None connects without TLS, as a node with --insecure does.
+        wait_s: Time limit of the connection and of the answer, in seconds each.
     """
     name = f"SuperLink {address}"
     try:
@@ -80,22 +80,22 @@ def superlink(address: Address, ca: Path | None, wait_s: float = WAIT_S) -> Iter
         yield Finding("skipped", "clocks", "the SuperLink did not answer")
         return
     if answer.status != http.client.OK:
-        fix = f"see what listens at {address}: another program has this port, or the address is of another machine"
-        yield Finding("error", name, f"answers /health with {answer.status}", "200, as a SuperLink does", fix)
+        fix = f"find the program that listens at {address}: it is no SuperLink, or the address is another machine's"
+        yield Finding("error", name, f"answers /health with {answer.status}", "200, as a SuperLink answers", fix)
     elif ca is None:
-        fix = "give --root-certificates ca.crt; without TLS everybody on the way reads the models"
-        yield Finding("warning", name, "answers, without TLS", "TLS, unless all of this is one machine", fix)
+        fix = "give --root-certificates ca.crt; without TLS anybody on the network path can read the models"
+        yield Finding("warning", name, "answers, without TLS", "TLS, unless all processes are on one machine", fix)
     else:
-        yield Finding("ok", name, f"answers, by {answer.tls}, and its certificate is of {ca.name}")
+        yield Finding("ok", name, f"answers over {answer.tls}, and {ca.name} signed its certificate")
     yield clocks(answer)
 
 
 def ask(address: Address, ca: Path | None, wait_s: float) -> Answer:
-    """Ask a SuperLink for /health, without any proxy; the arguments are those of :func:`superlink`.
+    """Request a SuperLink's /health without any proxy; the arguments are those of :func:`superlink`.
 
     Raises:
-        OSError: It cannot be reached; an SSLError among them: TLS fails.
-        http.client.HTTPException: What answers speaks no HTTP.
+        OSError: The SuperLink cannot be reached; an SSLError if TLS fails.
+        http.client.HTTPException: The answer is not HTTP.
     """
     if ca is None:
         connection = http.client.HTTPConnection(address.host, address.port, timeout=wait_s)
@@ -114,14 +114,16 @@ def ask(address: Address, ca: Path | None, wait_s: float) -> Answer:
 
 
 def clocks(answer: Answer) -> Finding:
-    """Compare this machine's clock with the SuperLink's, by what it said."""
+    """Compare this machine's clock with the SuperLink's, by the date of its answer."""
     if answer.date is None:
         return Finding("skipped", "clocks", "the SuperLink's answer has no date")
-    # Its clock said something in [date, date + 1) at a moment in [sent, received] by ours.
+    # The SuperLink's clock was in [date, date + 1) when this machine's was in [sent, received].
     least, most = answer.sent - answer.date - 1, answer.received - answer.date
     ahead = least if least > 0 else most if most < 0 else 0.0
     shown = "agree" if ahead == 0 else f"this one is {abs(ahead):.0f} s {'ahead' if ahead > 0 else 'behind'}"
-    needed = f"at most {AHEAD_S:g} s ahead of the SuperLink's and {BEHIND_S:g} s behind, or it refuses the node's key"
+    needed = (
+        f"at most {AHEAD_S:g} s ahead of the SuperLink or {BEHIND_S:g} s behind; otherwise it refuses the node's key"
+    )
     fix = "set the clocks of both machines (timedatectl set-ntp true)"
     if ahead >= AHEAD_S or ahead <= -BEHIND_S:
         return Finding("error", "clocks", shown, needed, fix)
@@ -131,12 +133,12 @@ def clocks(answer: Answer) -> Finding:
 
 
 def port_free(address: Address, ca: Path | None, wait_s: float = 3.0) -> Iterator[Finding]:
-    """Look whether a SuperLink can listen on a port of this machine, or does so already.
+    """Check that a SuperLink can listen on a port of this machine, or does so already.
 
     Args:
-        address: Its port is looked at; its host is how nodes call this machine.
-        ca: The CA by which a SuperLink that runs already is recognised; None: it is asked without TLS.
-        wait_s: Seconds for that.
+        address: The port to check, and the host by which nodes reach this machine.
+        ca: The CA by which a running SuperLink is recognised; None connects without TLS.
+        wait_s: Time limit of that connection in seconds.
     """
     name = f"port {address.port}"
     try:
@@ -145,8 +147,8 @@ def port_free(address: Address, ca: Path | None, wait_s: float = 3.0) -> Iterato
             probe.bind(("", address.port))
     except OSError as error:
         if isinstance(error, PermissionError):
-            fix = "take a port above 1023"
-            yield Finding("error", name, "this user may not listen there", "a port that a SuperLink can have", fix)
+            fix = "choose a port above 1023"
+            yield Finding("error", name, "this user may not listen there", "a port that this user may open", fix)
             return
         yield _taken(name, address, ca, wait_s)
     else:
@@ -158,39 +160,39 @@ def _taken(name: str, address: Address, ca: Path | None, wait_s: float) -> Findi
         try:
             if ask(Address(host, address.port), ca, wait_s).status == http.client.OK:
                 return Finding("ok", name, "a SuperLink listens there already")
-        except ssl.SSLCertVerificationError:  # it speaks TLS, under another name
+        except ssl.SSLCertVerificationError:  # a TLS server under another name
             continue
         except (OSError, http.client.HTTPException):
             continue
     if ca is None:
-        found, fix = "taken, perhaps by a SuperLink with TLS", "give --certificates: by them a SuperLink is recognised"
+        found, fix = "taken, perhaps by a SuperLink with TLS", "give --certificates, which identify a SuperLink"
         return Finding("warning", name, found, "free, or a SuperLink's", fix)
-    fix = f"end what listens there (ss -ltnp 'sport = :{address.port}' names it), or take another port"
+    fix = f"end the program that listens there (ss -ltnp 'sport = :{address.port}' names it), or choose another port"
     return Finding(
-        "error", name, "taken by something that does not answer as a SuperLink of these certificates", fix=fix
+        "error", name, "taken by a program that does not answer as a SuperLink of these certificates", fix=fix
     )
 
 
 def _unreached(name: str, address: Address, error: BaseException, *, secure: bool) -> Finding:
-    """Say why a SuperLink could not be reached, and what to do."""
-    found, fix = f"{type(error).__name__}: {error}", "see what the line says"
+    """Return the reason why a SuperLink could not be reached, and the remedy."""
+    found, fix = f"{type(error).__name__}: {error}", "correct the reported problem"
     if isinstance(error, socket.gaierror):
-        found, fix = f"the name {address.host} is not known here", "write it as the server's DNS name or IP address"
+        found, fix = f"the name {address.host} cannot be resolved here", "give the server's DNS name or IP address"
     elif isinstance(error, ConnectionRefusedError):
-        found, fix = "refuses the connection: nothing listens there", "start flower-superlink, or mend the port"
+        found, fix = "refuses the connection: nothing listens there", "start flower-superlink, or correct the port"
     elif isinstance(error, TimeoutError):
         found = "does not answer"
-        fix = f"start flower-superlink, and let port {address.port} through every firewall on the way"
+        fix = f"start flower-superlink, and open port {address.port} in every firewall on the way"
     elif isinstance(error, ssl.SSLCertVerificationError):
         found = f"its certificate is refused: {error.verify_message}"
-        fix = "take the ca.crt that its certificate was signed with, and the host name that stands in the certificate"
+        fix = "use the ca.crt that signed its certificate, and a host name of the certificate"
     elif isinstance(error, ssl.SSLError):
         found = f"TLS fails: {error.reason or error}"
-        fix = "the SuperLink must be started with --ssl-certfile, or this port is another program's"
+        fix = "start the SuperLink with --ssl-certfile, or correct the port, which may be another program's"
     elif isinstance(error, FileNotFoundError):
-        found, fix = "not asked: the file of --root-certificates is not there", "give the server's ca.crt"
+        found, fix = "not checked: the file of --root-certificates does not exist", "give the server's ca.crt"
     elif isinstance(error, http.client.HTTPException | ConnectionResetError) and not secure:
-        found = "does not answer in plain HTTP: it wants TLS, or it is no SuperLink"
+        found = "does not answer in plain HTTP: it requires TLS, or it is no SuperLink"
         fix = "give --root-certificates ca.crt"
     return Finding("error", name, found, "a SuperLink that answers", fix)
 

@@ -1,4 +1,4 @@
-"""What a node's config says, read as Flower reads it, and whether it makes sense."""
+"""A node's config, parsed as Flower parses it, and checked."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class NodeConfig:
     """A node's config.
 
     Attributes:
-        facts: Its keys that make sense, with their values.
-        findings: What does not make sense.
+        facts: Its valid keys with their values.
+        findings: Its errors.
     """
 
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -49,31 +49,31 @@ class NodeConfig:
 
     @property
     def client(self) -> str:
-        """The node's name; by default that of its partition."""
+        """The node's name; by default it follows from the partition number."""
         return client_name(self.facts)
 
     @property
     def partition_id(self) -> int:
-        """Which part of the training set is its own."""
+        """The number of its part of the training set."""
         return int(self.facts.get("partition-id", 0))
 
     @property
     def num_partitions(self) -> int:
-        """Among how many the training set is divided."""
+        """The number of parts of the training set."""
         return int(self.facts.get("num-partitions", 1))
 
     @property
     def has_data(self) -> bool:
-        """Whether it holds examples; a node with a checkpoint need not."""
+        """Whether it holds examples; a node with a checkpoint needs none."""
         return "partition-id" in self.facts or "data-root" in self.facts
 
     def look(self) -> Iterator[Finding]:
-        """Return what was found."""
+        """Return the findings: the errors, or the checked config."""
         yield from self.findings
         if "client" not in self.facts and not self.findings:
-            fix = 'client="hospital-a", say; two nodes of one name are one to the server'
-            found = f"no client: it will be called {self.client}"
-            yield Finding("warning", "node config", found, "a name of its own", fix)
+            fix = 'for example client="hospital-a"; the server treats two nodes with one name as one client'
+            found = f"no client: its name will be {self.client}"
+            yield Finding("warning", "node config", found, "its own name", fix)
         elif not self.findings:
             shown = ", ".join(f"{key}={value}" for key, value in self.facts.items())
             yield Finding("ok", "node config", shown)
@@ -91,24 +91,27 @@ def _values(given: str) -> dict[str, Any]:
         return read_toml("\n".join(f"{key} = {value}" for key, value in _PAIR.findall(given)))
     except ValueError as error:
         raise OptionError(
-            f"node config {given[:200]!r} cannot be read: {error}; must be key=value pairs, texts in quotes, "
-            'as client="hospital-a" partition-id=0'
+            f"node config {given[:200]!r} cannot be read: {error}; must be key=value pairs with texts in quotes, for "
+            'example client="hospital-a" partition-id=0'
         ) from error
 
 
 def _misfit(key: str, value: Any) -> Finding | None:
     name = f"node config {key}"
     if key not in KEYS:
-        return Finding("error", name, f"{key!r} is no key that the app reads", ", ".join(KEYS), "mend its spelling")
+        return Finding(
+            "error", name, f"the app has no key {key!r}", f"one of {', '.join(KEYS)}", "correct its spelling"
+        )
     kind = KEYS[key]
     fits = isinstance(value, int | float if kind is float else kind) and not isinstance(value, bool)
     if not fits:
-        fix = f'write it in quotes: {key}="{value}"' if kind is str else f"write {key}={kind(1)}, say, without quotes"
+        quoted, bare = f'quote it: {key}="{value}"', f"write it without quotes, for example {key}={kind(1)}"
+        fix = quoted if kind is str else bare
         return Finding("error", name, repr(value), WORDS[kind], fix)
     if key == "client" and not CLIENT_NAME.fullmatch(value):
         return Finding("error", name, f"{value[:80]!r}", f"a name that matches {CLIENT_NAME.pattern}", "rename it")
     if kind is not str and value < (key == "num-partitions"):
-        return Finding("error", name, f"{value}", "0 or more, num-partitions 1 or more", "mend the number")
+        return Finding("error", name, f"{value}", "0 or more, num-partitions 1 or more", "correct the number")
     return None
 
 
@@ -116,5 +119,5 @@ def _together(facts: Mapping[str, Any]) -> Iterator[Finding]:
     part, parts = facts.get("partition-id", 0), facts.get("num-partitions", 1)
     if part >= parts:
         needed = f"partition-id from 0 to {parts - 1}"
-        fix = "mend one of the two; partition-id=0 num-partitions=1 is the whole data set"
+        fix = "correct one of the two; partition-id=0 num-partitions=1 is the whole data set"
         yield Finding("error", "node config", f"partition-id={part} of num-partitions={parts}", needed, fix)

@@ -1,4 +1,4 @@
-"""Run as a script: starts a Ray as the server stage does, or joins a cluster, and says in JSON what it has."""
+"""A script that starts a local Ray as the server stage does, or joins a cluster, and prints its resources as JSON."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from strategies.core.errors import ComputeError
 
 
 def main() -> None:
-    """Print one line: the version, the machines and the resources, or the error."""
+    """Print one line: the version, the number of machines and the resources, or the error."""
     try:
         with RayActors().session(lambda: None) as session:
             ray = session.ray

@@ -1,4 +1,4 @@
-"""How findings are printed: a table, or one line of JSON."""
+"""Prints findings as a table, or as one line of JSON."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _STYLES: Mapping[Level, str] = {"ok": "green", "warning": "yellow", "error": "bo
 
 
 def print_findings(role: str, facts: Mapping[str, Any], findings: Sequence[Finding], format: Format) -> None:  # noqa: A002
-    """Print all findings; what fails stands last, where a terminal ends.
+    """Print all findings; the errors come last, where a terminal shows them.
 
     Args:
-        role: Which machine this is.
-        facts: What it is compared by, see :func:`server_app.doctor.versions.machine_facts`.
-        findings: What was found.
-        format: How.
+        role: The machine's role.
+        facts: The machine's facts, see :func:`server_app.doctor.versions.machine_facts`.
+        findings: The findings of all checks.
+        format: Text or JSON.
     """
     if format == "json":
         status = "failed" if has_errors(findings) else "ok"
@@ -38,9 +38,9 @@ def print_findings(role: str, facts: Mapping[str, Any], findings: Sequence[Findi
     counts = Counter(finding.level for finding in findings)
     console.print(f"{role}: " + ", ".join(f"{counts[level]} {level}" for level in _STYLES), highlight=False)
     if counts["error"]:
-        console.print("not fit: mend every line that says error, then ask again", highlight=False)
+        console.print("not fit: correct every error, then check again", highlight=False)
     elif counts["warning"]:
-        console.print("fit; what is a warning works, but read it", highlight=False)
+        console.print("fit, with warnings: read them", highlight=False)
     else:
         console.print("fit", highlight=False)
 
@@ -50,13 +50,13 @@ def _table(findings: Sequence[Finding]) -> Table:
     table.add_column("", no_wrap=True)
     table.add_column("check", overflow="fold")
     table.add_column("found, needed, what to do", overflow="fold")
-    # Sorted is stable: of one level they stay in the order of their checks.
+    # sorted() is stable: findings of one level stay in the order of their checks.
     order = ["ok", "skipped", "warning", "error"]
     for finding in sorted(findings, key=lambda finding: order.index(finding.level)):
-        said = Text(finding.found)
+        shown = Text(finding.found)
         if finding.needed and finding.level != "ok":
-            said.append(f"\nneeded: {finding.needed}")
+            shown.append(f"\nneeded: {finding.needed}")
         if finding.fix and finding.level != "ok":
-            said.append(f"\ndo: {finding.fix}", style="bold")
-        table.add_row(Text(finding.level, style=_STYLES[finding.level]), Text(finding.check), said)
+            shown.append(f"\ndo: {finding.fix}", style="bold")
+        table.add_row(Text(finding.level, style=_STYLES[finding.level]), Text(finding.check), shown)
     return table

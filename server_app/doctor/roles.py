@@ -1,4 +1,4 @@
-"""Which checks a machine has by its role: any, the server, a node."""
+"""The checks of each role: any machine, the server, a node."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from server_app.settings.read import Settings
 
 @dataclass(frozen=True)
 class Machine:
-    """What is asked of every machine.
+    """The checks of every machine.
 
     Attributes:
-        role: ``"server"``, ``"node"``, or ``"machine"`` for one that is neither yet.
-        expected: The facts of another machine to compare with; None for none.
-        with_ray: Whether Ray is tried.
+        role: ``"server"``, ``"node"``, or ``"machine"`` for one without a role.
+        expected: The facts of another machine to compare with; None compares with none.
+        with_ray: Whether to check Ray.
     """
 
     role: str = "machine"
@@ -53,7 +53,7 @@ class Machine:
     def ray(self) -> list[Check]:
         """Return the check of Ray."""
         if not self.with_ray:
-            return [Check("Ray", lambda: [Finding("skipped", "Ray", "not asked (--no-ray)")])]
+            return [Check("Ray", lambda: [Finding("skipped", "Ray", "not checked (--no-ray)")])]
         return [Check("Ray", compute.ray, compute.RAY_S + 60.0)]
 
 
@@ -62,10 +62,10 @@ class Server:
     """The machine of the SuperLink and of the server stage.
 
     Attributes:
-        settings: Of the run to come.
-        clients: How many clients are expected.
-        files: Its certificates; None if they are not named.
-        address: How nodes reach it; None if that is not named.
+        settings: Settings of the planned run.
+        clients: Number of expected clients.
+        files: Its certificates; None if not given.
+        address: Its address for nodes; None if not given.
     """
 
     settings: Settings
@@ -100,7 +100,7 @@ class Server:
         split = data.split_of(self.settings, ("test", "train"))
         yield from data.architectures((*model.mix(), model.of_student()), split)
         if split is None:
-            yield Finding("skipped", "room", "the sizes of the models are known once the data can be read")
+            yield Finding("skipped", "room", "unknown sizes of the models, because the data cannot be read")
             return
         sizes = data.model_bytes(split, model.mix())
         if not sizes:
@@ -117,11 +117,11 @@ class NodeMachine:
     """The machine of a SuperNode.
 
     Attributes:
-        settings: Of the run to come.
+        settings: Settings of the planned run.
         node: The node's config.
-        superlink: Where the SuperLink is; None if that is not named.
-        ca: The CA's certificate; None for none.
-        key: The node's private key; None for none.
+        superlink: The SuperLink's address; None if not given.
+        ca: The CA's certificate; None if not given.
+        key: The node's private key; None if not given.
     """
 
     settings: Settings
@@ -144,7 +144,7 @@ class NodeMachine:
         found.append(Check("node key", _unnamed_key if self.key is None else partial(tls.node_key, self.key)))
         if self.superlink is None:
             return [*found, Check("SuperLink", _unnamed_superlink)]
-        late = "give the SuperLink's IP address: looking up its name takes too long"
+        late = "give the SuperLink's IP address: resolving its name takes too long"
         return [
             *found,
             Check("proxies", partial(environment.proxies, self.superlink.host)),
@@ -168,13 +168,13 @@ class NodeMachine:
 
 def _unnamed_certificates() -> Iterator[Finding]:
     fix = "--certificates FOLDER, which holds ca.crt, server.pem and server.key (deploy/make_keys.py makes them)"
-    yield Finding("skipped", "certificates", "not named", fix=fix)
+    yield Finding("skipped", "certificates", "not given", fix=fix)
 
 
 def _unnamed_key() -> Iterator[Finding]:
     fix = "--key NODE.key, if the SuperLink is started with --enable-supernode-auth"
-    yield Finding("skipped", "node key", "not named", fix=fix)
+    yield Finding("skipped", "node key", "not given", fix=fix)
 
 
 def _unnamed_superlink() -> Iterator[Finding]:
-    yield Finding("skipped", "SuperLink", "not named", fix="--superlink HOST:PORT --root-certificates ca.crt")
+    yield Finding("skipped", "SuperLink", "not given", fix="--superlink HOST:PORT --root-certificates ca.crt")

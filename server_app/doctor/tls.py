@@ -1,4 +1,4 @@
-"""Certificates and keys as Flower takes them: the server's certificate, its key and its CA, and a node's own key."""
+"""Certificates and keys for Flower: the server's certificate, its key and its CA, and a node's own key."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from server_app.doctor.findings import Finding
 from strategies.core.errors import OptionError
 
 SOON = timedelta(days=30)
-MAKE = "make new ones with deploy/make_keys.py, or take those that were made for this machine"
-# All that Flower 1.41 lets a node register with.
-# What the readers raise on files that are none of theirs, or of a kind that they do not know.
+MAKE = "make new ones with deploy/make_keys.py, or use those that were made for this machine"
+# The readers raise these on files of another format or of an unknown kind.
 UNREADABLE = (NotImplementedError, TypeError, UnsupportedAlgorithm, ValueError)
+# The curves of keys with which Flower 1.41 lets a node register.
 CURVES = (ec.SECP192R1, ec.SECP224R1, ec.SECP256R1, ec.SECP384R1, ec.SECP521R1)
 _NAMES = ("ca.crt", "server.pem", "server.key")
 
 
 @dataclass(frozen=True)
 class ServerFiles:
-    """What the SuperLink gets as --ssl-ca-certfile, --ssl-certfile and --ssl-keyfile."""
+    """The SuperLink's --ssl-ca-certfile, --ssl-certfile and --ssl-keyfile."""
 
     ca: Path
     certificate: Path
@@ -36,10 +36,10 @@ class ServerFiles:
 
     @classmethod
     def of(cls, given: str) -> ServerFiles:
-        """Read the option: a folder with the usual names, or the three files, divided by commas.
+        """Read the option: a folder with the usual file names, or the three files, comma-separated.
 
         Raises:
-            OptionError: It is neither.
+            OptionError: The option is neither.
         """
         parts = [Path(part.strip()).expanduser() for part in given.split(",")]
         if len(parts) == 1:
@@ -47,18 +47,18 @@ class ServerFiles:
         if len(parts) != len(_NAMES):
             raise OptionError(
                 f"--certificates is {given!r}: must be a folder that holds {', '.join(_NAMES)}, or these three "
-                "files divided by commas"
+                "files, comma-separated"
             )
         return cls(*parts)
 
 
 def server_certificate(files: ServerFiles, names: tuple[str, ...], now: datetime | None = None) -> Iterator[Finding]:
-    """Look at the server's certificate: its dates, its names, its CA, its key.
+    """Check the server's certificate: its dates, names, CA and key.
 
     Args:
         files: The three files.
-        names: Hosts or addresses under which nodes reach the server; empty if they are not known.
-        now: The time; None for the clock's.
+        names: Hosts or addresses by which nodes reach the server; empty if unknown.
+        now: The time; None reads the clock.
     """
     now = now or datetime.now(UTC)
     ca, own = _certificate(files.ca), _certificate(files.certificate)
@@ -73,18 +73,18 @@ def server_certificate(files: ServerFiles, names: tuple[str, ...], now: datetime
 
 
 def root_certificate(path: Path, now: datetime | None = None) -> Iterator[Finding]:
-    """Look at the CA's certificate that a node was given.
+    """Check a node's copy of the CA's certificate.
 
     Args:
-        path: What flower-supernode gets as --root-certificates.
-        now: The time; None for the clock's.
+        path: The node's --root-certificates.
+        now: The time; None reads the clock.
     """
     found = _certificate(path)
     yield _dates(path, found, now or datetime.now(UTC)) if isinstance(found, x509.Certificate) else found
 
 
 def node_key(path: Path) -> Iterator[Finding]:
-    """Look at a node's private key, which Flower reads as an OpenSSH key of a NIST curve without a password."""
+    """Check a node's private key, which Flower reads as an OpenSSH key of a NIST curve without a password."""
     name, wanted = f"node key {path.name}", "an OpenSSH private key, of a NIST curve, without a password"
     make = f"ssh-keygen -t ecdsa -b 384 -N '' -f {path.name} (or deploy/make_keys.py), then register its .pub again"
     data = _read(path, name)
@@ -112,18 +112,18 @@ def _certificate(path: Path) -> x509.Certificate | Finding:
         return data
     try:
         found = x509.load_pem_x509_certificate(data)
-        found.public_key()  # of a known kind
+        found.public_key()  # raises for a key of an unknown kind
         return found
     except UNREADABLE:
-        return Finding("error", f"certificate {path.name}", f"{path}: no certificate", "a PEM certificate", MAKE)
+        return Finding("error", f"certificate {path.name}", f"{path}: not a certificate", "a PEM certificate", MAKE)
 
 
 def _read(path: Path, name: str) -> bytes | Finding:
     try:
         return path.expanduser().read_bytes()
     except OSError as error:
-        fix = f"put it there and let this user read it; {MAKE}"
-        return Finding("error", name, f"{path}: {error.strerror}", "the file, readable", fix)
+        fix = f"put it there, readable for this user; {MAKE}"
+        return Finding("error", name, f"{path}: {error.strerror}", "a readable file", fix)
 
 
 def _dates(path: Path, found: x509.Certificate, now: datetime) -> Finding:
@@ -131,12 +131,14 @@ def _dates(path: Path, found: x509.Certificate, now: datetime) -> Finding:
     begin, end = found.not_valid_before_utc, found.not_valid_after_utc
     shown = f"{path}: valid from {begin:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M} UTC"
     if now < begin:
-        fix = f"wait, or set this machine's clock, which says {now:%Y-%m-%d %H:%M} UTC"
-        return Finding("error", name, f"{shown}: not yet", fix=fix)
+        fix = f"wait, or set this machine's clock, which shows {now:%Y-%m-%d %H:%M} UTC"
+        return Finding("error", name, f"{shown}: not yet valid", fix=fix)
     if now > end:
         return Finding("error", name, f"{shown}: expired", fix=MAKE)
     if end - now < SOON:
-        return Finding("warning", name, f"{shown}: {(end - now).days} days left", "30 days", f"in time, {MAKE}")
+        return Finding(
+            "warning", name, f"{shown}: {(end - now).days} days left", "30 days", f"before it expires, {MAKE}"
+        )
     return Finding("ok", name, shown)
 
 
@@ -145,7 +147,7 @@ def _issued(files: ServerFiles, ca: x509.Certificate, own: x509.Certificate) -> 
         own.verify_directly_issued_by(ca)
     except (*UNREADABLE, InvalidSignature):
         found = f"{files.certificate} was not signed by {files.ca}: nodes will refuse the server"
-        return Finding("error", "certificate's CA", found, fix=f"take the two that belong together, or {MAKE}")
+        return Finding("error", "certificate's CA", found, fix=f"use two that belong together, or {MAKE}")
     return Finding("ok", "certificate's CA", f"{files.certificate.name} is signed by {files.ca.name}")
 
 
@@ -153,7 +155,7 @@ def _names_of(path: Path, own: x509.Certificate, names: tuple[str, ...]) -> Find
     known = _subject_names(own)
     shown, check = ", ".join(known) or "none", "certificate's names"
     if not names:
-        fix = "name it: --address HOST:PORT" if known else MAKE
+        fix = "give --address HOST:PORT" if known else MAKE
         level: str = "skipped" if known else "error"
         return Finding(level, check, f"{path} is for {shown}", "the host that nodes connect to", fix)  # type: ignore[arg-type]
     lost = [name for name in names if not any(_matches(name, entry) for entry in known)]
@@ -165,7 +167,7 @@ def _names_of(path: Path, own: x509.Certificate, names: tuple[str, ...]) -> Find
 
 def _loopback(path: Path, own: x509.Certificate) -> Iterator[Finding]:
     if not any(_matches("127.0.0.1", entry) for entry in _subject_names(own)):
-        found = f"{path} is not for 127.0.0.1, where a SuperLink of --host 0.0.0.0 is reached by its own processes"
+        found = f"{path} is not for 127.0.0.1, by which the processes of a SuperLink with --host 0.0.0.0 reach it"
         yield Finding("error", "certificate's loopback", found, fix=f"add 127.0.0.1 to its names; {MAKE}")
 
 
@@ -174,7 +176,7 @@ def _subject_names(own: x509.Certificate) -> list[str]:
         extension = own.extensions.get_extension_for_oid(ExtensionOID.SUBJECT_ALTERNATIVE_NAME).value
     except x509.ExtensionNotFound:
         return []
-    assert isinstance(extension, x509.SubjectAlternativeName)  # noqa: S101  what this identifier stands for
+    assert isinstance(extension, x509.SubjectAlternativeName)  # noqa: S101  the class of this identifier
     return [*extension.get_values_for_type(x509.DNSName),
             *(str(address) for address in extension.get_values_for_type(x509.IPAddress))]  # fmt: skip
 
@@ -201,7 +203,7 @@ def _server_key(files: ServerFiles, own: x509.Certificate) -> Iterator[Finding]:
     form = (serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
     if key.public_key().public_bytes(*form) != own.public_key().public_bytes(*form):
         found = f"{files.key} is not the key of {files.certificate}"
-        yield Finding("error", name, found, fix=f"take the two that belong together, or {MAKE}")
+        yield Finding("error", name, found, fix=f"use two that belong together, or {MAKE}")
     else:
         yield Finding("ok", name, f"{files.key} is the key of {files.certificate.name}")
     yield from _mode(files.key, name)
@@ -212,4 +214,4 @@ def _mode(path: Path, name: str) -> Iterator[Finding]:
     if mode & 0o077:
         who = "every user of this machine" if mode & 0o007 else "its group"
         found, fix = f"{path}: mode {mode:o}, open to {who}", f"chmod 600 {path}"
-        yield Finding("error" if mode & 0o007 else "warning", f"{name}: mode", found, "600: for its owner alone", fix)
+        yield Finding("error" if mode & 0o007 else "warning", f"{name}: mode", found, "600: its owner only", fix)

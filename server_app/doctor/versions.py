@@ -1,4 +1,4 @@
-"""Versions: of the packages on this machine, and beside those of another."""
+"""Versions of the packages on this machine, and their comparison with another machine's."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from strategies.compute.worker import code_digest
 from strategies.core.errors import OptionError
 
 DISTRIBUTION = "oneshot-fl"
-# What takes part in the exchange or in the arithmetic; other packages may differ from machine to machine.
+# The packages of the exchange and the arithmetic; other packages may differ from machine to machine.
 PACKAGES = ("flwr", "ray", "torch", "torchvision", "numpy", "safetensors")
 CONSTRAINTS = Path(__file__).parents[2] / "constraints.txt"  # lies in a checkout, not in an installed package
 _INSTALL = "python -m pip install --constraint constraints.txt --editable '.[dev]'"
 
 
 def machine_facts() -> dict[str, Any]:
-    """Return what two machines are compared by, and what tells them apart."""
+    """Return the facts by which two machines are compared, and the host that identifies this one."""
     digest, _ = code_digest()
     return {
         "host": socket.gethostname(),
@@ -40,19 +40,19 @@ def machine_facts() -> dict[str, Any]:
 
 
 def python_version() -> Iterator[Finding]:
-    """Look at the interpreter."""
+    """Check the interpreter."""
     found, wanted = platform.python_version(), metadata.metadata(DISTRIBUTION)["Requires-Python"]
     fits = Requirement(f"python{wanted}").specifier.contains(found)
-    fix = "" if fits else f"make the environment anew with a Python {wanted}, then install this package in it"
+    fix = "" if fits else f"create a new environment with Python {wanted}, and install this package in it"
     yield Finding("ok" if fits else "error", "Python", f"{found} at {sys.executable}", wanted, fix)
 
 
 def packages(installed: Callable[[str], str] | None = None, constraints: Path = CONSTRAINTS) -> Iterator[Finding]:
-    """Look at the packages: against the ranges that this package declares, and the versions that it was tested with.
+    """Check the packages against the ranges that this package declares and the versions that it was tested with.
 
     Args:
-        installed: Name -> version, empty if there is none; None for those of this machine.
-        constraints: The file of tested versions; need not be there.
+        installed: Name -> version, empty if not installed; None reads this machine's.
+        constraints: The file of tested versions; may be missing.
     """
     version_of, tested = installed or _installed, _tested(constraints)
     for text in metadata.requires(DISTRIBUTION) or []:
@@ -64,7 +64,7 @@ def packages(installed: Callable[[str], str] | None = None, constraints: Path = 
             shown = found or "not installed"
             yield Finding("error", name, shown, wanted, f"in this environment: {_INSTALL}")
         elif name in tested and Version(found).public != tested[name]:
-            fix = f"nothing, or, for the versions that this was tested with: {_INSTALL}"
+            fix = f"nothing; for the tested versions: {_INSTALL}"
             yield Finding("warning", name, found, f"tested with {tested[name]}", fix)
         else:
             yield Finding("ok", name, found, wanted)
@@ -75,14 +75,14 @@ def torchvision_imports() -> Iterator[Finding]:
     try:
         from fl_app.vision import torchvision
     except (ImportError, RuntimeError, OSError) as error:
-        fix = f"install a torchvision that belongs to this torch: {_INSTALL}"
+        fix = f"install the torchvision of this torch version: {_INSTALL}"
         yield Finding("error", "torchvision imports", f"{type(error).__name__}: {error}", fix=fix)
     else:
         yield Finding("ok", "torchvision imports", str(torchvision.__version__))
 
 
 def flower_commands(role: str) -> Iterator[Finding]:
-    """Look for Flower's commands: its SuperLink and SuperNode start others by their bare names."""
+    """Check Flower's commands: its SuperLink and SuperNode start others by their bare names."""
     missing = [name for name in ("flwr", "flower-superlink", "flower-supernode", "flower-superexec")
                if shutil.which(name) is None]  # fmt: skip
     scripts = sysconfig.get_path("scripts")
@@ -92,15 +92,15 @@ def flower_commands(role: str) -> Iterator[Finding]:
     lost = "" if (Path(scripts) / missing[0]).exists() else f", and {scripts} does not hold {missing[0]} either"
     fix = f"export PATH={scripts}:$PATH (or activate the environment)"
     found = f"{', '.join(missing)} not on the PATH{lost}"
-    level: Level = "warning" if role == "machine" else "error"  # `oneshot run` finds them without
+    level: Level = "warning" if role == "machine" else "error"  # `oneshot run` finds them without the PATH
     yield Finding(level, "Flower's commands", found, "SuperLink and SuperNode start flower-superexec by its name", fix)
 
 
 def read_expected(path: Path) -> Mapping[str, Any]:
-    """Return the facts of another machine, out of what ``oneshot doctor --format json`` printed there.
+    """Return the facts of another machine from its output of ``oneshot doctor --format json``.
 
     Raises:
-        OptionError: The file is not there, or is something else.
+        OptionError: The file is missing, or has another content.
     """
     try:
         facts = json.loads(path.read_text(encoding="utf-8").strip().splitlines()[-1])["facts"]
@@ -110,7 +110,7 @@ def read_expected(path: Path) -> Mapping[str, Any]:
     except (ValueError, LookupError, TypeError, RecursionError):
         known = False
     if not known:
-        raise OptionError(f"--expect {path}: must be what `oneshot doctor --format json` printed on the other machine")
+        raise OptionError(f"--expect {path}: must be the output of `oneshot doctor --format json` on the other machine")
     return dict(facts)
 
 
@@ -118,8 +118,8 @@ def differences(own: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[Fi
     """Compare two machines.
 
     Args:
-        own: The facts of this one, see :func:`machine_facts`.
-        other: The facts of the other.
+        own: This machine's facts, see :func:`machine_facts`.
+        other: The other machine's facts.
     """
     where, before = f"on {other.get('host', 'the other machine')}", True
     for name in PACKAGES:
@@ -127,7 +127,8 @@ def differences(own: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[Fi
         if _release(here) == _release(there):
             continue
         before = False
-        level, why = ("error", "messages") if name == "flwr" else ("warning", "equal bits need equal versions")
+        reproducible = "bit-equal results need equal versions"
+        level, why = ("error", "its messages differ") if name == "flwr" else ("warning", reproducible)
         fix = f"install the same {name} on both: {_INSTALL}"
         yield Finding(level, f"same {name}", here, f"{there} {where} ({why})", fix)  # type: ignore[arg-type]
     if _minor(own["python"]) != _minor(str(other.get("python", ""))):
@@ -136,11 +137,11 @@ def differences(own: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[Fi
         yield Finding("warning", "same Python", own["python"], f"{other.get('python')} {where}", fix)
     if own["code"] != other["code"]:
         before = False
-        fix = "install the same release on both; a run sends its own code to the nodes, commands use what is installed"
+        fix = "install the same release on both; a run sends its code to the nodes, commands use the installed release"
         found, wanted = f"code {own['code'][:12]}", f"{str(other['code'])[:12]} {where}"
         yield Finding("warning", "same library", found, wanted, fix)
     if before:
-        yield Finding("ok", "same versions", f"packages and library (code {own['code'][:12]}) are those {where}")
+        yield Finding("ok", "same versions", f"packages and library (code {own['code'][:12]}) are the same {where}")
 
 
 def _installed(name: str) -> str:
@@ -158,7 +159,7 @@ def _tested(constraints: Path) -> dict[str, str]:
 
 
 def _release(version: str) -> str:
-    # "2.13.0+cpu" and "2.13.0+cu130" take part in one federation.
+    # "2.13.0+cpu" and "2.13.0+cu130" work together in one federation.
     return version.partition("+")[0]
 
 

@@ -1,1 +1,1 @@
-"""Starting, following and ending a run."""
+"""Starts, follows and ends a run."""

@@ -1,4 +1,4 @@
-"""What the command line prints: log lines, the result, and errors of one line."""
+"""The output of the command line: log lines, the result, and errors of one line."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ Format = Literal["text", "json"]
 
 
 def print_result(result: Mapping[str, Any], format: Format) -> None:  # noqa: A002
-    """Print a result as a table, or as one line of JSON that nothing follows."""
+    """Print a result as a table, or as one line of JSON, the last of the output."""
     if format == "json":
         sys.stderr.flush()
         sys.stdout.write(json.dumps(result) + "\n")
         sys.stdout.flush()
         return
-    console = Console(markup=False)  # what clients write is shown as it is
+    console = Console(markup=False)  # texts of clients are printed literally
     table = Table()
     table.add_column("model")
     table.add_column("kind")
@@ -35,7 +35,7 @@ def print_result(result: Mapping[str, Any], format: Format) -> None:  # noqa: A0
     for row in result["table"]:
         table.add_row(row["name"], row["kind"], f"{row['accuracy']:.2f}")
     if result["table"]:
-        # Not the table's title, which would be wrapped to the table's width.
+        # A separate line, because a table's title would be wrapped to the table's width.
         console.print(f"accuracy on held-out images ({result['method']}, seed {result['seed']})", highlight=False)
         console.print(table)
     # Clients that answer round by round upload nothing.
@@ -55,14 +55,14 @@ def print_result(result: Mapping[str, Any], format: Format) -> None:  # noqa: A0
 
 def say(line: str, format: Format) -> None:  # noqa: A002
     """Print a line of the log."""
-    # Standard output belongs to the result alone when a program reads it.
+    # When a program reads standard output, only the result goes there.
     stream = sys.stderr if format == "json" else sys.stdout
     stream.write(line + "\n")
     stream.flush()
 
 
 def echo_to(format: Format) -> Callable[[str], None]:  # noqa: A002
-    """Return what prints Flower's lines as a reader wants them."""
+    """Return the function that prints Flower's lines without noise."""
     lines = LogLines(colour=(sys.stderr if format == "json" else sys.stdout).isatty())
 
     def echo(line: str) -> None:
@@ -73,10 +73,10 @@ def echo_to(format: Format) -> Callable[[str], None]:  # noqa: A002
 
 
 class errors:  # noqa: N801  reads as a statement: with errors(format)
-    """Print an error as its one line and exit with status 1; as JSON if a program reads.
+    """Print an error as one line, also as JSON in that format, and exit with status 1.
 
     Attributes:
-        facts: What a program that reads is told beside the error, for example the run folder to go on with.
+        facts: Further fields of the JSON, for example the run folder to resume.
     """
 
     def __init__(self, format: Format) -> None:  # noqa: A002

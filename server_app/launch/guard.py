@@ -1,9 +1,9 @@
-"""A folder and processes that never outlive the process which asked for them, however that one ends.
+"""A folder and processes that never outlive the process that asked for them, however that process ends.
 
-A guardian, which is this file run as a script in a session of its own, waits on a pipe that nobody writes to. The pipe
-closes when its owner is done or dead, SIGKILL included; then the guardian ends every process of the run and removes
-the run's folder. A process belongs to the run when its environment holds the run's random token, which children
-inherit through new sessions and process groups, or when it descends from one that does.
+A guardian, which is this file run as a script in its own session, waits on a pipe that nobody writes to. The pipe
+closes when its owner finishes or dies, by SIGKILL too. Then the guardian ends every process of the run and removes the
+run's folder. A process belongs to the run if its environment holds the run's random token, or if it descends from such
+a process. Children inherit the token through new sessions and process groups.
 """
 
 from __future__ import annotations
@@ -26,18 +26,20 @@ import psutil
 
 TOKEN_KEY = "ONESHOT_GUARD"  # noqa: S105  the name of the variable, no secret
 PATIENCE_S = 15.0
-# The longest path below a folder of ours, a socket of Ray's; the system bounds the length of a socket's path.
+# Ray's sockets have the longest paths below the folder; the system limits the length of a socket's path.
 _LONGEST_SOCKET = len("/oneshot-abcdefgh/ray/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")
 _LONGEST_ROOT = (107 if sys.platform == "linux" else 103) - _LONGEST_SOCKET
 
 
 @contextlib.contextmanager
 def guarded() -> Iterator[tuple[Path, str]]:
-    """Lend a new folder and a token; end what carries the token, and remove the folder, when the block or we end.
+    """Provide a new folder and a token; when the block or this process ends, end the token's processes.
+
+    The folder is removed then too.
 
     Yields:
-        The folder, whose path is short enough for the sockets in it, and the token, which every process to be guarded
-        must find in its environment as ``ONESHOT_GUARD``.
+        The folder, whose path is short enough for the sockets in it, and the token. Every guarded process must have
+        the token in its environment as ``ONESHOT_GUARD``.
 
     Raises:
         OSError: The folder cannot be created, or the guardian cannot be started.
@@ -51,13 +53,13 @@ def guarded() -> Iterator[tuple[Path, str]]:
     finally:
         with contextlib.suppress(subprocess.TimeoutExpired):
             guardian.communicate(timeout=PATIENCE_S + 5.0)  # closes the pipe, then waits
-        if guardian.returncode != 0:  # somebody ended the guardian itself
+        if guardian.returncode != 0:  # the guardian itself was killed
             clean_up(token, folder)
 
 
 @contextlib.contextmanager
 def sigterm_as_interrupt() -> Iterator[None]:
-    """Let SIGTERM raise KeyboardInterrupt, as Ctrl-C does; in another thread than the main one this does nothing."""
+    """Let SIGTERM raise KeyboardInterrupt, as Ctrl-C does; does nothing outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -81,26 +83,26 @@ def clean_up(token: str, folder: Path) -> None:
     """
     deadline = time.monotonic() + PATIENCE_S
     quiet = 0
-    while quiet < 2 and time.monotonic() < deadline:  # twice: a process may be born while we look
+    while quiet < 2 and time.monotonic() < deadline:  # two empty lists, because a process may start during the first
         found = members(token, folder)
         quiet = 0 if found else quiet + 1
         for process in found:
             with contextlib.suppress(psutil.Error):
                 process.kill()
         time.sleep(0.05)
-    while folder.exists() and time.monotonic() < deadline:  # the last writes of the dying may make it non-empty again
+    while folder.exists() and time.monotonic() < deadline:  # an ending process may still write into it
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def members(token: str, folder: Path) -> list[Any]:
-    """List the living processes of a run, the caller excepted.
+    """List the living processes of a run except the caller.
 
     Args:
         token: The run's token.
         folder: The run's folder.
 
     Returns:
-        Processes of psutil; the dead that nobody has waited for yet are left out.
+        psutil's processes, without zombies.
     """
     alive = [process for process in psutil.process_iter(["ppid", "status"]) if process.info["status"] != "zombie"]
     family = {process.pid for process in alive if _carries(process, token, folder)}
@@ -112,7 +114,7 @@ def members(token: str, folder: Path) -> list[Any]:
 
 
 def main(token: str, folder: Path) -> None:
-    """Wait for the end of the owner, the other end of our standard input, and clean up after it."""
+    """Wait until the owner closes standard input or dies, then clean up."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     sys.stdin.buffer.read()
@@ -120,7 +122,7 @@ def main(token: str, folder: Path) -> None:
 
 
 def _start_guardian(token: str, folder: Path) -> subprocess.Popen[bytes]:
-    # -P: the script's own folder, with its many short module names, stays off the path.
+    # -P keeps the script's own folder, with its many short module names, off the path.
     command = [sys.executable, "-P", str(Path(__file__).resolve()), token, str(folder)]
     environment = {key: value for key, value in os.environ.items() if key != TOKEN_KEY}
     return subprocess.Popen(  # noqa: S603  our own file
@@ -139,16 +141,16 @@ def _carries(process: Any, token: str, folder: Path) -> bool:
         environment = _environment(process)
         if f"{TOKEN_KEY}={token}".encode() in environment:
             return True
-        # A process that changes its title, as Ray's do, overwrites its first variables and so perhaps the token;
-        # it is known by where it works. One whose environment is whole and has no token is not ours, wherever it is.
+        # A process that changes its title, as Ray's do, overwrites its first variables and perhaps the token. Its
+        # working directory identifies it. A process with an intact environment and no token is not of this run.
         retitled = b"=" not in environment.split(b"\0", 1)[0]
         return retitled and Path(process.cwd()).is_relative_to(folder)
-    except (psutil.Error, OSError):  # gone meanwhile, or another user's
+    except (psutil.Error, OSError):  # it has ended, or belongs to another user
         return False
 
 
 def _environment(process: Any) -> bytes:
-    if sys.platform == "linux":  # psutil stops reading where a changed title left a gap
+    if sys.platform == "linux":  # psutil stops reading at the gap that a changed title leaves
         return Path(f"/proc/{process.pid}/environ").read_bytes()
     return "\0".join(f"{key}={value}" for key, value in process.environ().items()).encode()
 

@@ -1,4 +1,4 @@
-"""Flower's and Ray's log lines, as a reader wants them."""
+"""Removes the noise from Flower's and Ray's log lines."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
-# "(ClientAppActor pid=18588) ": which process simulated a client means nothing to the reader, and changes every time.
+# "(ClientAppActor pid=18588) ": the process that simulated a client is of no use to the reader, and always changes.
 ACTOR = re.compile(r"^\(\w+ pid=\d+(, ip=[\d.]+)?\)\s*")
 LEVEL = re.compile(r"^(DEBUG|INFO|WARNING|ERROR)\s*:\s*")
-# Advice on Flower's own command line, and its good-byes.
+# Flower's advice on its own command line, and its closing messages.
 NOISE = (
     "default simulated SuperNodes changed",
     "To change federation size",
@@ -23,13 +23,13 @@ NOISE = (
     "Tip: In future versions of Ray",
     "warnings.warn(",
 )
-# An error of ours says all in one line, which is printed in the end; where it was raised helps nobody.
+# This project's errors are complete in one line, which is printed at the end, so their traceback is dropped.
 OURS = re.compile(r"^strategies\.core\.errors\.\w+: ")
 TRACEBACK = "Traceback (most recent call last):"
 
 
 class LogLines:
-    """Takes lines as Flower prints them and gives those that a reader wants.
+    """Takes Flower's lines and yields the useful ones.
 
     Args:
         colour: Whether the reader's terminal shows colours.
@@ -40,9 +40,9 @@ class LogLines:
         self._traceback: list[str] = []
 
     def take(self, line: str) -> Iterator[str]:
-        """Yield what is to be printed now: nothing, the line without process ids and decoration, or a whole traceback.
+        """Yield the lines to print now: none, the line without process ids and decoration, or a whole traceback.
 
-        A traceback is held back until its last line tells whether the error is one of ours.
+        A traceback is held back until its last line shows whether the error is one of this project's.
         """
         plain = ACTOR.sub("", ANSI.sub("", line.rstrip()))
         if plain.startswith(TRACEBACK):
@@ -58,7 +58,7 @@ class LogLines:
             yield tidied
 
     def rest(self) -> Iterator[str]:
-        """Yield what is still held back."""
+        """Yield the lines that are still held back."""
         held, self._traceback = self._traceback, []
         yield from held
 

@@ -1,4 +1,4 @@
-"""``--offline``, the same for every command that may meet a network."""
+"""``--offline``, the same option for every command that may use a network."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _OPTION = Annotated[
     typer.Option(
         "--offline",
         envvar=offline.VARIABLE,
-        help="connections beyond this machine and $RAY_ADDRESS are errors, for every process that this starts",
+        help="refuse connections beyond this machine and $RAY_ADDRESS, in every process that this starts",
     ),
 ]
 
 
 def with_offline(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command of the command line the option ``--offline``, which is at work before the command begins."""
+    """Give a command of the command line the option ``--offline``, which takes effect before the command begins."""
 
     @functools.wraps(command)
     def switched(*args: Any, offline: bool = False, **given: Any) -> None:

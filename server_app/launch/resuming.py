@@ -1,7 +1,7 @@
-"""How a run that was cut off goes on: the file that it leaves for that, and the command that reads it.
+"""Resumes an interrupted deployed run: the file that the run leaves, and the command that reads it.
 
-``flwr run`` cannot read what a run began with: all that is not said is the app's default again, for the clients too.
-So a deployed run leaves all of it in its folder, as a file for ``--run-config``.
+``flwr run`` cannot read a run's original settings: every setting that is not given has the app's default, for the
+clients too. So a deployed run writes all its settings into its folder, as a file for ``--run-config``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def leave_resume_file(folder: Path, settings: Mapping[str, Scalar]) -> None:
     """Write all settings of a run, with ``resume`` naming its folder.
 
     Raises:
-        StoreError: The disk refuses.
+        StoreError: The file cannot be written.
     """
     text = toml_table({**settings, "run-dir": "", "resume": str(folder)})
     with store_errors(folder / RESUME_FILE):

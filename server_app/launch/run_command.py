@@ -1,4 +1,4 @@
-"""One run of the app as the command line starts it, goes on with it, and reads what it left behind."""
+"""One run of the app from the command line: starting it, resuming it, and reading its result."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ INTERRUPTED = 130
 
 
 def launch_run(app: Path, given: Mapping[str, Scalar], num_supernodes: int, failing: errors) -> None:
-    """Run the app in simulation, or go on with a run, and print its result.
+    """Run the app in simulation, or resume a run, and print its result.
 
     Args:
         app: The app's folder.
         given: Settings, with "run-dir" or "resume".
         num_supernodes: Simulated clients.
-        failing: How errors are printed.
+        failing: Prints the errors.
 
     Raises:
-        OneShotError: The run failed; says how to go on.
+        OneShotError: The run failed; the message has the command that resumes it.
     """
     from server_app.launch.superlink import launch
 
@@ -52,14 +52,14 @@ def launch_run(app: Path, given: Mapping[str, Scalar], num_supernodes: int, fail
         check_adopted(settings, num_supernodes)
     check_before_start(settings, num_supernodes)
     began, written = time.monotonic(), _result_time(folder)
-    # The ServerApp notes it in run.json, so that a resumed run has the same clients.
+    # The ServerApp writes it to run.json, so that a resumed run has the same clients.
     os.environ[SUPERNODES_VARIABLE] = str(num_supernodes)
     try:
         launched = launch(app, settings=given, num_supernodes=num_supernodes, echo=echo_to(failing.format))
     except KeyboardInterrupt:
         sys.stderr.write(f"interrupted.{_how_to_go_on(folder)}\n")
         raise typer.Exit(INTERRUPTED) from None
-    # A result that was here before is that of an earlier try.
+    # An unchanged result belongs to an earlier attempt.
     result = _read_result(folder) if _result_time(folder) != written else None
     if launched.exit_code != 0 or result is None or result["status"] != "finished":
         failing.facts = {"run_dir": str(folder)} if (folder / "run.json").exists() else {}
@@ -91,27 +91,25 @@ def _result_time(folder: Path) -> int:
 
 
 def _how_to_go_on(folder: Path) -> str:
-    return f" To go on: oneshot resume {folder}" if (folder / "run.json").exists() else ""
+    return f" To resume: oneshot resume {folder}" if (folder / "run.json").exists() else ""
 
 
 def stored_settings(folder: Path) -> dict[str, Scalar]:
-    """Return the settings that a run of this app began with, without those that are fixed now.
+    """Return the original settings of a run of this app, without those that are constants now.
 
     Raises:
-        OptionError: One of these had another value then; or the run is not of this app.
-        StoreError: There is no run.
+        OptionError: A setting that is a constant now had another value; or the run is not of this app.
+        StoreError: The folder is no run folder.
     """
     with RunFolder.open(folder, write=False) as run_folder:
         stored = run_folder.info.get("settings")
     if not isinstance(stored, dict):
-        raise OptionError(
-            f"{folder} was not begun by this app (run.json has no settings): resume it by its own project"
-        )
+        raise OptionError(f"{folder} is no run of this app (run.json has no settings): resume it with its own project")
     return without_retired(stored)
 
 
 def stored_supernodes(folder: Path) -> int:
-    """Return how many clients a run was begun with."""
+    """Return the number of clients with which a run began."""
     with RunFolder.open(folder, write=False) as run_folder:
         return int(run_folder.info.get("num-supernodes") or DEFAULT_SUPERNODES)
 
@@ -122,15 +120,15 @@ def _refuse_replay(folder: Path) -> None:
     with RunFolder.open(folder, write=False) as run_folder:
         source, imported = (run_folder.info.get(key) for key in ("replay-of", "imported-from"))
     if source is None and imported is not None:
-        raise OptionError(f"{folder} was imported, so it has no clients. To go on: oneshot replay {folder}")
+        raise OptionError(f"{folder} was imported, so it has no clients. To replay: oneshot replay {folder}")
     if source is not None:
         raise OptionError(
-            f"{folder} is a replay, which has no clients. To go on: oneshot replay {source} --resume {folder}"
+            f"{folder} is a replay, which has no clients. To resume: oneshot replay {source} --resume {folder}"
         )
 
 
 def app_folder(given: Path | None) -> Path:
-    """Return the folder that Flower runs: the one given, the working directory, or where this app is installed."""
+    """Return the folder that Flower runs: ``given``, else the working directory, else this app's installation."""
     candidates = [given] if given is not None else [Path.cwd(), Path(__file__).resolve().parents[2]]
     for folder in candidates:
         try:

@@ -1,9 +1,10 @@
-"""The processes of `oneshot run`: Flower's simulation runtime, started, followed to its true end, and ended.
+"""The processes of `oneshot run`: starts Flower's simulation runtime, follows it to its true end, and ends it.
 
-What `flwr run .` lacks: its SuperLink stays for ever, it returns 0 when the run fails, it waits for missed heartbeats
-when the simulation is killed, and it reads the folder and the environment of whoever started the SuperLink first. Here
-everything belongs to one run: a SuperLink on a free port, Flower's home and a neutral working directory in one
-temporary folder, all of it guarded (see :mod:`server_app.launch.guard`). Flower is used through its command line only.
+`flwr run .` has four gaps. Its SuperLink never ends. It returns 0 when the run fails. It waits for missed heartbeats
+when the simulation is killed. It uses the folder and the environment of the process that started the SuperLink first.
+
+Here everything belongs to one run: a SuperLink on a free port, and Flower's home and a neutral working directory in one
+temporary folder. :mod:`server_app.launch.guard` guards all of it. Flower is used through its command line only.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ from strategies.core.options import Scalar
 from strategies.run.stage import all_cores
 
 _CONNECTION = "oneshot"  # the name of our SuperLink in Flower's config.toml
-_START_S = 60.0  # for the SuperLink to answer
-_COMMAND_S = 120.0  # for one call of `flwr`
+_START_S = 60.0  # time limit of the SuperLink's first answer
+_COMMAND_S = 120.0  # time limit of one call of `flwr`
 _POLL_S = 0.5
-_SILENCE_S = 9.0  # without a line, until one is made
-_GRACE_S = 4.0  # for the last log lines once the simulation's process has ended
-_SHIPPED = {".py", ".toml", ".md", ".yaml", ".yml", ".json", ".jsonl"}  # all that Flower packs into an app
+_SILENCE_S = 9.0  # after so long without a log line, one is printed
+_GRACE_S = 4.0  # wait for the last log lines after the simulation's process has ended
+_SHIPPED = {".py", ".toml", ".md", ".yaml", ".yml", ".json", ".jsonl"}  # the files that Flower packs into an app
 
 
 @dataclass(frozen=True)
@@ -46,10 +47,10 @@ class Launched:
     """How a run ended.
 
     Attributes:
-        exit_code: 0 only if Flower says that the run completed.
-        run_status: Flower's words, such as "finished:completed" or "finished:failed"; "not started" if there never was
-            a run; "killed" if its process ended without a word; "lost" if the SuperLink did.
-        reason: Why it failed, in one line; empty if it did not.
+        exit_code: 0 only if Flower reports that the run completed.
+        run_status: Flower's status, such as "finished:completed" or "finished:failed"; "not started" without a run;
+            "killed" if its process ended without a status; "lost" if the SuperLink did.
+        reason: Why it failed, in one line; empty for a run that completed.
     """
 
     exit_code: int
@@ -60,21 +61,21 @@ class Launched:
 def launch(
     app_dir: Path, *, settings: Mapping[str, Scalar], num_supernodes: int, echo: Callable[[str], None]
 ) -> Launched:
-    """Run an app in Flower's simulation and wait for its end; nothing that this starts is left when it returns.
+    """Run an app in Flower's simulation and wait for its end; all started processes have ended when it returns.
 
-    SIGINT and SIGTERM end the run at once: what the app has written so far stays, as after any other kill.
+    SIGINT and SIGTERM end the run at once; the files that the app has written stay, as after any other kill.
 
     Args:
         app_dir: The app's folder, with its pyproject.toml.
-        settings: Flat run config that replaces the app's defaults; its keys must be declared there.
-        num_supernodes: How many clients to simulate, at least 1.
+        settings: Flat run config that overrides the app's defaults; the app must declare its keys.
+        num_supernodes: Number of simulated clients, at least 1.
         echo: Called with each line of the log, without its newline and with its colours.
 
     Returns:
         How the run ended.
 
     Raises:
-        KeyboardInterrupt: SIGINT or SIGTERM came; everything has been ended.
+        KeyboardInterrupt: SIGINT or SIGTERM came; all processes have been ended.
     """
     stage = "not started"
     with sigterm_as_interrupt(), _collected() as started:
@@ -92,14 +93,14 @@ def launch(
 
 @dataclass(frozen=True)
 class _Runtime:
-    """Where and how the commands of one run are called."""
+    """The folder and the environment of the commands of one run."""
 
     folder: Path
     environment: Mapping[str, str]
     started: list[subprocess.Popen[str]] = field(default_factory=list)
 
     def start(self, *command: str, output: Any) -> subprocess.Popen[str]:
-        """Start a command in the neutral working directory; its errors go where its output goes."""
+        """Start a command in the neutral working directory; standard error goes to ``output`` too."""
         process = subprocess.Popen(  # noqa: S603  Flower's own commands, beside this interpreter
             command,
             env=self.environment,
@@ -109,13 +110,13 @@ class _Runtime:
             stderr=subprocess.STDOUT,
             encoding="utf-8",
             errors="replace",
-            start_new_session=True,  # a terminal's Ctrl-C is for us alone
+            start_new_session=True,  # a terminal's Ctrl-C reaches this process only
         )
         self.started.append(process)
         return process
 
     def flwr(self, *arguments: str) -> dict[str, Any]:
-        """Call `flwr` and return what it answers as JSON; a refusal is a ComputeError."""
+        """Call `flwr` and return its JSON answer; a refusal raises a ComputeError."""
         process = self.start("flwr", *arguments, "--format", "json", output=subprocess.PIPE)
         try:
             text, _ = process.communicate(timeout=_COMMAND_S)
@@ -126,8 +127,8 @@ class _Runtime:
             raise ComputeError(f"`flwr {arguments[0]}` failed: {_last_line(text)}") from error
         if not answer.get("success"):
             lines = str(answer.get("error-message", text)).splitlines()
-            said = " ".join(line for line in lines if not line.startswith("Using SuperLink"))
-            raise ComputeError(f"Flower refused `flwr {arguments[0]}`: {said}")
+            reason = " ".join(line for line in lines if not line.startswith("Using SuperLink"))
+            raise ComputeError(f"Flower refused `flwr {arguments[0]}`: {reason}")
         return answer
 
 
@@ -163,13 +164,13 @@ def _answers(port: int) -> bool:
 
 
 def _submit(runtime: _Runtime, app_dir: Path, settings: Mapping[str, Scalar], num_supernodes: int) -> str:
-    """Hand the app over to the SuperLink and return the run's id."""
+    """Submit the app to the SuperLink and return the run's id."""
     if not (app_dir / "pyproject.toml").is_file():
         raise ComputeError(f"{app_dir} is no Flower app: it has no pyproject.toml")
     app = runtime.folder / "app"
     shutil.copytree(app_dir, app, ignore=_not_shipped)
     (runtime.folder / "settings.toml").write_text(toml_table(settings), encoding="utf-8")
-    # Flower makes as many client actors as Ray has CPUs, each with its own imports: no more than there are clients.
+    # Flower starts one client actor per CPU of Ray, each with its own imports, so Ray gets at most one per client.
     cpus = max(1, min(all_cores(), num_supernodes))
     federation = (
         f"num-supernodes={num_supernodes} client-resources-num-cpus=1 client-resources-num-gpus=0.0"
@@ -181,7 +182,7 @@ def _submit(runtime: _Runtime, app_dir: Path, settings: Mapping[str, Scalar], nu
 
 
 def _stream_log(runtime: _Runtime, run_id: str, superlink: psutil.Process, echo: Callable[[str], None]) -> None:
-    """Echo the run's log until it ends, or until a little after the simulation's process has."""
+    """Echo the run's log until it ends, or for a few seconds after the simulation's process has ended."""
     log = runtime.start("flwr", "log", run_id, _CONNECTION, "--stream", output=subprocess.PIPE)
     lines: queue.Queue[str | None] = queue.Queue()
 
@@ -193,7 +194,7 @@ def _stream_log(runtime: _Runtime, run_id: str, superlink: psutil.Process, echo:
     threading.Thread(target=read, daemon=True).start()
     deadline, began, spoken = float("inf"), time.monotonic(), time.monotonic()
     while (now := time.monotonic()) < deadline:
-        if now - spoken >= _SILENCE_S:  # Flower and Ray start without a word, however long it takes
+        if now - spoken >= _SILENCE_S:  # Flower and Ray print nothing while they start
             spoken = now
             echo(f"Flower is at work, {now - began:.0f} s elapsed")
         try:
@@ -209,9 +210,9 @@ def _stream_log(runtime: _Runtime, run_id: str, superlink: psutil.Process, echo:
 
 
 def _verdict(runtime: _Runtime, run_id: str, superlink: psutil.Process) -> Launched:
-    """Wait until the run has an end, by Flower's word or by the death of its process, and say which."""
+    """Wait until Flower reports an end or the run's process has ended, and return how the run ended."""
     while True:
-        over = _is_over(superlink)  # looked up first: the process reports its status before it ends
+        over = _is_over(superlink)  # read first, because the process reports its status before it ends
         run = runtime.flwr("list", _CONNECTION, "--run-id", run_id)["runs"][0]
         status, details = str(run["status"]), " ".join(str(run.get("status-details", "")).split())
         if status == "finished:completed":
@@ -224,7 +225,7 @@ def _verdict(runtime: _Runtime, run_id: str, superlink: psutil.Process) -> Launc
 
 
 def _is_over(superlink: psutil.Process) -> bool:
-    """Tell whether the simulation's process, which the SuperLink's only child starts, has been there and has ended."""
+    """Return whether the simulation's process, started by the SuperLink's only child, has existed and ended."""
     try:
         executors = [child for child in superlink.children() if _is_alive(child)]
         simulations = [child for executor in executors for child in executor.children()]
@@ -241,7 +242,7 @@ def _is_alive(process: psutil.Process) -> bool:
 
 
 def _not_shipped(folder: str, names: Sequence[str]) -> set[str]:
-    """Name what Flower would not pack anyway: it would look at each file of a virtual environment, for seconds."""
+    """Return the names that Flower would not pack; otherwise it reads a virtual environment for seconds."""
     return {name for name in names if not _is_shipped(Path(folder, name))}
 
 
@@ -257,7 +258,7 @@ def _last_line(text: str) -> str:
 
 @contextlib.contextmanager
 def _told_refusals(log: Path, echo: Callable[[str], None]) -> Iterator[None]:
-    """Say at the end which connections were refused: whoever wanted one may have kept silent, or have had no log."""
+    """Echo the refused connections at the end, because the refused process may have logged nothing."""
     yield
     for line in offline.refusals(log):
         echo(line)
@@ -265,7 +266,7 @@ def _told_refusals(log: Path, echo: Callable[[str], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _collected() -> Iterator[list[subprocess.Popen[str]]]:
-    """Collect the exit statuses of the commands in the lent list, once the guardian has ended them."""
+    """Provide a list of commands, and collect their exit statuses once the guardian has ended them."""
     started: list[subprocess.Popen[str]] = []
     try:
         yield started

@@ -95,7 +95,7 @@ def replay_run(request: Request, *, log: Callable[[str], None], compute: ServerC
             )
         except KeyboardInterrupt:
             model = f" --model {request.model}" if request.model else ""
-            log(f"interrupted. To go on: oneshot replay {request.run} --resume {target.path}{model}")
+            log(f"interrupted. To resume: oneshot replay {request.run} --resume {target.path}{model}")
             raise
         except OneShotError:
             if request.resume is None:

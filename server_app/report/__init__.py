@@ -1,1 +1,1 @@
-"""What a finished run says: scores, tables, plots and the model card."""
+"""The report of a finished run: scores, tables, plots and the model card."""

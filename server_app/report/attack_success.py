@@ -1,4 +1,4 @@
-"""What a result says of simulated attackers, and how often a backdoor works."""
+"""A result's facts about simulated attackers, and the success of a backdoor."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ if TYPE_CHECKING:
 
 
 def attack_line(attack: AttackConfig) -> str:
-    """Return what everybody is to know of a run with attackers, in one line; empty without them."""
+    """Return the warning about simulated attackers, in one line; empty without them."""
     return f"attackers are simulated: {attack.described()} ({KINDS[attack.kind]})" if attack.kind != "none" else ""
 
 
 def attack_facts(attack: AttackConfig, report: StageReport, held_out: HeldOut) -> dict[str, Any]:
-    """Return what a result says of simulated attackers; empty without them.
+    """Return a result's facts about simulated attackers; empty without them.
 
     Args:
-        attack: Who did what.
+        attack: The attackers and the kind of their attack.
         report: The finished server stage.
-        held_out: The images nobody trained on or chose by.
+        held_out: The held-out images, used for no training and no choice.
 
     Returns:
-        ``kind``, ``clients``, ``described``; of a backdoor also ``success``, the share in % of ``images``, held-out
-        ones with the trigger that are not of the target class, which the result puts into it.
+        ``kind``, ``clients``, ``described``; for a backdoor also ``images`` and ``success``. ``images`` counts the
+        held-out images of other classes than the target, with the trigger. ``success`` is the share of them, in %, that
+        the result puts into the target class.
     """
     if attack.kind == "none":
         return {}
@@ -50,23 +51,23 @@ def backdoor_success(model: nn.Module, held_out: HeldOut, target: int) -> dict[s
     Args:
         model: Maps normalised images [B, ch, H, W] to logits; its mode is restored.
         held_out: Images without the trigger.
-        target: The class that the trigger is to lead to.
+        target: The class to which the trigger shall lead.
 
     Returns:
-        ``success``, in %, and ``images``, how many it is a share of; success is None if there are none.
+        ``success``, in % of ``images``, the number of tested images; success is None without images.
     """
     others = held_out.data.labels != target
     marked = triggered(held_out.data.images[others])
     count = len(marked)
     if not count:
         return {"success": None, "images": 0}
-    # The share that is "labelled rightly" where every right label is the target.
+    # The accuracy with the target as every image's label.
     aimed = replace(held_out, data=ImageData(marked, torch.full((count,), target)), passed=None)
     return {"success": aimed.accuracy(model), "images": count}
 
 
 def attack_lines(facts: Mapping[str, Any]) -> list[str]:
-    """Return the lines of a result about attackers: who they were, and a backdoor's success.
+    """Return a result's lines about attackers: their names, and a backdoor's success.
 
     Args:
         facts: See :func:`attack_facts`; may be empty.
@@ -77,6 +78,6 @@ def attack_lines(facts: Mapping[str, Any]) -> list[str]:
     if facts.get("success") is None:
         return [line]
     return [
-        f"{line}; attack success {facts['success']:.2f} % (of {facts['images']} held-out images with the trigger that "
-        f"are not of class {facts['target']}, those put into it)"
+        f"{line}; attack success {facts['success']:.2f} % (of {facts['images']} held-out images of other classes, with "
+        f"the trigger, the share that the result puts into class {facts['target']})"
     ]

@@ -1,4 +1,4 @@
-"""What a result cost its clients: MiB of the messages, up and down, per phase."""
+"""The communication cost of a result: MiB of the clients' messages, up and down, per phase."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ KIB = 2**10
 
 @dataclass(frozen=True)
 class Cost:
-    """What a result cost.
+    """The communication cost of a result.
 
     Attributes:
         traffic: The bytes of its clients.
-        counted: How the uploads are counted. ``"messages"``: by the run's own; ``"source"``: by those of another run,
-            which holds the uploads; ``"sizes"``: by their files, where one came by no message.
+        counted: How the uploads are counted. ``"messages"``: by the run's own messages. ``"source"``: by those of
+            another run, which holds the uploads. ``"sizes"``: by their files, if an upload came without a message.
     """
 
     traffic: Traffic
     counted: Literal["messages", "source", "sizes"] = "messages"
 
     def of_uploads(self) -> float:
-        """Return MiB per client, both ways, of the upload phase alone; 0 without one."""
+        """Return the MiB per client, up and down, of the upload phase alone; 0 without one."""
         moved = self.traffic.phases.get(UPLOAD_PHASE)
         return Traffic({UPLOAD_PHASE: moved}).mib_per_client if moved is not None else 0.0
 
     def as_json(self) -> dict[str, Any]:
-        """Return the cost as result.json holds it; means are over all clients of the run, so that phases add up."""
+        """Return the cost for result.json; means are over all clients of the run, so that phases add up."""
         clients = len(self.traffic.clients)
         return {
             "counted": self.counted,
@@ -48,7 +48,7 @@ class Cost:
 
 
 def _amounts(moved: Moved, clients: int) -> dict[str, float]:
-    """Return MiB in total and per client; six digits, about a byte: a request is a few hundred of them."""
+    """Return MiB in total and per client, rounded to about a byte, because a request has a few hundred bytes."""
     up, down = sum(moved.up.values()) / MIB, sum(moved.down.values()) / MIB
     return {
         "mib_up": round(up, 6),
@@ -64,7 +64,7 @@ def rounds_in(folder: RunFolder) -> list[RoundFolder]:
 
 
 def moved_in(folder: RunFolder) -> Traffic:
-    """Return what a run's own messages moved, over all rounds and restarts; a replay moves nothing.
+    """Return the traffic of a run's own messages, over all rounds and restarts; a replay has none.
 
     Raises:
         StoreError: An account is damaged.
@@ -73,10 +73,10 @@ def moved_in(folder: RunFolder) -> Traffic:
 
 
 def cost_of(folder: RunFolder) -> Cost | None:
-    """Return what the result of a run cost; that of a run on another's uploads costs what these did as well.
+    """Return the cost of a run's result; a run on another run's uploads includes their cost.
 
     Returns:
-        None if that is not known: the run that holds the uploads is gone.
+        None if the cost is unknown, because the run that holds the uploads is missing.
 
     Raises:
         StoreError: The run's own account is damaged.
@@ -85,21 +85,21 @@ def cost_of(folder: RunFolder) -> Cost | None:
     if UPLOAD_PHASE in moved.phases:
         return Cost(moved)
     uploads = cost_of_uploads(folder.path if source is None else Path(source), replayed=source is not None)
-    if uploads is None:  # of a replay they are gone; a run of rounds alone has none
+    if uploads is None:  # a replay whose source is missing, or a run in rounds, which has no uploads
         return Cost(moved) if moved.phases else None
     return Cost(Traffic.sum_of([uploads.traffic, moved]), uploads.counted)
 
 
 def cost_of_uploads(path: Path, *, replayed: bool = True, without: Collection[str] = ()) -> Cost | None:
-    """Return what it cost to collect the uploads that a run folder holds, those of the rounds before included.
+    """Return the cost of collecting a run folder's uploads, those of earlier rounds included.
 
     Args:
         path: The run folder that holds the uploads.
-        replayed: Whether they are asked for by another run.
+        replayed: Whether another run uses the uploads.
         without: Clients that are left out.
 
     Returns:
-        None if the folder is gone or holds none.
+        None if the folder is missing or holds no uploads.
     """
     try:
         with RunFolder.open(path, write=False) as run:
@@ -113,7 +113,7 @@ def cost_of_uploads(path: Path, *, replayed: bool = True, without: Collection[st
 
 
 def _counted(rounds: Sequence[RoundFolder], left_out: Collection[str]) -> tuple[Traffic, bool]:
-    """Return the bytes of uploads, and whether one came by no message, so that its file counts."""
+    """Return the bytes of uploads, and whether one came without a message, so that its file size counts."""
     total, sized = Traffic(), False
     for each in rounds:
         moved = Traffic.read(each.path / TRAFFIC_FILE).phases.get(UPLOAD_PHASE, Moved())
@@ -125,31 +125,31 @@ def _counted(rounds: Sequence[RoundFolder], left_out: Collection[str]) -> tuple[
 
 
 def own_names(method: Choice) -> tuple[str, str]:
-    """Return the names of the rows of a result table that are the method's own; its last row always is."""
+    """Return the names of the method's own rows in a result table; the last row always is its own."""
     return method.title, f"{method.title} ensemble"
 
 
 def curve_of(metrics: Sequence[Mapping[str, Any]], cost: Mapping[str, Any]) -> Curve:
-    """Return MiB per client and accuracy of the rounds whose rows tell both.
+    """Return MiB per client and accuracy of the rounds whose rows have both.
 
     Args:
-        metrics: The rows of metrics.jsonl; their MiB are those of the run's own messages.
-        cost: As result.json holds it; what uploads cost that another run holds is added.
+        metrics: The rows of metrics.jsonl; their MiB count the run's own messages.
+        cost: The cost in result.json; the cost of uploads from another run is added.
     """
-    told = [row for row in metrics if row.get("mib_per_client") and row.get("accuracy") is not None]
+    rounds = [row for row in metrics if row.get("mib_per_client") and row.get("accuracy") is not None]
     uploads = cost["phases"].get(UPLOAD_PHASE) if cost["counted"] != "messages" else None
     before = uploads["mib_up_per_client"] + uploads["mib_down_per_client"] if uploads else 0.0
-    return tuple((before + float(row["mib_per_client"]), float(row["accuracy"])) for row in told)
+    return tuple((before + float(row["mib_per_client"]), float(row["accuracy"])) for row in rounds)
 
 
 def points_of(method: Choice, rows: Sequence[Row], metrics: Sequence[Mapping[str, Any]], cost: Cost) -> list[Point]:
-    """Return the rows of a result table whose cost is known; a client alone moves nothing.
+    """Return the rows of a result table whose cost is known; a client's own model costs nothing.
 
-    The method's own rows cost all that the run moved, the others what collecting the uploads did.
+    The method's own rows cost the whole traffic of the run, the others the cost of the uploads.
     """
     uploads, whole, curve = cost.of_uploads(), cost.traffic.mib_per_client, curve_of(metrics, cost.as_json())
     own = [row for row in rows if row is rows[-1] or row.name.removesuffix(EXACT) in own_names(method)]
-    # What the rounds with the clients train: the ensemble where there is one, else the student.
+    # The rounds with the clients train the ensemble if the method has one, else the student.
     trained = next((row for row in own if row.kind == "ensemble" and not row.name.endswith(EXACT)), rows[-1])
     points = []
     for row in (row for row in rows if row.kind != "client"):
@@ -161,9 +161,10 @@ def points_of(method: Choice, rows: Sequence[Row], metrics: Sequence[Mapping[str
 
 
 def moved_lines(result: Mapping[str, Any]) -> list[str]:
-    """Return what every client sent and got, in units that show it: ``240.4 KiB up, 150 B down per client``.
+    """Return the traffic per client in fitting units: ``240.4 KiB up, 150 B down per client``.
 
-    Several phases have a line each, after that of all that the run moved; a replay's line tells what its uploads cost.
+    The first line is the whole traffic of the run; several phases have a line each. A replay's line has the cost of its
+    uploads too.
     """
     cost, line = result.get("communication"), f"{_both(result)} per client"
     if cost is None or (cost["counted"] == "messages" and len(cost["phases"]) < 2):

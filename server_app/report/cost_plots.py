@@ -1,4 +1,4 @@
-"""Accuracy against what a result cost: communication, as in Figure 2 of FENS (Allouah et al., 2024), and time."""
+"""Plots of accuracy against cost: communication, as in Figure 2 of FENS (Allouah et al., 2024), and server time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MARKERS = "osD^vP*X<>ph8"
-LEAST_SECONDS = 0.1  # a method that trains nothing on the server takes less, and 0 has no place on a logarithmic axis
+LEAST_SECONDS = 0.1  # lower end of the logarithmic axis; a method that trains nothing on the server takes less
 Curve = tuple[tuple[float, float], ...]
 
 
@@ -25,10 +25,10 @@ class Point:
     Attributes:
         name: As in the result table.
         kind: ``"baseline"``, ``"ensemble"`` or ``"student"``.
-        cost: MiB per client, up and down, until the result was there; or CPU seconds of the server stage.
-        accuracy: In %, the mean of several.
-        spread: Their sample standard deviation; None for a single one.
-        curves: Cost and accuracy on the way there, a curve per run.
+        cost: MiB per client, up and down, for the result; or CPU seconds of the server stage.
+        accuracy: Mean accuracy in %.
+        spread: Sample standard deviation of the accuracies; None for a single one.
+        curves: Cost and accuracy of the rounds before the result, a curve per run.
     """
 
     name: str
@@ -40,10 +40,10 @@ class Point:
 
 
 def plot_communication(points: Sequence[Point]) -> Figure:
-    """Draw every result over what it cost a client, and those of many rounds with the way there.
+    """Draw every result over its communication cost; results of many rounds have a curve.
 
     Args:
-        points: At least one; each costs something.
+        points: At least one; each has a positive cost.
 
     Returns:
         A figure whose horizontal axis is logarithmic, in MiB per client; bars are sample standard deviations.
@@ -58,7 +58,7 @@ def plot_server_time(points: Sequence[Point]) -> Figure:
     """Draw every result over the CPU time of its server stage.
 
     Args:
-        points: At least one; those below ``LEAST_SECONDS`` stand there, at a number that says so.
+        points: At least one; those below ``LEAST_SECONDS`` are drawn there, at the tick "≤ 0.1".
 
     Returns:
         A figure whose horizontal axis is logarithmic, in seconds; bars are sample standard deviations.
@@ -72,7 +72,7 @@ def plot_server_time(points: Sequence[Point]) -> Figure:
 def _plot(points: Sequence[Point], *, least: float = 0.0) -> tuple[Figure, Axes]:
     figure, axes = new_figure(8.0, max(4.0, 1.0 + 0.22 * len(points)))
     numbers = Counter[str]()
-    # The best first, as the eye finds them in the figure.
+    # The best comes first, so the legend has the order of the figure.
     for point in sorted(points, key=lambda point: -point.accuracy):
         marker = MARKERS[numbers[point.kind] % len(MARKERS)]
         numbers[point.kind] += 1
@@ -83,7 +83,7 @@ def _plot(points: Sequence[Point], *, least: float = 0.0) -> tuple[Figure, Axes]
     return figure, axes
 
 
-def _told(point: Point) -> str:
+def _label(point: Point) -> str:
     spread = f" ± {point.spread:.1f}" if point.spread is not None else ""
     return f"{short(point.name)}, {point.accuracy:.1f}{spread} %"
 
@@ -92,7 +92,7 @@ def _draw(axes: Axes, point: Point, marker: str) -> None:
     colour = COLOURS[point.kind]
     for curve in point.curves:
         axes.plot(*zip(*curve, strict=True), color=colour, linewidth=1.0, alpha=0.7)
-    # A method's student and ensemble cost the same: where they are as good, the larger mark shows behind the other.
+    # A method's student and ensemble cost the same; if they are equally good, the larger mark shows behind the other.
     behind = point.kind == "ensemble"
     axes.errorbar(
         point.cost,
@@ -107,19 +107,19 @@ def _draw(axes: Axes, point: Point, marker: str) -> None:
         elinewidth=1.2,
         capsize=3,
         zorder=2.1 if behind else 2.2,
-        label=_told(point),
+        label=_label(point),
     )
 
 
 def _scale(axes: Axes, points: Sequence[Point], least: float) -> None:
-    """Make the horizontal axis logarithmic; what stands at ``least`` is that or less, and nothing stands before it."""
+    """Make the horizontal axis logarithmic; its tick at ``least`` means that or less, and lower ticks have no label."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     costs = [cost for point in points for cost in (point.cost, *(cost for curve in point.curves for cost, _ in curve))]
     first, last = min(costs) / 2.5, 2.5 * max(costs)
     axes.set_xscale("log")
     axes.set_xlim(first, last)
-    # Over less than two decades the powers of ten alone would be too few numbers to read.
+    # Over less than two decades the powers of ten alone would be too few ticks.
     axes.xaxis.set_major_locator(LogLocator(subs=(1.0,) if last / first > 100.0 else (1.0, 2.0, 5.0), numticks=12))
 
     def number(cost: float, _: object) -> str:

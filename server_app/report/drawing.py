@@ -1,4 +1,4 @@
-"""Figures that every plot begins with: their size, their colours, and rows that can be read however many there are."""
+"""The common parts of all plots: figures, colours, legends, and rows that stay legible at any number."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-NAME_MOST = 28  # letters of a client's name; a longer one loses its middle
+NAME_MOST = 28  # letters of a client's name; the middle of a longer one is cut
 COLOURS = {"client": "#9aa5b1", "baseline": "#c97b3d", "ensemble": "#4c8c6b", "student": "#3566a8"}
 
 
 def new_figure(width: float, height: float) -> tuple[Figure, Axes]:
-    """Return an empty figure of so many inches, without the frame's upper and right side, and its axes."""
-    # Imported late, and without pyplot: a server has no display and needs no plots to train.
+    """Return an empty figure of this size in inches, and its axes without the frame's upper and right side."""
+    # Imported here and without pyplot, because a server has no display and needs no plots to train.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -28,8 +28,8 @@ def new_figure(width: float, height: float) -> tuple[Figure, Axes]:
 
 
 def row_figure(names: Sequence[str], *, least: float = 0.0) -> tuple[Figure, Axes, float]:
-    """Return a figure, at least so many inches high, with a row per name, and the size of the names in points."""
-    # Rows are as high as the text needs, so that a hundred clients can still be read, in a figure that can be opened.
+    """Return a figure at least ``least`` inches high with a row per name, its axes, and the names' size in points."""
+    # Rows are as high as their text needs, so a hundred clients stay legible in a figure of usable size.
     inches = min(0.35, max(0.13, 14.0 / len(names)))
     points = min(10.0, 0.75 * 72 * inches)
     figure, axes = new_figure(8.0, max(least, 1.2 + inches * len(names)))
@@ -53,7 +53,7 @@ def legend_beside(axes: Axes, **more: Any) -> None:
 
 
 def short(name: str) -> str:
-    """Return a name that has room in a figure."""
+    """Return a name, shortened to fit into a figure."""
     return name if len(name) <= NAME_MOST else f"{name[: NAME_MOST // 2]}…{name[-NAME_MOST // 2 + 1 :]}"
 
 

@@ -20,7 +20,7 @@ from strategies.teacher.ensemble import Ensemble
 from strategies.uploads.kinds import CLASSIFIER, CVAE, OPEN_SET
 
 PLAIN = EnsembleSpec((), "mean")
-EXACT = ", members in float32"  # ends the name of an ensemble that is scored without its quantisation
+EXACT = ", members in float32"  # suffix of an ensemble's name where it is scored without its quantisation
 
 
 @dataclass(frozen=True)
@@ -32,21 +32,21 @@ class Row:
     accuracy: float
 
     def as_json(self) -> dict[str, str | float]:
-        """Return the row as the result file holds it."""
+        """Return the row for result.json."""
         return asdict(self)
 
 
 def evaluate(
     report: StageReport, method_name: str, held_out: HeldOut, *, log: Callable[[str], None], kept: Path | None = None
 ) -> list[Row]:
-    """Return :func:`result_table` and log how far it is; many large models on one core take minutes.
+    """Return :func:`result_table` and log its progress; many large models on one core take minutes.
 
     Args:
         report: The finished server stage.
         method_name: Its method.
-        held_out: The images nobody trained on or chose by.
+        held_out: The held-out images, used for no training and no choice.
         log: Takes a line for the user.
-        kept: The file of the scores that methods on the same uploads have in common; None if there is none.
+        kept: The file of scores that methods on the same uploads share; None without one.
     """
     outcome, uploads, method = report.outcome, len(report.job.uploads), CHOICES[method_name]
     averaged = method.uploads == CLASSIFIER and method_name != "fedavg" and _fits_fedavg(report.job)
@@ -65,25 +65,25 @@ def evaluate(
 
         keep = fresh if kept is None else KeptScores(kept, report.job, held_out)
         rows = result_table(report, method_name, replace(held_out, passed=count), keep=keep)
-        journal.report(total, total)  # what was kept needs no pass
+        journal.report(total, total)  # kept scores need no pass
         return rows
 
 
 def result_table(report: StageReport, method_name: str, held_out: HeldOut, *, keep: Keep = fresh) -> list[Row]:
-    """Compare the result with what the same uploads give without it.
+    """Compare the method's result with the baselines of the same uploads.
 
     Args:
         report: The finished server stage.
         method_name: Its method.
-        held_out: The images nobody trained on or chose by.
-        keep: Asked for the scores that follow from the uploads alone.
+        held_out: The held-out images, used for no training and no choice.
+        keep: Returns the scores that depend on the uploads alone.
 
     Returns:
-        Every client that sent a model which labels images; of classifiers, one-shot FedAvg where the architectures
-        allow it, and the averaged ensemble; the method's own.
+        A row for every client whose upload is a classifier. For closed-set classifiers also the averaged ensemble, and
+        one-shot FedAvg if the architectures permit it. The method's own rows come last.
     """
     job, method, spec = report.job, CHOICES[method_name], report.outcome.ensemble
-    if not job.uploads:  # clients that answered round by round have left none
+    if not job.uploads:  # clients that answered round by round leave no uploads
         title = method.titled(job.config)
         return [Row(title, method.kind, held_out.accuracy(load_model(report.outcome, job)))]
     rows, together = [], 0.0
@@ -101,7 +101,7 @@ def result_table(report: StageReport, method_name: str, held_out: HeldOut, *, ke
     elif report.outcome.ensemble is not None:
         both = replace(report.outcome, student=None)
         title = f"{method.title} ensemble" if report.outcome.student is not None else method.title
-        if spec is not None and spec.precision != PLAIN.precision:  # what quantisation costs
+        if spec is not None and spec.precision != PLAIN.precision:  # shows the cost of quantisation
             exact = replace(both, ensemble=replace(spec, precision=PLAIN.precision))
             rows.append(Row(f"{title}{EXACT}", "ensemble", held_out.accuracy(load_model(exact, job))))
         rows.append(Row(title, "ensemble", held_out.accuracy(load_model(both, job))))
@@ -125,7 +125,7 @@ def _fedavg(job: Job, held_out: HeldOut) -> float | None:
 
 
 def _is_of_all(method: Choice) -> bool:
-    """Whether a method ends with the ensemble of all uploads, whose score one pass gives together with theirs."""
+    """Return whether a method's result is the ensemble of all uploads, scored in the same pass as its members."""
     return method.name == "fedens" or method.uploads == OPEN_SET
 
 
@@ -134,5 +134,5 @@ def _fits_fedavg(job: Job) -> bool:
 
 
 def best_accuracy(metrics: Sequence[Mapping[str, Any]], last: float) -> float:
-    """Return the best accuracy over the server epochs, which papers report; it chooses nothing here."""
+    """Return the best accuracy over the server epochs, which papers report; nothing is chosen by it here."""
     return max([last, *(float(row["accuracy"]) for row in metrics if "accuracy" in row)])

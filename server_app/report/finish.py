@@ -1,4 +1,4 @@
-"""The end of a run: scores, result.json, report, and the table that is printed."""
+"""The end of a run: scores, result.json, report, and the printed table."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ def finish(
     log: Callable[[str], None],
     kept: Path | None = None,
 ) -> dict[str, Any]:
-    """Score a finished server stage and write everything that people read about it.
+    """Score a finished server stage and write its result, model card and plots.
 
     Args:
         folder: The run folder, open for writing.
         settings: The run's settings.
         report: The server stage.
-        held_out: The images that were kept from every client.
-        seconds: Wall time per phase; what is spent here is added to "evaluation" and "app".
+        held_out: The held-out images, which no client holds.
+        seconds: Wall time per phase; the time of this function is added to "evaluation" and "app".
         log: Takes a line for the user.
-        kept: The file of the scores that methods on the same uploads have in common; None if there is none.
+        kept: The file of scores that methods on the same uploads share; None without one.
 
     Returns:
         The result, as written to result.json.
@@ -49,7 +49,7 @@ def finish(
     began = time.monotonic()
     rows = evaluate(report, settings.method.name, held_out, log=log, kept=kept)
     metrics = folder.round(kept_round(folder)).metrics()
-    accuracy = rows[-1].accuracy  # a method's own result is the last row; with both outcomes that is the student
+    accuracy = rows[-1].accuracy  # the last row is the method's own result: the student, if it has both outcomes
     refused, cost = [refusal for each in rounds_in(folder) for refusal in each.refused()], cost_of(folder)
     result: dict[str, Any] = {
         "status": "finished",
@@ -64,7 +64,7 @@ def finish(
         "refused": len(refused),
         "refusals": refused,
         **_moved(folder, cost),
-        "seconds": {},  # with those of the report, below
+        "seconds": {},  # filled below, with the time of the report
         "weights_sha256": kept_digest(folder),
         **({"client_weights": weights} if (weights := client_weights(report.outcome)) else {}),
         "resumed_at": report.resumed_at,
@@ -82,17 +82,17 @@ def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:
 
 
 def _of_clients(folder: RunFolder, settings: Settings, report: StageReport, held_out: HeldOut) -> dict[str, Any]:
-    """Return what a result says of attackers, of privacy, and of the gatekeeper's verdict, where there are such."""
+    """Return a result's entries on attackers, privacy and the gatekeeper's verdict, without the empty ones."""
     found = {
         "attack": attack_facts(settings.app.attack, report, held_out),
         "privacy": privacy_facts(settings.app.privacy),
     }
-    told = {key: facts for key, facts in found.items() if facts}
-    return {**told, **verdict_facts(folder.round(kept_round(folder)))}
+    filled = {key: facts for key, facts in found.items() if facts}
+    return {**filled, **verdict_facts(folder.round(kept_round(folder)))}
 
 
 def _facts(settings: Settings, result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the model card says beside the table."""
+    """Return the facts of the model card beside the table."""
     notes = [*attack_lines(result.get("attack", {})), *privacy_lines(result.get("privacy", {}))]
     own = {"weights_sha256": result["weights_sha256"], "options": settings.options, "notes": notes}
     return {**own, "gatekeeper": result.get("gatekeeper", {})}
@@ -108,7 +108,7 @@ def _reported(
     facts: Mapping[str, Any],
     cost: Cost | None,
 ) -> list[str]:
-    """Write the model card and the plots; return the names of the latter."""
+    """Write the model card and the plots; return the names of the plots."""
     atomic_write(folder.path / "model_card.md", model_card(settings.method, report, rows, facts).encode())
     points = points_of(settings.method, rows, metrics, cost) if cost is not None else []
     plots = plot_all(folder.path, report, rows, own_epochs(report.outcome, metrics), points)
@@ -118,17 +118,17 @@ def _reported(
 
 
 def _moved(folder: RunFolder, cost: Cost | None) -> dict[str, Any]:
-    """Return what a run's messages moved, and what its result cost, if that is known."""
+    """Return the traffic of a run's messages, and the cost of its result, if known."""
     moved = Cost(moved_in(folder)).as_json()["total"]
-    told = {key: moved[key] for key in ("mib_up_per_client", "mib_down_per_client")}
-    return {**told, **({"communication": cost.as_json()} if cost is not None else {})}
+    means = {key: moved[key] for key in ("mib_up_per_client", "mib_down_per_client")}
+    return {**means, **({"communication": cost.as_json()} if cost is not None else {})}
 
 
 def own_epochs(outcome: Outcome, metrics: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Return the rows of the metrics whose accuracies are the result's own.
 
-    Rounds with the clients, whose rows tell what they moved, train the ensemble where there is one, else the student;
-    the epochs of a server stage train the student.
+    Rounds with the clients, whose rows have their traffic, train the ensemble if the method has one, else the student.
+    The epochs of a server stage train the student.
     """
     rounds = [row for row in metrics if "mib_per_client" in row]
     if outcome.student is None:
@@ -137,7 +137,7 @@ def own_epochs(outcome: Outcome, metrics: Sequence[Mapping[str, Any]]) -> list[M
 
 
 def bare_result(target: RunFolder, name: str, report: StageReport, seconds: Mapping[str, float]) -> dict[str, Any]:
-    """Return the result of a foreign run's replay: its held-out images are not here, so there are no scores."""
+    """Return the result of a foreign run's replay, without scores, because its held-out images are missing."""
     return {
         "status": "finished",
         "run_dir": str(target.path),
@@ -160,7 +160,7 @@ def bare_result(target: RunFolder, name: str, report: StageReport, seconds: Mapp
 
 
 def describe_failure(folder: RunFolder, settings: Settings, error: Exception) -> dict[str, Any]:
-    """Return the result of a run that failed; what came is kept, and the run can be resumed."""
+    """Return the result of a failed run; its uploads are kept, and it can be resumed."""
     return {
         "status": "failed",
         "error": str(error),

@@ -1,4 +1,4 @@
-"""What people read of the gatekeeper's verdict."""
+"""The gatekeeper's verdict in the result, the model card and a plot."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FARTHEST = 8.0  # robust deviations; beyond, the heat map's colour stays the sam
 
 
 def verdict_facts(folder: RoundFolder) -> dict[str, Any]:
-    """Return the entry ``gatekeeper`` of result.json, the verdict on a round; empty where there is none.
+    """Return the entry ``gatekeeper`` of result.json, the verdict on a round; empty without one.
 
     Raises:
         StoreError: The file is damaged.
@@ -34,7 +34,7 @@ def verdict_facts(folder: RoundFolder) -> dict[str, Any]:
 
 
 def verdict_lines(verdict: Mapping[str, Any]) -> list[str]:
-    """Return the verdict in a few lines: who is suspect and why, what was done, and what was not judged."""
+    """Return the verdict in a few lines: the suspects with reasons, the action taken, and what was not judged."""
     if not verdict:
         return []
     done = "quarantined" if verdict["policy"] == EXCLUDE else "suspect"
@@ -45,7 +45,7 @@ def verdict_lines(verdict: Mapping[str, Any]) -> list[str]:
 
 
 def card_section(verdict: Mapping[str, Any]) -> str:
-    """Return the model card's section on the verdict; empty where the gatekeeper was not asked."""
+    """Return the model card's section on the verdict; empty without a verdict."""
     if not verdict:
         return ""
     inspection = Inspection.from_json(verdict)
@@ -55,7 +55,7 @@ def card_section(verdict: Mapping[str, Any]) -> str:
     return f"""
 ## Gatekeeper
 
-Every upload was compared with the others before the server stage. {done} What looks harmless may still not be.
+Every upload was compared with the others before the server stage. {done} An upload that looks harmless may still harm.
 {notes}
 | client | verdict | why |
 |---|---|---|
@@ -64,13 +64,13 @@ Every upload was compared with the others before the server stage. {done} What l
 
 
 def plot_verdict(verdict: Mapping[str, Any]) -> Figure | None:
-    """Draw clients by measures: how far each is from the others, its value, and the verdict.
+    """Draw a heat map of clients by measures: each value, its distance from the others, and the verdict.
 
     Args:
         verdict: As in result.json; may be empty.
 
     Returns:
-        None where nothing was measured.
+        None without measurements.
     """
     if not verdict:
         return None

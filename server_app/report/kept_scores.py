@@ -1,4 +1,4 @@
-"""Scores that several methods have in common: those of the same uploads on the same held-out images, made once."""
+"""Cached scores of the same uploads on the same held-out images, which several methods share."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ Scores = TypeVar("Scores")
 
 
 class Keep(Protocol):
-    """Returns scores: kept ones, or such as it makes."""
+    """Returns scores, cached or computed."""
 
     def __call__(self, what: str, make: Callable[[], Scores]) -> Scores:
         """Return the scores of that name."""
 
 
 def fresh(what: str, make: Callable[[], Scores]) -> Scores:  # noqa: ARG001  the signature of every Keep
-    """Make the scores; keep none."""
+    """Compute the scores and cache none."""
     return make()
 
 
 class KeptScores:
     """A :class:`Keep` with a file.
 
-    Scores hold for the same uploads, examples, student, normalisation, device and threads; of any other they are made
-    anew. One process at a time writes the file.
+    Cached scores hold for the same uploads, examples, student, normalisation, device and threads; for others they are
+    computed again. One process at a time writes the file.
 
     Args:
-        path: The file; it need not be there.
+        path: The file; may be missing.
         job: The job with its stored uploads.
-        held_out: What they are scored on.
+        held_out: The images of the scores.
     """
 
     def __init__(self, path: Path, job: Job, held_out: HeldOut) -> None:
@@ -51,9 +51,9 @@ class KeptScores:
         self._key = _key(job, held_out)
 
     def __call__(self, what: str, make: Callable[[], Scores]) -> Scores:
-        """Return the scores of that name, lists, numbers and None; make them if they are not in the file.
+        """Return the scores of that name, JSON values; compute them if the file lacks them.
 
-        A file that cannot be read or written costs the time to make them, and nothing else.
+        If the file cannot be read or written, the scores are computed again.
         """
         if self._key is None:
             return make()
@@ -75,7 +75,7 @@ class KeptScores:
 
 
 def _key(job: Job, held_out: HeldOut) -> str | None:
-    """Return a digest of all that the scores follow from; None for uploads that are not stored."""
+    """Return a digest of everything that determines the scores; None for uploads that are not stored."""
     uploads = []
     for upload in job.uploads:
         if not isinstance(upload.read, StoredWeights):

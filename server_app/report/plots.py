@@ -1,4 +1,4 @@
-"""What a finished run leaves for people: result.json, a model card, and plots."""
+"""The model card and the plots of a finished run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-LEGEND_MOST = 20  # classes; more are told by a colour bar
+LEGEND_MOST = 20  # classes in a legend; more classes have a colour bar
 
 
 def plot_all(
@@ -39,11 +39,11 @@ def plot_all(
         folder: The run folder.
         report: The server stage.
         rows: The result table.
-        metrics: The rows of metrics.jsonl that tell the result's own accuracy.
-        points: What is known to have cost something.
+        metrics: The rows of metrics.jsonl with the result's own accuracy.
+        points: The results whose communication cost is known.
 
     Returns:
-        The names of the files written; a plot without data is left out.
+        The names of the files written; plots without data are left out.
     """
     target = folder / "report"
     target.mkdir(exist_ok=True)
@@ -65,7 +65,7 @@ def plot_all(
 
 
 def plot_labels(counts: Mapping[str, Sequence[int]]) -> Figure:
-    """Draw how many examples of each class every client trained on."""
+    """Draw the number of training examples of each class at every client."""
     classes = len(next(iter(counts.values())))
     figure, axes, _ = row_figure(list(counts), least=0.8 + 0.2 * min(classes, LEGEND_MOST))
     left = np.zeros(len(counts))
@@ -94,37 +94,37 @@ def plot_accuracy(rows: Sequence[Row]) -> Figure:
 
 
 def client_weights(outcome: Outcome) -> dict[str, float]:
-    """Return every client's weight in the ensemble that a method ended with, in sum 1.
+    """Return every client's weight in the resulting ensemble; the weights sum to 1.
 
-    Empty without an ensemble, and for one whose combiner has no single weight per client.
+    Empty without an ensemble, and for a combiner without a single weight per client.
     """
     spec = outcome.ensemble
     if spec is None or spec.combiner != "weighted":
         return {}
     weights = spec.weights["weights"].double()
-    # Six digits are what the float32 behind them holds.
+    # The weights are float32, which has about six digits.
     shares = [round(share, 6) for share in (weights / weights.sum()).tolist()]
     return dict(zip(spec.clients, shares, strict=True))
 
 
 def plot_client_weights(weights: Mapping[str, float]) -> Figure:
-    """Draw every client's weight in the ensemble beside what all would have if they were equal."""
+    """Draw every client's weight in the ensemble, with a line at the uniform weight."""
     figure, axes, points = row_figure(list(weights))
     bars = axes.barh(range(len(weights)), list(weights.values()), color=COLOURS["client"])
-    # On white, for the dashed line may run through a number.
+    # Numbers have a white ground, because the dashed line may run through one.
     ground = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
     axes.bar_label(bars, fmt="%.3f", padding=3, fontsize=points, bbox=ground)
     uniform = 1 / len(weights)
     axes.axvline(uniform, color=COLOURS["ensemble"], linestyle="--", linewidth=1.2, label=f"uniform, 1/{len(weights)}")
     axes.set_xlim(0, 1.12 * max([uniform, *weights.values()]))
     axes.set_xlabel("weight in the ensemble, of 1")
-    axes.set_title("What every client weighs in the end")
+    axes.set_title("Final weight of every client")
     legend_beside(axes)
     return figure
 
 
 def plot_curve(curve: Sequence[tuple[int, float]], rows: Sequence[Row], *, rounds: bool = False) -> Figure:
-    """Draw the result's accuracy over the server epochs, or the rounds, between the baselines of the same uploads."""
+    """Draw the result's accuracy over the server epochs or rounds, with the baselines of the same uploads."""
     own = rows[-1]
     figure, axes = new_figure(8.0, 4.0)
     epochs, scores = zip(*curve, strict=True)
@@ -132,7 +132,7 @@ def plot_curve(curve: Sequence[tuple[int, float]], rows: Sequence[Row], *, round
     axes.locator_params(axis="x", integer=True)
     for row in rows:
         if row.kind in ("baseline", "ensemble") and row is not own:
-            # The ensemble that the student learns from has the colour of FedENS.
+            # The student's teacher ensemble has the colour of FedENS, so its line is dotted.
             style = ":" if row.name == f"{own.name} ensemble" else "--"
             axes.axhline(row.accuracy, color=COLOURS[row.kind], linestyle=style, linewidth=1.4, label=row.name)
     axes.set_xlabel("round" if rounds else "server epoch")
@@ -155,12 +155,12 @@ def plot_images(images: np.ndarray[Any, Any]) -> Figure:
     figure, axes = new_figure(8.0, 8.0 * lines / columns + 0.5)
     axes.imshow(grid.transpose(1, 2, 0).squeeze(), cmap="gray", vmin=0, vmax=255, interpolation="nearest")
     axes.set_axis_off()
-    axes.set_title("Images the student was trained on; none is a client's")
+    axes.set_title("Synthetic training images of the student; none is a client's")
     return figure
 
 
 def model_card(method: Choice, report: StageReport, rows: Sequence[Row], facts: Mapping[str, Any]) -> str:
-    """Return the model card: what the weights are, where they come from, and how to load them."""
+    """Return the model card: the weights, their origin, and the code that loads them."""
     outcome, job = report.outcome, report.job
     results = ["one model"] if outcome.student is not None else []
     results += [f"an ensemble of {len(outcome.ensemble.clients)} models"] if outcome.ensemble is not None else []
@@ -195,7 +195,7 @@ Weights (sha256): {facts["weights_sha256"]}. Seed: {job.seed}.
 
 ## Limits
 
-The server never saw a client's data; what a client's model has learned from them, this one may have too.
+The server never saw a client's data. This model may still contain what a client's model learned from its data.
 The scores hold for images like the held-out ones of this run.
 {notes}"""
 
@@ -209,7 +209,7 @@ standard deviation {std}"""
 
 
 def _load_code(report: StageReport) -> str:
-    """Return the code that loads the result, and that for the ensemble beside a student."""
+    """Return the code that loads the result: the student, the ensemble, or both."""
     student, ensemble = report.outcome.student is not None, report.outcome.ensemble is not None
     codes = [_load_student(report.job, name="model")] if student else []
     codes += [_load_ensemble(report.job, name="ensemble" if student else "model")] if ensemble else []

@@ -1,4 +1,4 @@
-"""What a result says of differential privacy."""
+"""A result's facts about differential privacy."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from fl_app.privacy import PrivacyConfig
 
 
 def privacy_facts(privacy: PrivacyConfig) -> dict[str, Any]:
-    """Return what a result says of the clients' privacy; empty without any.
+    """Return a result's facts about the clients' privacy; empty without privacy.
 
     Returns:
-        ``epsilon``, at most, and ``delta`` of each client's upload; ``clip``; ``described``.
+        ``epsilon``, an upper bound, and ``delta`` of each client's upload; ``clip``; ``described``.
     """
     if not privacy.on:
         return {}
@@ -21,7 +21,7 @@ def privacy_facts(privacy: PrivacyConfig) -> dict[str, Any]:
 
 
 def privacy_lines(facts: Mapping[str, Any]) -> list[str]:
-    """Return the lines of a result about privacy.
+    """Return a result's lines about privacy.
 
     Args:
         facts: See :func:`privacy_facts`; may be empty.

@@ -12,11 +12,11 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-FILE_WIDTH = 112  # letters; wide enough for a table
+FILE_WIDTH = 112  # letters per line outside a terminal
 
 
 def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return rows with the same keys as CSV; what is None is empty."""
+    """Return rows with the same keys as CSV; None becomes an empty field."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
     writer.writeheader()
@@ -28,10 +28,10 @@ def markdown_text(columns: Sequence[str], rows: Sequence[Sequence[str]], *, text
     """Return a Markdown table, the first note before it and the others after it.
 
     Args:
-        columns: Their names.
-        rows: As many cells each.
-        texts: How many of the columns, the first ones, hold texts; numbers stand at the right.
-        notes: Sentences.
+        columns: The column names.
+        rows: One cell per column each.
+        texts: Number of leading columns that hold texts; the others hold numbers and are right-aligned.
+        notes: At least one sentence.
     """
     marks = ["---" if place < texts else "---:" for place in range(len(columns))]
     table = "\n".join(f"| {' | '.join(row)} |" for row in (columns, marks, *rows))
@@ -39,12 +39,12 @@ def markdown_text(columns: Sequence[str], rows: Sequence[Sequence[str]], *, text
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, texts: int, notes: Sequence[str]) -> None:
-    """Print a table and its notes as people read them; arguments as those of :func:`markdown_text`."""
+    """Print a table and its notes; the arguments are those of :func:`markdown_text`."""
     console = Console(markup=False, width=None if sys.stdout.isatty() else FILE_WIDTH)
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
     for place, column in enumerate(columns):
         longest = max(len(cells[place]) for cells in (columns, *rows))
-        # Where there is no room, texts are broken before numbers are.
+        # Where space is short, texts are broken before numbers.
         least = None if place < texts else longest
         table.add_column(column, justify="left" if place < texts else "right", min_width=least)
     for row in rows:

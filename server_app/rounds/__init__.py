@@ -1,1 +1,1 @@
-"""Runs in rounds beside each other: table and plot over the rounds."""
+"""Compares runs in rounds: a table, and a plot over the rounds."""

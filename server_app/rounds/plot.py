@@ -1,4 +1,4 @@
-"""Learning curves of runs in rounds, seeds of one setting together."""
+"""Learning curves of runs in rounds, averaged over the seeds of each setting."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STYLES = ("-", "--", ":", "-.")
-LEGEND_LETTERS = 38  # of a name per line
-SINGLE = 30  # tested rounds, up to which each has a mark
+LEGEND_LETTERS = 38  # letters of a name per line
+SINGLE = 30  # up to this number of tested rounds, each has a mark
 
 
 def plot_rounds(lines: Sequence[RoundsLine], targets: Sequence[float]) -> Figure:
     """Draw the mean accuracy of every setting over the rounds, in a band of one sample deviation.
 
-    A run that is longer than another of its setting, which is unfinished, goes on as a thin line of its own.
+    If a run of a setting is unfinished, a longer run of the setting continues as a thin line.
 
     Args:
-        lines: At least one.
-        targets: Accuracies in %, drawn across.
+        lines: At least one line.
+        targets: Accuracies in %, drawn as horizontal lines.
     """
     from matplotlib import colormaps
 

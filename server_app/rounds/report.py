@@ -1,4 +1,4 @@
-"""Rounds: how soon runs in rounds reach an accuracy, as Table 2 of FLBoost (Zhang et al., CVPR 2022) has it."""
+"""How soon runs in rounds reach an accuracy, as in Table 2 of FLBoost (Zhang et al., CVPR 2022)."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ def report_rounds(
 
     Args:
         runs: Their folders, of one data set.
-        targets: Accuracies in %; none: see :func:`server_app.rounds.table.default_targets`.
+        targets: Accuracies in %; empty: :func:`server_app.rounds.table.default_targets`.
         out: A folder for rounds.json and the plot of the learning curves, new or of an earlier report; None to write
             nothing.
 
     Returns:
-        What rounds.json holds, and the lines of the table.
+        The content of rounds.json, and the lines of the table.
 
     Raises:
         OptionError: The runs cannot be compared.
-        StoreError: A folder is not what it should be.
+        StoreError: A folder is no run folder, is damaged, or holds no report.
     """
     folder = _folder(out)
     data, found = read_runs(runs)
@@ -77,15 +77,15 @@ def _folder(out: Path | None) -> Path | None:
         return None
     folder = out.expanduser().absolute()
     if folder.exists() and not (folder.is_dir() and ((folder / FACTS_FILE).exists() or not any(folder.iterdir()))):
-        raise StoreError(f"{folder}: holds no such report; allowed for --out is a new folder, or one with {FACTS_FILE}")
+        raise StoreError(f"{folder}: holds no such report; --out must be a new folder, or one with {FACTS_FILE}")
     return folder
 
 
 def read_targets(text: str) -> tuple[float, ...]:
-    """Read accuracies in % divided by commas; none of an empty text.
+    """Read comma-separated accuracies in %; an empty text has none.
 
     Raises:
-        OptionError: One is no number above 0 and at most 100.
+        OptionError: One is not a number above 0 and at most 100.
     """
     try:
         found = tuple(float(part) for part in text.split(",")) if text.strip() else ()
@@ -93,6 +93,6 @@ def read_targets(text: str) -> tuple[float, ...]:
         found = (0.0,)
     if not all(0.0 < target <= 100.0 for target in found):
         raise OptionError(
-            f"--targets is {text!r}: must be accuracies in % above 0 and at most 100, divided by commas: 75,80"
+            f"--targets is {text!r}: must be comma-separated accuracies in %, above 0 and at most 100, such as 75,80"
         )
     return found

@@ -1,4 +1,4 @@
-"""Runs in rounds: what each reached round by round, and which of them differ in nothing but the seed."""
+"""Runs in rounds: the accuracies of each round, and the settings whose runs differ in the seed only."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from strategies.run.retired import RETIRED
 from strategies.run.run_folder import RunFolder
 from strategies.run.stage import kept_round
 
-# Settings that tell two runs of one setting apart, or say where a run works and not what it computes.
+# Options that may differ between the runs of one setting: the seed, and options that do not change the computation.
 NEUTRAL = frozenset({*FREE_ON_RESUME, "seed", "uploads", "device", "threads", "iterative.checkpoint-every"})
-# What all strategies of 'iterative' share; its other options are those of one strategy or a few.
+# Options that all strategies of 'iterative' share; its other options belong to one strategy or a few.
 SHARED = ("rounds", "fraction", "lr-decay", "evaluate-every")
 OF_STRATEGIES: Mapping[str, Sequence[str]] = {
     "server-lr": tuple(OWN_LR),
@@ -35,7 +35,7 @@ Flat = Mapping[str, Scalar]
 
 @dataclass(frozen=True)
 class Tested:
-    """A round whose model was tested: its number from 1, the accuracy in %, and MiB per client, both ways, so far."""
+    """A tested round: its number from 1, the accuracy in %, and the MiB per client sent and received so far."""
 
     number: int
     accuracy: float
@@ -49,16 +49,16 @@ class RoundsRun:
     Attributes:
         path: Its folder.
         seed: Its seed.
-        method: What combines and refines its rounds, as people name it.
-        shared: Its settings that are not the method's alone.
-        own: The other ones, those of its strategy and its refiner.
+        method: Title of the strategy and refiner of its rounds.
+        shared: Its settings that are not specific to the method.
+        own: Its other settings, those of its strategy and its refiner.
         tested: At least one round.
-        done: Rounds that it has done.
-        planned: Rounds that it was to do.
-        refinement_s: Mean wall seconds that a round's refinement took; None if nothing was refined.
-        arithmetic_s: The part of them that the method itself took, without copies and waiting.
-        server_s: Wall seconds of the server in all rounds; None if the run is unfinished or was resumed, for they are
-            those of one process.
+        done: Number of finished rounds.
+        planned: Number of planned rounds.
+        refinement_s: Mean wall seconds of a round's refinement; None without refinement.
+        arithmetic_s: The method's own part of them, without copies and waiting.
+        server_s: Wall seconds of the server in all rounds; None for an unfinished or resumed run, because they are
+            measured in one process.
     """
 
     path: Path
@@ -90,11 +90,11 @@ class RoundsRun:
 
 @dataclass(frozen=True)
 class Setting:
-    """Runs that differ in nothing but the seed.
+    """Runs that differ in the seed only.
 
     Attributes:
-        name: The method, and the settings in which it differs from others.
-        runs: In the order of their seeds.
+        name: The method, and the settings in which it differs from the others.
+        runs: Sorted by seed.
     """
 
     name: str
@@ -102,11 +102,11 @@ class Setting:
 
 
 def read_runs(paths: Sequence[Path]) -> tuple[str | None, list[RoundsRun]]:
-    """Read runs, and return their data set (None: another project's) with them.
+    """Return the data set of some runs (None: another project's), and the runs.
 
     Raises:
-        OptionError: One is no run in rounds, one is named twice, or their data sets differ.
-        StoreError: One is no run folder, or is damaged.
+        OptionError: A run is not in rounds, a run is named twice, or the data sets differ.
+        StoreError: A folder is no run folder, or is damaged.
     """
     return data_of(paths), [_read(path) for path in paths]
 
@@ -118,8 +118,8 @@ def _read(path: Path) -> RoundsRun:
     tested = [Tested(row["epoch"], row["accuracy"], row["mib_per_client"]) for row in rows if "accuracy" in row]
     if not tested:
         raise OptionError(
-            f"{path} has no accuracy of a round with its clients: must be runs in rounds (method 'iterative', or "
-            "another that asks its clients again and again) with at least one tested round"
+            f"{path} has no accuracy of a round with its clients: must be a run with at least one tested round, of "
+            "method 'iterative' or another that trains its clients in rounds"
         )
     name, stored = info["method"], info.get("settings")
     flat = {**RETIRED, **default_settings(), **stored} if isinstance(stored, dict) else {}
@@ -142,7 +142,7 @@ def _read(path: Path) -> RoundsRun:
 
 
 def _plain_facts(info: Mapping[str, Any]) -> Flat:
-    """Return what a run of another project, which has none of the app's settings, says of its strategy and refiner."""
+    """Return the stored facts on strategy and refiner of another project's run, which lacks the app's settings."""
     tables = ("base", *CHOICES)
     facts = {**info.get("config", {}), **{key: info[key] for key in info if key.partition(".")[0] in tables}}
     return {k: v for k, v in facts.items() if isinstance(v, Scalar) and k != "checkpoint-every"}
@@ -154,26 +154,27 @@ def _mean_of(rows: Sequence[Mapping[str, Any]], key: str) -> float | None:
 
 
 def _split(name: str, flat: Flat) -> tuple[str, Flat, Flat]:
-    """Return how people name a run's method, the settings that are not its alone, and those that are."""
-    told = {key: value for key, value in flat.items() if key not in NEUTRAL and key != "method"}
-    shared = {key: value for key, value in told.items() if key.partition(".")[0] not in CHOICES}
-    own = {key: value for key, value in told.items() if key.startswith(f"{name}.")}
+    """Return the title of a run's method, the settings that it shares with other methods, and its own settings."""
+    compared = {key: value for key, value in flat.items() if key not in NEUTRAL and key != "method"}
+    shared = {key: value for key, value in compared.items() if key.partition(".")[0] not in CHOICES}
+    own = {key: value for key, value in compared.items() if key.startswith(f"{name}.")}
     if name != "iterative":
         return CHOICES[name].title, shared, own
     strategy, refiner = str(own.pop("iterative.strategy")), str(own.pop("iterative.refiner"))
     shared |= {key: own.pop(key) for key in [f"iterative.{option}" for option in SHARED]}
     used = {key for key in own if strategy in OF_STRATEGIES.get(key.partition(".")[2], (strategy,))}
-    told = {key: value for key, value in told.items() if key in used or key.startswith(f"{refiner}.")}
-    return IterativeConfig(strategy=strategy, refiner=refiner).label, shared, told
+    own = {key: value for key, value in compared.items() if key in used or key.startswith(f"{refiner}.")}
+    return IterativeConfig(strategy=strategy, refiner=refiner).label, shared, own
 
 
 def settings_of(runs: Sequence[RoundsRun]) -> list[Setting]:
-    """Return runs as settings, in the order in which these first come.
+    """Group runs by setting, in the order of their first runs.
 
-    A name tells what is not the same in all runs; of options of one strategy or refiner, in all runs of these.
+    A setting's name lists the options that differ between runs. An option of one strategy or refiner is compared among
+    its own runs only.
 
     Raises:
-        OptionError: Two runs have the same settings and the same seed, so that one repeats nothing.
+        OptionError: Two runs have the same settings and the same seed.
     """
     groups: dict[Any, list[RoundsRun]] = {}
     for run in runs:

@@ -13,19 +13,19 @@ from server_app.compare.table import CompareFormat
 from server_app.report.tables import csv_text, markdown_text, print_table
 from server_app.rounds.runs import RoundsRun, Setting
 
-STEP = 5.0  # %, between two targets that nobody has named
-DEFAULT_TARGETS = 2  # as the tables of FLBoost have
+STEP = 5.0  # %, between two default targets
+DEFAULT_TARGETS = 2  # as in the tables of FLBoost
 
 
 @dataclass(frozen=True)
 class Reached:
-    """How the runs of a setting came to an accuracy.
+    """The cost at which the runs of a setting reach an accuracy.
 
     Attributes:
         target: The accuracy, in %.
-        rounds: The first tested round that had it, of every run that did.
-        mib: MiB per client, both ways, until then, of the same runs.
-        missed: Rounds and MiB of every run that never had it.
+        rounds: The first tested round with it, of every run that reached it.
+        mib: MiB per client, sent and received until that round, of the same runs.
+        missed: Rounds and MiB of every run that never reached it.
     """
 
     target: float
@@ -34,14 +34,14 @@ class Reached:
     missed: tuple[tuple[int, float], ...]
 
     def shown(self) -> tuple[str, str]:
-        """Return rounds and MiB as people read them: ``92.7 ± 14.3``, or ``>50 (1 of 3)`` where a run never had it."""
+        """Return rounds and MiB as text: ``92.7 ± 14.3``, or ``>50 (1 of 3)`` if some run never reached it."""
         if not self.missed:
             return _mean_text(self.rounds, 0 if len(self.rounds) == 1 else 1), _amount(fmean(self.mib))
         of = f" ({len(self.rounds)} of {len(self.rounds) + len(self.missed)})"
         return f">{min(done for done, _ in self.missed)}{of}", f">{_amount(min(mib for _, mib in self.missed))}"
 
     def as_json(self) -> dict[str, Any]:
-        """Return the same numbers for programs; means are None where a run never had the accuracy."""
+        """Return the same numbers as JSON; means are None if some run never reached the accuracy."""
         return {
             "rounds": None if self.missed else round(fmean(self.rounds), 2),
             "rounds_spread": None if self.missed else _spread(self.rounds),
@@ -53,12 +53,12 @@ class Reached:
 
 @dataclass(frozen=True)
 class RoundsLine:
-    """One line: a setting.
+    """One line of the table: a setting.
 
     Attributes:
-        name: Of the setting.
+        name: The setting's name.
         runs: Its runs.
-        reached: Of every target, in their order.
+        reached: One entry per target, in their order.
     """
 
     name: str
@@ -66,23 +66,23 @@ class RoundsLine:
     reached: tuple[Reached, ...]
 
     def mean(self, what: str) -> float | None:
-        """Return the mean over the runs of one of their numbers; None unless all have it."""
+        """Return the mean of one number over the runs; None unless all runs have it."""
         found = [getattr(run, what) for run in self.runs]
         return None if None in found else round(fmean(found), 3)
 
     def curve(self) -> list[tuple[int, float, float | None]]:
-        """Return round, mean accuracy and its sample deviation, of the rounds in which every run was tested."""
+        """Return round, mean accuracy and sample deviation, for the rounds in which every run was tested."""
         scores = [{test.number: test.accuracy for test in run.tested} for run in self.runs]
         common = sorted(set.intersection(*map(set, scores)))
         return [(n, fmean(by[n] for by in scores), _spread([by[n] for by in scores], None)) for n in common]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the line as rounds.json holds it."""
+        """Return the line for rounds.json."""
         found = {f"{each.target:g}": each.as_json() for each in self.reached}
         return {**self._facts(), "targets": found}
 
     def flat(self) -> dict[str, Any]:
-        """Return the line as the CSV holds it: a column per target and number."""
+        """Return the line for the CSV, with a column per target and number."""
         own = [(f"{key}_to_{each.target:g}", value) for each in self.reached for key, value in each.as_json().items()]
         return {**self._facts(), **dict(own)}
 
@@ -102,7 +102,7 @@ class RoundsLine:
         }
 
     def shown(self) -> list[str]:
-        """Return the line as people read it, one text per column."""
+        """Return the line for the printed table, one text per column."""
         seconds = (self.mean("refinement_s"), self.mean("server_s"))
         return [
             self.name,
@@ -135,23 +135,25 @@ def default_targets(settings: Sequence[Setting]) -> tuple[float, ...]:
 
 
 def columns_of(targets: Sequence[float]) -> list[str]:
-    """Return the names of the columns as people read them."""
+    """Return the column names of the printed table."""
     each = [name for target in targets for name in (f"to {target:g} %", "MiB")]
     return ["setting", "n", *each, "last, %", "best, %", "refine, s", "server, s"]
 
 
 def notes_of(data: str | None, lines: Sequence[RoundsLine]) -> list[str]:
-    """Return the sentences that a reader of the table needs, the first of them before the table."""
+    """Return the notes on the table; the first one stands before it."""
     runs = [run for line in lines for run in line.runs]
     counts = ", ".join(f"{n} {what}{'s' * (n > 1)}" for n, what in ((len(lines), "setting"), (len(runs), "run")))
     every = sorted({str(value) for run in runs if (value := run.shared.get("iterative.evaluate-every", 1)) != 1})
     unfinished = [f"{run.path.name}, {run.done} of {run.planned} rounds" for run in runs if run.done < run.planned]
     return [
         f"Rounds to an accuracy on held-out images{f' ({data})' if data else ''}: {counts}.",
-        "Mean ± sample standard deviation of n seeds. To an accuracy: the first tested round that has it, and the "
-        "MiB that a client sent and got until then; >R (k of n): k of n runs had it, another had not after R rounds.",
+        "Mean ± sample standard deviation of n seeds. To an accuracy: the first tested round that reaches it, and the "
+        "MiB that a client sent and received until then. >R (k of n): k of n runs reached it, another had not after R "
+        "rounds.",
         "Last: after the last tested round. Best: chosen on the held-out images themselves.",
-        "Refine: wall seconds per round of the method that fine-tunes the model. Server: all rounds, with that.",
+        "Refine: wall seconds per round of the method that fine-tunes the model. Server: all rounds, refinement "
+        "included.",
         *([f"Tested every {'/'.join(every)} rounds only."] if every else []),
         *([f"Unfinished: {'; '.join(unfinished)}."] if unfinished else []),
     ]
@@ -162,12 +164,12 @@ def print_rounds(
     lines: Sequence[RoundsLine],
     format: CompareFormat,  # noqa: A002
 ) -> None:
-    """Print a report; whatever a program reads is alone on standard output.
+    """Print a report; every format but text prints only the report on standard output.
 
     Args:
-        facts: What rounds.json holds.
-        lines: The lines.
-        format: ``"json"``, ``"csv"``, ``"md"``, or ``"text"`` for people.
+        facts: The content of rounds.json.
+        lines: The lines of the table.
+        format: ``"json"``, ``"csv"``, ``"md"``, or ``"text"`` for a table with notes.
     """
     columns, rows = columns_of(facts["targets"]), [line.shown() for line in lines]
     notes = notes_of(facts["data"], lines)

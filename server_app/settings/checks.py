@@ -57,15 +57,15 @@ def check_needs_of_settings(settings: Settings) -> None:
 
 
 def check_attackers(attack: AttackConfig, num_supernodes: int, nodes: str = "") -> None:
-    """Refuse attackers that a simulation does not have.
+    """Refuse attackers that are no clients of the simulation.
 
     Args:
-        attack: Who does what.
-        num_supernodes: How many clients are simulated.
-        nodes: The setting "client.nodes", whose files may name them.
+        attack: The attackers and the kind of their attack.
+        num_supernodes: Number of simulated clients.
+        nodes: The setting "client.nodes", whose files may name the clients.
 
     Raises:
-        OptionError: Names them and what is allowed.
+        OptionError: Names the unknown attackers and the clients.
     """
     parts: list[dict[str, Any]] = [{"partition-id": number} for number in range(num_supernodes)]
     played = read_nodes(Path(nodes))[:num_supernodes] if nodes else parts
@@ -76,7 +76,7 @@ def check_private_models(settings: Settings, split: Split) -> None:
     """Refuse clients' architectures that cannot be trained privately.
 
     Raises:
-        OptionError: Names the first, and those that fit.
+        OptionError: Names the first of them, and the fitting ones.
     """
     if settings.app.privacy.on:
         for name in dict.fromkeys(settings.app.model.mix()):
@@ -84,20 +84,20 @@ def check_private_models(settings: Settings, split: Split) -> None:
 
 
 def _check_attack(attack: AttackConfig, method: Choice) -> None:
-    """Refuse an attack on one upload where the clients answer round by round.
+    """Refuse an attack that works on a single upload where the clients answer round by round.
 
     Raises:
-        OptionError: Names the setting, its value and what is allowed.
+        OptionError: Names the setting, its value and the possible ones.
     """
     if isinstance(method, FederatedRounds) and attack.kind not in ("none", *POISONING):
         raise OptionError(
-            f"setting 'attack.kind' is {attack.kind!r}: allowed with method {method.name!r}, whose clients train in "
-            f"rounds, are none, {', '.join(POISONING)}"
+            f"setting 'attack.kind' is {attack.kind!r}: must be one of none, {', '.join(POISONING)} with method "
+            f"{method.name!r}, whose clients train in rounds"
         )
 
 
 def _check_gatekeeper(config: GatekeeperConfig, method: Choice, uploads: str) -> None:
-    """Refuse a gatekeeper where no uploads come that it could judge.
+    """Refuse a gatekeeper where it has no new uploads to judge.
 
     Args:
         config: Its options.
@@ -105,19 +105,19 @@ def _check_gatekeeper(config: GatekeeperConfig, method: Choice, uploads: str) ->
         uploads: The run folder whose stored uploads are used; empty: clients train and upload.
 
     Raises:
-        OptionError: Names the setting and what is allowed.
+        OptionError: Names the setting, its value and the required one.
     """
     if config.policy == OFF:
         return
     if isinstance(method, FederatedRounds):
         raise OptionError(
-            f"setting 'gatekeeper.policy' is {config.policy!r}: allowed with method {method.name!r} is {OFF!r}: its "
-            "clients answer in every round, and only models that are uploaded once are judged"
+            f"setting 'gatekeeper.policy' is {config.policy!r}: must be {OFF!r} with method {method.name!r}, whose "
+            "clients answer in every round; the gatekeeper only judges models that are uploaded once"
         )
     if uploads:
         raise OptionError(
-            f"setting 'gatekeeper.policy' is {config.policy!r} and 'uploads' {uploads!r}: must be {OFF!r}; who was "
-            "quarantined in that run has no part in this one, and 'forget' leaves out others"
+            f"setting 'gatekeeper.policy' is {config.policy!r} and 'uploads' {uploads!r}: must be {OFF!r}; clients "
+            "quarantined in that run stay left out, and 'forget' leaves out others"
         )
 
 
@@ -125,7 +125,7 @@ def _check_privacy(settings: Settings) -> None:
     """Refuse a method that asks clients for more than one private upload of a classifier.
 
     Raises:
-        OptionError: Names the setting, its value and what is allowed.
+        OptionError: Names the setting, its value and the possible ones.
     """
     if not settings.app.privacy.on:
         return
@@ -133,13 +133,13 @@ def _check_privacy(settings: Settings) -> None:
     if isinstance(method, FederatedRounds) or not _asks_once(method):
         allowed = ", ".join(name for name in METHODS if _asks_once(METHODS[name]))
         raise OptionError(
-            f"setting 'method' is {method.name!r}: allowed with 'privacy.epsilon' are methods that ask a client for "
-            f"one classifier and nothing after it: {allowed}"
+            f"setting 'method' is {method.name!r}: must be one of {allowed} with 'privacy.epsilon'; these ask a client "
+            "for one classifier and nothing after it"
         )
     if (rounds := method.rounds(settings.method_config)) > 1:
         raise OptionError(
-            f"setting '{method.name}.rounds' is {rounds}: allowed with 'privacy.epsilon' is 1; every round would spend "
-            "the budget anew"
+            f"setting '{method.name}.rounds' is {rounds}: must be 1 with 'privacy.epsilon'; every round would spend "
+            "the budget again"
         )
 
 

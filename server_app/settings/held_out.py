@@ -1,4 +1,4 @@
-"""The images that are kept from every client, and the share of them that a model labels rightly."""
+"""The held-out images, which no client holds, and the accuracy of models on them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ BATCH = 500
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The held-out images, as a model sees them.
+    """The held-out images with their normalisation.
 
     Attributes:
         data: uint8 [N, ch, H, W] and labels [N].
         normalization: The models' input space.
-        passed: Told how many models have seen one more batch; None to tell nobody.
+        passed: Called after each batch with the number of models that have seen it; None calls nothing.
     """
 
     data: ImageData
@@ -42,7 +42,7 @@ class HeldOut:
 
     @property
     def num_batches(self) -> int:
-        """How many :meth:`batches` there are."""
+        """The number of :meth:`batches`."""
         return -(-len(self.data.labels) // BATCH)
 
     def _count(self, models: int) -> None:
@@ -51,7 +51,7 @@ class HeldOut:
 
     @torch.no_grad()
     def accuracy(self, model: nn.Module) -> float:
-        """Return the share of images that the model labels rightly, in %; the model's mode is restored."""
+        """Return the share of images that the model labels correctly, in %; the model's mode is restored."""
         was_training = model.training
         model.eval()
         device = next(model.parameters()).device
@@ -70,7 +70,7 @@ class HeldOut:
         for images, labels in self.batches(device):
             logits = ensemble.member_logits(images)
             combined = ensemble.combine(logits, images)
-            # What a member says beyond the classes, "unknown", is none of them.
+            # A member's output "unknown", beyond the classes, is left out.
             alone += (logits[..., : combined.shape[1]].argmax(2) == labels).sum(1).cpu()
             together += int((combined.argmax(1) == labels).sum())
             self._count(len(ensemble.members))
@@ -79,7 +79,7 @@ class HeldOut:
 
 
 def percent(hits: int, total: int) -> float:
-    """Return a share in %, rounded to what 10,000 images can tell."""
+    """Return a share in %, rounded to the resolution of 10,000 images."""
     return round(100 * hits / total, 2)
 
 

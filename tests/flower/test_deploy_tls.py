@@ -76,7 +76,9 @@ def test_a_deployment_with_tls_and_node_keys_ends_as_the_rehearsal_of_its_nodes(
         assert [row["num_examples"] is None for row in deployed[method]["uploads"]] == [False, False, True]
     assert deployed["co-boosting"]["refusals"] == []
     # The node without data has a model in the ensemble, and no part in the rounds.
-    assert deployed["fens"]["refusals"] == [("hospital-c", "it holds no examples: it takes no part in the rounds")]
+    assert deployed["fens"]["refusals"] == [
+        ("hospital-c", "the client holds no examples, so it takes no part in the rounds")
+    ]
     assert deployed["fens"]["rounds"] == CLIENTS[:2]
     assert {"raylet", "gcs_server"} <= {name for name, _ in heard}, heard
     assert_hears_nobody_else(heard)

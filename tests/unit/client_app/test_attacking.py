@@ -196,7 +196,9 @@ def test_the_copied_client_is_the_next_honest_one_of_a_simulation() -> None:
     for partition_id in (0, 2):  # the last one begins anew
         found = of(partition_id)
         assert (found.client, found.partition_id, found.architecture) == ("client-001", 1, "mnist-cnn")
-    with pytest.raises(UploadError, match="attack.kind is 'copy': allowed for clinic are none, random, .*simulation"):
+    with pytest.raises(
+        UploadError, match="attack.kind is 'copy': must be one of none, random, .* for clinic; only in a simulation"
+    ):
         of(0, client="clinic")
     every = config_of("copy", "client-000,client-001,client-002")
     with pytest.raises(UploadError, match="names every client"):
@@ -207,7 +209,9 @@ def test_a_checkpoint_when_its_client_is_an_attacker_is_not_sent(tmp_path: Path)
     config = config_of("scale", "clinic")
     node = Node.of({"client": "clinic", "checkpoint": str(tmp_path / "m.pt")}, config)
 
-    with pytest.raises(UploadError, match="attack.kind is 'scale': allowed for a client that uploads a checkpoint"):
+    with pytest.raises(
+        UploadError, match="attack.kind is 'scale': must be 'none' for a client that uploads a checkpoint"
+    ):
         trained_model(config, node, Asked("", 1, 0), {})
 
 
@@ -235,7 +239,7 @@ def test_rounds_when_an_attacker_poisons_its_examples_differ_and_other_attacks_a
     assert same(answered(config_of("label-flip", "client-000")), honest)
     assert not same(answered(config_of("label-flip", "client-001")), honest)
     assert not same(answered(config_of("backdoor", "client-001")), honest)
-    with pytest.raises(UploadError, match="'scale': allowed in rounds are none, label-flip, backdoor"):
+    with pytest.raises(UploadError, match="'scale': must be one of none, label-flip, backdoor in rounds"):
         answered(config_of("scale", "client-001"))
 
 

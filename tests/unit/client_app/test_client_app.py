@@ -172,7 +172,7 @@ def test_a_client_whose_name_is_none_says_so_and_trains_nothing(
 
     reply = ask(node={"client": "../alice", "partition-id": 1, "num-partitions": CLIENTS})
 
-    assert str(facts_of(reply)["error"]).startswith("client is '../alice': must be names that match [A-Za-z0-9]")
+    assert str(facts_of(reply)["error"]).startswith("client is '../alice': must be a name that matches [A-Za-z0-9]")
 
 
 def test_a_client_when_what_it_kept_is_torn_trains_again(ask: Callable[..., Message], tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_a_client_when_its_disk_refuses_sends_what_it_trained_all_the_same(
         ({"node": {"partition-id": 4, "num-partitions": 4}}, "partition-id is 4: must be 0 to 3"),
         ({"node": {"partition-id": -1, "num-partitions": 4}}, "partition-id is -1: must be 0 to 3"),
         ({"model__name": "cnn5"}, "architecture 'cnn5' cannot take examples of shape (1, 16, 16)"),
-        ({"client__checkpoint": "/nowhere/{partition}.pt"}, "checkpoint /nowhere/1.pt is not there"),
+        ({"client__checkpoint": "/nowhere/{partition}.pt"}, "checkpoint /nowhere/1.pt does not exist"),
         ({"client__checkpoint": "{x}"}, "setting 'client.checkpoint' is '{x}'"),
         ({"client__epochs": 0}, "setting 'client.epochs' is 0"),
         ({"data__name": "imagefolder", "data__image_size": 8, "data__root": "/nowhere"}, "/nowhere"),

@@ -160,5 +160,5 @@ def test_a_client_without_a_batch_of_two_is_refused(count: int, batch: int) -> N
     data = ImageData(torch.zeros(count, 1, 16, 16, dtype=torch.uint8), torch.zeros(count).long())
     config = ClientConfig(**{**vars(SETTINGS), "batch_size": batch})
 
-    with pytest.raises(DataError, match=rf"on {count} examples in batches of {batch}: must be at least 2"):
+    with pytest.raises(DataError, match=rf"on {count} examples in batches of {batch}: both must be at least 2"):
         train(cvae(), data, config, normalization=HALF, augmentation="none", seed=0)

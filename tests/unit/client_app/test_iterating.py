@@ -210,7 +210,7 @@ def test_stc_sends_a_hundredth_of_the_weights(ask: Callable[..., Message]) -> No
 @pytest.mark.parametrize(
     ("settings", "said", "reason"),
     [
-        ({"client__checkpoint": "x.pt"}, {}, "client.checkpoint is 'x.pt': must be none, for rounds are trained"),
+        ({"client__checkpoint": "x.pt"}, {}, "client.checkpoint is 'x.pt': must be '', because rounds train the model"),
         ({"model__name": "cnn-torch"}, {}, "the server's weights have other names or shapes"),
         ({}, {"run-id": "../../etc"}, "the server's run-id is '../../etc'"),
         ({"data__name": "svhn", "data__root": "nowhere"}, {}, "svhn"),

@@ -221,7 +221,7 @@ def test_an_upload_when_it_is_asked_for_again_is_sent_again_and_spends_nothing(
     assert again[0].epsilon == first[0].epsilon
     (file,) = tmp_path.rglob("*.safetensors")
     file.write_bytes(file.read_bytes()[:-10])
-    with pytest.raises(UploadError, match="is damaged here: training again would spend privacy twice"):
+    with pytest.raises(UploadError, match="is damaged: training again would spend the privacy twice"):
         sent_by(config)
 
 
@@ -247,7 +247,7 @@ def test_an_upload_when_another_process_kept_one_meanwhile_is_that_one(
 def test_an_upload_when_the_disk_refuses_its_copy_is_not_sent(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
 
-    with pytest.raises(UploadError, match="is not kept here, so it is not sent either"):
+    with pytest.raises(UploadError, match="cannot be kept, so it is not sent"):
         sent_by(private(client__state_dir=str(tmp_path / "file")))
 
 
@@ -305,7 +305,7 @@ def test_gradients_of_single_examples_are_those_of_the_examples_one_by_one(
         ({"task": "cvae"}, "task 'cvae'"),
         ({"server_round": 2}, "a second round of uploads"),
         ({"server_round": 0}, "a second round of uploads"),
-        ({"holdout": 0.1}, "answers on examples that are kept from training"),
+        ({"holdout": 0.1}, "answers on held-out examples"),
         ({"calibrate": True}, "the ranges of activations, for INT8"),
         ({"run_id": ""}, "an upload to a run without an id"),
     ],
@@ -324,22 +324,22 @@ def test_rounds_checkpoints_and_questions_of_fens_are_refused(tmp_path: Path) ->
 
     with pytest.raises(UploadError, match="the server asks for training in rounds"):
         local_round(config, node, Asked(RUN, 1, 0), {}, {"arrays": {}})
-    with pytest.raises(UploadError, match="what this node has, a checkpoint"):
+    with pytest.raises(UploadError, match="this node's checkpoint"):
         trained_model(config, replace(node, checkpoint=str(tmp_path / "m.pt")), Asked(RUN, 1, 0), {})
     half = FensHalf(dict(flatten(config)), {"partition-id": 1, "num-partitions": 3})
-    with pytest.raises(UploadError, match="answers on examples that are kept from training"):
+    with pytest.raises(UploadError, match="answers on held-out examples"):
         half.local().examples(Told(RUN, 0, 0.1, per_class=False, num_classes=10))
 
 
 @pytest.mark.parametrize(
     ("key", "value", "allowed"),
     [
-        ("client.share-label-counts", True, "is True: allowed with 'privacy.epsilon' 3 is False"),
-        ("client.loss", "ldam", "is 'ldam': allowed with 'privacy.epsilon' 3 is 'cross-entropy'"),
-        ("client.sam-rho", 0.05, "is 0.05: allowed with 'privacy.epsilon' 3 is 0.0"),
-        ("client.checkpoint", "m.pt", "is 'm.pt': allowed with 'privacy.epsilon' 3 is ''"),
-        ("data.name", "heart-disease", "is 'heart-disease': allowed with 'privacy.epsilon' 3 is another"),
-        ("attack.kind", "copy", "is 'copy': allowed with 'privacy.epsilon' 3 is another"),
+        ("client.share-label-counts", True, "is True: must be False with 'privacy.epsilon' 3"),
+        ("client.loss", "ldam", "is 'ldam': must be 'cross-entropy' with 'privacy.epsilon' 3"),
+        ("client.sam-rho", 0.05, "is 0.05: must be 0.0 with 'privacy.epsilon' 3"),
+        ("client.checkpoint", "m.pt", "is 'm.pt': must be '' with 'privacy.epsilon' 3"),
+        ("data.name", "heart-disease", "is 'heart-disease': must be another with 'privacy.epsilon' 3"),
+        ("attack.kind", "copy", "is 'copy': must be another with 'privacy.epsilon' 3"),
         ("privacy.epsilon", -1.0, "a number at least 0.0"),
         ("privacy.delta", 0.0, "greater than 0.0"),
         ("privacy.clip", 0.0, "greater than 0.0"),
@@ -360,7 +360,7 @@ def test_settings_when_they_would_tell_more_are_refused_in_one_line(key: str, va
 def test_a_model_with_batch_normalisation_a_large_delta_and_a_missing_opacus_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with pytest.raises(UploadError, match="the model has batch normalisation"):
+    with pytest.raises(UploadError, match="the model must have no batch normalisation"):
         fit(nn.Sequential(nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(3, 2)), linear_data())
     with pytest.raises(UploadError, match=r"privacy.delta is 0.01: must be less than 1 / 100"):
         plan_of(PrivacyConfig(1.0, 0.01), PLAIN, 100)

@@ -98,8 +98,8 @@ def test_renewal_replaces_the_server_s_certificate_and_nothing_else(keys: Path) 
         (["--server", "a.org", "--days", "-5"], "--days -5: must be 1 to 3650"),
         (["--server", "a.org", "--days", "99999999"], "--days 99999999: must be 1 to 3650"),
         (["--server", "server.example.org:9092"], "without a port"),
-        (["--server", "a.org", "--node", "../etc"], "node '../etc': must be names"),
-        (["--server", "a.org", "--node", "server"], "node 'server': must be names"),
+        (["--server", "a.org", "--node", "../etc"], "node '../etc': must be a name"),
+        (["--server", "a.org", "--node", "server"], "node 'server': must be a name"),
     ],
 )
 def test_what_cannot_be_made_is_refused_in_one_line(

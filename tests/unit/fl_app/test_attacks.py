@@ -21,7 +21,7 @@ def test_an_attacker_obeys_its_own_name_and_everybody_else_is_honest() -> None:
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "none"])
 @pytest.mark.parametrize("clients", ["", " , "])
 def test_an_attack_when_nobody_is_named_is_refused(kind: str, clients: str) -> None:
-    with pytest.raises(OptionError, match=f"'attack.kind' is '{kind}' and 'attack.clients' '{clients}': must be"):
+    with pytest.raises(OptionError, match=f"'attack.kind' is '{kind}' and 'attack.clients' '{clients}': must name"):
         AttackConfig(kind, clients)
 
 
@@ -32,20 +32,20 @@ def test_an_attack_when_nobody_is_named_is_refused(kind: str, clients: str) -> N
         ({"attack.kind": "bribe"}, "'attack.kind' is 'bribe': must be one of 'none', 'random'"),
         (
             {"attack.kind": "claim", "attack.clients": "a", "attack.factor": 0.0},
-            "'attack.factor' is 0: allowed with 'attack.kind' 'claim' is a number greater than 0 and at most 1e+06",
+            "'attack.factor' is 0: must be a number greater than 0 and at most 1e+06 with 'attack.kind' 'claim'",
         ),
         (
             {"attack.kind": "claim-uniform", "attack.clients": "a", "attack.factor": 2e6},
-            "'attack.factor' is 2e+06: allowed with 'attack.kind' 'claim-uniform' is a number",
+            "'attack.factor' is 2e+06: must be a number greater than 0 and at most 1e+06 with 'attack.kind' 'claim-un",
         ),
         ({"attack.poisoned": 0.0}, "'attack.poisoned' is 0.0: must be a number greater than 0.0 and at most 1.0"),
         (
             {"attack.kind": "backdoor", "attack.clients": "a", "data.name": "heart-disease", "data.law": "domains"},
-            "'attack.kind' is 'backdoor': allowed where 'data.name' is 'heart-disease'",
+            "'attack.kind' is 'backdoor': must be another attack where 'data.name' is 'heart-disease'",
         ),
         (
             {"attack.kind": "scale", "attack.clients": "a", "client.checkpoint": "m.pt"},
-            "'attack.kind' is 'scale': allowed where 'client.checkpoint' names a file",
+            "'attack.kind' is 'scale': must be 'none' where 'client.checkpoint' names a file",
         ),
     ],
 )
@@ -62,9 +62,9 @@ def test_attackers_when_a_simulation_does_not_have_them_are_named() -> None:
     AttackConfig("random", "client-000,client-001").check_clients(known)
     AttackConfig().check_clients(known)
 
-    with pytest.raises(OptionError, match="names client-002, x: allowed in this simulation are client-000 to"):
+    with pytest.raises(OptionError, match="names client-002, x: must be clients of this simulation, client-000 to"):
         AttackConfig("random", "client-002,client-000,x").check_clients(known)
-    with pytest.raises(OptionError, match="allowed with 'attack.kind' 'copy' are all clients but one"):
+    with pytest.raises(OptionError, match="'attack.kind' 'copy' must leave at least one honest client"):
         AttackConfig("copy", "client-000,client-001").check_clients(known)
 
 

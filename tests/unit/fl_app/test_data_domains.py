@@ -144,7 +144,7 @@ def test_a_domain_with_other_classes_names_them(pacs: Path) -> None:
     (pacs / "PACS" / "photo" / "dog").rename(pacs / "PACS" / "photo" / "cat")
 
     with pytest.raises(
-        DataError, match=r"PACS/photo under data.root has other classes .*: cat, dog\): wanted are dog, el"
+        DataError, match=r"PACS/photo under data.root has the wrong classes .*: cat, dog\): must be dog, el"
     ):
         open_split("pacs", "train", root=str(pacs), left_out="sketch", image_size=8)
 
@@ -153,8 +153,8 @@ def test_a_domain_with_other_classes_names_them(pacs: Path) -> None:
     ("file", "content", "message"),
     [
         ("MNIST-M/mnist_m_train_labels.txt", b"a.png\n", "labels.txt under data.root is damaged"),
-        ("MNIST-M/mnist_m_train_labels.txt", b"a.png 11\n", "has labels from 11 to 11: wanted are 0 to 9"),
-        ("MNIST-M/mnist_m_train_labels.txt", b"", "has no labels: wanted are 0 to 9"),
+        ("MNIST-M/mnist_m_train_labels.txt", b"a.png 11\n", "has labels from 11 to 11: must be 0 to 9"),
+        ("MNIST-M/mnist_m_train_labels.txt", b"", "has no labels: must be 0 to 9"),
     ],
 )
 def test_a_published_file_that_is_damaged_is_named(digits: Path, file: str, content: bytes, message: str) -> None:

@@ -64,7 +64,7 @@ def test_imagefolder_with_an_image_cut_short_names_it(images: Path) -> None:
 @pytest.mark.parametrize("half", ["train", "test"])
 def test_imagefolder_without_a_half_says_which(images: Path, half: str) -> None:
     (images / half).rename(images / "other")
-    with pytest.raises(DataError, match=rf"wants {images / half}/<class>/<image>, which is not there: set data.root"):
+    with pytest.raises(DataError, match=rf"needs {images / half}/<class>/<image>, which does not exist: set data.root"):
         load("imagefolder", root=str(images), image_size=8)
 
 
@@ -84,5 +84,5 @@ def test_imagefolder_with_a_class_without_images_names_it(images: Path) -> None:
 def test_imagefolder_without_classes_says_what_is_wanted(tmp_path: Path) -> None:
     (tmp_path / "train").mkdir()
     (tmp_path / "test").mkdir()
-    with pytest.raises(DataError, match="has no class folders: wanted is train/<class>/<image>"):
+    with pytest.raises(DataError, match="has no class folders: its layout must be train/<class>/<image>"):
         load("imagefolder", root=str(tmp_path), image_size=8)

@@ -77,16 +77,19 @@ def test_images_of_another_data_set_with_other_channels_are_refused_in_one_line(
     [
         (
             {"proxy": 0.2, "proxy_name": "svhn"},
-            r"'data.proxy' \(0.2\) and 'data.proxy-name' \('svhn'\): .* one of them",
+            r"'data.proxy' \(0.2\) and 'data.proxy-name' \('svhn'\) exclude each other: set one of them",
         ),
         ({"proxy": 1.0}, "'data.proxy' is 1.0: must be a number at least 0.0 and at most 0.9"),
         ({"proxy": -0.1}, "'data.proxy' is -0.1"),
-        ({"proxy_name": "digits"}, "'data.proxy-name' is 'digits': allowed beside 'data.name' 'digits' are mnist,"),
+        ({"proxy_name": "digits"}, "'data.proxy-name' is 'digits': must be one of mnist,"),
         ({"proxy_name": "cifar"}, "'data.proxy-name' is 'cifar'"),
         ({"proxy_name": "pacs"}, "'data.proxy-name' is 'pacs'"),
         ({"proxy_limit": 3}, "'data.proxy-limit' is 3: must be 0 where 'data.proxy-name' names no data set"),
-        ({"left_out": "svhn"}, "'data.left-out' is 'svhn': .* 'digits', which has no domains, is ''"),
-        ({"name": "pacs"}, "'data.left-out' is '': allowed where 'data.name' is 'pacs' is one of photo, art_painting"),
+        (
+            {"left_out": "svhn"},
+            "'data.left-out' is 'svhn': must be '' where 'data.name' is 'digits', which has no domains",
+        ),
+        ({"name": "pacs"}, "'data.left-out' is '': must be one of photo, art_painting"),
         ({"name": "pacs", "left_out": "svhn"}, "'data.left-out' is 'svhn': .* photo, art_painting, cartoon, sketch"),
         ({"law": "domains"}, "'data.law' is 'domains' and 'data.name' 'digits': .* domain-digits, pacs"),
     ],

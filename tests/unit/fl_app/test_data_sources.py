@@ -247,7 +247,7 @@ def test_half_present_cifar_is_reported_as_incomplete(cifar10: Path) -> None:
 
 
 def test_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(OptionError, match=f"'data.name' is 'cifar': known are {', '.join(SOURCES)}"):
+    with pytest.raises(OptionError, match=f"'data.name' is 'cifar': must be one of {', '.join(SOURCES)}"):
         load("cifar")
 
 

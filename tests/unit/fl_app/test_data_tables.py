@@ -197,5 +197,5 @@ def test_damaged_file_is_named_in_one_line(root: Path, lines: list[str], why: st
 
 @pytest.mark.parametrize(("left_out", "size"), [("va", 0), ("", 32)])
 def test_settings_of_images_and_of_left_out_domains_are_refused(root: Path, left_out: str, size: int) -> None:
-    with pytest.raises(OptionError, match=r"'data\.(left-out|image-size)' is '?(va|32)'?: allowed .*'heart-disease'"):
+    with pytest.raises(OptionError, match=r"'data\.(left-out|image-size)' is '?(va|32)'?: must be .*'heart-disease'"):
         open_split("heart-disease", "train", root=str(root), left_out=left_out, image_size=size)

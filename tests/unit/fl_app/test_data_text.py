@@ -104,5 +104,5 @@ def test_damaged_file_is_named_in_one_line(root: Path, content: str) -> None:
 
 @pytest.mark.parametrize(("left_out", "size"), [("mnist", 0), ("", 28)])
 def test_settings_of_images_and_of_left_out_domains_are_refused(root: Path, left_out: str, size: int) -> None:
-    with pytest.raises(OptionError, match=r"'data\.(left-out|image-size)' is '?(mnist|28)'?: allowed .*'ag-news'"):
+    with pytest.raises(OptionError, match=r"'data\.(left-out|image-size)' is '?(mnist|28)'?: must be .*'ag-news'"):
         open_split("ag-news", "train", root=str(root), left_out=left_out, image_size=size)

@@ -40,7 +40,7 @@ def test_simulated_node_takes_the_config_of_its_number_and_nothing_of_flower_s(
     facts = node_facts(SIMULATED, {"client.nodes": str(nodes)})
     assert facts == read_nodes(nodes)[1]
     assert "partition-id" not in facts
-    with pytest.raises(OptionError, match="which has 3 nodes: node 3 is none"):
+    with pytest.raises(OptionError, match="which has 3 nodes: node 3 is missing"):
         node_facts({"partition-id": 3, "num-partitions": 4}, {"client.nodes": str(nodes)})
 
 
@@ -49,7 +49,7 @@ def test_deployed_node_refuses_to_be_another(
     nodes: Path, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(SUPERNODES_VARIABLE, raising=False)
-    with pytest.raises(OptionError, match="'client.nodes' is .*: allowed with `oneshot run`"):
+    with pytest.raises(OptionError, match="'client.nodes' is .*: must be '' outside `oneshot run`"):
         node_facts(config, {"client.nodes": str(nodes)})
 
 
@@ -57,7 +57,7 @@ def test_node_with_a_name_of_its_own_refuses_to_be_another_even_in_a_simulation(
     nodes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(SUPERNODES_VARIABLE, "3")
-    with pytest.raises(OptionError, match="allowed with `oneshot run`"):
+    with pytest.raises(OptionError, match="must be '' outside `oneshot run`"):
         node_facts({"client": "hospital-a", **SIMULATED}, {"client.nodes": str(nodes)})
 
 
@@ -69,7 +69,7 @@ def test_without_the_setting_a_node_is_what_its_config_says() -> None:
 @pytest.mark.parametrize(
     ("config", "line"),
     [
-        ({"data_root": "/data"}, "the node's config has 'data_root': must be client, partition-id"),
+        ({"data_root": "/data"}, "the node's config has 'data_root': must be one of client, partition-id"),
         ({"partition-id": "0"}, "partition-id is '0': must be a whole number"),
         ({"partition-id": True}, "partition-id is 'True': must be a whole number"),
         ({"client": 7}, "client is '7': must be a text"),
@@ -85,7 +85,7 @@ def test_node_config_with_a_typing_error_is_refused(config: dict[str, Any], line
     ("text", "line"),
     [
         ('client = "alpha', "d.toml is not TOML"),
-        ('client = "delta"', "d.toml names no examples and no model: must be partition-id, data-root or checkpoint"),
+        ('client = "delta"', "d.toml names no examples and no model: must set partition-id, data-root or checkpoint"),
         ('client = "alpha"\npartition-id = 1', "a.toml and .*d.toml are both client 'alpha'"),
         ('client = "delta"\ncheckpoint = 3', "d.toml: checkpoint is '3': must be a text"),
         ('[client]\nname = "delta"', "d.toml: client is .*: must be a text"),
@@ -130,5 +130,5 @@ def test_a_template_when_filled_in_is_the_client_s_path(template: str, expected:
     "template", ["{}", "{0}", "{name}.pt", "{client", "{client.secret}", "{client[a]}", "{partition:zz}"]
 )
 def test_a_template_with_other_placeholders_is_refused(template: str) -> None:
-    with pytest.raises(UploadError, match=r"allowed placeholders are \{client\} and \{partition\}"):
+    with pytest.raises(UploadError, match=r"its placeholders must be \{client\} and \{partition\}"):
         checkpoint_path(template, client="a", partition_id=0)

@@ -216,7 +216,9 @@ def test_domains_when_there_is_one_per_client_go_to_the_clients_in_order() -> No
     for wrong in (2, 4):
         with pytest.raises(OptionError, match=f"{wrong} clients where 'data.law' is 'domains': must be 3, one"):
             partition(labels, spec, num_clients=wrong, num_classes=2, seed=0, domains=domains)
-    with pytest.raises(OptionError, match="'data.law' is 'domains': allowed only for a data set that has domains"):
+    with pytest.raises(
+        OptionError, match="'data.law' is 'domains': must be another law for a data set without domains"
+    ):
         partition(labels, spec, num_clients=3, num_classes=2, seed=0)
 
 

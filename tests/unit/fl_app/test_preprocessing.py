@@ -145,5 +145,5 @@ def test_augment_none_returns_the_images_and_draws_nothing() -> None:
 
 
 def test_augment_of_an_unknown_kind_names_the_known_ones() -> None:
-    with pytest.raises(OptionError, match="'rotate': known are none, flip, crop-flip"):
+    with pytest.raises(OptionError, match="'rotate': must be one of none, flip, crop-flip"):
         augment(pixels(1, 1, 4, 4), "rotate", torch.Generator())

@@ -209,7 +209,7 @@ def test_a_run_that_fails_exits_with_1_and_says_why_and_how_to_go_on(engine: Eng
     assert ended.exit_code == 1
     assert ended.stderr == (
         "error: the run failed: 3 uploads arrived, min-uploads is 4. What came is kept. "
-        f"To go on: oneshot resume {folder}\n"
+        f"To resume: oneshot resume {folder}\n"
     )
 
 
@@ -250,7 +250,7 @@ def test_ctrl_c_exits_with_130_and_prints_how_to_go_on(engine: Engine) -> None:
     ended = oneshot("run")
 
     assert ended.exit_code == 130
-    assert ended.stderr == f"interrupted. To go on: oneshot resume {engine.calls[0][1]['run-dir']}\n"
+    assert ended.stderr == f"interrupted. To resume: oneshot resume {engine.calls[0][1]['run-dir']}\n"
 
 
 def test_ctrl_c_before_there_is_a_run_folder_promises_nothing(engine: Engine) -> None:
@@ -301,7 +301,7 @@ def test_a_failure_of_an_earlier_try_is_not_told_as_that_of_this_one(engine: Eng
 
     ended = oneshot("resume", folder)
 
-    assert f"error: the run failed: the process was killed. To go on: oneshot resume {folder}\n" in ended.stderr
+    assert f"error: the run failed: the process was killed. To resume: oneshot resume {folder}\n" in ended.stderr
 
 
 @pytest.mark.parametrize("words", [["resume"], ["run", "--resume"]])
@@ -324,7 +324,7 @@ def test_a_folder_of_another_project_cannot_be_resumed_by_this_app(engine: Engin
     ended = oneshot("resume", tmp_path / "foreign")
 
     assert ended.exit_code == 1
-    assert "was not begun by this app" in ended.stderr
+    assert "is no run of this app" in ended.stderr
     assert engine.calls == []
 
 
@@ -368,9 +368,9 @@ def test_a_replay_that_was_cut_off_goes_on_as_a_replay_only(
     refused = oneshot("resume", target)
 
     assert ended.exit_code == 130
-    assert ended.stdout.endswith(f"interrupted. To go on: oneshot replay {run} --resume {target}\n")
+    assert ended.stdout.endswith(f"interrupted. To resume: oneshot replay {run} --resume {target}\n")
     assert refused.exit_code == 1
-    assert f"To go on: oneshot replay {run} --resume {target}" in refused.stderr
+    assert f"To resume: oneshot replay {run} --resume {target}" in refused.stderr
     assert engine.calls == []
 
 

@@ -162,7 +162,9 @@ def test_a_comparison_that_has_finished_does_no_work_and_one_with_more_does_the_
     assert [cell["weights_sha256"] for cell in more["cells"][:2]] == [
         cell["weights_sha256"] for cell in reversed(first["cells"])
     ]
-    with pytest.raises(OptionError, match=r"out compares with dense.epochs=not set, now it is 9: must be the"):
+    with pytest.raises(
+        OptionError, match=r"out compares with dense.epochs=not set, now it is 9: must be its original settings"
+    ):
         compared(run, methods="fedens,dense", out=tmp_path / "out", overrides={"dense.epochs": 9})
 
 
@@ -225,7 +227,7 @@ def test_a_folder_s_earlier_methods_stay_in_the_table_and_other_settings_are_ref
     assert ran == [("fedens", "run", 0), ("dense", "run", 0)]
     refused = oneshot("compare", run, "--methods", "dense", "--set", "dense.latent=6", "--out", out)
     assert refused.exit_code == 1
-    assert "compares with dense.latent=5, now it is 6: must be the settings it began with" in refused.output
+    assert "compares with dense.latent=5, now it is 6: must be its original settings" in refused.output
 
 
 def test_settings_of_a_comparison_need_not_be_named_again(run_folder: MakeRun, ran: list[Any], tmp_path: Path) -> None:
@@ -253,10 +255,10 @@ def test_schedules_when_scaled_are_told_under_the_table(run_folder: MakeRun, ran
     ("how", "message"),
     [
         ({"methods": "fedens,fedprox"}, "unknown method 'fedprox': known are"),
-        ({"methods": "fedens,dense,fedens"}, "--methods names 'fedens' twice: must be each method once"),
-        ({"methods": " , "}, "--methods is ' , ': must be names of methods, or 'all' alone"),
-        ({"methods": "all,dense"}, "--methods is 'all,dense': must be names of methods, or 'all' alone"),
-        ({"overrides": {"method": "dense"}}, "setting 'method' is 'dense': methods are named by --methods"),
+        ({"methods": "fedens,dense,fedens"}, "--methods names 'fedens' twice: must name each method once"),
+        ({"methods": " , "}, "--methods is ' , ': must name methods, or be 'all' alone"),
+        ({"methods": "all,dense"}, "--methods is 'all,dense': must name methods, or be 'all' alone"),
+        ({"overrides": {"method": "dense"}}, "setting 'method' is 'dense': name the methods by --methods"),
         ({"overrides": {"seed": "x"}}, "setting 'seed' is 'x': must be a whole number at least 0"),
         ({"overrides": {"seed": -1}}, "setting 'seed' is -1: must be"),
         ({"methods": "dense", "overrides": {"dense.epochs": 0}}, "'dense.epochs' is 0"),
@@ -285,7 +287,7 @@ def changed(run: Path, **facts: Any) -> None:
 @pytest.mark.parametrize(
     ("facts", "message"),
     [
-        ({"num-classes": 11}, "has number of classes 11, .* has 10: must be runs with the same"),
+        ({"num-classes": 11}, "has number of classes 11, .* has 10: all runs must have the same"),
         ({"input-shape": [1, 32, 32]}, r"has input shape \[1, 32, 32\], .* has \[1, 16, 16\]"),
         ({"settings": {"data.name": "mnist"}}, "has data set 'mnist', .* has 'digits'"),
         ({"settings": None}, "has data set None, .* has 'digits'"),
@@ -312,7 +314,7 @@ def test_a_folder_that_is_no_run_or_no_comparison_or_named_twice_is_refused(
         compared(run, run)
     with pytest.raises(StoreError, match="no run folder"):
         compared(tmp_path)
-    with pytest.raises(StoreError, match=f"{run}: holds no comparison; allowed for --out is a new folder"):
+    with pytest.raises(StoreError, match=f"{run}: holds no comparison; --out must be a new folder"):
         compared(run, out=run)
     replay = Path(replay_run(Request(run, "fedens", {}), log=lambda _: None)["run_dir"])
     with pytest.raises(StoreError, match=f"{replay} holds no uploads: it is a replay of {run}"):
@@ -354,7 +356,7 @@ def test_ctrl_c_says_how_to_go_on_and_that_command_does_the_rest(
     monkeypatch.setattr(comparing, "run_cell", here)
     ran.clear()
 
-    command = lines[-1].removeprefix("interrupted. To go on: oneshot ")
+    command = lines[-1].removeprefix("interrupted. To resume: oneshot ")
     ended = oneshot(*command.split(), "--format", "json")
 
     assert unfinished == "unfinished"
@@ -378,7 +380,7 @@ def test_ctrl_c_on_the_command_line_exits_with_130(
 
     assert ended.exit_code == 130
     command = f"oneshot compare {run} --methods fedens --seeds 1 --out {tmp_path / 'out'}"
-    assert ended.stdout.endswith(f"interrupted. To go on: {command}\n")
+    assert ended.stdout.endswith(f"interrupted. To resume: {command}\n")
 
 
 def test_a_cell_that_fails_is_told_and_the_others_are_in_the_table(
@@ -407,7 +409,7 @@ def test_a_cell_that_fails_is_told_and_the_others_are_in_the_table(
     assert ended.exit_code == 1
     result = json.loads(ended.stdout)
     assert result["status"] == "failed"
-    assert result["error"].startswith("a cell failed: fedens, seed 0, run: no memory. To go on: oneshot compare ")
+    assert result["error"].startswith("a cell failed: fedens, seed 0, run: no memory. To resume: oneshot compare ")
     assert ended.stderr.endswith(f"error: {result['error']}\n")
     assert [row["method"] for row in result["table"]] == ["fedavg"]
     assert better.exit_code == 0
@@ -486,7 +488,7 @@ def test_a_server_stage_costs_its_own_time_only(run_folder: MakeRun, tmp_path: P
     usage = usage_of(folder)
     assert 0.2 <= usage.cpu_s < 1.0
     assert usage.cpu_s - 0.1 < usage.wall_s <= result["seconds"]["server"] + 0.01  # rounded
-    with pytest.raises(StoreError, match="says nothing about a finished server stage"):
+    with pytest.raises(StoreError, match="has no row of a finished server stage"):
         usage_of(tmp_path)
 
 
@@ -670,7 +672,7 @@ def test_a_comparison_when_interrupted_or_killed_leaves_no_process_and_goes_on_t
     first.send_signal(signal.SIGINT)
     said, _ = first.communicate(timeout=60)
     assert first.returncode == 130, said
-    assert said.splitlines()[-1].startswith(f"interrupted. To go on: oneshot compare {run} --methods fedens,dense ")
+    assert said.splitlines()[-1].startswith(f"interrupted. To resume: oneshot compare {run} --methods fedens,dense ")
     assert not cell.is_running()
 
     done = steps()

@@ -112,7 +112,7 @@ def test_a_comparison_puts_methods_on_stored_uploads_and_a_run_s_own_result_side
     found = compare_runs(Comparison((run, rounds), "all", out=tmp_path / "out"), log=lambda _: None)
 
     assert ran == [("fedavg", "fens", 0), ("fedens", "fens", 0)]  # nothing can be done with a run of rounds alone
-    assert found["left_out"]["fens"].startswith("it goes on with its clients after their upload")
+    assert found["left_out"]["fens"].startswith("it trains with its clients after their upload")
     table = {row["name"]: row for row in found["table"]}
     assert list(table) == ["FedAvg (one shot)", "FedENS", "FENS, as run"]
     assert table["FENS, as run"]["accuracy"] == 92.5
@@ -128,7 +128,7 @@ def test_a_comparison_puts_methods_on_stored_uploads_and_a_run_s_own_result_side
     assert ended.exit_code == 0, ended.output
     assert ran == []
     assert "| FENS, as run | ensemble | 2 | 92.50 ± 3.54 | 93.50 | 9.0 | - | - | 4 | 0-3 |" in ended.stdout
-    assert "As run: what the runs ended with themselves, with their clients." in ended.stdout
+    assert "As run: the runs' own results, with their clients." in ended.stdout
     assert "FENS, as run: fens.batch-size=8." in ended.stdout
 
 

@@ -57,7 +57,7 @@ def test_doctor_of_a_bad_server_exits_with_1_and_says_what_to_do(
 
     assert ended.exit_code == 1
     assert "export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1" in " ".join(ended.stdout.split())
-    assert "not fit: mend every line that says error" in ended.stdout
+    assert "not fit: correct every error" in ended.stdout
 
 
 def test_doctor_as_json_is_one_line_that_another_machine_can_expect(tmp_path: Path) -> None:

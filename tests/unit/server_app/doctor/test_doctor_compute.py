@@ -19,7 +19,7 @@ from server_app.doctor.compute import Torch
         (Torch("2.13.0+cpu", "", 0, False, None), "ok", "the CPU does the work"),
         (Torch("2.13.0+cpu", "", 0, True, None), "warning", "though the machine has NVIDIA's driver"),
         (Torch("2.13.0+cu130", "13.0", 0, False, None), "warning", "driver is missing"),
-        (Torch("2.13.0+cu130", "13.0", 0, True, None), "warning", "though the driver is there"),
+        (Torch("2.13.0+cu130", "13.0", 0, True, None), "warning", "though the driver is installed"),
         (Torch("2.13.0+cu130", "13.0", 0, True, ""), "warning", "CUDA_VISIBLE_DEVICES is ''"),
     ],
 )

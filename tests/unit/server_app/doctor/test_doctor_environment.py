@@ -96,7 +96,7 @@ def test_processes_of_flower_and_ray_are_named_and_left_alone() -> None:
     (none,) = environment.left_overs(running[2:])
 
     assert (found.level, none.level) == ("warning", "ok")
-    assert found.found == "run here: flower-superlink (process 1); raylet (process 2)"
+    assert found.found == "running here: flower-superlink (process 1); raylet (process 2)"
 
 
 @pytest.mark.parametrize(("free", "level"), [(10 * MIB, "error"), (1000 * MIB, "warning"), (5000 * MIB, "ok")])

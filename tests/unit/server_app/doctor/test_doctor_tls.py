@@ -46,7 +46,7 @@ def test_certificates_when_a_file_is_absent_or_none_are_errors(keys: Path) -> No
 
     found = wrong(server_certificate(files(keys), ()))
 
-    assert "no certificate" in found["certificate ca.crt"].found
+    assert "not a certificate" in found["certificate ca.crt"].found
     assert "No such file" in found["certificate server.pem"].found
 
 

@@ -107,7 +107,7 @@ def test_what_doctor_printed_elsewhere_is_read(tmp_path: Path) -> None:
 def test_what_is_something_else_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "a.json").write_text(text)
 
-    with pytest.raises(OptionError, match="must be what `oneshot doctor --format json` printed"):
+    with pytest.raises(OptionError, match="must be the output of `oneshot doctor --format json`"):
         versions.read_expected(tmp_path / "a.json")
     with pytest.raises(OptionError, match="cannot be read"):
         versions.read_expected(tmp_path / "absent.json")

@@ -54,8 +54,8 @@ def test_a_run_that_fails_says_in_one_line_why_and_how_it_goes_on(
         serve(run_dir=str(run), seed=7)
     (line,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     command = f"flwr run APP SUPERLINK --run-config {run}/resume.toml"
-    assert line == f"0 uploads arrived. To go on: {command}"
-    assert f"if this run is cut off, it goes on with: {command}" in caplog.messages
+    assert line == f"0 uploads arrived. To resume: {command}"
+    assert f"if this run is interrupted, resume it with: {command}" in caplog.messages
 
 
 def test_the_file_that_a_run_leaves_holds_all_it_began_with(
@@ -90,7 +90,7 @@ def test_a_run_that_flower_ends_notes_how_it_goes_on_and_lets_its_folder_go(
     result = json.loads((run / "result.json").read_text())
     assert result["status"] == "failed"
     assert result["error"].startswith(
-        "the run was stopped, or its SuperLink is gone; what came is kept. To go on: flwr"
+        "the run was stopped, or its SuperLink is gone; the received uploads are kept. To resume: flwr"
     )
     RunFolder.open(run).close()
 

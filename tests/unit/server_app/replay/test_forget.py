@@ -120,7 +120,7 @@ def test_the_user_is_told_what_still_holds_the_upload(run_folder: MakeRun) -> No
 
 
 def test_forget_without_a_run_to_forget_from_is_refused() -> None:
-    with pytest.raises(OptionError, match="setting 'forget' is 'client-001': allowed where 'uploads' names"):
+    with pytest.raises(OptionError, match="setting 'forget' is 'client-001': must be '' unless 'uploads' names"):
         AppConfig(forget="client-001")
 
 

@@ -234,10 +234,10 @@ def write(kind: str, path: Path) -> None:
 
 FIT = "tensors do not fit architecture 'lenet5': "
 BAD = {
-    "malicious": "cannot be read as weights: it is a pickle that asks for 'posix.mkdir', which is no tensor; nothing",
+    "malicious": "cannot be read as weights: it is a pickle that asks for 'posix.mkdir', which is no tensor; none of",
     "module": "cannot be read as weights: it is a pickle that asks for 'torch.nn.modules.linear.Linear'",
-    "text": "cannot be read as weights: it is damaged, or no file of torch.save: must be a .safetensors file, or",
-    "truncated": "cannot be read as weights: it is damaged, or no file of torch.save: must be",
+    "text": "cannot be read as weights: it is damaged, or torch.save did not write it: must be a .safetensors file, or",
+    "truncated": "cannot be read as weights: it is damaged, or torch.save did not write it: must be",
     "numbers": "holds dict in which 'a' is int: must be a state_dict, name -> tensor",
     "extra": f"{FIT}missing nothing; not expected head.weight",
     "missing": f"{FIT}missing conv1.bias, conv1.weight, conv2.bias, conv2.weight;",
@@ -504,4 +504,4 @@ def test_an_import_cannot_be_resumed_for_it_has_no_clients(imported: Import) -> 
     said = CliRunner().invoke(cli, ["resume", folder])
 
     assert said.exit_code == 1
-    assert f"{folder} was imported, so it has no clients. To go on: oneshot replay {folder}" in said.stderr
+    assert f"{folder} was imported, so it has no clients. To replay: oneshot replay {folder}" in said.stderr

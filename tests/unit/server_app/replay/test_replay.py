@@ -243,7 +243,7 @@ def test_ctrl_c_in_a_replay_says_how_to_go_on(
         replayed(run, "fedens", lines=lines, model="foreign_net:Net" if model else "")
 
     ending = " --model foreign_net:Net" if model else ""
-    assert lines[-1] == f"interrupted. To go on: oneshot replay {run} --resume {begun(run)}{ending}"
+    assert lines[-1] == f"interrupted. To resume: oneshot replay {run} --resume {begun(run)}{ending}"
 
 
 # Runs of other projects, whose models and held-out images are not here.

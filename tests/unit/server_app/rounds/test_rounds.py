@@ -219,7 +219,7 @@ def test_runs_that_cannot_be_compared_are_refused_in_one_line(run_of_rounds: Mak
         (run, same): "have the same settings and the same seed, 0: must be one run per setting and seed",
         (run, other): "has data set 'mnist'",
         (run, run): "is named twice",
-        (untested,): "has no accuracy of a round with its clients: must be runs in rounds",
+        (untested,): "has no accuracy of a round with its clients: must be a run with at least one tested round",
         (run, one_shot): f"{one_shot} has no accuracy of a round with its clients",
         (tmp_path,): "no run folder",
     }.items():
@@ -232,7 +232,7 @@ def test_runs_that_cannot_be_compared_are_refused_in_one_line(run_of_rounds: Mak
 
 @pytest.mark.parametrize("text", ["x", "75,", "0", "75,101", "nan", "-5"])
 def test_targets_that_are_no_accuracies_are_refused(text: str) -> None:
-    with pytest.raises(OptionError, match="must be accuracies in % above 0 and at most 100"):
+    with pytest.raises(OptionError, match="must be comma-separated accuracies in %, above 0 and at most 100"):
         read_targets(text)
 
 
@@ -278,7 +278,7 @@ def test_without_a_folder_nothing_is_written_and_a_strange_folder_is_left_alone(
     before = sorted(tmp_path.rglob("*"))
 
     assert oneshot("rounds", run).exit_code == 0
-    with pytest.raises(StoreError, match=r"allowed for --out is a new folder, or one with rounds\.json"):
+    with pytest.raises(StoreError, match=r"--out must be a new folder, or one with rounds\.json"):
         reported(run, out=run)
 
     assert sorted(tmp_path.rglob("*")) == before

@@ -21,7 +21,7 @@ def test_an_attacker_among_nodes_that_are_not_played_is_refused(tmp_path: Path) 
     attack = AttackConfig(kind="random", clients="c")
 
     check_attackers(attack, 3, str(tmp_path))
-    with pytest.raises(OptionError, match="names c: allowed in this simulation are a to b"):
+    with pytest.raises(OptionError, match="names c: must be clients of this simulation, a to b"):
         check_attackers(attack, 2, str(tmp_path))
 
 
@@ -29,9 +29,13 @@ def test_attacks_when_they_cannot_be_are_refused_before_anything_starts(small: d
     def settings(**more: Any) -> Any:
         return read_settings({**small, **{key.replace("__", "."): value for key, value in more.items()}})
 
-    with pytest.raises(OptionError, match="names client-005: allowed in this simulation are client-000 to client-004"):
+    with pytest.raises(
+        OptionError, match="names client-005: must be clients of this simulation, client-000 to client-004"
+    ):
         check_before_start(settings(attack__kind="random", attack__clients="client-005"), 5)
-    with pytest.raises(OptionError, match="'attack.kind' is 'copy': allowed with method 'iterative', whose clients"):
+    with pytest.raises(
+        OptionError, match="'attack.kind' is 'copy': must be .*label-flip, backdoor with method 'iterative', whose"
+    ):
         check_needs_of_settings(settings(method="iterative", attack__kind="copy", attack__clients="client-001"))
     check_needs_of_settings(settings(method="iterative", attack__kind="label-flip", attack__clients="client-001"))
     chosen = settings(attack__kind="backdoor", attack__clients="client-001", attack__target=10)
@@ -42,7 +46,7 @@ def test_attacks_when_they_cannot_be_are_refused_before_anything_starts(small: d
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"method": "iterative"}, "allowed with method 'iterative' is 'off'"),
+        ({"method": "iterative"}, "must be 'off' with method 'iterative'"),
         ({"uploads": "somewhere"}, "'uploads' 'somewhere': must be 'off'"),
     ],
 )

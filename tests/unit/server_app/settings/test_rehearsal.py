@@ -59,7 +59,7 @@ def test_node_that_cannot_be_is_refused(tmp_path: Path, node: str, line: str) ->
 def test_server_of_a_deployment_refuses_to_rehearse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(SUPERNODES_VARIABLE, raising=False)
     given = settings(write(tmp_path, a="partition-id = 0"), run_dir=str(tmp_path / "run"))
-    with pytest.raises(OptionError, match="'client.nodes' is .*: allowed with `oneshot run`"):
+    with pytest.raises(OptionError, match="'client.nodes' is .*: must be '' outside `oneshot run`"):
         build_strategy(given, None)  # type: ignore[arg-type]  refused before the job is looked at
     assert not (tmp_path / "run").exists()
 

@@ -176,7 +176,7 @@ def test_a_task_that_a_client_does_not_know_is_refused() -> None:
     settings = read_settings(SETTINGS)
     node = Node.of({"partition-id": 0, "num-partitions": CLIENTS}, settings.app)
 
-    with pytest.raises(UploadError, match=r"asks for task 'poetry': known here are classifier, open-set, cvae"):
+    with pytest.raises(UploadError, match=r"asks for task 'poetry': must be one of classifier, open-set, cvae"):
         trained_model(settings.app, node, Asked("", 1, 0, task="poetry"), {})
 
 
