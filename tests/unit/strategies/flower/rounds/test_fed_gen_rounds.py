@@ -103,7 +103,7 @@ def test_generator_of_a_round_goes_out_with_the_next(tmp_path: Path, level: str)
         if number > 1:
             lent = Lent.read(said)
             assert lent.level == level
-            assert lent.weight == pytest.approx(9.8 ** (number - 1))
+            assert lent.weight == pytest.approx(10.0 * 0.98 ** (number - 1))
             lent.build(72).load_state_dict(sent["generator"])
     assert [said["server-round"] for _, said, _ in federation.asked] == [1, 1, 2, 2, 3, 3]
     second, third = (federation.asked[place][2]["generator"] for place in (2, 4))
