@@ -44,6 +44,7 @@ fuzz: $(READY)
 
 config: $(READY)
 	$(BIN)/python -m server_app.settings.config_table
+	$(BIN)/python tests/docs/option_tables.py
 
 clean:
 	rm -rf $(VENV)

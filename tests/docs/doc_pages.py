@@ -12,7 +12,7 @@ PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     ROOT / "SECURITY.md",
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
     ROOT / "deploy/README.md",
 ]
 CONF = sorted((ROOT / "conf").glob("*.toml"))

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import option_tables
 import pytest
 import torch
 from doc_pages import ROOT, name_of, rows, section
@@ -20,18 +21,16 @@ from fl_app.data.text import LENGTH, NUM_CLASSES
 from fl_app.data.torchvision_sets import KNOWN
 from fl_app.models import ARCHITECTURES, build, builders
 from fl_app.node_config import KEYS
-from server_app.settings.choices import CHOICES, Choice
+from server_app.settings.choices import CHOICES
 from server_app.settings.read import default_settings
-from strategies import co_boosting, dense, fed_gen, feddf, flboost
 from strategies.core.errors import OptionError
-from strategies.core.options import flatten, options_of
-from strategies.distillation.settings import PoolOptions, StudentOptions, SynthesisOptions
+from strategies.core.options import flatten
 from strategies.flower.one_shot import OneShot
-from strategies.method import Need
-from strategies.rounds.config import FederatedRounds
+from strategies.method import METHODS, Method, Need
 
-README, METHODS_PAGE = ROOT / "README.md", ROOT / "docs" / "methods.md"
-PLUG_IN, UPLOADS = ROOT / "docs" / "plug-in.md", ROOT / "docs" / "uploads.md"
+DOCS = ROOT / "docs"
+INDEX, DATA, MODELS = DOCS / "methods" / "README.md", DOCS / "data.md", DOCS / "models.md"
+PLUG_IN, UPLOADS, OPERATORS = DOCS / "plug-in.md", DOCS / "uploads.md", ROOT / "deploy" / "README.md"
 NEEDS = {
     Need.SAME_ARCHITECTURE: "one architecture",
     Need.LABEL_COUNTS: "label counts",
@@ -41,33 +40,44 @@ NEEDS = {
 }
 # What models take that take no images -> its shape.
 OTHERS = {"row": (FEATURES, 1, 1), "text": (1, 1, LENGTH)}
-PRESETS = {
-    "dense": dense.PRESETS, "co-boosting": co_boosting.PRESETS, "feddf": feddf.PRESETS, "fed-gen": fed_gen.PRESETS,
-    "flboost": flboost.PRESETS,
-}  # fmt: skip
 
 
-def shown(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f"{value:.4g}" if len(str(value)) > 8 and isinstance(value, float) else str(value)
+def group_of(method: Method) -> str:
+    """Return the heading of the index under which a method stands: what it assumes."""
+    if Need.PROXY_IMAGES in method.needs:
+        return "## The server has images"
+    if method.uploads != "classifier":
+        return "## Clients train something else"
+    if method.fit_with is not None or method.lends is not None:
+        return "## Clients are asked again"
+    if Need.LABEL_COUNTS in method.needs:
+        return "## Clients send their label counts"
+    return "## Clients train and upload as ever"
 
 
-def needs_of(choice: Choice) -> list[str]:
-    in_rounds = ["clients in every round"] if isinstance(choice, FederatedRounds) else []
-    return [NEEDS[need] for need in choice.needs] + in_rounds
+GROUPS_OF = {name: group_of(METHODS[name]) for name in METHODS}
 
 
-def test_readme_lists_the_methods_as_they_are() -> None:
-    wanted = [[m.name, m.title, m.source, ", ".join(sorted(needs_of(m))), m.kind] for m in CHOICES.values()]
-    assert rows(section(README, "## Methods"), "name") == wanted
+@pytest.mark.parametrize("heading", sorted(set(GROUPS_OF.values())))
+def test_index_lists_the_methods_as_they_are_by_what_they_assume(heading: str) -> None:
+    wanted = [
+        [f"[{m.name}]({m.name}.md)", m.title, m.source, ", ".join(sorted(NEEDS[need] for need in m.needs)), m.kind]
+        for m in (METHODS[name] for name, group in GROUPS_OF.items() if group == heading)
+    ]
+    assert rows(section(INDEX, heading), "name") == wanted
 
 
-ZOO = rows(README.read_text().partition("<summary>Architectures</summary>")[2], "name")
+def test_every_method_has_a_page_and_every_page_a_method() -> None:
+    others = {"README", "distillation"}
+    assert {path.stem for path in INDEX.parent.glob("*.md")} - others == set(CHOICES)
+    assert "(iterative.md)" in section(INDEX, "## Clients are asked again")
+
+
+ZOO = rows(section(MODELS, "## Architectures"), "name")
 
 
 @pytest.mark.parametrize("row", ZOO, ids=lambda row: row[0])
-def test_readme_describes_an_architecture_as_it_is(row: list[str]) -> None:
+def test_models_page_describes_an_architecture_as_it_is(row: list[str]) -> None:
     name, parameters, smallest, normalised = row[:4]
     shape = {"lenet5": (1, 32, 32), "mnist-cnn": (1, 28, 28), **OTHERS}.get(smallest if smallest in OTHERS else name)
     model = build(name, num_classes=2 if name == "logistic" else 10, input_shape=shape or (3, 32, 32))
@@ -84,12 +94,12 @@ def takes(name: str, side: int) -> bool:
         return False
 
 
-def test_readme_lists_every_architecture() -> None:
+def test_models_page_lists_every_architecture() -> None:
     assert [row[0] for row in ZOO] == list(ARCHITECTURES)
 
 
-def test_readme_lists_the_data_sets_as_they_are() -> None:
-    table = {row[0]: row[1:] for row in rows(README.read_text(), "data.name")}
+def test_data_page_lists_the_data_sets_as_they_are() -> None:
+    table = {row[0]: row[1:] for row in rows(DATA.read_text(), "data.name")}
     assert list(table) == list(SOURCES)
     digits = open_split("digits", "test")
     assert table["digits"][:2] == [" x ".join(map(str, digits.input_shape)), str(digits.num_classes)]
@@ -103,58 +113,50 @@ def test_readme_lists_the_data_sets_as_they_are() -> None:
     assert table["ag-news"][:2] == [f"texts of {LENGTH} words", str(NUM_CLASSES)]
 
 
-def test_readme_lists_what_a_node_is_told() -> None:
-    assert {key for row in rows(README.read_text(), "key of a node") for key in row[0].split(", ")} == set(KEYS)
+def test_deploy_page_lists_the_keys_of_a_node() -> None:
+    assert {key for row in rows(OPERATORS.read_text(), "key of a node") for key in row[0].split(", ")} == set(KEYS)
 
 
-def shared_options(name: str) -> dict[str, str]:
-    """Return what the table of shared options says about a method: key -> default."""
-    text = section(METHODS_PAGE, "## Methods that distil")
-    header = next(line for line in text.splitlines() if line.startswith("| option |")).replace("`", "")
-    titles = [cell.strip() for cell in header.strip("|").split("|")]
-    if name not in titles:
-        return {}
-    column = titles.index(name)
-    return {f"{name}.{row[0]}": row[column] for row in rows(text, "option") if row[column]}
+@pytest.mark.parametrize("page", [*option_tables.PAGES.values(), option_tables.SETTINGS], ids=name_of)
+def test_tables_of_options_are_as_the_code_has_them(page: Path) -> None:
+    assert page.read_text() == option_tables.written(page), "run `make config`"
 
 
 @pytest.mark.parametrize("name", list(CHOICES))
-def test_methods_page_has_every_option_of_a_method_once_with_its_default(name: str) -> None:
-    text = section(METHODS_PAGE, f"## `{name}`")
-    defaults = {key: shown(value) for key, value in flatten(CHOICES[name].config(), name).items()}
-    shared = shared_options(name)
+def test_page_of_a_method_has_every_option_once_with_its_default(name: str) -> None:
+    text = section(option_tables.PAGES[name], "## Options")
+    defaults = {key: option_tables.shown(value) for key, value in flatten(CHOICES[name].config(), name).items()}
     if not defaults:
-        assert "No options." in text
-        assert shared == {}
+        assert text.strip() == "No options."
         return
-    own = {row[0]: row[1] for row in rows(text, "option")}
-    assert {**shared, **own} == defaults
-    assert len(shared) + len(own) == len(defaults)
+    own = rows(text, "option")
+    assert {row[0]: row[1] for row in own} == defaults
+    assert len(own) == len(defaults)
 
 
-def test_methods_page_shares_what_the_code_shares() -> None:
-    table = rows(section(METHODS_PAGE, "## Methods that distil"), "option")
-    shared = [option for part in (StudentOptions, SynthesisOptions, PoolOptions) for option in options_of(part)]
-    assert [row[0] for row in table] == [option.key for option in shared]
+def test_tables_hold_every_setting_once() -> None:
+    tables = [(path.read_text(), "option") for name, path in option_tables.PAGES.items() if options_of_page(name)]
+    tables.append((option_tables.SETTINGS.read_text(), "setting"))
+    assert sorted(row[0] for text, head in tables for row in rows(text, head)) == sorted(default_settings())
 
 
-@pytest.mark.parametrize("name", list(PRESETS))
-def test_methods_page_shows_the_presets_of_a_method_as_they_are(name: str) -> None:
-    text, config = section(METHODS_PAGE, f"## `{name}`"), CHOICES[name].config
-    default = flatten(config(), name)
-    presets: dict[str, Any] = {key: flatten(config(**changes), name) for key, changes in PRESETS[name].items()}
-    if name in ("dense", "flboost"):
-        presets["app"] = {key: default_settings()[key] for key in default}
-    header = [cell.strip(" `") for cell in next(x for x in text.splitlines() if x.startswith("| preset |")).split("|")]
-    assert header[2:-1] == list(presets)
-    del presets["default"]
-    wanted = [
-        [key, shown(value), *(shown(values[key]) if values[key] != value else "" for values in presets.values())]
-        for key, value in default.items()
-        if any(values[key] != value for values in presets.values())
-    ]
-    assert rows(text, "preset") == wanted
-    assert re.findall(r"^- \*\*([\w-]+)\*\*:", text, re.MULTILINE) == list(PRESETS[name])
+def options_of_page(name: str) -> bool:
+    return option_tables.options_table(name) is not None
+
+
+@pytest.mark.parametrize("name", list(option_tables.PRESETS))
+def test_page_of_a_method_describes_each_of_its_presets(name: str) -> None:
+    text = option_tables.PAGES[name].read_text()
+    assert re.findall(r"^- \*\*([\w-]+)\*\*:", text, re.MULTILINE) == list(option_tables.PRESETS[name])
+
+
+@pytest.mark.parametrize("name", list(option_tables.PAGES))
+def test_figures_of_a_method_are_those_of_the_pages_of_results(name: str) -> None:
+    figures = section(option_tables.PAGES[name], "## Figures")
+    measured = {line for page in ("results.md", "tally.md") for line in (DOCS / page).read_text().splitlines()}
+    shown = [line for line in figures.splitlines() if line.startswith("|")]
+    assert {line for line in shown if line not in measured and set(line) - set("|-: ")} == set()
+    assert shown or figures.startswith("\nNot measured here.")
 
 
 def test_methods_without_a_preset_of_the_app_run_with_their_defaults() -> None:
@@ -163,10 +165,18 @@ def test_methods_without_a_preset_of_the_app_run_with_their_defaults() -> None:
             assert flatten(CHOICES[name].config(), name).items() <= default_settings().items()
 
 
-def test_methods_page_lists_every_law_and_every_settings_file() -> None:
-    assert [row[0] for row in rows(METHODS_PAGE.read_text(), "data.law")] == list(LAWS)
-    named = re.findall(r"`(conf/[\w-]+\.toml)`", section(METHODS_PAGE, "## The settings of the papers' tables"))
+def test_pages_list_every_law_and_every_settings_file() -> None:
+    assert [row[0] for row in rows(DATA.read_text(), "data.law")] == list(LAWS)
+    named = re.findall(r"`(conf/[\w-]+\.toml)`", section(DOCS / "settings.md", "## The settings of the papers' tables"))
     assert sorted(named) == sorted(name_of(path) for path in (ROOT / "conf").glob("*.toml"))
+
+
+@pytest.mark.parametrize("package", ["strategies", "server_app"])
+def test_architecture_page_has_every_room(package: str) -> None:
+    text = (DOCS / "architecture.md").read_text()
+    files = (ROOT / package).rglob("*.py")
+    rooms = {str(path.parent.relative_to(ROOT / package)) for path in files} - {".", "core/startup"}
+    assert {room for room in rooms if f"| `{room}/` |" not in text} == set()
 
 
 def flat_net() -> nn.Module:

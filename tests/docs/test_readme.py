@@ -30,7 +30,8 @@ from strategies.flower.messages import Request, read_reply
 from strategies.method import Job, Normalization, Silent, Upload
 from strategies.uploads.checks import Signatures
 
-README = ROOT / "README.md"
+README, DOCS = ROOT / "README.md", ROOT / "docs"
+RUNNING, RUN_FOLDER, PLUG_IN = DOCS / "running.md", DOCS / "run-folder.md", DOCS / "plug-in.md"
 KINDS = {o.key: o.kind for o in known_options()}
 WITH_CODE = [page for page in PAGES if blocks(page, "python")]
 # Files of the examples, which a reader would write.
@@ -50,7 +51,7 @@ def execute(page: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[str],
 
 def make_runs(page: Path, make: Callable[[str, bool], Path]) -> None:
     for name in sorted(set(re.findall(r"runs/[\w-]+", "\n".join(blocks(page, "python"))))):
-        make(name, page != README)
+        make(name, page != RUN_FOLDER)
 
 
 @pytest.mark.parametrize("page", WITH_CODE, ids=name_of)
@@ -61,7 +62,7 @@ def test_python_blocks_run_in_order(
     names = execute(page, monkeypatch)
     for key in ("model", "ensemble", "student"):
         if isinstance(names.get(key), torch.nn.Module):
-            shape = (2, 1, 16, 16) if page == README else (2, 3, 32, 32)
+            shape = (2, 1, 16, 16) if page == RUN_FOLDER else (2, 3, 32, 32)
             assert names[key](torch.zeros(shape)).shape == (2, 10)
 
 
@@ -89,12 +90,19 @@ class Nodes:
         return [self._replies.pop(name) for name in message_ids if name in self._replies]
 
 
-def test_readme_server_app_ends_with_a_student(
+def test_readme_s_line_is_that_of_the_whole_server_app() -> None:
+    [change] = blocks(README, "diff")
+    added = [line.removeprefix("+").strip() for line in change.splitlines() if line.startswith("+")]
+    assert len(added) == 2
+    assert all(any(line in code for code in blocks(PLUG_IN, "python")) for line in added)
+
+
+def test_plug_in_server_app_ends_with_a_student(
     finished_run: Callable[[str, bool], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make_runs(README, finished_run)
+    make_runs(PLUG_IN, finished_run)
     shown = "strategy = Tally(Net, num_classes=10, input_shape=(3, 32, 32))"
-    assert sum(shown in code for code in blocks(README, "python")) == 1
+    assert sum(shown in code for code in blocks(PLUG_IN, "python")) == 1
     config = "TallyConfig(epochs=1, images=8)"
     small = f"{shown[:-1]}, config={config}, compute='in-process')"
 
@@ -103,7 +111,7 @@ def test_readme_server_app_ends_with_a_student(
             "student = strategy.outcome", "seen.append((strategy.outcome, result)); student = strategy.outcome"
         )  # fmt: skip
 
-    names = execute(README, monkeypatch, change)
+    names = execute(PLUG_IN, monkeypatch, change)
     names["seen"] = []
     names["main"](Nodes(lambda: names["Net"]().state_dict()), None)
     [(student, result)] = names["seen"]
@@ -115,9 +123,8 @@ def test_readme_server_app_ends_with_a_student(
 def test_plug_in_client_app_sends_what_the_server_accepts(
     finished_run: Callable[[str, bool], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = ROOT / "docs" / "plug-in.md"
-    make_runs(page, finished_run)
-    names = execute(page, monkeypatch)
+    make_runs(PLUG_IN, finished_run)
+    names = execute(PLUG_IN, monkeypatch)
     signatures = Signatures({"net": names["Net"], "large-net": names["LargeNet"]})
 
     def answer(held: tuple[str, ...]) -> Any:
@@ -134,7 +141,7 @@ def test_plug_in_client_app_sends_what_the_server_accepts(
 def test_the_method_that_trains_on_the_page_about_methods_ends_with_a_student(
     finished_run: Callable[[str, bool], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = ROOT / "docs" / "adding-a-method.md"
+    page = DOCS / "adding-a-method.md"
     make_runs(page, finished_run)
     names = execute(page, monkeypatch)
     config = names["DisagreementConfig"](epochs=2, generator_steps=2, synthesis_batch_size=4, batch_size=4)
@@ -223,7 +230,9 @@ CHECKS: dict[str, Callable[[list[str]], None]] = {
 
 
 def documented_node_keys() -> set[str]:
-    return {key for row in rows(README.read_text(), "key of a node") for key in row[0].split(", ")}
+    return {
+        key for row in rows((ROOT / "deploy" / "README.md").read_text(), "key of a node") for key in row[0].split(", ")
+    }
 
 
 def test_commands_with_an_unknown_setting_are_refused() -> None:
@@ -256,8 +265,8 @@ def test_paths_that_are_named_exist(page: Path) -> None:
 
 
 @pytest.mark.slow
-def test_readme_run_replay_and_resume_do_what_they_say(tmp_path: Path) -> None:
-    shown = blocks(README, "console")
+def test_run_replay_and_resume_do_what_the_pages_say(tmp_path: Path) -> None:
+    shown = [*blocks(README, "console"), *blocks(RUNNING, "console")]
     assert any(".venv/bin/oneshot run\n" in block for block in shown)
     replayed = "oneshot replay $RUN --method label-count-ensemble"
     assert any(replayed in block for block in shown)
@@ -276,11 +285,11 @@ def test_readme_run_replay_and_resume_do_what_they_say(tmp_path: Path) -> None:
         return result
 
     result = oneshot("run", "--run-config", SMALL, "--num-supernodes", "2")
-    table = [row for row in rows(README.read_text(), "key") if not row[1].startswith("only ")]
+    table = [row for row in rows(RUN_FOLDER.read_text(), "key") if not row[1].startswith("only ")]
     keys = {key for row in table for key in row[0].split(", ")}
     assert result.keys() == keys
     run = Path(result["run_dir"])
-    [tree] = [block for block in blocks(README, "") if block.startswith("runs/")]
+    [tree] = [block for block in blocks(RUN_FOLDER, "") if block.startswith("runs/")]
     promised = re.findall(r"[\w.]+\.(?:json|jsonl|safetensors|md|png)\b", tree)
     absent = [name for name in promised if not list(run.rglob(name))]
     assert absent == ["refusals.jsonl", "client_weights.png"], "nobody was refused, and Tally weighs by class"
