@@ -19,7 +19,8 @@ from typing import Any
 
 from server_app.compare.metered import Metered, usage_of
 from server_app.launch.guard import TOKEN_KEY
-from server_app.replay.stored import Request, replay_run
+from server_app.replay.request import Request
+from server_app.replay.stored import replay_run
 from server_app.report.communication import cost_of_uploads, own_names
 from server_app.settings.choices import CHOICES
 from strategies.compute import InProcess

@@ -5,13 +5,14 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fl_app.config import AppConfig
 from fl_app.data import Split
 from server_app.replay.foreign_models import foreign_models
+from server_app.replay.request import Request
 from server_app.report.finish import bare_result, finish
 from server_app.settings.build import build_job, held_out
 from server_app.settings.choices import CHOICES
@@ -21,7 +22,7 @@ from server_app.settings.server_data import open_half
 from server_app.settings.settled import check_same_run, check_settled
 from strategies.compute import ServerCompute, choose, named
 from strategies.core.errors import OneShotError, OptionError, StoreError
-from strategies.core.options import Scalar, flatten, options_of, parse, reject_unknown
+from strategies.core.options import flatten, options_of, parse, reject_unknown
 from strategies.gatekeeper.config import GatekeeperConfig
 from strategies.method import METHODS, TEACHERS, EnsembleSpec, Job, Method, Normalization, Upload
 from strategies.rounds.config import NEEDS_CLIENTS, FederatedRounds
@@ -32,31 +33,6 @@ from strategies.run.stage import CHECKPOINT_S, all_cores, kept_round, usable_upl
 from strategies.uploads.needs import check_needs, fitting
 
 LEAST_UPLOADS = 2  # that a replay of another project's run needs after its gatekeeper
-
-
-@dataclass(frozen=True)
-class Request:
-    """What is asked for.
-
-    Attributes:
-        run: The folder that holds the uploads.
-        method: The server method; empty for the run's own.
-        overrides: Settings that differ from the run's.
-        resume: The folder of a replay that was cut off.
-        model: ``module:attribute`` that builds the models of a run of another project.
-        compute: Where the server stage runs.
-        folder: The run folder of a new replay; None for one beside the run.
-        kept: The file of the scores that replays of the same uploads have in common; None if there is none.
-    """
-
-    run: Path
-    method: str
-    overrides: Mapping[str, Scalar]
-    resume: Path | None = None
-    model: str = ""
-    compute: str = "in-process"
-    folder: Path | None = None
-    kept: Path | None = None
 
 
 def replay_run(request: Request, *, log: Callable[[str], None], compute: ServerCompute | None = None) -> dict[str, Any]:

@@ -141,9 +141,9 @@ class Nodes:
         """
         try:
             yield
-        except OneShotError:
-            raise
-        except Exception as error:
+        except BaseException as error:
+            if isinstance(error, OneShotError) or not isinstance(error, Exception):
+                raise
             self.grid.get_node_ids()  # raises if it is the grid that has failed, and not the answer
             self.names.barred.add(node)
             line = f"its answer cannot be read: {type(error).__name__}: {_last_line(str(error))}"

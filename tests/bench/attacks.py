@@ -33,7 +33,8 @@ from client_app.told_counts import told_counts
 from client_app.work import trained_model
 from fl_app.attacks import KINDS
 from fl_app.config import AppConfig
-from server_app.replay.stored import Request, replay_run
+from server_app.replay.request import Request
+from server_app.replay.stored import replay_run
 from server_app.settings.read import default_settings, known_options
 from server_app.settings.text import merge_settings
 from strategies.core.errors import OneShotError

@@ -27,7 +27,7 @@ TRUSTED = {
     ("fl_app/models/__init__.py", "importlib.import_module"): "names that stand in this file",
     ("fl_app/vision.py", "importlib.import_module"): "torchvision",
     ("server_app/replay/foreign_models.py", "importlib.import_module"): "what --model names: the user's own choice",
-    ("strategies/method.py", "importlib.import_module"): "names that stand in this file",
+    ("strategies/core/registry.py", "importlib.import_module"): "names that stand in this file",
     ("strategies/compute/ray_actors.py", "importlib.import_module"): "the library's own name, from our own driver",
     ("strategies/core/startup/sitecustomize.py", "importlib.import_module"): "a name that stands in this file",
     (

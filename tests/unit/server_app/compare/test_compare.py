@@ -28,7 +28,8 @@ from server_app.compare.cell import Cell, expected_seconds, run_cell, work
 from server_app.compare.comparison import Comparison, compare_runs
 from server_app.compare.metered import Metered, peak_mib, usage_of
 from server_app.compare.table import notes_of
-from server_app.replay.stored import Request, replay_run, unmet_need
+from server_app.replay.request import Request
+from server_app.replay.stored import replay_run, unmet_need
 from server_app.settings.choices import CHOICES
 from strategies.compute import InProcess
 from strategies.core.errors import OneShotError, OptionError, StoreError

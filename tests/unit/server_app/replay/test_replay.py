@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from server_app.replay.stored import Request, replay_run
+from server_app.replay.request import Request
+from server_app.replay.stored import replay_run
 from strategies.core.errors import OneShotError, OptionError, StoreError
 from strategies.method import METHODS, Snapshot
 from strategies.run.journal import Journal

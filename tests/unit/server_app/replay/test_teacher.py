@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from server_app.replay.stored import Request, replay_run
+from server_app.replay.request import Request
+from server_app.replay.stored import replay_run
 from server_app.settings.build import build_job, build_strategy, held_out
 from server_app.settings.checks import check_needs_of_settings
 from server_app.settings.read import read_settings

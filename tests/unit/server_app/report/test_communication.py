@@ -10,7 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from server_app import cli as command_line
-from server_app.replay.stored import Request, replay_run
+from server_app.replay.request import Request
+from server_app.replay.stored import replay_run
 from server_app.report.communication import Cost, cost_of, cost_of_uploads, curve_of, moved_in, moved_lines, points_of
 from server_app.report.evaluation import Row
 from strategies.core.errors import StoreError

@@ -5,7 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from server_app.replay.stored import Request, replay_run
+from server_app.replay.request import Request
+from server_app.replay.stored import replay_run
 from server_app.report.gatekeeping import card_section, plot_verdict, verdict_lines
 from strategies.gatekeeper.verdicts import Finding, Inspection, Row
 from strategies.run.files import save_weights, sha256_file

@@ -12,7 +12,8 @@ from fl_app.data import ImageData
 from server_app.compare import comparison as comparing
 from server_app.compare.cell import Cell, work
 from server_app.compare.comparison import Comparison, compare_runs
-from server_app.replay.stored import Request, replay_run
+from server_app.replay.request import Request
+from server_app.replay.stored import replay_run
 from server_app.report.kept_scores import KeptScores
 from server_app.settings.build import build_job, held_out
 from server_app.settings.held_out import HeldOut

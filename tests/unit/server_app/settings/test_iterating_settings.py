@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from fl_app.models import build
-from server_app.replay.stored import Request, replay_run, unmet_need
+from server_app.replay.request import Request
+from server_app.replay.stored import replay_run, unmet_need
 from server_app.report.evaluation import result_table
 from server_app.settings.build import build_job, build_strategy, held_out
 from server_app.settings.checks import check_needs_of_settings

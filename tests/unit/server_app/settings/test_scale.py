@@ -10,7 +10,8 @@ import pytest
 
 from fl_app.config import AppConfig
 from server_app.launch.console import print_result
-from server_app.replay.stored import Request, replay_run
+from server_app.replay.request import Request
+from server_app.replay.stored import replay_run
 from server_app.report.finish import table_lines
 from server_app.settings.choices import CHOICES
 from server_app.settings.read import read_settings

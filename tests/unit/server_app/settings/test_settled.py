@@ -13,7 +13,8 @@ import torch
 
 from fl_app.data import open_split, server_share
 from server_app.launch.run_command import stored_settings
-from server_app.replay.stored import Request, replay_run
+from server_app.replay.request import Request
+from server_app.replay.stored import replay_run
 from server_app.settings.read import default_settings, known_options, read_settings
 from server_app.settings.settled import FREE_ON_REPLAY, check_same_run
 from strategies.core.errors import OneShotError, OptionError, StoreError

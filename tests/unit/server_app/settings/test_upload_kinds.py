@@ -16,7 +16,8 @@ from client_app.tasks import TASKS
 from client_app.work import trained_model
 from fl_app.data import open_split
 from fl_app.models.uploaded import uploaded_builders, uploaded_name
-from server_app.replay.stored import Request, replay_run
+from server_app.replay.request import Request
+from server_app.replay.stored import replay_run
 from server_app.settings.build import build_job
 from server_app.settings.read import default_settings, read_settings
 from strategies.core.errors import OptionError, UploadError
