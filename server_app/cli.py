@@ -110,7 +110,7 @@ def replay(
     """Run any server method on the stored uploads of a run, without Flower and without clients."""
     with errors(format):
         from server_app.replay.request import Request
-from server_app.replay.stored import replay_run
+        from server_app.replay.stored import replay_run
 
         overrides = _read(changes)
         request = Request(folder, method, overrides, resume=resume, model=model, compute=compute)
