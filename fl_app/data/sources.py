@@ -10,6 +10,7 @@ flip apply to CIFAR only.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -196,14 +197,18 @@ def _check_size(name: str, image_size: int) -> None:
 
 def _digits(split: str, image_size: int) -> Split:
     """Scikit-learn's embedded digits: 1797 images of 8x8 with values 0 to 16; the last 500 are the test half."""
+    rows = slice(0, DIGITS_TRAIN) if split == "train" else slice(DIGITS_TRAIN, None)
+    images, labels = (tensor[rows] for tensor in _digit_tensors())
+    return _split(labels.clone(), images.__getitem__, num_classes=10, shape=(1, image_size or 16))
+
+
+@functools.cache
+def _digit_tensors() -> tuple[torch.Tensor, torch.Tensor]:
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
-    rows = slice(0, DIGITS_TRAIN) if split == "train" else slice(DIGITS_TRAIN, None)
-    pixels = np.rint(bunch.images[rows] * (255 / 16)).astype(np.uint8)
-    images = torch.from_numpy(pixels)[:, None]
-    labels = torch.from_numpy(bunch.target[rows]).long()
-    return _split(labels, images.__getitem__, num_classes=10, shape=(1, image_size or 16))
+    pixels = np.rint(bunch.images * (255 / 16)).astype(np.uint8)
+    return torch.from_numpy(pixels)[:, None], torch.from_numpy(bunch.target).long()
 
 
 def _split(

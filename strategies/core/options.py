@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import math
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar, get_type_hints
 
 from .errors import OptionError
 
 Scalar = bool | int | float | str
 T = TypeVar("T")
+_kinds: Callable[[Any], dict[str, Any]] = functools.cache(get_type_hints)  # field -> type; a start asks each type often
 
 
 def option(
@@ -83,7 +85,7 @@ def options_of(config: type | Any, table: str = "") -> list[Option]:
         table: The name of its table; the keys are prefixed with it.
     """
     cls = config if isinstance(config, type) else type(config)
-    kinds = get_type_hints(cls)
+    kinds = _kinds(cls)
     found: list[Option] = []
     for field in dataclasses.fields(cls):
         key = f"{table}.{kebab(field.name)}" if table else kebab(field.name)
@@ -107,7 +109,7 @@ def check(config: Any, table: str = "") -> None:
     Raises:
         OptionError: A value is of the wrong kind or out of range.
     """
-    kinds = get_type_hints(type(config))
+    kinds = _kinds(type(config))
     for field in dataclasses.fields(config):
         if not dataclasses.is_dataclass(kinds[field.name]):
             key = f"{table}.{kebab(field.name)}" if table else kebab(field.name)
@@ -135,7 +137,7 @@ def parse(cls: type[T], settings: Mapping[str, Scalar], table: str = "") -> T:
     Raises:
         OptionError: A value is of the wrong kind or out of range.
     """
-    kinds = get_type_hints(cls)
+    kinds = _kinds(cls)
     values: dict[str, Any] = {}
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]
         key = f"{table}.{kebab(field.name)}" if table else kebab(field.name)

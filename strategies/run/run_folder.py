@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import uuid
@@ -277,6 +278,7 @@ def _now() -> str:
     return datetime.now(UTC).astimezone().isoformat(timespec="seconds")
 
 
+@functools.cache
 def _versions() -> dict[str, str]:
     found = {"python": platform.python_version()}
     for package in _PACKAGES:

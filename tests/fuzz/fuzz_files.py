@@ -144,7 +144,7 @@ def _saved(content: Any, *, legacy: bool = False) -> bytes:
 
 def _zip(method: int, **entries: bytes) -> bytes:
     stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w", method) as archive:
+    with zipfile.ZipFile(stream, "w", method, compresslevel=1) as archive:
         for name, data in entries.items():
             archive.writestr(name, data)
     return stream.getvalue()
@@ -174,17 +174,20 @@ def _nested_pickle() -> bytes:
     return b"\x80\x02" + b"]" * 50_000 + b"a" * 49_999 + b"."
 
 
-BOMB = bytes(600 * 2**20)
 PICKLES = (
     _saved({"state_dict": STATE, "epoch": 3}), _saved(STATE), _saved(STATE, legacy=True),
     pickle.dumps([print, {"a": 1}]),
     _saved({"a": torch.ones(2).bfloat16(), "b": torch.eye(2).to_sparse()}),
 )  # fmt: skip
-HOSTILE_PICKLES = (
-    _giant(), _nested_pickle(), _rezipped(data__0=BOMB), _rezipped(bomb=BOMB),
-    _rezipped(**{"data.pkl": _nested_pickle()}), _rezipped(**{"../../evil": b"x"}), b"PK\x05\x06" + bytes(18),
-)  # fmt: skip
-del BOMB
+
+
+@st.deferred
+def HOSTILE_PICKLES() -> st.SearchStrategy[bytes]:  # noqa: N802  a constant, packed when it is first drawn from
+    bomb = bytes(600 * 2**20)
+    return st.sampled_from((
+        _giant(), _nested_pickle(), _rezipped(data__0=bomb), _rezipped(bomb=bomb),
+        _rezipped(**{"data.pkl": _nested_pickle()}), _rezipped(**{"../../evil": b"x"}), b"PK\x05\x06" + bytes(18),
+    ))  # fmt: skip
 
 
 def _read_pt(path: Path) -> Any:
@@ -350,7 +353,7 @@ FILES: dict[str, Decoder] = {
                            lambda: RoundState(ROOT / "state" / RUN_ID, "alice").before(4)), NOTHING),
     "client's copy": Decoder(json_bytes(TRAINED), _kept("alice-1.json", lambda: _keep().load()), NOTHING),
     "kept logits": Decoder(mutated(LOGITS.read_bytes()), _read_logits, NOTHING),
-    "torch checkpoint": Decoder(st.one_of(mutated(*PICKLES), st.sampled_from(HOSTILE_PICKLES)),
+    "torch checkpoint": Decoder(st.one_of(mutated(*PICKLES), HOSTILE_PICKLES),
                                 _file("a.pt", _read_pt), look=_tensors),
     "safetensors": Decoder(safetensors_files(WEIGHTS), _file("b.safetensors", _read_pt), look=_tensors),
     "market map": Decoder(toml(MAP), _file("market/map.toml", _map)),

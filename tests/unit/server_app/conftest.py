@@ -33,6 +33,9 @@ TINY: dict[str, Any] = {
     "batch-size": 8,
     "latent": 8,
     "steps-per-epoch": 2,
+    "images": 64,
+    "probes": 64,
+    "stratification-steps": 2,
 }
 SMALL: dict[str, Any] = {
     "method": "fedens",
@@ -71,6 +74,13 @@ def state_of(architecture: str, seed: int) -> dict[str, torch.Tensor]:
 
 def counts_of(seed: int) -> tuple[int, ...]:
     return tuple((7 * label + 13 * seed) % 50 + 1 for label in range(10))
+
+
+@pytest.fixture(autouse=True)
+def _unrendered(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the files of plots empty, because rendering takes most of a small run; the mark ``plots`` renders them."""
+    if request.node.get_closest_marker("plots") is None:
+        monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda _, path, **__: Path(path).touch())
 
 
 @pytest.fixture

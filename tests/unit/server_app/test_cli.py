@@ -329,9 +329,8 @@ def test_a_folder_of_another_project_cannot_be_resumed_by_this_app(engine: Engin
 
 
 def test_a_replay_from_the_command_line_prints_its_table_and_its_json(
-    engine: Engine, run_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    engine: Engine, run_folder: Callable[..., Path]
 ) -> None:
-    monkeypatch.setattr("server_app.report.finish.plot_all", lambda *_: ["accuracy.png"])
     run = run_folder()
 
     text = oneshot("replay", run, "--method", "fedavg")

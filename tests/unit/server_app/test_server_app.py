@@ -21,9 +21,8 @@ class NoGrid:
 
 
 @pytest.fixture
-def serve(small: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def serve(small: dict[str, Any]) -> Callable[..., None]:
     """Return a function that runs the ServerApp's main as Flower does, without Flower."""
-    monkeypatch.setattr("server_app.report.finish.plot_all", lambda *_: ["accuracy.png"])
 
     def run(**settings: Any) -> None:
         given = {key.replace("__", ".").replace("_", "-"): value for key, value in settings.items()}

@@ -13,7 +13,7 @@ from torch import nn
 from strategies.core.errors import OptionError
 from strategies.distillation.generators import FeatureGenerator
 from strategies.flboost import METHOD, FlBoostConfig
-from strategies.method import Silent
+from strategies.method import Outcome, Silent
 from strategies.uploads.needs import check_needs
 
 SWITCHES: dict[str, Any] = {
@@ -25,11 +25,15 @@ SWITCHES: dict[str, Any] = {
 }  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def usual() -> Outcome:
+    return METHOD.fit(job(), Silent())
+
+
 @pytest.mark.parametrize("name", list(SWITCHES))
-def test_every_option_changes_the_result(name: str) -> None:
-    base = METHOD.fit(job(), Silent())
+def test_every_option_changes_the_result(usual: Outcome, name: str) -> None:
     changed = METHOD.fit(job(replace(SMALL, **{name: SWITCHES[name]})), Silent())
-    assert differ(student(base), student(changed))
+    assert differ(student(usual), student(changed))
 
 
 def test_every_option_has_a_test() -> None:

@@ -41,12 +41,6 @@ from strategies.run.run_folder import RunFolder
 MakeRun = Callable[..., Path]
 
 
-@pytest.fixture(autouse=True)
-def _no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plots are the work of other tests, and most of the time."""
-    monkeypatch.setattr("server_app.report.finish.plot_all", lambda *_: ["accuracy.png"])
-
-
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, int]]:
     """Let cells run in this process, and return the list of those that do."""
@@ -117,6 +111,7 @@ def test_methods_when_compared_have_a_line_per_outcome_with_mean_and_sample_devi
 
 
 @pytest.mark.usefixtures("both", "ran")
+@pytest.mark.plots
 def test_every_cell_is_a_normal_replay_folder_and_compare_json_holds_all_of_them(
     run_folder: MakeRun, tmp_path: Path
 ) -> None:

@@ -25,9 +25,8 @@ CURVE = [[3.0, 40.0], [4.0, 70.0]]
 
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, int]]:
-    """Let cells run in this process without their plots, and return the list of those that do."""
+    """Let cells run in this process, and return the list of those that do."""
     found: list[tuple[str, str, int]] = []
-    monkeypatch.setattr("server_app.report.finish.plot_all", lambda *_: [])
 
     def here(cell: Cell, token: str, log: Callable[[str], None]) -> str:
         found.append((cell.method, cell.run.name, cell.seed))
@@ -103,6 +102,7 @@ def test_results_of_one_method_with_other_options_have_names_of_their_own(run_of
     assert (points["FENS, nn, as run"].cost, points["FENS, nn, as run"].spread) == (lines[0].mib_per_client, 1.41)
 
 
+@pytest.mark.plots
 def test_a_comparison_puts_methods_on_stored_uploads_and_a_run_s_own_result_side_by_side(
     run_of_fens: MakeRun, ran: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

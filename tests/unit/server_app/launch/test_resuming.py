@@ -28,7 +28,6 @@ from strategies.run.run_folder import RunFolder
 @pytest.fixture
 def serve(small: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Return a function that runs the ServerApp's main as a deployment does."""
-    monkeypatch.setattr("server_app.report.finish.plot_all", lambda *_: ["accuracy.png"])
     monkeypatch.delenv(SUPERNODES_VARIABLE, raising=False)
 
     def run(**settings: Any) -> None:

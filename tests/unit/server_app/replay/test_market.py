@@ -35,12 +35,6 @@ def state_of(architecture: str, seed: int) -> State:
         return build(architecture, num_classes=10, input_shape=(1, 16, 16)).state_dict()
 
 
-@pytest.fixture(autouse=True)
-def _no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plots are the work of other tests, and most of the time."""
-    monkeypatch.setattr("server_app.report.finish.plot_all", lambda *_: [])
-
-
 class Malicious:
     def __init__(self, target: Path) -> None:
         self.target = target

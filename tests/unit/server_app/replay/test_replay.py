@@ -25,12 +25,6 @@ KEYS = {
 }  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def _no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plots are the work of other tests, and most of the time."""
-    monkeypatch.setattr("server_app.report.finish.plot_all", lambda *_: ["accuracy.png"])
-
-
 def replayed(run: Path, method: str = "", resume: Path | None = None, **how: Any) -> dict[str, Any]:
     model = how.pop("model", "")
     lines: list[str] = how.pop("lines", [])

@@ -21,11 +21,6 @@ from strategies.run.run_folder import RunFolder
 MakeRun = Callable[..., Path]
 
 
-@pytest.fixture(autouse=True)
-def _no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server_app.report.finish.plot_all", lambda *_: ["accuracy.png"])
-
-
 def replayed(run: Path, method: str, **overrides: Any) -> dict[str, Any]:
     given = {key.replace("__", ".").replace("_", "-"): value for key, value in overrides.items()}
     return replay_run(Request(run, method, given), log=lambda _: None)

@@ -74,10 +74,7 @@ def test_a_run_costs_what_its_messages_moved_in_all_its_rounds(run_folder: MakeR
     assert moved.down == dict.fromkeys(moved.up, 150)
 
 
-def test_a_replay_costs_what_its_uploads_did_and_moves_nothing(
-    run_folder: MakeRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("server_app.report.finish.plot_all", lambda *_: [])
+def test_a_replay_costs_what_its_uploads_did_and_moves_nothing(run_folder: MakeRun) -> None:
     run = run_folder()
     traffic = Traffic.read(run / "traffic.json")
     traffic.add("ensemble", "client-000", down=MIB)

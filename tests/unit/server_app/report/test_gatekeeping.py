@@ -5,6 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from server_app.replay.request import Request
 from server_app.replay.stored import replay_run
 from server_app.report.gatekeeping import card_section, plot_verdict, verdict_lines
@@ -38,6 +40,7 @@ def scale_first(run: Path) -> None:
     (run / "uploads.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
+@pytest.mark.plots
 def test_a_replay_with_exclude_leaves_the_suspect_out_and_tells_it_everywhere(run_folder: MakeRun) -> None:
     run = run_folder("lenet5", "lenet5", "lenet5")
     scale_first(run)

@@ -27,9 +27,8 @@ MakeRun = Callable[..., Path]
 
 @pytest.fixture
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Let cells run here without plots, and return the list of the passes over the held-out images."""
+    """Let cells run in this process, and return the list of the passes over the held-out images."""
     found: list[str] = []
-    monkeypatch.setattr("server_app.report.finish.plot_all", lambda *_: [])
 
     def here(cell: Cell, token: str, log: Callable[[str], None]) -> str:
         work(cell, log)

@@ -242,6 +242,7 @@ def test_targets_are_read_and_sorted(run_of_rounds: MakeRun) -> None:
     assert reported(run_of_rounds([50.0]), targets=[80.0, 75.5, 80.0])["targets"] == [75.5, 80.0]
 
 
+@pytest.mark.plots
 def test_the_command_prints_text_json_and_csv_and_writes_where_it_is_told(
     run_of_rounds: MakeRun, tmp_path: Path
 ) -> None:

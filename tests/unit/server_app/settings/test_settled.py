@@ -24,11 +24,6 @@ from strategies.run.retired import RETIRED
 MakeRun = Callable[..., Path]
 
 
-@pytest.fixture(autouse=True)
-def _no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server_app.report.finish.plot_all", lambda *_: [])
-
-
 def replayed(run: Path, method: str, settings: dict[str, Any]) -> dict[str, Any]:
     return replay_run(Request(run, method, settings), log=lambda _: None)
 
