@@ -9,7 +9,7 @@ import textwrap
 from dataclasses import dataclass
 
 import pytest
-from sources import PACKAGES, ROOT, SOURCES, imported, module_name
+from sources import PACKAGES, ROOT, SOURCES, imported, module_name, parsed
 
 from strategies.method import METHODS
 
@@ -50,7 +50,7 @@ LAYERS = {
 def violations(path: str, text: str) -> list[str]:
     """Return the imports of a file that its package must not have; those for type checkers count as well."""
     layer, found = LAYERS[path.split("/")[0]], []
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(parsed(text)):
         for name, level in imported(path, node):
             top = name.partition(".")[0]
             if top in PACKAGES:
@@ -132,7 +132,7 @@ def test_the_library_s_pieces_do_not_know_flower_s_half(path: str) -> None:
     client = () if path.startswith("strategies/client/") else ("strategies.client",)
     half = ("strategies.flower", *client)
 
-    names = {name for node in ast.walk(ast.parse(SOURCES[path])) for name, _ in imported(path, node)}
+    names = {name for node in ast.walk(parsed(SOURCES[path])) for name, _ in imported(path, node)}
 
     assert {name for name in names if any(f"{name}.".startswith(f"{part}.") for part in half)} <= {module_name(path)}
 
@@ -180,6 +180,7 @@ def test_the_client_half_when_torch_and_ray_are_blocked_imports() -> None:
     assert said == "{'client': 'a', 'architecture': 'net', 'label-counts': [1, 2], 'pretrained': True}"
 
 
+@pytest.mark.slow
 def test_methods_and_replay_when_flwr_and_ray_are_blocked_import() -> None:
     code = f"""
         import strategies
@@ -196,10 +197,12 @@ def test_methods_and_replay_when_flwr_and_ray_are_blocked_import() -> None:
     assert loaded == "['torch']"
 
 
+@pytest.mark.slow
 def test_the_command_line_loads_neither_flwr_nor_ray() -> None:
     assert run_python(f"import server_app.cli\n{LOADED}", "flwr", "ray") == "['torch']"
 
 
+@pytest.mark.slow
 def test_every_public_name_of_the_library_resolves() -> None:
     code = """
         import strategies

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping
 
 import pytest
-from sources import ROOT, SOURCES
+from sources import ROOT, SOURCES, parsed
 from test_rooms import PAPERS, import_graph, room_of
 
 from strategies.method import METHODS
@@ -59,7 +59,7 @@ def identifiers(node: ast.AST) -> Iterator[str]:
 
 def papers_in(text: str) -> set[str]:
     """Return the methods that a file's code names: texts like ``fens`` or ``fens.rounds``, identifiers, imports."""
-    tree, found = ast.parse(text), set[str]()
+    tree, found = parsed(text), set[str]()
     spoken = docstrings(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in spoken:
@@ -75,7 +75,7 @@ def looks_into_a_config(text: str) -> list[str]:
     """Return the calls of getattr and hasattr that ask a config for an option that it may not have."""
     return [
         ast.unparse(node)
-        for node in ast.walk(ast.parse(text))
+        for node in ast.walk(parsed(text))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("getattr", "hasattr")
         if re.fullmatch(r"(.*[._])?config", ast.unparse(node.args[0]))
     ]
@@ -84,7 +84,7 @@ def looks_into_a_config(text: str) -> list[str]:
 def reads_a_job_s_config(text: str) -> list[str]:
     return [
         ast.unparse(node)
-        for node in ast.walk(ast.parse(text))
+        for node in ast.walk(parsed(text))
         if isinstance(node, ast.Attribute) and node.attr == "config" and "job" in ast.unparse(node.value)
     ]
 

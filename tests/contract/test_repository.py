@@ -209,7 +209,7 @@ def test_the_checks_of_size_count_as_they_say() -> None:
 def readable_files() -> list[Path]:
     folders = [ROOT / name for name in (*PACKAGES, "tests", "docs", "conf", "deploy", ".ci")]
     found = [path for folder in folders if folder.exists() for path in folder.rglob("*") if path.is_file()]
-    found += [path for path in ROOT.iterdir() if path.is_file()]
+    found += [path for path in ROOT.iterdir() if path.is_file() and path.name != ".git"]  # a worktree's
     binary = {".png", ".pyc", ".safetensors", ".pt", ".npz"}
     return sorted(path for path in found if path.suffix not in binary and "__pycache__" not in path.parts)
 

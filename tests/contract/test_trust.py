@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 import pytest
-from sources import PACKAGES, SOURCES
+from sources import PACKAGES, SOURCES, parsed
 
 # Calls that turn bytes or texts into code, or hand a text to a shell; what ends in a dot stands for all below it.
 DANGEROUS = (
@@ -71,7 +71,7 @@ def dotted(node: ast.AST, known: dict[str, str]) -> str:
 
 def dangers(text: str) -> Iterator[str]:
     """Yield every dangerous thing that a file names, called or handed on, and every unsafe reader of files."""
-    tree = ast.parse(text)
+    tree = parsed(text)
     known = imports_of(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
@@ -143,7 +143,7 @@ def test_the_search_lets_pass_what_cannot(code: str) -> None:
 
 def starts(text: str) -> Iterator[tuple[str, str]]:
     """Yield (function, source) of every function that starts a process."""
-    tree = ast.parse(text)
+    tree = parsed(text)
     known = imports_of(tree)
     for function in ast.walk(tree):
         if isinstance(function, ast.FunctionDef):
@@ -159,7 +159,5 @@ def test_every_process_that_may_load_flower_or_ray_is_started_without_telemetry(
     assert [place for place, quiet in STARTED.items() if quiet not in found[place]] == []
     # Every command of a run gets the run's environment, whose test is test_launch_environment.py.
     assert "run_environment(folder, token)" in SOURCES["server_app/launch/superlink.py"]
-    guardian = {
-        name.partition(".")[0] for name in imports_of(ast.parse(SOURCES["server_app/launch/guard.py"])).values()
-    }
+    guardian = {name.partition(".")[0] for name in imports_of(parsed(SOURCES["server_app/launch/guard.py"])).values()}
     assert not guardian & {"flwr", "ray", *PACKAGES}

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import types
 from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -162,9 +163,13 @@ def test_commands_are_accepted_by_their_programs(page: Path, monkeypatch: pytest
     assert CHECKS.keys() | PLAIN == COMMANDS
 
 
+@cache
+def commands_of(app: typer.Typer) -> Any:
+    return typer.main.get_command(app)
+
+
 def check_oneshot(words: list[str]) -> None:
-    group: Any = typer.main.get_command(cli.cli)
-    given = group.commands[words[0]].make_context(words[0], words[1:]).params
+    given = commands_of(cli.cli).commands[words[0]].make_context(words[0], words[1:]).params
     sources = list(given.get("settings") or given.get("changes") or [])
     settings = read_settings(merge_settings(sources, KINDS))
     named = [given["method"]] if given.get("method") else given.get("methods", "").split(",")
@@ -184,7 +189,7 @@ def check_make(words: list[str]) -> None:
 def check_flwr(words: list[str]) -> None:
     from flwr.cli.app import app
 
-    command: Any = typer.main.get_command(app)
+    command = commands_of(app)
     while hasattr(command, "commands"):
         name, *words = words
         command = command.commands[name]

@@ -146,6 +146,7 @@ def test_the_system_s_numbers_have_the_moments_that_they_should_and_never_come_a
     assert not torch.equal(system_normal(4), first)
 
 
+@pytest.mark.slow
 def test_noise_when_the_budget_grows_is_less_and_what_is_spent_stays_within_it() -> None:
     config = replace(PLAIN, epochs=5, batch_size=32)
 

@@ -267,6 +267,7 @@ def test_state_prefixes_of_our_normalised_nets_are_the_pinned_ones(name: str, pr
     assert list(found) == prefixes.split()
 
 
+@pytest.mark.slow
 def test_small_nets_are_built_without_importing_torchvision() -> None:
     root = Path(__file__).parents[3]
     code = f"""

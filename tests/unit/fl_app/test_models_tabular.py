@@ -115,7 +115,10 @@ def test_examples_of_another_kind_are_refused(name: str, shape: tuple[int, int, 
 @pytest.mark.parametrize(
     "settings", [{"optimizer": "adam", "lr": 0.05}, {"lr": 0.05, "momentum": 0.8}], ids=["adam", "sgd"]
 )
-@pytest.mark.parametrize(("name", "data"), [("logistic", rows(64)), ("mlp", rows(64)), ("text-bag", news(64))])
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [("logistic", rows(64)), ("mlp", rows(64)), pytest.param("text-bag", news(64), marks=pytest.mark.slow)],
+)
 def test_local_training_learns(name: str, data: ImageData, settings: dict[str, object]) -> None:
     classes = int(data.labels.max()) + 1
     shape = (data.images.shape[1], data.images.shape[2], data.images.shape[3])

@@ -72,6 +72,7 @@ def uploads_in(folder: Path) -> dict[str, str]:
     return {row["client"]: row["sha256"] for row in map(json.loads, lines)}
 
 
+@pytest.mark.slow
 def test_start_when_the_disk_fills_at_any_write_resumes_to_the_same_bits_with_every_accepted_upload(
     tmp_path: Path, disk: SmallDisk
 ) -> None:
