@@ -1,7 +1,7 @@
 """The client half, for any ClientApp; importing it loads neither torch nor Ray.
 
-A ClientApp that replies with stock records works unchanged. With these few lines it also has a name, is never asked
-to train twice for one run, and can serve methods that need label counts::
+A ClientApp that replies with stock records works unchanged. These few lines give it a stable name and label counts, and
+spare it a second training for the same run::
 
     from strategies.client import already_held, upload_facts
 
@@ -24,7 +24,7 @@ from ..uploads.checks import CLIENT_NAME as CLIENT_NAME
 
 
 def already_held(msg: Message, *, client: str) -> Message | None:
-    """Return the answer of a client whose upload the server holds already, or None if there is work to do."""
+    """Return the answer of a client whose upload the server already holds, or None if the client has to train."""
     held = msg.content.config_records.get("config", ConfigRecord()).get("held", [])
     if not isinstance(held, list) or client not in held:
         return None
@@ -32,7 +32,7 @@ def already_held(msg: Message, *, client: str) -> Message | None:
 
 
 def failure(msg: Message, *, client: str, reason: str) -> Message:
-    """Return the answer of a client that has nothing to upload: the server then knows who is missing and why."""
+    """Return the answer of a client without an upload, so that the server knows the client's name and its reason."""
     return Message(RecordDict({"upload": ConfigRecord({"client": client, "error": reason})}), reply_to=msg)
 
 
@@ -44,15 +44,15 @@ def upload_facts(
     pretrained: bool = False,
     ranges: Mapping[str, tuple[float, float]] | None = None,
 ) -> ConfigRecord:
-    """Return the record that goes beside "arrays" and "metrics".
+    """Return the record that travels beside "arrays" and "metrics".
 
     Args:
         client: A stable name: letters, digits, '.', '_' and '-', at most 64 characters.
-        architecture: The name under which the server knows this model; empty if it knows one only.
-        label_counts: Training examples per class [C], if the client is willing to tell.
+        architecture: The server's name for this model; empty if the server knows only one model.
+        label_counts: Training examples per class [C]; None if the client keeps them to itself.
         pretrained: The weights were not trained in this run.
-        ranges: What :func:`.calibration.calibrate` finds on the client's own examples; for methods that send models
-            in INT8.
+        ranges: The activation ranges from :func:`.calibration.calibrate`, measured on the client's own examples.
+            Methods that send models in INT8 need them.
     """
     facts = ConfigRecord({"client": client})
     if architecture:

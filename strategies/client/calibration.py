@@ -1,6 +1,6 @@
-"""The client's part of INT8: what its model's layers give on its own examples, which goes with its upload.
+"""The client's part of INT8: the ranges of its model's activations on its own examples, sent with its upload.
 
-Quantised activations need a range per layer, and only the client has the data to find it::
+Quantised activations need a range per layer, and only the client has the data to measure it::
 
     from strategies.client.calibration import calibrate
 

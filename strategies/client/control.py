@@ -1,14 +1,13 @@
-"""SCAFFOLD's control variates on the client, and how far local steps go, which FedNova divides by, too.
+"""SCAFFOLD's control variates on the client, and the length of the local steps, which FedNova uses too.
 
 Paper: Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, SCAFFOLD: Stochastic Controlled Averaging for Federated
     Learning, ICML 2020, https://arxiv.org/abs/1910.06378, Algorithm 1 with option II; FedNova: see
     :mod:`strategies.rounds.rules`.
-Deviations: K eta_l, the way that a gradient of 1 moves a weight in K steps, is counted for SGD with momentum too
-    (:class:`Travel`), so that the control variates stay mean gradients; without momentum it is K eta_l. It is counted
-    with the learning rates that the steps were taken with, and the start is the model that the server sent, refined or
-    not; published code of FedFTG takes the rate of the first round, and the model before its refinement. Weight decay
-    is part of the gradients, and so of the control variates. Clipping acts on ``g - c_i + c``: where it shortens a
-    step, the new control variate is that of the shortened one.
+Deviations: K eta_l is the distance that K steps move a weight whose gradient is 1. :class:`Travel` counts it for SGD
+    with momentum too, so that the control variates stay mean gradients; without momentum it equals K eta_l. It uses the
+    learning rates of the steps themselves, and starts at the server's model, refined or not. Published code of FedFTG
+    takes the rate of the first round, and the model before its refinement. Weight decay is part of the gradients, and
+    so of the control variates. Clipping acts on ``g - c_i + c``: the new control variate belongs to the clipped step.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from .parameters import State, beside, inner, kept_or_zero, parameters_of, shape
 
 @dataclass
 class Travel:
-    """How far SGD's steps carry a weight whose gradient is 1 all the time: eta ||a_i||_1 of FedNova.
+    """The distance that SGD's steps move a weight whose gradient is always 1: eta ||a_i||_1 of FedNova.
 
-    Plain SGD goes K eta in K steps. With momentum rho a gradient counts in all later steps, too.
+    Plain SGD moves it by K eta in K steps. With momentum rho, a gradient also counts in all later steps.
 
     Attributes:
         momentum: rho, in [0, 1).
-        length: The way so far.
+        length: The distance so far.
     """
 
     momentum: float = 0.0
@@ -48,12 +47,12 @@ class ControlVariates:
     """SCAFFOLD: local steps follow ``g - c_i + c``; Algorithm 1, lines 9 to 14, option II.
 
     Args:
-        model: It holds x, which local training starts from.
+        model: Holds x, the start of local training.
         server: c, by name of parameter.
-        own: c_i; empty for a client that has none yet: zeros.
+        own: c_i; empty for a client that has none yet, which means zeros.
 
     Raises:
-        UploadError: The server's is not like the model's parameters.
+        UploadError: The server's control variate has other names or shapes than the model's parameters.
     """
 
     def __init__(self, model: nn.Module, server: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor]) -> None:
@@ -71,14 +70,14 @@ class ControlVariates:
         """Return ``c_i+ = c_i - c + (x - y_i) / (K eta_l)`` and the change ``c_i+ - c_i``.
 
         Args:
-            model: It holds y_i.
+            model: Holds y_i.
             travel: K eta_l, see :class:`Travel`.
 
         Raises:
             UploadError: No step was counted.
         """
         if not travel > 0:
-            raise UploadError(f"the way of the local steps is {travel}: must be one above 0, counted by step(lr)")
+            raise UploadError(f"the length of the local steps is {travel}: must be above 0, counted by step(lr)")
         ends = parameters_of(model)
         change = {name: (self._start[name] - ends[name]) / travel - self._server[name] for name in ends}
         return {name: self._own[name] + change[name] for name in change}, change

@@ -1,4 +1,4 @@
-"""What the strategies that run in rounds ask of local training, for any ClientApp.
+"""The corrections of local training that strategies in rounds request, for any ClientApp.
 
 In a few lines::
 
@@ -13,16 +13,16 @@ In a few lines::
         update.step(lr)
     records, metrics = update.finish(model)
 
-``records`` and ``metrics`` are what the answer holds beside its number of examples. ``update`` reads the request:
-FedProx sends ``proximal-mu``, FedDyn ``feddyn-alpha``, SCAFFOLD its control variate, STC its density, FedGen its
-generator; without any of them the penalty is 0. Where several are sent, all count. Each part can be used alone:
+``records`` and ``metrics`` belong into the answer, beside the number of examples. ``update`` reads the request: FedProx
+sends ``proximal-mu``, FedDyn ``feddyn-alpha``, SCAFFOLD its control variate, STC its density, FedGen its generator.
+Without any of them the penalty is 0; several of them add up. Each part also works alone:
 
 * :class:`.regularizers.Proximal`, :class:`.regularizers.DynamicRegularizer`;
 * :class:`.control.ControlVariates`, :class:`.control.Travel`, which FedNova asks for;
 * :class:`.sparse_update.SparseUpdate`;
 * :class:`.generated.GeneratedExamples`.
 
-Their papers and deviations are named there. What has to outlive a round is :mod:`.round_state`.
+These modules name their papers and deviations. :mod:`.round_state` keeps the state that outlives a round.
 """
 
 from __future__ import annotations
@@ -49,41 +49,41 @@ from .sparse_update import load_start as load_start
 
 
 class OnWeights(Protocol):
-    """A correction that looks at the weights alone."""
+    """A correction that depends on the weights alone."""
 
     def penalty(self, model: nn.Module) -> torch.Tensor:
-        """Return what is added to the loss of a batch, a scalar."""
+        """Return the term added to the loss of a batch, a scalar."""
 
 
 class OnBatches(Protocol):
-    """A correction that looks at what the model makes of a batch."""
+    """A correction that depends on the model's outputs for a batch."""
 
     def penalty(self, model: nn.Module, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return what is added to the loss of a batch, a scalar.
+        """Return the term added to the loss of a batch, a scalar.
 
         Args:
-            model: In training.
+            model: The model in training.
             logits: [B, C], with their graph.
             labels: [B].
         """
 
     def step(self) -> None:
-        """Take note that the batch was trained on."""
+        """Count the batch as trained on."""
 
 
 class LocalUpdate:
-    """One client's part of one round, whichever strategy asks; see the module.
+    """One client's part of one round, for every strategy; see the module.
 
     Args:
-        model: It gets the weights that local training starts from.
+        model: Receives the weights that local training starts from.
         said: The request's config.
         sent: The request's arrays by name of record.
-        momentum: Of the client's SGD; 0 for none.
-        memory: What the client remembers; None: nothing, every round begins anew.
-        label_counts: Its examples per class [C], for a generator's labels; None: those that its batches show.
+        momentum: Momentum of the client's SGD; 0 for none.
+        memory: The client's state of earlier rounds; None: every round starts without one.
+        label_counts: The client's examples per class [C], for a generator's labels; None: the labels of its batches.
 
     Raises:
-        UploadError: The request does not fit the model, or what it builds on is not here any more.
+        UploadError: The request does not fit the model, or builds on a state that the client has lost.
     """
 
     def __init__(
@@ -124,11 +124,11 @@ class LocalUpdate:
     def penalty(
         self, model: nn.Module, logits: torch.Tensor | None = None, labels: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Return what is added to the loss of a batch, a scalar; 0 if the strategy adds nothing.
+        """Return the term added to the loss of a batch, a scalar; 0 if the strategy adds none.
 
         Args:
-            model: In training.
-            logits: Its outputs for the batch [B, C]; without them, corrections that look at the batch add nothing.
+            model: The model in training.
+            logits: Its outputs for the batch [B, C]; without them, corrections that depend on the batch add nothing.
             labels: [B].
         """
         terms = [part.penalty(model) for part in self._on_weights]
@@ -137,19 +137,19 @@ class LocalUpdate:
         return torch.stack(terms).sum() if terms else torch.zeros(())
 
     def step(self, lr: float) -> None:
-        """Count a step that was taken with the learning rate ``lr``."""
+        """Count a step taken with the learning rate ``lr``."""
         self._travel.step(lr)
         for part in self._on_batches:
             part.step()
 
     def finish(self, model: nn.Module) -> tuple[dict[str, State], dict[str, float]]:
-        """Return the array records and the metrics of the answer, and remember what the next round needs.
+        """Return the array records and the metrics of the answer, and save the state for the next round.
 
-        Metrics: ``travel``, the way of the steps; of strategies that remember also ``restarted``, 1 where the server
-        counts on a state that is lost here, else 0.
+        Metrics: ``travel``, the length of the steps. Strategies with a state add ``restarted``: 1 if the server counts
+        on a state that the client has lost, else 0.
 
         Raises:
-            UploadError: SCAFFOLD asks, and no step was counted.
+            UploadError: SCAFFOLD needs a counted step, and none was counted.
         """
         state = {name: value.detach().cpu() for name, value in model.state_dict().items()}
         records: dict[str, State] = {"arrays": state}
@@ -182,7 +182,7 @@ def _whole(said: Mapping[str, Any], key: str) -> int | None:
 
 
 def _number(said: Mapping[str, Any], key: str, usual: float) -> float:
-    """Return a finite number of a request's config, or the usual one if it does not tell it."""
+    """Return a finite number of a request's config, or its default."""
     value = said.get(key, usual)
     if not isinstance(value, int | float) or not math.isfinite(value):
         raise UploadError(f"the server's {key} is {value!r:.80}: must be a finite number")

@@ -1,17 +1,17 @@
 """The client half of FENS, for any ClientApp.
 
-Two lines, and the server's ``Fens`` strategy has what it needs::
+Two lines give the server's ``Fens`` strategy everything it needs::
 
     from strategies.client import fens
     fens.serve(app, model=Net, examples=held_examples, client=name_of)
 
-``held_examples(context)`` returns the examples that the client did not train on (:func:`.holdout.held_out` divides them
-off), as normalised inputs [n, ...] and labels [n]. The server asks whether the ensemble's logits are here (``offer``),
-to compute them (``ensemble``), and then, round by round, for steps of the aggregator (``round``), or for votes
-(``votes``).
+``held_examples(context)`` returns the examples that the client did not train on, as normalised inputs [n, ...] and
+labels [n]; :func:`.holdout.held_out` selects them. The server sends four kinds of questions. ``offer`` asks whether the
+client has the ensemble's logits, ``ensemble`` has it compute them, ``round`` requests steps of the aggregator, and
+``votes`` the members' votes.
 
-Of these only ``ensemble`` needs torch, and the rounds of an aggregator that looks at the inputs: in deployment every
-message starts a new process, which would otherwise spend most of its time on that import.
+Only ``ensemble`` needs torch, and ``round`` if the aggregator reads the inputs. In deployment every message starts a
+new process, which would otherwise spend most of its time on that import.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ def serve(
 
     Args:
         app: The ClientApp.
-        model: A callable that returns an ``nn.Module``, or a dict of architecture name -> callable, as the strategy has
-            it; a client must be able to build every architecture of the ensemble.
+        model: A callable that returns an ``nn.Module``, or a dict of architecture name -> callable, as for the
+            strategy. A client must be able to build every architecture of the ensemble.
         examples: Context -> the examples that this client did not train on: normalised inputs [n, ...], labels [n].
-        client: The client's stable name, or context -> name; the name that its upload bears.
-        state_dir: Where it keeps the logits; empty: ``$ONESHOT_CLIENT_STATE``, else the user's cache folder.
-        max_ensemble_mib: The largest ensemble that it accepts, in MiB; 0: any.
+        client: The client's stable name, or context -> name; its upload bears the same name.
+        state_dir: Folder of the logits; empty: ``$ONESHOT_CLIENT_STATE``, else the user's cache folder.
+        max_ensemble_mib: The largest ensemble that the client accepts, in MiB; 0: any.
     """
     builders = dict(model) if isinstance(model, Mapping) else {}
 
     def build(architecture: str, told: Told) -> torch.nn.Module:  # noqa: ARG001  a foreign model knows its classes
         if builders and architecture not in builders:
-            raise OptionError(f"architecture {architecture!r}: known here are {', '.join(builders)}")
+            raise OptionError(f"architecture is {architecture!r}: must be one of {', '.join(builders)}")
         chosen = builders[architecture] if builders else model
         return chosen()  # type: ignore[operator]
 
@@ -69,7 +69,7 @@ def serve(
             msg,
             Local(
                 client=name,
-                examples=lambda told: examples(context),  # noqa: ARG005  what it kept is its own affair
+                examples=lambda told: examples(context),  # noqa: ARG005  the client selects its held examples itself
                 build=build,
                 state_dir=state_dir,
                 max_ensemble_mib=max_ensemble_mib,

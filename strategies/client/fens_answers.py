@@ -1,4 +1,4 @@
-"""What a client answers to each question of FENS; knows no Flower. See :mod:`.fens`."""
+"""A client's answers to the questions of FENS, without Flower. See :mod:`.fens`."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ DIGEST = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Told:
-    """What the server says with every question of FENS, as far as a client's own examples depend on it.
+    """The server's settings in every question of FENS that the choice of a client's own examples depends on.
 
     Attributes:
-        run_id: The run whose uploads the ensemble is made of.
-        seed: Of the run.
-        holdout: Share of its examples that the client has kept from training.
-        per_class: Whether it is kept per class.
+        run_id: The run of the ensemble's uploads.
+        seed: The run's seed.
+        holdout: Share of the client's examples that it kept from training.
+        per_class: Whether it kept that share of every class.
         num_classes: C.
     """
 
@@ -54,7 +54,7 @@ class Told:
 
 @dataclass(frozen=True)
 class Own:
-    """A client's copy of the model that it uploaded, with the ranges of its activations if it sent them."""
+    """A client's copy of the model that it uploaded, with the ranges of its activations if it sent any."""
 
     architecture: str
     state: State
@@ -63,15 +63,15 @@ class Own:
 
 @dataclass(frozen=True)
 class Local:
-    """What FENS needs of a client; everything is asked for only when a message needs it.
+    """The client's side of FENS; its callables run only when a message needs their result.
 
     Attributes:
-        client: Its name.
+        client: The client's name.
         examples: Its held examples: normalised inputs [n, ...] and labels int64 [n].
         build: An architecture's name -> a fresh module.
-        own: Its copy of its own upload, so that it need not be sent; None if it has none any more.
-        state_dir: Where it keeps logits; see :func:`.places.run_place`.
-        max_ensemble_mib: The largest ensemble that it accepts, in MiB; 0: any.
+        own: The client's copy of its own upload, which the server then need not send; None if it has lost the copy.
+        state_dir: Folder of the logits; see :func:`.places.run_place`.
+        max_ensemble_mib: The largest ensemble that the client accepts, in MiB; 0: any.
     """
 
     client: str
@@ -83,12 +83,12 @@ class Local:
 
 
 def respond(facts: Mapping[str, Any], arrays: Arrays, local: Local) -> Said:
-    """Answer one question of FENS with facts and arrays; what cannot be done is said in the answer.
+    """Answer one question of FENS with facts and arrays; a failure becomes the answer's "error".
 
     Args:
-        facts: Of the question, with "run-id" and "seed".
-        arrays: Of the question.
-        local: What the client has.
+        facts: The question's config, with "run-id" and "seed".
+        arrays: The question's arrays.
+        local: The client's side.
     """
     try:
         step, asked = _STEPS[str(facts["step"])], _Asked(facts, arrays, local)
@@ -104,7 +104,7 @@ def respond(facts: Mapping[str, Any], arrays: Arrays, local: Local) -> Said:
 
 @dataclass
 class _Asked:
-    """One question with what the client has to answer it."""
+    """One question, and the client's side for its answer."""
 
     facts: Mapping[str, Any]
     arrays: Arrays
@@ -122,18 +122,22 @@ class _Asked:
             per_class=bool(facts["per-class"]),
             num_classes=self.number("num-classes"),
         )
-        # Which examples are held depends on these three, and so do their logits.
+        # These three settings determine the held examples, and so their logits.
         held = f"{self.told.seed}/{self.told.holdout}/{self.told.per_class}"
         self.cache = LogitCache(self.local.state_dir, self.told.run_id, self.local.client, held)
 
     def fact(self, key: str) -> Any:
-        """Return an entry of the question, which has to be there."""
+        """Return an entry of the question.
+
+        Raises:
+            UploadError: The question lacks it.
+        """
         if key not in self.facts:
             raise UploadError(f"the server's question has a missing or unknown {key!r}")
         return self.facts[key]
 
     def number(self, key: str, *, counts: bool = False) -> int:
-        """Return a whole number of the question; one that ``counts`` is at least 1 and no more than anybody needs."""
+        """Return a whole number of the question; one that ``counts`` lies in 1 to :data:`MOST`."""
         value = self.fact(key)
         if type(value) is not int or (counts and not 1 <= value <= MOST):
             allowed = f"from 1 to {MOST}" if counts else "of 64 bits"
@@ -148,7 +152,7 @@ class _Asked:
         return float(value)
 
     def listed(self, key: str, kind: type, length: int | None = None) -> list[Any]:
-        """Return a list of the question, of one kind of values, as long as the list of members."""
+        """Return a list of the question whose values are all of one kind, of the given length."""
         values = self.fact(key)
         fits = isinstance(values, list) and all(type(value) is kind for value in values)
         if not fits or (length is not None and len(values) != length):
@@ -158,7 +162,7 @@ class _Asked:
 
 
 def _offer(asked: _Asked) -> Said:
-    """Say whether the ensemble's logits are here, and if not, which members are to be sent."""
+    """Answer whether the client has the ensemble's logits, and if not, which members the server has to send."""
     facts, local = asked.facts, asked.local
     members = _members(asked)
     logits = _cached(asked) or _kept(asked, members)
@@ -172,7 +176,9 @@ def _offer(asked: _Asked) -> Said:
     sizes = asked.listed("sizes", int, len(members))
     size = sum(sizes[number] for number in needed) / MIB
     if 0 < local.max_ensemble_mib < size:
-        raise UploadError(f"the ensemble is {size:.1f} MiB: allowed on this node are {local.max_ensemble_mib:g} MiB")
+        raise UploadError(
+            f"the ensemble is {size:.1f} MiB: must be at most {local.max_ensemble_mib:g} MiB on this node"
+        )
     examples = len(_examples(asked)[1])
     return {"ensemble": asked.ensemble, "examples": examples, "needs": needed}, {}
 
@@ -180,18 +186,18 @@ def _offer(asked: _Asked) -> Said:
 def _members(asked: _Asked) -> list[str]:
     members: list[str] = asked.listed("members", str)
     if ensemble_digest(members) != asked.ensemble:
-        raise UploadError("the ensemble's digest is not that of its members")
+        raise UploadError("the ensemble's digest does not match its members")
     return members
 
 
 def _cached(asked: _Asked) -> Logits | None:
-    """Return the ensemble's logits, with the inputs if the aggregator looks at them; None if they are not all here."""
+    """Return the ensemble's logits, with the inputs if the aggregator reads them; None if any of this is missing."""
     found = asked.cache.load(asked.ensemble)
     return None if found is not None and asked.facts.get("sees-inputs") and not found.inputs.size else found
 
 
 def _kept(asked: _Asked, members: list[str]) -> Logits | None:
-    """Find the logits among those of a larger ensemble, and keep them as this one's."""
+    """Select the logits from those of a larger ensemble, and save them under this one's digest."""
     found = asked.cache.known(members)
     if found is None or (asked.facts.get("sees-inputs") and not found.inputs.size):
         return None
@@ -207,14 +213,14 @@ def _examples(asked: _Asked) -> tuple[torch.Tensor, torch.Tensor]:
     inputs, labels = asked.local.examples(asked.told)
     if len(labels) == 0:
         raise UploadError(
-            f"it keeps {asked.told.holdout:g} of its examples for the aggregator, and that is none: "
-            "it takes no part in the rounds; must be a larger 'fens.holdout', or more examples"
+            f"the client holds out {asked.told.holdout:g} of its examples for the aggregator, which is no example: "
+            "it takes no part in the rounds; needs a larger 'fens.holdout', or more examples"
         )
     return inputs, labels
 
 
 def _compute(asked: _Asked) -> Said:
-    """Compute the logits of every member on the held examples, and keep them."""
+    """Compute the logits of every member on the held examples, and save them."""
     import torch
 
     facts, arrays, precision = asked.facts, asked.arrays, str(asked.fact("precision"))
@@ -231,7 +237,7 @@ def _compute(asked: _Asked) -> Said:
         if number in sent:
             packed = from_wire(number, arrays, facts, architecture=architecture, precision=precision)
         if packed is None or packed.digest != digest:
-            raise UploadError(f"member {number} of the ensemble is not what was offered: its digest differs")
+            raise UploadError(f"member {number} of the ensemble has another digest than the server's offer")
         module = unpack_member(packed, partial(asked.local.build, architecture, asked.told))
         with torch.no_grad():
             values.append(torch.cat([module(part) for part in torch.split(inputs, BATCH)]).float().numpy())
@@ -242,7 +248,7 @@ def _compute(asked: _Asked) -> Said:
 
 
 def _round(asked: _Asked) -> Said:
-    """Do the local steps of one round; a client that has lost the logits says so."""
+    """Do the local steps of one round; a client that has lost the logits answers "missing"."""
     logits = _cached(asked)
     if logits is None:
         return {"ensemble": asked.ensemble, "missing": True}, {}

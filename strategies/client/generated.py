@@ -1,10 +1,10 @@
-"""What FedGen asks of local training: two terms on what the server's generator makes, beside the loss of a batch.
+"""FedGen's local training: two terms on the outputs of the server's generator, beside the loss of a batch.
 
 Paper: Zhu, Hong, Zhou, Data-Free Knowledge Distillation for Heterogeneous Federated Learning, ICML 2021,
     https://arxiv.org/abs/2105.10056; FedGen* is its form in the input space by Zhang et al., CVPR 2022. See
     :mod:`strategies.fed_gen` for the read version and the server's part.
 Where: b_g/b gamma_t mean NLL(f(G(y~)), y~) + gamma_t KL(sm f(G(y)) || sm f(x)) -> GeneratedExamples.penalty.
-Deviations: on generated images (FedGen*) batch normalisation normalises by the batch, as on real ones, but its running
+Deviations: on generated images (FedGen*) batch normalisation normalises by the batch, as on real ones. Its running
     statistics stay those of the real images, which the model is tested on.
 """
 
@@ -25,22 +25,22 @@ from ..teacher.heads import last_linear
 
 
 class GeneratedExamples:
-    """FedGen's terms: what the server's generator knows of the other clients' classes, in this client's loss.
+    """FedGen's terms: they bring the generator's knowledge of the other clients' classes into this client's loss.
 
-    The generator stays as it was sent. Its examples need labels: of the first term those that this client holds, each
-    as likely as the others; of the second the batch's own.
+    The generator stays as the server sent it. Its examples need labels. The first term draws them uniformly from the
+    classes that this client holds; the second takes the batch's own.
 
     Args:
-        model: The model that is trained.
+        model: The model in training.
         said: The request's config.
         sent: The generator's weights.
-        client: The client's name; with the round and the request's ``seed`` it gives all draws.
-        server_round: From 1.
-        label_counts: The client's examples per class [C]; None: its labels are those that its batches have shown, and
-            the terms end with the round, whatever its epochs.
+        client: The client's name; with the round and the request's ``seed`` it determines all draws.
+        server_round: The round, from 1.
+        label_counts: The client's examples per class [C]; None: the labels of its batches so far, and the terms then
+            last for the whole round, whatever the generator's epochs.
 
     Raises:
-        UploadError: The request's generator is none, or does not fit the model.
+        UploadError: The request holds no valid generator, or one that does not fit the model.
     """
 
     def __init__(
@@ -66,21 +66,21 @@ class GeneratedExamples:
         """Return both terms, a scalar; 0 once the epochs with a generator are over.
 
         Args:
-            model: It is trained; its gradient flows through the first term and through ``logits``.
+            model: The model in training; its gradient flows through the first term and through ``logits``.
             logits: f(x) [B, C] of the batch.
             labels: Its classes [B].
 
         Raises:
-            UploadError: The generator knows other classes than the model.
+            UploadError: The generator has another number of classes than the model.
         """
         lent = self.lent
         if self._seen >= self._most:
             return logits.new_zeros(())
         if logits.shape[1] != lent.classes:
             raise UploadError(
-                f"the server's generator is of {lent.classes} classes, this client's model has {logits.shape[1]}"
+                f"the server's generator has {lent.classes} classes, this client's model has {logits.shape[1]}"
             )
-        # b is the size of a full batch, which the first of an epoch is; the last may be smaller.
+        # b is the size of a full batch: the first batch of an epoch is full, the last may be smaller.
         self._size, self._full = len(labels), self._full or len(labels)
         if not self._known:
             self._held |= set(labels.tolist())
@@ -102,7 +102,7 @@ class GeneratedExamples:
         return made
 
     def _judge(self, model: nn.Module, examples: Tensor) -> Tensor:
-        """Return the model's logits of generated examples; none of its buffers moves."""
+        """Return the model's logits of generated examples, and leave its buffers unchanged."""
         layer = model if self._head is None else model.get_submodule(self._head)
         buffers = {name: value.clone() for name, value in layer.named_buffers()}
         logits: Tensor = functional_call(layer, buffers, (examples,))
@@ -124,25 +124,25 @@ def _head_of(model: nn.Module, lent: Lent) -> str:
         raise UploadError(f"the server's generator makes features, but {error}") from error
     if head.out_features != lent.classes:
         raise UploadError(
-            f"the server's generator is of {lent.classes} classes, this client's last layer has {head.out_features}"
+            f"the server's generator has {lent.classes} classes, this client's last layer has {head.out_features}"
         )
     return name
 
 
 def _generator(model: nn.Module, lent: Lent, head: str | None, sent: Mapping[str, Tensor]) -> nn.Module:
-    """Return the server's generator, frozen, where the model is."""
+    """Return the server's generator, frozen, on the model's device."""
     features = int(model.get_submodule(head).in_features) if head is not None else 0  # type: ignore[arg-type]
     try:
-        # Shapes alone at first: what is told may be wrong, and large.
+        # Shapes first, without memory: a false description could ask for gigabytes.
         with torch.device("meta"):
             wanted = _signature(lent.build(features).state_dict().items())
     except OptionError as error:
         raise UploadError(f"the server's generator cannot be built: {error}") from error
     if _signature(sent.items()) != wanted:
-        raise UploadError("the server's generator has other names or shapes than its description says")
+        raise UploadError("the server's generator has other names or shapes than its description")
     if not all(bool(value.isfinite().all()) for value in sent.values()):
         raise UploadError("the server's generator holds NaN or Inf; must be finite values")
-    with seeded_torch(0, "generator"):  # its fresh weights are overwritten; the caller's random state must not move
+    with seeded_torch(0, "generator"):  # the fresh weights are overwritten; the caller's random state must not move
         found = lent.build(features)
     found.load_state_dict(dict(sent))
     place = next(iter(model.parameters())).device

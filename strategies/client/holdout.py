@@ -1,4 +1,4 @@
-"""Which of its examples a client keeps from training, for what follows its upload."""
+"""The choice of the examples that a client keeps from training, for the steps after its upload."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ def held_out(
     share: float = 0.1,
     labels: npt.NDArray[np.integer] | None = None,
 ) -> tuple[Positions, Positions]:
-    """Divide a client's examples: positions to train on, and positions to keep; both ascending.
+    """Divide a client's examples: positions to train on, and positions to hold out; both ascending.
 
     Args:
         count: n, the client's examples.
-        client: Its name; equal names and seeds give equal parts.
-        seed: Of the run.
-        share: Of the kept ones, in [0, 1): ``int(share * n)`` are kept.
-        labels: The class of each example [n]: the share is then kept of every class by itself; None: of all at random.
+        client: The client's name; equal names and seeds give equal parts.
+        seed: The run's seed.
+        share: Share of the examples to hold out, in [0, 1): ``int(share * n)`` examples.
+        labels: The class of each example [n], to hold out the share of every class; None: of all examples together.
 
     Raises:
-        OptionError: The share is out of its range.
+        OptionError: The share is out of range.
     """
     if not 0.0 <= share < 1.0:
         raise OptionError(f"the share of examples to keep is {share}: must be a number from 0, below 1")

@@ -1,4 +1,4 @@
-"""The logits of an ensemble on a client's own examples: computed once, kept on its disk. Needs numpy only."""
+"""The logits of an ensemble on a client's own examples: computed once, cached on its disk. Needs numpy only."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ import numpy.typing as npt
 
 from .places import forget_old_runs, make_private, run_place
 
-# Ensembles whose logits a client keeps of one run, the newest.
+# The newest ensembles of a run whose logits a client keeps.
 ENSEMBLES_KEPT = 4
 
-# What numpy ends with on a file that is torn, or was changed.
+# The errors that numpy raises for a torn or changed file.
 _TORN = (OSError, ValueError, TypeError, LookupError, EOFError, RuntimeError, MemoryError, SyntaxError, zlib.error,
          zipfile.BadZipFile)  # fmt: skip
 
-# A simulated client's process serves many clients and many rounds: what it has just read it need not read again.
+# A simulated client's process serves many clients and many rounds: it reads a recent file only once.
 _RECENT: OrderedDict[tuple[str, int], Logits] = OrderedDict()
 _RECENT_BYTES = 2**28
 
@@ -37,7 +37,7 @@ class Logits:
         members: Digest of each member [M].
         values: float32 [M, n, C].
         labels: int64 [n].
-        inputs: What the members saw, normalised, float32 [n, ...]; empty [0] where the aggregator does not look at it.
+        inputs: The members' inputs, normalised, float32 [n, ...]; empty [0] if the aggregator does not read them.
     """
 
     members: tuple[str, ...]
@@ -47,7 +47,7 @@ class Logits:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it takes in memory."""
+        """Bytes in memory."""
         return self.values.nbytes + self.labels.nbytes + self.inputs.nbytes
 
 
@@ -56,9 +56,9 @@ class LogitCache:
 
     Args:
         state_dir: See :func:`.places.run_place`.
-        run_id: The run whose uploads the ensembles are made of.
+        run_id: The run of the ensembles' uploads.
         client: The client's name.
-        held: What tells its held examples from those that it would hold under other settings.
+        held: The settings that determine the client's held examples, as one text.
     """
 
     def __init__(self, state_dir: str, run_id: str, client: str, held: str = "") -> None:
@@ -66,7 +66,7 @@ class LogitCache:
         self._folder = self._run / f"{self._name}{hashlib.sha256(held.encode()).hexdigest()[:8]}"
 
     def load(self, ensemble: str) -> Logits | None:
-        """Return the logits of the ensemble with this digest, or None; a torn file counts as nothing."""
+        """Return the logits of the ensemble with this digest; None if they are missing or their file is torn."""
         path = self._path(ensemble)
         try:
             key = (str(path), path.stat().st_mtime_ns)
@@ -80,7 +80,7 @@ class LogitCache:
         return found
 
     def known(self, members: Sequence[str]) -> Logits | None:
-        """Return the logits of an ensemble whose members are all in a kept one, in the order asked for."""
+        """Return the logits of an ensemble that is part of a cached one, in the order of ``members``."""
         for path in self._files():
             kept = _read(path)
             if kept is not None and set(members) <= set(kept.members):
@@ -89,10 +89,10 @@ class LogitCache:
         return None
 
     def save(self, ensemble: str, logits: Logits) -> None:
-        """Write the logits of an ensemble; of the others the newest stay.
+        """Write the logits of an ensemble, and remove all but the newest others.
 
         Raises:
-            OSError: The disk refuses.
+            OSError: The disk refuses the file.
         """
         make_private(self._folder)
         path = self._path(ensemble)
@@ -103,11 +103,11 @@ class LogitCache:
         temporary.replace(path)
         for old in self._files()[ENSEMBLES_KEPT:]:
             old.unlink(missing_ok=True)
-        os.utime(self._run)  # by which the oldest run is told
+        os.utime(self._run)  # its time decides which run is the oldest
         forget_old_runs(self._run.parent)
 
     def forget_others(self, ensemble: str) -> None:
-        """Remove the logits of all ensembles of this run but one: a member of theirs is to be forgotten."""
+        """Remove this run's logits of every other ensemble, because one of its members has to be forgotten."""
         for path in self._run.glob(f"{self._name}*/*.npz"):
             if path != self._path(ensemble):
                 path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""A model's trainable parameters by name, which every correction of local training is about; buffers are none."""
+"""A model's trainable parameters by name, without buffers: the corrections of local training act on these."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ State = dict[str, torch.Tensor]
 
 
 def parameters_of(model: nn.Module) -> State:
-    """Return copies of a model's trainable parameters by name; buffers are no part of any correction."""
+    """Return copies of a model's trainable parameters by name."""
     return {name: value.detach().clone() for name, value in model.named_parameters()}
 
 
 def kept_or_zero(kept: Mapping[str, torch.Tensor], start: State) -> State:
-    """Return what a client keeps of every parameter, or zeros, if it keeps nothing that fits.
+    """Return a client's kept value of every parameter, or zeros if no kept value fits.
 
     Args:
-        kept: By name of parameter; empty for nothing.
+        kept: Kept values by name of parameter; empty for none.
         start: The parameters.
     """
     if shapes_of(kept) == shapes_of(start):
@@ -29,7 +29,7 @@ def kept_or_zero(kept: Mapping[str, torch.Tensor], start: State) -> State:
 
 
 def beside(state: Mapping[str, torch.Tensor], start: State) -> State:
-    """Return a state on the devices of the parameters that it belongs to."""
+    """Return a state on the devices of its parameters."""
     return {name: state[name].to(value.device) for name, value in start.items()}
 
 
@@ -44,7 +44,7 @@ def squared_way(model: nn.Module, start: Mapping[str, torch.Tensor]) -> torch.Te
 
 
 def part_of(kept: Mapping[str, torch.Tensor], prefix: str) -> State:
-    """Return the entries whose names begin with a prefix, without it."""
+    """Return the entries whose names start with a prefix, under their names without it."""
     return {name.removeprefix(prefix): value for name, value in kept.items() if name.startswith(prefix)}
 
 
@@ -54,5 +54,5 @@ def arrays_of(state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
 
 
 def shapes_of(state: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:
-    """Return names and shapes, to compare two states by."""
+    """Return names and shapes, to compare two states."""
     return {name: tuple(value.shape) for name, value in state.items()}

@@ -1,4 +1,4 @@
-"""Where a client keeps what belongs to one run, on its own disk."""
+"""The folder of a client's state of one run, on its own disk."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from pathlib import Path
 
 from ..core.errors import UploadError
 
-# A client's disk is not the server's archive: the newest runs are kept.
+# A client's disk is no archive: it keeps the newest runs.
 RUNS_KEPT = 16
 
-# The ids that run folders have. Nothing else is made, or removed, in a folder that may be the user's own.
+# The ids of run folders. No other folder is made or removed, because the parent may be the user's own.
 RUN_ID = re.compile(r"[0-9a-f]{32}")
 
 
 def run_place(state_dir: str, run_id: str) -> Path:
-    """Return a client's folder for one run; it need not exist.
+    """Return a client's folder for one run, whether it exists or not.
 
     Args:
-        state_dir: The client's folder; empty: ``$ONESHOT_CLIENT_STATE``, else one in the user's cache.
+        state_dir: The client's folder; empty: ``$ONESHOT_CLIENT_STATE``, else a folder in the user's cache.
         run_id: The run folder's id, as the server sends it.
 
     Raises:
-        UploadError: The id is none of a run folder.
+        UploadError: The id is not that of a run folder.
     """
     if not RUN_ID.fullmatch(run_id):
         raise UploadError(f"the server's run-id is {run_id[:80]!r}: must be 32 hexadecimal digits")
@@ -33,10 +33,10 @@ def run_place(state_dir: str, run_id: str) -> Path:
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder, and those above it that are missing, for this user alone; one that exists keeps its mode.
+    """Make a folder and its missing parents, open to this user alone; an existing one keeps its mode.
 
     Raises:
-        OSError: It cannot be made.
+        OSError: The folder cannot be made.
     """
     if not folder.is_dir():
         make_private(folder.parent)
@@ -44,7 +44,7 @@ def make_private(folder: Path) -> None:
 
 
 def forget_old_runs(root: Path) -> None:
-    """Remove all but the newest runs' folders; a folder's time is that of its newest entry, or what it was set to."""
+    """Remove all but the newest runs' folders; a folder's time is that of its last use."""
     runs = sorted((path for path in root.iterdir() if RUN_ID.fullmatch(path.name)), key=_last_used)
     for path in runs[:-RUNS_KEPT]:
         shutil.rmtree(path, ignore_errors=True)
@@ -53,5 +53,5 @@ def forget_old_runs(root: Path) -> None:
 def _last_used(folder: Path) -> float:
     try:
         return folder.stat().st_mtime
-    except OSError:  # another client of this machine has just removed it
+    except OSError:  # another client on this machine has just removed it
         return 0.0

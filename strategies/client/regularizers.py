@@ -3,14 +3,14 @@
 Papers: FedProx: Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020,
     https://arxiv.org/abs/1812.06127. FedDyn: Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama, Federated
     Learning Based on Dynamic Regularization, ICLR 2021, https://arxiv.org/abs/2111.04263.
-Symbols: mu -> mu; alpha -> alpha; FedDyn's gradient memory -grad L_k(theta_k) / alpha is kept as h_k, in units of
-    weights, so that the sum of the ways of all rounds is it: h_k += w_k - w.
-Deviations: both terms are part of the loss, so clipping acts on them and the gradient together, and the optimiser's
-    weight decay is beside them; published code of FedDyn has alpha / 2 ||w||^2 in the weight decay, where clipping
-    leaves it alone. FedDyn's term is written around the start, without the constant alpha / 2 ||w_start||^2, which has
-    no gradient and would drown the loss that is reported. alpha is one for all clients, as in the paper; the code of
-    FedFTG divides it by a client's size over the mean size, which is the same where sizes are equal. Where they are
-    not, one alpha leads to the optimum of the plain mean of the clients' objectives.
+Symbols: mu -> mu; alpha -> alpha; FedDyn's gradient memory -grad L_k(theta_k) / alpha -> h_k, in units of weights:
+    h_k += w_k - w in every round.
+Deviations: both terms are part of the loss. Clipping acts on them and the gradient together, and the optimiser's
+    weight decay adds to them. Published code of FedDyn has alpha / 2 ||w||^2 in the weight decay, outside the clipping.
+    FedDyn's term is written around the start, without the constant alpha / 2 ||w_start||^2: the constant has no
+    gradient and would drown the reported loss. alpha is the same for all clients, as in the paper; the code of FedFTG
+    divides it by the client's size over the mean size, which is equal for clients of equal size. For clients of unequal
+    size, one alpha leads to the optimum of the plain mean of the clients' objectives.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from .parameters import State, inner, kept_or_zero, parameters_of, squared_way
 
 
 class Proximal:
-    """FedProx: ``mu / 2 ||w - w_t||^2`` is added to the loss; its Eq. (2).
+    """FedProx adds ``mu / 2 ||w - w_t||^2`` to the loss; its Eq. (2).
 
     Args:
-        model: It holds w_t.
+        model: Holds w_t.
         mu: At least 0.
     """
 
@@ -40,14 +40,14 @@ class Proximal:
 
 
 class DynamicRegularizer:
-    """FedDyn: ``alpha <w, h_k - w_t> + alpha / 2 ||w||^2`` is added to the loss; its Algorithm 1, in the terms of h_k.
+    """FedDyn adds ``alpha <w, h_k - w_t> + alpha / 2 ||w||^2``; its Algorithm 1, in the terms of h_k.
 
-    Where local training has come to rest, the gradient of the client's own loss is ``-alpha`` times the new h_k.
+    At a minimum of the local objective, the gradient of the client's own loss is ``-alpha`` times the new h_k.
 
     Args:
-        model: It holds w_t, which local training starts from.
+        model: Holds w_t, the start of local training.
         alpha: Above 0.
-        drift: h_k; empty for a client that has none yet: zeros.
+        drift: h_k; empty for a client that has none yet, which means zeros.
     """
 
     def __init__(self, model: nn.Module, alpha: float, drift: Mapping[str, torch.Tensor]) -> None:
@@ -62,7 +62,7 @@ class DynamicRegularizer:
         """Return the next ``h_k``, ``h_k + w_k - w_t``.
 
         Args:
-            model: It holds w_k.
+            model: Holds w_k.
         """
         ends = parameters_of(model)
         return {name: self._drift[name] + (ends[name] - self._start[name]) for name in ends}

@@ -1,4 +1,4 @@
-"""STC on the client: an update as its largest entries' signs, and a start that is put together from such an update.
+"""STC on the client: an update as the signs of its largest entries, and the start that such an update leads to.
 
 Paper: Sattler, Wiedemann, Mueller, Samek, Robust and Communication-Efficient Federated Learning from Non-i.i.d. Data,
     TNNLS 2020, https://arxiv.org/abs/1903.02891; the code is :mod:`strategies.rounds.ternary`.
@@ -17,12 +17,12 @@ from .parameters import State, arrays_of, parameters_of, part_of, shapes_of
 
 
 class SparseUpdate:
-    """STC: the update is sent as its largest entries' signs; what that leaves out is added to the next update.
+    """STC sends the signs of the update's largest entries, and adds the rest to the next update.
 
     Args:
-        model: It holds the weights that local training starts from.
-        density: p, the share of entries that is sent, in (0, 1].
-        left: What earlier rounds left out, float32 [n]; None for nothing.
+        model: Holds the weights that local training starts from.
+        density: p, the share of the entries to send, in (0, 1].
+        left: The rest of earlier rounds, float32 [n]; None for nothing.
     """
 
     def __init__(self, model: nn.Module, density: float, left: torch.Tensor | None) -> None:
@@ -31,7 +31,7 @@ class SparseUpdate:
         self._left = left.numpy() if left is not None and left.shape == (size,) else 0.0
 
     def finish(self, model: nn.Module) -> tuple[State, torch.Tensor]:
-        """Return the code of the update (see :func:`strategies.rounds.ternary.encode`), and what it leaves out [n]."""
+        """Return the code of the update (see :func:`strategies.rounds.ternary.encode`), and its rest [n]."""
         wanted = flat(arrays_of(parameters_of(model))) - flat(self._start) + self._left
         sent = sparse_ternary(wanted, self._density)
         code = {name: torch.from_numpy(value) for name, value in encode(sent, self._density).items()}
@@ -39,22 +39,22 @@ class SparseUpdate:
 
 
 def load_start(model: nn.Module, sent: Mapping[str, State], density: float, kept: State) -> None:
-    """Give a model the weights of a request: as they were sent, or those of the round before and a ternary update.
+    """Give a model the weights of a request: the weights sent, or those of the round before plus a ternary update.
 
     Args:
-        model: It is changed.
+        model: The model to change.
         sent: The request's arrays by name of record.
         density: p of the ternary update.
-        kept: What the client remembers of the round before; empty if it was not in it.
+        kept: The client's state of the round before; empty if it took no part in it.
 
     Raises:
-        UploadError: They do not fit the model, or the weights that the update belongs to are not here.
+        UploadError: The weights do not fit the model, or the client lacks the weights that the update builds on.
     """
     state = {**sent.get("arrays", {})}
     if "ternary" in sent:
         before = arrays_of(part_of(kept, "start."))
         if not before:
-            raise UploadError("the weights of the round before, which the server's update belongs to, are not here")
+            raise UploadError("the client lacks the weights of the round before, which the server's update builds on")
         code = {name: value.numpy() for name, value in sent["ternary"].items()}
         step = unflat(decode(code, flat(before).size, density, "the server's update").dense(), before)
         state.update({name: torch.from_numpy(value + step[name]) for name, value in before.items()})

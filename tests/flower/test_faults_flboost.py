@@ -145,7 +145,7 @@ def test_a_client_that_lost_its_state_goes_on_from_zero_and_says_so(
     assert status == 0
     nothing_left(folder)
     log = command.log.read_text()
-    assert log.count("is not kept here: it goes on from zero") == 1
+    assert log.count("is not kept here: it continues from zero") == 1
     assert f"{client}: its state of round " in log
     assert f"{client} had lost what it remembers, and goes on from zero" in log
     assert result["resumed_at"] == 2

@@ -135,7 +135,7 @@ def test_generator_of_the_server_changes_the_training_and_learns_which_labels_ar
     wanted = {"client": "client-001", "server_round": 2, "label_counts": checked.label_counts}
     assert told == [wanted, wanted]
     refused = ask(2, said={**lent.told(), "generator-classes": 9}, generator=weights)
-    assert "the server's generator is of 9 classes" in str(refused.content["upload"]["error"])
+    assert "the server's generator has 9 classes" in str(refused.content["upload"]["error"])
 
 
 def test_learning_rate_is_multiplied_by_what_the_server_says(ask: Callable[..., Message]) -> None:

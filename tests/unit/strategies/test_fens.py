@@ -304,7 +304,7 @@ def test_a_client_without_examples_to_keep_takes_no_part_and_says_so_once(tmp_pa
 
     ((name, reason),) = clients.refused
     assert name == "c0"
-    assert "keeps 0.1 of its examples for the aggregator, and that is none" in reason
+    assert "holds out 0.1 of its examples for the aggregator, which is no example" in reason
     assert set(clients.steps("round")) == {"c1", "c2"}
 
 
@@ -314,7 +314,7 @@ def test_an_ensemble_too_large_for_a_node_is_refused_before_it_is_sent(tmp_path:
     with pytest.raises(QuorumError):
         fitted(clients)
 
-    assert "MiB: allowed on this node are 0.001 MiB" in clients.refused[0][1]
+    assert "MiB: must be at most 0.001 MiB on this node" in clients.refused[0][1]
     assert clients.steps("ensemble") == []
 
 
@@ -332,7 +332,7 @@ def test_an_ensemble_with_a_tampered_member_is_refused_by_the_client(
     with pytest.raises(QuorumError):
         fitted(clients)
 
-    assert "is not what was offered: its digest differs" in clients.refused[0][1]
+    assert "has another digest than the server's offer" in clients.refused[0][1]
 
 
 def test_forgetting_a_client_equals_a_run_that_never_had_it(tmp_path: Path) -> None:

@@ -216,13 +216,13 @@ def test_lost_state_starts_from_zero_and_says_so(tmp_path: Path, said: list[str]
         path.unlink() if damage == "gone" else path.write_bytes(b"torn")
     lost = scaffold_round(memory, 2, 2)
     assert equal(lost, scaffold_round(RoundState(None, "alice"), 2, 2))
-    assert "alice: nothing of earlier rounds is kept here: it goes on from zero" in said
+    assert "alice: no state of earlier rounds is kept here: it continues from zero" in said
 
 
 def test_disk_that_refuses_costs_the_memory_only(tmp_path: Path, said: list[str]) -> None:
     (tmp_path / "run").write_text("a file where the folder would be")
     assert scaffold_round(RoundState(tmp_path / "run", "alice"), 1, 1)
-    assert any("alice: its state of round 1 is not kept" in line for line in said)
+    assert any("alice: its state of round 1 is not saved" in line for line in said)
 
 
 def test_ternary_update_of_the_server_is_added_to_the_weights_of_the_round_before(tmp_path: Path) -> None:
@@ -240,7 +240,7 @@ def test_ternary_update_of_the_server_is_added_to_the_weights_of_the_round_befor
     wanted = torch.cat([parameters_of(start)[name].flatten() for name in names]) + torch.from_numpy(step.dense())
     assert torch.equal(flat, wanted)
     # Two rounds later the weights that it belongs to are not here.
-    with pytest.raises(UploadError, match="the weights of the round before, .* are not here"):
+    with pytest.raises(UploadError, match="the client lacks the weights of the round before"):
         LocalUpdate(model, {**said, "server-round": 4}, sent, memory=memory)
 
 

@@ -259,8 +259,8 @@ def without_linear() -> nn.Module:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"generator-classes": 5}, "the server's generator is of 5 classes, this client's last layer has 4"),
-        ({"generator-width": 8}, "other names or shapes than its description says"),
+        ({"generator-classes": 5}, "the server's generator has 5 classes, this client's last layer has 4"),
+        ({"generator-width": 8}, "other names or shapes than its description"),
         ({"generator-width": 7}, "cannot be built: .*even"),
         ({"generator-latent": 6}, "other names or shapes"),
         ({"generator-level": "images", "generator-height": 10}, "cannot be built: .*multiples of 4"),
@@ -293,5 +293,5 @@ def test_model_without_a_last_linear_layer_is_refused() -> None:
 
 def test_images_of_other_classes_are_refused_when_the_model_has_answered() -> None:
     model, lent = net(), replace(IMAGES, classes=3)
-    with pytest.raises(UploadError, match="is of 3 classes, this client's model has 4"):
+    with pytest.raises(UploadError, match="has 3 classes, this client's model has 4"):
         terms(model, lent).penalty(model, model(INPUTS), LABELS)

@@ -138,7 +138,7 @@ def test_rates_that_change_within_a_round_are_counted_as_they_were() -> None:
 
 def test_scaffold_without_a_counted_step_is_refused() -> None:
     model = net()
-    with pytest.raises(UploadError, match=r"the way of the local steps is 0.0: must be one above 0"):
+    with pytest.raises(UploadError, match=r"the length of the local steps is 0.0: must be above 0"):
         ControlVariates(model, like(model, 1), {}).finish(model, 0.0)
 
 

@@ -149,8 +149,8 @@ def test_lost_state_is_zero_one_warning_and_a_metric(tmp_path: Path, said: list[
     zero, _ = one_round(RoundState(tmp_path / "other", "alice"), 2, last_round=0, safe_round=0)
     assert same(found, zero)
     assert metrics["restarted"] == 1.0
-    zeros = [line for line in said if line.endswith("it goes on from zero")]
-    assert zeros == ["alice: its state of round 1 is not kept here: it goes on from zero"]
+    zeros = [line for line in said if line.endswith("it continues from zero")]
+    assert zeros == ["alice: its state of round 1 is not kept here: it continues from zero"]
     if damage != "nowhere":  # it has a memory again
         assert one_round(memory, 3, last_round=2, safe_round=1)[1]["restarted"] == 0.0
 
