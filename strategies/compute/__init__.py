@@ -34,18 +34,18 @@ class ServerCompute(Protocol):
         """
 
     def kept(self) -> AbstractContextManager[ServerCompute]:
-        """Return a block for many runs, one after another: what a first run has to start serves the later ones too.
+        """Return a block for many runs in turn, whose later runs reuse what the first had to start.
 
-        The block yields the place to run them at, for one thread. Results are those of as many single runs.
+        The block yields the place to run them at, for one thread. Results equal those of as many single runs.
         """
 
 
 def choose(name: str, *, owns_ray: bool | None = None) -> ServerCompute:
-    """Return the place that the setting ``compute`` names.
+    """Return the place of the setting ``compute``.
 
     Args:
         name: ``"ray"``, ``"ray:4"`` for Ray with the clients' models in 4 shards, or ``"in-process"``.
-        owns_ray: See :class:`RayActors`; without meaning in process.
+        owns_ray: See :class:`RayActors`; unused in process.
 
     Raises:
         OptionError: The name is unknown.
@@ -63,24 +63,24 @@ def choose(name: str, *, owns_ray: bool | None = None) -> ServerCompute:
 
 
 def named(compute: str, shards: int) -> str:
-    """Return the name by which :func:`choose` knows the place of two settings.
+    """Return the name of a place for :func:`choose`, from two settings.
 
     Args:
         compute: ``"ray"`` or ``"in-process"``.
         shards: See :class:`RayActors`.
 
     Raises:
-        OptionError: There shall be shards, and no Ray.
+        OptionError: The shards need Ray.
     """
     if compute == "ray":
         return f"ray:{shards}" if shards else compute
     if shards > 1:
-        raise OptionError(f"setting 'shards' is {shards} and 'compute' {compute!r}: must be 'ray', or 0 or 1 shards")
+        raise OptionError(f"setting 'shards' is {shards}: needs compute='ray', but setting 'compute' is {compute!r}")
     return compute
 
 
 def __getattr__(name: str) -> Any:
-    # PEP 562: naming one place must not import the other.
+    # PEP 562: the import of one place must not import the other.
     if name in _HOMES:
         return getattr(importlib.import_module(f".{_HOMES[name]}", __package__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Pickling what a user wrote, so that a process can load it that cannot import the user's modules."""
+"""Pickles a user's code by value, so that a process without the user's modules can load it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 from ..core.errors import ComputeError
 
-# The name of this library, which is another one where it is vendored.
+# The name of this library; a vendored copy has another one.
 LIBRARY = (__package__ or "").rpartition(".")[0]
 
 _REFUSALS = (pickle.PicklingError, TypeError, AttributeError, ValueError, RuntimeError)
@@ -25,16 +25,16 @@ def dumps(what: str, value: Any, cloudpickle: Any, modules: Sequence[ModuleType]
     """Pickle ``value``: code of user modules by value, of installed packages and of this library by reference.
 
     Args:
-        what: What it is to the user, for the error.
-        value: What is pickled.
+        what: The value's description for the error.
+        value: The value to pickle.
         cloudpickle: The pickler, ``ray.cloudpickle``.
-        modules: What :func:`user_modules` returns, for callers who pickle much; None to look for them.
+        modules: The result of :func:`user_modules`, for callers who pickle often; None to search again.
 
     Raises:
-        ComputeError: It cannot be pickled; names ``what``.
+        ComputeError: The value cannot be pickled; the error names ``what``.
     """
     refusal: Exception | None = None
-    # Second try, all by reference: a module may hold what no pickle takes, a lock say, and yet be importable there.
+    # Second try, all by reference: a module may hold a lock or the like, yet be importable in the other process.
     for by_value in (user_modules() if modules is None else modules, []):
         try:
             with _by_value(by_value, cloudpickle):
@@ -43,20 +43,20 @@ def dumps(what: str, value: Any, cloudpickle: Any, modules: Sequence[ModuleType]
             refusal = error
     raise ComputeError(
         f"{what} ({_name(value)}) cannot be sent to a Ray actor: {type(refusal).__name__}: {refusal}; "
-        "leave out what cannot be pickled, or set 'compute' to 'in-process'"
+        "leave out the part that cannot be pickled, or set 'compute' to 'in-process'"
     ) from refusal
 
 
 def user_modules() -> list[ModuleType]:
-    """Return the loaded modules that are neither Python's, nor installed, nor part of this library."""
+    """Return the loaded modules that belong neither to Python, nor to an installed package, nor to this library."""
     installed = _installed_folders()
     found = []
     for name, module in list(sys.modules.items()):
         if not isinstance(module, ModuleType) or module.__name__ != name or _holds_library(name):
             continue
-        # vars(): some modules import others when asked for an attribute.
+        # vars(): some modules import others on attribute access.
         file = vars(module).get("__file__")
-        # As it is written first: there are thousands of modules, and nearly all are installed.
+        # The unresolved path first: there are thousands of modules, and nearly all are installed.
         if not isinstance(file, str) or file.startswith(installed):
             continue
         if not str(Path(file).absolute()).startswith(installed):
@@ -65,7 +65,7 @@ def user_modules() -> list[ModuleType]:
 
 
 def _holds_library(name: str) -> bool:
-    # Parents too, for to register a package is to register all below it.
+    # Parents too: registering a package registers everything below it.
     return f"{name}.".startswith(f"{LIBRARY}.") or LIBRARY.startswith(f"{name}.")
 
 

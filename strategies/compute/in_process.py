@@ -1,4 +1,4 @@
-"""Runs a job in this process; the Ray actor does no more than this at its end of the wire."""
+"""Runs a job in this process; a Ray actor calls the same code."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class InProcess:
         Args:
             method: The method.
             job: Its job; ``device="auto"`` means a GPU where one is visible, else the CPU.
-            progress: Told by the method directly.
+            progress: The method calls it directly.
 
         Raises:
             OptionError: The job lacks what the method needs, or names no torch device.
-            ComputeError: The job's device is not here.
+            ComputeError: This process does not see the job's device.
         """
         check_needs(method, job)
         job = replace(job, device=resolve_device(job.device))
@@ -34,19 +34,19 @@ class InProcess:
 
     @contextmanager
     def kept(self) -> Iterator[InProcess]:
-        """Yield this place: there is nothing to start."""
+        """Yield this place, which has nothing to start."""
         yield self
 
 
 def resolve_device(name: str) -> str:
-    """Return the torch device of this process that ``name`` stands for; ``"auto"``: a GPU if one is visible.
+    """Return the torch device of this process for a name; ``"auto"``: a GPU if one is visible.
 
     Args:
-        name: ``"auto"``, or what ``torch.device`` takes.
+        name: ``"auto"``, or an argument of ``torch.device``.
 
     Raises:
-        OptionError: It is no torch device.
-        ComputeError: It is a GPU that this process does not see.
+        OptionError: The name is not that of a torch device.
+        ComputeError: The device is a GPU that this process does not see.
     """
     import torch
 
@@ -55,10 +55,10 @@ def resolve_device(name: str) -> str:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise OptionError(f"setting 'device' is {name!r}: must be 'auto' or a torch device as 'cpu'") from error
+        raise OptionError(f"setting 'device' is {name!r}: must be 'auto' or a torch device such as 'cpu'") from error
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ComputeError(
-            f"device {name!r} is not here: this process sees {torch.cuda.device_count()} GPUs; "
+            f"device {name!r} is missing: this process sees {torch.cuda.device_count()} GPUs; "
             "set 'device' to 'auto' or 'cpu'"
         )
     return name
@@ -69,7 +69,7 @@ def torch_threads(count: int) -> Iterator[None]:
     """Set torch's thread count of the calling thread for a block.
 
     Args:
-        count: At least 1. The order of a parallel sum depends on it, hence so do the last bits of a result.
+        count: At least 1. It decides the order of parallel sums, and so the last bits of a result.
     """
     import torch
 

@@ -1,7 +1,7 @@
-"""One Ray actor for many runs: made at the first, replaced where it dies. Ray itself is handed in.
+"""One Ray actor for many runs: made at the first, replaced if it dies. The caller passes Ray in.
 
-Uploads, start, memory and snapshot travel with every run; of the rest of a job only what has changed since the run
-before.
+Uploads, start, memory and snapshot travel with every run. Of the rest of a job, only the parts travel that changed
+since the last run.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from .worker import Failure
 
 _log = logging.getLogger(__name__)
 
-# The most seconds that an actor waits for something to say.
+# The most seconds that an actor waits for an event to report.
 _POLL_S = 10.0
-# The most seconds that the end of an actor is waited for.
+# The most seconds to wait for an actor's end.
 _DEATH_S = 5.0
 
 
 @dataclass(frozen=True)
 class _Parcel:
-    """A task, its uploads as they travel, and what they are in this process.
+    """A task, its packed uploads, and their sources in this process.
 
     Attributes:
         task: The task.
-        uploads: The facts of each, and its packed weights' reference in Ray's object store; an empty list where the
-            weights are sent when they are asked for.
+        uploads: The facts of each upload, and the reference to its packed weights in Ray's object store. The list is
+            empty where the actor fetches the weights on demand.
         job: The job.
-        plan: Where its teachers are.
+        plan: The plan of its teachers' shards.
     """
 
     task: Task
@@ -52,11 +52,11 @@ class _Parcel:
 
 
 class KeptActor:
-    """An actor that serves many runs, one at a time; there is none before the first.
+    """An actor that serves many runs, one at a time; the first run creates it.
 
     Args:
-        session: Where it lives.
-        terms: What it is granted.
+        session: The Ray that it runs in.
+        terms: Its resources and limits.
     """
 
     def __init__(self, session: Session, terms: Terms) -> None:
@@ -87,17 +87,17 @@ class KeptActor:
                 raise ComputeError(f"method {method.name!r} in a Ray actor: {type(cause).__name__}: {cause}") from error
 
     def reachable(self) -> bool:
-        """Say whether its Ray lasts; the actor itself may be dead, and would be replaced."""
+        """Return whether its Ray still runs; a dead actor would be replaced."""
         return self._session.lasts()
 
     def end(self) -> None:
-        """Kill the actor, if there is one, whatever it is at."""
+        """Kill the actor, if one exists, whatever it is doing."""
         actor, self._actor = self._actor, None
         self._sent = Sent()
         self._shards.end()
         if actor is not None and self._session.lasts():
             self._session.ray.kill(actor)
-            # Ray may learn first that the handle is gone, and would then let the actor finish its run before it ends.
+            # Ray might first notice that the handle is gone, and then let the actor finish its run.
             self._await_death(actor)
 
     def _await_death(self, actor: Any) -> None:
@@ -105,7 +105,7 @@ class KeptActor:
         while self._session.lasts() and time.monotonic() < deadline:
             try:
                 ray.get(actor.poll.remote(0.0), timeout=_DEATH_S)
-            except ray.exceptions.RayError:  # it is dead, or does not answer
+            except ray.exceptions.RayError:  # it has died, or does not answer
                 return
 
     def _parcel(self, method: Method, job: Job, relay: Relay) -> _Parcel:
@@ -118,7 +118,7 @@ class KeptActor:
         def sent(upload: Upload) -> list[Any]:
             return [] if plan.sharded else [ray.put(pack(upload.read(), copy=False))]
 
-        # One by one: a reference keeps nothing in this process. They go with the end of this run.
+        # One by one: this process keeps only references. They go with the end of this run.
         return _Parcel(task, tuple((facts(upload), sent(upload)) for upload in relay.ticking(job.uploads)), job, plan)
 
     def _attempt(self, parcel: _Parcel, relay: Relay) -> Outcome:
@@ -140,12 +140,12 @@ class KeptActor:
                     else:
                         relay.deliver(kind, args)
         finally:
-            # One that died, or is still at work on this run, serves no other.
+            # An actor that died, or still works on this run, serves no other.
             if not settled:
                 self.end()
 
     def _asked(self, parcel: _Parcel, relay: Relay, what: str, *args: Any) -> Any:
-        """Return what the method's actor asks for: an upload's packed weights, or the shards that hold its teachers."""
+        """Return the answer to the method's actor: an upload's packed weights, or the shards that hold its teachers."""
         uploads = parcel.job.uploads
         if what == "read":
             return pack(uploads[args[0]].read(), copy=False)
@@ -162,7 +162,7 @@ class KeptActor:
         return self._shards.load(loading, parcel.plan, relay)
 
     def _ready(self, parcel: _Parcel, relay: Relay) -> None:
-        """See to it that there is an actor that answers, and may use the device."""
+        """Ensure an actor that answers and may use the device."""
         device = parcel.task.job.device
         granted = (device != "cpu", method_share(parcel.plan, self._terms.num_gpus))
         if self._actor is not None and (granted != self._granted or not self._answers(relay)):
@@ -176,7 +176,7 @@ class KeptActor:
         try:
             self._session.answer(self._actor.poll.remote(0.0), relay.tick, self._terms.wait_s)
         except (exceptions.RayActorError, TimeoutError):
-            _log.warning("the Ray actor died since the last run; another takes its place")
+            _log.warning("the Ray actor died since the last run: a new one replaces it")
             return False
         return True
 
@@ -197,7 +197,7 @@ class KeptActor:
             share = min(1.0, math.floor(free * 1e4) / 1e4)
         if device == "cuda" and not share:
             raise NoRoomError("Ray has no free GPU")
-        # num_cpus: Flower's simulated clients may hold every CPU; an actor that asks for one could wait for ever.
+        # num_cpus: Flower's simulated clients may hold every CPU, and an actor that needs one could wait forever.
         actor = ray.remote(self._session.actor).options(num_cpus=0, num_gpus=share, max_restarts=0)
         return actor.remote(LIBRARY, self._session.paths)
 

@@ -1,4 +1,4 @@
-"""Trees of tensors as trees of numpy arrays: what travels between the driver and an actor.
+"""Trees of tensors as trees of numpy arrays, for the way between the driver and an actor.
 
 Ray moves numpy arrays ten times faster than torch tensors, and reads them without a copy.
 """
@@ -32,10 +32,10 @@ def pack(value: Any, *, copy: bool = True) -> Any:
     """Copy a tree, every tensor replaced by a :class:`PackedTensor`.
 
     Args:
-        value: Dicts, lists, tuples and dataclasses of tensors on any device, arrays, and other values, which pass as
-            they are.
-        copy: Whether the copy shares no memory with it, so that the caller may go on changing its tensors. False for
-            what is handed to Ray at once, which copies it itself.
+        value: Dicts, lists, tuples and dataclasses of tensors on any device, arrays, and other values, which pass
+            unchanged.
+        copy: Copy the memory too, so that the caller may keep changing its tensors. False for a value that goes to Ray
+            at once, which copies it itself.
     """
     import torch
 
@@ -45,7 +45,7 @@ def pack(value: Any, *, copy: bool = True) -> Any:
 
 
 def unpack(value: Any) -> Any:
-    """Return the tree that :func:`pack` was given, bit for bit; its tensors are on the CPU, contiguous and writable."""
+    """Return the tree given to :func:`pack`, bit for bit; its tensors are on the CPU, contiguous and writable."""
     if isinstance(value, PackedTensor):
         return _unpack_tensor(value)
     return _walk(value, unpack)

@@ -1,7 +1,7 @@
 """Runs a job in a Ray actor, so that it takes a GPU of a simulation, of one server, or of a cluster.
 
-The driver alone touches files. Uploads go to the actor through the object store, one at a time; what the method says
-comes back as events, which are replayed on the driver's Progress. This is the only module that imports Ray.
+Only the driver touches files. Uploads go to the actor through the object store, one at a time. The method's calls of
+its Progress come back as events, which the driver replays on its own Progress. No other module imports Ray.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ class RayActors:
     """Runs a job in a Ray actor.
 
     Attributes:
-        num_gpus: The actor's share of a GPU; None for what is free when it starts, at most 1. With a share of 0 it
+        num_gpus: The actor's share of a GPU; None for the free share at its start, at most 1. With a share of 0 it
             sees no GPU at all.
         address: A running Ray cluster; empty for ``$RAY_ADDRESS``, and without that for a Ray of this process's own.
-        max_restarts: How often a dead actor is replaced, from the last checkpoint on.
+        max_restarts: How often a dead actor is replaced; its successor resumes from the last checkpoint.
         wait_s: Seconds that the actor may take to start, and with ``owns_ray=False`` Ray before it.
-        owns_ray: False if another thread of this process starts and ends Ray, as Flower's simulation does: wait for
-            it, never start one. Otherwise use Ray if it runs, else start it and end it after.
+        owns_ray: False if another thread of this process starts and ends Ray, as Flower's simulation does: this class
+            then waits for it. Otherwise it uses a running Ray, or starts one and ends it afterwards.
         fallback: Run in this process if Ray is missing or has no room.
-        shards: In how many actors the clients' models are held; 1: in the method's own; 0: one per GPU where there are
-            several, else as many as their memory needs. A sum over shards rounds otherwise, so that results are equal
-            to those of one actor in the first five digits of a step, not in every bit.
+        shards: The number of actors that hold the clients' models. 1 holds them in the method's own actor. 0 takes one
+            actor per GPU of several, else as many as their memory needs. A sum over shards rounds differently: results
+            equal those of one actor in the first five digits of a step, not in every bit.
     """
 
     num_gpus: float | None = None
@@ -56,19 +56,19 @@ class RayActors:
     shards: int = 0
 
     def run(self, method: Method, job: Job, progress: Progress) -> Outcome:
-        """Run ``method`` on ``job``; ends with the bits of :class:`InProcess` at equal threads.
+        """Run ``method`` on ``job``; the result equals that of :class:`InProcess` to the bit at equal threads.
 
         Args:
             method: Travels by name if it is in METHODS, else pickled by value.
             job: Its builders, config and observer are pickled by value.
-            progress: ``resume`` is called before an actor begins. If it has them: ``save(snapshot)`` gets each
-                checkpoint, ``tick()`` is called at least twice a second once Ray runs, ``interval_s`` is the least
-                time between two checkpoints in seconds (else 20). Of reports in a row only the last may arrive.
+            progress: ``resume`` is called before an actor begins. It may have more: ``save(snapshot)`` gets each
+                checkpoint, ``tick()`` is called at least twice a second once Ray runs, and ``interval_s`` is the least
+                time between two checkpoints in seconds (else 20). Of consecutive reports only the last may arrive.
 
         Raises:
-            OneShotError: As the method raised it in the actor.
-            ComputeError: The method failed otherwise, something cannot be pickled, the actor runs other code or died
-                too often; without ``fallback`` also: Ray is missing or has no room.
+            OneShotError: The method raised it in the actor.
+            ComputeError: The method failed otherwise, a value cannot be pickled, the actor runs other code or died too
+                often. Without ``fallback`` also: Ray is missing or has no room.
         """
         with self.kept() as kept:
             return kept.run(method, job, progress)
@@ -77,10 +77,11 @@ class RayActors:
     def kept(self) -> Iterator[_Kept]:
         """Yield a place whose runs share one actor, and a Ray of this process's own if it has to start one.
 
-        Both are made at the first run and end with the block. A run that finds no room says so once; it and all that
-        follow it in the block run in this process. What an actor has of a job is sent again where it has changed:
-        method, builders, config and observer if their pickles differ, images on the server if they are other tensors
-        or torch has written into them. With a GPU, the actor holds its share of it from run to run, but no memory.
+        The first run makes both, and the block ends both. A run that finds no room logs it once; that run and all later
+        ones of the block run in this process. The actor keeps the parts of a job, and changed parts are sent again. The
+        method, builders, config and observer change with their pickles. Images on the server change if they are other
+        tensors, or if torch has written into them. With a GPU, the actor holds its share from run to run, but no
+        memory.
         """
         kept = _Kept(self)
         try:
@@ -90,10 +91,10 @@ class RayActors:
 
     @contextmanager
     def session(self, tick: Callable[[], None]) -> Iterator[Session]:
-        """Use the Ray that there is, or start one for the block.
+        """Use the running Ray, or start one for the block.
 
         Args:
-            tick: Called while waiting for it.
+            tick: Called during the wait.
 
         Raises:
             NoRoomError: Ray is missing or does not start.
@@ -112,11 +113,11 @@ class RayActors:
         session = None
         try:
             start_ray(ray, cluster)
-            # A cluster gets the code itself; what lies at the same paths over there may be something else.
+            # A cluster receives the code itself; other code may lie at the same paths there.
             session = Session.of(ray, () if cluster else paths, _actor_class(), _shard_class())
             yield session
         finally:
-            # Ray may have ended meanwhile, and another, which somebody else needs, have taken its place.
+            # Ray may have ended meanwhile, and another Ray, which belongs to someone else, may have replaced it.
             if session is None or session.lasts():
                 ray.shutdown()
 
@@ -130,7 +131,7 @@ class RayActors:
 
 
 class _Kept:
-    """Where the runs of one block go."""
+    """The place that the runs of one block use."""
 
     def __init__(self, place: RayActors) -> None:
         self._place = place
@@ -155,7 +156,7 @@ class _Kept:
 
     @contextmanager
     def kept(self) -> Iterator[_Kept]:
-        """Yield this place, which is kept already."""
+        """Yield this place, which is already kept."""
         yield self
 
     def end(self) -> None:
@@ -164,13 +165,13 @@ class _Kept:
         self._open.close()
 
     def _found(self, tick: Callable[[], None]) -> KeptActor:
-        """Return the actor of the runs before, or a new one if there is none or its Ray is gone."""
+        """Return the actor of the earlier runs, or a new one if it or its Ray has ended."""
         place = self._place
         if self._actor is not None and not self._actor.reachable():
             self.end()
             if place.owns_ray is False:
                 raise NoRoomError("the simulation's Ray has ended")
-            _log.warning("Ray has ended since the last run; another takes its place")
+            _log.warning("Ray has ended since the last run: a new one replaces it")
         if self._actor is None:
             session = self._open.enter_context(place.session(tick))
             self._actor = KeptActor(session, Terms(place.num_gpus, place.max_restarts, place.wait_s, place.shards))
@@ -179,7 +180,7 @@ class _Kept:
 
 
 def _opener() -> Callable[[str, tuple[str, ...]], Callable[[str], Any]]:
-    """Return a function that makes this library importable in an actor; local as the classes."""
+    """Return a function that makes this library importable in an actor; local for the same reason as the classes."""
 
     def opened(library: str, paths: tuple[str, ...]) -> Callable[[str], Any]:
         import importlib
@@ -229,7 +230,7 @@ def _actor_class() -> type:
 
 
 def _shard_class() -> type:
-    """Return the class of a shard's actor, local as the other."""
+    """Return the class of a shard's actor, local for the same reason."""
     opened = _opener()
 
     class Shard:

@@ -1,8 +1,8 @@
-"""Shard actors: as many as a plan says, each with some of the members. Ray itself is handed in.
+"""Shard actors, which hold some of the members each. The plan decides their number; the caller passes Ray in.
 
-The driver makes them when the method asks for its teachers, and streams the uploads into them: it reads one from the
-disk, puts it into the object store, the shard loads it, the reference is dropped. The method's actor then talks to them
-itself.
+The driver creates them when the method needs its teachers, and streams the uploads into them. It reads one upload from
+the disk and puts it into the object store; the shard loads it, and the reference is dropped. From then on the method's
+actor calls the shards itself.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 class ShardLostError(ComputeError):
-    """A shard's process died; what it held can be loaded anew."""
+    """A shard's process died; its members can be loaded again."""
 
 
 @dataclass(frozen=True)
@@ -59,21 +59,21 @@ class RayShard:
         try:
             return self.ray.get(reference)
         except (exceptions.RayActorError, exceptions.OutOfMemoryError, exceptions.ObjectLostError) as error:
-            # The last: its node went after it had answered, and the answer with it.
+            # The last error: the shard's node ended after the shard had answered, and the answer with it.
             raise ShardLostError(f"a shard of the teachers died: {error}") from error
 
 
 @dataclass(frozen=True)
 class Loading:
-    """What a method asks its shards to hold.
+    """The members that a method loads into its shards.
 
     Attributes:
         uploads: The members, in order.
         builders: Architecture -> the pickle of its builder.
-        device: As the job has it.
+        device: The job's device.
         threads: Torch threads of the job.
         fold: See :meth:`strategies.teacher.ensemble.Ensemble.from_uploads`.
-        precision: The same.
+        precision: See the same.
     """
 
     uploads: Sequence[Upload]
@@ -84,15 +84,15 @@ class Loading:
     precision: str
 
 
-# Of a shard that is loaded: its actor, how many members it has, and whether one of them keeps statistics.
+# Of a loaded shard: its actor, its number of members, and whether one of them keeps batch-normalisation statistics.
 Loaded = tuple[Any, int, bool]
 
 
 class ShardActors:
-    """The shard actors of a method's actor; there is none before the first load.
+    """The shard actors of a method's actor; the first load creates them.
 
     Args:
-        session: Where they live.
+        session: The Ray that they run in.
         wait_s: Seconds that they may take to start.
     """
 
@@ -102,12 +102,12 @@ class ShardActors:
         self._plan: Plan | None = None
 
     def load(self, loading: Loading, plan: Plan, relay: Relay) -> list[Loaded]:
-        """Load members into shards, new ones where there are none of this plan.
+        """Load members into shards; start new shards where the plan has none yet.
 
         Raises:
             NoRoomError: Ray had no room for them in time.
-            ShardLostError: One died.
-            OneShotError: As a shard refused an upload.
+            ShardLostError: A shard died.
+            OneShotError: A shard refused an upload.
         """
         exceptions = self._session.ray.exceptions
         try:
@@ -134,7 +134,7 @@ class ShardActors:
         ]
 
     def end(self) -> None:
-        """Kill them."""
+        """Kill the shard actors."""
         actors, self._actors = self._actors, []
         if actors and self._session.lasts():
             for actor in actors:
@@ -164,7 +164,7 @@ class ShardActors:
         return True
 
     def _stream(self, uploads: Sequence[Upload], used: Sequence[tuple[Any, slice]], relay: Relay) -> None:
-        """Send each shard its uploads, one at a time: in the object store is at most one of each shard."""
+        """Send each shard its uploads, one at a time: the object store holds at most one upload per shard."""
         ray, under_way = self._session.ray, dict[int, Any]()
         for turn in range(max((part.stop - part.start for _, part in used), default=0)):
             for number, (actor, part) in enumerate(used):

@@ -1,4 +1,4 @@
-"""Starts Ray so that it disturbs neither this process nor its neighbours; Ray itself is handed in."""
+"""Starts Ray without disturbing this process or its neighbours; the caller passes Ray in."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class NoRoomError(ComputeError):
 
 
 def start_ray(ray: Any, cluster: str) -> None:
-    """Join the cluster, or start a Ray of our own, which no other machine can reach.
+    """Join the cluster, or start a Ray that no other machine can reach.
 
     Args:
         ray: The module.
@@ -42,11 +42,11 @@ def start_ray(ray: Any, cluster: str) -> None:
                 ray.init(address=cluster, runtime_env=there, **quiet)
             else:
                 with _loopback(ray):
-                    # "local", or Ray joins whatever Ray it finds on this machine. One CPU: it starts an idle worker
+                    # "local", or Ray joins any Ray that it finds on this machine. One CPU: it starts an idle worker
                     # for each, and the actor takes none.
                     ray.init(address="local", num_cpus=1, _node_ip_address="127.0.0.1", **quiet)
     except BaseException as error:
-        # A node that does not come up in time is said by a bare Exception; what is none of these goes on its way.
+        # Ray reports a node that starts too late by a bare Exception; any subclass passes through.
         expected = (OSError, RuntimeError, ValueError, ray.exceptions.RayError)
         if not isinstance(error, expected) and type(error) is not Exception:
             raise
@@ -55,7 +55,7 @@ def start_ray(ray: Any, cluster: str) -> None:
 
 
 def _reach(cluster: str) -> None:
-    # Ray itself tries for many minutes.
+    # Ray itself keeps trying for many minutes.
     host, _, port = cluster.rpartition("://")[2].rpartition(":")
     if port.isdigit():
         socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
@@ -63,7 +63,7 @@ def _reach(cluster: str) -> None:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    # Ray takes SIGTERM over, and warns of changes to come in itself.
+    # Ray replaces the SIGTERM handler, and warns of its own future changes.
     before = signal.getsignal(signal.SIGTERM)
     try:
         with warnings.catch_warnings():
@@ -76,8 +76,8 @@ def _undisturbed() -> Iterator[None]:
 
 @contextmanager
 def _loopback(ray: Any) -> Iterator[None]:
-    # Ray replaces 127.0.0.1 by an address that other machines reach, unless it is told that it forms no cluster; the
-    # environment variable for that is read when Ray is imported, which may have been long ago.
+    # Ray replaces 127.0.0.1 by an address that other machines reach, unless it knows that it forms no cluster. It reads
+    # the environment variable for that at its import, which may lie far back.
     constants = ray._private.ray_constants
     before = constants.ENABLE_RAY_CLUSTER
     constants.ENABLE_RAY_CLUSTER = False

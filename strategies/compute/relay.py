@@ -1,4 +1,4 @@
-"""The driver's end of the wire: replays on its Progress what the method said in the actor."""
+"""The driver's end of the wire: replays the method's calls in the actor on the driver's Progress."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Relay:
-    """A Progress with the three things that it may have beyond the protocol: ``save``, ``tick`` and ``interval_s``.
+    """A Progress with its three optional members: ``save``, ``tick`` and ``interval_s``.
 
     Args:
         progress: The driver's Progress.
@@ -28,11 +28,11 @@ class Relay:
 
     @property
     def interval_s(self) -> float:
-        """Least seconds between two checkpoints."""
+        """The least number of seconds between two checkpoints."""
         return float(getattr(self._progress, "interval_s", 20.0))
 
     def tick(self) -> None:
-        """Let the driver see to its other duties."""
+        """Let the driver do its other duties."""
         if tick := getattr(self._progress, "tick", None):
             tick()
 
@@ -43,16 +43,16 @@ class Relay:
             yield item
 
     def resume(self) -> Snapshot | None:
-        """Return the last checkpoint that was written."""
+        """Return the last checkpoint written."""
         self._unsaved = {}
         return self._progress.resume()
 
     def deliver(self, kind: str, args: tuple[Any, ...]) -> None:
-        """Make the call on the Progress that the method made in the actor.
+        """Repeat a call, which the method made in the actor, on the Progress.
 
         Args:
             kind: ``"report"``, ``"record"`` or ``"checkpoint"``.
-            args: Its arguments; of a checkpoint, the packed snapshot.
+            args: Its arguments; for a checkpoint, the packed snapshot.
         """
         if kind == "report":
             self._progress.report(*args)
@@ -65,7 +65,7 @@ class Relay:
         if save := getattr(self._progress, "save", None):
             save(snapshot)
             return
-        # A Progress without ``save`` may decline; the rows would be lost, for the method will not send them again.
+        # A Progress without ``save`` may decline; the rows would be lost, because the method sends them only once.
         snapshot = replace(snapshot, appended=_joined(self._unsaved, snapshot.appended))
         self._unsaved = dict(snapshot.appended)
 

@@ -1,4 +1,4 @@
-"""Ray while it is in use, as a driver sees it; Ray itself is handed in."""
+"""A running Ray from the driver's side; the caller passes Ray in."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _TICK_S = 0.4
 
 @dataclass(frozen=True)
 class Session:
-    """Ray while it is in use.
+    """A running Ray.
 
     Attributes:
         ray: The module.
-        code: (digest, folder) of this library when this Ray came into use.
-        paths: Where actors find this library, in front of their own ``sys.path``.
+        code: (digest, folder) of this library when this Ray was first used.
+        paths: The folders of this library for actors, in front of their own ``sys.path``.
         actor: The actor's class, for ``ray.remote``.
-        shard: That of a shard's actor.
-        name: Tells this Ray from those before and after it.
+        shard: The class of a shard's actor.
+        name: The name of this Ray, unlike those of earlier and later ones.
     """
 
     ray: Any
@@ -37,7 +37,7 @@ class Session:
 
     @classmethod
     def of(cls, ray: Any, paths: tuple[str, ...], actor: type, shard: type) -> Session:
-        """Describe the Ray that runs now."""
+        """Describe the running Ray."""
         return cls(ray, code_digest(), paths, actor, shard, _name_of(ray))
 
     def check_code(self, code: tuple[str, str]) -> None:
@@ -47,7 +47,7 @@ class Session:
             code: (digest, folder) of its library.
 
         Raises:
-            ComputeError: Names both folders.
+            ComputeError: The code differs; the error names both folders.
         """
         (digest, folder), (own_digest, own_folder) = code, self.code
         if digest != own_digest:
@@ -55,26 +55,26 @@ class Session:
             raise ComputeError(f"the Ray actor runs other code, {folder}, than the driver, {own_folder}{meanwhile}")
 
     def lasts(self) -> bool:
-        """Say whether it is this Ray still that this process uses."""
+        """Return whether this process still uses this Ray."""
         return bool(self.ray.is_initialized()) and _name_of(self.ray) == self.name
 
     def answer(self, reference: Any, tick: Callable[[], None], wait_s: float = math.inf) -> Any:
-        """Return what an actor answers.
+        """Return an actor's answer.
 
         Args:
-            reference: The answer to come.
-            tick: Called while waiting, and once after.
-            wait_s: How long it may take.
+            reference: The reference of the answer.
+            tick: Called during the wait, and once after it.
+            wait_s: The longest wait in seconds.
 
         Raises:
-            TimeoutError: It did not within ``wait_s`` seconds.
+            TimeoutError: No answer came within ``wait_s`` seconds.
             ComputeError: Ray ended meanwhile.
         """
         deadline = time.monotonic() + wait_s
         while True:
-            # Asked for a reference of a Ray that has ended, Ray would start another one.
+            # Given a reference of a Ray that has ended, Ray would start another one.
             if not self.ray.is_initialized():
-                raise ComputeError("Ray ended while the server stage was at work in it")
+                raise ComputeError("Ray ended during the server stage")
             if self.ray.wait([reference], timeout=_TICK_S)[0]:
                 break
             if time.monotonic() > deadline:
@@ -86,7 +86,7 @@ class Session:
 
 @dataclass(frozen=True)
 class Terms:
-    """What an actor is granted; see :class:`.ray_actors.RayActors`."""
+    """An actor's resources and limits; see :class:`.ray_actors.RayActors`."""
 
     num_gpus: float | None
     max_restarts: int

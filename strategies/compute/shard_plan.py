@@ -1,4 +1,4 @@
-"""How many shards the teachers are held in, and where: decided by the driver from what Ray says of the cluster."""
+"""The number and the places of the teachers' shards, which the driver derives from Ray's view of the cluster."""
 
 from __future__ import annotations
 
@@ -10,46 +10,46 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ..method import Job
 
-# Of a device's free memory what teachers need, as a multiple of the bytes of their weights: an upload beside its module
-# while it is loaded, and what is kept of some members for the backward pass.
+# The free memory of a device that teachers need, as a multiple of the bytes of their weights. It covers an upload
+# beside its module while it loads, and the activations of some members for the backward pass.
 FACTOR = 2.0
-# A GPU's share of a shard where there is one on each, and what is left of it for the method's own actor.
+# A shard's share of a GPU where each GPU has one, and the rest of it for the method's own actor.
 SHARD_SHARE = 0.9
 METHOD_SHARE = 0.1
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Where members are held.
+    """The places of the members.
 
     Attributes:
-        shards: How many shards; 1: in the method's own process, and no shard.
-        reason: Why, for the log.
+        shards: The number of shards; 1: no shard, but the method's own process.
+        reason: The reason, for the log.
         num_gpus: Each shard's share of a GPU.
-        nodes: Ids of the nodes that shards without a GPU are dealt to in turn.
+        nodes: Ids of the nodes that host the shards without a GPU, in turn.
     """
 
     shards: int
-    reason: str = field(default="", compare=False)  # it tells how much is free, and another says the same
+    reason: str = field(default="", compare=False)  # it names the free memory, which two equal plans may differ in
     num_gpus: float = 0.0
     nodes: tuple[str, ...] = ()
 
     @property
     def sharded(self) -> bool:
-        """Whether there are shards."""
+        """Whether the plan has shards."""
         return self.shards > 1
 
     @property
     def per_node(self) -> int:
-        """How many shards share the cores of one node, at most."""
+        """The most shards that share the cores of one node."""
         return 1 if self.num_gpus or not self.nodes else math.ceil(self.shards / len(self.nodes))
 
     def options(self, ray: Any) -> list[dict[str, Any]]:
         """Return the options of each shard's actor."""
-        # num_cpus: Flower's simulated clients may hold every CPU; an actor that asks for one could wait for ever.
+        # num_cpus: Flower's simulated clients may hold every CPU, and an actor that needs one could wait forever.
         if self.num_gpus or not self.nodes:
             return [{"num_cpus": 0, "num_gpus": self.num_gpus, "scheduling_strategy": "SPREAD"}] * self.shards
-        # "SPREAD" counts what is asked for, and these ask for nothing.
+        # "SPREAD" counts requested resources, and these actors request none.
         on_node = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
         return [
             {
@@ -62,12 +62,12 @@ class Plan:
 
 
 def plan_of(ray: Any, job: Job, shards: int) -> Plan:
-    """Decide on the shards of a job.
+    """Plan the shards of a job.
 
     Args:
         ray: The module, connected.
         job: The job with its uploads.
-        shards: 0: decide; 1: none; else so many, but not more than members.
+        shards: 0: choose; 1: none; else this many, but not more than members.
     """
     members = len(job.uploads)
     if shards == 1 or members < 2:
@@ -100,23 +100,23 @@ def teacher_bytes(job: Job) -> int:
 
 
 def method_share(plan: Plan, own: float | None) -> float | None:
-    """Return the share of a GPU of the method's own actor.
+    """Return the GPU share of the method's own actor.
 
     Args:
         plan: The shards beside it.
-        own: What the caller wants; None for what is free.
+        own: The share that the caller wants; None for the free share.
     """
     return METHOD_SHARE if own is None and plan.sharded and plan.num_gpus else own
 
 
 def _placed(shards: int, reason: str, nodes: Mapping[str, float], gpus: int) -> Plan:
-    # Ray counts in ten-thousandths; rounded up, the last shard of seven would find no room.
+    # Ray counts in ten-thousandths; rounded up, the last of seven shards would find no room.
     share = math.floor(SHARD_SHARE / math.ceil(shards / gpus) * 1e4) / 1e4 if gpus else 0.0
     return Plan(shards, reason, share, tuple(nodes))
 
 
 def _nodes(ray: Any) -> dict[str, float]:
-    """Return id -> bytes that Ray may use there, of the nodes that live; the largest first."""
+    """Return id -> bytes available to Ray, of the living nodes; the largest first."""
     found = {
         node["NodeID"]: float(node["Resources"].get("memory", 0)) for node in ray.nodes() if node.get("Alive", False)
     }
@@ -124,9 +124,9 @@ def _nodes(ray: Any) -> dict[str, float]:
 
 
 def _free_bytes(gpus: int) -> int:
-    """Return what is free on the device that teachers would run on; of a GPU that this process does not see, no limit.
+    """Return the free memory of the teachers' device; unlimited for a GPU that this process does not see.
 
-    Without a GPU that is this machine's memory: where a cluster is joined, its machines are taken to be no smaller.
+    Without a GPU it is this machine's memory; the machines of a joined cluster are assumed to be no smaller.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""A shard's end of the wire: holds members that the driver sends one by one. Knows nothing of Ray."""
+"""A shard's end of the wire: holds members that the driver sends one by one. Imports no Ray."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ShardWorker:
-    """Some members of an ensemble, loaded anew for each; off the network if the driver is."""
+    """Some members of an ensemble, replaced at every load; off the network if the driver is."""
 
     def __init__(self) -> None:
         enforce()
@@ -28,21 +28,21 @@ class ShardWorker:
     def begin(
         self, builders: Mapping[str, bytes], *, device: str, threads: int, fold: bool, precision: str
     ) -> Failure | None:
-        """Forget what was held, and take members from now on.
+        """Drop the members of before, and start to load new ones.
 
         Args:
             builders: Architecture -> the pickle of its builder.
             device: ``"auto"``, or a torch device of this process.
             threads: Torch threads of the passes.
             fold: See :meth:`strategies.teacher.ensemble.Ensemble.from_uploads`.
-            precision: The same.
+            precision: See the same.
         """
         import torch
 
         from ..teacher.shard import HeldShard
 
         torch.set_num_threads(threads)
-        self._held = None  # before the next members come
+        self._held = None  # free them before the next members come
         # The pickles come from our own driver, over Ray's own channel.
         opened = {name: pickle.loads(builder) for name, builder in builders.items()}  # noqa: S301
         try:
@@ -55,7 +55,7 @@ class ShardWorker:
         """Load one member.
 
         Args:
-            facts: The fields of :class:`Upload` but ``read``.
+            facts: The fields of :class:`Upload` except ``read``.
             read_packed: Returns its packed weights.
         """
         try:
@@ -65,7 +65,7 @@ class ShardWorker:
         return None
 
     def close(self) -> bool:
-        """Take no more members; return whether one of them keeps batch-normalisation statistics."""
+        """Finish loading; return whether a member keeps batch-normalisation statistics."""
         return self._open.close()
 
     def forward(self, images: Array, request: Request) -> Answer:

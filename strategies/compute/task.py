@@ -1,4 +1,4 @@
-"""A method and its job as they travel to an actor."""
+"""A method and its job in the form that travels to an actor."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from .packing import pack, unpack
 if TYPE_CHECKING:
     import torch
 
-# Of a job, what each run brings anew.
+# The fields of a job that each run sends anew.
 _OF_THE_RUN = ("start", "memory", "teacher")
 
 
 @dataclass(frozen=True)
 class Task:
-    """A method and its job as they travel; uploads follow one by one.
+    """A method and its job in the form that travels; uploads follow one by one.
 
     Attributes:
         name: The method's name.
-        job: The job without uploads and without what follows.
-        parts: What seldom changes from run to run, by name: pickles of the ``method`` (None if its name is enough,
-            since it is in METHODS), of the ``builders`` by architecture, of the ``config`` and of the ``observer``,
-            and the job's images ``proxy`` and ``labelled``. A part that is missing is that of the run before.
+        job: The job without uploads and without the fields below.
+        parts: The parts that seldom change from run to run, by name. Pickles: the ``method`` (None if it is in METHODS,
+            where its name is enough), the ``builders`` by architecture, the ``config`` and the ``observer``. Tensors:
+            the job's images ``proxy`` and ``labelled``. A missing part equals that of the run before.
         state: The job's ``start``, ``memory`` and ``teacher``.
     """
 
@@ -38,7 +38,7 @@ class Task:
 
     @classmethod
     def of(cls, method: Method, job: Job, cloudpickle: Any) -> Task:
-        """Pickle what the user wrote.
+        """Pickle the user's code and values.
 
         Args:
             method: The method.
@@ -46,7 +46,7 @@ class Task:
             cloudpickle: The pickler, ``ray.cloudpickle``.
 
         Raises:
-            ComputeError: Something cannot be pickled; names it.
+            ComputeError: A value cannot be pickled; the error names it.
         """
         modules = user_modules()
 
@@ -67,17 +67,17 @@ class Task:
         }
         nothing = dict.fromkeys(("config", "observer", "proxy", "labelled", *_OF_THE_RUN))
         bare: dict[str, Any] = {"uploads": (), "builders": {}, **nothing}
-        # The actor sees only the GPU that Ray gave it, whatever its number is.
+        # The actor sees only the GPU that Ray gave it, whatever its number.
         device = "cuda" if job.device.startswith("cuda") else job.device
         state = {name: getattr(job, name) for name in _OF_THE_RUN}
         return cls(method.name, replace(job, device=device, **bare), parts, state)
 
     def packed(self, sent: Sent) -> Task:
-        """Return the task for an actor, without the parts that it has; the tensors stay this one's."""
+        """Return the task for an actor, without the parts that the actor already has; the tensors are shared."""
         return replace(self, parts=sent.lacks(self.parts), state=pack(self.state, copy=False))
 
     def open(self, uploads: Sequence[Upload]) -> tuple[Method, Job]:
-        """Return the method and the job, complete again.
+        """Return the complete method and job.
 
         Args:
             uploads: In the order of client names.
@@ -98,18 +98,18 @@ class Task:
 
 
 def facts(upload: Upload) -> dict[str, Any]:
-    """Return the fields of an upload but ``read``."""
+    """Return the fields of an upload except ``read``."""
     return {field.name: getattr(upload, field.name) for field in fields(upload) if field.name != "read"}
 
 
 class Sent:
-    """The parts that an actor has."""
+    """The parts that an actor already has."""
 
     def __init__(self) -> None:
         self._marks: dict[str, Any] = {}
 
     def lacks(self, parts: Mapping[str, Any]) -> dict[str, Any]:
-        """Return those parts, packed, that differ from what the actor has."""
+        """Return the packed parts that differ from the actor's."""
         marks = self._marks
         return {
             name: pack(part, copy=False)
@@ -118,15 +118,15 @@ class Sent:
         }
 
     def note(self, parts: Mapping[str, Any]) -> None:
-        """Take note that the actor has these parts now."""
+        """Record that the actor now has these parts."""
         self._marks = {name: _mark(part) for name, part in parts.items()}
 
 
 class _Seen:
-    """A tensor at a moment: equal to itself for as long as torch writes nothing into it."""
+    """A tensor at a moment: equal to itself until torch writes into it."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        # The tensor itself: were it gone, another could be at its address.
+        # The tensor itself: once it is freed, another one could take its address.
         self._tensor, self._version = tensor, tensor._version
 
     def __eq__(self, other: object) -> bool:

@@ -1,4 +1,4 @@
-"""Runs a method that goes on with the clients after their upload: in this process, for here are the clients."""
+"""Runs a method that needs its clients after their upload: in this process, which reaches them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class WithClients:
-    """A place whose method may ask the clients.
+    """A place whose method may send questions to the clients.
 
     Args:
         clients: The clients.
@@ -31,11 +31,11 @@ class WithClients:
         """Run ``method`` on ``job``, with the clients in reach.
 
         Raises:
-            OptionError: The method has no use for clients, or the job lacks what it needs.
+            OptionError: The method sends its clients no questions, or the job lacks an input of the method.
             QuorumError: Too few clients answer.
         """
         if method.fit_with is None:
-            raise OptionError(f"method {method.name!r} asks the clients nothing after their upload")
+            raise OptionError(f"method {method.name!r} sends its clients no questions after their upload")
         check_needs(method, job)
         job = replace(job, device=resolve_device(job.device))
         with torch_threads(job.threads), kept_memory():
@@ -43,5 +43,5 @@ class WithClients:
 
     @contextmanager
     def kept(self) -> Iterator[WithClients]:
-        """Yield this place: there is nothing to start."""
+        """Yield this place, which has nothing to start."""
         yield self

@@ -1,4 +1,4 @@
-"""The actor's end of the wire: runs jobs in a thread and queues what it says. Knows nothing of Ray."""
+"""The actor's end of the wire: runs jobs in a thread and queues their events. Imports no Ray."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from .task import Task
 if TYPE_CHECKING:
     from ..teacher.sharded import Shard, ShardedMembers
 
-# A call that the driver makes on its Progress ("report", "record", "checkpoint"), a question that it answers by
-# Worker.tell ("ask"), or the end: "done", "failed".
+# Kinds of events. A call on the driver's Progress: "report", "record", "checkpoint". A question that the driver answers
+# by Worker.tell: "ask". The end: "done", "failed".
 Event = tuple[str, tuple[Any, ...]]
 
 
 @dataclass(frozen=True)
 class Failure:
-    """An exception as it travels.
+    """An exception in the form that travels.
 
     Attributes:
-        kind: The nearest class of this library's errors; empty if it is none of them.
+        kind: The nearest class of this library's errors; empty if there is none.
         origin: The exception's own type.
         message: Its text.
         trace: Its traceback.
@@ -63,14 +63,14 @@ class Failure:
 
 
 class Outbox:
-    """Events on their way from the method's thread to the driver, in order."""
+    """Events from the method's thread to the driver, in order."""
 
     def __init__(self) -> None:
         self._events: list[Event] = []
         self._filled = threading.Condition()
 
     def put(self, kind: str, *args: Any) -> None:
-        """Add an event; of reports in a row only the last is kept, with the newest values among them."""
+        """Add an event; of consecutive reports only the last stays, with the newest of all their values."""
         with self._filled:
             if kind == "report" and self._events and self._events[-1][0] == "report":
                 step, total, values = args
@@ -80,7 +80,7 @@ class Outbox:
             self._filled.notify()
 
     def take(self, wait_s: float) -> list[Event]:
-        """Return all events, as soon as there is one; none if there is none for ``wait_s`` seconds."""
+        """Return all events as soon as there is one; none after ``wait_s`` seconds without any."""
         with self._filled:
             self._filled.wait_for(lambda: self._events, wait_s)
             events, self._events = self._events, []
@@ -91,9 +91,9 @@ class OutboxProgress:
     """The Progress of a method in an actor.
 
     Args:
-        outbox: Where the driver fetches what is said.
-        snapshot: Where to go on from.
-        interval_s: Least seconds between two checkpoints. This clock alone decides: what is taken must be written.
+        outbox: The queue that the driver fetches events from.
+        snapshot: The snapshot to resume from.
+        interval_s: Least seconds between two checkpoints. Only this clock decides: every checkpoint is then written.
     """
 
     def __init__(self, outbox: Outbox, snapshot: Snapshot | None, interval_s: float) -> None:
@@ -103,7 +103,7 @@ class OutboxProgress:
         self._taken = time.monotonic()
 
     def resume(self) -> Snapshot | None:
-        """Return the snapshot that the driver sent."""
+        """Return the snapshot from the driver."""
         return self._snapshot
 
     def report(self, step: int, total: int, values: Mapping[str, float] | None = None) -> None:
@@ -126,8 +126,8 @@ class AskedShards:
     """Has the driver load members into shards, see :class:`strategies.core.shards.Shards`.
 
     Attributes:
-        ask: Asks the driver and waits for its answer.
-        connect: Makes a shard of what the driver names it by.
+        ask: Sends the driver a question and waits for its answer.
+        connect: Makes a shard from the driver's name for it.
         share: Makes an array ready to be sent to all shards at once.
     """
 
@@ -148,7 +148,7 @@ class Worker:
     """Runs tasks, one after another; off the network if the driver is.
 
     Args:
-        connect: Makes a shard of what the driver names it by.
+        connect: Makes a shard from the driver's name for it.
         share: Makes an array ready to be sent to all shards at once.
     """
 
@@ -168,15 +168,15 @@ class Worker:
         """Add an upload to the next task.
 
         Args:
-            facts: The fields of :class:`Upload` but ``read``.
-            read_packed: Returns its packed weights, anew at each call; None to ask the driver for them.
+            facts: The fields of :class:`Upload` except ``read``.
+            read_packed: Returns its packed weights, anew at each call; None to fetch them from the driver.
         """
         number = len(self._uploads)
         read = partial(self._ask, "read", number) if read_packed is None else read_packed
         self._uploads.append(Upload(**facts, read=lambda: unpack(read())))
 
     def tell(self, answer: Any) -> None:
-        """Answer the question that the method's thread waits with."""
+        """Answer the question that the method's thread waits on."""
         self._told.put(answer)
 
     def _ask(self, what: str, *args: Any) -> Any:
@@ -187,13 +187,13 @@ class Worker:
         """Start a task and return at once.
 
         Args:
-            task: The task; what it leaves out of its parts is as in the task before.
-            snapshot: The packed snapshot to go on from, or None.
+            task: The task; a part that it leaves out equals that of the task before.
+            snapshot: The packed snapshot to resume from, or None.
             interval_s: Least seconds between two checkpoints.
-            sharded: Whether its teachers are in shards.
+            sharded: Whether shards hold its teachers.
         """
         progress = OutboxProgress(self._outbox, unpack(snapshot), interval_s)
-        # Uploads are this task's alone: who still held them would keep them in Ray's object store.
+        # Uploads belong to this task alone: a later holder would keep them in Ray's object store.
         uploads, self._uploads = self._uploads, []
         self._parts = {**self._parts, **task.parts}
         task = replace(task, parts=self._parts)
@@ -201,7 +201,7 @@ class Worker:
         self._thread.submit(_work, task, uploads, progress, shards).add_done_callback(self._end)
 
     def poll(self, wait_s: float) -> list[Event]:
-        """Return what was said since the last call; waits up to ``wait_s`` seconds for the first event."""
+        """Return the events since the last call; wait up to ``wait_s`` seconds for the first."""
         return self._outbox.take(wait_s)
 
     def _end(self, work: Future[Any]) -> None:
@@ -221,7 +221,7 @@ def _work(task: Task, uploads: list[Upload], progress: OutboxProgress, shards: A
 
 
 def _free_gpu() -> None:
-    """Give the GPU memory back that torch keeps for later: until the next run it is the clients'."""
+    """Free the GPU memory that torch keeps for later: until the next run it belongs to the clients."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.empty_cache()

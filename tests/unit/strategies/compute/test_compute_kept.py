@@ -180,7 +180,7 @@ def test_an_actor_that_dies_between_or_in_runs_is_replaced(tmp_path: Any, caplog
     assert len(set(pids.all)) == 4
     ours = [record.getMessage() for record in caplog.records if record.name.startswith("strategies")]
     assert ours == [
-        "the Ray actor died since the last run; another takes its place",
+        "the Ray actor died since the last run: a new one replaces it",
         *["the Ray actor died; restart 1 of 1 from the last checkpoint"] * 2,
     ]
 
