@@ -1,31 +1,21 @@
-"""The command line: ``oneshot run``, ``resume``, ``replay``, ``compare``, ``rounds``, ``import``, ``doctor``, ..."""
+"""The command line: ``oneshot run``, ``resume``, ``replay``, ``compare``, ``rounds``, ``import``, ``doctor``, ...
+
+A command imports what it works with when it is called: torch takes two seconds, and help and a wrong option need none.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from server_app.compare.table import CompareFormat, print_comparison
 from server_app.doctor.command import doctor
-from server_app.launch.console import Format, errors, print_result, say
+from server_app.launch.console import Format, TableFormat, errors, say
 from server_app.launch.offline_option import with_offline
-from server_app.launch.run_command import INTERRUPTED, app_folder, launch_run, stored_settings, stored_supernodes
-from server_app.rounds.table import print_rounds
-from server_app.settings.choices import CHOICES
-from server_app.settings.read import default_settings, known_options, read_settings
-from server_app.settings.rehearsal import number_of_clients
-from server_app.settings.settled import check_same_run
-from server_app.settings.text import merge_settings, with_absolute_paths
 from strategies.core.options import Scalar, options_of
-from strategies.rounds.config import NEEDS_CLIENTS, FederatedRounds
-from strategies.run.run_folder import default_run_dir
 
 # Flower's own option name and a short one; every command with settings takes both.
 SettingsOption = Annotated[
@@ -62,6 +52,12 @@ def run(
     format: FormatOption = "text",  # noqa: A002  the name of the flag
 ) -> None:
     """Run the app in simulation and print the result; exit status 0 only if the run succeeded."""
+    from server_app.launch.run_command import app_folder, launch_run, stored_settings, stored_supernodes
+    from server_app.settings.read import read_settings
+    from server_app.settings.rehearsal import number_of_clients
+    from server_app.settings.settled import check_same_run
+    from strategies.run.run_folder import default_run_dir
+
     with errors(format) as failing:
         given = _read(settings)
         if resume is not None:
@@ -89,6 +85,8 @@ def resume_run(
     format: FormatOption = "text",  # noqa: A002
 ) -> None:
     """Resume an interrupted run with its original settings; for a finished run, print its result."""
+    from server_app.launch.run_command import app_folder, launch_run, stored_settings, stored_supernodes
+
     with errors(format) as failing:
         stored = stored_settings(folder)
         given = {**stored, "resume": str(folder.absolute()), "run-dir": ""}
@@ -109,16 +107,13 @@ def replay(
 ) -> None:
     """Run any server method on the stored uploads of a run, without Flower and without clients."""
     with errors(format):
+        from server_app.launch.result import print_result
         from server_app.replay.request import Request
         from server_app.replay.stored import replay_run
 
         overrides = _read(changes)
         request = Request(folder, method, overrides, resume=resume, model=model, compute=compute)
-        try:
-            result = replay_run(request, log=lambda line: say(line, format))
-        except KeyboardInterrupt:
-            raise typer.Exit(INTERRUPTED) from None
-    print_result(result, format)
+        print_result(replay_run(request, log=lambda line: say(line, format)), format)
 
 
 @cli.command()
@@ -135,20 +130,18 @@ def compare(
     out: Annotated[
         Path | None, typer.Option(help="the comparison's folder; an interrupted comparison resumes there")
     ] = None,
-    format: Annotated[CompareFormat, typer.Option("--format", help="format of the output")] = "text",  # noqa: A002
+    format: Annotated[TableFormat, typer.Option("--format", help="format of the output")] = "text",  # noqa: A002
 ) -> None:
     """Run several server methods on the same stored uploads and print one table."""
     shown: Format = "text" if format == "text" else "json"  # every other format prints only the table
     with errors("json" if format == "json" else "text"):
         from server_app.compare.comparison import Comparison, compare_runs
+        from server_app.compare.table import print_comparison
 
         overrides = _read(changes)
         asked = Comparison(tuple(runs), methods, seeds, overrides, model, out)
-        try:
-            comparison = compare_runs(asked, log=lambda line: say(line, shown))
-        except KeyboardInterrupt:
-            raise typer.Exit(INTERRUPTED) from None
-    print_comparison(comparison, format)
+        comparison = compare_runs(asked, log=lambda line: say(line, shown))
+        print_comparison(comparison, format)
     if "error" in comparison:
         sys.stderr.write(f"error: {comparison['error']}\n")
         raise typer.Exit(1)
@@ -162,14 +155,15 @@ def rounds(
         str, typer.Option(help="accuracies in %, comma-separated; default: two multiples of 5 below the best")
     ] = "",
     out: Annotated[Path | None, typer.Option(help="folder for rounds.json and the plot; default: none")] = None,
-    format: Annotated[CompareFormat, typer.Option("--format", help="format of the output")] = "text",  # noqa: A002
+    format: Annotated[TableFormat, typer.Option("--format", help="format of the output")] = "text",  # noqa: A002
 ) -> None:
     """Report how soon runs in rounds reach an accuracy, and draw their learning curves, one per setting."""
     with errors("json" if format == "json" else "text"):
         from server_app.rounds.report import read_targets, report_rounds
+        from server_app.rounds.table import print_rounds
 
         facts, lines = report_rounds(runs, read_targets(targets), out)
-    print_rounds(facts, lines, format)
+        print_rounds(facts, lines, format)
 
 
 @cli.command()
@@ -183,6 +177,7 @@ def forget(
 ) -> None:
     """Unlearn a client: run the server's part again with the uploads of the other clients only."""
     with errors(format) as failing:
+        from server_app.launch.run_command import app_folder, launch_run, stored_settings, stored_supernodes
         from server_app.replay.forget import forget_settings, what_is_left
 
         changed = _read(changes)
@@ -210,15 +205,15 @@ def import_folder(
 
         given = _read(settings)
         request = Request(folder, architecture, given, map, out, skip_bad)
-        try:
-            result = import_checkpoints(request, log=lambda line: say(line, format))
-        except KeyboardInterrupt:
-            raise typer.Exit(INTERRUPTED) from None
+        result = import_checkpoints(request, log=lambda line: say(line, format))
     typer.echo(json.dumps(result) if format == "json" else "\n".join(import_lines(result)))
 
 
 def _read(texts: list[str] | None) -> dict[str, Scalar]:
     """Return the settings of the command line, flat; paths are absolute, because other processes read them."""
+    from server_app.settings.read import known_options
+    from server_app.settings.text import merge_settings, with_absolute_paths
+
     return with_absolute_paths(merge_settings(texts or [], {o.key: o.kind for o in known_options()}))
 
 
@@ -229,9 +224,13 @@ def methods(
     format: FormatOption = "text",  # noqa: A002
 ) -> None:
     """List the server methods with their options, defaults and sources."""
-    app_defaults = default_settings()
+    from rich.console import Console
+    from rich.table import Table
+
+    from server_app.settings.choices import CHOICES
+
     with errors(format):
-        found = [_method_facts(name, app_defaults) for name in names or CHOICES]
+        found = [_method_facts(name) for name in names or CHOICES]
     if format == "json":
         typer.echo(json.dumps(found))
         return
@@ -253,8 +252,12 @@ def main() -> None:
     cli()
 
 
-def _method_facts(name: str, app_defaults: Mapping[str, Scalar]) -> dict[str, Any]:
-    method = CHOICES[name]
+def _method_facts(name: str) -> dict[str, Any]:
+    from server_app.settings.choices import CHOICES
+    from server_app.settings.read import default_settings
+    from strategies.rounds.config import NEEDS_CLIENTS, FederatedRounds
+
+    method, app_defaults = CHOICES[name], default_settings()
     options = [
         {"key": o.key, "default": o.default, "app_default": app_defaults[o.key], "allowed": o.allowed, "help": o.help}
         for o in options_of(method.config, name)

@@ -7,15 +7,15 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
-from typing import Any, Literal
+from typing import Any
 
+from server_app.launch.console import TableFormat
 from server_app.report.cost_plots import Curve, Point
 from server_app.report.tables import csv_text, markdown_text, print_table
 from server_app.settings.read import default_settings, scaled_line
 from server_app.settings.text import to_toml
 from strategies.run.retired import RETIRED
 
-CompareFormat = Literal["text", "json", "csv", "md"]
 COLUMNS = ("method", "kind", "n", "accuracy, %", "best, %", "wall, s", "CPU, s", "MiB", "MiB/client", "uploads")
 TEXTS = 2  # the columns after these hold numbers
 
@@ -244,7 +244,7 @@ def _scaled(cells: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     return {cell["method"]: scaled_line(cell["scaled"]) for cell in cells if "scaled" in cell}
 
 
-def print_comparison(comparison: Mapping[str, Any], format: CompareFormat) -> None:  # noqa: A002
+def print_comparison(comparison: Mapping[str, Any], format: TableFormat) -> None:  # noqa: A002
     """Print a comparison; every format but text prints only the comparison on standard output."""
     lines, notes = lines_of([*comparison["cells"], *comparison.get("own", [])]), notes_of(comparison)
     if format != "text":

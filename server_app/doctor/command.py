@@ -5,20 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from server_app.doctor.findings import Check, has_errors, run_checks
-from server_app.doctor.network import Address
-from server_app.doctor.node import NodeConfig
-from server_app.doctor.report import print_findings
-from server_app.doctor.roles import Machine, NodeMachine, Server
-from server_app.doctor.tls import ServerFiles
-from server_app.doctor.versions import machine_facts, read_expected
 from server_app.launch.console import Format, errors
-from server_app.settings.read import known_options, read_settings
-from server_app.settings.text import merge_settings, with_absolute_paths
+
+if TYPE_CHECKING:
+    from server_app.doctor.findings import Check
 
 doctor = typer.Typer(
     add_completion=False,
@@ -47,6 +41,9 @@ def machine(
     """Without a role: run the checks of every machine."""
     if context.invoked_subcommand is not None:
         return
+    from server_app.doctor.roles import Machine
+    from server_app.doctor.versions import read_expected
+
     with errors(format):
         asked = Machine("machine", None if expect is None else read_expected(expect), not no_ray)
     _report(asked.role, [*asked.checks(), *asked.ray()], format)
@@ -66,6 +63,12 @@ def server(
     format: _Format = "text",  # noqa: A002
 ) -> None:
     """Check the machine of the SuperLink and the server stage."""
+    from server_app.doctor.network import Address
+    from server_app.doctor.roles import Machine, Server
+    from server_app.doctor.tls import ServerFiles
+    from server_app.doctor.versions import read_expected
+    from server_app.settings.read import read_settings
+
     with errors(format):
         settings = read_settings(_merged(run_config))
         asked = Server(
@@ -90,6 +93,12 @@ def node(
     format: _Format = "text",  # noqa: A002
 ) -> None:
     """Check the machine of a SuperNode."""
+    from server_app.doctor.network import Address
+    from server_app.doctor.node import NodeConfig
+    from server_app.doctor.roles import Machine, NodeMachine
+    from server_app.doctor.versions import read_expected
+    from server_app.settings.read import read_settings
+
     with errors(format):
         asked = NodeMachine(
             read_settings(_merged(run_config)),
@@ -103,11 +112,17 @@ def node(
 
 
 def _merged(given: Sequence[str] | None) -> dict[str, bool | int | float | str]:
+    from server_app.settings.read import known_options
+    from server_app.settings.text import merge_settings, with_absolute_paths
+
     return with_absolute_paths(merge_settings(given or [], {o.key: o.kind for o in known_options()}))
 
 
 def _report(role: str, checks: Sequence[Check], format: Format) -> None:  # noqa: A002
     """Run the checks, print their findings, and exit with status 1 if one is an error."""
+    from server_app.doctor.findings import has_errors, run_checks
+    from server_app.doctor.report import print_findings
+    from server_app.doctor.versions import machine_facts
 
     def before(name: str) -> None:
         if sys.stderr.isatty():

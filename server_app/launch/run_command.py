@@ -13,7 +13,8 @@ from typing import Any
 import typer
 
 from fl_app.node_config import SUPERNODES_VARIABLE
-from server_app.launch.console import echo_to, errors, print_result
+from server_app.launch.console import INTERRUPTED, echo_to, errors
+from server_app.launch.result import print_result
 from server_app.settings.build import check_before_start
 from server_app.settings.read import read_settings
 from server_app.settings.rehearsal import DEFAULT_SUPERNODES
@@ -22,8 +23,6 @@ from strategies.core.errors import OneShotError, OptionError
 from strategies.core.options import Scalar
 from strategies.run.retired import without_retired
 from strategies.run.run_folder import RunFolder
-
-INTERRUPTED = 130
 
 
 def launch_run(app: Path, given: Mapping[str, Scalar], num_supernodes: int, failing: errors) -> None:

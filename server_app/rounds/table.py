@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
-from server_app.compare.table import CompareFormat
+from server_app.launch.console import TableFormat
 from server_app.report.tables import csv_text, markdown_text, print_table
 from server_app.rounds.runs import RoundsRun, Setting
 
@@ -162,7 +162,7 @@ def notes_of(data: str | None, lines: Sequence[RoundsLine]) -> list[str]:
 def print_rounds(
     facts: Mapping[str, Any],
     lines: Sequence[RoundsLine],
-    format: CompareFormat,  # noqa: A002
+    format: TableFormat,  # noqa: A002
 ) -> None:
     """Print a report; every format but text prints only the report on standard output.
 

@@ -198,8 +198,17 @@ def test_methods_and_replay_when_flwr_and_ray_are_blocked_import() -> None:
 
 
 @pytest.mark.slow
-def test_the_command_line_loads_neither_flwr_nor_ray() -> None:
-    assert run_python(f"import server_app.cli\n{LOADED}", "flwr", "ray") == "['torch']"
+def test_the_commands_load_neither_flwr_nor_ray() -> None:
+    modules = "launch.run_command, doctor.roles, compare.comparison, rounds.report, replay.imports, replay.forget"
+    code = "".join(f"import server_app.{module}\n" for module in modules.split(", "))
+
+    assert run_python(code + LOADED, "flwr", "ray") == "['torch']"
+
+
+def test_help_is_shown_without_torch() -> None:
+    code = "import sys; sys.argv[1:] = ['run', '--help']\nfrom server_app.cli import cli; cli(standalone_mode=False)\n"
+
+    assert run_python(code + LOADED, "flwr", "ray", "torch").splitlines()[-1] == "[]"
 
 
 @pytest.mark.slow

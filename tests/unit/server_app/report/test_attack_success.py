@@ -11,7 +11,7 @@ from torch import nn
 
 from fl_app.attacks import triggered
 from fl_app.data import ImageData
-from server_app.launch.console import print_result
+from server_app.launch.result import print_result
 from server_app.report.attack_success import attack_lines, backdoor_success
 from server_app.report.finish import finish, table_lines
 from server_app.settings.held_out import HeldOut

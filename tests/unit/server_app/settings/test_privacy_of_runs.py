@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from server_app.launch.console import print_result
+from server_app.launch.result import print_result
 from server_app.report.finish import finish, table_lines
 from server_app.settings.build import build_job
 from server_app.settings.checks import check_needs_of_settings

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fl_app.config import AppConfig
-from server_app.launch.console import print_result
+from server_app.launch.result import print_result
 from server_app.replay.request import Request
 from server_app.replay.stored import replay_run
 from server_app.report.finish import table_lines
