@@ -1,4 +1,4 @@
-"""The models of another project, by the name of what builds them there."""
+"""The models of another project, built by that project's own code."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from strategies.core.errors import OptionError
 
 
 def foreign_models(text: str, student: str) -> dict[str, Callable[[], Any]]:
-    """Import what builds the models: one callable for all, or a dict of architecture name -> callable.
+    """Import the models' builder: one callable for all, or a dict of architecture name -> callable.
 
     Args:
         text: ``module:attribute``; the module may lie in the current folder.
-        student: The architecture of the result, and of a callable that stands alone.
+        student: The architecture of the result; a single callable builds this one.
 
     Raises:
-        OptionError: There is no such thing, or it is neither of the two.
+        OptionError: The import fails, or the attribute is neither of the two.
     """
     module, _, attribute = text.partition(":")
-    # A project's own modules lie in the folder where the command is typed.
+    # A project's own modules lie in the folder where the user types the command.
     sys.path.insert(0, str(Path.cwd()))
     try:
         found = getattr(importlib.import_module(module), attribute)

@@ -1,4 +1,4 @@
-"""A run on the uploads of another: those of all its clients, or without the ones that are to be forgotten."""
+"""A run on the uploads of another: those of all its clients, or without the clients to be forgotten."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def forget_settings(
 
     Args:
         run: The run folder.
-        clients: Whose uploads are left out, beside those that the run itself left out.
+        clients: Clients whose uploads are left out, beside those that the run itself left out.
         stored: The run's settings.
         run_dir: The folder of the new run; empty for one beside ``run``.
 
     Raises:
         OptionError: A client has no upload there, or the run's clients are out of reach.
-        StoreError: ``run`` is no run folder.
+        StoreError: ``run`` is not a run folder.
     """
     before = forgotten(str(stored.get("forget", "")))
     with RunFolder.open(run, write=False) as folder:
@@ -36,7 +36,7 @@ def forget_settings(
         )
     if not info.get("num-supernodes"):
         raise OptionError(
-            f"{run} had real clients, which this command cannot reach: must be  flwr run . YOUR-SERVER --run-config "
+            f"{run} had real clients, which this command cannot reach: run  flwr run . YOUR-SERVER --run-config "
             f"\"uploads='{run.absolute()}' forget='{','.join(clients)}'\"  with the run's other settings"
         )
     if unknown := sorted(set(clients) - set(held)):
@@ -49,18 +49,18 @@ def forget_settings(
 
 
 def what_is_left(run: Path, clients: Sequence[str]) -> str:
-    """Return what the user should know: the earlier run still holds what it is to forget."""
+    """Return a note for the user: the earlier run still holds the forgotten uploads."""
     return (
-        f"{run} still holds the upload of {', '.join(clients)}, and a result that was made with it. The new run needs "
-        f"nothing of it: remove it with  rm -r {run}"
+        f"{run} still holds the upload of {', '.join(clients)}, and a result that was made with it. The new run does "
+        f"not need it: remove it with  rm -r {run}"
     )
 
 
 def adopt_uploads(target: RunFolder, uploads: str, forget: str, *, min_uploads: int) -> None:
-    """Copy the uploads of another run into a new one, and begin its server stage with them; nobody is asked to train.
+    """Copy the uploads of another run into a new one, and begin its server stage with them; no client trains.
 
     Raises:
-        StoreError: There are none, or one is damaged.
+        StoreError: The run has no uploads, or one is damaged.
         OptionError: Fewer than ``min_uploads`` are left.
     """
     if not uploads or pinned_clients(target.round(1)) is not None:
@@ -68,7 +68,7 @@ def adopt_uploads(target: RunFolder, uploads: str, forget: str, *, min_uploads: 
     left_out = forgotten(forget)
     with RunFolder.open(Path(uploads), write=False) as source:
         round_folder = source.round(max(1, kept_round(source)))
-        # What came after the server stage had begun had no part in that run.
+        # Uploads that came after the server stage had begun took no part in that run.
         took_part = pinned_clients(round_folder)
         chosen = [
             upload
@@ -77,10 +77,11 @@ def adopt_uploads(target: RunFolder, uploads: str, forget: str, *, min_uploads: 
         ]
         pretrained = {record.client: record.pretrained for record in round_folder.records()}
     if not chosen:
-        raise StoreError(f"{uploads}: no uploads are stored here that are not to be forgotten")
+        raise StoreError(f"{uploads}: holds no uploads of other clients than those to be forgotten")
     if len(chosen) < min_uploads:
         raise OptionError(
-            f"{len(chosen)} uploads are left in {uploads}, and 'min-uploads' is {min_uploads}: must be less"
+            f"{len(chosen)} uploads are left in {uploads}, setting 'min-uploads' is {min_uploads}: "
+            f"must be at most {len(chosen)}"
         )
     held = set(target.round(1).held())
     for upload in chosen:

@@ -1,4 +1,4 @@
-"""Which checkpoints a folder holds, and what is known about them: their names, and the facts in a map file."""
+"""The checkpoints in a folder, with their names, and with the facts from a map file."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from strategies.run.files import store_errors
 from strategies.uploads.checks import CLIENT_NAME, check_label_counts, check_num_examples, some
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
-# The table of the map file that belongs to no file; no checkpoint has this name, for it has no suffix.
+# The map file's table for files without one of their own; no checkpoint has this name, because it has no suffix.
 _KEYS = "keys"
 _FACTS = ("name", "architecture", "num-examples", "label-counts", _KEYS)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A checkpoint to be imported.
+    """A checkpoint to import.
 
     Attributes:
         path: The file.
-        client: The name its upload gets.
+        client: The client name of its upload.
         architecture: Its architecture.
-        num_examples: Size of its training set; None if that is not known.
-        label_counts: Training examples per class [C]; None if they are not known.
-        keys: Prefix of its tensors' names -> what stands there in the architecture's own names.
+        num_examples: Size of its training set; None if unknown.
+        label_counts: Training examples per class [C]; None if unknown.
+        keys: Prefix of its tensors' names -> prefix of the architecture's own names.
     """
 
     path: Path
@@ -42,7 +42,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Known:
-    """What the server knows, and the map file must fit.
+    """The server's architectures and classes, which the map file has to fit.
 
     Attributes:
         architectures: Names of the architectures that take the data set's images.
@@ -54,19 +54,19 @@ class Known:
 
 
 def list_checkpoints(folder: Path, map_file: Path | None, *, architecture: str, known: Known) -> list[Entry]:
-    """List the checkpoints of a folder, not of those below it, by file name; none of them is opened.
+    """List the checkpoints of a folder, without its subfolders, by file name; no file is opened.
 
     Args:
         folder: The folder.
         map_file: A TOML file: a table per file name with ``name``, ``architecture``, ``num-examples``,
-            ``label-counts`` and ``keys``, all optional; a table ``keys`` holds for the files without their own. None
-            if nothing is known.
-        architecture: The architecture of files for which the map names none.
-        known: What the map must fit.
+            ``label-counts`` and ``keys``, all optional. A table ``keys`` holds for the files without their own. None
+            for no map.
+        architecture: The architecture of files without one in the map.
+        known: The server's architectures and classes.
 
     Raises:
-        OptionError: There are no checkpoints, the map is wrong, or two files give the same client name.
-        UploadError: A number in the map is none.
+        OptionError: There are no checkpoints, the map is invalid, or two files give the same client name.
+        UploadError: A number in the map is invalid.
         StoreError: The folder cannot be read.
     """
     if not folder.is_dir():
@@ -140,13 +140,13 @@ def _where(map_file: Path, name: str) -> str:
 
 def _client_name(path: Path, named: object, where: str) -> str:
     if named is None:
-        # What a name must not hold becomes a dash, and it begins with a letter or a digit.
+        # A character that a client name must not hold becomes a dash; a name begins with a letter or a digit.
         fitted = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).lstrip("._-")[:64]
         if not fitted:
             raise OptionError(f"{path}: no client name follows from this file name; give it one by name in --map")
         return fitted
     if not isinstance(named, str) or not CLIENT_NAME.fullmatch(named):
-        raise OptionError(f"{where} name is {str(named)[:80]!r}: must be names that match {CLIENT_NAME.pattern}")
+        raise OptionError(f"{where} name is {str(named)[:80]!r}: must match {CLIENT_NAME.pattern}")
     return named
 
 
@@ -156,7 +156,7 @@ def _prefixes(keys: object, where: str) -> dict[str, str]:
     for old, new in keys.items():
         if not isinstance(new, str):
             raise OptionError(
-                f"{where} keys has {old!r} = {type(new).__name__}: must be texts, old prefix -> new prefix; "
+                f"{where} keys has {old!r} = {type(new).__name__}: must be a text, old prefix -> new prefix; "
                 f'prefixes with dots are quoted, "{old}." = ""'
             )
     return keys

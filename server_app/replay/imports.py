@@ -1,4 +1,4 @@
-"""The model market: checkpoints that nobody trained here become stored uploads, which a replay then distils."""
+"""Imports checkpoints of other projects as stored uploads, which a replay then distils."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from strategies.uploads.checks import MIB, Signature, Signatures, check_finite, 
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked for.
+    """The options of an import.
 
     Attributes:
         folder: The folder of checkpoints.
-        architecture: The architecture of files for which the map names none; also ``model.name`` of the new run.
-        settings: Settings of the new run: its data set, its student, what the server stage does.
+        architecture: The architecture of files without one in the map; also ``model.name`` of the new run.
+        settings: Settings of the new run: its data set, its student, its server stage.
         map_file: Facts about the files; None if nothing is known.
         out: The new run folder; None for the usual place.
-        skip_bad: Whether files that are refused are left out; else one of them refuses the whole import.
+        skip_bad: Leave out refused files; otherwise one of them refuses the whole import.
     """
 
     folder: Path
@@ -51,20 +51,20 @@ class Request:
 
 
 def import_checkpoints(request: Request, *, log: Callable[[str], None]) -> dict[str, Any]:
-    """Store every checkpoint of a folder as an upload in a new run folder; it is there whole, or not at all.
+    """Store every checkpoint of a folder as an upload in a new run folder, which is made whole or not at all.
 
     Args:
-        request: What is asked for.
+        request: The options of the import.
         log: Takes a line for the user.
 
     Returns:
         The run folder, its uploads, the files left out, and the next command.
 
     Raises:
-        OptionError: A setting or the map is wrong.
-        UploadError: A file is refused; names every one of them, and why.
+        OptionError: A setting or the map is invalid.
+        UploadError: A file is refused; the error names every refused file, and its reason.
         StoreError: The run folder cannot be made.
-        DataError: The data set is not there; says how to get it.
+        DataError: The data set is missing; the error names the remedy.
     """
     settings = _settings(request)
     images, split = held_out(settings)
@@ -102,7 +102,7 @@ def import_checkpoints(request: Request, *, log: Callable[[str], None]) -> dict[
 
 
 def import_lines(result: Mapping[str, Any]) -> list[str]:
-    """Return what was imported as plain lines."""
+    """Return the import's result as plain lines."""
     uploads = result["uploads"]
     names, architectures = (max(len(upload[key]) for upload in uploads) for key in ("client", "architecture"))
     lines = [
@@ -116,7 +116,7 @@ def import_lines(result: Mapping[str, Any]) -> list[str]:
 def fit(
     state: Mapping[str, torch.Tensor], wanted: Signature, architecture: str, *, prefixes: Mapping[str, str]
 ) -> dict[str, torch.Tensor]:
-    """Return weights as the architecture has them: names, order and dtypes its own, values finite.
+    """Return weights in the architecture's form: its names, order and dtypes, with finite values.
 
     Half and double precision become the architecture's; ``num_batches_tracked``, which older checkpoints lack, is 0.
 
@@ -124,10 +124,10 @@ def fit(
         state: The weights of a checkpoint.
         wanted: The architecture's signature.
         architecture: Its name.
-        prefixes: Prefix of a name -> what stands there in the architecture's own names; the longest one counts.
+        prefixes: Prefix of a name -> prefix of the architecture's own names; the longest match counts.
 
     Raises:
-        UploadError: Names the first few tensors that are missing, not expected, or of another shape or kind.
+        UploadError: The error names the first tensors that are missing, unexpected, or of another shape or kind.
     """
     counters = {key: torch.zeros((), dtype=torch.long) for key in wanted if key.endswith("num_batches_tracked")}
     named = {**counters, **_renamed(state, prefixes)}
@@ -156,7 +156,7 @@ def _settings(request: Request) -> Settings:
             "the server's own is 'model.student'"
         )
     if given.get("resume"):
-        raise OptionError(f"setting 'resume' is {given['resume']!r}: must be none, an import makes a new run folder")
+        raise OptionError(f"setting 'resume' is {given['resume']!r}: must be empty, an import makes a new run folder")
     return read_settings({**given, "model.name": request.architecture})
 
 
@@ -170,7 +170,7 @@ def _target(request: Request, settings: Settings) -> Path:
 
 @contextmanager
 def _whole_or_absent(target: Path) -> Iterator[Path]:
-    """Yield a hidden folder near the target, which becomes the target if the block ends well, and is removed if not."""
+    """Yield a hidden folder near the target, which replaces the target if the block succeeds, else is removed."""
     beside = next(folder for folder in target.parents if folder.exists())
     staging = beside / f".{target.name}.{uuid.uuid4().hex[:8]}.tmp"
     try:
@@ -184,7 +184,7 @@ def _whole_or_absent(target: Path) -> Iterator[Path]:
 
 
 def _store(run: RunFolder, entries: Sequence[Entry], job: Job, max_bytes: int) -> dict[str, str]:
-    """Store the uploads, with one checkpoint in memory at a time, and return client -> why it was refused."""
+    """Store the uploads, with one checkpoint in memory at a time, and return client -> reason of its refusal."""
     signatures, refused = Signatures(job.builders), dict[str, str]()
     for entry in entries:
         try:
@@ -217,7 +217,7 @@ def _read(entry: Entry, signatures: Mapping[str, Signature], max_bytes: int) -> 
 
 
 def _unpacked_size(path: Path) -> int:
-    """Return how many bytes a file holds; a torch file is a zip archive, and may be a packed one."""
+    """Return the unpacked size of a file in bytes; a torch file is a zip archive, perhaps compressed."""
     try:
         with zipfile.ZipFile(path) as archive:
             return sum(info.file_size for info in archive.infolist())
@@ -245,7 +245,7 @@ def _is_plain(value: torch.Tensor) -> bool:
 
 
 def _number(dtype: torch.dtype) -> str:
-    """Return the kind of number: within one kind a value is converted, between two it would change its meaning."""
+    """Return the kind of number: a conversion within a kind is safe, between kinds it would change the meaning."""
     if dtype.is_floating_point:
         return "float"
     return str(dtype) if dtype.is_complex or dtype == torch.bool else "whole"

@@ -1,4 +1,4 @@
-"""A replay as the command asks for it."""
+"""The options of a replay, as the command line gives them."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from strategies.core.options import Scalar
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked for.
+    """The options of a replay.
 
     Attributes:
-        run: The folder that holds the uploads.
+        run: The run folder of the uploads.
         method: The server method; empty for the run's own.
         overrides: Settings that differ from the run's.
-        resume: The folder of a replay that was cut off.
-        model: ``module:attribute`` that builds the models of a run of another project.
+        resume: The folder of an interrupted replay.
+        model: ``module:attribute`` that builds the models of another project's run.
         compute: Where the server stage runs.
         folder: The run folder of a new replay; None for one beside the run.
-        kept: The file of the scores that replays of the same uploads have in common; None if there is none.
+        kept: The file of the scores that replays of the same uploads share; None for no file.
     """
 
     run: Path

@@ -1,4 +1,4 @@
-"""Replay: any server method on the stored uploads of a run, with no client in reach."""
+"""Replay: runs any server method on the stored uploads of a run, without its clients."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ from strategies.run.run_folder import RunFolder, default_run_dir, load_ensemble
 from strategies.run.stage import CHECKPOINT_S, all_cores, kept_round, usable_uploads
 from strategies.uploads.needs import check_needs, fitting
 
-LEAST_UPLOADS = 2  # that a replay of another project's run needs after its gatekeeper
+LEAST_UPLOADS = 2  # the least number that a replay of another project's run needs after its gatekeeper
 
 
 def replay_run(request: Request, *, log: Callable[[str], None], compute: ServerCompute | None = None) -> dict[str, Any]:
     """Run the method, keep its result in a run folder of its own, and return the result.
 
     Args:
-        request: What is asked for.
+        request: The options of the replay.
         log: Takes a line for the user.
-        compute: A place to run that the request has no name for; None for the one it names.
+        compute: A place to run that no option names; None for the place in the request.
 
     Raises:
         OptionError: A setting is wrong, or the run's models cannot be built.
-        StoreError: A folder is not what it should be, or an upload is damaged.
+        StoreError: A folder is not of the expected kind, or an upload is damaged.
     """
     began = time.monotonic()
     info = _begun(request) or _source(request)
@@ -82,18 +82,18 @@ def replay_run(request: Request, *, log: Callable[[str], None], compute: ServerC
             result = bare_result(target, name, report, seconds)
         else:
             result = finish(target, settings, report, images, seconds=seconds, log=log, kept=request.kept)
-        # No Flower starts before a replay: what this process took is the whole.
+        # No Flower starts before a replay: the time of this process is the total.
         result["seconds"]["total"] = result["seconds"].pop("app")
         target.write_result(result)
         return result
 
 
 def check_replay(request: Request) -> None:
-    """Refuse a replay under settings that are wrong, or that goes on under others than it began with.
+    """Refuse a replay with invalid settings, or one resumed under other settings than it began with.
 
     Raises:
         OptionError: A setting is wrong or differs, or the run's models cannot be built.
-        StoreError: A folder is not what it should be.
+        StoreError: A folder is not of the expected kind.
     """
     info = _begun(request) or _source(request)
     if _settings(request, info) is None:
@@ -101,7 +101,7 @@ def check_replay(request: Request) -> None:
 
 
 def unmet_need(request: Request) -> str:
-    """Return what the method needs and the run does not have (label counts, real images), in one line, else "".
+    """Return the method's need that the run does not meet (label counts, real images), in one line, else "".
 
     Raises:
         OptionError: A setting is wrong.
@@ -125,12 +125,12 @@ def _method(name: str, request: Request, job: Job) -> Method:
     """Return the method of a replay.
 
     Raises:
-        OptionError: It is federated learning in rounds.
+        OptionError: The method is federated learning in rounds.
     """
     method = CHOICES[name]
     if isinstance(method, FederatedRounds):
         raise OptionError(
-            f"method {method.name!r} needs that {NEEDS_CLIENTS}: must be a run of its own (oneshot run), or another "
+            f"method {method.name!r} needs that {NEEDS_CLIENTS}: run it with 'oneshot run', or choose another "
             f"method: {fitting(replace(job, uploads=_uploads(request)))}"
         )
     return method
@@ -142,7 +142,7 @@ def _uploads(request: Request) -> tuple[Upload, ...]:
 
 
 def _prepared(request: Request, info: Mapping[str, Any]) -> tuple[Settings | None, HeldOut | None, Job]:
-    """Return settings, held-out images and job; a run of another project has neither of the first two here."""
+    """Return settings, held-out images and job; for a run of another project, the first two are None."""
     settings = _settings(request, info)
     if settings is None:
         return None, None, _foreign_job(request, info)
@@ -151,7 +151,7 @@ def _prepared(request: Request, info: Mapping[str, Any]) -> tuple[Settings | Non
 
 
 def _job(settings: Settings, split: Split, images: HeldOut | None, info: Mapping[str, Any]) -> Job:
-    # A replay may have another seed; the clients' images are those of the run's.
+    # A replay may have another seed, but the clients' images are those of the run.
     job = build_job(settings, split, images, data_seed=info.get("data-seed"))
     return _taught(job, settings.app, info)
 
@@ -167,13 +167,11 @@ def _ensemble_of(run: Path, job: Job) -> EnsembleSpec:
     try:
         return load_ensemble(run, job.builders)[0]
     except StoreError as error:
-        raise OptionError(
-            f"setting 'teacher' is 'run': allowed for a run that ended with an ensemble; {error}"
-        ) from error
+        raise OptionError(f"setting 'teacher' is 'run': needs a run that ended with an ensemble; {error}") from error
 
 
 def _source(request: Request) -> dict[str, Any]:
-    """Return the facts of the run that holds the uploads, as those of its replay."""
+    """Return the facts of the run of the uploads, for its replay."""
     with RunFolder.open(request.run, write=False) as run:
         info, held = run.info, run.round(max(1, kept_round(run))).held()
     if not held:
@@ -188,7 +186,7 @@ def _source(request: Request) -> dict[str, Any]:
 
 
 def _begun(request: Request) -> dict[str, Any] | None:
-    """Return the facts of the replay to go on with, None for a new one."""
+    """Return the facts of the replay to resume, None for a new one."""
     if request.resume is None:
         return None
     with RunFolder.open(request.resume, write=False) as target:
@@ -203,12 +201,12 @@ def _begun(request: Request) -> dict[str, Any] | None:
 
 
 def _settings(request: Request, info: Mapping[str, Any]) -> Settings | None:
-    """Return the settings of a run of this app, or of its replay that goes on; None for a run of another project."""
+    """Return the settings of a run of this app, or of its resumed replay; None for a run of another project."""
     stored = info.get("settings")
     if not isinstance(stored, dict):
         return None
     wanted = {**({"method": request.method} if request.method else {}), **request.overrides}
-    # The run's own method may have had a teacher that this one does not take.
+    # The run's own method may have had a teacher that this method does not accept.
     if request.method in METHODS and stored.get("teacher") not in METHODS[request.method].teachers:
         wanted = {"teacher": "method", **wanted}
     settings = read_settings({**stored, "resume": "", "run-dir": "", **wanted})
@@ -247,7 +245,7 @@ def _target(request: Request, info: Mapping[str, Any]) -> RunFolder:
 
 
 def _remove_unbegun(target: RunFolder) -> None:
-    """Remove the folder of a replay that was refused before its first epoch: there is nothing to go on with."""
+    """Remove the folder of a replay that was refused before its first epoch, and so cannot be resumed."""
     work = target.round(1)
     epochs = any("epoch" in row for row in work.metrics())
     if work.load_checkpoint() is None and not epochs and not kept_round(target):
@@ -259,7 +257,7 @@ def _foreign_job(request: Request, info: Mapping[str, Any]) -> Job:
     name = request.method or (info["method"] if request.resume is not None else "")
     if not name or ":" not in request.model:
         raise OptionError(
-            f"{request.run} is a run of another project: name {'' if name else 'the method, and '}--model as "
+            f"{request.run} is a run of another project: needs {'' if name else '--method and '}--model, as "
             "module:attribute that returns its nn.Module"
         )
     method = CHOICES[name]

@@ -1,4 +1,4 @@
-"""From settings to what the server works with. Only here and in the two ``app.py`` do settings meet pieces."""
+"""Builds the server's objects from settings; no file but this and the two ``app.py`` does so."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 
 def held_out(settings: Settings) -> tuple[HeldOut, Split]:
-    """Open the images that are kept from every client, and the facts of their data set.
+    """Open the held-out images, which no client holds, and the facts of their data set.
 
     Raises:
-        DataError: The data set is not there; says how to get it.
+        DataError: The data set is missing; the error names the remedy.
     """
     split = open_half(settings, "test")
     normalization = Normalization(*split.normalization)
@@ -46,11 +46,11 @@ def build_job(settings: Settings, split: Split, observer: HeldOut | None, *, dat
         settings: The settings.
         split: The test half of the data set.
         observer: The held-out images.
-        data_seed: The seed by which the training set was divided; None for that of the settings.
+        data_seed: The seed that divided the training set; None for the seed of the settings.
 
     Raises:
         OptionError: A setting does not fit the data set, or the method needs images that no setting names.
-        DataError: These images are not there; says how to get them.
+        DataError: These images are missing; the error names the remedy.
     """
     app = settings.app
     models = builders(split.num_classes, split.input_shape)
@@ -88,11 +88,11 @@ def build_job(settings: Settings, split: Split, observer: HeldOut | None, *, dat
 
 
 def check_before_start(settings: Settings, num_supernodes: int) -> None:
-    """Refuse, before any process is started, what the simulation would refuse half a minute later.
+    """Refuse settings before any process starts, instead of half a minute later in the simulation.
 
     Raises:
         OptionError: A setting does not fit the method, the data set or the number of clients.
-        DataError: The data set is not there; says how to get it.
+        DataError: The data set is missing; the error names the remedy.
     """
     app = settings.app
     if app.min_uploads > num_supernodes:
@@ -102,7 +102,7 @@ def check_before_start(settings: Settings, num_supernodes: int) -> None:
         )
     check_attackers(app.attack, num_supernodes, app.client.nodes)
     check_needs_of_settings(settings)
-    if not os.environ.get("RAY_ADDRESS"):  # a cluster may have what this machine lacks
+    if not os.environ.get("RAY_ADDRESS"):  # a cluster may have the GPU that this machine lacks
         resolve_device(app.device)
     check_division(app, open_half(settings, "train"), num_supernodes)
     check_checkpoints(app, num_supernodes)
@@ -143,7 +143,7 @@ def build_strategy(settings: Settings, job: Job) -> OneShot | Iterative:
         "facts": {
             "settings": dict(settings.flat),
             "num-supernodes": int(os.environ.get(SUPERNODES_VARIABLE, 0)),
-            **({} if app.resume else facts_of(app.uploads, app.forget)),  # a run that goes on has them
+            **({} if app.resume else facts_of(app.uploads, app.forget)),  # a resumed run already has them
         },
     }
     if isinstance(settings.method, Method):
@@ -152,15 +152,15 @@ def build_strategy(settings: Settings, job: Job) -> OneShot | Iterative:
 
 
 def facts_of(uploads: str, forget: str) -> dict[str, object]:
-    """Return what run.json of a run on earlier uploads says beside the settings.
+    """Return the entries of run.json that a run on earlier uploads adds to the settings.
 
     Args:
-        uploads: The run folder that holds them; empty: clients train and upload.
+        uploads: The run folder of the uploads; empty: clients train and upload.
         forget: Clients whose uploads are left out, separated by commas.
     """
     if not uploads:
         return {}
     with RunFolder.open(Path(uploads), write=False) as source:
-        # What clients keep on their own disks bears the id of the run that they uploaded to.
+        # The files on the clients' own disks bear the id of the run that they uploaded to.
         origin, before = source.info.get("uploads-id", source.id), source.info.get("forgotten", [])
     return {"uploads-of": uploads, "uploads-id": origin, "forgotten": sorted(forgotten(forget) | set(before))}

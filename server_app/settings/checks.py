@@ -1,4 +1,4 @@
-"""What settings must be together, beyond what each key allows by itself."""
+"""Checks of settings that depend on each other."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from strategies.method import METHODS, TEACHERS, Method, Need
 from strategies.rounds.config import FederatedRounds, IterativeConfig
 from strategies.uploads.kinds import CLASSIFIER
 
-# They divide by how far the clients' steps went, which is known of SGD.
+# They divide by the length of the clients' steps, which is known for SGD.
 BY_TRAVEL = ("fednova", "scaffold")
 
 
 def check_needs_of_settings(settings: Settings) -> None:
-    """Refuse, before any client is asked, settings whose uploads the method could do nothing with.
+    """Refuse settings that give the method unusable uploads, before any client is asked.
 
     Raises:
-        OptionError: Names the setting, its value and what the method needs.
+        OptionError: The error names the setting, its value and the method's need.
     """
     method, app = settings.method, settings.app
     if Need.SAME_ARCHITECTURE in method.needs and set(app.model.mix()) != {app.model.of_student()}:
@@ -36,20 +36,20 @@ def check_needs_of_settings(settings: Settings) -> None:
             ("model.per-client", app.model.per_client) if app.model.per_client else ("model.name", app.model.name)
         )
         raise OptionError(
-            f"setting {key!r} is {value!r} and the student's architecture {app.model.of_student()!r}: allowed with "
-            f"method {method.name!r} is one architecture for all"
+            f"setting {key!r} is {value!r} and the student's architecture {app.model.of_student()!r}: method "
+            f"{method.name!r} needs one architecture for all"
         )
     _check_privacy(settings)
     wanted = Need.LABEL_COUNTS in method.all_needs(settings.method_config) and app.teacher not in TEACHERS
     if wanted and not app.client.share_label_counts:
         raise OptionError(
-            f"setting 'client.share-label-counts' is False: allowed with method {method.name!r} is True; it needs that "
+            f"setting 'client.share-label-counts' is False: must be True with method {method.name!r}, which needs that "
             f"{Need.LABEL_COUNTS.value}"
         )
     _check_attack(app.attack, method)
     _check_gatekeeper(settings.gatekeeper, method, app.uploads)
     if app.teacher == "run":
-        raise OptionError("setting 'teacher' is 'run': allowed in a replay, of a run that ended with an ensemble")
+        raise OptionError("setting 'teacher' is 'run': needs a replay, of a run that ended with an ensemble")
     if isinstance(settings.method_config, IterativeConfig):
         _check_iterative(app, settings.method_config)
     if named(app.compute, app.shards) == "in-process":
@@ -65,7 +65,7 @@ def check_attackers(attack: AttackConfig, num_supernodes: int, nodes: str = "") 
         nodes: The setting "client.nodes", whose files may name the clients.
 
     Raises:
-        OptionError: Names the unknown attackers and the clients.
+        OptionError: The error names the unknown attackers and the clients.
     """
     parts: list[dict[str, Any]] = [{"partition-id": number} for number in range(num_supernodes)]
     played = read_nodes(Path(nodes))[:num_supernodes] if nodes else parts
@@ -76,7 +76,7 @@ def check_private_models(settings: Settings, split: Split) -> None:
     """Refuse clients' architectures that cannot be trained privately.
 
     Raises:
-        OptionError: Names the first of them, and the fitting ones.
+        OptionError: The error names the first of them, and the architectures that fit.
     """
     if settings.app.privacy.on:
         for name in dict.fromkeys(settings.app.model.mix()):
@@ -84,10 +84,10 @@ def check_private_models(settings: Settings, split: Split) -> None:
 
 
 def _check_attack(attack: AttackConfig, method: Choice) -> None:
-    """Refuse an attack that works on a single upload where the clients answer round by round.
+    """Refuse an attack on a single upload where the clients train in rounds.
 
     Raises:
-        OptionError: Names the setting, its value and the possible ones.
+        OptionError: The error names the setting, its value and the possible values.
     """
     if isinstance(method, FederatedRounds) and attack.kind not in ("none", *POISONING):
         raise OptionError(
@@ -105,7 +105,7 @@ def _check_gatekeeper(config: GatekeeperConfig, method: Choice, uploads: str) ->
         uploads: The run folder whose stored uploads are used; empty: clients train and upload.
 
     Raises:
-        OptionError: Names the setting, its value and the required one.
+        OptionError: The error names the setting, its value and the required value.
     """
     if config.policy == OFF:
         return
@@ -125,7 +125,7 @@ def _check_privacy(settings: Settings) -> None:
     """Refuse a method that asks clients for more than one private upload of a classifier.
 
     Raises:
-        OptionError: Names the setting, its value and the possible ones.
+        OptionError: The error names the setting, its value and the possible values.
     """
     if not settings.app.privacy.on:
         return
@@ -133,8 +133,8 @@ def _check_privacy(settings: Settings) -> None:
     if isinstance(method, FederatedRounds) or not _asks_once(method):
         allowed = ", ".join(name for name in METHODS if _asks_once(METHODS[name]))
         raise OptionError(
-            f"setting 'method' is {method.name!r}: must be one of {allowed} with 'privacy.epsilon'; these ask a client "
-            "for one classifier and nothing after it"
+            f"setting 'method' is {method.name!r}: must be one of {allowed} with 'privacy.epsilon'; these methods ask "
+            "each client for one classifier, and for nothing later"
         )
     if (rounds := method.rounds(settings.method_config)) > 1:
         raise OptionError(
@@ -149,23 +149,23 @@ def _asks_once(method: Method) -> bool:
 
 
 def _check_iterative(app: AppConfig, config: IterativeConfig) -> None:
-    """Refuse, before any client is asked, local training that the rounds could do nothing with.
+    """Refuse local training that does not fit federated learning in rounds, before any client is asked.
 
     Raises:
-        OptionError: Names the setting and what is allowed.
+        OptionError: The error names the setting, its value and the possible values.
     """
     if app.client.checkpoint:
         raise OptionError(
-            f"setting 'client.checkpoint' is {app.client.checkpoint!r}: allowed with method 'iterative' is none, for "
-            "its clients train in every round"
+            f"setting 'client.checkpoint' is {app.client.checkpoint!r}: must be empty with method 'iterative', "
+            "whose clients train in every round"
         )
     if app.teacher != "method" and config.refiner == "none":
         raise OptionError(
-            f"setting 'teacher' is {app.teacher!r}: allowed with method 'iterative' where 'iterative.refiner' names a "
-            "method that distils"
+            f"setting 'teacher' is {app.teacher!r}: with method 'iterative' it needs an 'iterative.refiner' "
+            "that distils"
         )
     if config.strategy in BY_TRAVEL and app.client.optimizer != "sgd":
         raise OptionError(
-            f"setting 'client.optimizer' is {app.client.optimizer!r}: allowed with 'iterative.strategy' "
-            f"{config.strategy!r} is 'sgd'"
+            f"setting 'client.optimizer' is {app.client.optimizer!r}: must be 'sgd' with 'iterative.strategy' "
+            f"{config.strategy!r}"
         )

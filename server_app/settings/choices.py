@@ -1,4 +1,4 @@
-"""What the setting ``method`` chooses from: the server methods, and federated learning in rounds."""
+"""The choices of the setting ``method``: the server methods, and federated learning in rounds."""
 
 from __future__ import annotations
 

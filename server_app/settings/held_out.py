@@ -22,7 +22,7 @@ class HeldOut:
     Attributes:
         data: uint8 [N, ch, H, W] and labels [N].
         normalization: The models' input space.
-        passed: Called after each batch with the number of models that have seen it; None calls nothing.
+        passed: Called after each batch with the number of models that have seen it; None for no call.
     """
 
     data: ImageData
@@ -42,7 +42,7 @@ class HeldOut:
 
     @property
     def num_batches(self) -> int:
-        """The number of :meth:`batches`."""
+        """The number of batches in :meth:`batches`."""
         return -(-len(self.data.labels) // BATCH)
 
     def _count(self, models: int) -> None:
@@ -70,7 +70,7 @@ class HeldOut:
         for images, labels in self.batches(device):
             logits = ensemble.member_logits(images)
             combined = ensemble.combine(logits, images)
-            # A member's output "unknown", beyond the classes, is left out.
+            # A member's output "unknown" comes after the classes, and is left out.
             alone += (logits[..., : combined.shape[1]].argmax(2) == labels).sum(1).cpu()
             together += int((combined.argmax(1) == labels).sum())
             self._count(len(ensemble.members))

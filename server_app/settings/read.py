@@ -1,4 +1,4 @@
-"""Settings, read and checked one by one: flat values become the app's config, the method and its config."""
+"""Reads and checks settings one by one: flat values become the app's config, the method and its config."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from strategies.rounds.config import IterativeConfig
 from strategies.rounds.refinement import Refiner
 from strategies.run.retired import without_retired
 
-# For small data: there these values, tried out on digits, take seconds where DENSE's own take an hour, and FENS's a
-# minute. FLBoost's, tried out on Fashion-MNIST, are for models as small as the main job's.
+# Defaults for small data. Tried out on digits, they take seconds, where DENSE's own values take an hour and FENS's a
+# minute. FLBoost's values, tried out on Fashion-MNIST, suit models as small as the main job's.
 APP_DEFAULTS: Mapping[str, Scalar] = {
     "dense.epochs": 24,
     "dense.generator-steps": 10,
@@ -36,15 +36,15 @@ APP_DEFAULTS: Mapping[str, Scalar] = {
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings, read and checked.
+    """Checked settings.
 
     Attributes:
-        app: The app's own, with the local epochs that ``scale`` leaves.
+        app: The app's own settings, with the local epochs after ``scale``.
         method: The server method, or federated learning in rounds.
-        method_config: The method's config, with the server epochs that ``scale`` leaves.
-        refiner: What fine-tunes the model of every round, of a run in rounds that has one; with such epochs, too.
-        flat: All of them as they were given, completed by the defaults.
-        gatekeeper: What is done with uploads that look harmful.
+        method_config: The method's config, with the server epochs after ``scale``.
+        refiner: The method that fine-tunes the model of every round, with its config after ``scale``; None for none.
+        flat: All settings as given, completed by the defaults.
+        gatekeeper: The options of the gatekeeper.
     """
 
     app: AppConfig
@@ -56,24 +56,24 @@ class Settings:
 
     @property
     def learner(self) -> Choice:
-        """The method that learns on the server: what refines the rounds, if there is such, else the method itself."""
+        """The method that learns on the server: the rounds' refiner if there is one, else the method itself."""
         return self.method if self.refiner is None else self.refiner.method
 
     @property
     def options(self) -> dict[str, Scalar]:
-        """The options of the method, and of what refines its rounds, by key."""
+        """The options of the method, and of the rounds' refiner, by key."""
         refiner = {} if self.refiner is None else flatten(self.refiner.config, self.refiner.method.name)
         return {**flatten(self.method_config, self.method.name), **refiner}
 
     @property
     def scaled(self) -> dict[str, list[Scalar]]:
-        """What ``scale`` shortens: key -> the number of epochs that was set, and the one that is run."""
+        """The schedules that ``scale`` shortens: key -> the configured number of epochs, and the number that runs."""
         run = {**flatten(self.app), **self.options}
         return {key: [self.flat[key], value] for key, value in run.items() if value != self.flat[key]}
 
 
 def default_settings() -> dict[str, Scalar]:
-    """Return every key with its default: what pyproject.toml holds and bare ``flwr run .`` runs."""
+    """Return every key with its default, as in pyproject.toml and for a bare ``flwr run .``."""
     found = {**flatten(AppConfig()), **flatten(GatekeeperConfig(), "gatekeeper")}
     for name in CHOICES:
         found.update(flatten(CHOICES[name].config(), name))
@@ -90,10 +90,10 @@ def read_settings(given: Mapping[str, Scalar]) -> Settings:
     """Check settings and read them.
 
     Args:
-        given: Flat settings; absent keys have their default. Those that are fixed now may stand at that value.
+        given: Flat settings; absent keys have their default. Retired settings may have their fixed value.
 
     Raises:
-        OptionError: Names the key, the value and what is allowed.
+        OptionError: The error names the key, the value and the possible values.
     """
     given = without_retired(given)
     reject_unknown(given, [o.key for o in known_options()])
@@ -116,10 +116,10 @@ def _refiner(config: Any, flat: Mapping[str, Scalar], scale: float) -> Refiner |
 
 
 def forgotten(text: str) -> set[str]:
-    """Return the clients that the setting "forget" names."""
+    """Return the clients in the setting "forget"."""
     return {name.strip() for name in text.split(",") if name.strip()}
 
 
 def scaled_line(scaled: Mapping[str, Sequence[Any]]) -> str:
-    """Return which schedules are shorter than they were set: ``client.epochs 30 instead of 300``."""
+    """Return the schedules that ``scale`` shortens, as text: ``client.epochs 30 instead of 300``."""
     return ", ".join(f"{key} {run} instead of {was}" for key, (was, run) in scaled.items())

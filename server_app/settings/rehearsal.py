@@ -1,4 +1,4 @@
-"""What `oneshot run` knows of the nodes that it is to play, ``client.nodes``, before it starts any."""
+"""The checks of `oneshot run` on the nodes that it will simulate, ``client.nodes``, before it starts any."""
 
 from __future__ import annotations
 
@@ -15,35 +15,36 @@ DEFAULT_SUPERNODES = 5
 
 
 def number_of_clients(app: AppConfig) -> int:
-    """Return how many clients are simulated if nobody says a number.
+    """Return the number of simulated clients if no option gives one.
 
     Raises:
-        OptionError: "client.nodes" holds no nodes; see :func:`fl_app.node_config.read_nodes`.
+        OptionError: "client.nodes" holds no valid nodes; see :func:`fl_app.node_config.read_nodes`.
     """
     return len(read_nodes(Path(app.client.nodes))) if app.client.nodes else DEFAULT_SUPERNODES
 
 
 def check_division(app: AppConfig, train: Split, num_supernodes: int) -> None:
-    """Refuse what the clients would refuse half a minute later: a number or a division that there cannot be.
+    """Refuse a number of clients or a division of the data that is impossible, before half a minute of start-up.
 
     Args:
         app: The app's settings.
-        train: The training half of the data set; nodes with a data root of their own have others, which are not read.
-        num_supernodes: How many clients are simulated.
+        train: The training half of the data set. Nodes with a data root of their own have other images, which are not
+            read.
+        num_supernodes: The number of simulated clients.
 
     Raises:
-        OptionError: The training set cannot be divided so, or "client.nodes" has fewer nodes, or one that cannot be.
+        OptionError: The training set cannot be divided so, "client.nodes" has fewer nodes, or one of them is invalid.
     """
     for num_clients in sorted(_divisions(app, num_supernodes)):
         _check_clients(app, train, num_clients)
 
 
 def check_checkpoints(app: AppConfig, num_supernodes: int) -> None:
-    """Refuse a run whose pretrained models are too few; one that is not there costs no more than its upload.
+    """Refuse a run with too few pretrained models; one missing model only costs its own upload.
 
     Args:
-        app: The app's settings; of a run that has its uploads nothing is checked.
-        num_supernodes: How many clients are simulated.
+        app: The app's settings; a run that already has its uploads passes.
+        num_supernodes: The number of simulated clients.
 
     Raises:
         OptionError: Fewer than "min-uploads" clients train a model or find theirs.
@@ -53,13 +54,13 @@ def check_checkpoints(app: AppConfig, num_supernodes: int) -> None:
     missing = [path for path in _checkpoints(app, num_supernodes) if not path.is_file()]
     if num_supernodes - len(missing) < app.min_uploads:
         raise OptionError(
-            f"{len(missing)} of the {num_supernodes} clients' checkpoints are not there, {missing[0]} is the first "
-            f"('client.checkpoint'): must be that at least {app.min_uploads} (min-uploads) clients have a model"
+            f"{len(missing)} of the {num_supernodes} clients' checkpoints are missing, {missing[0]} is the first "
+            f"('client.checkpoint'): at least {app.min_uploads} clients ('min-uploads') must have a model"
         )
 
 
 def _checkpoints(app: AppConfig, num_supernodes: int) -> list[Path]:
-    """Return the files that the clients would upload; a client that trains has none."""
+    """Return the files that the clients would upload; a client that trains has no file."""
     nodes: list[dict[str, Any]] = [{"partition-id": number} for number in range(num_supernodes)]
     if app.client.nodes:
         nodes = read_nodes(Path(app.client.nodes))[:num_supernodes]

@@ -1,4 +1,4 @@
-"""The images that the server itself holds: those to test on, and those that it may use."""
+"""The server's own images: the test images, and those that a method may use."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ def open_half(settings: Settings, half: str) -> Split:
     """Open the training or the test half of the configured data set.
 
     Raises:
-        DataError: It is not there; says how to get it.
+        DataError: The data set is missing; the error names the remedy.
     """
     data = settings.app.data
     return open_split(data.name, half, root=data.root, image_size=data.image_size, left_out=data.left_out)
 
 
 def proxy_images(settings: Settings, input_shape: tuple[int, int, int], seed: int) -> torch.Tensor | None:
-    """Return the server's real images, uint8 [N, ch, H, W]; None for a method that has no use for them.
+    """Return the server's real images, uint8 [N, ch, H, W]; None for a method that does not use them.
 
     Raises:
-        OptionError: The method needs them, and no setting names any.
+        OptionError: The method needs images, and no setting names any.
     """
     data, method = settings.app.data, settings.learner
     if Need.PROXY_IMAGES not in method.needs:
@@ -39,16 +39,16 @@ def proxy_images(settings: Settings, input_shape: tuple[int, int, int], seed: in
         train = open_half(settings, "train")
         return train.take(server_share(train, seed=seed, proxy=data.proxy)).images
     raise OptionError(
-        f"method {method.name!r} needs that {Need.PROXY_IMAGES.value}: must be 'data.proxy', a share of the "
-        "training images that no client gets (0.2, say), or 'data.proxy-name', another data set"
+        f"method {method.name!r} needs that {Need.PROXY_IMAGES.value}: set 'data.proxy', a share of the "
+        "training images that no client gets (0.2, for example), or 'data.proxy-name', another data set"
     )
 
 
 def labelled_images(settings: Settings, seed: int) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Return the server's share of the training images with their labels; None for a method that asks for no labels.
+    """Return the server's share of the training images with their labels; None for a method without labels.
 
     Raises:
-        OptionError: The method is to be trained on them, and the server has no share.
+        OptionError: The method trains on labelled images, and the server has none.
     """
     has_to, data = settings.method.labelled, settings.app.data
     if has_to is None:
@@ -56,8 +56,8 @@ def labelled_images(settings: Settings, seed: int) -> tuple[torch.Tensor, torch.
     if not data.proxy:
         if has_to(settings.method_config):
             raise OptionError(
-                f"setting '{settings.method.name}.train-on' is 'server' and 'data.proxy' 0: allowed with it is a share "
-                "of the training images that no client gets and the server has with their labels, 0.05 say"
+                f"setting '{settings.method.name}.train-on' is 'server' and 'data.proxy' 0: needs a larger "
+                "'data.proxy', such as 0.05, the share of the training images that only the server has, with labels"
             )
         return None
     train = open_half(settings, "train")

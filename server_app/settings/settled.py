@@ -1,4 +1,4 @@
-"""What a run that goes on, and a replay, cannot change: their clients trained long ago, on images of their own."""
+"""The settings that a resumed run, and a replay, cannot change: their clients trained earlier, on their own images."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from strategies.method import ClientAsks, Need
 from strategies.run.retired import without_retired
 from strategies.run.run_folder import RunFolder
 
-# Of the app's own settings; those of the methods and of the gatekeeper are free as well.
+# Settings of the app; those of the methods and of the gatekeeper are free as well.
 FREE_TABLES = (*CHOICES, "gatekeeper")
 FREE_ON_REPLAY = (
     "method", "seed", "threads", "device", "shards", "checkpoint-s", "data.root", "data.proxy", "data.proxy-name",
@@ -25,7 +25,7 @@ FREE_ON_REPLAY = (
 )  # fmt: skip
 
 
-# What may differ when a run goes on: where it works and how long it waits says nothing about what it computes.
+# The settings that may differ in a resumed run: folders and waiting times do not change its result.
 FREE_ON_RESUME = (
     "resume", "run-dir", "compute", "shards", "data.root", "client.state-dir", "min-uploads", "deadline-s",
     "checkpoint-s", "max-upload-mib", "client.max-ensemble-mib", "fens.quorum", "fens.patience-s",
@@ -34,14 +34,14 @@ FREE_ON_RESUME = (
 
 
 def check_same_run(stored: Mapping[str, Any], flat: Mapping[str, Scalar]) -> None:
-    """Refuse to go on with a run under other settings than it began with.
+    """Refuse to resume a run under other settings than it began with.
 
     Args:
         stored: The content of its run.json.
-        flat: All settings it would go on with.
+        flat: All settings of the resumed run.
 
     Raises:
-        OptionError: Names the first setting that differs.
+        OptionError: The error names the first setting that differs.
     """
     if not isinstance(stored.get("settings"), dict):
         return
@@ -55,15 +55,15 @@ def check_same_run(stored: Mapping[str, Any], flat: Mapping[str, Scalar]) -> Non
 
 
 def completed(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a run's stored settings; one that the run is older than has the default, for that is what it did.
+    """Return a run's stored settings; a setting newer than the run has its default, which is how the run behaved.
 
     Raises:
-        OptionError: A setting that is fixed now had another value then.
+        OptionError: A setting that is fixed now had another value.
     """
     return {**default_settings(), **without_retired(stored)}
 
 
-# What a run on the uploads of another may set anew beside the methods' options: where and for how long it works.
+# The settings, beside the methods' options, that a run on the uploads of another may change: folders and waiting times.
 FREE_ON_ADOPTION = (
     "method", "uploads", "forget", "threads", "device", "compute", "shards", "checkpoint-s", "deadline-s",
     "min-uploads", "max-upload-mib", "data.root", "client.state-dir", "client.max-ensemble-mib", "run-dir", "resume",
@@ -72,18 +72,18 @@ FREE_ON_ADOPTION = (
 
 
 def check_adopted(settings: Settings, num_supernodes: int) -> None:
-    """Refuse a run on the uploads of another whose clients would not hold what they held when they uploaded.
+    """Refuse a run on the uploads of another whose clients would hold out other examples than before.
 
-    A client divides its examples anew by these settings: were they others, it would keep for the aggregator what the
-    uploaded models were trained on.
+    A client divides its examples anew by these settings. Under other settings it would keep examples for the aggregator
+    that the uploaded models were trained on.
 
     Args:
-        settings: Of the run, with "uploads".
-        num_supernodes: Its simulated clients; 0 where they are real.
+        settings: The settings of the run, with "uploads".
+        num_supernodes: The number of simulated clients; 0 for real ones.
 
     Raises:
-        OptionError: Names the setting, its value and what is allowed.
-        StoreError: There is no run where "uploads" says.
+        OptionError: The error names the setting, its value and the required value.
+        StoreError: "uploads" is not a run folder.
     """
     if not settings.app.uploads:
         return
@@ -116,7 +116,7 @@ def check_adopted(settings: Settings, num_supernodes: int) -> None:
 
 
 def asked_by(stored: Mapping[str, Any]) -> ClientAsks:
-    """Return what the method of a run asked its clients for."""
+    """Return the questions that the method of a run sends its clients."""
     method = CHOICES[str(stored["method"])]
     keys = {option.key for option in options_of(method.config, method.name)}
     config: Any = parse(method.config, {key: value for key, value in stored.items() if key in keys}, method.name)
@@ -124,15 +124,15 @@ def asked_by(stored: Mapping[str, Any]) -> ClientAsks:
 
 
 def check_settled(stored: Mapping[str, Any], settings: Settings) -> None:
-    """Refuse a replay whose settings it could not follow, or whose proxy images the clients trained on.
+    """Refuse a replay that cannot follow its settings, or whose proxy images the clients trained on.
 
     Args:
         stored: The settings that the run was made with.
-        settings: Those of the replay.
+        settings: The settings of the replay.
 
     Raises:
-        OptionError: Names the setting, its value and what is allowed.
-        DataError: The proxy is a share of a training set that is not here.
+        OptionError: The error names the setting, its value and the required value.
+        DataError: The proxy is a share of a training set that is missing.
     """
     begun = {**completed(stored), "resume": "", "run-dir": ""}  # a replay has a folder of its own
     for key, value in settings.flat.items():
@@ -152,18 +152,18 @@ def check_unseen(settings: Settings, made: AppConfig, train: Split) -> None:
     """Refuse proxy images that the run's clients trained on.
 
     Args:
-        settings: Of the replay.
+        settings: The settings of the replay.
         made: The app's settings that the run was made with.
         train: The training half.
 
     Raises:
-        OptionError: Names the share, how many images it is, and the largest that is allowed.
+        OptionError: The error names the share, its number of images, and the largest possible share.
     """
     total, share = len(train.labels), settings.app.data.proxy
     unseen = nobodys(train, seed=made.seed, limit=made.data.limit, proxy=made.data.proxy)
     if (wanted := int(share * total)) > unseen:
         raise OptionError(
             f"setting 'data.proxy' is {share}, the last {wanted} of {total} training images, but the run's clients "
-            f"held all but the last {unseen} ('data.limit' {made.data.limit}, 'data.proxy' {made.data.proxy}): allowed "
-            f"is at most {int(10_000 * unseen / total) / 10_000}, or another data set by 'data.proxy-name'"
+            f"held all but the last {unseen} ('data.limit' {made.data.limit}, 'data.proxy' {made.data.proxy}): must "
+            f"be at most {int(10_000 * unseen / total) / 10_000}, or another data set by 'data.proxy-name'"
         )

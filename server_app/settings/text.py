@@ -1,4 +1,4 @@
-"""Settings as people write them: TOML files and ``key=value`` pairs, merged into flat settings."""
+"""Settings as text: TOML files and ``key=value`` pairs, merged into flat settings."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def merge_settings(sources: Sequence[str], kinds: Mapping[str, type]) -> dict[st
     """Merge files and pairs, later ones over earlier ones.
 
     Args:
-        sources: Each a path that ends in ``.toml``, or ``key=value`` pairs divided by spaces. Quotes are optional.
+        sources: Paths that end in ``.toml``, or ``key=value`` pairs divided by spaces. Quotes are optional.
         kinds: Every known key with the type of its value.
 
     Raises:
-        OptionError: Names the key or file, and what is allowed.
+        OptionError: The error names the key or file, and the possible values.
     """
     merged: dict[str, Scalar] = {}
     for source in sources:
@@ -35,14 +35,14 @@ def merge_settings(sources: Sequence[str], kinds: Mapping[str, type]) -> dict[st
 
 
 def with_absolute_paths(settings: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """Return settings whose paths are those of the caller: the app works in a folder of its own."""
+    """Return settings with absolute paths: the app runs in a folder of its own."""
     paths = {key: value for key, value in settings.items() if key in PATHS and isinstance(value, str) and value}
     return {**settings, **{key: str(Path(value).expanduser().absolute()) for key, value in paths.items()}}
 
 
 def to_toml(value: Scalar) -> str:
-    """Return a value as TOML spells it."""
-    # JSON's texts, truth values and whole numbers are TOML's, but for the character DEL.
+    """Return a value in the syntax of TOML."""
+    # JSON's texts, truth values and whole numbers are valid TOML, except for the character DEL.
     text = repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
     return text.replace("\x7f", "\\u007f")
 
@@ -74,7 +74,7 @@ def _flat(table: Mapping[str, Any], where: str, prefix: str = "") -> Iterator[tu
             yield f"{prefix}{key}", value
         else:
             raise OptionError(
-                f"{where}: {prefix}{key} is {type(value).__name__}: must be true/false, numbers and texts"
+                f"{where}: {prefix}{key} is {type(value).__name__}: must be true/false, a number or a text"
             )
 
 
@@ -87,7 +87,7 @@ def _read_pairs(text: str, kinds: Mapping[str, type]) -> dict[str, Scalar]:
     for word in words:
         key, equals, value = word.partition("=")
         if not equals:
-            raise OptionError(f"setting {word[:200]!r} is no pair: must be key=value, or a file that ends in .toml")
+            raise OptionError(f"setting {word[:200]!r} is not a pair: must be key=value, or a file that ends in .toml")
         pairs[key.strip()] = value if kinds.get(key.strip()) is str else _value(value.strip())
     return pairs
 

@@ -1,4 +1,4 @@
-"""Runs on the uploads of another run: all of them, or without those that are to be forgotten."""
+"""Runs on the uploads of another run: all of them, or without those to be forgotten."""
 
 from __future__ import annotations
 
@@ -87,14 +87,14 @@ def test_adopting_again_after_a_crash_takes_what_is_missing_only(tmp_path: Path,
 def test_too_few_that_are_left_are_refused(tmp_path: Path, run_folder: MakeRun) -> None:
     run = run_folder()
 
-    with pytest.raises(OptionError, match="1 uploads are left in .*, and 'min-uploads' is 2: must be less"):
+    with pytest.raises(OptionError, match="1 uploads are left in .*, setting 'min-uploads' is 2: must be at most 1"):
         adopted(tmp_path, run, "client-000,client-001")
 
 
 def test_a_run_of_which_all_are_forgotten_is_refused(tmp_path: Path, run_folder: MakeRun) -> None:
     run = run_folder()
 
-    with pytest.raises(StoreError, match="no uploads are stored here that are not to be forgotten"):
+    with pytest.raises(StoreError, match="holds no uploads of other clients than those to be forgotten"):
         adopted(tmp_path, run, "client-000,client-001,client-002")
 
 

@@ -395,8 +395,8 @@ def test_a_replay_of_another_project_s_run_that_was_cut_off_goes_on_with_its_opt
 @pytest.mark.parametrize(
     ("method", "model", "overrides", "message"),
     [
-        ("", "foreign_net:Net", {}, "is a run of another project: name the method, and --model as module:attribute"),
-        ("fedens", "", {}, "is a run of another project: name --model as module:attribute"),
+        ("", "foreign_net:Net", {}, "is a run of another project: needs --method and --model, as module:attribute"),
+        ("fedens", "", {}, "is a run of another project: needs --model, as module:attribute"),
         ("fedens", "foreign_net", {}, "is a run of another project"),
         ("fedens", "absent_module:Net", {}, "--model 'absent_module:Net' cannot be imported: No module named"),
         ("fedens", "foreign_net:Nut", {}, "--model 'foreign_net:Nut' cannot be imported: .*Nut"),

@@ -46,7 +46,7 @@ def test_a_replay_distils_the_ensemble_that_the_run_ended_with(run_folder: MakeR
 
 
 def test_a_run_without_an_ensemble_is_no_teacher(run_folder: MakeRun) -> None:
-    with pytest.raises(OptionError, match="setting 'teacher' is 'run': allowed for a run that ended with an ensemble"):
+    with pytest.raises(OptionError, match="setting 'teacher' is 'run': needs a run that ended with an ensemble"):
         replayed(run_folder(), "feddf", teacher="run")
 
 
@@ -61,7 +61,7 @@ def test_votes_are_no_teacher_of_a_method_that_makes_images(run_folder: MakeRun)
 
 
 def test_a_teacher_in_a_run_that_is_no_replay_is_refused(small: dict[str, Any]) -> None:
-    with pytest.raises(OptionError, match="setting 'teacher' is 'run': allowed in a replay"):
+    with pytest.raises(OptionError, match="setting 'teacher' is 'run': needs a replay"):
         check_needs_of_settings(read_settings({**small, "method": "feddf", "teacher": "run"}))
 
 
@@ -79,7 +79,9 @@ def test_fens_on_the_server_has_its_share_with_labels(small: dict[str, Any]) -> 
 def test_fens_on_a_server_without_a_share_is_refused(small: dict[str, Any]) -> None:
     settings = read_settings({**small, "method": "fens", "fens.train-on": "server", "data.proxy": 0.0})
 
-    with pytest.raises(OptionError, match="'fens.train-on' is 'server' and 'data.proxy' 0: allowed with it is a share"):
+    with pytest.raises(
+        OptionError, match="'fens.train-on' is 'server' and 'data.proxy' 0: needs a larger 'data.proxy'"
+    ):
         build_job(settings, held_out(settings)[1], None)
 
 
@@ -146,7 +148,9 @@ def test_a_teacher_that_brings_its_counts_needs_no_label_counts(small: dict[str,
 
 def test_rounds_without_a_refiner_have_no_use_for_a_teacher(small: dict[str, Any]) -> None:
     rounds = {**small, "method": "iterative", "teacher": "tally"}
-    with pytest.raises(OptionError, match="setting 'teacher' is 'tally': allowed with method 'iterative' where"):
+    with pytest.raises(
+        OptionError, match="setting 'teacher' is 'tally': with method 'iterative' it needs an 'iterative.refiner'"
+    ):
         check_needs_of_settings(read_settings(rounds))
     settings = read_settings({**rounds, "iterative.refiner": "flboost"})
     check_needs_of_settings(settings)

@@ -135,7 +135,7 @@ def test_a_data_set_that_is_not_there_is_refused_by_place(tmp_path: Path) -> Non
         ({"method": "fedavg", "model.student": "resnet8"}, "'model.name' is 'lenet5' and .*'resnet8'"),
         (
             {"method": "label-count-ensemble", "client.share-label-counts": False},
-            "'client.share-label-counts' is False: allowed .*'label-count-ensemble'",
+            "'client.share-label-counts' is False: must be True .*'label-count-ensemble'",
         ),
     ],
 )

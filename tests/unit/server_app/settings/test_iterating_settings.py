@@ -26,13 +26,19 @@ ROUNDS = {"method": "iterative", "iterative.rounds": 3}
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"client.checkpoint": "{client}.pt"}, "'client.checkpoint' is '{client}.pt': allowed with method 'iterative'"),
+        (
+            {"client.checkpoint": "{client}.pt"},
+            "'client.checkpoint' is '{client}.pt': must be empty with method 'iterative'",
+        ),
         (
             {"client.optimizer": "adam", "iterative.strategy": "scaffold"},
-            "'client.optimizer' is 'adam': allowed with 'iterative.strategy' 'scaffold' is 'sgd'",
+            "'client.optimizer' is 'adam': must be 'sgd' with 'iterative.strategy' 'scaffold'",
         ),
-        ({"client.optimizer": "adam", "iterative.strategy": "fednova"}, "'fednova' is 'sgd'"),
-        ({"model.per-client": "lenet5,cnn1"}, "allowed with method 'iterative' is one architecture for all"),
+        (
+            {"client.optimizer": "adam", "iterative.strategy": "fednova"},
+            "must be 'sgd' with 'iterative.strategy' 'fednova'",
+        ),
+        ({"model.per-client": "lenet5,cnn1"}, "method 'iterative' needs one architecture for all"),
     ],
 )
 def test_settings_that_rounds_can_do_nothing_with_are_refused(settings: dict[str, Any], reason: str) -> None:

@@ -70,7 +70,7 @@ def pretrained(folder: Path, **more: Any) -> Any:
 
 def test_checkpoints_that_are_too_few_are_refused_before_any_client_starts(tmp_path: Path) -> None:
     (tmp_path / "client-001.pt").touch()
-    line = rf"2 of the 3 clients' checkpoints are not there, {tmp_path}/client-000.pt is the first"
+    line = rf"2 of the 3 clients' checkpoints are missing, {tmp_path}/client-000.pt is the first"
     with pytest.raises(OptionError, match=line):
         check_before_start(pretrained(tmp_path), 3)
     (tmp_path / "client-002.pt").touch()
@@ -84,5 +84,5 @@ def test_checkpoints_of_clients_that_sent_theirs_are_not_asked_for(tmp_path: Pat
 def test_nodes_that_train_need_no_checkpoint(tmp_path: Path) -> None:
     nodes = write(tmp_path, a="partition-id = 0", b='checkpoint = "m.pt"', c="partition-id = 0")
     check_before_start(settings(nodes), 3)
-    with pytest.raises(OptionError, match=r"1 of the 3 clients' checkpoints are not there, .*/m\.pt is the first"):
+    with pytest.raises(OptionError, match=r"1 of the 3 clients' checkpoints are missing, .*/m\.pt is the first"):
         check_before_start(settings(nodes, min_uploads=3), 3)

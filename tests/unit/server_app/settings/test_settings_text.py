@@ -55,7 +55,7 @@ def test_no_settings_when_nothing_is_given() -> None:
     [
         ("data.alpa=0.1", r"unknown setting 'data.alpa' \(value '?0.1'?\): did you mean 'data.alpha'\?"),
         ("zzzzzz=1", r"unknown setting 'zzzzzz' \(value 1\): known are .*client.batch-size, .*seed"),
-        ("seed", r"setting 'seed' is no pair: must be key=value"),
+        ("seed", r"setting 'seed' is not a pair: must be key=value"),
         ("run-dir='open", r"cannot be read: No closing quotation"),
     ],
 )
@@ -69,7 +69,7 @@ def test_pairs_that_are_none_are_refused_in_one_line(source: str, message: str) 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"seed = [1, 2]\n", r"some.toml: seed is list: must be true/false, numbers and texts"),
+        (b"seed = [1, 2]\n", r"some.toml: seed is list: must be true/false, a number or a text"),
         (b"[data]\nalpha = 2026-01-01\n", r"some.toml: data.alpha is date: must be"),
         (b"seed = \n", r"some.toml is not TOML: "),
         (b"run-dir = '\xff'\n", r"some.toml is not TOML: "),

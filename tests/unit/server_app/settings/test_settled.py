@@ -119,7 +119,7 @@ def test_a_run_older_than_the_share_is_replayed(run_folder: MakeRun) -> None:
     assert replayed(run, "fedens", {})["status"] == "finished"
     with pytest.raises(OptionError, match="'data.proxy' is 0.2"):
         replayed(run, "feddf", {"data.proxy": 0.2})
-    with pytest.raises(OptionError, match="'feddf' needs that .* must be 'data.proxy'"):
+    with pytest.raises(OptionError, match="'feddf' needs that .* set 'data.proxy'"):
         replayed(run, "feddf", {})
     assert "data.proxy" in default_settings()
 
