@@ -1,7 +1,7 @@
 """One-shot federated learning on Flower: clients upload a trained model once, the server does the rest.
 
-Names are resolved when they are first used, so that a client which imports ``strategies.client`` loads neither torch
-nor Ray, and a replay loads no Flower.
+Names are resolved at their first use: a client that imports ``strategies.client`` loads neither torch nor Ray, and a
+replay loads no Flower.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Co-Boosting: the ensemble and the images it is distilled on make each other better, epoch by epoch.
+"""Co-Boosting: the ensemble and the images that it is distilled on improve each other, epoch by epoch.
 
 Paper: Dai, Zhang, Li, Liu, Yang, Han, Enhancing One-Shot Federated Learning Through Data and Ensemble Co-Boosting,
     ICLR 2024, https://arxiv.org/abs/2402.15070. Read version: the ICLR one, and the authors' code.
@@ -14,7 +14,7 @@ Deviations: the defaults are those of the published code where it differs from t
     0.1 / M as in the text, which at ten clients is the code's 0.01. Preset "paper" is the text, except that the weights
     see the images as they are stored; Algorithm 1 diversifies them first.
 Another teacher: where the job's is Tally's pool, w are the pool's weights, l_k(c) = w_k n_k^c / sum_j w_j n_j^c, and
-    the gradient is that of autograd; no w falls to 0, so that a class that one client alone holds stays with it.
+    the gradient is that of autograd. No w falls to 0, so that a class of one client alone stays with it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from .method import POOLS, EnsembleSpec, Method, Need, Outcome
 if TYPE_CHECKING:
     from .method import Job, Progress
 
-PERTURBATION_TEMPERATURE = 4.0  # of the probabilities whose gradient's sign moves an image, as in the published code
+PERTURBATION_TEMPERATURE = 4.0  # temperature of the perturbation's gradient, as in the published code
 LEAST = 1e-3  # smallest weight in a pool, as a share of 1 / number of clients
 
 
@@ -105,7 +105,7 @@ def fit(job: Job, progress: Progress) -> Outcome:
 
 
 class _Server:
-    """What one run of Co-Boosting works with, and what an epoch does with it."""
+    """The state of one run of Co-Boosting, and the steps of an epoch."""
 
     def __init__(self, job: Job, progress: Progress) -> None:
         config: CoBoostingConfig = job.config
@@ -114,7 +114,7 @@ class _Server:
         self.teacher = teacher_of(job, equal, precision=config.teacher_precision)
         self.combiner = self.teacher.combiner
         if not isinstance(self.combiner, Weighted):
-            self.weights.div_(self.weights.sum())  # of the size that mu is made for
+            self.weights.div_(self.weights.sum())  # the size that mu is made for
         self.learner = Learner(job, self.teacher, config.distill_recipe(), augmentation=config.pool_augmentation)
         self.images = GeneratedImages(
             job, config.recipe(), latent=config.latent, batch_size=config.synthesis_batch_size
@@ -167,7 +167,7 @@ class _Server:
     def remembered(self, batch: Batch) -> dict[str, Tensor]:
         """Return the pool's rows for new images.
 
-        Where images are read unchanged, the clients' logits on them are the same for ever, whatever w becomes.
+        Where images are read unchanged, the clients' logits on them stay the same for all weights w.
         """
         rows = self.config.stored(batch.images, batch.labels)
         if self.learner.reads_unchanged and (self.config.reweighting or self.config.perturbation == "none"):
@@ -190,9 +190,9 @@ class _Server:
         step = (config.reweighting_step or 0.1 / len(weights)) * config.reweighting_decay**epoch
         for logits, labels in self.judgements(epoch):
             moved = (weights - step * self.gradient(logits, labels).sign()).clamp(least, 1)
-            if pooled:  # who is left out stays so
+            if pooled:  # a client that is left out stays so
                 moved = torch.where(weights > 0, moved, weights)
-            # All weights at zero would leave no ensemble; neither the paper nor its code says what then.
+            # All weights at zero would leave no ensemble; neither the paper nor its code covers this case.
             weights.copy_(torch.where(moved.sum() < 1e-8, weights, moved))
 
     def gradient(self, logits: Tensor, labels: Tensor) -> Tensor:

@@ -1,10 +1,10 @@
-"""DW-FedENS: the server predicts with the mean of all models' logits, weighted by how much data each has seen.
+"""DW-FedENS: the server predicts with the mean of all models' logits, weighted by their numbers of examples.
 
 Paper: Dai et al., Enhancing One-Shot Federated Learning Through Data and Ensemble Co-Boosting, ICLR 2024,
     https://arxiv.org/abs/2402.15070. Read version: arXiv v1.
 Symbols: f_k -> the model of uploads[k]; n_k -> uploads[k].num_examples.
 Where: A_w(x) = sum_k w_k f_k(x), Eq. (1), with w_k = n_k / sum_j n_j -> distillation.combiners.Weighted.
-Deviations: if a client does not tell its number of examples, all weigh the same, and the metrics say so.
+Deviations: if a client sends no number of examples, all weigh the same, and the metrics note it.
 """
 
 from __future__ import annotations

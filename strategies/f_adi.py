@@ -7,12 +7,12 @@ Symbols: A(x) -> teacher, the mean of logits; x -> pixels, in the models' normal
     alpha_f -> bn_weight; alpha_c -> competition_weight.
 Where: R_prior, Eq. (3) -> losses.total_variation; R_feature, Eq. (4) -> batchnorm; R_compete, Eq. (8) ->
     losses.jensen_shannon; the sum, Eq. (10) -> _Server.synthesize.
-Deviations: the papers that compare with it do not say how long or at what rate they invert. Every server epoch inverts
-    one batch, for as many steps as the other methods train their generator; rate 0.1 with alpha_tv = 1e-3 is what the
-    published code calls the better setting; it has alpha_l2 = 0, so that R_prior has no norm of the images. The batch-
-    normalisation statistics are those of every client's own layers, averaged over the clients; without such layers only
-    the prior is left. The images kept are those of the lowest loss: the published code means to, but keeps an alias of
-    the last ones.
+Deviations: the papers that compare with it publish neither the length nor the rate of their inversion. Every server
+    epoch inverts one batch, for as many steps as the other methods train their generator. Rate 0.1 with alpha_tv = 1e-3
+    is the better setting of the published code; it has alpha_l2 = 0, so that R_prior has no norm of the images. The
+    batch- normalisation statistics are those of every client's own layers, averaged over the clients; without such
+    layers only the prior is left. The images kept are those of the lowest loss, as the published code intends; it keeps
+    an alias of the last ones.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from .method import Job, Progress
 
 
-JITTER = 2  # most pixels that the images are rolled by before each step, as in the published code
-COMPETITION_TEMPERATURE = 3.0  # of the two predictions in R_compete, as in the published code
+JITTER = 2  # the most pixels that the images roll before each step, as in the published code
+COMPETITION_TEMPERATURE = 3.0  # temperature of the two predictions in R_compete, as in the published code
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def fit(job: Job, progress: Progress) -> Outcome:
 
 
 class _Server:
-    """What one run of F-ADI works with."""
+    """The state of one run of F-ADI."""
 
     def __init__(self, job: Job, progress: Progress) -> None:
         config: FAdiConfig = job.config

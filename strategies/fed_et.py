@@ -1,4 +1,4 @@
-"""Fed-ET: the student learns the labels that the uploads agree on, and a little of those who disagree.
+"""Fed-ET: the student learns the consensus labels of the uploads, and in part the view of dissenting uploads.
 
 Paper: Cho, Manoel, Joshi, Sim, Dimitriadis, Heterogeneous Ensemble Knowledge Transfer for Training Large Models in
     Federated Learning, IJCAI 2022, https://arxiv.org/abs/2204.12703; in one shot, as the baseline of FENS (Allouah et
@@ -8,10 +8,10 @@ Symbols: s_k(x) -> decisions, sm(f_k(x) / T); a_k(x) -> confidence; s -> consens
     lambda -> diversity_weight; T -> kd_temperature, in the paper 1.
 Where: the weights by variance -> confidence; consensus and dissent -> Judgement; the server's loss -> transfer_loss.
 Deviations: one round, so that nothing of the student goes back to the clients. Optimiser, rate, batch and epochs of
-    the one-shot form are unpublished: they are FedKD's, the other baseline on real images of that comparison, and like
-    there the ensemble judges each image once, as it is. Where nobody disagrees there is no diversity term. With T
-    other than 1 that term has the factor T^2, as in distillation. With Tally's pool as the job's teacher the consensus
-    is the pool's prediction, and those disagree whose decision is another.
+    the one-shot form are unpublished: they are FedKD's, the other baseline on real images of that comparison. As there,
+    the ensemble judges each image once, unchanged. Without dissent there is no diversity term. With T other than 1 that
+    term has the factor T^2, as in distillation. With Tally's pool as the job's teacher, the pool's prediction is the
+    consensus, and a client with another decision dissents.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ def fit(job: Job, progress: Progress) -> Outcome:
 
 
 class Judgement(nn.Module):
-    """What the clients make of an image together: their consensus, and what those think who do not share it.
+    """The clients' joint judgement of an image: their consensus, and the dissent of the others.
 
     Args:
         temperature: T > 0 of the clients' soft decisions.
-        pool: What the consensus is in place of their weighted sum: a module [M, B, C] -> logits [B, C].
+        pool: Computes the consensus in place of the weighted sum: a module [M, B, C] -> logits [B, C].
     """
 
     def __init__(self, temperature: float = 1.0, pool: nn.Module | None = None) -> None:
@@ -70,8 +70,8 @@ class Judgement(nn.Module):
     def forward(self, logits: Tensor) -> Tensor:
         """Combine member logits [M, B, C] to [B, 2, C].
 
-        Of each image, row 0 is the consensus ``s = sum_k a_k s_k``, and row 1 is ``s_div``, the same sum over the
-        clients with ``argmax s_k != argmax s`` alone, their weights scaled to sum to one; zeros where there are none.
+        For each image, row 0 is the consensus ``s = sum_k a_k s_k``. Row 1 is ``s_div``, the same sum over the clients
+        with ``argmax s_k != argmax s`` alone, with weights scaled to sum to one; zeros if there are none.
         """
         decisions = torch.softmax(logits / self._temperature, dim=2)
         weights = confidence(decisions)
@@ -85,13 +85,13 @@ class Judgement(nn.Module):
 
 
 def confidence(decisions: Tensor) -> Tensor:
-    """Return ``a_k = Var_c(s_k) / sum_j Var_c(s_j)``: who is sure of an image counts more.
+    """Return ``a_k = Var_c(s_k) / sum_j Var_c(s_j)``: a client that is sure of an image counts more.
 
     Args:
         decisions: s, probabilities [M, B, C].
 
     Returns:
-        Weights [M, B] that sum to one over M; equal ones where nobody prefers any class.
+        Weights [M, B] that sum to one over M; equal ones where no client prefers a class.
     """
     variance = decisions.var(2, correction=0)
     total = variance.sum(0)
@@ -102,8 +102,8 @@ def confidence(decisions: Tensor) -> Tensor:
 def transfer_loss(student: Tensor, judgement: Tensor, *, weight: float = 0.05, temperature: float = 1.0) -> Tensor:
     """Return ``mean_i CE(S_i, argmax s_i) + lambda T^2 mean_i KL(s_div,i || sm(S_i / T))``.
 
-    The loss of Fed-ET's server (Cho et al., IJCAI 2022). An image that nobody disagrees on has no second part; the
-    mean is over the whole batch.
+    The loss of Fed-ET's server (Cho et al., IJCAI 2022). An image without dissent has no second part; the mean is over
+    the whole batch.
 
     Args:
         student: Logits S [B, C], unnormalised.
@@ -115,7 +115,7 @@ def transfer_loss(student: Tensor, judgement: Tensor, *, weight: float = 0.05, t
         A scalar, at least zero.
     """
     consensus, dissent = judgement.unbind(1)
-    # x log x is 0 at 0: a row of zeros adds nothing, to the gradient neither.
+    # x log x is 0 at 0: a row of zeros adds nothing, not even to the gradient.
     log_student = torch.log_softmax(student / temperature, dim=1)
     divergence = (torch.xlogy(dissent, dissent) - dissent * log_student).sum(1).mean()
     return cross_entropy(student, consensus.argmax(1)) + weight * temperature**2 * divergence

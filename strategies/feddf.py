@@ -7,8 +7,9 @@ Symbols: f_k(x) -> members; AVGLOGITS -> combiners.Mean; d_j -> Job.proxy; T -> 
 Where: Eq. (2) and Algorithm 1, the server's part -> learner.learn_from_images.
 Deviations: the defaults are those of Co-Boosting's comparison: a fresh student, SGD, temperature 4, one pass over the
     images per epoch. Preset "paper" is the paper's own setting: start at the average of the uploads, Adam, a cosine
-    over 10,000 batches, temperature 1; here the rate falls every 100 batches, and an epoch is at most one pass, so that
+    over 10,000 batches, temperature 1. Here the rate falls every 100 batches, and an epoch is at most one pass, so that
     10,000 batches take 12,800 images. The paper stops early on labelled validation images; here the server has no
+    labels, and the last step is the result.
     labels, and the last step is the result.
 """
 

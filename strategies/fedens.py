@@ -5,8 +5,8 @@ Paper: the name is from Dai et al., Enhancing One-Shot Federated Learning Throug
     https://arxiv.org/abs/1902.11175. Read version: arXiv v1 of both.
 Symbols: f_k -> the model of uploads[k]; w_k = 1/n -> distillation.combiners.Mean.
 Where: A_w(x) = sum_k w_k f_k(x), Eq. (1) of Co-Boosting with w_k = 1/n -> fit.
-Deviations: none known; logits are averaged, as all published codes do. The mean of probabilities is an option: clients
-    that are sure of nothing disturb it less.
+Deviations: none known; logits are averaged, as in all published codes. The mean of probabilities is an option, in which
+    unsure clients have less influence.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class FedEnsConfig:
     """Options of FedENS."""
 
-    mean: str = option("logits", "what is averaged: logits, or probabilities", choices=("logits", "probabilities"))
+    mean: str = option("logits", "the averaged values: logits, or probabilities", choices=("logits", "probabilities"))
 
     def __post_init__(self) -> None:
         check(self, "fedens")

@@ -1,4 +1,4 @@
-"""FedHydra: how well a client's model guides a generator to a class says what it weighs for that class.
+"""FedHydra: a client's weight for a class is how well its model guides a generator to that class.
 
 Paper: Bai, Song, Wu, Sajjanhar, Xiang, Zhou, Tao, Li, Li, A Unified Solution to Diverse Heterogeneities in One-Shot
     Federated Learning, https://arxiv.org/abs/2410.21119. Read version: the abstracts of arXiv v1 to v3, the beginning
@@ -7,10 +7,10 @@ Symbols: f_k -> member k; l_k^c(t) -> the mean cross-entropy of f_k on its image
     s_k^c = exp(-min_t l_k^c(t)), the guiding score; U_k^c = s_k^c / sum_j s_j^c -> the weights of LabelCount.
 Where: model stratification -> guiding_losses, stratified; stratified aggregation sum_k U_k^c f_k(x)_c ->
     combiners.LabelCount; the generator and the distillation -> dense.Server.
-Deviations: the two stages are the paper's, the formulas above are this library's: how the paper scores a model's
-    guidance, whether it also normalises over the classes of one model, and with how many images, is not known here. A
+Deviations: the two stages are the paper's, the formulas above are this library's. It is not known here how the paper
+    scores a model's guidance, with how many images, and whether it also normalises over the classes of one model. A
     score is the model's geometric mean probability of the class where the generator came closest. One generator makes
-    several classes side by side, as many as fit a batch. The settings that are not of the stratification are DENSE's.
+    several classes side by side, as many as fit a batch. The settings outside the stratification are DENSE's.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def fit(job: Job, progress: Progress) -> Outcome:
     server.stage.modules["weights"] = combiner
 
     def epoch(number: int) -> dict[str, float]:
-        if number == 0:  # later ones find the weights in the checkpoint
+        if number == 0:  # later rounds find the weights in the checkpoint
             with server.stage.clock("stratification"):
                 losses = guiding_losses(job, teacher, tick=partial(progress.report, 0, config.epochs))
                 combiner.weights.copy_(stratified(losses))
@@ -82,8 +82,8 @@ def guiding_losses(job: Job, teacher: Ensemble, *, tick: Callable[[], None] = la
     """Return ``min_t l_k^c(t)`` [M, C]: how close each model alone brings a generator to each class.
 
     Args:
-        job: Gives the shape of images, the number of classes, the seed and the device.
-        teacher: Its members are asked one by one.
+        job: Its image shape, number of classes, seed and device are used.
+        teacher: Each member guides a generator of its own.
         tick: Called after each generator step.
     """
     with seeded_torch(job.seed, "stratification"):

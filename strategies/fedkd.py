@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .teacher.ensemble import Ensemble
 
 
-OPTIMIZER = "adam"  # of the published code, at a constant rate, without weight decay and clipping
+OPTIMIZER = "adam"  # as in the published code, at a constant rate, without weight decay and clipping
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class FedKdConfig(FedKdStageOptions):
 def fit(job: Job, progress: Progress) -> Outcome:
     """Run the server stage: T epochs over the proxy images; the result is the last epoch's student."""
     config: FedKdConfig = job.config
-    # Without counts there is a teacher of the job's own: the need is checked before a method starts.
+    # Without counts, the job has a teacher of its own: the need is checked before a method starts.
     counts = [upload.label_counts or (0,) * job.num_classes for upload in job.uploads]
     return learn_by(job, progress, teacher_of(job, LabelCount(counts)), logit_distance if config.loss == "l1" else None)
 
@@ -69,13 +69,13 @@ def fit(job: Job, progress: Progress) -> Outcome:
 def learn_by(job: Job, progress: Progress, teacher: Ensemble, loss: Loss | None) -> Outcome:
     """Run FedKD's epochs of a student on the proxy images by any loss.
 
-    The ensemble judges every image once, as it is; the student sees the changed copies.
+    The ensemble judges every image once, unchanged; the student sees the augmented copies.
 
     Args:
         job: Its config has FedKD's options of the server stage.
-        progress: Told after each step; gives the epoch to go on from.
-        teacher: Gives the answers.
-        loss: Of the student's logits and the answers; None for the distillation loss.
+        progress: Reports each step, and gives the epoch to resume from.
+        teacher: Computes the targets.
+        loss: A loss of the student's logits and the targets; None for the distillation loss.
     """
     config: FedKdStageOptions = job.config
     recipe = config.distill_recipe(optimizer=OPTIMIZER)

@@ -1,4 +1,4 @@
-"""Label-count ensemble: each model's logit of a class weighs by the examples of that class it was trained on.
+"""Label-count ensemble: each model's logit of a class is weighted by its training examples of that class.
 
 Paper: Allouah, Dhasade, Guerraoui, Gupta, Kermarrec, Pinot, Pires, Sharma, Revisiting Ensembling in One-Shot Federated
     Learning, NeurIPS 2024, https://arxiv.org/abs/2411.07182. Read version: arXiv v1.

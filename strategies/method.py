@@ -1,7 +1,7 @@
-"""What a method is: a value with a name, a config type, and one function from a Job to an Outcome.
+"""The form of a method: a value with a name, a config type, and one function from a Job to an Outcome.
 
-A method knows torch and nothing of Flower, Ray, files or processes. What it is given is a :class:`Job`, what it says
-while it works goes to a :class:`Progress`, what it ends with is an :class:`Outcome`.
+A method knows torch, but no Flower, Ray, files or processes. Its input is a :class:`Job`, its reports go to a
+:class:`Progress`, and its result is an :class:`Outcome`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Need(enum.Enum):
-    """What a method cannot do without; checked before it starts."""
+    """The requirements of a method, checked before it starts."""
 
     SAME_ARCHITECTURE = "every client's model has the same architecture"
     LABEL_COUNTS = "every client tells how many examples of each class it trained on"
@@ -53,8 +53,8 @@ class Upload:
         read: Reads the weights anew at each call (never cached), so that uploads need not be in memory together.
         num_examples: Size of its training set; None for a pretrained model without data.
         label_counts: Training examples per class [C]; None if the client does not tell.
-        ranges: Of each layer that quantisation looks at, the smallest and the largest output on the client's own
-            data; None if the client does not tell.
+        ranges: The smallest and the largest output of each layer for quantisation, on the client's own data; None if
+            the client sends none.
     """
 
     client: str
@@ -67,31 +67,31 @@ class Upload:
 
 @dataclass(frozen=True)
 class Job:
-    """Everything a method works on.
+    """The whole input of a method.
 
     Attributes:
         uploads: In the order of client names, never of arrival.
         builders: Architecture name -> callable that returns a fresh, untrained module.
         student: The architecture of the result.
         num_classes: C.
-        input_shape: (channels, height, width) of one image; (F, 1, 1) of a row of F features, (1, 1, L) of a text of
-            L tokens, both of which are stored as models take them.
+        input_shape: (channels, height, width) of one image, (F, 1, 1) of a row of F features, or (1, 1, L) of a text
+            of L tokens. Rows and texts are stored in the form that models take.
         normalization: The input space of the models.
         config: The method's config, an instance of :attr:`Method.config`.
         seed: The run's seed; every draw is derived from it.
         threads: Torch threads of the server stage; results are equal bit for bit at equal threads.
         device: A torch device, for example ``"cpu"`` or ``"cuda"``.
         start: Weights the student starts from; None for a fresh, seeded initialisation.
-        server_round: The round of federated learning that the uploads are of, from 1; 1 where there is one only.
-        memory: What the method left in the round before (:attr:`Outcome.memory`); None in its first.
+        server_round: The round of federated learning that the uploads belong to, from 1; 1 for one-shot runs.
+        memory: The method's memory from the round before (:attr:`Outcome.memory`); None in its first.
         proxy: Real images on the server, without labels: uint8 [N, ch, H, W] on the CPU; None if it has none.
         labelled: Real images with their labels [N] on the server, as ``proxy``; None if it has none.
-        teacher: How the uploads' logits are combined where a method distils their ensemble: an ensemble by reference;
-            or a key of :data:`TEACHERS`, built where the method runs; None: as the method has it. A method refuses a
+        teacher: The combination of the uploads' logits where a method distils their ensemble: an ensemble by reference,
+            or a key of :data:`TEACHERS`, built where the method runs; None for the method's own. A method refuses a
             teacher that is not among its :attr:`Method.teachers`.
         observer: ``(epoch, module) -> scores``; runs under no_grad with mode and random state restored. Its scores
             are recorded and never reach the method.
-        shards: Holds the members of ensembles where they are not to be in the method's process; None: they are.
+        shards: Holds the members of ensembles outside the method's process; None to hold them inside.
     """
 
     uploads: tuple[Upload, ...]
@@ -116,12 +116,12 @@ class Job:
 
 @dataclass(frozen=True)
 class ClientAsks:
-    """What a method asks of its clients beside the upload, whose kind is :attr:`Method.uploads`.
+    """The requests of a method to its clients beside the upload, whose kind is :attr:`Method.uploads`.
 
     Attributes:
         holdout: Share of its examples that a client keeps from training; 0: none.
-        holdout_per_class: Whether the share is kept of every class, not of all examples at random.
-        calibrate: Whether a client sends the ranges of its layers' outputs, by which a server quantises its model.
+        holdout_per_class: Keep the share of every class, not of all examples at random.
+        calibrate: A client sends the ranges of its layers' outputs, so that the server can quantise its model.
     """
 
     holdout: float = 0.0
@@ -131,13 +131,13 @@ class ClientAsks:
 
 @dataclass(frozen=True)
 class EnsembleSpec:
-    """An ensemble by reference: which uploads, and how their logits are combined.
+    """An ensemble by reference: its uploads, and the combination of their logits.
 
     Attributes:
         clients: Names of the members, in the order of the job.
         combiner: A key of ``distillation.combiners.COMBINERS``.
         weights: The combiner's tensors.
-        precision: ``"float32"``, or ``"int8"``: members are quantised as they are sent to clients.
+        precision: ``"float32"``, or ``"int8"``: the members are quantised, as on their way to clients.
     """
 
     clients: tuple[str, ...]
@@ -148,12 +148,12 @@ class EnsembleSpec:
 
 @dataclass(frozen=True)
 class Teacher:
-    """All uploads of a job under a pool of their opinions, which other methods distil in place of their own ensemble.
+    """A teacher for any method: all uploads of a job, combined by a pool of their opinions.
 
     Attributes:
         name: Its key in :data:`TEACHERS`.
         build: ``(job, *, fold=True, precision="float32")`` -> the ensemble, and the pool that is its combiner.
-        check: Refuses a job that it cannot teach, given the key that names the teacher; uploads may be missing.
+        check: Refuses a job that it cannot teach, given the teacher's key; uploads may still be missing.
     """
 
     name: str
@@ -163,19 +163,19 @@ class Teacher:
 
 TEACHERS: Registry[Teacher] = Registry("teacher", TEACHER_HOMES)
 GIVEN: Final = "given"  # the teacher that is an EnsembleSpec
-POOLS = frozenset(TEACHERS)  # the teachers of a method that works on the members singly as well
+POOLS = frozenset(TEACHERS)  # the teachers of a method that also works on single members
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a method ends with: one model, an ensemble, or both.
+    """The result of a method: one model, an ensemble, or both.
 
     Attributes:
         student: Weights of the resulting model, on the CPU; None if the result is the ensemble.
-        ensemble: The ensemble the method ends with; None if it has none of its own.
+        ensemble: The resulting ensemble; None if the method has none of its own.
         timings: Phase -> seconds of this process; a resumed run counts from its resumption.
         images: A sample of synthetic images [N, ch, H, W] in uint8, for the report; None if the method makes none.
-        memory: What the method goes on from where it runs in every round: its generator's weights, on the CPU.
+        memory: The method's state for the next round of a run in rounds: its generator's weights, on the CPU.
     """
 
     student: State | None = None
@@ -187,13 +187,13 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The state of a method at an epoch border, enough to go on with the same bits.
+    """The state of a method at an epoch border, enough to resume with the same bits.
 
     Attributes:
         step: Finished epochs.
         state: A tree of dicts, lists, tuples, tensors, numbers, strings, booleans and None.
-        appended: Rows of growing buffers. Handed to :meth:`Progress.checkpoint`: only the rows that are new since
-            the last checkpoint taken. Got from :meth:`Progress.resume`: all of them.
+        appended: Rows of growing buffers. :meth:`Progress.checkpoint` takes only the rows since the last checkpoint
+            taken; :meth:`Progress.resume` returns all of them.
     """
 
     step: int
@@ -202,13 +202,13 @@ class Snapshot:
 
 
 class Progress(Protocol):
-    """Where a method tells what it does. Implementations write, print, or send it to the driver."""
+    """Receives the reports of a method. Implementations write, print, or send them to the driver."""
 
     def resume(self) -> Snapshot | None:
-        """Return the snapshot to go on from, or None for a fresh start."""
+        """Return the snapshot to resume from, or None for a fresh start."""
 
     def report(self, step: int, total: int, values: Mapping[str, float] | None = None) -> None:
-        """Say that ``step`` of ``total`` epochs are done; cheap, call it as often as work is done."""
+        """Report that ``step`` of ``total`` epochs are done; cheap enough to call often."""
 
     def record(self, row: Mapping[str, Any]) -> None:
         """Add a row to the run's metrics; rows of a server epoch carry ``"epoch"``."""
@@ -218,27 +218,27 @@ class Progress(Protocol):
 
 
 class Silent:
-    """A Progress that keeps nothing: for tests and for callers who only want the outcome."""
+    """A Progress that keeps nothing: for tests and for callers who need only the outcome."""
 
     def resume(self) -> Snapshot | None:
         """Start afresh."""
         return None
 
     def report(self, step: int, total: int, values: Mapping[str, float] | None = None) -> None:
-        """Say nothing."""
+        """Ignore the report."""
 
     def record(self, row: Mapping[str, Any]) -> None:
-        """Keep nothing."""
+        """Ignore the row."""
 
     def checkpoint(self, take: Callable[[], Snapshot]) -> None:
-        """Take none."""
+        """Take no checkpoint."""
 
 
 @dataclass(frozen=True)
 class Method:
     """A server method as a value.
 
-    What follows from a method's config is a function of that config, and no other code looks into a config.
+    All consequences of a config are functions of that config, and no other code reads a config.
 
     Attributes:
         name: Its key in settings and on the command line.
@@ -246,21 +246,21 @@ class Method:
         source: Paper, venue and year, for lists and reports.
         config: The type of its config, a frozen dataclass of options.
         fit: The method itself.
-        needs: What it refuses to start without, however it is configured.
-        needs_as_configured: What else it refuses to start without under a config.
-        kind: What it ends with: ``"student"``, ``"ensemble"`` or ``"baseline"``, as the result table names it.
-        fit_with: The method where clients are in reach after their upload; None if it has no use for them.
-        uploads: What its clients train and send: a key of the client app's tasks.
+        needs: Its requirements under every config.
+        needs_as_configured: Its further requirements under a config.
+        kind: The kind of result: ``"student"``, ``"ensemble"`` or ``"baseline"``, as the result table names it.
+        fit_with: The method with clients in reach after their upload; None if it does not use them.
+        uploads: The task of its clients, a key of the client app's tasks: what they train and send.
         check: Refuses a job, its uploads perhaps still missing, for reasons of the method's own.
-        teachers: Which teachers it distils in place of its own ensemble: keys of :data:`TEACHERS`, and :data:`GIVEN`.
-        lends: Set where what the method remembers of a round goes to the clients with the next round's request, as
-            the array record ``generator``: what the request's config tells of it, given the job of the round.
-        asks: What it asks of its clients beside the upload, given its config.
-        rounds: How many times its clients upload, given its config.
-        augmentation: How it changes the server's images, given its config: a key of ``AUGMENTATIONS``.
-        labelled: Set where it can learn from labelled images of the server: whether it has to, given its config.
+        teachers: The teachers that may replace its own ensemble: keys of :data:`TEACHERS`, and :data:`GIVEN`.
+        lends: Set if the method's memory of a round goes to the clients with the next round's request, as the array
+            record ``generator``. Given the job of the round, it returns the entries of the request's config.
+        asks: Its requests to the clients beside the upload, given its config.
+        rounds: The number of uploads per client, given its config.
+        augmentation: The augmentation of the server's images, given its config: a key of ``AUGMENTATIONS``.
+        labelled: Set if it can learn from labelled images of the server: whether its config requires them.
         rate: The option of its learning rate, without its table.
-        by_round: Whether its draws differ from round to round by :attr:`Job.server_round`; if not, the seed does.
+        by_round: Its draws depend on :attr:`Job.server_round` too, not on the seed alone.
     """
 
     name: str
@@ -284,11 +284,11 @@ class Method:
     rate: str = "student-lr"
 
     def all_needs(self, config: Any) -> frozenset[Need]:
-        """Return what the method refuses to start without under a config."""
+        """Return the requirements of the method under a config."""
         return self.needs | self.needs_as_configured(config)
 
     def titled(self, config: Any) -> str:  # noqa: ARG002  federated rounds, which have a title too, go by it
-        """Return what tables call the result."""
+        """Return the title of the result in tables."""
         return self.title
 
 

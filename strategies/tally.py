@@ -1,4 +1,4 @@
-"""Tally: count which client knows which class, combine the clients by it, and distil that teacher on noise.
+"""Tally: count the classes that each client knows, combine the clients by the counts, and distil that teacher on noise.
 
 A method of this library, published nowhere else.
 
@@ -42,10 +42,10 @@ if TYPE_CHECKING:
     from .method import Job, Progress, State
 
 
-# Every published figure of Tally was measured with these, without weight decay and clipping.
+# Every published figure of Tally was measured with these values, without weight decay and clipping.
 OPTIMIZER = "adam"
 SCHEDULE = "one-cycle"
-INVERSION_STEPS = 16  # of an image that is inverted beside the noise
+INVERSION_STEPS = 16  # per image that is inverted beside the noise
 
 
 @dataclass(frozen=True)
@@ -74,14 +74,14 @@ def fit(job: Job, progress: Progress) -> Outcome:
     config: TallyConfig = job.config
     teacher, pool = tally_teacher(job, config)
     if left_out := [one.client for one, weight in zip(job.uploads, pool.weights.tolist(), strict=True) if not weight]:
-        why = "they do not agree with the others on noise, or answer it with logits that are not finite, or too large"
+        why = "they do not agree with the others on noise, or their logits on it are not finite, or too large"
         progress.record({"note": f"left out are {', '.join(left_out)}: {why}"})
     start = _start(job, pool, progress)
     learner = Learner(
         replace(job, start=start),
         teacher,
         config.distill_recipe(optimizer=OPTIMIZER, schedule=SCHEDULE),
-        frozen_statistics=start is not None,  # noise has others than the clients' images
+        frozen_statistics=start is not None,  # the statistics of noise differ from those of the clients' images
     )
     images = _noise(job)
 
@@ -108,7 +108,7 @@ def _noise(job: Job) -> Tensor:
 
 
 def _inverted(job: Job, learner: Learner, pool: OpinionPool, tick: Callable[[], None]) -> dict[str, Tensor]:
-    """Return inverted images and the logarithm of what they teach: half their class, half what the teacher sees."""
+    """Return inverted images and the logarithms of their targets: half their class, half the teacher's prediction."""
     config: TallyConfig = job.config
     held = pool.examples().sum(0).cpu()
     rng = generator(job.seed, "tally", "inverted")
@@ -124,7 +124,7 @@ def _start(job: Job, pool: OpinionPool, progress: Progress) -> State | None:
     """Return the weights before the first step; None for fresh ones, also where no client has the architecture."""
     if job.start is not None:
         return job.start
-    # As many examples as the pool counts: what it caps or leaves out does not come in by the start.
+    # The number of examples that the pool counts: examples that it caps or leaves out stay out of the start, too.
     sizes = pool.examples().sum(1).round().tolist()
     alike = [k for k, upload in enumerate(job.uploads) if upload.architecture == job.student and sizes[k] > 0]
     if job.config.start == "fresh":
@@ -132,7 +132,7 @@ def _start(job: Job, pool: OpinionPool, progress: Progress) -> State | None:
     norms = {k: norms_of(job.uploads[k].read()) for k in alike}
     if broken := [k for k in alike if not all(map(math.isfinite, norms[k].values()))]:
         names = ", ".join(job.uploads[k].client for k in broken)
-        progress.record({"note": f"the student's start leaves out {names}: they have weights that are not finite"})
+        progress.record({"note": f"the student's start leaves out {names}: their weights are not finite"})
         alike = [k for k in alike if k not in broken]
     if not alike:
         return None
@@ -143,7 +143,7 @@ def _start(job: Job, pool: OpinionPool, progress: Progress) -> State | None:
     keys = _head_keys(job) if job.config.start == "class-weighted" else ()
     heads: list[State] = []
 
-    def states() -> Iterator[State]:  # one at a time: of each only its last layer is kept
+    def states() -> Iterator[State]:  # one at a time: only the last layer of each is kept
         for k in alike:
             state = shrunk(job.uploads[k].read(), factors[k])
             heads.append({key: state[key].clone() for key in keys if key in state})
@@ -155,12 +155,12 @@ def _start(job: Job, pool: OpinionPool, progress: Progress) -> State | None:
 
 
 def check_last_layer(job: Job) -> None:
-    """Refuse, before a client has worked, a model without the last layer that counts or the start are made from.
+    """Refuse a model without the last layer that counts or the start need, before a client has worked.
 
     Raises:
-        OptionError: Names the setting and what is allowed.
+        OptionError: The error names the setting and its possible values.
     """
-    # Which of several architectures the clients will have is not known yet.
+    # The clients' architectures are not known yet if there are several.
     if job.config.counts in READ_OFF_ROWS and set(job.builders) == {job.student}:
         _head_keys(job, "counts", "noise")
     if job.config.start == "class-weighted" and job.start is None:
@@ -183,7 +183,7 @@ def class_weighted(rows: list[Tensor], shares: Tensor, otherwise: Tensor) -> Ten
     Args:
         rows: One tensor [C, ...] per client.
         shares: l [M, C]; a column sums to 1, or is 0.
-        otherwise: The rows [C, ...] of classes that nobody holds.
+        otherwise: The rows [C, ...] of classes that no client holds.
     """
     stacked = torch.stack([row.double().cpu() for row in rows])
     merged = torch.einsum("mc,mc...->c...", shares.double(), stacked)

@@ -62,7 +62,7 @@ def test_a_client_when_it_does_not_agree_has_no_weight_and_the_user_is_told() ->
     outcome, notes = fitted(agreement=0.3)
 
     assert nothing == []
-    why = "they do not agree with the others on noise, or answer it with logits that are not finite, or too large"
+    why = "they do not agree with the others on noise, or their logits on it are not finite, or too large"
     assert notes == [f"left out are c1: {why}"]
     assert outcome.ensemble is not None
     assert len(outcome.ensemble.clients) == CLIENTS  # it stays a member, without a say

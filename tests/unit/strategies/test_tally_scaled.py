@@ -152,7 +152,7 @@ def test_weights_that_are_not_finite_have_no_part_in_the_start(bad: float) -> No
     uploads = tuple(replace(one, read=lambda k=k: read(k)) for k, one in enumerate(honest))  # type: ignore[misc]
     made, book = replace(job(start="average"), uploads=uploads, builders={"net": Spare}), Book()
     student = METHOD.fit(made, book).student
-    assert book.notes == ["the student's start leaves out c2: they have weights that are not finite"]
+    assert book.notes == ["the student's start leaves out c2: their weights are not finite"]
     without = replace(job(start="average"), uploads=tuple(one for k, one in enumerate(honest) if k != 2))
     expected = METHOD.fit(without, Book()).student
     assert student is not None
