@@ -8,47 +8,45 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 ARGS ?=
 
-.PHONY: run test check unit slow bench soak fuzz config clean
+.PHONY: help run test check unit slow bench soak fuzz config clean
 
-run: $(READY)
+help:  ## list these targets
+	@sed -n 's/^\([a-z]*\):.*  ## /\1\t/p' Makefile
+
+run: $(READY)  ## run the main job, and print its result
 	$(BIN)/oneshot run $(ARGS)
 
-test: $(READY)
+test: $(READY)  ## run every test
 	@echo "On two idle cores the quick tests take about 3 minutes, then the whole runs about 12."
 	@$(MAKE) --no-print-directory unit slow
 
-# The tests that take seconds, for the rhythm of work: a process per core.
-unit: $(READY)
+unit: $(READY)  ## run the tests that take seconds, a process per core
 	$(BIN)/python -m pytest -m "not slow" --numprocesses logical
 
-# The others: whole runs, which have processes of their own and wait for them. Two files at a time, whatever the cores.
-slow: $(READY)
+# Whole runs have processes of their own and wait for them: two files at a time, whatever the cores.
+slow: $(READY)  ## run the other tests: whole runs, Ray, deployments
 	$(BIN)/python -m pytest -m slow --numprocesses 2 --dist loadfile
 
-# What CI holds a change to: format, lint, types, layering, tests.
-check: $(READY)
+check: $(READY)  ## what CI runs: format, lint, types, every test
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(MAKE) test
 
-# Minutes of measuring, not a test: `make bench ARGS=--quick` for the short form.
-bench: $(READY)
+bench: $(READY)  ## measure for minutes; ARGS=--quick for the short form
 	PYTHONPATH=tests/reference $(BIN)/python tests/bench $(ARGS)
 
-# Plugs pulled in a deployment on this machine, until the time is over: `make soak ARGS="--seed 7 --minutes 10"`.
-soak: $(READY)
+soak: $(READY)  ## pull plugs in a deployment on this machine; ARGS="--seed 7 --minutes 10"
 	PYTHONPATH=tests/flower $(BIN)/python tests/soak/soak.py $(ARGS)
 
-# Malformed inputs for everything that is read from outside: `make fuzz ARGS="--examples 5000 --seed 1"`.
-fuzz: $(READY)
+fuzz: $(READY)  ## try malformed inputs on every reader; ARGS="--examples 5000 --seed 1"
 	$(BIN)/python tests/fuzz $(ARGS)
 
-config: $(READY)
+config: $(READY)  ## write the settings into pyproject.toml and the pages
 	$(BIN)/python -m server_app.settings.config_table
 	$(BIN)/python tests/docs/option_tables.py
 
-clean:
+clean:  ## remove .venv
 	rm -rf $(VENV)
 
 $(READY): pyproject.toml constraints.txt

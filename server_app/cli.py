@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from server_app.doctor.command import doctor
 from server_app.launch.console import Format, TableFormat, errors, say
 from server_app.launch.offline_option import with_offline
-from strategies.core.options import Scalar, options_of
+from server_app.launch.runs import print_runs, run_named, runs_folder
+from strategies.core.errors import OptionError
+from strategies.core.options import Scalar
 
 # Flower's own option name and a short one; every command with settings takes both.
 SettingsOption = Annotated[
@@ -29,58 +32,78 @@ ChangesOption = Annotated[
     ),
 ]
 FormatOption = Annotated[Format, typer.Option("--format", help="json prints one JSON object as the last line")]
-cli = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-cli.add_typer(doctor, name="doctor")
+TableOption = Annotated[TableFormat, typer.Option("--format", help="format of the output")]
+
+
+def _run(word: str) -> Path:
+    try:
+        return run_named(word)
+    except OptionError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+UploadsArgument = Annotated[
+    Path, typer.Argument(parser=_run, metavar="RUN", help="run folder that holds the uploads; latest: the newest run")
+]
+RUN, REUSE, INSPECT, DEPLOY = "Run", "Reuse uploads", "Inspect", "Deploy"  # the panels of help
+cli = typer.Typer(
+    no_args_is_help=True, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]}
+)
+cli.add_typer(doctor, name="doctor", rich_help_panel=DEPLOY)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"oneshot {metadata.version('oneshot-fl')}")
+        raise typer.Exit
 
 
 @cli.callback()
-def about() -> None:
+def about(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="show the version and exit")
+    ] = False,
+) -> None:
     """One-shot federated learning: each client uploads a trained model once, and the server combines them."""
 
 
-@cli.command()
+@cli.command(rich_help_panel=RUN)
 @with_offline
 def run(
     app: Annotated[Path | None, typer.Argument(help="the app's folder; default: here, else the installed one")] = None,
     *,
     settings: SettingsOption = None,
+    method: Annotated[str | None, typer.Option(help="server method, as the setting method")] = None,
+    seed: Annotated[int | None, typer.Option(help="seed, as the setting seed")] = None,
     num_supernodes: Annotated[
         int | None,
-        typer.Option(min=1, help="simulated clients; default: 5, those of client.nodes, or those of the stored run"),
+        typer.Option(
+            "--clients",
+            "--num-supernodes",
+            min=1,
+            help="simulated clients; default: 5, those of client.nodes, or those of the stored run",
+        ),
     ] = None,
     resume: Annotated[Path | None, typer.Option(help="run folder of an interrupted run")] = None,
     format: FormatOption = "text",  # noqa: A002  the name of the flag
 ) -> None:
     """Run the app in simulation and print the result; exit status 0 only if the run succeeded."""
-    from server_app.launch.run_command import app_folder, launch_run, stored_settings, stored_supernodes
-    from server_app.settings.read import read_settings
-    from server_app.settings.rehearsal import number_of_clients
-    from server_app.settings.settled import check_same_run
-    from strategies.run.run_folder import default_run_dir
+    from server_app.launch.run_command import app_folder, launch_run, planned
 
     with errors(format) as failing:
-        given = _read(settings)
-        if resume is not None:
-            given["resume"] = str(resume)
-        if given.get("resume"):
-            stored = stored_settings(Path(str(given["resume"])))
-            given = {**stored, **given, "resume": str(Path(str(given["resume"])).absolute()), "run-dir": ""}
-            num_supernodes = num_supernodes or stored_supernodes(Path(str(given["resume"])))
-            check_same_run({"settings": stored}, read_settings(given).flat)
-        if (source := given.get("uploads")) and not given.get("resume"):  # the clients are those of the stored run
-            made = stored_settings(Path(str(source)))
-            given = {**made, "resume": "", "run-dir": "", "uploads": "", "forget": "", **given}
-            num_supernodes = num_supernodes or stored_supernodes(Path(str(source)))
-        checked = read_settings(given)
-        if not checked.app.resume:
-            given["run-dir"] = str(default_run_dir(checked.app.run_dir, checked.method.name))
-        launch_run(app_folder(app), given, num_supernodes or number_of_clients(checked.app), failing)
+        options = {"method": method, "seed": seed, "resume": None if resume is None else str(resume)}
+        given = _read(settings) | {key: value for key, value in options.items() if value is not None}
+        launch_run(app_folder(app), *planned(given, num_supernodes), failing)
 
 
-@cli.command(name="resume")
+@cli.command(name="resume", rich_help_panel=RUN)
 @with_offline
 def resume_run(
-    folder: Annotated[Path, typer.Argument(help="run folder of an interrupted run")],
+    folder: Annotated[
+        Path,
+        typer.Argument(parser=_run, metavar="RUN", help="run folder of an interrupted run; latest: the newest run"),
+    ],
     *,
     format: FormatOption = "text",  # noqa: A002
 ) -> None:
@@ -93,10 +116,10 @@ def resume_run(
         launch_run(app_folder(None), given, stored_supernodes(folder), failing)
 
 
-@cli.command()
+@cli.command(rich_help_panel=REUSE)
 @with_offline
 def replay(
-    folder: Annotated[Path, typer.Argument(help="run folder that holds the uploads")],
+    folder: UploadsArgument,
     *,
     method: Annotated[str, typer.Option(help="server method; default: the run's own")] = "",
     changes: ChangesOption = None,
@@ -116,10 +139,15 @@ def replay(
         print_result(replay_run(request, log=lambda line: say(line, format)), format)
 
 
-@cli.command()
+@cli.command(rich_help_panel=REUSE)
 @with_offline
 def compare(
-    runs: Annotated[list[Path], typer.Argument(help="run folders that hold uploads, of one data set")],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            parser=_run, metavar="RUN...", help="run folders that hold uploads, of one data set; latest: the newest run"
+        ),
+    ],
     *,
     methods: Annotated[
         str, typer.Option(help="server methods, comma-separated; all: every one that the uploads permit")
@@ -130,7 +158,7 @@ def compare(
     out: Annotated[
         Path | None, typer.Option(help="the comparison's folder; an interrupted comparison resumes there")
     ] = None,
-    format: Annotated[TableFormat, typer.Option("--format", help="format of the output")] = "text",  # noqa: A002
+    format: TableOption = "text",  # noqa: A002
 ) -> None:
     """Run several server methods on the same stored uploads and print one table."""
     shown: Format = "text" if format == "text" else "json"  # every other format prints only the table
@@ -147,7 +175,7 @@ def compare(
         raise typer.Exit(1)
 
 
-@cli.command()
+@cli.command(rich_help_panel=INSPECT)
 def rounds(
     runs: Annotated[list[Path], typer.Argument(help="folders of runs in rounds, of one data set; finished or not")],
     *,
@@ -155,7 +183,7 @@ def rounds(
         str, typer.Option(help="accuracies in %, comma-separated; default: two multiples of 5 below the best")
     ] = "",
     out: Annotated[Path | None, typer.Option(help="folder for rounds.json and the plot; default: none")] = None,
-    format: Annotated[TableFormat, typer.Option("--format", help="format of the output")] = "text",  # noqa: A002
+    format: TableOption = "text",  # noqa: A002
 ) -> None:
     """Report how soon runs in rounds reach an accuracy, and draw their learning curves, one per setting."""
     with errors("json" if format == "json" else "text"):
@@ -166,10 +194,10 @@ def rounds(
         print_rounds(facts, lines, format)
 
 
-@cli.command()
+@cli.command(rich_help_panel=REUSE)
 @with_offline
 def forget(
-    folder: Annotated[Path, typer.Argument(help="run folder that holds the uploads")],
+    folder: UploadsArgument,
     *,
     client: Annotated[list[str], typer.Option(help="client whose upload is left out; repeatable")],
     changes: ChangesOption = None,
@@ -187,7 +215,7 @@ def forget(
         say(what_is_left(folder, client), format)
 
 
-@cli.command(name="import")
+@cli.command(name="import", rich_help_panel=REUSE)
 @with_offline
 def import_folder(
     folder: Annotated[Path, typer.Argument(help="folder of checkpoints: .safetensors, .pt, .pth, .bin")],
@@ -217,51 +245,37 @@ def _read(texts: list[str] | None) -> dict[str, Scalar]:
     return with_absolute_paths(merge_settings(texts or [], {o.key: o.kind for o in known_options()}))
 
 
-@cli.command()
+@cli.command(name="list", rich_help_panel=INSPECT)
+def list_of_runs(
+    folder: Annotated[Path | None, typer.Argument(help="folder of the runs; default: $ONESHOT_RUNS, else runs")] = None,
+    *,
+    format: TableOption = "text",  # noqa: A002
+) -> None:
+    """List the runs: method, data, clients, seed, status and accuracy, the newest last."""
+    print_runs(folder or runs_folder(), format)
+
+
+@cli.command(rich_help_panel=INSPECT)
 def methods(
     names: Annotated[list[str] | None, typer.Argument(help="only these methods, in this order")] = None,
     *,
     format: FormatOption = "text",  # noqa: A002
 ) -> None:
-    """List the server methods with their options, defaults and sources."""
-    from rich.console import Console
-    from rich.table import Table
-
+    """List the server methods by what they assume; with names, the options of these methods."""
+    from server_app.launch.method_list import method_facts, print_details, print_overview
     from server_app.settings.choices import CHOICES
 
     with errors(format):
-        found = [_method_facts(name) for name in names or CHOICES]
+        found = [method_facts(name) for name in names or CHOICES]
     if format == "json":
         typer.echo(json.dumps(found))
-        return
-    console = Console(markup=False)
-    for facts in found:
-        table = Table(title=f"{facts['name']}: {facts['title']} ({facts['source']})", title_justify="left", expand=True)
-        for column in ("option", "default", "in this app", "allowed", "meaning"):
-            table.add_column(column, overflow="fold", no_wrap=column == "option")
-        for entry in facts["options"]:
-            shown = "" if entry["app_default"] == entry["default"] else str(entry["app_default"])
-            table.add_row(entry["key"], str(entry["default"]), shown, entry["allowed"], entry["help"])
-        console.print(table if facts["options"] else f"{table.title}\n  no options")
-        for need in facts["needs"]:
-            console.print(f"  needs: {need}")
+    elif not names:
+        print_overview()
+    else:
+        for facts in found:
+            print_details(facts)
 
 
 def main() -> None:
     """Run the command line."""
     cli()
-
-
-def _method_facts(name: str) -> dict[str, Any]:
-    from server_app.settings.choices import CHOICES
-    from server_app.settings.read import default_settings
-    from strategies.rounds.config import NEEDS_CLIENTS, FederatedRounds
-
-    method, app_defaults = CHOICES[name], default_settings()
-    options = [
-        {"key": o.key, "default": o.default, "app_default": app_defaults[o.key], "allowed": o.allowed, "help": o.help}
-        for o in options_of(method.config, name)
-    ]
-    needs = [need.value for need in method.needs] + ([NEEDS_CLIENTS] if isinstance(method, FederatedRounds) else [])
-    return {"name": name, "title": method.title, "source": method.source, "kind": method.kind, "needs": needs,
-            "options": options}  # fmt: skip

@@ -11,7 +11,7 @@ import psutil
 
 from server_app.doctor.environment import existing, writable
 from server_app.doctor.findings import Finding, Level
-from strategies.run.run_folder import RUNS_VARIABLE
+from strategies.run import RUNS_VARIABLE
 from strategies.uploads.checks import MIB
 
 # Beside the uploads: the student, its best weights, and checkpoints with the state of an optimizer and a generator.

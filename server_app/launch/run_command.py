@@ -17,12 +17,12 @@ from server_app.launch.console import INTERRUPTED, echo_to, errors
 from server_app.launch.result import print_result
 from server_app.settings.build import check_before_start
 from server_app.settings.read import read_settings
-from server_app.settings.rehearsal import DEFAULT_SUPERNODES
-from server_app.settings.settled import check_adopted
+from server_app.settings.rehearsal import DEFAULT_SUPERNODES, number_of_clients
+from server_app.settings.settled import check_adopted, check_same_run
 from strategies.core.errors import OneShotError, OptionError
 from strategies.core.options import Scalar
 from strategies.run.retired import without_retired
-from strategies.run.run_folder import RunFolder
+from strategies.run.run_folder import RunFolder, default_run_dir
 
 
 def launch_run(app: Path, given: Mapping[str, Scalar], num_supernodes: int, failing: errors) -> None:
@@ -70,6 +70,34 @@ def launch_run(app: Path, given: Mapping[str, Scalar], num_supernodes: int, fail
     with RunFolder.open(folder) as run_folder:
         run_folder.write_result(result)
     print_result(result, failing.format)
+
+
+def planned(given: Mapping[str, Scalar], num_supernodes: int | None) -> tuple[dict[str, Scalar], int]:
+    """Return the whole settings of a run, and its number of clients: those of the run that it resumes or reuses.
+
+    Args:
+        given: The settings of the command line.
+        num_supernodes: Simulated clients, as asked for.
+
+    Raises:
+        OptionError: A setting is unknown or out of range, or differs from that of the run that is resumed.
+        StoreError: The run that is named does not exist.
+    """
+    settings = dict(given)
+    if settings.get("resume"):
+        folder = Path(str(settings["resume"]))
+        stored = stored_settings(folder)
+        settings = {**stored, **settings, "resume": str(folder.absolute()), "run-dir": ""}
+        check_same_run({"settings": stored}, read_settings(settings).flat)
+        num_supernodes = num_supernodes or stored_supernodes(folder)
+    elif source := settings.get("uploads"):  # the clients are those of the stored run
+        new = {"resume": "", "run-dir": "", "uploads": "", "forget": ""}
+        settings = {**stored_settings(Path(str(source))), **new, **settings}
+        num_supernodes = num_supernodes or stored_supernodes(Path(str(source)))
+    checked = read_settings(settings)
+    if not checked.app.resume:
+        settings["run-dir"] = str(default_run_dir(checked.app.run_dir, checked.method.name))
+    return settings, num_supernodes or number_of_clients(checked.app)
 
 
 def _finished(folder: Path) -> dict[str, Any] | None:

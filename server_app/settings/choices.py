@@ -3,8 +3,27 @@
 from __future__ import annotations
 
 from strategies.core.registry import Registry
-from strategies.method import METHODS, Method
+from strategies.method import METHODS, Method, Need
 from strategies.rounds.config import FederatedRounds
 
 Choice = Method | FederatedRounds
 CHOICES: Registry[Choice] = Registry("method", {**METHODS.homes, "iterative": "rounds.config:FEDERATED"})
+PLAIN = "Clients train and upload as ever"
+COUNTS = "Clients send their label counts"
+OTHER_TRAINING = "Clients train something else"
+ASKED_AGAIN = "Clients are asked again"
+SERVER_IMAGES = "The server has images"
+ASSUMPTIONS = (PLAIN, COUNTS, OTHER_TRAINING, ASKED_AGAIN, SERVER_IMAGES)
+
+
+def assumption_of(method: Choice) -> str:
+    """Return what a method assumes of clients and server, one of :data:`ASSUMPTIONS`."""
+    if isinstance(method, FederatedRounds):
+        return ASKED_AGAIN
+    if Need.PROXY_IMAGES in method.needs:
+        return SERVER_IMAGES
+    if method.uploads != "classifier":
+        return OTHER_TRAINING
+    if method.fit_with is not None or method.lends is not None:
+        return ASKED_AGAIN
+    return COUNTS if Need.LABEL_COUNTS in method.needs else PLAIN

@@ -17,7 +17,7 @@ import torch
 
 from ..core.errors import StoreError
 from ..method import EnsembleSpec, Upload
-from . import ensembles
+from . import RUNS_VARIABLE, ensembles
 from .ensembles import load_ensemble
 from .files import (
     TEMPORARY_PATTERN,
@@ -45,7 +45,6 @@ __all__ = [
     "load_ensemble",
 ]
 
-RUNS_VARIABLE = "ONESHOT_RUNS"
 _FACTS = "run.json"
 _RESULT = "result.json"
 STUDENT_FILE = "student.safetensors"

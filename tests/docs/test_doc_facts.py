@@ -21,12 +21,12 @@ from fl_app.data.text import LENGTH, NUM_CLASSES
 from fl_app.data.torchvision_sets import KNOWN
 from fl_app.models import ARCHITECTURES, build, builders
 from fl_app.node_config import KEYS
-from server_app.settings.choices import CHOICES
+from server_app.settings.choices import CHOICES, assumption_of
 from server_app.settings.read import default_settings
 from strategies.core.errors import OptionError
 from strategies.core.options import flatten
 from strategies.flower.one_shot import OneShot
-from strategies.method import METHODS, Method, Need
+from strategies.method import METHODS, Need
 
 DOCS = ROOT / "docs"
 INDEX, DATA, MODELS = DOCS / "methods" / "README.md", DOCS / "data.md", DOCS / "models.md"
@@ -42,20 +42,7 @@ NEEDS = {
 OTHERS = {"row": (FEATURES, 1, 1), "text": (1, 1, LENGTH)}
 
 
-def group_of(method: Method) -> str:
-    """Return the heading of the index under which a method stands: what it assumes."""
-    if Need.PROXY_IMAGES in method.needs:
-        return "## The server has images"
-    if method.uploads != "classifier":
-        return "## Clients train something else"
-    if method.fit_with is not None or method.lends is not None:
-        return "## Clients are asked again"
-    if Need.LABEL_COUNTS in method.needs:
-        return "## Clients send their label counts"
-    return "## Clients train and upload as ever"
-
-
-GROUPS_OF = {name: group_of(METHODS[name]) for name in METHODS}
+GROUPS_OF = {name: f"## {assumption_of(METHODS[name])}" for name in METHODS}
 
 
 @pytest.mark.parametrize("heading", sorted(set(GROUPS_OF.values())))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from typer.testing import CliRunner
 from server_app import cli as command_line
 from server_app.launch import superlink as launching
 from server_app.launch.superlink import Launched
-from server_app.settings.choices import CHOICES
+from server_app.settings.choices import ASSUMPTIONS, CHOICES, assumption_of
 from server_app.settings.read import APP_DEFAULTS, default_settings
 from strategies.run.run_folder import RunFolder
 
@@ -373,21 +374,102 @@ def test_a_replay_that_was_cut_off_goes_on_as_a_replay_only(
     assert engine.calls == []
 
 
-def test_methods_when_listed_as_text_name_every_option_with_its_default(engine: Engine) -> None:
+def test_methods_when_listed_are_a_line_each_under_what_they_assume(engine: Engine) -> None:
     ended = oneshot("methods")
 
-    assert ended.exit_code == 0
+    lines = [line.rstrip() for line in ended.stdout.splitlines()]
+    assert [line for line in lines if line in ASSUMPTIONS] == list(ASSUMPTIONS)
     for name in CHOICES:
-        assert f"{name}: {CHOICES[name].title} ({CHOICES[name].source})" in " ".join(ended.stdout.split())
-    for part in (
-        "dense.epochs",
-        "200",
-        str(APP_DEFAULTS["dense.epochs"]),
-        "fedavg.weights",
-        "no options",
-        "needs: every client's model has the same",
-    ):
-        assert part in ended.stdout
+        (line,) = [line for line in lines if line.split()[:1] == [name]]
+        assert CHOICES[name].title in line
+        place = lines.index(line)
+        assert next(above for above in lines[place::-1] if above in ASSUMPTIONS) == assumption_of(CHOICES[name])
+    assert len(lines) == len(CHOICES) + len(ASSUMPTIONS) + 1
+
+
+def test_methods_when_named_show_their_options_with_the_app_s_and_the_paper_s_defaults(engine: Engine) -> None:
+    ended = oneshot("methods", "dense", "fedavg", "dw-fedens")
+
+    text = " ".join(ended.stdout.split())
+    assert f"dense: {CHOICES['dense'].title} ({CHOICES['dense'].source})" in text
+    assert f"dense.epochs = {APP_DEFAULTS['dense.epochs']} " in text
+    assert "default of its paper: 200" in text
+    assert "fedavg.weights = examples" in text
+    assert "needs: every client's model has the same" in text
+    assert "no options" in text
+
+
+def test_the_version_is_that_of_the_package(engine: Engine) -> None:
+    assert oneshot("--version").stdout == f"oneshot {metadata.version('oneshot-fl')}\n"
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_help_groups_the_commands(engine: Engine, flag: str) -> None:
+    text = oneshot(flag).stdout
+
+    assert [panel for panel in ("Run", "Reuse uploads", "Inspect", "Deploy") if f" {panel} " in text] == [
+        "Run", "Reuse uploads", "Inspect", "Deploy",
+    ]  # fmt: skip
+
+
+def test_method_seed_and_clients_are_options_and_win_over_settings(engine: Engine) -> None:
+    words = ("--run-config", "method=dense seed=1", "--method", "fedens", "--seed", 7, "--clients", 3)
+
+    assert oneshot("run", *words).exit_code == 0
+
+    ((_, settings, clients),) = engine.calls
+    assert (settings["method"], settings["seed"], clients) == ("fedens", 7, 3)
+
+
+def test_latest_is_the_newest_run_that_is_no_replay(
+    engine: Engine, run_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = run_folder(name="old"), run_folder(name="new")
+    for run, time in ((old, "2026-01-01T10:00:00"), (new, "2026-01-02T10:00:00")):
+        facts = json.loads((run / "run.json").read_text())
+        (run / "run.json").write_text(json.dumps({**facts, "created": time}))
+    monkeypatch.setenv("ONESHOT_RUNS", str(new.parent))
+
+    first = json.loads(oneshot("replay", "latest", "--method", "fedavg", "--format", "json").stdout)
+    again = json.loads(oneshot("replay", "latest", "--method", "fedavg", "--format", "json").stdout)
+
+    for result in (first, again):  # the replay itself is newer than both runs
+        assert json.loads((Path(result["run_dir"]) / "run.json").read_text())["replay-of"] == str(new)
+
+
+def test_latest_without_a_run_is_a_usage_error(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONESHOT_RUNS", str(tmp_path / "none"))
+
+    ended = oneshot("replay", "latest")
+
+    assert ended.exit_code == 2
+    assert "'latest' names no run" in " ".join(ended.stderr.split())
+
+
+def test_list_shows_every_run_with_its_facts(
+    engine: Engine, run_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_folder(method="dense", seed=3)
+    (run.parent / "damaged").mkdir()
+    (run.parent / "damaged" / "run.json").write_text("{")
+    monkeypatch.setenv("ONESHOT_RUNS", str(run.parent))
+    facts = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**facts, "created": "2026-01-01T10:00:00"}))
+    result = json.loads(oneshot("replay", run, "--method", "fedavg", "--format", "json").stdout)
+
+    rows = json.loads(oneshot("list", "--format", "json").stdout)
+
+    assert [(row["run"], row["kind"], row["method"], row["seed"], row["status"]) for row in rows] == [
+        ("run", "run", "dense", 3, "unfinished"),
+        (Path(result["run_dir"]).name, "replay", "fedavg", 3, "finished"),
+    ]
+    assert rows[1]["accuracy"] == result["accuracy"]
+    text = oneshot("list").stdout
+    assert text.startswith(f"2 runs in {run.parent}\n")
+    assert "fedavg (replay)" in text
+    table = oneshot("list", run.parent, "--format", "csv").stdout.splitlines()
+    assert table[0].startswith("run,created,kind,method")
+    assert len(table) == 3
 
 
 def test_methods_when_named_are_listed_alone_and_an_unknown_one_is_refused(engine: Engine) -> None:
