@@ -1,3 +1,3 @@
-"""A run on disk and on its way: its folder, uploads, checkpoints, journal and server stage."""
+"""A run on disk and in progress: its folder, uploads, checkpoints, journal and server stage."""
 
 RUNS_VARIABLE = "ONESHOT_RUNS"  # the environment variable that names the folder of the runs

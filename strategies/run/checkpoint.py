@@ -1,8 +1,8 @@
 """The last checkpoint of a server stage: a state that is replaced each time and rows that are written once.
 
-``checkpoint.json`` names the files that make up the checkpoint. New files get fresh names, then ``checkpoint.json`` is
-switched in one rename, then what it no longer names is removed: a crash between any two writes leaves one whole
-checkpoint, the old or the new.
+``checkpoint.json`` names the files of the checkpoint. New files get fresh names, then one rename switches
+``checkpoint.json``, then the files that it no longer names are removed. A crash between any two writes so leaves one
+whole checkpoint, the old or the new.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class CheckpointFolder:
         """Replace the checkpoint.
 
         Args:
-            snapshot: Its ``appended`` holds only the rows [n, ...] that are new since the last one saved or loaded.
+            snapshot: Its ``appended`` holds only the rows [n, ...] since the last one saved or loaded.
 
         Raises:
-            StoreError: The disk refuses (the checkpoint before stays), or the state holds what cannot be stored.
+            StoreError: The disk refuses (the earlier checkpoint stays), or the state cannot be stored.
         """
         tree, tensors = flatten(snapshot.state)
         last = self._index()
@@ -61,7 +61,7 @@ class CheckpointFolder:
         """Return the checkpoint with all rows ever appended, or None if there is none.
 
         Raises:
-            StoreError: A file of it is damaged; the message says how to start the stage anew.
+            StoreError: A file of it is damaged; the message names the remedy.
         """
         index = self._index()
         if index is None:
@@ -76,13 +76,13 @@ class CheckpointFolder:
             raise self._damaged(error) from error
 
     def clear(self) -> None:
-        """Forget the checkpoint.
+        """Remove the checkpoint.
 
         Raises:
             StoreError: The disk refuses.
         """
         with store_errors(self.path):
-            # The index first: without it, nothing else counts.
+            # The index first: without it, no other file counts.
             (self.path / _INDEX).unlink(missing_ok=True)
             if self.path.exists():
                 shutil.rmtree(self.path)
@@ -104,13 +104,13 @@ class CheckpointFolder:
         return {"file": name, "sha256": written.sha256}
 
     def _read(self, entry: dict[str, Any]) -> dict[str, torch.Tensor]:
-        # The last part of the name alone: an index never leads out of its folder.
+        # The last part of the name alone: an index never points outside its folder.
         return read_weights(self.path / Path(entry["file"]).name, entry["sha256"])
 
     def _remove_all_but(self, wanted: set[str]) -> None:
         for file in self.path.iterdir():
             if file.name not in wanted:
-                # What stays behind costs space only, and the next checkpoint tries again.
+                # A leftover only takes space, and the next checkpoint tries again.
                 with suppress(OSError):
                     file.unlink()
 

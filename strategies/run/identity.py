@@ -1,4 +1,4 @@
-"""What a run is: the facts that it may not change between its beginning and its end."""
+"""The identity of a run: the facts that stay the same from its beginning to its end."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 
 def open_run(path: Path, method: str, job: Job, *, identity: Mapping[str, Any], facts: Mapping[str, Any]) -> RunFolder:
-    """Make the run folder of a job, or open it to go on.
+    """Make the run folder of a job, or open it to resume.
 
     Args:
         path: The folder.
-        method: Its name.
-        job: Its job; what its result depends on must be what the run began with.
-        identity: Further facts that must be what the run began with.
+        method: The method's name.
+        job: The job; everything that its result depends on must be as at the run's beginning.
+        identity: Further facts that must be as at the run's beginning.
         facts: Further facts, written to run.json.
 
     Raises:
-        OptionError: The run there began with other settings.
+        OptionError: The run in this folder began with other settings.
         StoreError: The folder cannot be used.
     """
     own = {
@@ -50,12 +50,12 @@ def open_run(path: Path, method: str, job: Job, *, identity: Mapping[str, Any], 
     return folder
 
 
-# How long clients are waited for, and for how many, says nothing about what is computed of their answers.
+# The wait for clients and the quorum do not change the result that is computed from their answers.
 WAITING = ("quorum", "patience_s", "ensemble_patience_s")
 
 
 def _check_same_run(folder: RunFolder, asked: Mapping[str, Any]) -> None:
-    """Refuse to go on with a run that began as another one: its uploads, checkpoint and result would be mixed up."""
+    """Refuse to resume a run that began as another one: its uploads, checkpoint and result would mix."""
     begun, now = folder.info, plain(asked)
     own = {f"{begun.get('method')}.{key}": value for key, value in begun.get("config", {}).items()}
     without_retired({**begun, **own})
@@ -64,5 +64,5 @@ def _check_same_run(folder: RunFolder, asked: Mapping[str, Any]) -> None:
         if key not in ("config", *WAITING) and then.get(key, value) != value:
             raise OptionError(
                 f"{key} is {value!r}, but the run in {folder.path} began with {then[key]!r}: "
-                "go on with the same settings, or name another run_dir"
+                "resume with the same settings, or name another run_dir"
             )

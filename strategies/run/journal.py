@@ -1,4 +1,4 @@
-"""What the driver keeps and says while a server stage runs: log lines, metrics, checkpoints."""
+"""The driver's record of a server stage: log lines, metrics, checkpoints."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TICK_EVERY_S = 0.5
 
 @dataclass(frozen=True)
 class _Report:
-    """The last thing a method said, and when it said that step first."""
+    """The last report of a method, and the time of that step's first report."""
 
     step: int
     total: int
@@ -30,16 +30,16 @@ class _Report:
 class Journal:
     """The driver's :class:`strategies.method.Progress`; used around the server stage as a context manager.
 
-    Every call comes from the thread that runs the stage; a thread of its own only logs when nothing else does.
+    The thread that runs the stage makes every call; a thread of its own only logs during silence.
 
     Args:
-        folder: Where metrics and checkpoints go; None to keep none.
+        folder: The folder of metrics and checkpoints; None to keep none.
         log: Takes a line for the user.
-        label: What the lines begin with, usually the method's name.
-        unit: What is counted.
+        label: The beginning of each line, usually the method's name.
+        unit: The unit of the steps.
         interval_s: Seconds between two checkpoints, at least.
-        heartbeat_s: Seconds without a line after which the last known state is said again.
-        tick: Called every now and then while the stage works, for what else the driver must not neglect.
+        heartbeat_s: Seconds of silence after which the last state is logged again.
+        tick: Called now and then during the stage, for the driver's other duties.
 
     Attributes:
         interval_s: As given.
@@ -89,7 +89,7 @@ class Journal:
             self._heart = None
 
     def resume(self) -> Snapshot | None:
-        """Return the folder's checkpoint, or None; metrics of epochs beyond it are dropped, they will come again.
+        """Return the folder's checkpoint, or None; metrics of later epochs are dropped, because these epochs repeat.
 
         Raises:
             StoreError: The checkpoint is damaged.
@@ -107,7 +107,7 @@ class Journal:
         return snapshot
 
     def report(self, step: int, total: int, values: Mapping[str, float] | None = None) -> None:
-        """Take note that ``step`` of ``total`` epochs are done; the first, the last and one every 5 s are logged."""
+        """Record that ``step`` of ``total`` epochs are done; the first, the last and one every 5 s are logged."""
         with self._lock:
             now = monotonic()
             # Between two epoch borders the values of the last one are still the newest.
@@ -123,7 +123,7 @@ class Journal:
         self.tick()
 
     def record(self, row: Mapping[str, Any]) -> None:
-        """Add a row to the metrics; its ``"note"``, if it has one, is a line for the user.
+        """Add a row to the metrics; its optional ``"note"`` is a line for the user.
 
         Raises:
             StoreError: The disk refuses.
@@ -144,18 +144,18 @@ class Journal:
             self.save(take())
 
     def save(self, snapshot: Snapshot) -> None:
-        """Save a checkpoint that was taken elsewhere.
+        """Save a checkpoint of another process.
 
         Raises:
             StoreError: The disk refuses.
         """
         if self._folder:
             self._folder.save_checkpoint(snapshot)
-        # Counted from the end of the writing, so that a slow disk cannot take all the time there is.
+        # Counted from the end of the writing, so that a slow disk cannot take up the whole stage.
         self._saved = monotonic()
 
     def tick(self) -> None:
-        """Let the driver see to its other work, at most every 0.5 s."""
+        """Let the driver do its other work, at most every 0.5 s."""
         if self._tick and monotonic() - self._ticked >= TICK_EVERY_S:
             self._tick()
             self._ticked = monotonic()
@@ -187,7 +187,7 @@ class Journal:
         return f"{self._label}: {', '.join(parts)}"
 
     def _left(self, first: _Report, last: _Report, now: float) -> float:
-        """Return the seconds that are left at the pace so far, without what came before the first epochs if it can."""
+        """Return the seconds left at the pace so far, if possible without the time before the first epochs."""
         if last.step > first.step:
             pace = (last.reached - first.reached) / (last.step - first.step)
         else:
@@ -197,7 +197,7 @@ class Journal:
 
 
 def duration(seconds: float) -> str:
-    """Return a duration for people: ``8 s``, ``2 min 5 s``, ``1 h 3 min``.
+    """Return a duration in words: ``8 s``, ``2 min 5 s``, ``1 h 3 min``.
 
     Args:
         seconds: Not negative.

@@ -1,4 +1,4 @@
-"""Files of one JSON object per line that only grow, and survive a writer that is killed inside a line."""
+"""Files of one JSON object per line that only grow, and survive a writer killed inside a line."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from .files import atomic_write, plain, sync_folder
 
 @dataclass(frozen=True)
 class JsonLines:
-    """One such file.
+    """A file of one JSON object per line.
 
-    A line counts once its newline is written: what follows the last newline is a torn line and is never read.
+    A line counts once its newline is written; a text after the last newline is a torn line and is never read.
 
     Attributes:
         path: The file; absent means no rows.
-        strict: Whether a damaged line before the last is an error; else it is left out.
+        strict: A damaged line before the last is an error; else it is left out.
     """
 
     path: Path
     strict: bool = True
 
     def append(self, row: Mapping[str, Any], *, sync: bool = True) -> None:
-        """Add a row, or leave the file as it was.
+        """Add a row, or leave the file unchanged.
 
         Args:
             row: JSON values; see :func:`strategies.run.files.plain`.
@@ -64,7 +64,7 @@ class JsonLines:
         return [row for row, _ in self._parsed()]
 
     def repair(self) -> None:
-        """Cut off a damaged tail, as a crash of the machine may leave one.
+        """Cut off a damaged tail, which a crash of the machine may leave.
 
         Raises:
             OSError: The disk refuses.
@@ -79,17 +79,17 @@ class JsonLines:
                 os.fsync(file.fileno())
 
     def keep(self, wanted: Callable[[dict[str, Any]], bool]) -> None:
-        """Drop the rows that are not wanted, atomically.
+        """Drop the rows that fail a test, atomically.
 
         Raises:
-            OSError: The disk refuses; the file is as before.
+            OSError: The disk refuses; the file stays unchanged.
         """
         if self.path.exists():
             lines = [json.dumps(row).encode() + b"\n" for row in self.rows() if wanted(row)]
             atomic_write(self.path, b"".join(lines))
 
     def sync(self) -> None:
-        """Bring rows that were appended without ``sync`` to the disk itself.
+        """Bring rows appended without ``sync`` to the disk itself.
 
         Raises:
             OSError: The disk refuses.
@@ -99,7 +99,7 @@ class JsonLines:
                 os.fsync(file.fileno())
 
     def _parsed(self) -> list[tuple[dict[str, Any], int]]:
-        """Return (row, offset of the end of its line) of each good line."""
+        """Yield (row, offset of the end of its line) of each intact line."""
         if not self.path.exists():
             return []
         lines = self.path.read_bytes().split(b"\n")[:-1]
@@ -134,6 +134,6 @@ def _end_of_lines(read: Callable[[int], bytes], seek: Callable[[int, int], int])
 
 
 def _write_all(write: Callable[[bytes], int | None], data: bytes) -> None:
-    """Write every byte: on a disk that fills up, an unbuffered file takes a part and says so only next time."""
+    """Write every byte: on a full disk, an unbuffered file takes a part and reports it only at the next call."""
     while data:
         data = data[write(data) or 0 :]

@@ -1,4 +1,4 @@
-"""One writer per run folder: a lock of the operating system, which ends with the process that holds it."""
+"""One writer per run folder: a lock of the operating system, which ends with its process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _locks: set[FolderLock] = set()
 
 
 def _drop_inherited() -> None:
-    # A forked child shares the lock; one that outlived its parent would keep everybody out.
+    # A forked child shares the lock; a child that outlived its parent would lock out every other process.
     for lock in list(_locks):
         lock.release()
 
@@ -29,7 +29,7 @@ class FolderLock:
         folder: The folder; it must exist.
 
     Raises:
-        StoreError: Another holds it (named with its process id), or the folder is not writable.
+        StoreError: Another process holds it (the error names its id), or the folder is not writable.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -52,11 +52,11 @@ class FolderLock:
 
     @property
     def held(self) -> bool:
-        """Whether this process still has the lock."""
+        """Whether this process still holds the lock."""
         return self in _locks
 
     def release(self) -> None:
-        """Give the lock back; nothing happens the second time."""
+        """Release the lock; a second call does nothing."""
         if self.held:
             _locks.remove(self)
             os.close(self._handle)

@@ -1,4 +1,4 @@
-"""The gatekeeper at a run's door: judges the uploads of a round once, keeps the verdict, and says who may take part."""
+"""The gatekeeper of a run: judges the uploads of a round once, keeps the verdict, and excludes clients by it."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ GATEKEEPER_FILE = "gatekeeper.json"  # one per round of uploads
 
 @dataclass(frozen=True)
 class Door:
-    """What a round's uploads have to pass before the server stage.
+    """The tests that a round's uploads have to pass before the server stage.
 
     Attributes:
         config: The gatekeeper's options.
-        min_uploads: The quorum, of what passes.
+        min_uploads: The quorum, counted after the tests.
         log: Takes a line for the user.
-        tick: Called every now and then while uploads are judged.
+        tick: Called now and then while uploads are judged.
     """
 
     config: GatekeeperConfig
@@ -50,18 +50,18 @@ class Door:
     def admit(
         self, folder: RoundFolder, job: Job, uploads: Sequence[Upload], records: Iterable[UploadRecord]
     ) -> set[str]:
-        """Judge uploads, unless the folder holds a verdict on the same ones, and return who is quarantined.
+        """Judge uploads, unless the folder holds a verdict on the same ones, and return the quarantined clients.
 
-        Call it where :attr:`judges` says so.
+        Call it only if :attr:`judges` is true.
 
         Args:
-            folder: The round that the verdict is kept in.
-            job: The job; its uploads are not looked at.
-            uploads: What came.
-            records: Of the uploads, in the order of arrival.
+            folder: The round's folder, which keeps the verdict.
+            job: The job; its uploads are ignored.
+            uploads: The uploads of the round.
+            records: The records of the uploads, in the order of arrival.
 
         Raises:
-            QuorumError: Too few uploads are left; names who is quarantined and why.
+            QuorumError: Too few uploads are left; the error names the quarantined clients and the reasons.
         """
         names = {upload.client for upload in uploads}
         digests = {record.client: record.sha256 for record in records if record.client in names}
@@ -80,7 +80,7 @@ class Door:
         return set(kept["quarantined"])
 
     def _inspect(self, job: Job, arrived: Sequence[str]) -> Inspection:
-        # Late: a run without a gatekeeper does without.
+        # A late import: a run without a gatekeeper needs none of it.
         from ..compute.in_process import resolve_device, torch_threads
         from ..gatekeeper.inspection import inspect
         from .journal import Journal
@@ -107,7 +107,7 @@ class Door:
 
 
 def kept_verdict(folder: RoundFolder) -> dict[str, Any] | None:
-    """Return what the gatekeeper said of a round, None if it was not asked.
+    """Return the gatekeeper's verdict on a round, None if there was no inspection.
 
     Raises:
         StoreError: The file is damaged.
@@ -118,7 +118,7 @@ def kept_verdict(folder: RoundFolder) -> dict[str, Any] | None:
 
 
 def lines_of(inspection: Inspection, policy: str) -> list[str]:
-    """Return what the log says of an inspection: the table, what was not judged, and every finding."""
+    """Return the log lines of an inspection: the table, the tests that were skipped, and every finding."""
     lines = inspection.table() if any(row.measures for row in inspection.rows) else []
     lines += inspection.notes
     done = "it takes no part in the server stage; its upload stays stored" if policy == EXCLUDE else "it takes part"
@@ -129,7 +129,7 @@ def lines_of(inspection: Inspection, policy: str) -> list[str]:
 
 
 def quarantined(folder: RoundFolder) -> tuple[str, ...]:
-    """Return the clients that the server stage of a round works without, as its verdict says."""
+    """Return the clients that the verdict excludes from the server stage of a round."""
     verdict = kept_verdict(folder)
     return () if verdict is None else tuple(verdict["quarantined"])
 

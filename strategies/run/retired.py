@@ -1,6 +1,7 @@
-"""Settings that versions before had as options, and that are fixed now: what a stored run may say of them.
+"""Former options that are constants now, for stored runs that still name them.
 
-A run that was made with the fixed value is replayed and resumed as ever. One that was made with another value cannot
+A run made with the constant's value is replayed and resumed as before. A run made with another value is refused,
+because no code follows that value any more.
 be, since nothing here would do what it did.
 """
 
@@ -22,7 +23,7 @@ def _of(methods: tuple[str, ...], **fixed: Scalar) -> dict[str, Scalar]:
     return {f"{method}.{name.replace('_', '-')}": value for method in methods for name, value in fixed.items()}
 
 
-# Setting -> the value that it has for good.
+# Setting -> its constant value.
 RETIRED: Mapping[str, Scalar] = {
     **_of(("client",), ldam_margin=0.5, ldam_scale=30.0, mixup_weight=0.01, attack_step=0.002, attack_radius=0.5),
     **_of(("client",), kl_weight=1.0),
@@ -49,13 +50,13 @@ RETIRED: Mapping[str, Scalar] = {
 
 
 def without_retired(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings without those that are fixed now.
+    """Return settings without the retired ones.
 
     Args:
-        settings: By key, as a run stores them or somebody gives them.
+        settings: By key, from a stored run or from a user.
 
     Raises:
-        OptionError: One has another value than the fixed one.
+        OptionError: A retired setting has another value than its constant.
     """
     for key, value in settings.items():
         if key in RETIRED and value != RETIRED[key]:

@@ -1,4 +1,4 @@
-"""A run folder: everything that one run leaves behind, and everything that it needs to go on after a crash."""
+"""A run folder: everything that one run leaves behind, and everything that it needs to resume after a crash."""
 
 from __future__ import annotations
 
@@ -66,19 +66,19 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path, info: Mapping[str, Any]) -> RunFolder:
-        """Make a run folder, write ``run.json`` first of all, and become its writer.
+        """Make a run folder, write ``run.json`` first, and become its writer.
 
         Args:
-            path: A folder that is absent, and then made for this user alone, or empty.
-            info: What the run is (method, config, seed, threads), as JSON values. Added to it: ``id`` (hex),
-                ``created`` (ISO 8601), ``pid`` and ``versions``.
+            path: An empty folder, or an absent one, which is then made for this user alone.
+            info: The identity of the run (method, config, seed, threads), as JSON values. ``id`` (hex), ``created``
+                (ISO 8601), ``pid`` and ``versions`` are added.
 
         Raises:
-            StoreError: The folder holds something, cannot be written, or has another writer.
+            StoreError: The folder is not empty, cannot be written, or has another writer.
         """
         path = Path(path).expanduser().absolute()
         with store_errors(path):
-            make_folder(path, 0o700)  # weights can tell about data; who wants others to read makes it beforehand
+            make_folder(path, 0o700)  # weights can reveal data; to let others read, make the folder beforehand
             _refuse_occupied(path)
             lock = FolderLock(path)
         try:
@@ -98,7 +98,7 @@ class RunFolder:
 
         Args:
             path: The folder.
-            write: Whether to become its writer; what a killed writer left half-written is then removed.
+            write: Become its writer; the leftovers of a killed writer are then removed.
 
         Raises:
             StoreError: It is no run folder, is damaged or not writable, or has another writer (named by its pid).
@@ -125,7 +125,7 @@ class RunFolder:
         return cls.open(path) if (Path(path).expanduser() / _FACTS).exists() else cls.create(path, info)
 
     def close(self) -> None:
-        """Stop being the writer; what is in the folder can still be read."""
+        """Stop being the writer; the folder can still be read."""
         if self._lock is not None:
             self._lock.release()
 
@@ -139,7 +139,7 @@ class RunFolder:
 
     @property
     def id(self) -> str:
-        """The run's identity, in hex; kept when the folder is moved."""
+        """The run's identity, in hex; it stays the same when the folder moves."""
         return str(self._info["id"])
 
     @property
@@ -151,7 +151,7 @@ class RunFolder:
         """Return the folder of round ``n``, counted from 1; round 1 is the run folder itself.
 
         Raises:
-            StoreError: There is no such round.
+            StoreError: The round does not exist.
         """
         if n < 1:
             raise StoreError(f"{self.path}: round {n} does not exist, the first is 1")
@@ -191,7 +191,7 @@ class RunFolder:
         return weights_sha256(state)
 
     def student(self) -> dict[str, torch.Tensor] | None:
-        """Return the weights of the resulting model, or None if there is none.
+        """Return the weights of the resulting model, or None if the run has none.
 
         Raises:
             StoreError: The file is damaged.
@@ -235,12 +235,12 @@ class RunFolder:
 
 
 def default_run_dir(run_dir: str, name: str, *, parent: Path | None = None) -> Path:
-    """Return where a new run goes; nothing is made yet.
+    """Return the folder of a new run; nothing is made yet.
 
     Args:
         run_dir: The folder that the user chose, or an empty string.
-        name: What the run is called, usually its method.
-        parent: The folder of a new one; None for the usual place.
+        name: The name of the run, usually its method.
+        parent: The parent of a new folder; None for the default.
 
     Returns:
         ``run_dir`` if given, else ``<time>-<name>-<id>`` in ``parent`` if given, else in $ONESHOT_RUNS if that is

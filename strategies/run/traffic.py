@@ -21,7 +21,7 @@ class Moved:
 
     Attributes:
         up: Client -> bytes of its answers.
-        down: Client -> bytes of what it was asked and sent.
+        down: Client -> bytes of the requests to it.
     """
 
     up: dict[str, int] = field(default_factory=dict)
@@ -29,7 +29,7 @@ class Moved:
 
     @property
     def clients(self) -> set[str]:
-        """Who has moved anything."""
+        """The clients that have sent or received messages."""
         return set(self.up) | set(self.down)
 
     @property
@@ -45,11 +45,11 @@ class Moved:
 
 @dataclass
 class Traffic:
-    """The account of a round; what is not on disk yet is lost with the process, so it is saved every now and then.
+    """The account of a round, saved now and then: a process that ends loses the bytes since the last save.
 
     Attributes:
         phases: Name of a phase -> its bytes, in the order in which they began.
-        path: Its file; None to keep none.
+        path: Its file; None to keep no file.
     """
 
     phases: dict[str, Moved] = field(default_factory=dict)
@@ -58,14 +58,14 @@ class Traffic:
 
     @classmethod
     def read(cls, path: Path) -> Traffic:
-        """Return the account of a file, an empty one if it is not there; what is added later is saved there.
+        """Return the account of a file, an empty one if the file is missing; later additions are saved there.
 
         Raises:
             StoreError: The file is damaged.
         """
         facts = read_json(path) if path.exists() else {"phases": {}}
         try:
-            # Before there were phases, a file held those of the upload alone.
+            # Before phases existed, a file held those of the upload alone.
             phases = facts.get("phases", {UPLOAD_PHASE: facts})
             return cls({name: _moved(phase) for name, phase in phases.items()}, path)
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
@@ -86,9 +86,9 @@ class Traffic:
         self.phases.setdefault(phase, Moved()).add(client, up=up, down=down)
 
     def save(self, warn: Callable[[str], None], *, interval_s: float = 0.0) -> None:
-        """Write the file, unless that was done less than ``interval_s`` ago.
+        """Write the file, unless the last write was less than ``interval_s`` ago.
 
-        A disk that refuses is a warning: an account that lacks a line must not end a run.
+        A disk that refuses only causes a warning: an incomplete account must not end a run.
         """
         if self.path is None or time.monotonic() - self._saved < interval_s:
             return
@@ -99,12 +99,12 @@ class Traffic:
         self._saved = time.monotonic()
 
     def as_json(self) -> dict[str, Any]:
-        """Return the account as its file holds it."""
+        """Return the account in the form of its file."""
         return {"phases": {name: asdict(moved) for name, moved in self.phases.items()}}
 
     @property
     def clients(self) -> set[str]:
-        """Who has moved anything in any phase."""
+        """The clients that have sent or received messages in any phase."""
         return set().union(*(moved.clients for moved in self.phases.values()))
 
     @property
@@ -114,12 +114,12 @@ class Traffic:
 
     @property
     def down(self) -> dict[str, int]:
-        """Client -> bytes of what it was asked and sent, over all phases."""
+        """Client -> bytes of the requests to it, over all phases."""
         return _over_phases(moved.down for moved in self.phases.values())
 
     @property
     def mib_per_client(self) -> float:
-        """MiB that a client has moved on average so far, both ways and over all phases; 0 without clients."""
+        """Mean MiB per client so far, both ways and over all phases; 0 without clients."""
         return sum(moved.total for moved in self.phases.values()) / max(1, len(self.clients)) / MIB
 
 

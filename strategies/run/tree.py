@@ -16,8 +16,9 @@ from ..core.errors import StoreError
 def flatten(tree: Any) -> tuple[Any, dict[str, torch.Tensor]]:
     """Split a tree into a JSON value and its tensors.
 
-    JSON objects stand for what JSON lacks, under one key each: ``dict`` (pairs, because keys may be numbers and keep
-    their order), ``tuple``, ``float`` (the bits of a NaN or an infinity), ``tensor`` and ``array`` (a name).
+    One JSON object stands for each value that JSON lacks. Its only key is the kind: ``dict`` (pairs, because keys may
+    be numbers and keep their order), ``tuple``, ``float`` (the bits of a NaN or an infinity), ``tensor`` or ``array``
+    (a name).
 
     Args:
         tree: Dicts, lists, tuples, tensors, arrays, numbers, strings, booleans and None; keys are scalars or tuples.
@@ -26,18 +27,18 @@ def flatten(tree: Any) -> tuple[Any, dict[str, torch.Tensor]]:
         The JSON value, and name -> tensor.
 
     Raises:
-        StoreError: Anything else is in the tree; the message says where.
+        StoreError: The tree holds another value; the message names its place.
     """
     tensors: dict[str, torch.Tensor] = {}
     return _encode(tree, "state", tensors), tensors
 
 
 def unflatten(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """Put a tree together again from the two parts that :func:`flatten` returned.
+    """Rebuild a tree from the two parts of :func:`flatten`.
 
     Raises:
         KeyError: A tensor is missing.
-        ValueError: The value did not come from :func:`flatten`.
+        ValueError: The value is not a result of :func:`flatten`.
     """
     if isinstance(value, list):
         return [unflatten(item, tensors) for item in value]

@@ -148,11 +148,11 @@ def test_start_when_an_upload_came_late_leaves_it_out_also_after_a_resume(tmp_pa
     [
         (
             {"options": RunOptions(teacher="tally")},
-            "teacher is 'tally', but the run in .* began with 'method': go on",
+            "teacher is 'tally', but the run in .* began with 'method': resume",
         ),
-        ({"seed": 1}, "seed is 1, but the run in .* began with 0: go on with the same settings, or name another"),
-        ({"config": DenseConfig(**{**TINY, "epochs": 3})}, "epochs is 3, but the run in .* began with 2: go on"),
-        ({"model": {"net": net}}, "student is 'net', but the run in .* began with 'model': go on"),
+        ({"seed": 1}, "seed is 1, but the run in .* began with 0: resume with the same settings, or name another"),
+        ({"config": DenseConfig(**{**TINY, "epochs": 3})}, "epochs is 3, but the run in .* began with 2: resume"),
+        ({"model": {"net": net}}, "student is 'net', but the run in .* began with 'model': resume"),
         (
             {"normalization": Normalization((0.4,), (0.5,))},
             r"normalization is \[\[0.4\], \[0.5\]\], but the run in .* began",
