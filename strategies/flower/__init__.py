@@ -1,1 +1,1 @@
-"""Between Flower and a method: messages, the adapter, and the named strategies."""
+"""The adapter between Flower and a method: messages, collection, and the named strategies."""

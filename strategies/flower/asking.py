@@ -1,10 +1,10 @@
-"""The conversation with the nodes: one engine sends, pulls, waits, asks again and refuses.
+"""The conversation with the nodes: one engine sends, pulls, waits, repeats and refuses.
 
 An :class:`Exchange` is one question to some nodes. Uploads, questions after the upload and rounds of federated learning
-differ in their questions, in what they take for an answer, and in how many answers are enough.
+differ in their questions, in the form of an answer, and in how many answers are enough.
 
 Flower's own ``send_and_receive`` holds all replies in memory at once, drops late ones, and its node sampling never
-gives up. Here answers are pulled one at a time, and nodes that connect meanwhile are asked too.
+gives up. Here answers are pulled one at a time, and nodes that connect later are asked too.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from .messages import count_bytes
 from .nodes import Nodes, Sent
 
 POLL_S, DEPLOYED_POLL_S = 0.1, 0.2
-# Every id is a call of its own: hundreds of nodes that have not answered are looked at in turns.
+# Every id is a call of its own: of hundreds of silent nodes, some are looked at in turn.
 PULLS_PER_POLL = 16
 LOG_EVERY_S = 9.0
-# One, and again after each of two failures of the node.
+# One question, and one more after each of two failures of the node.
 MOST_QUESTIONS = 3
-# The message, its answer, the SuperNode or the ClientApp's process is gone; Flower gives these, never a client.
+# The message, its answer, the SuperNode or the ClientApp's process is lost; Flower sends these codes, never a client.
 LOST_CODES = {
     ErrorCode.MESSAGE_UNAVAILABLE: "the question or its answer was lost on its way",
     ErrorCode.REPLY_MESSAGE_UNAVAILABLE: "its answer was lost on its way",
@@ -52,23 +52,23 @@ class Pace:
 
 
 class Exchange:
-    """One question to every node that it is meant for.
+    """One question to a set of nodes.
 
     A node whose machine or connection failed is asked again as soon as it is connected, a bounded number of times. An
-    answer of its client, an error of its own included, is final: nobody is asked twice for one.
+    answer of its client is final, even if it is an error: no client gets a second question for one answer.
 
     Args:
         nodes: The nodes.
-        phase: What the bytes are booked under.
-        question: Node -> the message to it; None if it is not asked.
-        receive: Takes an answer and what it answers; the reply that Flower makes up in a node's place does not bear
-            its id. Returns whether the client has given what it was asked for, or raises an UploadError.
-        unneeded: Whether the answer of a node is here already, from another node: it is not waited for.
-        pace: How often answers and nodes are looked for; None for that of uploads.
+        phase: The phase that the bytes are booked under.
+        question: Node -> the message to it; None to leave it out.
+        receive: Takes an answer and its question, because a reply that Flower makes up in a node's place lacks the
+            node's id. Returns whether the client has met the request, or raises an UploadError.
+        unneeded: Whether another node has already given a node's answer: the exchange then does not wait for it.
+        pace: How often answers and nodes are looked for; None for the pace of uploads.
 
     Attributes:
         questions: Node -> how often it was asked.
-        sent_bytes: Node -> bytes of what it was sent.
+        sent_bytes: Node -> bytes of its questions.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Exchange:
         *,
         question: Callable[[int], Message | None],
         receive: Callable[[Message, Sent], bool],
-        unneeded: Callable[[int], bool] = lambda node: False,  # noqa: ARG005  nobody is known to be two nodes
+        unneeded: Callable[[int], bool] = lambda node: False,  # noqa: ARG005  no client runs two nodes as far as known
         pace: Pace | None = None,
     ) -> None:
         self._nodes, self._phase = nodes, phase
@@ -101,36 +101,36 @@ class Exchange:
 
     @property
     def away(self) -> dict[int, str]:
-        """Nodes that were asked, failed, and have not come back to be asked again, with the reason."""
+        """Nodes that were asked, failed, and have not connected again, with the reason."""
         return {node: reason for node, reason in self._away.items() if not self._unneeded(node)}
 
     @property
     def failed(self) -> int:
-        """How many nodes have answered without giving anything; one client may be two nodes."""
+        """The number of nodes whose answers gave nothing; one client may run two nodes."""
         return sum(not self._unneeded(node) for node in self._failed)
 
     @property
     def asked(self) -> int:
-        """How many nodes were asked."""
+        """The number of nodes asked."""
         return len(self.questions)
 
     @property
     def waited(self) -> float:
-        """Seconds since the question was asked first."""
+        """Seconds since the first question."""
         return time.monotonic() - self._began
 
     def wait(self, timeout_s: float, enough: Callable[[], bool], progress: Callable[[], str]) -> None:
-        """Ask and take answers until they are enough, or for ``timeout_s`` seconds.
+        """Ask and take answers until they suffice, or for ``timeout_s`` seconds.
 
         Args:
             timeout_s: Seconds from the beginning.
-            enough: Whether to stop; asked after every look.
+            enough: Whether to stop; called after every look.
             progress: The line that is logged every few seconds.
         """
         logged = time.monotonic()
         while True:
             self.poll()
-            self.look()  # last: a node that has just failed and is connected is asked again, not left behind
+            self.look()  # last: it repeats the question to a node that has just failed and is still connected
             if enough() or self.waited >= timeout_s:
                 break
             if time.monotonic() - logged >= LOG_EVERY_S:
@@ -140,17 +140,17 @@ class Exchange:
         self._asking = False
 
     def refuse_missing(self, reason: str) -> None:
-        """Note the nodes that have not answered, and those that have not come back."""
+        """Record the nodes that have not answered, and those that have not connected again."""
         for node in self.waiting_for:
             self._nodes.refuse(node, reason)
         for node, lost in self.away.items():
             self._nodes.refuse(node, f"{lost}, and it has not come back")
 
     def close(self, hear: Callable[[Message, Sent], object]) -> None:
-        """Leave the answers that have not come to ``hear``, and their nodes in peace until then."""
+        """Leave missing answers to ``hear``, and do not disturb their nodes until then."""
 
         def late(reply: Message, sent: Sent) -> None:
-            if not _lost(reply):  # which is no failure of the client
+            if not _lost(reply):  # the client has not failed
                 hear(reply, sent)
 
         for message_id, sent in self._pending.items():
@@ -158,7 +158,7 @@ class Exchange:
         self._pending.clear()
 
     def poll(self, *, everybody: bool = False) -> None:
-        """Take answers that are there; returns at once.
+        """Take the answers that have arrived; returns at once.
 
         Args:
             everybody: Look for the answer of each node now, instead of some in turn.
@@ -170,7 +170,7 @@ class Exchange:
                 return
 
     def look(self) -> None:
-        """Ask the nodes that are connected and have not been asked, and again those that have come back."""
+        """Ask the connected nodes that have no question yet, and again those that have connected again."""
         if time.monotonic() - self._looked < self._pace.look_s:
             return
         self._looked = time.monotonic()
@@ -183,7 +183,7 @@ class Exchange:
             self._ask(node, connected[node])
 
     def _pull(self, message_id: str) -> bool:
-        """Take an answer if it is there; return whether it was."""
+        """Take an answer if it has arrived; return whether it has."""
         sent = self._pending.pop(message_id)
         try:
             with self._nodes.guarded(sent.node):
@@ -228,7 +228,7 @@ class Exchange:
 
 
 def to_each(contents: Mapping[int, RecordDict], message_type: str) -> Callable[[int], Message | None]:
-    """Return the question of an exchange whose nodes have a content each; the others are not asked."""
+    """Return the question of an exchange with a content per node; nodes without content are left out."""
 
     def question(node: int) -> Message | None:
         content = contents.get(node)
@@ -238,5 +238,5 @@ def to_each(contents: Mapping[int, RecordDict], message_type: str) -> Callable[[
 
 
 def _lost(reply: Message) -> str | None:
-    """Return what was lost, if Flower gives this reply in place of an answer."""
+    """Return the lost part if Flower gives this reply in place of an answer."""
     return LOST_CODES.get(reply.error.code) if reply.has_error() else None

@@ -1,7 +1,7 @@
-"""The clients after their upload: questions to all or to some of them, and answers that a quorum is enough for.
+"""The clients after their upload: questions to all or some of them, whose answers suffice at a quorum.
 
-Many small rounds are asked this way, so answers are looked for often. A client that has missed an answer is not waited
-for until that answer has come.
+Methods ask many small rounds this way, so answers are looked for often. A client that has missed an answer is not
+waited for until that answer has arrived.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from .nodes import Limits, Nodes, Sent, own_error
 if TYPE_CHECKING:
     import numpy as np
 
-# In deployment an answer takes seconds; a simulation's comes within a tenth, and its rounds are many.
+# In a deployment an answer takes seconds; in a simulation it comes within a tenth, and the rounds are many.
 SIMULATION_POLL_S = 0.005
 JOIN_S = 1.0
 SAVE_EVERY_S = 5.0
 ALLOWED_DTYPES = ("float32", "int64")
-# A client that fails so often in a row is not asked any more.
+# After this many failures in a row, a client gets no more questions.
 MOST_FAILURES = 3
 
 
@@ -38,8 +38,8 @@ class GridClients:
     Args:
         nodes: The nodes.
         common: Sent with every question.
-        limits: Of every answer.
-        left_out: Clients that are asked nothing.
+        limits: The limits of every answer.
+        left_out: Clients that get no questions.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class GridClients:
         phase: str,
         quorum: int = 0,
         patience_s: float | None = None,
-        check: Callable[[Answer], None] = lambda answer: None,  # noqa: ARG005  takes what comes
+        check: Callable[[Answer], None] = lambda answer: None,  # noqa: ARG005  accepts every answer
     ) -> dict[str, Answer]:
         """Ask clients, and return their usable answers by name, in the order of names.
 
@@ -72,8 +72,8 @@ class GridClients:
             questions: One for every connected client, or one for each name; a named client that is not connected is
                 not waited for.
             phase: The phase that the bytes are booked under.
-            quorum: Usable answers without which the run cannot go on.
-            patience_s: Seconds after which a quorum is enough; None: all are waited for.
+            quorum: The number of usable answers that the run needs.
+            patience_s: Seconds after which a quorum suffices; None: wait for all.
             check: Raises UploadError for an answer that cannot be used.
 
         Raises:
@@ -96,8 +96,8 @@ class GridClients:
             waited, here = exchange.waited, len(answers) >= quorum
             if waited >= patience and here:
                 return True
-            # A simulation's clients are all there, and none comes back; elsewhere one that has answered badly may be
-            # followed by one that joins, for a while. One that was lost is waited for.
+            # A simulation's clients are all connected, and none returns. Elsewhere another client may join for a while
+            # and replace one that has answered badly. A lost client is waited for.
             given_up = self._nodes.simulated or (waited >= patience and exchange.asked > 0 and not exchange.away)
             return not exchange.waiting_for and self._nodes.settled and (here or given_up)
 
@@ -108,7 +108,7 @@ class GridClients:
         if len(answers) < quorum:
             silent = f"; no answer from {', '.join(missing)}" if missing else ""
             raise QuorumError(
-                f"{phase}: {len(answers)} usable answers within {exchange.waited:.0f} s, needed are {quorum}{silent}. "
+                f"{phase}: {len(answers)} usable answers within {exchange.waited:.0f} s, needs {quorum}{silent}. "
                 "The run can be resumed"
             )
         return dict(sorted(answers.items()))
@@ -119,7 +119,7 @@ class GridClients:
         self._saved_phase = phase
 
     def leave_out(self, client: str, reason: str) -> None:
-        """Ask a client nothing any more, and note why."""
+        """Send a client no more questions, and record the reason."""
         self._left_out.add(client)
         self._nodes.refusals.add(client, reason)
 

@@ -23,16 +23,16 @@ POLL_S = 0.1
 
 @dataclass(frozen=True)
 class ClientEvaluation:
-    """Flower's own federated evaluation, with an end to its waiting; what goes wrong costs the scores only.
+    """Flower's own federated evaluation, with a limited wait; a failure costs the scores only.
 
     Attributes:
-        fraction: Share of the connected nodes that is asked, in (0, 1].
+        fraction: Share of the connected nodes to ask, in (0, 1].
     """
 
     fraction: float
 
     def configure(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
-        """Ask a share of the nodes to evaluate ``arrays``, as Flower's FedAvg does; it waits for a node for ever."""
+        """Ask a share of the nodes to evaluate ``arrays``, as Flower's FedAvg does; it waits forever for a node."""
         return list(self._fedavg().configure_evaluate(server_round, arrays, config, grid))
 
     def aggregate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
@@ -69,5 +69,5 @@ class ClientEvaluation:
         return self.aggregate(server_round, replies)
 
     def _fedavg(self) -> FedAvg:
-        # Made when it is needed: Flower warns about every fraction that is 0.
+        # Made on demand: Flower warns about every fraction that is 0.
         return FedAvg(fraction_train=0.0, fraction_evaluate=self.fraction, min_evaluate_nodes=1, min_available_nodes=1)

@@ -1,4 +1,4 @@
-"""The models that a user hands to a strategy: one callable, or several by name."""
+"""The models that a user passes to a strategy: one callable, or several by name."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def named_builders(model: Model) -> dict[str, ModelBuilder]:
     """Return the models by name; a single one is called ``"model"``.
 
     Raises:
-        OptionError: There is none, or it is something else.
+        OptionError: There is no model, or the argument is of another type.
     """
     from torch import nn
 
     builders = dict(model) if isinstance(model, Mapping) else {"model": model}
     for builder in builders.values() or (model,):
-        # A module is callable too, but calling it does not make one.
+        # A module is callable too, but calling it does not make a new one.
         if not callable(builder) or isinstance(builder, nn.Module):
             kind = f"a {type(builder).__name__}" if builders else "an empty dict"
             raise OptionError(
@@ -35,7 +35,7 @@ def named_builders(model: Model) -> dict[str, ModelBuilder]:
 
 
 def chosen_student(student: str | None, builders: Mapping[str, ModelBuilder]) -> str:
-    """Return the architecture of the result; with one model there is nothing to choose.
+    """Return the architecture of the result; a single model leaves no choice.
 
     Raises:
         OptionError: It is missing or unknown.
@@ -48,7 +48,7 @@ def chosen_student(student: str | None, builders: Mapping[str, ModelBuilder]) ->
 
 
 def check_student(job: Job) -> None:
-    """Refuse a student that does not map images to logits; found out later, the clients would have trained in vain.
+    """Refuse a student that does not map images to logits, before the clients train in vain.
 
     Raises:
         OptionError: It does not take images of the input shape, or its outputs are not one per class.

@@ -1,4 +1,4 @@
-"""Who the clients behind Flower's nodes are: node ids are random in every run, names and their order must not be."""
+"""The names of the clients behind Flower's nodes: node ids are random in every run, names and their order are not."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from flwr.serverapp import Grid
 from ..uploads.checks import CLIENT_NAME
 
 _BY_RANK = (
-    "their nodes' order of registration stands for them: which of them a round asks is the same in every run of a "
-    "simulation, and in a deployment as long as its SuperNodes stay registered"
+    "their nodes' order of registration stands for them: each round asks the same clients in every run of a "
+    "simulation, and in a deployment while its SuperNodes stay registered"
 )
-_BY_ID = "which of them a round asks is another draw in every run"
+_BY_ID = "each round asks other clients in every run"
 
 
 class Names:
     """Names of the clients by node, and ranks of the nodes whose clients have none.
 
-    Flower's simulation registers its nodes in the order of their partitions, so that there a rank is a partition.
+    Flower's simulation registers its nodes in the order of their partitions, so that a rank there is a partition.
 
     Attributes:
-        barred: Nodes that are asked nothing any more, as an answer of theirs could not be read.
+        barred: Nodes that get no more questions, because an answer of theirs could not be read.
     """
 
     def __init__(self) -> None:
@@ -36,20 +36,20 @@ class Names:
         self._told = False
 
     def name_of(self, node: int) -> str | None:
-        """Return the name of the client on a node; None if it has not told it yet."""
+        """Return the name of the client on a node; None while it is unknown."""
         return self._names.get(node)
 
     def is_ranked(self, node: int) -> bool:
-        """Tell whether it is known when a node has registered."""
+        """Return whether a node's time of registration is known."""
         return node in self._ranks
 
     def call(self, node: int) -> str:
-        """Return what a client is called: its own name, else its node's rank, else its node."""
+        """Return a text for a client: its own name, else its node's rank, else its node."""
         unnamed = f"unnamed-{self._ranks[node]:03d}" if node in self._ranks else f"node-{node}"
         return self._names.get(node, unnamed)
 
     def in_order(self, nodes: Iterable[int]) -> list[int]:
-        """Return nodes in the order of their clients' names; those without one last, as they have registered."""
+        """Return nodes in the order of their clients' names; nodes without one last, in the order of registration."""
         last = len(self._ranks)
         return sorted(
             nodes,
@@ -57,24 +57,24 @@ class Names:
         )
 
     def rank(self, nodes: Iterable[int], grid: Grid) -> None:
-        """Give nodes that are new their ranks, behind those that are known, in the order in which they registered."""
+        """Give new nodes their ranks, behind the known ones, in the order of their registration."""
         new = {node for node in nodes if node not in self._ranks}
         infos = grid.get_nodes() if new and hasattr(grid, "get_nodes") else ()
         known = [(info.registered_at, info.node_id) for info in infos if info.node_id in new and info.registered_at]
-        # The text of a time without fractions of a second has none, and would sort wrongly.
+        # A time without fractions of a second is a shorter text, and would sort wrongly.
         for _, node in sorted((datetime.fromisoformat(when), node) for when, node in known):
             self._ranks[node] = len(self._ranks)
 
     def learn(self, node: int, client: str) -> None:
-        """Note the name of the client on a node."""
+        """Record the name of the client on a node."""
         self._names[node] = client
 
     def strangers(self, nodes: Iterable[int]) -> list[int]:
-        """Return the nodes that have neither told a name nor answered the question for it."""
+        """Return the nodes that have neither sent a name nor answered the question for it."""
         return [node for node in nodes if node not in self._names and node not in self._introduced]
 
     def hear(self, replies: Iterable[tuple[int, Message]]) -> None:
-        """Take the answers of nodes to the question for names; that some have none is logged once."""
+        """Take the nodes' answers to the question for names; log once that some clients have no name."""
         unnamed = 0
         for node, reply in replies:
             self._introduced.add(node)
@@ -87,4 +87,4 @@ class Names:
         if unnamed and not self._told:
             self._told = True
             ranked = self._introduced - set(self._names) <= set(self._ranks)
-            log(INFO, "%d clients tell no names when asked, so %s", unnamed, _BY_RANK if ranked else _BY_ID)
+            log(INFO, "%d clients have no names, so %s", unnamed, _BY_RANK if ranked else _BY_ID)

@@ -1,4 +1,4 @@
-"""The nodes of a run: who is connected and called what, one message there and one answer back, refusals and bytes."""
+"""The nodes of a run: connection and names, one message there and one answer back, refusals and bytes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Sent:
         node: The node that it went to.
         phase: The phase of the run that its bytes are booked under.
         size: Its bytes.
-        activated: When the SuperLink last activated that node; empty if it does not say.
+        activated: When the SuperLink last activated that node; empty if unknown.
     """
 
     node: int
@@ -56,15 +56,15 @@ class Sent:
     activated: str = ""
 
     def is_forgotten(self, connected: Mapping[int, str]) -> bool:
-        """Tell whether the node's SuperNode was restarted since; Flower would wait for the answer for hours."""
+        """Return whether the node's SuperNode was restarted since; Flower would wait for the answer for hours."""
         return bool(self.activated) and connected.get(self.node, self.activated) != self.activated
 
 
 class Refusals:
-    """Notes and logs answers that do not count, each client and reason once.
+    """Records and logs answers that do not count, each client and reason once.
 
     Args:
-        folder: Where they are noted; None for the log alone.
+        folder: The folder of the records; None for the log alone.
     """
 
     def __init__(self, folder: RoundFolder | None) -> None:
@@ -72,7 +72,7 @@ class Refusals:
         self._known: set[tuple[str, str]] = set()
 
     def add(self, client: str, reason: str) -> None:
-        """Note a refusal."""
+        """Record a refusal."""
         if (client, reason) not in self._known:
             self._known.add((client, reason))
             if self._folder is not None:
@@ -85,9 +85,9 @@ class Nodes:
 
     Args:
         grid: Flower's grid.
-        refusals: Where refusals are noted.
-        traffic: Where bytes are booked.
-        names: The clients' names; those that earlier rounds have learned, or None.
+        refusals: The record of refusals.
+        traffic: The account of bytes.
+        names: The clients' names from earlier rounds, or None.
 
     Attributes:
         grid: As given.
@@ -111,7 +111,7 @@ class Nodes:
         return time.monotonic() - self._joined >= SETTLE_S
 
     def connected(self) -> dict[int, str]:
-        """Return the connected nodes, and when each was activated if the SuperLink says so."""
+        """Return the connected nodes, with the time of their activation if the SuperLink reports it."""
         if self.simulated or not hasattr(self.grid, "get_nodes"):
             found = dict.fromkeys(self.grid.get_node_ids(), "")
         else:
@@ -123,34 +123,34 @@ class Nodes:
 
     def push(self, message: Message) -> str | None:
         """Send a message and return its id; None if its node has left."""
-        # One push per node: an id that comes back belongs to it, and a node unknown by now gives none.
+        # One push per node: a returned id belongs to it, and a node that has become unknown gives none.
         ids = list(self.grid.push_messages([message]))
         return ids[0] if ids and ids[0] else None
 
     def pull(self, message_id: str) -> Message | None:
-        """Return the answer to one message, inflated by Flower; None if it has not come."""
-        # The id tells which node has answered: what a reply tells of its sender is the sender's word.
+        """Return the answer to one message, inflated by Flower; None if it has not arrived."""
+        # The id identifies the node: the sender inside a reply is only the sender's claim.
         return next(iter(self.grid.pull_messages([message_id])), None)
 
     @contextmanager
     def guarded(self, node: int) -> Iterator[None]:
-        """Refuse a node whose answer cannot be inflated or decoded, and ask it nothing any more.
+        """Refuse a node whose answer cannot be inflated or decoded, and send it no more questions.
 
         Raises:
-            UploadError: Something that is no error of ours was raised in the block.
+            UploadError: The block raised an error that is not one of ours.
         """
         try:
             yield
         except BaseException as error:
             if isinstance(error, OneShotError) or not isinstance(error, Exception):
                 raise
-            self.grid.get_node_ids()  # raises if it is the grid that has failed, and not the answer
+            self.grid.get_node_ids()  # raises if the grid itself has failed, not the answer
             self.names.barred.add(node)
             line = f"its answer cannot be read: {type(error).__name__}: {_last_line(str(error))}"
             raise UploadError(line) from error
 
     def busy(self) -> set[int]:
-        """Take answers that came late, and return the nodes that still owe one: they are not asked meanwhile."""
+        """Take late answers, and return the nodes that still owe one: they get no question meanwhile."""
         connected = self.connected() if self._late else {}
         for message_id, (sent, hear) in list(self._late.items()):
             try:
@@ -167,20 +167,20 @@ class Nodes:
         return {sent.node for sent, _ in self._late.values()}
 
     def leave(self, message_id: str, sent: Sent, hear: Callable[[Message, Sent], object]) -> None:
-        """Stop waiting for an answer; ``hear`` gets it if it comes after all."""
+        """Stop waiting for an answer; ``hear`` receives it if it arrives after all."""
         self._late[message_id] = sent, hear
 
     def refuse(self, node: int, reason: str, client: str = "") -> None:
-        """Note that an answer of a node does not count, under the client's name if it is known."""
+        """Record that an answer of a node does not count, under the client's name if it is known."""
         self.refusals.add(client or self.names.call(node), reason)
 
     def save_traffic(self, *, interval_s: float = 0.0) -> None:
-        """Write the account of bytes, unless that was done less than ``interval_s`` ago."""
+        """Write the account of bytes, unless the last write was less than ``interval_s`` ago."""
         self.traffic.save(lambda line: log(WARNING, "%s", line), interval_s=interval_s)
 
 
 def own_error(reply: Message) -> str:
-    """Return the line of a client's failure that says what happened: errors come as whole coloured tracebacks."""
+    """Return the line of a client's failure that names the cause: errors arrive as whole coloured tracebacks."""
     return _last_line(reply.error.reason or f"error code {reply.error.code}")
 
 
@@ -190,5 +190,5 @@ def _last_line(reason: str) -> str:
 
 
 def is_simulation(grid: Grid) -> bool:
-    """Tell whether the ServerApp runs beside Flower's simulation engine, which starts and ends Ray itself."""
+    """Return whether the ServerApp runs beside Flower's simulation engine, which starts and ends Ray itself."""
     return hasattr(grid, "pull_interval")

@@ -59,7 +59,7 @@ class OneShot(Strategy):
         options: Settings that most users leave alone.
         proxy: Real images without labels, uint8 [N, ch, H, W], for methods that need them.
         observer: ``(epoch, module) -> scores``, recorded after every server epoch; the method never sees them.
-        facts: Written to run.json beside what is known here.
+        facts: Entries of run.json, beside those that the strategy adds.
 
     Raises:
         OptionError: An argument is out of its range.
@@ -133,7 +133,7 @@ class OneShot(Strategy):
 
     @property
     def report(self) -> StageReport:
-        """What the last server stage ended with.
+        """The report of the last server stage.
 
         Raises:
             OptionError: No stage has ended yet.
@@ -144,7 +144,7 @@ class OneShot(Strategy):
 
     @property
     def account(self) -> Account:
-        """What the run cost in this process."""
+        """The cost of the run in this process."""
         return self.rounds.account
 
     @property
@@ -153,7 +153,7 @@ class OneShot(Strategy):
         return load_model(self.report.outcome, self.report.job)
 
     def close(self) -> None:
-        """Close the run folder, so that another process may go on with it."""
+        """Close the run folder, so that another process may resume it."""
         if self._folder is not None:
             self._folder.close()
             self._folder = None
@@ -174,7 +174,7 @@ class OneShot(Strategy):
             grid: Flower's grid.
             initial_arrays: Start weights for the clients whose architecture they fit, and for the student; empty or
                 None: every model starts from the seed.
-            num_rounds: Not a switch here: rounds that a method has are options of the method.
+            num_rounds: Ignored: the number of rounds is an option of the method.
             timeout: The deadline for uploads, in seconds from each round's beginning.
             train_config: Sent to the clients with every request.
             evaluate_config: Sent to the clients that evaluate the student.
@@ -184,7 +184,7 @@ class OneShot(Strategy):
             Flower's result; its arrays are empty if the outcome is an ensemble.
 
         Raises:
-            QuorumError: Fewer than ``min_uploads`` uploads at the deadline; what came is kept.
+            QuorumError: Fewer than ``min_uploads`` uploads at the deadline; those that arrived are kept.
             OptionError: The method's needs are not met.
             StoreError: The run folder cannot be used.
         """
@@ -209,11 +209,11 @@ class OneShot(Strategy):
         return result
 
     def replay(self, run_dir: str | Path, *, target: str | Path | None = None) -> torch.nn.Module:
-        """Run the method on the stored uploads of ``run_dir``, with no client in reach.
+        """Run the method on the stored uploads of ``run_dir``, without its clients.
 
         Args:
             run_dir: A run folder.
-            target: The run folder of the replay; one that was cut off goes on. None for a new one beside ``run_dir``.
+            target: The run folder of the replay, resumed if it was interrupted. None for a new one beside ``run_dir``.
 
         Returns:
             The result as a module.
@@ -263,7 +263,7 @@ class OneShot(Strategy):
         return self._evaluation.aggregate(server_round, replies)
 
     def summary(self) -> None:
-        """Log what runs, and where its results go."""
+        """Log the method, its place, and the run folder."""
         log(INFO, "%s (%s), student %s", self.method.title, self.method.source, self.job.student)
         log(INFO, "run folder: %s", self.folder.path)
 

@@ -57,7 +57,7 @@ class RunOptions:
     gatekeeper: GatekeeperConfig = field(default_factory=GatekeeperConfig)
     teacher: str = option(
         "method",
-        "what is distilled: the method's own ensemble, or all uploads under the pool of this name",
+        "teacher that is distilled: the method's own ensemble, or all uploads under the pool of this name",
         choices=("method", *TEACHERS),
     )
 
@@ -74,7 +74,7 @@ class RunOptions:
 
 @dataclass
 class Account:
-    """What a run cost in this process: seconds per phase and the bytes of its messages."""
+    """The cost of a run in this process: seconds per phase and the bytes of its messages."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     traffic: Traffic = field(default_factory=Traffic)
@@ -95,15 +95,15 @@ class Rounds:
         options: Limits and intervals.
 
     Attributes:
-        report: What the last server stage ended with; None before the first.
-        account: What the rounds cost.
-        train_metrics: Round -> what the clients that uploaded in this process report, averaged by their examples.
+        report: The report of the last server stage; None before the first.
+        account: The cost of the rounds.
+        train_metrics: Round -> the metrics of the clients that uploaded in this process, averaged by their examples.
         compute: Where the server stage runs.
         min_uploads: The quorum.
-        door: What uploads have to pass.
+        door: The tests that uploads have to pass.
 
     Raises:
-        OptionError: The job or ``compute`` is not what it should be.
+        OptionError: The job or ``compute`` is invalid.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Rounds:
         min_uploads: int,
         options: RunOptions,
     ) -> None:
-        # All that can be told before a client has worked; what is wrong with a wrong upload is told when it comes.
+        # All checks that are possible before a client has worked; an upload is checked when it arrives.
         check_needs(method, job)
         if method.kind == "student":
             check_student(job)
@@ -137,7 +137,7 @@ class Rounds:
     def run(
         self, folder: RunFolder, grid: Grid, arrays: ArrayRecord, *, timeout: float, train_config: ConfigRecord
     ) -> ArrayRecord:
-        """Run all rounds that the run folder does not hold the outcome of.
+        """Run all rounds whose outcome the run folder lacks.
 
         Args:
             folder: The run folder.
@@ -168,18 +168,18 @@ class Rounds:
         return arrays
 
     def take(self, folder: RunFolder, server_round: int, replies: Iterable[Message], arrays: ArrayRecord) -> None:
-        """Store replies that somebody else collected, and run the server stage on them."""
+        """Store replies that the caller collected, and run the server stage on them."""
         round_folder = folder.round(server_round)
         collector = self._collector(round_folder)
         for reply in replies:
             collector.take(reply)
         collector.check_quorum(self.min_uploads, self.min_uploads, 0.0)
         self._pin(round_folder, collector.clients, tick=None)
-        # Whoever owns the loop owns Ray: it is used where it runs.
+        # The owner of the loop owns Ray: it is used where it runs.
         self._run_stage(folder, server_round, arrays, place=self._chosen(owns_ray=None), tick=None)
 
     def student_arrays(self) -> ArrayRecord | None:
-        """Return the last student's weights; None if there is none."""
+        """Return the last student's weights; None without a student."""
         student = self.report.outcome.student if self.report is not None else None
         return None if student is None else ArrayRecord(student)
 
@@ -201,7 +201,7 @@ class Rounds:
         return exchange.poll
 
     def _pin(self, folder: RoundFolder, present: Iterable[str], *, tick: Callable[[], None] | None) -> None:
-        """Fix the clients of a server stage: those that are present and that the gatekeeper lets in."""
+        """Fix the clients of a server stage: those with an upload that the gatekeeper admits."""
         began, names, out, held = time.monotonic(), set(present), set[str](), folder.held()
         if self.door.judges and pinned_clients(folder) is None:
             uploads = [upload for upload in folder.uploads() if upload.client in names]
@@ -221,14 +221,14 @@ class Rounds:
         return choose(compute, owns_ray=owns_ray) if isinstance(compute, str) else compute
 
     def _place(self, folder: RunFolder, server_round: int, grid: Grid, timeout: float) -> ServerCompute:
-        """Return where the server stage runs: where the clients are, if the method goes on with them."""
+        """Return the place of the server stage: this process, if the method sends the clients questions."""
         if self._method.fit_with is None:
             return self._chosen(owns_ray=not is_simulation(grid))
         round_folder = folder.round(server_round)
         # Late uploads are booked in the collector's account: one file has one account.
         if self.account.traffic.path != round_folder.path / TRAFFIC_FILE:
             self.account.traffic = Traffic.read(round_folder.path / TRAFFIC_FILE)
-        # What clients keep on their disks bears the id of the run that they uploaded to.
+        # The files on the clients' own disks bear the id of the run that they uploaded to.
         forgotten = tuple(folder.info.get("forgotten", ()))
         common = {
             "run-id": str(folder.info.get("uploads-id", folder.id)),

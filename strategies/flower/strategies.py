@@ -1,6 +1,6 @@
-"""The public strategies: one class per method, each a OneShot that knows its method.
+"""The public strategies: one class per method, a OneShot with that method.
 
-All take what :class:`strategies.flower.one_shot.OneShot` takes after its method::
+All take the arguments of :class:`strategies.flower.one_shot.OneShot` after its method::
 
     strategy = Dense(Net, num_classes=10, input_shape=(3, 32, 32))
     result = strategy.start(grid=grid, initial_arrays=arrays, train_config=ConfigRecord({"lr": 0.1}))
@@ -94,19 +94,19 @@ class IntactOFL(OneShot):
 
 
 class FedHydra(OneShot):
-    """FedHydra: who guides a generator to a class weighs for that class; that ensemble is distilled as in DENSE."""
+    """FedHydra: a client that guides a generator well to a class weighs more for it; the ensemble is distilled."""
 
     __init__ = partialmethod(OneShot.__init__, METHODS["fedhydra"])
 
 
 class Tally(OneShot):
-    """Tally: who knows which class weighs the uploads class by class; that ensemble is distilled on noise."""
+    """Tally: counts of classes weigh the uploads class by class; that ensemble is distilled on noise."""
 
     __init__ = partialmethod(OneShot.__init__, METHODS["tally"])
 
 
 class FedOV(OneShot):
-    """FedOV: the vote of open-set classifiers, those leading to whom a sample is the least unknown."""
+    """FedOV: the vote of open-set classifiers; for each sample, those count that find it the least unknown."""
 
     __init__ = partialmethod(OneShot.__init__, METHODS["fedov"])
 

@@ -1,6 +1,6 @@
 """FLBoost in rounds under SIGKILL: server and actor may die in a round or in a refinement, and the bits are the same.
 
-A client that has lost its state goes on from zero, and the run with it.
+A client that has lost its state continues from zero, and the run with it.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def test_a_client_that_lost_its_state_goes_on_from_zero_and_says_so(
     log = command.log.read_text()
     assert log.count("is not kept here: it continues from zero") == 1
     assert f"{client}: its state of round " in log
-    assert f"{client} had lost what it remembers, and goes on from zero" in log
+    assert f"{client} had lost its state of earlier rounds, and continues from zero" in log
     assert result["resumed_at"] == 2
     assert result["weights_sha256"] != uninterrupted[0]["weights_sha256"]
     assert [row["epoch"] for row in written(folder, "metrics.jsonl")] == list(range(1, 7))

@@ -1,8 +1,8 @@
-"""Which round each client's last accepted answer is of: what clients that remember something are told with a request.
+"""The round of each client's last accepted answer, which a request sends to clients that keep a state.
 
-A client's state belongs to one of its answers. If that answer was late, or the server was killed and goes on from an
-older checkpoint, the client's newest state is of an answer that never counted; told which one did, it goes on from the
-state of that one.
+A client's state belongs to one of its answers. If that answer was late, or if the server was killed and resumes from an
+older checkpoint, the client's newest state belongs to an answer that never counted. The client continues from the state
+of the answer that did.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ class Attendance:
         self._safe: dict[str, int] = {}
 
     def accept(self, server_round: int, clients: Iterable[str]) -> None:
-        """Note whose answers count in a round."""
+        """Record the clients whose answers count in a round."""
         self._last.update(dict.fromkeys(clients, server_round))
 
     def checkpointed(self) -> None:
-        """Note that a checkpoint holds what is known now: no server goes on from before it any more."""
+        """Record that a checkpoint holds these rounds: no server resumes from an earlier state any more."""
         self._safe = dict(self._last)
 
     def snapshot(self) -> dict[str, int]:
@@ -32,23 +32,23 @@ class Attendance:
         return dict(self._last)
 
     def restore(self, rounds: Mapping[str, int]) -> None:
-        """Go on from what :meth:`snapshot` has returned."""
+        """Continue from a result of :meth:`snapshot`."""
         self._last, self._safe = dict(rounds), dict(rounds)
 
     def told(self, client: str) -> dict[str, int]:
-        """Return what a client is told: the round of its last answer that counted, and of the last that is sure to.
+        """Return the rounds of a client's last answer that counted, and of the last that every resume counts.
 
-        Both are 0 where there is none. What the client keeps of rounds before ``safe-round`` is needed no more.
+        Both are 0 for a client without one. The client no longer needs its state of rounds before ``safe-round``.
         """
         return {"last-round": self._last.get(client, 0), "safe-round": self._safe.get(client, 0)}
 
     def tell(
         self, contents: Mapping[int, RecordDict], name_of: Callable[[int], str | None], key: str = "config"
     ) -> dict[int, RecordDict]:
-        """Return requests with what their clients are told; who has no name yet is told nothing.
+        """Return requests with their clients' rounds; a client without a name gets none.
 
         Args:
-            contents: Node -> request; they are not changed.
+            contents: Node -> request; they stay unchanged.
             name_of: Node -> the client's name.
             key: The config's record.
         """

@@ -1,4 +1,4 @@
-"""The strategy under the rounds: Flower's own or ours, and what has to be known of it."""
+"""The strategy under the rounds, Flower's own or ours, and the facts that the rounds need of it."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from .surroundings import within
 if TYPE_CHECKING:
     from ...rounds.config import IterativeConfig
 
-# Whom to ask is not the strategy's affair here: it is shown the nodes of the round, and asks all of them.
+# The rounds choose the clients: a strategy sees the nodes of the round only, and asks all of them.
 EVERYONE: dict[str, Any] = {"fraction_train": 1.0, "min_train_nodes": 1, "min_available_nodes": 1}
 
 
 @dataclass(frozen=True)
 class Base:
-    """A Flower strategy and what of it has to outlive the process.
+    """A Flower strategy, and the state of it that outlives the process.
 
     Attributes:
-        strategy: It is asked for the requests of a round, and for the next model.
+        strategy: Makes the requests of a round, and the next model.
         remembers: Names of its attributes that a resumed run needs: trees of arrays and numbers. A name with dots is an
             attribute's attribute.
-        samples: It chooses among all connected clients, and waits for as many as it wants; else it asks whom it is
-            shown.
-        evaluates: The clients are asked for scores of their own, as it has it.
-        sees: What it combines: ``"parameters"``, the trainable ones alone; ``"numbers"``, whatever has a fraction,
-            buffers included; or ``"everything"``, of which whole numbers are still averaged beside it.
+        samples: It chooses among all connected clients, and waits for as many as it wants; else it asks all clients
+            that the rounds show it.
+        evaluates: The clients are asked for scores of their own, as the strategy is configured.
+        sees: The arrays that it combines: ``"parameters"``, the trainable ones alone; ``"numbers"``, all floating-point
+            arrays, buffers included; or ``"everything"``, of which whole numbers are still averaged beside it.
     """
 
     strategy: Strategy
@@ -44,18 +44,18 @@ class Base:
 
     @property
     def asks_for_names(self) -> bool:
-        """Whether it may choose some of the clients, which must then be the same ones in every run of a seed."""
+        """Whether it may choose some of the clients, which must then be the same in every run of a seed."""
         return self.samples and getattr(self.strategy, "fraction_train", 0.0) < 1.0
 
     @property
     def least(self) -> int:
-        """The connected clients that it would wait for before it asks."""
+        """The number of connected clients that it waits for before it asks."""
         wanted = [getattr(self.strategy, key, 1) for key in ("min_train_nodes", "min_available_nodes")]
         return max(1, *wanted)
 
 
 def facts_of(base: Base) -> dict[str, Any]:
-    """Return what a strategy is, in plain values: a run that is resumed must have the same.
+    """Return the identity of a strategy in plain values, which a resumed run must match.
 
     Returns:
         ``base``, its class, and ``base.<attribute>`` for each of its public numbers and texts.
@@ -68,12 +68,12 @@ def facts_of(base: Base) -> dict[str, Any]:
     return facts
 
 
-# For how many clients it waits says nothing about what is computed of their answers.
+# The number of clients to wait for does not change the result that is computed from their answers.
 _WAITING = ("min_available_nodes", "min_evaluate_nodes")
 
 
 def base_of(config: IterativeConfig) -> Base:
-    """Return the strategy that the settings name: Flower's own where it has it."""
+    """Return the configured strategy: Flower's own where Flower has it."""
     lr = config.server_lr or OWN_LR.get(config.strategy, 1.0)
     adaptive: dict[str, Any] = {
         "eta": lr, "beta_1": BETA1, "beta_2": BETA2, "tau": TAU, **EVERYONE,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class ClientScores:
-    """Asks for scores as a strategy's ``configure_evaluate`` has it; what goes wrong costs the scores only.
+    """Asks for scores as a strategy's ``configure_evaluate`` does; a failure costs the scores only.
 
     Args:
         base: The strategy.
@@ -43,7 +43,7 @@ class ClientScores:
             trip: Carries the messages.
 
         Returns:
-            The scores, their names beginning with ``clients_``; nothing if there are none.
+            The scores, with names that begin with ``clients_``; an empty dict if there are none.
         """
         if not self._base.evaluates or getattr(self._base.strategy, "fraction_evaluate", 1.0) == 0.0:
             return {}

@@ -1,6 +1,6 @@
-"""FedDyn as a Flower strategy: what each client's models have drifted by so far is taken out of its next steps.
+"""FedDyn as a Flower strategy: a client's next steps take back the drift of its models so far.
 
-A request says alpha as ``feddyn-alpha``; an answer is the client's model alone, for the server can follow the mean of
+A request sends alpha as ``feddyn-alpha``; an answer is the client's model alone, because the server follows the mean of
 the clients' drifts by itself. The clients' half is :class:`strategies.client.corrections.DynamicRegularizer`.
 """
 
@@ -21,17 +21,17 @@ from .round_records import answers_of, to_numpy, to_record
 class FedDyn(FedAvg):
     """Federated learning with dynamic regularisation; see :func:`strategies.rounds.rules.feddyn_step`.
 
-    The next model is the one that clients start from, the plain mean of their models moved on by the mean drift. It is
-    also the result. Published code of FedFTG tests the plain mean, see :meth:`plain_mean`.
+    The next model is the start of the clients' next round: the plain mean of their models, moved by the mean drift. It
+    is also the result. Published code of FedFTG tests the plain mean, see :meth:`plain_mean`.
 
     Args:
-        alpha: Of the clients' term, above 0; one for all clients.
+        alpha: The weight of the clients' term, above 0; one for all clients.
         **settings: Those of Flower's FedAvg.
 
     Attributes:
         mean_drift: The mean of all clients' h_k, by name of parameter; empty before the first round, as if all were 0.
         clients_remember: The clients keep their h_k from round to round.
-        equal_buffers: Buffers are averaged as the models are, every client alike.
+        equal_buffers: Buffers are averaged like the models, with equal weights.
     """
 
     clients_remember = True
@@ -47,7 +47,7 @@ class FedDyn(FedAvg):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Ask as FedAvg does, and say alpha; ``num-clients`` of the config, if it is there, is N."""
+        """Ask as FedAvg does, and send alpha; the optional ``num-clients`` of the config is N."""
         self._start = arrays
         self._num_clients = int(config.get("num-clients", 0))  # type: ignore[arg-type]
         self.mean_drift = self.mean_drift or {name: np.zeros_like(value) for name, value in to_numpy(arrays).items()}
@@ -59,7 +59,7 @@ class FedDyn(FedAvg):
         server_round: int,  # noqa: ARG002  Flower's signature
         replies: Iterable[Message],
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Return the next model, and move the mean drift; (None, None) if nobody has answered."""
+        """Return the next model, and move the mean drift; (None, None) without an answer."""
         answers = answers_of(replies)
         if not answers:
             return None, None
@@ -72,5 +72,5 @@ class FedDyn(FedAvg):
         return to_record(model), self.train_metrics_aggr_fn(answers, self.weighted_by_key)
 
     def plain_mean(self, arrays: ArrayRecord) -> ArrayRecord:
-        """Return the plain mean of the clients' models that ``arrays``, the model returned last, is made of."""
+        """Return the plain mean of the clients' models behind ``arrays``, the model returned last."""
         return to_record(plus(to_numpy(arrays), self.mean_drift, -1.0))

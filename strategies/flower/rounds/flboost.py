@@ -1,4 +1,4 @@
-"""FLBoost around a strategy that a Flower project has already: every round's model is fine-tuned on the server."""
+"""FLBoost around the strategy of an existing Flower project: the server fine-tunes every round's model."""
 
 from __future__ import annotations
 
@@ -25,36 +25,35 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WrappedConfig(IterativeConfig):
-    """Options of rounds by a strategy that is given as an object; ``strategy`` and its numbers do not count."""
+    """Options of rounds by a given strategy object; ``strategy`` and its numbers have no effect."""
 
     base: str = option("FedAvg", "class of the strategy that combines a round's models")
 
     @property
     def label(self) -> str:
-        """What the rounds' log lines begin with."""
+        """The beginning of the rounds' log lines."""
         return f"refined {self.base}"
 
 
 class FLBoost(Iterative):
     """A Flower strategy around another one: the other asks the clients and combines their models, a refiner fine-tunes.
 
-    ``start`` has Flower's signature and gives Flower's result, federated evaluation included. What is kept in the run
-    folder, and what a killed run goes on from, is as in :class:`strategies.flower.rounds.iterative.Iterative`.
+    ``start`` has Flower's signature and gives Flower's result, federated evaluation included. The run folder and resume
+    are those of :class:`strategies.flower.rounds.iterative.Iterative`.
 
     Args:
         model: A callable that returns an ``nn.Module``, or a dict of architecture name -> callable.
         base: The strategy object; see :func:`strategies.flower.rounds.wrapping.wrap` for those that fit.
         refiner: The method that fine-tunes, and its config; None for FLBoost with its defaults.
         remembers: Attributes of ``base`` that a resumed run needs, beside those of the library's and Flower's own
-            strategies: what a subclass has added.
+            strategies: the attributes that a subclass has added.
         min_uploads: The quorum of a round; None for the ``min_train_nodes`` of ``base``.
         checkpoint_every: Rounds between two checkpoints, at least 1.
         evaluate_every: Rounds between two evaluations, on the server and on the clients, at least 1; the last round is
-            evaluated.
-        **settings: Those of :class:`strategies.flower.rounds.iterative.Iterative`: ``num_classes`` and
-            ``input_shape``, and if they are not the usual ones ``student``, ``normalization``, ``compute``,
-            ``run_dir``, ``seed`` (every draw of ``base`` follows from it, too), ``options``, ``proxy``, ``observer``
-            and ``facts``.
+            always evaluated.
+        **settings: Those of :class:`strategies.flower.rounds.iterative.Iterative`. Required: ``num_classes`` and
+            ``input_shape``. Optional: ``student``, ``normalization``, ``compute``, ``run_dir``, ``seed``, ``options``,
+            ``proxy``, ``observer`` and ``facts``. Every draw of ``base`` follows from ``seed`` too.
 
     Raises:
         OptionError: An argument is out of its range, or ``base`` cannot be refined.
@@ -94,11 +93,11 @@ class FLBoost(Iterative):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: EvaluateFn | None = None,
     ) -> Result:
-        """Run the rounds that the run folder has not seen; Flower's signature, default and result.
+        """Run the rounds that the run folder lacks; Flower's signature, default and result.
 
         Args:
             grid: Flower's grid.
-            initial_arrays: Weights before the first round; empty or None: they follow from the seed.
+            initial_arrays: Weights before the first round; empty or None: derived from the seed.
             num_rounds: Rounds.
             timeout: Seconds that the clients have for each round, and for each evaluation.
             train_config: Sent to the clients with every request to train.
@@ -111,7 +110,7 @@ class FLBoost(Iterative):
         Raises:
             QuorumError: Too few clients are connected, or too few have answered in several rounds.
             OptionError: The weights are not the model's, or the run began with other settings.
-            OneShotError: What ``base`` returns is no model.
+            OneShotError: The result of ``base`` is not a model.
             StoreError: The run folder cannot be used.
         """
         return super().start(grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn)

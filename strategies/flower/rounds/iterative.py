@@ -40,12 +40,12 @@ DEADLINE_S = 3600.0
 
 
 def _in_rounds(options: RunOptions | None, refiner: Refiner | None) -> RunOptions:
-    """Return the options of a run in rounds, which judges no uploads, and distils where it refines."""
+    """Return the options of a run in rounds: no gatekeeper, and a teacher only with a refiner."""
     options = options or RunOptions()
     if (policy := options.gatekeeper.policy) != OFF:
-        raise OptionError(f"options.gatekeeper.policy is {policy!r}: allowed in rounds is {OFF!r}")
+        raise OptionError(f"options.gatekeeper.policy is {policy!r}: must be {OFF!r} in rounds")
     if refiner is None and options.job_teacher is not None:
-        raise OptionError(f"options.teacher is {options.teacher!r}: allowed in rounds without a refiner is 'method'")
+        raise OptionError(f"options.teacher is {options.teacher!r}: must be 'method' in rounds without a refiner")
     return options
 
 
@@ -59,18 +59,18 @@ class Iterative(Strategy):
         student: The architecture, if ``model`` is a dict of several.
         normalization: The model's input space; None for mean 0.5 and std 0.5 in every channel.
         config: Rounds, strategy and its numbers; None for the defaults.
-        base: The strategy that combines a round's models; None for the one that ``config`` names.
+        base: The strategy that combines a round's models; None for the one in ``config``.
         refiner: The method that fine-tunes every round's model, and its config; None for none.
-        compute: Where that runs: ``"ray"`` (the default), ``"in-process"``, or a ServerCompute.
+        compute: Where the refiner runs: ``"ray"`` (the default), ``"in-process"``, or a ServerCompute.
         run_dir: The run folder: made if it is new, resumed if it is a run folder; None for a new one under
             ``$ONESHOT_RUNS`` or ``./runs``.
-        min_uploads: The quorum of a round. With fewer usable answers the model stays what it is; three such rounds, one
-            after the other, end the run, which can be resumed.
+        min_uploads: The quorum of a round. With fewer usable answers the model stays unchanged; three such rounds in a
+            row end the run, which can be resumed.
         seed: Every random draw of the server follows from it.
         options: Settings that most users leave alone.
         proxy: Real images without labels, uint8 [N, ch, H, W], for refiners that need them.
         observer: ``(round, module) -> scores``, recorded every ``config.evaluate_every`` rounds.
-        facts: Written to run.json beside what is known here.
+        facts: Entries of run.json, beside those that the strategy adds.
 
     Raises:
         OptionError: An argument is out of its range.
@@ -134,10 +134,10 @@ class Iterative(Strategy):
 
     @property
     def report(self) -> StageReport:
-        """What the rounds ended with.
+        """The report of the rounds.
 
         Raises:
-            OptionError: They have not ended yet.
+            OptionError: The rounds have not ended yet.
         """
         if self._report is None:
             raise OptionError("the strategy has no outcome yet: call start() first")
@@ -145,7 +145,7 @@ class Iterative(Strategy):
 
     @property
     def account(self) -> Account:
-        """What the run cost in this process."""
+        """The cost of the run in this process."""
         return self._rounds.account
 
     @property
@@ -154,7 +154,7 @@ class Iterative(Strategy):
         return load_model(self.report.outcome, self.report.job)
 
     def close(self) -> None:
-        """Close the run folder, so that another process may go on with it."""
+        """Close the run folder, so that another process may resume it."""
         if self._folder is not None:
             self._folder.close()
             self._folder = None
@@ -169,15 +169,15 @@ class Iterative(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: EvaluateFn | None = None,
     ) -> Result:
-        """Run the rounds that the run folder has not seen; Flower's signature and result.
+        """Run the rounds that the run folder lacks; Flower's signature and result.
 
         Args:
             grid: Flower's grid.
-            initial_arrays: Weights before the first round; empty or None: they follow from the seed.
+            initial_arrays: Weights before the first round; empty or None: derived from the seed.
             num_rounds: Rounds; 0 for those of the config.
             timeout: Seconds that the clients have for each round.
             train_config: Sent to the clients with every request.
-            evaluate_config: Sent to the clients with every request for scores, where the strategy asks for any.
+            evaluate_config: Sent to the clients with every request for scores, if the strategy makes any.
             evaluate_fn: Called for round 0, and as often as the observer.
 
         Returns:
@@ -239,15 +239,15 @@ class Iterative(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Ask as the strategy does that this one is around."""
+        """Ask as the wrapped strategy does."""
         return self._rounds.base.strategy.configure_evaluate(server_round, arrays, config, grid)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Average as the strategy does that this one is around."""
+        """Average as the wrapped strategy does."""
         return self._rounds.base.strategy.aggregate_evaluate(server_round, replies)
 
     def summary(self) -> None:
-        """Log what runs, and where its results go."""
+        """Log the strategy, its place, and the run folder."""
         strategy = type(self._rounds.base.strategy).__name__
         log(INFO, "%s of %s, by Flower strategy %s", self.job.config.title, self.job.student, strategy)
         log(INFO, "run folder: %s", self.folder.path)

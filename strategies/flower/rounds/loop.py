@@ -1,4 +1,4 @@
-"""The rounds of an iterative run: ask, combine, refine, test, checkpoint, and go on where a process has stopped."""
+"""The rounds of an iterative run: ask, combine, refine, test, checkpoint; and resume after the last checkpoint."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 
     EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
-# Of a round's numbers, what is for the metrics alone.
+# A round's numbers that go to the metrics only.
 UNSAID = ("travel", "restarted", "arithmetic_s")
-# A run whose clients answer nothing any more ends here, and can be resumed.
+# A run without answers ends after this many rounds, and can be resumed.
 LOST_MOST = 3
 
 
@@ -50,18 +50,18 @@ class IterativeRounds:
 
     Args:
         job: The job, without uploads.
-        base: The strategy that combines a round's models; None for the one that the job's config names.
+        base: The strategy that combines a round's models; None for the one in the job's config.
         min_uploads: The quorum.
         max_bytes: Largest accepted answer.
-        refiner: What fine-tunes the model of every round; None for nothing.
-        compute: Where that runs; None for a Ray actor, which stays for all rounds.
+        refiner: The method that fine-tunes the model of every round; None for none.
+        compute: Where the refiner runs; None for a Ray actor, which stays for all rounds.
 
     Attributes:
         base: The strategy.
-        account: What the rounds cost in this process.
-        train_metrics: Round -> what the clients report, averaged by the strategy.
-        scores: Round -> what ``evaluate_fn`` has returned.
-        client_scores: What the clients score the model of a round.
+        account: The cost of the rounds in this process.
+        train_metrics: Round -> the clients' metrics, averaged by the strategy.
+        scores: Round -> the result of ``evaluate_fn``.
+        client_scores: The clients' scores of a round's model.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class IterativeRounds:
 
     @property
     def message_type(self) -> str:
-        """The type of the last round's requests, as Flower routes them to the clients' functions."""
+        """The type of the last round's requests, by which Flower routes them to the clients' functions."""
         return self._model.message_type
 
     def run(
@@ -109,7 +109,7 @@ class IterativeRounds:
         evaluate_fn: EvaluateFn | None = None,
         evaluate_config: Mapping[str, Any] | None = None,
     ) -> StageReport:
-        """Run the rounds that the folder's checkpoint has not seen, and keep the last one's model.
+        """Run the rounds that the folder's checkpoint lacks, and keep the last one's model.
 
         Args:
             folder: The run folder.
@@ -117,7 +117,7 @@ class IterativeRounds:
             timeout: Seconds that the clients have for each round.
             config: Sent to the clients with every request.
             evaluate_fn: Called for round 0, and as often as the observer.
-            evaluate_config: Sent to the clients when they are asked for scores, as often as the observer.
+            evaluate_config: Sent to the clients with the requests for scores, as often as the observer runs.
 
         Raises:
             QuorumError: Too few clients are connected, or too few have answered in several rounds.
@@ -151,7 +151,7 @@ class IterativeRounds:
         return report
 
     def begin(self, folder: RunFolder, grid: Grid, timeout: float) -> RoundTrip:
-        """Return what asks the clients; all rounds of a process are asked by the same."""
+        """Return the object that asks the clients, the same one for all rounds of a process."""
         if self._trip is None:
             kept = folder.round(1)
             self.account.traffic = Traffic.read(kept.path / TRAFFIC_FILE)
@@ -161,7 +161,7 @@ class IterativeRounds:
         return self._trip
 
     def requests(self, server_round: int, trip: RoundTrip, config: Mapping[str, Any]) -> dict[int, RecordDict]:
-        """Return what a round asks of each of its nodes."""
+        """Return the requests of a round to its nodes."""
         rounds, seed = self._job.config, self._job.seed
         remember = bool(getattr(self.base.strategy, "clients_remember", False))
         named, least = remember or self.base.asks_for_names, self.base.least if self.base.samples else 0
@@ -182,17 +182,17 @@ class IterativeRounds:
         return self._attendance.tell(contents, trip.name_of, self._config_key) if remember else contents
 
     def start_from(self, arrays: ArrayRecord) -> bool:
-        """Take other weights than those at hand; False if they are not of this architecture."""
+        """Replace the weights; False if the new ones are not of this architecture."""
         if signature_of(arrays) != dict(self._signatures[self._job.student]):
             return False
         self._model.state = dict(arrays.to_torch_state_dict())
         return True
 
     def take(self, server_round: int, replies: Iterable[Message]) -> dict[str, float] | None:
-        """Move to the next model by replies that somebody else has collected; None without a quorum: it stays.
+        """Move to the next model by replies that the caller collected; None without a quorum: the model stays.
 
         Raises:
-            OptionError: No round has been asked for.
+            OptionError: No round has been requested.
         """
         if self._trip is None:
             raise OptionError("replies came before any request: must be configure_train(), then aggregate_train()")
@@ -224,14 +224,14 @@ class IterativeRounds:
         return values
 
     def _move(self, number: int, answers: Sequence[Answered]) -> dict[str, float] | None:
-        """Combine a round's models, and refine what comes of it; return the round's numbers, None without a model."""
+        """Combine a round's models, and refine the result; return the round's numbers, None without a model."""
         metrics = self._model.take(number, answers)
         if metrics is None:
             return None
         self.train_metrics[number] = metrics
         self._attendance.accept(number, (answer.client for answer in answers))
         if anew := [answer.client for answer in answers if answer.reply.metrics.get("restarted")]:
-            say(f"round {number}: {', '.join(anew)} had lost what it remembers, and goes on from zero")
+            say(f"round {number}: {', '.join(anew)} had lost its state of earlier rounds, and continues from zero")
         if self._refined is None:
             return dict(self.train_metrics[number])
         self._model.state, losses = self._refined.run(number, answers, self.state)
@@ -239,10 +239,10 @@ class IterativeRounds:
 
     def _lose(self, number: int, answers: int, trip: RoundTrip) -> None:
         self._lost += 1
-        line = f"round {number}: {answers} usable answers, needed are {self._quorum(trip)}"
+        line = f"round {number}: {answers} usable answers, needs {self._quorum(trip)}"
         if self._lost >= LOST_MOST:
             raise QuorumError(f"{line}, for the {LOST_MOST}rd time without a break. The run can be resumed")
-        say(f"{line}: the model stays what it is")
+        say(f"{line}: the model stays unchanged")
 
     def _quorum(self, trip: RoundTrip) -> int:
         share: int = math.ceil(self._job.config.fraction * trip.most - 1e-9)
@@ -273,7 +273,7 @@ class IterativeRounds:
         return snapshot.step
 
     def _state_of(self, trip: RoundTrip) -> dict[str, Any]:
-        """Return all that the next round builds on, as a tree that a checkpoint can hold."""
+        """Return the state that the next round builds on, as a tree for a checkpoint."""
         return {
             **self._model.snapshot(),
             "lost": self._lost,

@@ -28,7 +28,7 @@ class Scaffold(FedAvg):
     Attributes:
         control: c, by name of parameter; empty before the first round, as if all were 0.
         clients_remember: The clients keep control variates from round to round.
-        equal_buffers: Buffers are averaged as the models are, every client alike.
+        equal_buffers: Buffers are averaged like the models, with equal weights.
     """
 
     clients_remember = True
@@ -44,7 +44,7 @@ class Scaffold(FedAvg):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Ask as FedAvg does, with the control variate; ``num-clients`` of the config, if it is there, is N."""
+        """Ask as FedAvg does, with the control variate; the optional ``num-clients`` of the config is N."""
         self._start = arrays
         self._num_clients = int(config.get("num-clients", 0))  # type: ignore[arg-type]
         self.control = self.control or {name: np.zeros_like(value) for name, value in to_numpy(arrays).items()}
@@ -58,7 +58,7 @@ class Scaffold(FedAvg):
         """Check the change of the client's control variate.
 
         Raises:
-            UploadError: It is missing or not like the server's.
+            UploadError: It is missing, or has other names or shapes than the server's.
         """
         change = checked_record(content, "control", self.control)
         return RecordDict({**content, "control": to_record(change)})
@@ -68,7 +68,7 @@ class Scaffold(FedAvg):
         server_round: int,  # noqa: ARG002  Flower's signature
         replies: Iterable[Message],
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Return the next model, and move the control variate; (None, None) if nobody has answered."""
+        """Return the next model, and move the control variate; (None, None) without an answer."""
         answers = answers_of(replies)
         if not answers:
             return None, None

@@ -1,4 +1,4 @@
-"""What a strategy meets while it is called: some nodes, random numbers that follow from the seed, a quiet log."""
+"""The surroundings of a strategy during a call: some nodes, seeded random states, a quiet log."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from flwr.serverapp.strategy import Strategy
 from ...core.errors import QuorumError
 from ...core.seeds import derive_seed, seeded_torch
 
-# Flower's strategies look twice when they choose; one that looks this often waits for nodes that are not there.
+# Flower's strategies look twice when they choose; one that looks this often waits for nodes that are missing.
 LOOKS_MOST = 10
 
 
 class ShownNodes:
-    """Flower's grid, as far as a strategy looks at it when it chooses whom to ask.
+    """Flower's grid, as far as a strategy reads it to choose clients.
 
     Args:
         nodes: The nodes, in the order of their clients' names.
@@ -33,7 +33,7 @@ class ShownNodes:
         """Return the nodes.
 
         Raises:
-            QuorumError: The strategy waits for more of them; it would wait for ever.
+            QuorumError: The strategy waits for more nodes; it would wait forever.
         """
         self._looks += 1
         if self._looks > LOOKS_MOST:
@@ -44,19 +44,19 @@ class ShownNodes:
         return list(self._nodes)
 
     def get_nodes(self) -> list[NodeInfo]:
-        """Return the nodes as Flower's facts, which are their ids alone."""
+        """Return the nodes in Flower's form, with their ids alone."""
         return [NodeInfo(node_id=node) for node in self.get_node_ids()]
 
 
 @contextmanager
 def seeded_strategy(seed: int, *path: str | int) -> Iterator[None]:
-    """Seed the global random states of Python, numpy and torch for a block, and leave out what Flower logs every round.
+    """Seed the global random states of Python, numpy and torch for a block, and silence Flower's lines of every round.
 
     Flower draws its clients from Python's state, other strategies noise from numpy's or torch's. All are restored.
 
     Args:
-        seed: Of the run.
-        *path: What is drawn, for :func:`strategies.core.seeds.derive_seed`.
+        seed: The run's seed.
+        *path: The use of the draws, for :func:`strategies.core.seeds.derive_seed`.
     """
     before, numbers, level = random.getstate(), np.random.get_state(), FLOWER_LOGGER.level
     drawn = derive_seed(seed, *path)
@@ -73,7 +73,7 @@ def seeded_strategy(seed: int, *path: str | int) -> Iterator[None]:
 
 
 def within(strategy: Strategy) -> Iterator[tuple[str, Strategy]]:
-    """Yield a strategy and, however deep, those that it is around, with the attributes that lead there and a dot."""
+    """Yield a strategy and, at any depth, the strategies inside it, each with its attribute path and a dot."""
     seen, waiting = {id(strategy)}, [("", strategy)]
     while waiting:
         path, holder = waiting.pop(0)

@@ -1,7 +1,7 @@
-"""From a Flower strategy of somebody's project to the base of rounds whose model is changed between them.
+"""Turns a Flower strategy of an existing project into the base of rounds whose model is changed between them.
 
-What makes a strategy fit: it returns one model from a round's models, and starts the next round from the model that it
-is handed then. What it keeps from round to round has to be known, for a checkpoint.
+A strategy fits if it returns one model from a round's models, and starts the next round from the model that it then
+receives. Its state between rounds has to be known, for a checkpoint.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from .scaffold import Scaffold
 from .stc import Stc
 from .surroundings import within
 
-# What a strategy keeps from round to round; its copy of the last model is handed to it in every round.
+# The state of a strategy between rounds; its copy of the last model is passed to it in every round.
 REMEMBERS: tuple[tuple[type[Strategy], tuple[str, ...]], ...] = (
     (FedAvgM, ("momentum_vector",)),
     (FedAdagrad, ("m_t", "v_t")),
@@ -49,7 +49,7 @@ REMEMBERS: tuple[tuple[type[Strategy], tuple[str, ...]], ...] = (
     (FedDyn, ("mean_drift",)),
     (Stc, ("left",)),
 )
-# They step along an update, which running statistics are no part of.
+# They step along an update, and running statistics are not part of an update.
 STEPPING = (FedAvgM, FedAdagrad, FedAdam, FedYogi, QFedAvg, Scaffold, FedDyn, FedNova, Stc)
 # They choose among the clients' values. Krum is a MultiKrum.
 ROBUST = (FedMedian, FedTrimmedAvg, MultiKrum, Bulyan)
@@ -57,9 +57,9 @@ ROBUST = (FedMedian, FedTrimmedAvg, MultiKrum, Bulyan)
 _TREES = "it returns trees, and a refinement fine-tunes the weights of one network"
 _NOISE = (
     "it adds its noise to the combined model, on the server, and a refinement learns from each client's own model, "
-    "which has none: what it promises would not hold. Allowed is noise on the clients (flwr.clientapp.mod.LocalDpMod)"
+    "which has none: its privacy guarantee would not hold. Must be noise on the clients (flwr.clientapp.mod.LocalDpMod)"
 )
-_LOOP = "it runs a server stage of its own. Allowed is the strategy that combines a round's models"
+_LOOP = "it runs a server stage of its own. Must be the strategy that combines a round's models"
 REFUSED: tuple[tuple[type[Strategy], str], ...] = (
     (FedXgbBagging, _TREES),
     (FedXgbCyclic, _TREES),
@@ -74,20 +74,20 @@ ALLOWED = "must be a strategy that returns one model from a round's models, as F
 
 
 def wrap(strategy: Any, remembers: Iterable[str] = ()) -> Base:
-    """Return the base of rounds that a Flower strategy is.
+    """Return a Flower strategy as the base of rounds.
 
-    A subclass is taken for its parent, and a strategy around another one for both. FedAvg, FedProx and strategies of
-    unknown classes see the whole model, as in Flower; those that choose among the clients' values (FedMedian,
-    FedTrimmedAvg, Krum, MultiKrum, Bulyan) all but its counters; those that step along an update its trainable
-    parameters. What a strategy has not seen is averaged beside it.
+    A subclass counts as its parent, and a strategy around another one as both. FedAvg, FedProx and strategies of
+    unknown classes see the whole model, as in Flower. Those that choose among the clients' values (FedMedian,
+    FedTrimmedAvg, Krum, MultiKrum, Bulyan) see everything except its counters. Those that step along an update see its
+    trainable parameters. The arrays that a strategy does not see are averaged beside it.
 
     Args:
         strategy: The strategy object.
-        remembers: Further attributes that a resumed run needs, trees of arrays and numbers: what a subclass has added.
-            A name with dots is an attribute's attribute.
+        remembers: Further attributes that a resumed run needs, trees of arrays and numbers, for example those that a
+            subclass has added. A name with dots is an attribute's attribute.
 
     Raises:
-        OptionError: It is no strategy, it cannot be refined, or it has no such attribute.
+        OptionError: The argument is not a strategy, cannot be refined, or has no such attribute.
     """
     if not isinstance(strategy, Strategy):
         found = f"the class {strategy.__name__}" if isinstance(strategy, type) else f"a {type(strategy).__name__}"

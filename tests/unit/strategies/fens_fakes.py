@@ -94,7 +94,7 @@ class DirectClients:
                 continue
             answers[name] = answer
         if len(answers) < quorum:
-            raise QuorumError(f"{phase}: {len(answers)} usable answers, needed are {quorum}")
+            raise QuorumError(f"{phase}: {len(answers)} usable answers, needs {quorum}")
         return answers
 
     def leave_out(self, client: str, reason: str) -> None:

@@ -272,7 +272,7 @@ def test_rows_on_the_server_reach_the_members_as_they_are() -> None:
 def test_a_round_without_a_quorum_fails_and_says_how_many_are_needed(tmp_path: Path) -> None:
     clients = DirectClients(tmp_path, away={3: {"c0", "c1"}})
 
-    with pytest.raises(QuorumError, match="aggregator: 1 usable answers, needed are 2"):
+    with pytest.raises(QuorumError, match="aggregator: 1 usable answers, needs 2"):
         fitted(clients)
 
 

@@ -179,5 +179,5 @@ def test_an_honest_cohort_is_passed_with_one_line(tmp_path: Path, said: list[str
 def test_rounds_refuse_a_gatekeeper(tmp_path: Path) -> None:
     options = RunOptions(gatekeeper=GatekeeperConfig("warn"))
 
-    with pytest.raises(OptionError, match=r"options\.gatekeeper\.policy is 'warn': allowed in rounds is 'off'"):
+    with pytest.raises(OptionError, match=r"options\.gatekeeper\.policy is 'warn': must be 'off' in rounds"):
         Iterative(net, num_classes=CLASSES, input_shape=SHAPE, run_dir=tmp_path / "run", options=options)

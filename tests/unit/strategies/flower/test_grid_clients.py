@@ -124,7 +124,7 @@ def test_a_late_client_is_not_waited_for_beyond_the_patience_and_is_asked_again_
 def test_without_a_quorum_it_fails_at_the_deadline_and_names_who_is_silent(talk: Any) -> None:
     clients = talk(FakeGrid({1: replies("alice"), 2: silent}, simulation=False), timeout=20.0)
 
-    reason = "aggregator: 1 usable answers within 20 s, needed are 2; no answer from node-2"
+    reason = "aggregator: 1 usable answers within 20 s, needs 2; no answer from node-2"
     with pytest.raises(QuorumError, match=reason):
         clients.ask(QUESTION, phase="aggregator", quorum=2, patience_s=2.0)
 

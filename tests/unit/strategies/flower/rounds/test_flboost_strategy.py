@@ -255,9 +255,7 @@ def test_stock_clients_are_the_same_in_every_run_by_their_registration(tmp_path:
     made = list(clients_of(("ann", "ben", "cat", "dan", "eve"), asked=seen, named=False).values())
     first = asked_in(tmp_path / "a", Registered(dict(zip((9, 4, 6, 1, 7), made, strict=True))), seen)
     assert asked_in(tmp_path / "b", Registered(dict(zip((5, 8, 2, 3, 10), made, strict=True))), seen) == first
-    assert (
-        sum("5 clients tell no names when asked, so their nodes' order of registration" in line for line in said) == 2
-    )
+    assert sum("5 clients have no names, so their nodes' order of registration" in line for line in said) == 2
     states = [json.loads((tmp_path / each / "traffic.json").read_text())["phases"]["rounds"] for each in "ab"]
     assert states[0]["up"] == states[1]["up"]
     assert set(states[0]["up"]) <= {f"unnamed-00{k}" for k in range(5)}
@@ -282,7 +280,7 @@ def test_clients_of_whom_nothing_is_known_are_another_draw_and_a_line_says_so(tm
     seen: list[tuple[str, str, Any]] = []
     nodes = clients_of(("ann", "ben", "cat", "dan", "eve"), asked=seen, named=False)
     assert len(asked_in(tmp_path / "a", nodes, seen)) == 16
-    line = "5 clients tell no names when asked, so which of them a round asks is another draw in every run"
+    line = "5 clients have no names, so each round asks other clients in every run"
     assert said.count(line) == 1
 
 
@@ -344,7 +342,7 @@ def test_round_in_which_everybody_fails_keeps_the_refined_model(tmp_path: Path, 
         evaluate_fn=lambda n, arrays: biases.update({n: float(arrays.to_torch_state_dict()["4.bias"][0])}),
     )  # fmt: skip
     assert biases[1] == biases[2] != biases[3]
-    assert "round 2: 0 usable answers, needed are 2: the model stays what it is" in said
+    assert "round 2: 0 usable answers, needs 2: the model stays unchanged" in said
 
 
 def test_round_without_a_model_is_not_refined(tmp_path: Path, said: list[str]) -> None:

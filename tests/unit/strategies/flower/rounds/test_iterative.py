@@ -275,14 +275,12 @@ def test_round_in_which_every_client_fails_keeps_the_model(tmp_path: Path, said:
     assert [equal(before, after) for before, after in pairwise(states)] == [True, False, True, False, True]
     # Three rounds are lost, but never one after the other.
     assert [row["answers"] for row in rows_of(tmp_path / "run")] == [3, 0, 3, 0, 3, 0]
-    assert "round 2: 0 usable answers, needed are 2: the model stays what it is" in said
+    assert "round 2: 0 usable answers, needs 2: the model stays unchanged" in said
 
 
 def test_run_whose_clients_answer_no_more_ends_and_can_be_resumed(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    with pytest.raises(
-        QuorumError, match="round 3: 0 usable answers, needed are 2, for the 3rd time .* can be resumed"
-    ):
+    with pytest.raises(QuorumError, match="round 3: 0 usable answers, needs 2, for the 3rd time .* can be resumed"):
         result_of(iterative(run, rounds=5), {1: failing("gone"), 2: failing("gone")})
     result_of(iterative(run, rounds=5), three())
     assert [row["answers"] for row in rows_of(run)] == [0, 0, 3, 3, 3]

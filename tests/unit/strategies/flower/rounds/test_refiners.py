@@ -106,9 +106,7 @@ def test_tally_may_teach_the_refiner_of_clients_that_tell_no_counts(tmp_path: Pa
 
 
 def test_tally_teaches_a_refiner_that_is_there_and_distils(tmp_path: Path) -> None:
-    with pytest.raises(
-        OptionError, match="options.teacher is 'tally': allowed in rounds without a refiner is 'method'"
-    ):
+    with pytest.raises(OptionError, match="options.teacher is 'tally': must be 'method' in rounds without a refiner"):
         result(tmp_path, None, teacher="tally")
     with pytest.raises(OptionError, match="method 'fed-gen' does not distil an ensemble"):
         result(tmp_path, small("fed-gen"), teacher="tally")
