@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from .core.clients import Clients
+    from .core.facts import UploadFacts
     from .core.shards import Shards
 
     State = dict[str, torch.Tensor]
@@ -48,21 +49,37 @@ class Upload:
     """One client's accepted upload.
 
     Attributes:
-        client: The client's stable name.
-        architecture: The key of its model in :attr:`Job.builders`.
+        facts: What the client says about it; methods read each fact as a property of the upload.
         read: Reads the weights anew at each call (never cached), so that uploads need not be in memory together.
-        num_examples: Size of its training set; None for a pretrained model without data.
-        label_counts: Training examples per class [C]; None if the client does not tell.
-        ranges: The smallest and the largest output of each layer for quantisation, on the client's own data; None if
-            the client sends none.
     """
 
-    client: str
-    architecture: str
+    facts: UploadFacts
     read: Callable[[], State]
-    num_examples: int | None = None
-    label_counts: tuple[int, ...] | None = None
-    ranges: Mapping[str, tuple[float, float]] | None = None
+
+    @property
+    def client(self) -> str:
+        """The client's stable name."""
+        return self.facts.client
+
+    @property
+    def architecture(self) -> str:
+        """The key of the client's model in :attr:`Job.builders`."""
+        return self.facts.architecture
+
+    @property
+    def num_examples(self) -> int | None:
+        """See :attr:`UploadFacts.num_examples`."""
+        return self.facts.num_examples
+
+    @property
+    def label_counts(self) -> tuple[int, ...] | None:
+        """See :attr:`UploadFacts.label_counts`."""
+        return self.facts.label_counts
+
+    @property
+    def ranges(self) -> Mapping[str, tuple[float, float]] | None:
+        """See :attr:`UploadFacts.ranges`."""
+        return self.facts.ranges
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,9 @@ from server_app.doctor.findings import Finding
 from server_app.doctor.node import NodeConfig
 from server_app.settings.read import Settings
 from strategies.core.errors import DataError, OneShotError, OptionError, UploadError
-from strategies.uploads.checks import Signature, Signatures, check_finite, check_keys, some
+from strategies.core.facts import UploadFacts
+from strategies.uploads.checks import Signature, Signatures, check_upload
+from strategies.uploads.tensors import tensor_form
 
 _TRIED = 8
 
@@ -89,14 +91,9 @@ def checkpoint(path: Path, architecture: str, split: Split | None) -> Iterator[F
     if architecture not in known:
         yield Finding("skipped", name, f"{path}: {len(state)} tensors, {size:.1f} MiB; unknown {architecture!r}")
         return
-    wanted = Signatures(known)[architecture]
+    facts, form = UploadFacts("", architecture), tensor_form("its tensors", exact=True)
     try:
-        check_keys(state, wanted, architecture, "its tensors")
-        misfits = _misfits({key: (tuple(value.shape), value.dtype) for key, value in state.items()}, wanted)
-        if misfits:
-            raise UploadError(f"its tensors do not fit architecture {architecture!r}: {some(misfits, 120)}")
-        for key, value in state.items():
-            check_finite(value.detach().numpy(), f"tensor {key!r}")
+        check_upload(state, facts, Signatures(known)[architecture], form)
     except UploadError as error:
         fix = f"name its true architecture (architecture), or a checkpoint of {architecture} for this data set"
         yield Finding("error", name, f"{path}: {error}", "a model that the server accepts", fix)
@@ -115,15 +112,6 @@ def upload_bytes(signature: Signature) -> int:
     import torch
 
     return sum(prod(shape) * getattr(torch, dtype).itemsize for shape, dtype in signature.values())
-
-
-def _misfits(found: dict[str, tuple[tuple[int, ...], object]], wanted: Signature) -> list[str]:
-    own = {key: (shape, str(dtype).removeprefix("torch.")) for key, (shape, dtype) in found.items()}
-    return [
-        f"{key} is {own[key][1]}{list(own[key][0])}, must be {dtype}{list(shape)}"
-        for key, (shape, dtype) in wanted.items()
-        if own[key] != (shape, dtype)
-    ]
 
 
 def _readable(settings: Settings, half: str, name: str, root: str, node: NodeConfig | None = None) -> Iterator[Finding]:

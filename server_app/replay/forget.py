@@ -75,7 +75,6 @@ def adopt_uploads(target: RunFolder, uploads: str, forget: str, *, min_uploads: 
             for upload in usable_uploads(round_folder)
             if upload.client not in left_out and (took_part is None or upload.client in took_part)
         ]
-        pretrained = {record.client: record.pretrained for record in round_folder.records()}
     if not chosen:
         raise StoreError(f"{uploads}: holds no uploads of other clients than those to be forgotten")
     if len(chosen) < min_uploads:
@@ -86,13 +85,5 @@ def adopt_uploads(target: RunFolder, uploads: str, forget: str, *, min_uploads: 
     held = set(target.round(1).held())
     for upload in chosen:
         if upload.client not in held:
-            target.round(1).accept(
-                upload.client,
-                upload.architecture,
-                upload.read(),
-                num_examples=upload.num_examples,
-                label_counts=upload.label_counts,
-                pretrained=pretrained[upload.client],
-                ranges=upload.ranges,
-            )
+            target.round(1).accept(upload.facts, upload.read())
     pin_clients(target.round(1), [upload.client for upload in chosen])

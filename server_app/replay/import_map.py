@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from strategies.core.errors import OptionError
+from strategies.core.errors import OptionError, blaming
+from strategies.core.facts import UploadFacts
 from strategies.core.options import read_toml
 from strategies.run.files import store_errors
-from strategies.uploads.checks import CLIENT_NAME, check_label_counts, check_num_examples, some
+from strategies.uploads.checks import CLIENT_NAME, check_facts, check_num_examples, some
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
 # The map file's table for files without one of their own; no checkpoint has this name, because it has no suffix.
@@ -25,18 +26,12 @@ class Entry:
 
     Attributes:
         path: The file.
-        client: The client name of its upload.
-        architecture: Its architecture.
-        num_examples: Size of its training set; None if unknown.
-        label_counts: Training examples per class [C]; None if unknown.
+        facts: The known facts of its upload, with its client name.
         keys: Prefix of its tensors' names -> prefix of the architecture's own names.
     """
 
     path: Path
-    client: str
-    architecture: str
-    num_examples: int | None = None
-    label_counts: tuple[int, ...] | None = None
+    facts: UploadFacts
     keys: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -117,21 +112,14 @@ def _entry(path: Path, facts: Mapping[str, Any], known: Known, *, where: str) ->
         raise OptionError(
             f"{where} architecture is {facts['architecture']!r}: must be {', '.join(known.architectures)}"
         )
-    counts, num_examples = facts.get("label-counts"), facts.get("num-examples")
-    if num_examples is not None:
-        num_examples = check_num_examples(num_examples, f"{where} num-examples")
-    if counts is not None:
-        what, total = f"{where} label-counts", "num-examples"
-        counts = check_label_counts(counts, known.num_classes, what, num_examples=num_examples, total=total)
-        num_examples = check_num_examples(sum(counts), f"the sum of {what}")
-    return Entry(
-        path=path,
-        client=_client_name(path, facts.get("name"), where),
-        architecture=facts["architecture"],
-        num_examples=num_examples,
-        label_counts=counts,
-        keys=_prefixes(facts[_KEYS], where),
-    )
+    client = _client_name(path, facts.get("name"), where)
+    with blaming(where.removesuffix(":")):
+        given = {**facts, "pretrained": True}
+        found = check_facts(given, known.num_classes, client=client, architecture=facts["architecture"])
+    if found.label_counts is not None:
+        total = check_num_examples(sum(found.label_counts), f"the sum of {where} label-counts")
+        found = replace(found, num_examples=total)
+    return Entry(path, found, _prefixes(facts[_KEYS], where))
 
 
 def _where(map_file: Path, name: str) -> str:
@@ -165,8 +153,8 @@ def _prefixes(keys: object, where: str) -> dict[str, str]:
 def _refuse_same_names(entries: Sequence[Entry]) -> None:
     taken: dict[str, Entry] = {}
     for entry in entries:
-        if (other := taken.setdefault(entry.client, entry)) is not entry:
+        if (other := taken.setdefault(entry.facts.client, entry)) is not entry:
             raise OptionError(
-                f"{other.path.name} and {entry.path.name} both give the client name {entry.client!r}: must be one "
-                "file per name; give one of them another by name in --map"
+                f"{other.path.name} and {entry.path.name} both give the client name {entry.facts.client!r}: must be "
+                "one file per name; give one of them another by name in --map"
             )

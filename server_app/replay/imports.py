@@ -20,13 +20,15 @@ from fl_app.models import ARCHITECTURES
 from server_app.replay.import_map import Entry, Known, list_checkpoints
 from server_app.settings.build import build_job, held_out
 from server_app.settings.read import Settings, read_settings
-from strategies.core.errors import OptionError, StoreError, UploadError
+from strategies.core.errors import OptionError, StoreError, UploadError, blaming
+from strategies.core.facts import UploadFacts
 from strategies.core.options import Scalar
 from strategies.method import Job
 from strategies.run.files import make_folder, store_errors, sync_folder
 from strategies.run.identity import open_run
 from strategies.run.run_folder import RunFolder, default_run_dir
-from strategies.uploads.checks import MIB, Signature, Signatures, check_finite, check_keys, check_size, some
+from strategies.uploads.checks import MIB, Signature, Signatures, check_size, check_upload
+from strategies.uploads.tensors import tensor_form
 
 
 @dataclass(frozen=True)
@@ -71,11 +73,11 @@ def import_checkpoints(request: Request, *, log: Callable[[str], None]) -> dict[
     job = build_job(settings, split, images)
     known = Known(tuple(job.builders), job.num_classes)
     entries = list_checkpoints(request.folder, request.map_file, architecture=request.architecture, known=known)
-    target = _target(request, settings)
+    target, files = _target(request, settings), {entry.facts.client: entry.path.name for entry in entries}
     facts = {
         "settings": {**settings.flat, "resume": "", "run-dir": ""},
         "imported-from": request.folder.absolute(),
-        "imported-files": {entry.client: entry.path.name for entry in entries},
+        "imported-files": files,
     }
     with _whole_or_absent(target) as staging:
         with open_run(staging, settings.method.name, job, identity={}, facts=facts) as run:
@@ -85,14 +87,13 @@ def import_checkpoints(request: Request, *, log: Callable[[str], None]) -> dict[
             uploads = run.round(1).records()
         for reason in refused.values():
             log(f"left out: {reason}")
-    files = {entry.client: entry.path.name for entry in entries}
     return {
         "status": "imported",
         "run_dir": str(target),
         "imported_from": str(request.folder.absolute()),
         "uploads": [
-            {"client": u.client, "file": files[u.client], "architecture": u.architecture, "bytes": u.bytes,
-             "num_examples": u.num_examples, "label_counts": u.label_counts}
+            {"client": u.client, "file": files[u.client], "architecture": u.facts.architecture, "bytes": u.bytes,
+             "num_examples": u.facts.num_examples, "label_counts": u.facts.label_counts}
             for u in uploads
         ],
         "refused": len(refused),
@@ -114,7 +115,7 @@ def import_lines(result: Mapping[str, Any]) -> list[str]:
 
 
 def fit(
-    state: Mapping[str, torch.Tensor], wanted: Signature, architecture: str, *, prefixes: Mapping[str, str]
+    state: Mapping[str, torch.Tensor], facts: UploadFacts, wanted: Signature, *, prefixes: Mapping[str, str]
 ) -> dict[str, torch.Tensor]:
     """Return weights in the architecture's form: its names, order and dtypes, with finite values.
 
@@ -122,8 +123,8 @@ def fit(
 
     Args:
         state: The weights of a checkpoint.
+        facts: The upload's facts, which name the architecture.
         wanted: The architecture's signature.
-        architecture: Its name.
         prefixes: Prefix of a name -> prefix of the architecture's own names; the longest match counts.
 
     Raises:
@@ -131,19 +132,7 @@ def fit(
     """
     counters = {key: torch.zeros((), dtype=torch.long) for key in wanted if key.endswith("num_batches_tracked")}
     named = {**counters, **_renamed(state, prefixes)}
-    check_keys(named, wanted, architecture, "tensors")
-    misfits = [
-        f"{key} is {_described(named[key])}, expected is {dtype}{list(shape)}"
-        for key, (shape, dtype) in wanted.items()
-        if not _fits(named[key], shape, getattr(torch, dtype))
-    ]
-    if misfits:
-        raise UploadError(f"tensors do not fit architecture {architecture!r}: {some(misfits, 160)}")
-    fitted = {}
-    for key, (_, dtype) in wanted.items():
-        fitted[key] = named[key].detach().to(getattr(torch, dtype))
-        check_finite(fitted[key].numpy(), f"tensor {key!r}")
-    return fitted
+    return check_upload(named, facts, wanted, tensor_form("tensors", exact=False))
 
 
 def _settings(request: Request) -> Settings:
@@ -190,29 +179,20 @@ def _store(run: RunFolder, entries: Sequence[Entry], job: Job, max_bytes: int) -
         try:
             state = _read(entry, signatures, max_bytes)
         except UploadError as error:
-            refused[entry.client] = str(error)
-            run.round(1).refuse(entry.client, str(error))
+            refused[entry.facts.client] = str(error)
+            run.round(1).refuse(entry.facts.client, str(error))
             continue
-        run.round(1).accept(
-            entry.client,
-            entry.architecture,
-            state,
-            num_examples=entry.num_examples,
-            label_counts=entry.label_counts,
-            pretrained=True,
-        )
+        run.round(1).accept(entry.facts, state)
     return refused
 
 
 def _read(entry: Entry, signatures: Mapping[str, Signature], max_bytes: int) -> dict[str, torch.Tensor]:
-    what = f"checkpoint {entry.path}"
-    check_size(_unpacked_size(entry.path), max_bytes, f"{what}: its contents")
+    with blaming(f"checkpoint {entry.path}"):
+        check_size(_unpacked_size(entry.path), max_bytes, "its contents")
     state = read_checkpoint(entry.path)
-    try:
-        fitted = fit(state, signatures[entry.architecture], entry.architecture, prefixes=entry.keys)
-    except UploadError as error:
-        raise UploadError(f"{what}: {error}") from error
-    check_size(sum(value.nbytes for value in fitted.values()), max_bytes, f"{what}: its weights")
+    with blaming(f"checkpoint {entry.path}"):
+        fitted = fit(state, entry.facts, signatures[entry.facts.architecture], prefixes=entry.keys)
+        check_size(sum(value.nbytes for value in fitted.values()), max_bytes, "its weights")
     return fitted
 
 
@@ -234,26 +214,6 @@ def _renamed(state: Mapping[str, torch.Tensor], prefixes: Mapping[str, str]) -> 
             raise UploadError(f"tensors {other!r} and {key!r} both become {new!r}; must be one name per tensor")
         renamed[new] = value
     return renamed
-
-
-def _fits(value: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
-    return _is_plain(value) and tuple(value.shape) == shape and _number(value.dtype) == _number(dtype)
-
-
-def _is_plain(value: torch.Tensor) -> bool:
-    return value.layout == torch.strided and not (value.is_nested or value.is_quantized or value.is_meta)
-
-
-def _number(dtype: torch.dtype) -> str:
-    """Return the kind of number: a conversion within a kind is safe, between kinds it would change the meaning."""
-    if dtype.is_floating_point:
-        return "float"
-    return str(dtype) if dtype.is_complex or dtype == torch.bool else "whole"
-
-
-def _described(value: torch.Tensor) -> str:
-    dtype = str(value.dtype).removeprefix("torch.")
-    return f"{dtype}{list(value.shape)}" if _is_plain(value) else f"{dtype} and no dense tensor"
 
 
 def _refusal(request: Request, entries: Sequence[Entry], refused: Mapping[str, str]) -> str:

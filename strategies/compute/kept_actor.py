@@ -9,11 +9,11 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from ..core.errors import ComputeError
+from ..core.facts import UploadFacts
 from ..method import Job, Method, Outcome, Upload
 from .by_value import LIBRARY
 from .packing import pack, unpack
@@ -22,7 +22,7 @@ from .ray_start import NoRoomError
 from .relay import Relay
 from .session import Session, Terms
 from .shard_plan import Plan, method_share, plan_of
-from .task import Sent, Task, facts
+from .task import Sent, Task
 from .worker import Failure
 
 _log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class _Parcel:
     """
 
     task: Task
-    uploads: tuple[tuple[Mapping[str, Any], list[Any]], ...]
+    uploads: tuple[tuple[UploadFacts, list[Any]], ...]
     job: Job
     plan: Plan
 
@@ -119,7 +119,7 @@ class KeptActor:
             return [] if plan.sharded else [ray.put(pack(upload.read(), copy=False))]
 
         # One by one: this process keeps only references. They go with the end of this run.
-        return _Parcel(task, tuple((facts(upload), sent(upload)) for upload in relay.ticking(job.uploads)), job, plan)
+        return _Parcel(task, tuple((upload.facts, sent(upload)) for upload in relay.ticking(job.uploads)), job, plan)
 
     def _attempt(self, parcel: _Parcel, relay: Relay) -> Outcome:
         settled = False

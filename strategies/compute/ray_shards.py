@@ -17,7 +17,6 @@ from ..core.errors import ComputeError
 from .by_value import LIBRARY
 from .packing import pack
 from .ray_start import NoRoomError
-from .task import facts
 
 if TYPE_CHECKING:
     from ..method import Upload
@@ -174,7 +173,7 @@ class ShardActors:
                     upload = uploads[part.start + turn]
                     relay.tick()
                     # In a list it arrives as a reference, which the shard drops with the weights.
-                    under_way[number] = actor.add.remote(facts(upload), [ray.put(pack(upload.read(), copy=False))])
+                    under_way[number] = actor.add.remote(upload.facts, [ray.put(pack(upload.read(), copy=False))])
         self._all(list(under_way.values()), relay)
 
     def _all(self, references: Sequence[Any], relay: Relay) -> list[Any]:

@@ -14,6 +14,7 @@ from .packing import unpack
 from .worker import Failure
 
 if TYPE_CHECKING:
+    from ..core.facts import UploadFacts
     from ..teacher.shard import HeldShard
     from ..teacher.sharded import Answer, Array, Request
 
@@ -51,15 +52,15 @@ class ShardWorker:
             return Failure.of(error)
         return None
 
-    def add(self, facts: Mapping[str, Any], read_packed: Callable[[], Any]) -> Failure | None:
+    def add(self, facts: UploadFacts, read_packed: Callable[[], Any]) -> Failure | None:
         """Load one member.
 
         Args:
-            facts: The fields of :class:`Upload` except ``read``.
+            facts: Its facts.
             read_packed: Returns its packed weights.
         """
         try:
-            self._open.add(Upload(**facts, read=lambda: unpack(read_packed())))
+            self._open.add(Upload(facts, lambda: unpack(read_packed())))
         except (OneShotError, RuntimeError) as error:
             return Failure.of(error)
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..method import METHODS, Job, Method, Upload
@@ -95,11 +95,6 @@ class Task:
             **unpack(self.state),
         )
         return method, job
-
-
-def facts(upload: Upload) -> dict[str, Any]:
-    """Return the fields of an upload except ``read``."""
-    return {field.name: getattr(upload, field.name) for field in fields(upload) if field.name != "read"}
 
 
 class Sent:

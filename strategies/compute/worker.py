@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core import errors
-from ..core.errors import ComputeError, OneShotError
+from ..core.errors import ComputeError, OneShotError, UploadError
 from ..core.offline import enforce
 from ..method import Snapshot, Upload
 from .in_process import InProcess
@@ -24,6 +24,7 @@ from .packing import pack, unpack
 from .task import Task
 
 if TYPE_CHECKING:
+    from ..core.facts import UploadFacts
     from ..teacher.sharded import Shard, ShardedMembers
 
 # Kinds of events. A call on the driver's Progress: "report", "record", "checkpoint". A question that the driver answers
@@ -40,24 +41,27 @@ class Failure:
         origin: The exception's own type.
         message: Its text.
         trace: Its traceback.
+        fields: What that class is made from.
     """
 
     kind: str
     origin: str
     message: str
     trace: str
+    fields: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
         """Describe an exception."""
         kinds = [base.__name__ for base in type(error).__mro__ if getattr(errors, base.__name__, None) is base]
         trace = "".join(traceback.format_exception(error))
-        return cls(kinds[0] if kinds else "", type(error).__name__, str(error), trace)
+        fields = (error.reason, error.client) if isinstance(error, UploadError) else (str(error),)
+        return cls(kinds[0] if kinds else "", type(error).__name__, str(error), trace, fields)
 
     def error(self, method: str) -> OneShotError:
         """Return the exception to raise on the driver: of the same class if it is one of ours, else a ComputeError."""
         if self.kind:
-            ours: OneShotError = getattr(errors, self.kind)(self.message)
+            ours: OneShotError = getattr(errors, self.kind)(*self.fields)
             return ours
         return ComputeError(f"method {method!r} failed in the Ray actor: {self.origin}: {self.message}")
 
@@ -164,16 +168,16 @@ class Worker:
         # A thread of its own: the actor's main thread has to answer polls.
         self._thread = ThreadPoolExecutor(1)
 
-    def add_upload(self, facts: Mapping[str, Any], read_packed: Callable[[], Any] | None) -> None:
+    def add_upload(self, facts: UploadFacts, read_packed: Callable[[], Any] | None) -> None:
         """Add an upload to the next task.
 
         Args:
-            facts: The fields of :class:`Upload` except ``read``.
+            facts: Its facts.
             read_packed: Returns its packed weights, anew at each call; None to fetch them from the driver.
         """
         number = len(self._uploads)
         read = partial(self._ask, "read", number) if read_packed is None else read_packed
-        self._uploads.append(Upload(**facts, read=lambda: unpack(read())))
+        self._uploads.append(Upload(facts, lambda: unpack(read())))
 
     def tell(self, answer: Any) -> None:
         """Answer the question that the method's thread waits on."""

@@ -167,7 +167,7 @@ class Collector:
     def _accept(self, reply: Message, sent: Sent) -> None:
         classes, most, sender = self._num_classes, self._max_bytes, self._names.call(sent.node)
         checked = read_reply(reply.content, self._signatures, num_classes=classes, max_bytes=most, sender=sender)
-        name = checked.client
+        name = checked.facts.client
         if not checked.anonymous:
             self._names.learn(sent.node, name)
         if checked.held:
@@ -183,22 +183,14 @@ class Collector:
             name = next(n for n in names if n not in self.clients)
         # An earlier process may have stored the same weights of a nameless client.
         if not (checked.anonymous and name in self._folder.held()):
-            self._folder.accept(
-                name,
-                checked.architecture,
-                checked.state,
-                num_examples=checked.num_examples,
-                label_counts=checked.label_counts,
-                pretrained=checked.pretrained,
-                ranges=checked.ranges,
-            )
+            self._folder.accept(replace(checked.facts, client=name), checked.state)
         self.clients.add(name)
-        self._reported[name] = (checked.num_examples or 0, checked.metrics)
+        self._reported[name] = (checked.facts.num_examples or 0, checked.metrics)
         size = count_bytes(reply.content)
         self.traffic.add(UPLOAD_PHASE, name, up=size, down=sent.size)
         # The whole account each time: of many clients only every few seconds, or n uploads would cost n squared.
         self._save_traffic(interval_s=len(self.clients) // 200)
-        log(INFO, "upload of %s: %s, %.2f MiB, %s", name, checked.architecture, size / MIB, self._fate())
+        log(INFO, "upload of %s: %s, %.2f MiB, %s", name, checked.facts.architecture, size / MIB, self._fate())
 
     def _save_traffic(self, *, interval_s: float = 0.0) -> None:
         self.traffic.save(lambda line: log(WARNING, "%s", line), interval_s=interval_s)
@@ -206,7 +198,7 @@ class Collector:
     def _is_here(self, checked: Reply) -> bool:
         """Tell whether an upload is the one that is stored under its name: a node was asked again and had answered."""
         digest = hashlib.sha256(weights_bytes(checked.state)).hexdigest()
-        return any(known.client == checked.client and known.sha256 == digest for known in self._folder.records())
+        return any(known.client == checked.facts.client and known.sha256 == digest for known in self._folder.records())
 
     def _fate(self) -> str:
         if self._closed:

@@ -9,6 +9,7 @@ import numpy as np
 from flwr.app import Array
 
 from ..core.errors import UploadError
+from ..uploads.checks import Form
 
 # Version 1.0; later ones are for headers beyond 64 KiB.
 NPY_MAGIC = b"\x93NUMPY\x01\x00"
@@ -38,6 +39,11 @@ def decode_array(array: Array, shape: tuple[int, ...], dtype: str, where: str) -
         raise UploadError(f"{where} has {len(array.data) - start} bytes of values, expected are {size}")
     values = np.frombuffer(array.data, np.dtype(dtype), math.prod(shape), start)
     return values.reshape(shape, order="F" if header == headers[1] else "C").copy(order="C")
+
+
+def array_form(record: str) -> Form:
+    """Return the form in which the arrays of a record come, for the checks of an upload."""
+    return Form(record, f"{record}[{{!r}}]", decode_array)
 
 
 def _npy_header(shape: tuple[int, ...], dtype: str, *, fortran: bool) -> bytes:

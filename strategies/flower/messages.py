@@ -20,22 +20,18 @@ from typing import TYPE_CHECKING, Any
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 
 from ..core.errors import UploadError, blaming
-from ..uploads.checks import (
-    CLIENT_NAME,
-    Signature,
-    check_finite,
-    check_keys,
-    check_label_counts,
-    check_num_examples,
-    check_ranges,
-    check_size,
-)
-from .decoding import decode_array
+from ..core.facts import UploadFacts
+from ..uploads.checks import CLIENT_NAME, Signature, check_facts, check_size, check_upload
+from .decoding import array_form
 
 if TYPE_CHECKING:
     from ..method import Job, Method, State
 
 ANONYMOUS = re.compile(r"anonymous-[0-9a-f]{12}(-[0-9]+)?")
+# Where a reply has the facts, for messages.
+_FIELDS = {
+    "num-examples": "metrics['num-examples']", "label-counts": "upload.label-counts", "ranges": "upload.ranges",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -92,28 +88,18 @@ class Reply:
     """A checked answer.
 
     Attributes:
-        client: Its name, given or derived from its weights.
-        architecture: The known architecture that it fits.
+        facts: What the client says about its upload; its name is given, or derived from its weights.
         state: Its weights, decoded and checked; empty if the server holds them already.
-        num_examples: Size of its training set; None if it has none.
-        label_counts: Training examples per class [C]; None if it does not tell.
-        pretrained: It trained nothing in this run.
         held: The server holds its upload already.
-        anonymous: It gave no name; ``client`` follows from its weights.
+        anonymous: It gave no name; that of the facts follows from its weights.
         metrics: Further numbers it reports.
-        ranges: Smallest and largest output of its model's layers, by layer; None if it does not tell.
     """
 
-    client: str
-    architecture: str
+    facts: UploadFacts
     state: State = field(default_factory=dict)
-    num_examples: int | None = None
-    label_counts: tuple[int, ...] | None = None
-    pretrained: bool = False
     held: bool = False
     anonymous: bool = False
     metrics: Mapping[str, float] = field(default_factory=dict)
-    ranges: Mapping[str, tuple[float, float]] | None = None
 
 
 def read_reply(
@@ -134,45 +120,35 @@ def read_reply(
     Raises:
         UploadError: Names the client, the field and the reason.
     """
-    facts = content.config_records.get("upload", ConfigRecord())
+    said = content.config_records.get("upload", ConfigRecord())
     with blaming(sender):
-        client = _client_name(facts, sender)
+        client = _client_name(said, sender)
     with blaming(client):
-        return _checked(content, facts, client, signatures, num_classes=num_classes, max_bytes=max_bytes)
+        if "error" in said:
+            raise UploadError(str(said["error"])[:500] or "no reason given")
+        if said.get("held") is not True:
+            return _checked(content, client, signatures, num_classes=num_classes, max_bytes=max_bytes)
+        if "client" not in said:
+            raise UploadError("upload.held needs upload.client, which is missing")
+    return Reply(UploadFacts(client, ""), held=True)
 
 
 def _checked(
-    content: RecordDict,
-    facts: ConfigRecord,
-    client: str,
-    signatures: Mapping[str, Signature],
-    *,
-    num_classes: int,
-    max_bytes: int,
+    content: RecordDict, client: str, signatures: Mapping[str, Signature], *, num_classes: int, max_bytes: int
 ) -> Reply:
-    if "error" in facts:
-        raise UploadError(str(facts["error"])[:500] or "no reason given")
-    if facts.get("held") is True:
-        if "client" not in facts:
-            raise UploadError("upload.held needs upload.client, which is missing")
-        return Reply(client=client, architecture="", held=True)
-    arrays = _only_arrays(content)
+    arrays, said = _only_arrays(content), content.config_records.get("upload", ConfigRecord())
     check_size(sum(len(array.data) for array in arrays.values()), max_bytes, "arrays")
-    architecture = _architecture(facts, arrays, signatures)
-    state = _decode(arrays, signatures[architecture], architecture)
+    architecture = _architecture(said, arrays, signatures)
+    client = client if "client" in said else _content_name(arrays)
     metrics = content.metric_records.get("metrics") or next(iter(content.metric_records.values()), MetricRecord())
-    pretrained = facts.get("pretrained") is True
-    num_examples = _num_examples(metrics, pretrained)
+    # An empty list tells nothing.
+    told = {**{key: value for key, value in said.items() if value != []}, "num-examples": metrics.get("num-examples")}
+    facts = check_facts(told, num_classes, client=client, architecture=architecture, fields=_FIELDS)
     return Reply(
-        client=client if "client" in facts else _content_name(arrays),
-        architecture=architecture,
-        state=state,
-        num_examples=num_examples,
-        label_counts=_label_counts(facts, num_classes, num_examples),
-        pretrained=pretrained,
-        anonymous="client" not in facts,
+        facts,
+        check_upload(arrays, facts, signatures[architecture], array_form("arrays")),
+        anonymous="client" not in said,
         metrics={k: float(v) for k, v in metrics.items() if isinstance(v, (int, float)) and k != "num-examples"},
-        ranges=_ranges(facts),
     )
 
 
@@ -190,9 +166,9 @@ def _size(value: Any) -> int:
     return len(value) if isinstance(value, (str, bytes)) else 1 if isinstance(value, bool) else 8
 
 
-def _client_name(facts: ConfigRecord, sender: str) -> str:
-    name = facts.get("client", sender)
-    if "client" in facts and not (isinstance(name, str) and CLIENT_NAME.fullmatch(name)):
+def _client_name(said: ConfigRecord, sender: str) -> str:
+    name = said.get("client", sender)
+    if "client" in said and not (isinstance(name, str) and CLIENT_NAME.fullmatch(name)):
         shown = repr(name)[:80]
         raise UploadError(f"upload.client is {shown}: must be a name that matches {CLIENT_NAME.pattern}")
     return str(name)
@@ -219,8 +195,8 @@ def _only_arrays(content: RecordDict) -> ArrayRecord:
     return next(iter(records.values()))
 
 
-def _architecture(facts: ConfigRecord, arrays: ArrayRecord, signatures: Mapping[str, Signature]) -> str:
-    named = facts.get("architecture")
+def _architecture(said: ConfigRecord, arrays: ArrayRecord, signatures: Mapping[str, Signature]) -> str:
+    named = said.get("architecture")
     if named is not None:
         if not isinstance(named, str) or named not in signatures:
             known = ", ".join(signatures)
@@ -234,38 +210,3 @@ def _architecture(facts: ConfigRecord, arrays: ArrayRecord, signatures: Mapping[
         found = f"{', '.join(fitting)} fit" if fitting else "none fits"
         raise UploadError(f"upload.architecture is missing and of the known ones {found}; must be one")
     return fitting[0]
-
-
-def _decode(arrays: ArrayRecord, wanted: Signature, architecture: str) -> State:
-    import torch
-
-    check_keys(arrays, wanted, architecture, "arrays")
-    state: State = {}
-    for key, (shape, dtype) in wanted.items():
-        what = f"arrays[{key!r}]"
-        array = decode_array(arrays[key], shape, dtype, what)
-        check_finite(array, what)
-        state[key] = torch.from_numpy(array)
-    return state
-
-
-def _num_examples(metrics: MetricRecord, pretrained: bool) -> int | None:
-    value = metrics.get("num-examples")
-    if value is None and pretrained:
-        return None
-    return check_num_examples(value, "metrics['num-examples']")
-
-
-def _label_counts(facts: ConfigRecord, num_classes: int, num_examples: int | None) -> tuple[int, ...] | None:
-    counts = facts.get("label-counts")
-    if counts is None or counts == []:
-        return None
-    what, total = "upload.label-counts", "metrics['num-examples']"
-    return check_label_counts(counts, num_classes, what, num_examples=num_examples, total=total)
-
-
-def _ranges(facts: ConfigRecord) -> dict[str, tuple[float, float]] | None:
-    layers, bounds = facts.get("range-layers", []), facts.get("ranges", [])
-    if layers == bounds == []:
-        return None
-    return check_ranges(layers, bounds, "upload.ranges")

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from ..combiners.combiners import build_combiner
 from ..core.errors import StoreError
+from ..core.facts import UploadFacts
 from ..method import EnsembleSpec, Upload
 from ..teacher.ensemble import Ensemble
 from .files import make_folder, read_json, read_weights, save_weights, store_errors, write_json
-from .uploads import StoredWeights, stored_ranges, verify
+from .uploads import StoredWeights, verify
 
 if TYPE_CHECKING:
     from ..method import ModelBuilder
@@ -105,15 +106,9 @@ def _save_member(folder: Path, upload: Upload) -> dict[str, Any]:
         verify(folder / name, sha256, f"upload of client {upload.client!r}")
     else:
         sha256 = save_weights(folder / name, upload.read()).sha256
-    return {
-        "client": upload.client,
-        "architecture": upload.architecture,
-        "file": name,
-        "sha256": sha256,
-        "num_examples": upload.num_examples,
-        "label_counts": upload.label_counts,
-        "ranges": upload.ranges,
-    }
+    facts = upload.facts.as_row()
+    del facts["pretrained"]  # an ensemble does not keep it
+    return {"client": upload.client, "architecture": upload.architecture, "file": name, "sha256": sha256, **facts}
 
 
 def _link_or_copy(source: Path, target: Path) -> None:
@@ -127,15 +122,9 @@ def _link_or_copy(source: Path, target: Path) -> None:
 
 
 def _load_member(folder: Path, member: dict[str, Any]) -> Upload:
-    file, counts = folder / member["file"], member["label_counts"]
-    verify(file, member["sha256"], f"ensemble member {member['client']!r}")
-    if not all(isinstance(member[key], str) for key in ("client", "architecture")):
+    file, sha256 = folder / member["file"], member["sha256"]
+    verify(file, sha256, f"ensemble member {member['client']!r}")
+    facts = UploadFacts.from_row({key: member[key] for key in member if key not in ("file", "sha256")})
+    if not all(isinstance(name, str) for name in (facts.client, facts.architecture)):
         raise ValueError("a member's name or architecture")
-    return Upload(
-        client=member["client"],
-        architecture=member["architecture"],
-        read=StoredWeights(file, member["sha256"]),
-        num_examples=member["num_examples"],
-        label_counts=None if counts is None else tuple(counts),
-        ranges=stored_ranges(member.get("ranges")),
-    )
+    return Upload(facts, StoredWeights(file, sha256))

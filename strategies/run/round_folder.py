@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from ..core.errors import StoreError
+from ..core.facts import UploadFacts
 from ..method import Snapshot, Upload
 from .checkpoint import CheckpointFolder
 from .files import Weights, make_folder, remove_temporaries, store_errors
@@ -33,27 +34,12 @@ class RoundFolder:
         self._metrics = JsonLines(path / "metrics.jsonl", strict=False)
         self._checkpoint = CheckpointFolder(path / "checkpoint")
 
-    def accept(
-        self,
-        client: str,
-        architecture: str,
-        state: Weights,
-        *,
-        num_examples: int | None,
-        label_counts: Sequence[int] | None,
-        pretrained: bool = False,
-        ranges: Mapping[str, tuple[float, float]] | None = None,
-    ) -> Upload:
+    def accept(self, facts: UploadFacts, state: Weights) -> Upload:
         """Store an upload; once this returns it survives any crash.
 
         Args:
-            client: The client's name.
-            architecture: The architecture it named.
-            state: Its weights, already checked.
-            num_examples: Size of its training set; None for a pretrained model without data.
-            label_counts: Training examples per class [C]; None if the client did not tell.
-            pretrained: Whether the client trained nothing itself.
-            ranges: Smallest and largest output of its model's layers, by layer; None if the client did not tell.
+            facts: What the client says about it.
+            state: Its weights; both are already checked.
 
         Returns:
             The upload, whose ``read`` reads the stored file.
@@ -64,9 +50,7 @@ class RoundFolder:
             StoreError: The folder is open for reading only.
         """
         self._writing()
-        counts = None if label_counts is None else tuple(int(count) for count in label_counts)
-        facts = {"num_examples": num_examples, "label_counts": counts, "pretrained": pretrained, "ranges": ranges}
-        return self._uploads.accept(client, architecture, state, facts)
+        return self._uploads.accept(facts, state)
 
     def refuse(self, client: str, reason: str) -> None:
         """Note that an upload was refused, and why.

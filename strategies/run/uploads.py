@@ -9,7 +9,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from ..core.errors import StoreError, UploadError
+from ..core.facts import UploadFacts
 from ..method import Upload
 from ..uploads.checks import CLIENT_NAME
 from .files import Weights, atomic_write, make_folder, read_weights, sha256_file, store_errors, weights_bytes
@@ -30,26 +31,32 @@ class UploadRecord:
     """What the index says of one accepted upload.
 
     Attributes:
-        client: The client's name.
-        architecture: The architecture it named.
+        facts: What the client says about it.
         sha256: Digest of the stored file, in hex.
         bytes: Size of the stored file.
         arrived: When it was accepted, ISO 8601 with the offset from UTC.
-        num_examples: Size of its training set; None for a pretrained model without data.
-        label_counts: Training examples per class [C]; None if the client did not tell.
-        pretrained: Whether the client trained nothing itself.
-        ranges: Smallest and largest output of its model's layers, by layer; None if the client did not tell.
     """
 
-    client: str
-    architecture: str
+    facts: UploadFacts
     sha256: str
     bytes: int
     arrived: str
-    num_examples: int | None = None
-    label_counts: tuple[int, ...] | None = None
-    pretrained: bool = False
-    ranges: Mapping[str, tuple[float, float]] | None = None
+
+    @property
+    def client(self) -> str:
+        """The client's name."""
+        return self.facts.client
+
+    def as_row(self) -> dict[str, Any]:
+        """Return the record as a line of the index holds it: the facts' fields beside its own."""
+        own = {"sha256": self.sha256, "bytes": self.bytes, "arrived": self.arrived}
+        return {"client": self.client, "architecture": self.facts.architecture, **own, **self.facts.as_row()}
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> UploadRecord:
+        """Return the record of a line; raises what :meth:`UploadFacts.from_row` does."""
+        own = {key: row[key] for key in ("sha256", "bytes", "arrived")}
+        return cls(UploadFacts.from_row({key: row[key] for key in row if key not in own}), **own)
 
 
 @dataclass(frozen=True)
@@ -126,18 +133,17 @@ class UploadStore:
         self._look()
         return list(self._seen.records)
 
-    def accept(self, client: str, architecture: str, state: Weights, facts: Mapping[str, Any]) -> Upload:
+    def accept(self, facts: UploadFacts, state: Weights) -> Upload:
         """Store an upload: first the file, then its line in the index; only then is it accepted.
 
         Args:
-            client: The client's name.
-            architecture: The architecture it named.
+            facts: What the client says about it.
             state: Its weights.
-            facts: ``num_examples``, ``label_counts``, ``pretrained`` and ``ranges`` of :class:`UploadRecord`.
 
         Raises:
             UploadError: The name is no client name or has an upload already, or the disk refuses; nothing is kept.
         """
+        client = facts.client
         self._refuse_name(client)
         try:
             data = weights_bytes(state)
@@ -145,12 +151,11 @@ class UploadStore:
             raise UploadError(str(error), client) from error
         file = self._file(client)
         arrived = datetime.now(UTC).astimezone().isoformat(timespec="milliseconds")
-        digest = hashlib.sha256(data).hexdigest()
-        record = UploadRecord(client, architecture, digest, len(data), arrived, **facts)
+        record = UploadRecord(facts, hashlib.sha256(data).hexdigest(), len(data), arrived)
         try:
             make_folder(file.parent)
             atomic_write(file, data)
-            self.index.append(asdict(record))
+            self.index.append(record.as_row())
         except OSError as error:
             # The index decides: a line that could not be taken back keeps its file.
             with suppress(OSError, StoreError):
@@ -200,14 +205,11 @@ class UploadStore:
         return self.path / "uploads" / f"{client}.safetensors"
 
     def _upload(self, record: UploadRecord) -> Upload:
-        read = StoredWeights(self._file(record.client), record.sha256)
-        return Upload(record.client, record.architecture, read, record.num_examples, record.label_counts, record.ranges)
+        return Upload(record.facts, StoredWeights(self._file(record.client), record.sha256))
 
     def _record(self, row: dict[str, Any]) -> UploadRecord:
         try:
-            counts, ranges = row["label_counts"], stored_ranges(row.get("ranges"))  # early lines say no ranges
-            facts = {"label_counts": None if counts is None else tuple(counts), "ranges": ranges}
-            record = UploadRecord(**{**row, **facts})
+            record = UploadRecord.from_row(row)
             if not CLIENT_NAME.fullmatch(record.client):
                 raise ValueError(record.client)
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
@@ -241,17 +243,6 @@ def _row(line: bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return row if isinstance(row, dict) else None
-
-
-def stored_ranges(row: Mapping[str, Any] | None) -> dict[str, tuple[float, float]] | None:
-    """Return ranges as they were before they were written as JSON.
-
-    Raises:
-        AttributeError: They are no mapping.
-        ValueError: A layer has not two numbers.
-        TypeError: A layer has no numbers.
-    """
-    return None if row is None else {layer: (float(low), float(high)) for layer, (low, high) in row.items()}
 
 
 def verify(file: Path, sha256: str, what: str) -> None:

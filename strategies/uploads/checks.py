@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..core.errors import UploadError
+from ..core.facts import UploadFacts
 from ..core.seeds import seeded_torch
 
 if TYPE_CHECKING:
-    from ..method import ModelBuilder
+    from ..method import ModelBuilder, State
 
 # Key of a state_dict -> shape and dtype name, for example ((6, 1, 5, 5), "float32").
-Signature = Mapping[str, tuple[tuple[int, ...], str]]
+Shape = tuple[int, ...]
+Signature = Mapping[str, tuple[Shape, str]]
 
 CLIENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 MIB = 2**20
@@ -63,41 +66,104 @@ def check_size(size: int, max_bytes: int, what: str) -> None:
         raise UploadError(f"{what} are {size / MIB:.1f} MiB, must be {max_bytes / MIB:.1f} MiB (max-upload-mib)")
 
 
-def check_keys(found: Iterable[str], wanted: Signature, architecture: str, what: str) -> None:
-    """Refuse weights whose names are not those of the architecture.
+@dataclass(frozen=True)
+class Form:
+    """The form in which the arrays of an upload come, and how they are read.
+
+    Attributes:
+        what: What they are, in the plural, for messages.
+        one: What one of them is, for messages, with braces where its name goes.
+        read: (array, shape, dtype, what) -> its values in this shape and dtype; raises UploadError where it cannot.
+        misfit: (array, shape, dtype) -> what the array is if it does not fit, else an empty text; None: ``read`` asks.
+    """
+
+    what: str
+    one: str
+    read: Callable[[Any, Shape, str, str], np.ndarray[Any, Any]]
+    misfit: Callable[[Any, Shape, str], str] | None = None
+
+
+def check_upload(arrays: Mapping[str, Any], facts: UploadFacts, signature: Signature, form: Form) -> State:
+    """Return the weights of an upload, whose facts are already checked; see :func:`check_arrays`."""
+    import torch
+
+    found = check_arrays(arrays, facts.architecture, signature, form)
+    return {key: torch.from_numpy(array) for key, array in found.items()}
+
+
+def check_arrays(
+    arrays: Mapping[str, Any], architecture: str, signature: Signature, form: Form
+) -> dict[str, np.ndarray[Any, Any]]:
+    """Return arrays whose names, shapes, dtypes and values are questioned in this order.
 
     Args:
-        found: The names.
-        wanted: The architecture's signature.
-        architecture: Its name.
-        what: What has these names, in the plural, for the message.
+        arrays: By name, in some form.
+        architecture: Whose they should be, for messages.
+        signature: What its arrays are like.
+        form: Reads them.
+
+    Returns:
+        The values, in the order of the signature.
 
     Raises:
-        UploadError: Names the first few keys that are missing or not expected.
+        UploadError: Names the first few keys that are missing, not expected or misfits, or an array without finite
+            values.
     """
-    names = set(found)
-    missing, extra = sorted(set(wanted) - names), sorted(names - set(wanted))
-    if missing or extra:
+    _check_keys(arrays, signature, f"{form.what} do not fit architecture {architecture!r}")
+    misfits = [
+        f"{key} is {found}, expected is {dtype}{list(shape)}"
+        for key, (shape, dtype) in signature.items()
+        if form.misfit is not None and (found := form.misfit(arrays[key], shape, dtype))
+    ]
+    if misfits:
+        raise UploadError(f"{form.what} do not fit architecture {architecture!r}: {some(misfits, 160)}")
+    values = {}
+    for key, (shape, dtype) in signature.items():
+        what = form.one.format(key)
+        values[key] = form.read(arrays[key], shape, dtype, what)
+        if not np.all(np.isfinite(values[key])):
+            raise UploadError(f"{what} holds NaN or Inf; must be finite values")
+    return values
+
+
+def check_facts(
+    told: Mapping[str, Any],
+    num_classes: int,
+    *,
+    client: str,
+    architecture: str,
+    fields: Mapping[str, str] | None = None,
+) -> UploadFacts:
+    """Return what a client says about its upload; the size of its training set may be missing if it trained nothing.
+
+    Args:
+        told: ``num-examples``, ``label-counts``, ``pretrained``, ``range-layers`` and ``ranges``, each if it is told.
+        num_classes: C.
+        client: Its name.
+        architecture: That of its model.
+        fields: What the keys are called in messages; others by themselves.
+
+    Raises:
+        UploadError: Names the field, its value and the remedy.
+    """
+    names = {key: (fields or {}).get(key, key) for key in ("num-examples", "label-counts", "ranges")}
+    pretrained, size, counts = told.get("pretrained") is True, told.get("num-examples"), told.get("label-counts")
+    num_examples = None if size is None and pretrained else check_num_examples(size, names["num-examples"])
+    label_counts = None if counts is None else _label_counts(counts, num_classes, names["label-counts"])
+    if label_counts is not None and num_examples not in (None, sum(label_counts)):
         raise UploadError(
-            f"{what} do not fit architecture {architecture!r}: missing {some(missing)}; not expected {some(extra)}"
+            f"{names['label-counts']} sum to {sum(label_counts)}, but {names['num-examples']} is {num_examples}"
         )
-
-
-def check_finite(values: np.ndarray[Any, Any], what: str) -> None:
-    """Refuse values that are not finite.
-
-    Raises:
-        UploadError: There is a NaN or an infinity.
-    """
-    if not np.all(np.isfinite(values)):
-        raise UploadError(f"{what} holds NaN or Inf; must be finite values")
+    layers, bounds = told.get("range-layers", []), told.get("ranges", [])
+    ranges = None if layers == bounds == [] else _ranges(layers, bounds, names["ranges"])
+    return UploadFacts(client, architecture, num_examples, label_counts, pretrained, ranges)
 
 
 def check_num_examples(value: object, what: str) -> int:
     """Return the size of a training set.
 
     Args:
-        value: What was said.
+        value: What is told.
         what: The field, for the message.
 
     Raises:
@@ -110,43 +176,22 @@ def check_num_examples(value: object, what: str) -> int:
     return int(value)  # type: ignore[call-overload, no-any-return]
 
 
-def check_label_counts(
-    counts: object, num_classes: int, what: str, *, num_examples: int | None = None, total: str = ""
-) -> tuple[int, ...]:
-    """Return the training examples per class.
+def _check_keys(found: Iterable[str], wanted: Iterable[str], what: str) -> None:
+    names, expected = set(found), set(wanted)
+    missing, extra = sorted(expected - names), sorted(names - expected)
+    if missing or extra:
+        raise UploadError(f"{what}: missing {some(missing)}; not expected {some(extra)}")
 
-    Args:
-        counts: What was said.
-        num_classes: C.
-        what: The field, for the message.
-        num_examples: The size of the training set, which they must sum to; None if it is not known.
-        total: The field of that size, for the message.
 
-    Returns:
-        [C] numbers.
-
-    Raises:
-        UploadError: They are no C whole numbers from 0, or have another sum.
-    """
+def _label_counts(counts: object, num_classes: int, what: str) -> tuple[int, ...]:
     whole = tuple(c for c in counts if type(c) is int and c >= 0) if isinstance(counts, list) else ()
     if not isinstance(counts, list) or not len(whole) == len(counts) == num_classes:
         raise UploadError(f"{what} is {str(counts)[:80]}: must be {num_classes} whole numbers from 0")
-    if num_examples is not None and sum(whole) != num_examples:
-        raise UploadError(f"{what} sum to {sum(whole)}, but {total} is {num_examples}")
     return whole
 
 
-def check_ranges(layers: object, bounds: object, what: str) -> dict[str, tuple[float, float]]:
-    """Return the activation ranges of a model by layer, in float32, in which they are sent on.
-
-    Args:
-        layers: Names, as they were said.
-        bounds: Smallest and largest value of each layer in turn, as they were said.
-        what: The fields, for the message.
-
-    Raises:
-        UploadError: The names are no different texts of bounded length, or not each has two finite numbers in order.
-    """
+def _ranges(layers: object, bounds: object, what: str) -> dict[str, tuple[float, float]]:
+    """Return the activation ranges of a model by layer, in float32, in which they are sent on."""
     names = layers if isinstance(layers, list) else []
     texts = {name for name in names if isinstance(name, str) and len(name) <= MAX_LAYER_NAME}
     if not isinstance(layers, list) or not len(texts) == len(names) <= MAX_LAYERS:

@@ -38,6 +38,7 @@ from server_app.replay.stored import replay_run
 from server_app.settings.read import default_settings, known_options
 from server_app.settings.text import merge_settings
 from strategies.core.errors import OneShotError
+from strategies.core.facts import UploadFacts
 from strategies.core.options import Scalar
 from strategies.run.files import read_json, write_json
 from strategies.run.journal import duration
@@ -104,9 +105,7 @@ def made_run(folder: Path, attack: str, seed: int) -> Path:
             trained, state = trained_model(app, node, Asked("", 1, seed), {})
             assert trained is not None  # it has data
             counts = told_counts(trained.label_counts, app.client)
-            run.round(1).accept(
-                node.client, trained.architecture, state, num_examples=trained.num_examples, label_counts=counts
-            )
+            run.round(1).accept(UploadFacts(node.client, trained.architecture, trained.num_examples, counts), state)
     (target / "complete").touch()
     return target
 

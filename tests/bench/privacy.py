@@ -29,6 +29,7 @@ from server_app.settings.held_out import HeldOut
 from server_app.settings.read import Settings, known_options, read_settings
 from server_app.settings.text import merge_settings
 from strategies.combiners.outcomes import load_model
+from strategies.core.facts import UploadFacts
 from strategies.method import Job, Silent, Upload
 
 CONF = Path(__file__).resolve().parents[2] / "conf" / "privacy-digits.toml"
@@ -71,7 +72,9 @@ def uploads_of(settings: Settings, place: Path) -> tuple[Upload, ...]:
         node = Node.of({"partition-id": partition_id, "num-partitions": CLIENTS}, config)
         trained, state = trained_model(config, node, Asked("0" * 32, 1, config.seed), {})
         assert trained is not None
-        uploads.append(Upload(node.client, trained.architecture, partial(dict, state), trained.num_examples, None))
+        uploads.append(
+            Upload(UploadFacts(node.client, trained.architecture, trained.num_examples), partial(dict, state))
+        )
     return tuple(uploads)
 
 

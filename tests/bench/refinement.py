@@ -14,6 +14,7 @@ from measure import row, say
 
 from fl_app.models import build
 from strategies.compute import InProcess, RayActors, ServerCompute
+from strategies.core.facts import UploadFacts
 from strategies.method import METHODS, Job, Normalization, Outcome, Silent, Upload
 
 CLIENTS, TARGET = 10, 0.1
@@ -37,7 +38,7 @@ def round_of(model: str, **changes: Any) -> Job:
         torch.manual_seed(client)
         states.append({name: value.clone() for name, value in builder().state_dict().items()})
     uploads = tuple(
-        Upload(f"client-{number}", model, lambda state=state: state, 100, (10,) * 10)  # type: ignore[misc]
+        Upload(UploadFacts(f"client-{number}", model, 100, (10,) * 10), lambda state=state: state)  # type: ignore[misc]
         for number, state in enumerate(states)
     )
     space = Normalization((0.5,) * shape[0], (0.5,) * shape[0])

@@ -32,6 +32,7 @@ from server_app.settings.held_out import HeldOut
 from strategies.client import upload_facts
 from strategies.co_boosting import CoBoostingConfig
 from strategies.compute import choose
+from strategies.core.facts import UploadFacts
 from strategies.flower.collect import Collector
 from strategies.flower.messages import Request
 from strategies.method import METHODS, Job, Normalization, Silent, Upload
@@ -159,7 +160,7 @@ def stage(method: str, count: int) -> dict[str, float]:
 def wire(count: int, shards: int) -> dict[str, float]:
     """Make steps of the teachers alone, in shards of this process; return seconds and bytes of a step."""
     torch.set_num_threads(1)
-    uploads = tuple(Upload(f"c{n}", "lenet5", partial(weights, n)) for n in range(count))
+    uploads = tuple(Upload(UploadFacts(f"c{n}", "lenet5"), partial(weights, n)) for n in range(count))
     members = ShardedMembers(local_shards(uploads, BUILDERS, shards))
     x = torch.rand(BATCH, *SHAPE).requires_grad_()
 
@@ -175,7 +176,7 @@ def in_ray(count: int, shards: int) -> dict[str, float]:
     """Run the server stage in Ray actors; return its seconds per step."""
     from strategies.compute import RayActors
 
-    uploads = tuple(Upload(f"c{n}", "lenet5", partial(weights, n)) for n in range(count))
+    uploads = tuple(Upload(UploadFacts(f"c{n}", "lenet5"), partial(weights, n)) for n in range(count))
     # As many steps as an epoch has where it is published, so that the start of actors is seen apart.
     config = replace(CONFIG, epochs=1, generator_steps=10)
     place = RayActors(shards=shards, fallback=False)

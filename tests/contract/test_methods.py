@@ -14,11 +14,13 @@ from typing import Any
 
 import pytest
 import torch
+from method_fakes import telling
 from torch import nn
 
 import strategies
 from strategies.combiners.outcomes import load_model
 from strategies.core.errors import OptionError
+from strategies.core.facts import UploadFacts
 from strategies.core.options import flatten, options_of, parse
 from strategies.method import GIVEN, METHODS, EnsembleSpec, Job, Method, Need, Normalization, Outcome, Silent, Upload
 from strategies.uploads.needs import check_needs
@@ -146,7 +148,7 @@ def tiny_job(method: Method, *, seed: int = 0) -> Job:
     elif method.uploads == "cvae":
         architectures = ["cvae-decoder"] * 3
     uploads = tuple(
-        Upload(f"c{k}", name, Fixed(tiny_state(name, k)), 10 * (k + 1), (5 * (k == 0), 5 + k, 5, 9 * k))
+        Upload(UploadFacts(f"c{k}", name, 10 * (k + 1), (5 * (k == 0), 5 + k, 5, 9 * k)), Fixed(tiny_state(name, k)))
         for k, name in enumerate(architectures)
     )
     config = method.config(**SMALL.get(method.name, {}))
@@ -226,7 +228,7 @@ def test_tally_as_teacher_of_the_job_is_distilled_or_refused(method: Method) -> 
         with pytest.raises(OptionError, match=rf"'{method.name}' does not distil .* \('tally'\).*co-boosting.*flboost"):
             check_needs(method, job)
         return
-    silent = replace(job, uploads=tuple(replace(upload, label_counts=None) for upload in job.uploads))
+    silent = replace(job, uploads=tuple(telling(upload, label_counts=None) for upload in job.uploads))
     jobs = (job, silent, silent)
     for taught in jobs:
         check_needs(method, taught)

@@ -12,6 +12,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from torch import nn
 
 from fl_app.models import build
+from strategies.core.facts import UploadFacts
 from strategies.method import EnsembleSpec
 from strategies.run.run_folder import RunFolder
 
@@ -72,7 +73,7 @@ def finished_run(project: Path) -> Callable[[str, bool], Path]:
                 torch.manual_seed(k)
                 state, counts = builder().state_dict(), [1] * 10
                 architecture = "model" if foreign else "lenet5"
-                folder.round(1).accept(client, architecture, state, num_examples=10, label_counts=counts)
+                folder.round(1).accept(UploadFacts(client, architecture, 10, counts), state)
             folder.save_student(builder().state_dict())
             folder.save_ensemble(EnsembleSpec(("a", "b"), "mean"), folder.round(1).uploads())
         return project / name

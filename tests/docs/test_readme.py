@@ -27,6 +27,7 @@ from server_app.settings.choices import CHOICES
 from server_app.settings.read import known_options, read_settings
 from server_app.settings.text import merge_settings
 from strategies.core.errors import OneShotError
+from strategies.core.facts import UploadFacts
 from strategies.flower.messages import Request, read_reply
 from strategies.method import Job, Normalization, Silent, Upload
 from strategies.uploads.checks import Signatures
@@ -134,8 +135,8 @@ def test_plug_in_client_app_sends_what_the_server_accepts(
         return read_reply(content, signatures, num_classes=10, max_bytes=10**6, sender="node-1")
 
     first = answer(())
-    assert (first.client, first.architecture, first.num_examples) == ("hospital-a", "net", 100)
-    assert first.label_counts == (60, 40, *[0] * 8)
+    assert (first.facts.client, first.facts.architecture, first.facts.num_examples) == ("hospital-a", "net", 100)
+    assert first.facts.label_counts == (60, 40, *[0] * 8)
     assert answer(("hospital-a",)).held
 
 
@@ -146,7 +147,7 @@ def test_the_method_that_trains_on_the_page_about_methods_ends_with_a_student(
     make_runs(page, finished_run)
     names = execute(page, monkeypatch)
     config = names["DisagreementConfig"](epochs=2, generator_steps=2, synthesis_batch_size=4, batch_size=4)
-    uploads = tuple(Upload(client, "net", lambda: names["Net"]().state_dict()) for client in ("a", "b"))
+    uploads = tuple(Upload(UploadFacts(client, "net"), lambda: names["Net"]().state_dict()) for client in ("a", "b"))
     half = Normalization((0.5,) * 3, (0.5,) * 3)
     job = Job(uploads, {"net": names["Net"]}, "net", 10, (3, 32, 32), half, config)
     outcome = names["fit_disagreement"](job, Silent())

@@ -31,6 +31,7 @@ from server_app.replay.import_map import Known, list_checkpoints
 from server_app.settings.text import merge_settings
 from strategies.client.logits import LogitCache, Logits
 from strategies.client.round_state import RoundState
+from strategies.core.facts import UploadFacts
 from strategies.method import EnsembleSpec, Snapshot, Upload
 from strategies.run.checkpoint import CheckpointFolder
 from strategies.run.ensembles import load_ensemble, save_ensemble
@@ -87,7 +88,7 @@ def _load_checkpoint(data: bytes) -> Any:
 
 
 def _ensemble_facts() -> dict[str, Any]:
-    upload = Upload("alice", "net", lambda: STATE, 10, (1, 2, 3, 4), {"0": (0.0, 1.0)})
+    upload = Upload(UploadFacts("alice", "net", 10, (1, 2, 3, 4), ranges={"0": (0.0, 1.0)}), lambda: STATE)
     save_ensemble(ROOT / "ensemble", EnsembleSpec(("alice",), "mean", {"w": torch.ones(1)}), [upload])
     facts: dict[str, Any] = json.loads((ROOT / "ensemble" / "ensemble.json").read_text())
     return facts

@@ -15,6 +15,7 @@ from published_models import load_in_order
 from torch import nn
 
 from strategies.combiners.combiners import Mean
+from strategies.core.facts import UploadFacts
 from strategies.core.seeds import generator
 from strategies.distillation.learner import teacher_of
 from strategies.method import Job, Method, Normalization, Silent, Upload
@@ -84,7 +85,8 @@ def shipped_job(case: Case, states: Sequence[Mapping[str, torch.Tensor]] | None 
             torch.manual_seed(case.seed)
             states = [lively(case.shipped()).state_dict() for _ in range(case.clients)]
     uploads = tuple(
-        Upload(f"client-{k:03d}", "net", partial(copy.deepcopy, dict(state))) for k, state in enumerate(states)
+        Upload(UploadFacts(f"client-{k:03d}", "net"), partial(copy.deepcopy, dict(state)))
+        for k, state in enumerate(states)
     )
     return Job(
         uploads=uploads,

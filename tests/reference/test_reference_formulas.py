@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from strategies.co_boosting import CoBoostingConfig, _Server
 from strategies.combiners.combiners import LabelCount, Mean, Weighted, weighted_mean_gradient
+from strategies.core.facts import UploadFacts
 from strategies.distillation.generators import UpsampleConv
 from strategies.distillation.losses import (
     adversarial_divergence,
@@ -191,7 +192,7 @@ def co_boosting(clients: list[Linear], **options: object) -> _Server:
     def build() -> torch.nn.Module:
         return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, len(clients[0].bias)))
 
-    uploads = tuple(Upload(f"c{k}", "linear", client) for k, client in enumerate(clients))
+    uploads = tuple(Upload(UploadFacts(f"c{k}", "linear"), client) for k, client in enumerate(clients))
     config = CoBoostingConfig(latent=4, **options)  # type: ignore[arg-type]
     space = Normalization((0.0,), (1.0,))
     return _Server(Job(uploads, {"linear": build}, "linear", len(clients[0].bias), (1, 4, 4), space, config), Silent())

@@ -39,8 +39,8 @@ def check_trained(reply: Reply) -> None:
     Raises:
         UploadError: Nothing was trained, or on nobody knows how much.
     """
-    if reply.held or reply.pretrained or reply.num_examples is None:
-        raise UploadError("it trained nothing in this round, which is all that a round asks for", reply.client)
+    if reply.held or reply.facts.pretrained or reply.facts.num_examples is None:
+        raise UploadError("it trained nothing in this round, which is all that a round asks for", reply.facts.client)
 
 
 def checked_by(strategy: Strategy, content: RecordDict) -> RecordDict:

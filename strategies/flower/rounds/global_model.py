@@ -204,7 +204,8 @@ class GlobalModel:
     def _mean_buffers(self, answers: Sequence[Answered]) -> State:
         buffers = [{n: v for n, v in answer.reply.state.items() if n not in self._moved} for answer in answers]
         alike = getattr(self._base.strategy, "equal_buffers", False)
-        return weighted_mean(buffers, [1.0 if alike else float(answer.reply.num_examples or 0) for answer in answers])
+        weights = [1.0 if alike else float(answer.reply.facts.num_examples or 0) for answer in answers]
+        return weighted_mean(buffers, weights)
 
 
 # A strategy's arrays in Flower's form, in a checkpoint: their values under this one key.

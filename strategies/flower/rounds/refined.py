@@ -114,10 +114,4 @@ class RefinedRounds:
 
 def _upload(answer: Answered, architecture: str) -> Upload:
     reply = answer.reply
-    return Upload(
-        client=answer.client,
-        architecture=architecture,
-        read=lambda: dict(reply.state),
-        num_examples=reply.num_examples,
-        label_counts=reply.label_counts,
-    )
+    return Upload(replace(reply.facts, client=answer.client, architecture=architecture), lambda: dict(reply.state))

@@ -9,8 +9,8 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 
 from ...core.errors import UploadError
-from ...uploads.checks import check_finite, check_keys
-from ..decoding import decode_array
+from ...uploads.checks import check_arrays
+from ..decoding import array_form
 
 
 def answers_of(replies: Iterable[Message]) -> list[RecordDict]:
@@ -44,10 +44,5 @@ def checked_record(
     record = content.array_records.get(name)
     if record is None:
         raise UploadError(f"the array record {name!r} is missing from the answer")
-    check_keys(record, {key: (value.shape, str(value.dtype)) for key, value in wanted.items()}, name, name)
-    found = {}
-    for key, value in wanted.items():
-        what = f"{name}[{key!r}]"
-        found[key] = decode_array(record[key], value.shape, str(value.dtype), what)
-        check_finite(found[key], what)
-    return found
+    signature = {key: (value.shape, str(value.dtype)) for key, value in wanted.items()}
+    return check_arrays(record, name, signature, array_form(name))

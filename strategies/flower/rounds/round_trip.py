@@ -173,7 +173,7 @@ class RoundTrip:
         )
         check_trained(checked)
         # Of a client without a name, its node's rank is the same in every run of a simulation; its weights change.
-        client = sender if checked.anonymous and self._nodes.names.is_ranked(node) else checked.client
+        client = sender if checked.anonymous and self._nodes.names.is_ranked(node) else checked.facts.client
         if client in answers and not checked.anonymous:
             raise UploadError("two nodes answer under this name, the second is refused", client)
         while client in answers:

@@ -94,10 +94,10 @@ def test_the_reply_is_one_that_the_server_accepts(ask: Callable[..., Message]) -
 
     checked = read_reply(reply.content, SIGNATURES, num_classes=10, max_bytes=2**20, sender="node-9")
     labels = own_labels(1)
-    assert (checked.client, checked.architecture) == ("client-001", "lenet5")
-    assert checked.num_examples == len(labels)
-    assert checked.label_counts == tuple(np.bincount(labels, minlength=10).tolist())
-    assert not checked.pretrained
+    assert (checked.facts.client, checked.facts.architecture) == ("client-001", "lenet5")
+    assert checked.facts.num_examples == len(labels)
+    assert checked.facts.label_counts == tuple(np.bincount(labels, minlength=10).tolist())
+    assert not checked.facts.pretrained
     assert not checked.held
     assert checked.metrics.keys() == {"train-loss", "train-accuracy"}
     assert 0.0 <= checked.metrics["train-accuracy"] <= 1.0
@@ -353,9 +353,9 @@ def test_a_pretrained_client_in_simulation_uploads_its_file_and_trains_nothing(
     reply = ask(client__checkpoint=str(tmp_path / f"trained-{{partition}}{ending}"))
 
     checked = read_reply(reply.content, SIGNATURES, num_classes=10, max_bytes=2**20, sender="node-9")
-    assert checked.pretrained
-    assert checked.num_examples == len(own_labels(1))
-    assert checked.label_counts is not None
+    assert checked.facts.pretrained
+    assert checked.facts.num_examples == len(own_labels(1))
+    assert checked.facts.label_counts is not None
     assert checked.metrics == {}
     assert same(state_of(reply), state)
 
@@ -370,8 +370,8 @@ def test_a_pretrained_node_without_data_opens_none_and_tells_no_number(
     reply = ask(node={"client": "clinic-a", "checkpoint": str(tmp_path / "{client}.safetensors")})
 
     checked = read_reply(reply.content, SIGNATURES, num_classes=10, max_bytes=2**20, sender="node-9")
-    assert (checked.client, checked.pretrained) == ("clinic-a", True)
-    assert (checked.num_examples, checked.label_counts) == (None, None)
+    assert (checked.facts.client, checked.facts.pretrained) == ("clinic-a", True)
+    assert (checked.facts.num_examples, checked.facts.label_counts) == (None, None)
 
 
 def test_a_server_that_names_no_run_folder_is_refused(ask: Callable[..., Message]) -> None:

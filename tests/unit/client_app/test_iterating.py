@@ -91,12 +91,12 @@ def way(state: State) -> float:
 def test_answer_is_one_that_the_server_accepts_and_tells_how_far_it_went(ask: Callable[..., Message]) -> None:
     reply = ask(client__momentum=0.0)
     checked = read_reply(reply.content, SIGNATURES, num_classes=10, max_bytes=2**20, sender="node-9")
-    assert (checked.client, checked.architecture) == ("client-001", "lenet5")
-    assert checked.num_examples is not None
-    assert checked.label_counts is not None
+    assert (checked.facts.client, checked.facts.architecture) == ("client-001", "lenet5")
+    assert checked.facts.num_examples is not None
+    assert checked.facts.label_counts is not None
     assert checked.metrics.keys() == {"train-loss", "train-accuracy", "travel"}
     # As many steps of 0.01 as there are batches of 64; one of a single image is left out.
-    steps = checked.num_examples // 64 + (checked.num_examples % 64 > 1)
+    steps = checked.facts.num_examples // 64 + (checked.facts.num_examples % 64 > 1)
     assert checked.metrics["travel"] == pytest.approx(0.01 * steps)
     assert set(reply.content) == {"arrays", "metrics", "upload"}
     assert not same(arrays_of(reply), START)
@@ -132,7 +132,7 @@ def test_generator_of_the_server_changes_the_training_and_learns_which_labels_ar
     assert not same(arrays_of(found), arrays_of(plain))
     assert same(arrays_of(ask(2, said=lent.told(), generator=weights)), arrays_of(found))
     checked = read_reply(found.content, SIGNATURES, num_classes=10, max_bytes=2**20, sender="node-9")
-    wanted = {"client": "client-001", "server_round": 2, "label_counts": checked.label_counts}
+    wanted = {"client": "client-001", "server_round": 2, "label_counts": checked.facts.label_counts}
     assert told == [wanted, wanted]
     refused = ask(2, said={**lent.told(), "generator-classes": 9}, generator=weights)
     assert "the server's generator has 9 classes" in str(refused.content["upload"]["error"])

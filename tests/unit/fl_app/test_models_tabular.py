@@ -14,6 +14,7 @@ from fl_app.data.text import BUCKETS, LENGTH, tokens
 from fl_app.models import build, builders, penultimate
 from strategies.combiners.combiners import Mean
 from strategies.core.errors import OptionError
+from strategies.core.facts import UploadFacts
 from strategies.core.seeds import generator, seeded_torch
 from strategies.method import Normalization as InputSpace
 from strategies.method import Upload
@@ -142,7 +143,7 @@ def test_ensemble_of_uploads_answers_as_its_members(
 ) -> None:
     data = rows(6) if shape == ROW else news(6)
     members = [seeded(name, 2, shape, seed).eval() for seed in range(3)]
-    uploads = [Upload(f"c{k}", name, member.state_dict) for k, member in enumerate(members)]
+    uploads = [Upload(UploadFacts(f"c{k}", name), member.state_dict) for k, member in enumerate(members)]
     inputs = Standardize(InputSpace((0.0,) * shape[0], (1.0,) * shape[0]))(data.images)
 
     with torch.no_grad():

@@ -16,6 +16,7 @@ from fl_app.models import build
 from server_app.settings.build import build_job, held_out
 from server_app.settings.held_out import HeldOut
 from server_app.settings.read import Settings, default_settings, read_settings
+from strategies.core.facts import UploadFacts
 from strategies.core.options import options_of
 from strategies.core.seeds import seeded_torch
 from strategies.method import METHODS, Silent, Upload
@@ -109,7 +110,7 @@ def run_folder(tmp_path: Path) -> Callable[..., Path]:
             for seed, architecture in enumerate(architectures or ("lenet5", "lenet5", "lenet5")):
                 counts = counts_of(seed)
                 state = state_of(architecture, seed)
-                first.accept(f"client-{seed:03d}", architecture, state, num_examples=sum(counts), label_counts=counts)
+                first.accept(UploadFacts(f"client-{seed:03d}", architecture, sum(counts), counts), state)
             first.refuse("node-7", "no answer within 5 s")
             moved = {f"client-{seed:03d}": 1000 + seed for seed in range(3)}
             write_json(folder.path / "traffic.json", {"up": moved, "down": dict.fromkeys(moved, 150)})
@@ -127,11 +128,8 @@ def stage() -> Callable[..., tuple[StageReport, Settings, HeldOut]]:
         images, split = held_out(chosen)
         uploads = tuple(
             Upload(
-                f"client-{seed:03d}",
-                architecture,
+                UploadFacts(f"client-{seed:03d}", architecture, sum(counts_of(seed)), counts_of(seed)),
                 partial(state_of, architecture, seed),
-                sum(counts_of(seed)),
-                counts_of(seed),
             )
             for seed, architecture in enumerate(architectures or ("lenet5", "lenet5", "lenet5"))
         )

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from strategies.core.facts import UploadFacts
 from strategies.core.seeds import generator as rng
 from strategies.core.seeds import seeded_torch
 from strategies.flboost import FlBoostConfig
@@ -44,7 +45,7 @@ def job(config: FlBoostConfig = SMALL, *, kinds: tuple[str, ...] = ("net",) * 3,
     uploads = []
     for k, kind in enumerate(kinds):
         state = weights(kind, k)
-        uploads.append(Upload(f"c{k}", kind, lambda state=state: state, sum(COUNTS[k]), COUNTS[k]))  # type: ignore[misc]
+        uploads.append(Upload(UploadFacts(f"c{k}", kind, sum(COUNTS[k]), COUNTS[k]), lambda state=state: state))  # type: ignore[misc]
     made = Job(tuple(uploads), BUILDERS, "net", C, SHAPE, Normalization((0.4,), (0.3,)), config)
     return replace(made, **{"start": weights("net", 9), **changes})
 

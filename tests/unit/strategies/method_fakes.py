@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+from strategies.core.facts import UploadFacts
 from strategies.method import Job, Method, Normalization, Outcome, Silent, Snapshot, Upload
 from strategies.teacher.ensemble import Ensemble
 
@@ -56,7 +57,12 @@ def upload(k: int, architecture: str) -> Upload:
     state = {name: 3 * value if name.endswith("weight") else value for name, value in model.state_dict().items()}
     counts = (4 + k, 6 * k, 6 + 3 * k)
     read = lambda: {name: value.clone() for name, value in state.items()}  # noqa: E731
-    return Upload(f"c{k}", architecture, read, sum(counts), counts)
+    return Upload(UploadFacts(f"c{k}", architecture, sum(counts), counts), read)
+
+
+def telling(upload: Upload, **facts: Any) -> Upload:
+    """Return an upload whose client says something else about it."""
+    return replace(upload, facts=replace(upload.facts, **facts))
 
 
 UPLOADS = (upload(0, "narrow"), upload(1, "wide"), upload(2, "narrow"))

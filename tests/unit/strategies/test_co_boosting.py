@@ -15,6 +15,7 @@ from method_fakes import (
     close,
     run,
     same,
+    telling,
     tiny_job,
 )
 from torch import Tensor
@@ -273,7 +274,7 @@ def test_config_out_of_range_names_its_key(field: str, value: object) -> None:
         CoBoostingConfig(**{field: value})  # type: ignore[arg-type]
 
 
-MUTE = tuple(replace(upload, label_counts=None) for upload in UPLOADS)
+MUTE = tuple(telling(upload, label_counts=None) for upload in UPLOADS)
 
 
 @pytest.mark.parametrize("uploads", [UPLOADS, MUTE], ids=["told", "silent"])

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from method_fakes import BUILDERS, SHAPE, Book, upload
+from method_fakes import BUILDERS, SHAPE, Book, telling, upload
 from torch import nn
 
 from strategies.compute import InProcess
@@ -51,7 +51,7 @@ def made_by(memory: State, config: FedGenConfig) -> torch.Tensor:
 
 
 def counted(*counts: tuple[int, ...] | None) -> tuple[Upload, ...]:
-    return tuple(replace(one, label_counts=given) for one, given in zip(UPLOADS, counts, strict=True))
+    return tuple(telling(one, label_counts=given) for one, given in zip(UPLOADS, counts, strict=True))
 
 
 # The loss.
@@ -136,7 +136,7 @@ def test_one_shot_result_is_the_average_by_examples() -> None:
     assert outcome.student is not None
     assert average.student is not None
     assert same(outcome.student, average.student)
-    silent = tuple(replace(one, num_examples=None) for one in UPLOADS)
+    silent = tuple(telling(one, num_examples=None) for one in UPLOADS)
     plain = fit(job(uploads=silent), Silent()).student
     assert plain is not None
     assert same(plain, weighted_mean([one.read() for one in UPLOADS], [1.0, 1.0, 1.0]))

@@ -4,10 +4,12 @@ from typing import Any
 
 import pytest
 import torch
+from method_fakes import telling
 from torch import nn
 
 from strategies.combiners.outcomes import load_model
 from strategies.core.errors import OptionError
+from strategies.core.facts import UploadFacts
 from strategies.fedavg import METHOD, FedAvgConfig, fit
 from strategies.method import Job, Normalization, Silent, Upload
 from strategies.uploads.needs import check_needs
@@ -31,7 +33,9 @@ def job(config: FedAvgConfig | None = None, examples: tuple[int | None, ...] = (
         state = net().state_dict()
         state["1.running_mean"] += k
         state["1.num_batches_tracked"] += 10 * k + 1
-        return Upload(f"c{k}", "net", lambda: {name: value.clone() for name, value in state.items()}, count)
+        return Upload(
+            UploadFacts(f"c{k}", "net", count), lambda: {name: value.clone() for name, value in state.items()}
+        )
 
     uploads = tuple(upload(k, count) for k, count in enumerate(examples))
     return Job(uploads, {"net": net}, "net", 3, (1, 8, 8), Normalization((0.5,), (0.5,)), config or FedAvgConfig())
@@ -86,6 +90,6 @@ def test_outcome_loads_as_the_averaged_model() -> None:
 
 def test_needs_with_two_architectures_name_the_other_client() -> None:
     one = job()
-    mixed = replace(one, uploads=(one.uploads[0], replace(one.uploads[1], architecture="wide")))
+    mixed = replace(one, uploads=(one.uploads[0], telling(one.uploads[1], architecture="wide")))
     with pytest.raises(OptionError, match=r"needs one architecture.*c1 \(wide\)"):
         check_needs(METHOD, mixed)

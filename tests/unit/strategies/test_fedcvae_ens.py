@@ -6,12 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from method_fakes import Book, same
+from method_fakes import Book, same, telling
 from torch import nn
 
 from strategies import fedcvae_ens
 from strategies.combiners.outcomes import load_model
 from strategies.core.errors import OptionError, UploadError
+from strategies.core.facts import UploadFacts
 from strategies.fedcvae_ens import METHOD, FedCvaeEnsConfig, fit, shares, truncated_normal
 from strategies.method import Job, Normalization, Outcome, Silent, Upload
 from strategies.uploads.needs import check_needs
@@ -44,7 +45,7 @@ COUNTS = ((10, 0, 0), (0, 20, 0), (0, 5, 25))
 
 def upload(k: int, counts: tuple[int, ...] | None = None) -> Upload:
     dark = {"dark": torch.nn.functional.one_hot(torch.tensor(k), 4) * -9.0}
-    return Upload(f"c{k}", "cvae-decoder", lambda: dark, 10, COUNTS[k] if counts is None else counts)
+    return Upload(UploadFacts(f"c{k}", "cvae-decoder", 10, COUNTS[k] if counts is None else counts), lambda: dark)
 
 
 UPLOADS = tuple(map(upload, range(3)))
@@ -172,11 +173,14 @@ def test_clients_that_tell_no_counts_are_refused() -> None:
     check_needs(METHOD, tiny_job())
 
     with pytest.raises(OptionError, match="'fedcvae-ens' needs label counts, .* c1"):
-        check_needs(METHOD, tiny_job(uploads=(UPLOADS[0], replace(UPLOADS[1], label_counts=None))))
+        check_needs(
+            METHOD,
+            tiny_job(uploads=(UPLOADS[0], telling(UPLOADS[1], label_counts=None))),
+        )
 
 
 def test_classifiers_are_refused() -> None:
-    wrong = replace(UPLOADS[0], architecture="net")
+    wrong = telling(UPLOADS[0], architecture="net")
 
     with pytest.raises(OptionError, match="'fedcvae-ens' works on uploads of kind 'cvae'; of kind 'classifier'"):
         check_needs(METHOD, tiny_job(uploads=(wrong, *UPLOADS[1:])))

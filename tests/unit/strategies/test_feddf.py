@@ -13,6 +13,7 @@ from method_fakes import (
     check_teacher_stays,
     run,
     same,
+    telling,
     tiny_job,
     upload,
 )
@@ -70,7 +71,7 @@ def test_start_at_the_average_weighs_uploads_of_the_students_architecture_by_the
 
 
 def test_start_at_the_average_of_clients_that_tell_no_numbers_is_the_plain_mean() -> None:
-    silent = tuple(replace(upload, num_examples=None) for upload in UPLOADS)
+    silent = tuple(telling(upload, num_examples=None) for upload in UPLOADS)
     student = fit(tiny_job(STILL, uploads=silent), Silent()).student
     assert student is not None
     mean = (UPLOADS[0].read()["0.weight"] + UPLOADS[2].read()["0.weight"]) / 2

@@ -15,6 +15,7 @@ from method_fakes import (
     check_teacher_stays,
     run,
     same,
+    telling,
     tiny_job,
 )
 
@@ -86,7 +87,10 @@ def test_loss_kl_is_the_distillation_loss_at_its_temperature() -> None:
 
 def test_class_that_no_client_holds_is_pulled_to_zero() -> None:
     job = still_job()
-    job = replace(job, uploads=tuple(replace(one, label_counts=(3, 0, one.num_examples or 0)) for one in UPLOADS))
+    job = replace(
+        job,
+        uploads=tuple(telling(one, label_counts=(3, 0, one.num_examples or 0)) for one in UPLOADS),
+    )
     student, members = logits_of(job)
     target = np.einsum("mc,mbc->bc", [[1 / 3, 0, k / 6] for k in (1, 2, 3)], members)
     assert recorded(job) == pytest.approx(np.abs(student - target).mean(), rel=1e-4)
@@ -94,7 +98,7 @@ def test_class_that_no_client_holds_is_pulled_to_zero() -> None:
 
 def test_teacher_of_the_job_takes_the_place_of_the_label_counts() -> None:
     spec = EnsembleSpec(("c2", "c0"), "weighted", {"weights": torch.tensor([3.0, 1.0])})
-    silent = tuple(replace(one, label_counts=None) for one in UPLOADS)
+    silent = tuple(telling(one, label_counts=None) for one in UPLOADS)
     job = replace(still_job(), teacher=spec, uploads=silent)
     check_needs(METHOD, job)
     student, members = logits_of(job)
@@ -137,7 +141,7 @@ def test_job_without_images_or_label_counts_is_refused() -> None:
     check_needs(METHOD, tiny_job(SMALL))
     with pytest.raises(OptionError, match="'fedkd' needs that the server holds real, unlabelled images"):
         check_needs(METHOD, replace(tiny_job(SMALL), proxy=None))
-    silent = (replace(UPLOADS[0], label_counts=None), *UPLOADS[1:])
+    silent = (telling(UPLOADS[0], label_counts=None), *UPLOADS[1:])
     with pytest.raises(OptionError, match=r"'fedkd' needs label counts, .*: c0\. Choose another method: .*feddf"):
         check_needs(METHOD, tiny_job(SMALL, uploads=silent))
 

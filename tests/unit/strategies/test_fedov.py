@@ -6,12 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from method_fakes import telling
 from torch import nn
 
 from strategies.combiners.combiners import COMBINERS, build_combiner
 from strategies.combiners.open_set import OpenSet
 from strategies.combiners.outcomes import load_model
 from strategies.core.errors import OptionError
+from strategies.core.facts import UploadFacts
 from strategies.fedov import METHOD, FedOvConfig, fit
 from strategies.method import METHODS, Job, Normalization, Silent, Upload
 from strategies.uploads.kinds import kind_of, of_kind
@@ -99,7 +101,7 @@ def upload(k: int, name: str = "net+unknown") -> Upload:
     with torch.random.fork_rng():
         torch.manual_seed(k)
         state = {key: 3 * value for key, value in BUILDERS[name]().state_dict().items()}
-    return Upload(f"c{k}", name, lambda: state, 10)
+    return Upload(UploadFacts(f"c{k}", name, 10), lambda: state)
 
 
 def job(*uploads: Upload, voters: int = 0) -> Job:
@@ -154,7 +156,7 @@ def test_open_set_classifiers_are_refused_by_a_method_of_classifiers_and_others_
 
 def test_models_of_another_project_need_no_special_name() -> None:
     one = replace(job(upload(0)), builders={"mine": small}, student="mine")
-    one = replace(one, uploads=tuple(replace(each, architecture="mine") for each in one.uploads))
+    one = replace(one, uploads=tuple(telling(each, architecture="mine") for each in one.uploads))
 
     check_needs(METHOD, one)
     assert load_model(fit(one, Silent()), one)(torch.zeros(2, 1, 4, 4)).shape == (2, 3)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from fens_fakes import CLASSES, RUN, TINY, DirectClients, changed, examples, fens_job, fitted, same, weights
-from method_fakes import BUILDERS, UPLOADS, Book
+from method_fakes import BUILDERS, UPLOADS, Book, telling
 
 from strategies.aggregation import trainers
 from strategies.combiners.aggregators import AGGREGATORS
@@ -362,7 +362,7 @@ def test_a_static_aggregator_asks_no_client(tmp_path: Path, aggregator: str) -> 
 
 def test_weighted_without_label_counts_is_refused_and_names_who_is_silent(tmp_path: Path) -> None:
     job = fens_job(replace(TINY, aggregator="weighted"))
-    job = replace(job, uploads=(replace(job.uploads[0], label_counts=None), *job.uploads[1:]))
+    job = replace(job, uploads=(telling(job.uploads[0], label_counts=None), *job.uploads[1:]))
 
     with pytest.raises(OptionError, match="allowed where every client tells its label counts; silent are c0"):
         fitted(DirectClients(tmp_path), job)
@@ -435,7 +435,7 @@ def test_per_class_weights_may_start_from_the_label_counts(tmp_path: Path) -> No
     with pytest.raises(OptionError, match="'fens.start' is 'label-counts' and 'fens.aggregator' 'nn': allowed with it"):
         FensConfig(start="label-counts", aggregator="nn")
     job = fens_job(config)
-    job = replace(job, uploads=(replace(job.uploads[0], label_counts=None), *job.uploads[1:]))
+    job = replace(job, uploads=(telling(job.uploads[0], label_counts=None), *job.uploads[1:]))
     with pytest.raises(OptionError, match="setting 'fens.start' is 'label-counts': allowed where every client"):
         fitted(DirectClients(tmp_path), job)
 
@@ -446,7 +446,7 @@ def test_per_class_weights_may_start_from_tallys_shares_told_or_not(tmp_path: Pa
 
     told = weights(fitted(DirectClients(tmp_path / "told"), fens_job(config)))["weight"]
     job = fens_job(config)
-    job = replace(job, uploads=tuple(replace(upload, label_counts=None) for upload in job.uploads))
+    job = replace(job, uploads=tuple(telling(upload, label_counts=None) for upload in job.uploads))
     silent = weights(fitted(DirectClients(tmp_path / "silent"), job))["weight"]
 
     np.testing.assert_allclose(told, counts / counts.sum(0), rtol=1e-5, atol=1e-6)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from flboost_fakes import COUNTS, SHAPE, SMALL, B, C, Rows, Z, differ, job, net, student, weights
+from method_fakes import telling
 
 from strategies.core.errors import OptionError
 from strategies.distillation.generators import ConditionalGenerator
@@ -79,7 +80,10 @@ def test_order_of_uploads_does_not_show(step: str) -> None:
 
 def test_names_of_clients_do_not_show_in_the_joint_form() -> None:
     given = job(replace(SMALL, generator_step="joint"))
-    renamed = replace(given, uploads=tuple(replace(u, client=f"z{9 - k}") for k, u in enumerate(given.uploads)))
+    renamed = replace(
+        given,
+        uploads=tuple(telling(u, client=f"z{9 - k}") for k, u in enumerate(given.uploads)),
+    )
     one, two = (student(METHOD.fit(g, Silent())) for g in (given, renamed))
     for name, value in one.items():
         torch.testing.assert_close(two[name], value, rtol=1e-3, atol=1e-3)
@@ -146,7 +150,10 @@ def test_pinned_value() -> None:
 
 
 def mute(given: Job) -> Job:
-    return replace(given, uploads=tuple(replace(upload, label_counts=None) for upload in given.uploads))
+    return replace(
+        given,
+        uploads=tuple(telling(upload, label_counts=None) for upload in given.uploads),
+    )
 
 
 @pytest.mark.parametrize("level", ["images", "features"])

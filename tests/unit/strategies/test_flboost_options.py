@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from flboost_fakes import SMALL, C, Rows, Z, differ, job, student
+from method_fakes import telling
 from torch import nn
 
 from strategies.core.errors import OptionError
@@ -43,14 +44,20 @@ def test_every_option_has_a_test() -> None:
 @pytest.mark.parametrize("option", [{"labels": "uniform"}, {"weights": "uniform"}])
 def test_equal_counts_are_as_good_as_none(option: dict[str, Any]) -> None:
     given = job()
-    given = replace(given, uploads=tuple(replace(u, label_counts=(5,) * C) for u in given.uploads))
+    given = replace(given, uploads=tuple(telling(u, label_counts=(5,) * C) for u in given.uploads))
     plain, switched = (METHOD.fit(replace(given, config=c), Silent()) for c in (SMALL, replace(SMALL, **option)))
     assert not differ(student(plain), student(switched))
 
 
 def test_without_all_label_counts_everything_is_uniform_and_said_once() -> None:
     given = job()
-    silent = replace(given, uploads=(*given.uploads[:2], replace(given.uploads[2], label_counts=None)))
+    silent = replace(
+        given,
+        uploads=(
+            *given.uploads[:2],
+            telling(given.uploads[2], label_counts=None),
+        ),
+    )
     rows = Rows()
     found = METHOD.fit(silent, rows)
     assert [row["note"] for row in rows.rows if "note" in row] == [

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from method_fakes import BUILDERS, OTHER, SHAPE, TINY, UPLOADS, Book, tiny_job, upload
+from method_fakes import BUILDERS, OTHER, SHAPE, TINY, UPLOADS, Book, telling, tiny_job, upload
 
 from strategies.combiners.expert_gate import expert_mixture
 from strategies.combiners.outcomes import load_model
@@ -148,7 +148,7 @@ def pooled() -> torch.nn.Module:
 def renamed(one: Upload) -> Upload:
     """The model of "wide" behind a layer without weights."""
     state = {f"{int(name[0]) + 1}{name[1:]}": value for name, value in one.read().items()}
-    return replace(one, architecture="pooled", read=lambda: state)
+    return replace(telling(one, architecture="pooled"), read=lambda: state)
 
 
 def test_gate_that_looks_at_images_is_fens_s_and_resumes_with_its_dropout() -> None:

@@ -13,6 +13,7 @@ from method_fakes import (
     check_resume_at_every_border,
     run,
     same,
+    telling,
     tiny_job,
     upload,
 )
@@ -99,7 +100,10 @@ def test_layers_of_shapes_lie_over_the_noise() -> None:
 
 def test_ensemble_s_counts_are_those_that_clients_tell_and_estimates_of_the_others() -> None:
     told = run(METHOD, STILL).ensemble
-    silent = fit(tiny_job(STILL, uploads=(replace(UPLOADS[0], label_counts=None), *UPLOADS[1:])), Silent()).ensemble
+    silent = fit(
+        tiny_job(STILL, uploads=(telling(UPLOADS[0], label_counts=None), *UPLOADS[1:])),
+        Silent(),
+    ).ensemble
     assert told is not None
     assert silent is not None
     assert (told.combiner, silent.combiner) == ("linear-pool", "linear-pool")
@@ -137,7 +141,7 @@ def test_class_weighted_start_is_the_average_with_a_last_layer_class_by_class() 
 
 def test_class_weighted_start_of_a_class_that_nobody_holds_has_the_average_s_row() -> None:
     counts = ((4, 0, 6), (5, 6, 9), (10, 0, 20))
-    uploads = tuple(replace(one, label_counts=row) for one, row in zip(UPLOADS, counts, strict=True))
+    uploads = tuple(telling(one, label_counts=row) for one, row in zip(UPLOADS, counts, strict=True))
     student = student_of(STILL, uploads)
     torch.testing.assert_close(student["7.weight"][1], ((FIRST["7.weight"] + 3 * LAST["7.weight"]) / 4)[1])
     torch.testing.assert_close(student["7.bias"][0], (4 * FIRST["7.bias"] + 10 * LAST["7.bias"])[0] / 14)
@@ -152,7 +156,7 @@ def test_average_start_is_the_average_by_examples() -> None:
 def test_start_weighs_clients_by_the_examples_that_the_pool_counts() -> None:
     capped = student_of(replace(STILL, start="average", cap_examples=True))  # 10 and 20, the median
     torch.testing.assert_close(capped["0.weight"], (FIRST["0.weight"] + 2 * LAST["0.weight"]) / 3)
-    silent = tuple(replace(one, num_examples=None, label_counts=None) for one in UPLOADS)
+    silent = tuple(telling(one, num_examples=None, label_counts=None) for one in UPLOADS)
     even = student_of(replace(STILL, start="average"), silent)
     torch.testing.assert_close(even["0.weight"], (FIRST["0.weight"] + LAST["0.weight"]) / 2)
 
@@ -263,7 +267,7 @@ def test_client_that_is_left_out_has_no_part_in_start_or_ensemble_and_is_named(m
 
 
 def test_job_without_label_counts_and_numbers_of_examples_is_enough() -> None:
-    silent = tuple(replace(one, num_examples=None, label_counts=None) for one in UPLOADS)
+    silent = tuple(telling(one, num_examples=None, label_counts=None) for one in UPLOADS)
     job = replace(tiny_job(replace(SMALL, counts="auto"), uploads=silent), proxy=None)
     check_needs(METHOD, job)
     outcome = fit(job, Silent())

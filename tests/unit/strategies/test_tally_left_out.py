@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from method_fakes import Book, tiny_job, wide
+from method_fakes import Book, telling, tiny_job, wide
 from torch import nn
 
 from strategies.combiners.combiners import Mean
 from strategies.combiners.tally_pool import fitted_pool
 from strategies.combiners.tally_teacher import tally_teacher
+from strategies.core.facts import UploadFacts
 from strategies.method import Job, Outcome, Upload
 from strategies.tally import METHOD, TallyConfig
 from strategies.teacher.ensemble import Ensemble
@@ -33,7 +34,7 @@ def upload(k: int, **facts: Any) -> Upload:
     weights = {name: value + 0.003 * torch.randn(value.shape, generator=rng) for name, value in common.items()}
     counts = (4 + k, 6, 6)
     told = {"num_examples": sum(counts), "label_counts": counts}
-    return Upload(f"c{k}", "wide", lambda: weights, **{**told, **facts})
+    return Upload(UploadFacts(f"c{k}", "wide", **{**told, **facts}), lambda: weights)
 
 
 UPLOADS = tuple(upload(k) for k in range(CLIENTS))
@@ -88,8 +89,11 @@ def test_those_left_out_have_no_weight_in_the_pool() -> None:
 
 @pytest.mark.parametrize("counts", ["auto", "noise-rows"])
 def test_a_boaster_when_examples_are_capped_moves_neither_teacher_nor_start(counts: str) -> None:
-    level = tuple(replace(one, num_examples=18, label_counts=(6, 6, 6)) for one in UPLOADS)
-    boast = (*level[:-1], replace(level[-1], num_examples=1800, label_counts=(600, 600, 600)))
+    level = tuple(telling(one, num_examples=18, label_counts=(6, 6, 6)) for one in UPLOADS)
+    boast = (
+        *level[:-1],
+        telling(level[-1], num_examples=1800, label_counts=(600, 600, 600)),
+    )
 
     honest, _ = fitted(level, counts=counts)
 
@@ -99,7 +103,7 @@ def test_a_boaster_when_examples_are_capped_moves_neither_teacher_nor_start(coun
 
 def test_a_start_when_all_of_the_student_s_architecture_are_left_out_is_fresh() -> None:
     others = tuple(upload(k) for k in (0, 2, 3, 4))
-    alone = replace(upload(STRANGER), architecture="narrow-alone")
+    alone = telling(upload(STRANGER), architecture="narrow-alone")
     mixed = job((others[0], alone, *others[1:]), agreement=0.3)
     builders = {**mixed.builders, "narrow-alone": wide}
 
@@ -133,7 +137,7 @@ def without_numbers() -> tuple[Upload, ...]:
         torch.manual_seed(3)
         state = grouped().state_dict()
     wild = {**state, "0.weight": 1e30 * state["0.weight"], "4.bias": torch.full((3,), 1e16)}
-    bad = replace(UPLOADS[STRANGER], architecture="grouped", read=lambda: wild)
+    bad = replace(telling(UPLOADS[STRANGER], architecture="grouped"), read=lambda: wild)
     return tuple(bad if k == STRANGER else one for k, one in enumerate(UPLOADS))
 
 

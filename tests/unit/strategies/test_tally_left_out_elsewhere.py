@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from method_fakes import Book, tiny_job
+from method_fakes import Book, telling, tiny_job
 from test_tally_left_out import CLIENTS, STRANGER, UPLOADS, grouped, job, state, without_numbers
 from torch import Tensor
 
@@ -86,8 +86,8 @@ def test_flboost_at_the_level_of_features_uses_another_s_last_layer_in_its_place
 
 
 def test_flboost_draws_no_label_for_it() -> None:
-    only = tuple(replace(one, num_examples=4, label_counts=(4, 0, 0)) for one in UPLOADS)
-    lone = replace(only[STRANGER], num_examples=9, label_counts=(0, 0, 9), read=lambda: HUGE)
+    only = tuple(telling(one, num_examples=4, label_counts=(4, 0, 0)) for one in UPLOADS)
+    lone = replace(telling(only[STRANGER], num_examples=9, label_counts=(0, 0, 9)), read=lambda: HUGE)
     uploads = tuple(lone if k == STRANGER else one for k, one in enumerate(only))
     config = FlBoostConfig(iterations=2, batch_size=8)
     given = replace(tiny_job(config, uploads=uploads), student="wide", start=state(7), teacher="tally")
@@ -102,7 +102,7 @@ def test_flboost_draws_no_label_for_it() -> None:
 def test_who_cannot_be_asked_does_not_judge_the_others(large: tuple[int, ...]) -> None:
     """Their logits are finite, and alike."""
     shared: dict[str, Tensor] = {**state(99), "3.weight": 1e17 * state(99)["3.weight"]}
-    honest = replace(UPLOADS[0], client="c1")
+    honest = telling(UPLOADS[0], client="c1")
     uploads = tuple(
         replace(one, read=lambda: shared) if k in large else honest if k == STRANGER else one
         for k, one in enumerate(UPLOADS)
@@ -119,7 +119,7 @@ def test_clients_without_examples_do_not_cap_the_others() -> None:
 
 
 def test_clients_none_of_whom_has_an_example_are_refused() -> None:
-    uploads = tuple(replace(one, num_examples=0, label_counts=(0, 0, 0)) for one in UPLOADS)
+    uploads = tuple(telling(one, num_examples=0, label_counts=(0, 0, 0)) for one in UPLOADS)
     given: Job = job(uploads)
     with pytest.raises(UploadError, match="no client whose model answers noise with finite logits has examples"):
         fitted_pool(given, Ensemble.of_job(given, uploads, Mean()), TallyPoolOptions())

@@ -12,6 +12,7 @@ from method_fakes import Book
 from torch import Tensor, nn
 
 from strategies.combiners.outcomes import load_model
+from strategies.core.facts import UploadFacts
 from strategies.method import Job, Normalization, Upload
 from strategies.tally import METHOD, TallyConfig
 from strategies.teacher.average import LARGEST
@@ -67,7 +68,7 @@ def trained(k: int, kind: str = "net") -> dict[str, Tensor]:
 def upload(k: int, factor: float = 1.0, kind: str = "net") -> Upload:
     state = {name: factor * value if value.is_floating_point() else value for name, value in trained(k, kind).items()}
     counts = tuple(torch.bincount(held(k)[1], minlength=CLASSES).tolist())
-    return Upload(f"c{k}", kind, lambda: dict(state), sum(counts), counts)
+    return Upload(UploadFacts(f"c{k}", kind, sum(counts), counts), lambda: dict(state))
 
 
 def job(factor: float = 1.0, attacker: int = 1, clients: int = CLIENTS, kind: str = "net", **options: Any) -> Job:

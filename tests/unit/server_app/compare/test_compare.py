@@ -33,6 +33,7 @@ from server_app.replay.stored import replay_run, unmet_need
 from server_app.settings.choices import CHOICES
 from strategies.compute import InProcess
 from strategies.core.errors import OneShotError, OptionError, StoreError
+from strategies.core.facts import UploadFacts
 from strategies.core.seeds import seeded_torch
 from strategies.method import EnsembleSpec, Job, Outcome, Progress, Snapshot
 from strategies.run.journal import Journal
@@ -528,7 +529,7 @@ def test_runs_of_another_project_are_compared_without_accuracies(
         for number in range(2):
             torch.manual_seed(number)
             state = nn.Sequential(nn.Flatten(), nn.Linear(16, 3)).state_dict()
-            folder.round(1).accept(f"c{number}", "model", state, num_examples=5, label_counts=None)
+            folder.round(1).accept(UploadFacts(f"c{number}", "model", 5), state)
     words: list[str | Path] = ["compare", folder.path, "--model", "compared_net:Net", "--seeds", "2"]
     small = "dense.epochs=1 dense.generator-steps=1 dense.synthesis-batch-size=4 dense.latent=4"
     words += ["--methods", "dense,fedavg,fedens", "--set", small]

@@ -16,6 +16,7 @@ from server_app.settings.build import facts_of
 from server_app.settings.read import read_settings
 from server_app.settings.settled import check_adopted
 from strategies.core.errors import OptionError, StoreError
+from strategies.core.facts import UploadFacts
 from strategies.run.run_folder import RunFolder
 from strategies.run.stage import pin_clients, pinned_clients
 
@@ -146,7 +147,7 @@ def test_an_upload_that_came_too_late_for_the_run_is_not_adopted(tmp_path: Path,
     with RunFolder.open(run) as folder:
         pin_clients(folder.round(1), ["client-000", "client-001"])
         state = folder.round(1).uploads()[0].read()
-        folder.round(1).accept("client-009", "lenet5", state, num_examples=5, label_counts=None)
+        folder.round(1).accept(UploadFacts("client-009", "lenet5", 5), state)
 
     with adopted(tmp_path, run) as new:
         assert new.round(1).held() == ["client-000", "client-001"]

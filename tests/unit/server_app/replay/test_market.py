@@ -107,7 +107,7 @@ def test_every_checkpoint_of_the_folder_becomes_an_upload_with_its_own_weights(
     assert info["imported-from"] == str(models)
     assert info["imported-files"] == {"a": "a.safetensors", "b": "b.pt", "c": "c.pth"}
     assert (info["settings"]["model.name"], info["student"], info["input-shape"]) == ("lenet5", "lenet5", [1, 16, 16])
-    assert all(r.pretrained and r.num_examples is None and r.label_counts is None for r in records)
+    assert all(r.facts.pretrained and r.facts.num_examples is None and r.facts.label_counts is None for r in records)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["market", "models"]
 
 

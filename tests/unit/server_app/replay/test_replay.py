@@ -14,6 +14,7 @@ from torch import nn
 from server_app.replay.request import Request
 from server_app.replay.stored import replay_run
 from strategies.core.errors import OneShotError, OptionError, StoreError
+from strategies.core.facts import UploadFacts
 from strategies.method import METHODS, Snapshot
 from strategies.run.journal import Journal
 from strategies.run.run_folder import RunFolder
@@ -279,7 +280,7 @@ def foreign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeRun:
                     "wide": nn.Sequential(nn.Flatten(), nn.Linear(16, 5), nn.ReLU(), nn.Linear(5, 3)),
                 }
                 state = net[architecture].state_dict()
-                folder.round(1).accept(f"c{number}", architecture, state, num_examples=5, label_counts=None)
+                folder.round(1).accept(UploadFacts(f"c{number}", architecture, 5), state)
         return tmp_path / "foreign-runs" / "run"
 
     return make

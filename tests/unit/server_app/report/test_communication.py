@@ -15,6 +15,7 @@ from server_app.replay.stored import replay_run
 from server_app.report.communication import Cost, cost_of, cost_of_uploads, curve_of, moved_in, moved_lines, points_of
 from server_app.report.evaluation import Row
 from strategies.core.errors import StoreError
+from strategies.core.facts import UploadFacts
 from strategies.method import METHODS, Upload
 from strategies.run.files import write_json
 from strategies.run.run_folder import RunFolder
@@ -123,9 +124,7 @@ def test_a_run_on_the_uploads_of_another_costs_what_these_did_and_its_own_messag
     with RunFolder.create(tmp_path / "without", info) as folder:
         for upload in run_uploads(run):
             if upload.client != "client-001":
-                folder.round(1).accept(
-                    upload.client, upload.architecture, upload.read(), num_examples=5, label_counts=None
-                )
+                folder.round(1).accept(UploadFacts(upload.client, upload.architecture, 5), upload.read())
         account = Traffic.read(folder.path / "traffic.json")
         account.add("aggregator", "client-000", up=10, down=20)
         account.save(pytest.fail)

@@ -13,6 +13,7 @@ import torch
 from figure_checks import assert_inside_and_apart, drawn
 from matplotlib.colors import to_hex
 from matplotlib.image import imread
+from method_fakes import telling
 
 from server_app.report.cost_plots import Point
 from server_app.report.evaluation import Row, result_table
@@ -193,7 +194,7 @@ def test_the_plots_of_a_run_when_written_are_readable_files_of_a_sensible_size(
 ) -> None:
     report, _, _ = stage("dense")
     few = report.job.uploads[:1]
-    uploads = tuple(replace(few[0], client=f"client-{k:03d}") for k in range(clients))
+    uploads = tuple(telling(few[0], client=f"client-{k:03d}") for k in range(clients))
     report = replace(report, job=replace(report.job, uploads=uploads))
 
     points = [Point(row.name, row.kind, 0.25, row.accuracy) for row in RESULTS]
@@ -210,7 +211,7 @@ def test_the_plots_of_a_run_when_written_are_readable_files_of_a_sensible_size(
 
 def test_plots_without_data_are_left_out(tmp_path: Path, stage: Stage) -> None:
     report, _, _ = stage("fedens")
-    silent = tuple(replace(upload, label_counts=None) for upload in report.job.uploads)
+    silent = tuple(telling(upload, label_counts=None) for upload in report.job.uploads)
 
     written = plot_all(tmp_path, replace(report, job=replace(report.job, uploads=silent)), rows(3), [])
 

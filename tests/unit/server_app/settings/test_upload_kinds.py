@@ -21,6 +21,7 @@ from server_app.replay.stored import replay_run
 from server_app.settings.build import build_job
 from server_app.settings.read import default_settings, read_settings
 from strategies.core.errors import OptionError, UploadError
+from strategies.core.facts import UploadFacts
 from strategies.flower.messages import Request as Message
 from strategies.method import METHODS, Job, Normalization
 from strategies.run.run_folder import RunFolder
@@ -68,11 +69,7 @@ def run_of(method: str, how_much: dict[str, Any], path: Path) -> Path:
             wanted = signatures[trained.architecture]  # what the server accepts
             assert {key: tuple(value.shape) for key, value in state.items()} == {k: s for k, (s, _) in wanted.items()}
             folder.round(1).accept(
-                node.client,
-                trained.architecture,
-                state,
-                num_examples=trained.num_examples,
-                label_counts=trained.label_counts,
+                UploadFacts(node.client, trained.architecture, trained.num_examples, trained.label_counts), state
             )
     return path
 

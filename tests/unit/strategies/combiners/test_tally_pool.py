@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from method_fakes import telling
 from torch import Tensor, nn
 
 from strategies.combiners import noise, tally_pool
@@ -25,6 +26,7 @@ from strategies.combiners.tally_pool import (
     row_norms,
 )
 from strategies.core.errors import OptionError, UploadError
+from strategies.core.facts import UploadFacts
 from strategies.core.seeds import generator
 from strategies.method import Job, Normalization, Upload
 from strategies.teacher.ensemble import Ensemble
@@ -66,7 +68,7 @@ def trained(k: int, architecture: str) -> dict[str, Tensor]:
 
 def upload(k: int, architecture: str = "linear", **facts: Any) -> Upload:
     told = {"num_examples": sum(HELD[k]), "label_counts": HELD[k]}
-    return Upload(f"c{k}", architecture, lambda: trained(k, architecture), **{**told, **facts})
+    return Upload(UploadFacts(f"c{k}", architecture, **{**told, **facts}), lambda: trained(k, architecture))
 
 
 TOLD = tuple(upload(k) for k in range(3))
@@ -115,7 +117,7 @@ def test_counts_that_are_told_or_alike_need_no_models() -> None:
 
 
 def test_claimed_counts_are_shares_of_the_claimed_number_of_examples() -> None:
-    boaster = replace(TOLD[0], label_counts=(400, 380, 10, 10))
+    boaster = telling(TOLD[0], label_counts=(400, 380, 10, 10))
     torch.testing.assert_close(counted((boaster, *TOLD[1:])), torch.tensor(HELD).float())
 
 
@@ -126,7 +128,7 @@ def test_counts_of_silent_clients_are_read_off_their_models(counts: str) -> None
     torch.testing.assert_close(found, (sizes * read_off(SILENT, counts, 300)).float(), rtol=1e-4, atol=1e-4)
     assert found.dtype == torch.float32
     # What clients tell is not looked at.
-    talkers = tuple(replace(one, label_counts=(1, 2, 3, 4)) for one in SILENT)
+    talkers = tuple(telling(one, label_counts=(1, 2, 3, 4)) for one in SILENT)
     assert torch.equal(counted(talkers, counts=counts, probes=300), found)
     # Sharper shares are squared, and in sum 1 again.
     shares = (found / found.sum(1, keepdim=True)).square()
@@ -151,7 +153,7 @@ def test_tempered_counts_lie_between_what_is_told_and_what_is_seen() -> None:
     estimates, shares = read_off(MIXED, "noise-rows"), torch.tensor([HELD[0]]).double() / 80
     expected = torch.cat([80 * geometric_mean(shares, estimates[:1]), 80 * estimates[1:2], 200 * estimates[2:]])
     torch.testing.assert_close(found, expected.float(), rtol=1e-4, atol=1e-4)
-    liar = (replace(MIXED[0], label_counts=(20, 20, 20, 20)), *MIXED[1:])
+    liar = (telling(MIXED[0], label_counts=(20, 20, 20, 20)), *MIXED[1:])
     off = (counted(liar) - counted(MIXED))[0].abs().sum()
     assert float((counted(liar, counts="tempered") - found)[0].abs().sum()) < 0.6 * float(off)
 
@@ -234,17 +236,17 @@ def test_row_norms_leave_the_random_state_alone() -> None:
     ],
 )
 def test_sizes_that_are_not_told_are_the_median_of_the_others(told: list[int | None], expected: list[float]) -> None:
-    uploads = [replace(TOLD[0], num_examples=size, label_counts=None) for size in told]
+    uploads = [telling(TOLD[0], num_examples=size, label_counts=None) for size in told]
     assert known_sizes(uploads).tolist() == expected
 
 
 def test_size_that_is_not_told_is_the_sum_of_the_label_counts_where_those_are() -> None:
-    silent = replace(TOLD[1], num_examples=None)
+    silent = telling(TOLD[1], num_examples=None)
     assert known_sizes([TOLD[0], silent]).tolist() == [float(TOLD[0].num_examples or 0), float(sum(HELD[1]))]
 
 
 def test_cap_bounds_what_a_client_claims_to_have() -> None:
-    boaster = replace(TOLD[1], num_examples=10**9)
+    boaster = telling(TOLD[1], num_examples=10**9)
     uploads = (TOLD[0], boaster, TOLD[2])
     sizes = counted(uploads, cap_examples=True).sum(1)
     torch.testing.assert_close(sizes, torch.tensor([80.0, 200.0, 200.0]))
@@ -273,10 +275,10 @@ def test_pool_is_the_one_that_is_asked_for_with_the_members_counts(rule: str, ca
 
 def test_client_that_does_not_agree_with_the_others_is_left_out_if_asked() -> None:
     # Five of one kind, and one whose labels were moved by one.
-    good = tuple(replace(upload(k % 2), client=f"c{k}") for k in range(5))
+    good = tuple(telling(upload(k % 2), client=f"c{k}") for k in range(5))
     state = trained(0, "linear")
     moved = {name: value.roll(1, 0) for name, value in state.items()}
-    bad = replace(upload(0), client="c5", read=lambda: moved)
+    bad = replace(telling(upload(0), client="c5"), read=lambda: moved)
     uploads = (*good, bad)
     members = ensemble(uploads)
     for share, weights in ((0.0, [1.0] * 6), (0.3, [1.0] * 5 + [0.0])):
@@ -305,8 +307,8 @@ def test_model_without_a_last_layer_is_refused_only_where_its_client_is_silent()
     def blind() -> nn.Module:
         return nn.Sequential(nn.Conv2d(1, CLASSES, 6), nn.Flatten())
 
-    odd = Upload("c1", "blind", blind().state_dict, num_examples=9, label_counts=(3, 3, 3, 0))
-    for one, refused in ((odd, False), (replace(odd, label_counts=None), True)):
+    odd = Upload(UploadFacts("c1", "blind", 9, (3, 3, 3, 0)), blind().state_dict)
+    for one, refused in ((odd, False), (telling(odd, label_counts=None), True)):
         uploads = (SILENT[0], one)
         mixed = replace(job(uploads), builders={**BUILDERS, "blind": blind})
         members = Ensemble.from_uploads(uploads, mixed.builders, Mean())

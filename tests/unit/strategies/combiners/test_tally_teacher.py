@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from method_fakes import TINY, UPLOADS, same, tiny_job
+from method_fakes import TINY, UPLOADS, same, telling, tiny_job
 
 from strategies import dense, fed_et
 from strategies.combiners.combiners import Mean, Weighted, name_of, weighted_mean_gradient, weights_gradient
@@ -21,7 +21,7 @@ from strategies.teacher.ensemble import Ensemble
 from strategies.uploads.needs import check_needs
 
 INPUTS = torch.randn(5, 2, 8, 8, generator=torch.Generator().manual_seed(1))
-MUTE = tuple(replace(upload, label_counts=None) for upload in UPLOADS)
+MUTE = tuple(telling(upload, label_counts=None) for upload in UPLOADS)
 HALF_MUTE = (*UPLOADS[:2], MUTE[2])
 COUNTS = torch.tensor([upload.label_counts for upload in UPLOADS], dtype=torch.float32)
 

@@ -8,11 +8,12 @@ import torch
 import strategies.compute as compute
 from strategies.compute.in_process import InProcess, resolve_device, torch_threads
 from strategies.core.errors import ComputeError, OptionError
+from strategies.core.facts import UploadFacts
 from strategies.method import Job, Method, Need, Normalization, Outcome, Progress, Silent, Upload
 
 
 def job(**changes: object) -> Job:
-    upload = Upload("a", "linear", lambda: {"weight": torch.ones(1)})
+    upload = Upload(UploadFacts("a", "linear"), lambda: {"weight": torch.ones(1)})
     facts = {"uploads": (upload,), "builders": {}, "student": "linear", "num_classes": 2, "input_shape": (1, 2, 2)}
     return Job(**{**facts, "normalization": Normalization((0.5,), (0.5,)), "config": None, **changes})  # type: ignore[arg-type]
 

@@ -16,6 +16,7 @@ from torch import nn
 from strategies.compute.in_process import InProcess
 from strategies.compute.ray_actors import RayActors
 from strategies.core.errors import ComputeError, OptionError
+from strategies.core.facts import UploadFacts
 from strategies.method import Job, Method, Normalization, Outcome, Progress, Silent, Upload
 
 pytestmark = [
@@ -107,7 +108,7 @@ def job(server_round: int = 1, **changes: Any) -> Job:
         draws = torch.Generator().manual_seed(100 * server_round + number)
         return {key: torch.randn(value.shape, generator=draws) for key, value in tanh_net().state_dict().items()}
 
-    uploads = tuple(Upload(f"c{n}", "net", lambda n=n: weights(n), 10) for n in range(2))  # type: ignore[misc]
+    uploads = tuple(Upload(UploadFacts(f"c{n}", "net", 10), lambda n=n: weights(n)) for n in range(2))  # type: ignore[misc]
     facts = Job(uploads, {"net": tanh_net}, "net", 3, (1, 1, 8), Normalization((0.5,), (0.5,)), {"lr": 0.1})
     return replace(facts, **{"server_round": server_round, "start": {"w": torch.ones(3)}, **changes})
 
@@ -226,7 +227,7 @@ def test_memory_does_not_grow_with_the_rounds() -> None:
         total = sum(float(upload.read()["w"].sum()) for upload in job.uploads)
         return Outcome({"w": torch.full((mib // 4,), total)})
 
-    uploads = tuple(Upload(f"c{n}", "net", lambda: {"w": torch.ones(mib)}, 10) for n in range(4))
+    uploads = tuple(Upload(UploadFacts(f"c{n}", "net", 10), lambda: {"w": torch.ones(mib)}) for n in range(4))
     pids, sizes, references = Pids(), [], []
     with RayActors(fallback=False).kept() as kept:
         for number in range(1, 25):

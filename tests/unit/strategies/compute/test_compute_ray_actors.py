@@ -19,6 +19,7 @@ import torch
 from strategies.compute.in_process import InProcess
 from strategies.compute.ray_actors import RayActors
 from strategies.core.errors import ComputeError, OptionError
+from strategies.core.facts import UploadFacts
 from strategies.method import Job, Method, Normalization, Outcome, Progress, Silent, Snapshot, Upload
 
 pytestmark = [
@@ -162,7 +163,7 @@ def job(**changes: Any) -> Job:
         draws = torch.Generator().manual_seed(number)
         return {key: torch.randn(value.shape, generator=draws) for key, value in Net().state_dict().items()}
 
-    uploads = tuple(Upload(f"c{n}", "net", lambda n=n: weights(n), 10 + n, (5, 5 + n)) for n in range(3))  # type: ignore[misc]
+    uploads = tuple(Upload(UploadFacts(f"c{n}", "net", 10 + n, (5, 5 + n)), lambda n=n: weights(n)) for n in range(3))  # type: ignore[misc]
     facts = Job(uploads, {"net": Net}, "net", 3, (1, 8, 8), Normalization((0.5,), (0.5,)), ToyConfig())
     return replace(facts, **{"threads": 2, "device": "auto", "observer": observe, "seed": 3, **changes})
 

@@ -10,6 +10,7 @@ from strategies.compute import choose, named, shard_plan
 from strategies.compute.shard_plan import FACTOR, method_share, plan_of, teacher_bytes
 from strategies.compute.worker import Worker
 from strategies.core.errors import OptionError
+from strategies.core.facts import UploadFacts
 from strategies.method import Job, Normalization, Upload
 
 BYTES = 65 * 4
@@ -29,7 +30,7 @@ def cluster(*memory: float, gpus: float = 0) -> Any:
 
 
 def job(count: int, device: str = "auto") -> Job:
-    uploads = tuple(Upload(f"c{n}", "linear", dict) for n in range(count))
+    uploads = tuple(Upload(UploadFacts(f"c{n}", "linear"), dict) for n in range(count))
     return Job(uploads, {"linear": lambda: torch.nn.Linear(64, 1)}, "linear", 2, (1, 8, 8), Normalization((0.5,), (0.5,)), None, device=device)  # fmt: skip  # noqa: E501
 
 
@@ -123,8 +124,7 @@ def test_a_worker_that_has_no_upload_asks_the_driver_for_it() -> None:
     from strategies.compute.packing import pack
 
     worker, asked = Worker(), []
-    facts = {"client": "c0", "architecture": "m", "num_examples": 3, "label_counts": None}
-    worker.add_upload(facts, None)
+    worker.add_upload(UploadFacts("c0", "m", 3), None)
     worker.tell(pack({"w": torch.ones(2)}))
     assert worker._uploads[0].read()["w"].tolist() == [1.0, 1.0]
     asked = worker.poll(1)

@@ -14,6 +14,7 @@ from strategies.co_boosting import CoBoostingConfig
 from strategies.compute.in_process import InProcess
 from strategies.compute.ray_actors import RayActors
 from strategies.core.errors import UploadError
+from strategies.core.facts import UploadFacts
 from strategies.method import METHODS, Job, Normalization, Outcome, Silent, Snapshot, Upload
 
 pytestmark = [
@@ -74,7 +75,7 @@ def job(count: int = 5) -> Job:
     """Clients of two architectures."""
     widths = [4 + 2 * (number % 2) for number in range(count)]
     uploads = tuple(
-        Upload(f"c{n}", f"net{width}", lambda n=n, width=width: weights(n, width), 10 + n)  # type: ignore[misc]
+        Upload(UploadFacts(f"c{n}", f"net{width}", 10 + n), lambda n=n, width=width: weights(n, width))  # type: ignore[misc]
         for n, width in enumerate(widths)
     )
     builders = {"net4": Net, "net6": lambda: Net(6)}

@@ -10,9 +10,10 @@ import torch
 
 from strategies.compute.packing import pack, unpack
 from strategies.compute.relay import Relay
-from strategies.compute.task import Task, facts
+from strategies.compute.task import Task
 from strategies.compute.worker import Event, Failure, Outbox, OutboxProgress, Worker, code_digest
 from strategies.core.errors import ComputeError, OptionError, UploadError
+from strategies.core.facts import UploadFacts
 from strategies.method import EnsembleSpec, Job, Method, Normalization, Outcome, Progress, Silent, Snapshot, Upload
 
 
@@ -28,7 +29,7 @@ def fit_sum(job: Job, progress: Progress) -> Outcome:
 
 
 def fit_broken(job: Job, progress: Progress) -> Outcome:
-    raise UploadError(f"client {job.uploads[0].client!r} is odd")
+    raise UploadError("it is odd", job.uploads[0].client)
 
 
 def job(fit: Any = fit_sum, **changes: Any) -> tuple[Method, Job]:
@@ -55,8 +56,7 @@ class Plain:
 def worker_with(values: list[float]) -> Worker:
     worker = Worker()
     for number, value in enumerate(values):
-        facts = {"client": f"c{number}", "architecture": "m", "num_examples": 3, "label_counts": None}
-        worker.add_upload(facts, lambda value=value: pack({"w": torch.full((2,), value)}))  # type: ignore[misc]
+        worker.add_upload(UploadFacts(f"c{number}", "m", 3), lambda value=value: pack({"w": torch.full((2,), value)}))  # type: ignore[misc]
     return worker
 
 
@@ -72,8 +72,8 @@ def fit_ranges(job: Job, progress: Progress) -> Outcome:
 
 def test_worker_hands_the_ranges_of_uploads_to_the_method() -> None:
     worker = worker_with([1.0])
-    upload = Upload("c1", "m", dict, ranges={"fc": (-0.5, 2.0)})
-    worker.add_upload(facts(upload), lambda: pack({"w": torch.ones(2)}))
+    upload = Upload(UploadFacts("c1", "m", ranges={"fc": (-0.5, 2.0)}), dict)
+    worker.add_upload(upload.facts, lambda: pack({"w": torch.ones(2)}))
     events = run(worker, Task.of(*job(fit_ranges), Plain))
     assert unpack(events[-1][1][0]).student["ranges"].tolist() == [[-0.5, 2.0]]
 
@@ -89,7 +89,7 @@ def test_worker_with_a_failing_method_ends_with_its_class_and_text() -> None:
     assert kind == "failed"
     error = failure.error("toy")
     assert type(error) is UploadError
-    assert str(error) == "client 'c0' is odd"
+    assert (str(error), error.reason, error.client) == ("c0: it is odd", "it is odd", "c0")
     assert "fit_broken" in failure.trace
 
 
@@ -109,7 +109,7 @@ def test_task_of_a_gpu_job_names_no_gpu_by_number() -> None:
 
 def test_task_open_returns_what_was_packed() -> None:
     method, made = job(seed=7, threads=2)
-    upload = Upload("a", "m", dict, 3, (1, 2))
+    upload = Upload(UploadFacts("a", "m", 3, (1, 2)), dict)
     again_method, again = Task.of(method, made, Plain).open([upload])
     assert again_method == method
     assert (again.uploads, again.seed, again.threads, again.config) == ((upload,), 7, 2, {"lr": 0.1})

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from strategies.core.facts import UploadFacts
 from strategies.core.seeds import generator as rng
 from strategies.distillation.label_draws import class_weights, draw_labels, shares_of
 from strategies.method import Job, Normalization, Silent, Upload
@@ -15,7 +16,8 @@ from strategies.method import Job, Normalization, Silent, Upload
 
 def job(*counts: Sequence[int] | None, classes: int = 4) -> Job:
     uploads = tuple(
-        Upload(f"c{k}", "net", dict, None, None if own is None else tuple(own)) for k, own in enumerate(counts)
+        Upload(UploadFacts(f"c{k}", "net", label_counts=None if own is None else tuple(own)), dict)
+        for k, own in enumerate(counts)
     )
     return Job(uploads, {}, "net", classes, (1, 8, 8), Normalization((0.5,), (0.5,)), None)
 

@@ -8,6 +8,7 @@ from torch import nn
 
 from strategies.combiners.combiners import Mean
 from strategies.core.errors import OneShotError
+from strategies.core.facts import UploadFacts
 from strategies.distillation.distill import DistillRecipe
 from strategies.distillation.epochs import learning_rate, weights_of
 from strategies.distillation.learner import Learner, teacher_of
@@ -23,7 +24,7 @@ def net() -> nn.Module:
 def upload(k: int) -> Upload:
     rng = torch.Generator().manual_seed(k)
     state = {"1.weight": torch.randn(3, 16, generator=rng), "1.bias": torch.randn(3, generator=rng)}
-    return Upload(f"c{k}", "net", lambda: state)
+    return Upload(UploadFacts(f"c{k}", "net"), lambda: state)
 
 
 JOB = Job((upload(0), upload(1)), {"net": net}, "net", 3, (1, 4, 4), Normalization((0.5,), (0.25,)), None, seed=2)

@@ -73,10 +73,10 @@ def check(found: Reply | str) -> None:
         assert reason
         assert "\n" not in found
     elif not found.held:
-        assert found.num_examples is not None or found.pretrained
+        assert found.facts.num_examples is not None or found.facts.pretrained
         assert all(torch.isfinite(tensor).all() for tensor in found.state.values())
-        assert all(-np.inf < low <= high < np.inf for low, high in (found.ranges or {}).values())
-        if found.architecture == "net":
+        assert all(-np.inf < low <= high < np.inf for low, high in (found.facts.ranges or {}).values())
+        if found.facts.architecture == "net":
             net().load_state_dict(found.state)
 
 

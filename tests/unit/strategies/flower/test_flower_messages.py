@@ -13,6 +13,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from strategies.client import upload_facts
 from strategies.core.errors import UploadError
+from strategies.core.facts import UploadFacts
 from strategies.flower.messages import Reply, Request, count_bytes, is_anonymous, read_reply
 from strategies.uploads.checks import Signatures
 
@@ -167,13 +168,13 @@ def test_read_reply_when_the_name_is_no_name_refuses_it(name: object) -> None:
 
 @pytest.mark.parametrize("name", ["a", "A" * 64, "hospital-3.site_b", "0"])
 def test_read_reply_when_the_name_is_one_takes_it(name: str) -> None:
-    assert read(good(client=name)).client == name
+    assert read(good(client=name)).facts.client == name
 
 
 def test_read_reply_when_too_large_says_both_sizes() -> None:
     content = good()
     size = sum(len(array.data) for array in content["arrays"].values())
-    assert read(content, max_bytes=size).client == "alice"
+    assert read(content, max_bytes=size).facts.client == "alice"
     with pytest.raises(UploadError, match=r"^alice: arrays are 0\.0 MiB, must be 0\.0 MiB \(max-upload-mib\)$"):
         read(content, max_bytes=size - 1)
 
@@ -183,8 +184,8 @@ def test_read_reply_of_our_client_half_returns_everything() -> None:
     content["metrics"]["loss"] = 0.5
     content["metrics"]["curve"] = [1.0, 2.0]
     reply = read(content)
-    assert (reply.client, reply.architecture, reply.num_examples) == ("alice", "net", 10)
-    assert (reply.label_counts, reply.pretrained, reply.anonymous, reply.held) == ((1, 2, 3, 4), True, False, False)
+    assert reply.facts == UploadFacts("alice", "net", 10, (1, 2, 3, 4), pretrained=True)
+    assert (reply.anonymous, reply.held) == (False, False)
     assert reply.metrics == {"loss": 0.5}
     assert equal(reply.state, weights(1))
     net().load_state_dict(reply.state)
@@ -193,18 +194,18 @@ def test_read_reply_of_our_client_half_returns_everything() -> None:
 def test_read_reply_of_a_stock_client_names_it_by_its_weights() -> None:
     one, again, other = (read(records(weights(seed), num_examples=3.0)) for seed in (1, 1, 2))
     assert one.anonymous
-    assert is_anonymous(one.client)
-    assert one.client == again.client != other.client
-    assert (one.architecture, one.num_examples, one.label_counts) == ("net", 3, None)
+    assert is_anonymous(one.facts.client)
+    assert one.facts.client == again.facts.client != other.facts.client
+    assert (one.facts.architecture, one.facts.num_examples, one.facts.label_counts) == ("net", 3, None)
 
 
 def test_read_reply_of_a_stock_client_takes_records_by_any_name() -> None:
     content = RecordDict({"model": ArrayRecord(weights(1)), "facts": MetricRecord({"num-examples": 4})})
-    assert read(content).num_examples == 4
+    assert read(content).facts.num_examples == 4
 
 
 def test_read_reply_when_no_architecture_is_named_takes_the_only_one_that_fits() -> None:
-    assert read(records(weights(1, "linear"))).architecture == "linear"
+    assert read(records(weights(1, "linear"))).facts.architecture == "linear"
     with pytest.raises(UploadError, match=r"^node-7: upload\.architecture is missing and of the known ones none fits"):
         read(records({"weight": torch.zeros(3)}))
     twins = Signatures({"one": linear, "two": linear, "net": net})
@@ -220,7 +221,7 @@ def test_read_reply_when_one_architecture_is_known_tells_what_does_not_fit() -> 
 def test_read_reply_of_a_pretrained_node_needs_no_examples() -> None:
     facts = upload_facts(client="alice", pretrained=True, label_counts=[1, 2, 3, 4])
     reply = read(RecordDict({"arrays": ArrayRecord(weights(1)), "upload": facts}))
-    assert (reply.num_examples, reply.pretrained, reply.label_counts) == (None, True, (1, 2, 3, 4))
+    assert (reply.facts.num_examples, reply.facts.pretrained, reply.facts.label_counts) == (None, True, (1, 2, 3, 4))
 
 
 @pytest.mark.parametrize("value", [1, "yes", False])
@@ -232,11 +233,13 @@ def test_read_reply_when_pretrained_is_not_true_needs_examples(value: object) ->
 
 
 def test_read_reply_when_label_counts_are_empty_takes_them_as_untold() -> None:
-    assert read(good(**{"label-counts": []})).label_counts is None
+    assert read(good(**{"label-counts": []})).facts.label_counts is None
 
 
 def test_read_reply_when_held_needs_a_name() -> None:
-    assert read(RecordDict({"upload": ConfigRecord({"client": "bob", "held": True})})) == Reply("bob", "", held=True)
+    assert read(RecordDict({"upload": ConfigRecord({"client": "bob", "held": True})})) == Reply(
+        UploadFacts("bob", ""), held=True
+    )
     with pytest.raises(UploadError, match=r"^node-7: upload\.held needs upload\.client, which is missing$"):
         read(RecordDict({"upload": ConfigRecord({"held": True})}))
 
@@ -286,7 +289,7 @@ def test_read_reply_returns_the_ranges_of_our_client_half_in_float32() -> None:
     told = {"": (-0.5, 0.1), "features.0": (0.0, 0.0), "<input>": (-1e-46, 2.0)}
     content = good(**upload_facts(client="alice", ranges=told))
     count_bytes(content)
-    found = read(content).ranges
+    found = read(content).facts.ranges
     assert found == {"": (-0.5, float(np.float32(0.1))), "features.0": (0.0, 0.0), "<input>": (0.0, 2.0)}
     assert list(found or {}) == list(told)
 
@@ -295,4 +298,4 @@ def test_read_reply_returns_the_ranges_of_our_client_half_in_float32() -> None:
 def test_read_reply_without_ranges_has_none(told: dict[str, tuple[float, float]] | None) -> None:
     facts = upload_facts(client="alice", ranges=told)
     assert list(facts) == ["client"]
-    assert read(good(**facts)).ranges is None
+    assert read(good(**facts)).facts.ranges is None

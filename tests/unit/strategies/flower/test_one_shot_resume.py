@@ -15,6 +15,7 @@ from flwr.app import ArrayRecord
 
 from strategies import METHODS, DenseConfig, FedENS, Normalization, OneShot, RunOptions
 from strategies.core.errors import OptionError, QuorumError, StoreError
+from strategies.core.facts import UploadFacts
 from strategies.method import Job, Method, Outcome, Progress, Snapshot
 from strategies.run.files import read_weights, write_json
 from strategies.run.run_folder import RunFolder
@@ -130,7 +131,7 @@ def test_start_when_an_upload_came_late_leaves_it_out_also_after_a_resume(tmp_pa
         mortal(tmp_path / "run").start(late, START, timeout=1.0)
     with RunFolder.open(tmp_path / "run") as run:
         if "carol" not in run.round(1).held():
-            run.round(1).accept("carol", "model", weights(3), num_examples=1, label_counts=None)
+            run.round(1).accept(UploadFacts("carol", "model", 1), weights(3))
     found = dense(tmp_path / "run")
     resumed = result_of(found)
     assert [upload.client for upload in found.report.job.uploads] == ["alice", "bob"]
@@ -306,7 +307,7 @@ def test_pin_clients_when_the_stage_has_begun_changes_nothing(tmp_path: Path) ->
     with RunFolder.create(tmp_path / "run", {}) as run:
         folder = run.round(1)
         for client in ("bob", "alice", "anonymous-0123456789ab"):
-            folder.accept(client, "net", weights(1), num_examples=1, label_counts=None)
+            folder.accept(UploadFacts(client, "net", 1), weights(1))
         assert pinned_clients(folder) is None
         assert len(usable_uploads(folder)) == 3
         pin_clients(folder, {"bob", "alice"})

@@ -9,6 +9,7 @@ from functools import cache, partial
 import torch
 from torch import nn
 
+from strategies.core.facts import UploadFacts
 from strategies.gatekeeper.config import GatekeeperConfig
 from strategies.method import Job, Normalization, Upload
 
@@ -95,7 +96,7 @@ def upload(
     name: str, state: State, classes: tuple[int, ...] | None = (0, 1, 2, 3), architecture: str = "net"
 ) -> Upload:
     counts = None if classes is None else tuple(PER_CLASS * (label in classes) for label in range(CLASSES))
-    return Upload(name, architecture, partial(dict, state), sum(counts) if counts else 96, counts)
+    return Upload(UploadFacts(name, architecture, sum(counts) if counts else 96, counts), partial(dict, state))
 
 
 def cohort(size: int = 4) -> list[Upload]:

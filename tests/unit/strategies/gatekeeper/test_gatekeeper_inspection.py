@@ -19,6 +19,7 @@ from gatekeeper_fakes import (
     upload,
     with_first,
 )
+from method_fakes import telling
 
 from strategies.gatekeeper.inspection import inspect
 from strategies.gatekeeper.verdicts import Inspection
@@ -110,7 +111,7 @@ def test_scaling_by_one_changes_nothing_and_an_inspection_is_repeatable() -> Non
 
 
 def test_without_label_counts_a_flipped_client_is_found_still_and_it_is_said() -> None:
-    silent = [replace(u, label_counts=None) for u in with_first(flipped(0))]
+    silent = [telling(u, label_counts=None) for u in with_first(flipped(0))]
 
     found = inspect(job_of(silent), WITHOUT_TRIGGERS)
 
@@ -150,7 +151,7 @@ def test_running_variances_of_another_size_are_found() -> None:
 
 
 def test_rows_of_features_are_judged_by_their_weights_alone() -> None:
-    flat = [replace(u, architecture="linear") for u in cohort()]
+    flat = [telling(u, architecture="linear") for u in cohort()]
     states = [honest(k, architecture="linear") for k in range(4)]
     states[0] = times(states[0], 10.0)
     uploads = [replace(u, read=lambda s=s: dict(s)) for u, s in zip(flat, states, strict=True)]  # type: ignore[misc]

@@ -12,6 +12,7 @@ from torch import nn
 
 from strategies.compute import InProcess
 from strategies.core.errors import OptionError
+from strategies.core.facts import UploadFacts
 from strategies.dense import DenseConfig
 from strategies.method import METHODS, Job, Method, Normalization, Outcome, Progress, Upload
 from strategies.rounds.config import REFINERS
@@ -51,7 +52,7 @@ def state(value: float) -> State:
 
 
 def upload(name: str) -> Upload:
-    return Upload(name, "net", lambda: state(3.0), 4)
+    return Upload(UploadFacts(name, "net", 4), lambda: state(3.0))
 
 
 def refinement(fit: Callable[[Job, Progress], Outcome] = nudge, **more: Any) -> Refinement:

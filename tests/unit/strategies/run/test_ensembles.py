@@ -5,11 +5,13 @@ from typing import Any
 
 import pytest
 import torch
+from method_fakes import telling
 from torch import nn
 
 from strategies import dw_fedens, fedens, label_count_ensemble
 from strategies.combiners.outcomes import ensemble_of, load_model
 from strategies.core.errors import OneShotError, OptionError
+from strategies.core.facts import UploadFacts
 from strategies.method import EnsembleSpec, Job, Method, Normalization, Outcome, Silent, Upload
 from strategies.run.ensembles import load_ensemble_module, save_ensemble
 from strategies.uploads.needs import check_needs
@@ -41,7 +43,7 @@ BUILDERS = {"narrow": narrow, "wide": wide}
 def upload(client: str, architecture: str, examples: int | None, counts: tuple[int, ...] | None) -> Upload:
     torch.manual_seed(sum(map(ord, client)))
     state = BUILDERS[architecture]().state_dict()
-    return Upload(client, architecture, lambda: state, examples, counts)
+    return Upload(UploadFacts(client, architecture, examples, counts), lambda: state)
 
 
 def job(method: Method) -> Job:
@@ -93,7 +95,7 @@ def test_fit_reads_no_weights(method: Method) -> None:
 
 def test_dw_fedens_with_a_client_that_tells_no_examples_is_fedens_and_says_so() -> None:
     one = job(dw_fedens.METHOD)
-    one = replace(one, uploads=(one.uploads[0], replace(one.uploads[1], num_examples=None)))
+    one = replace(one, uploads=(one.uploads[0], telling(one.uploads[1], num_examples=None)))
     progress = Rows()
     model = load_model(dw_fedens.fit(one, progress), one)
     torch.testing.assert_close(model(IMAGES), sum(logits(one)) / 2)
@@ -103,7 +105,7 @@ def test_dw_fedens_with_a_client_that_tells_no_examples_is_fedens_and_says_so() 
 
 def test_label_count_ensemble_without_label_counts_is_refused_by_its_needs() -> None:
     one = job(label_count_ensemble.METHOD)
-    one = replace(one, uploads=(one.uploads[0], replace(one.uploads[1], label_counts=None)))
+    one = replace(one, uploads=(one.uploads[0], telling(one.uploads[1], label_counts=None)))
     with pytest.raises(OptionError, match="label counts, which these clients did not send: b"):
         check_needs(label_count_ensemble.METHOD, one)
 
@@ -128,7 +130,7 @@ def test_load_of_an_empty_outcome_is_refused() -> None:
 
 def test_ensemble_in_int8_quantises_its_members_in_memory_and_from_a_folder(tmp_path: Path) -> None:
     one = job(fedens.METHOD)
-    first = replace(one.uploads[0], ranges={"1": (-0.25, 0.5)})
+    first = telling(one.uploads[0], ranges={"1": (-0.25, 0.5)})
     one = replace(one, uploads=(first, one.uploads[1]))
     spec = EnsembleSpec(("a", "b"), "mean", precision="int8")
     expected = torch.zeros(4, 3)

@@ -15,6 +15,7 @@ import torch
 from store_faults import Faults, disk_full, in_child, kill_me, names
 
 from strategies.core.errors import StoreError, UploadError
+from strategies.core.facts import UploadFacts
 from strategies.method import Snapshot
 from strategies.run.lock import FolderLock
 from strategies.run.round_folder import RoundFolder
@@ -28,7 +29,7 @@ def weights(value: float, size: int = 4) -> dict[str, torch.Tensor]:
 
 
 def give(folder: RoundFolder, client: str, value: float = 1.0) -> None:
-    folder.accept(client, "lenet5", weights(value), num_examples=10, label_counts=(4, 6))
+    folder.accept(UploadFacts(client, "lenet5", 10, (4, 6)), weights(value))
 
 
 @pytest.fixture
@@ -37,22 +38,16 @@ def folder(tmp_path: Path) -> RoundFolder:
 
 
 def test_accept_stores_weights_and_facts_and_returns_the_upload(folder: RoundFolder) -> None:
-    upload = folder.accept("b.1", "lenet5", weights(2.0), num_examples=7, label_counts=[3, 4])
-    folder.accept("a", "resnet18", weights(3.0), num_examples=None, label_counts=None, pretrained=True)
+    upload = folder.accept(UploadFacts("b.1", "lenet5", 7, (3, 4)), weights(2.0))
+    folder.accept(UploadFacts("a", "resnet18", pretrained=True), weights(3.0))
     assert folder.held() == ["a", "b.1"]
     first, second = folder.records()
-    assert (first.client, first.architecture, first.num_examples, first.label_counts) == ("b.1", "lenet5", 7, (3, 4))
-    assert (second.client, second.num_examples, second.label_counts) == ("a", None, None)
-    assert (first.pretrained, second.pretrained) == (False, True)
+    assert first.facts == UploadFacts("b.1", "lenet5", 7, (3, 4))
+    assert second.facts == UploadFacts("a", "resnet18", pretrained=True)
     assert first.bytes == (folder.path / "uploads" / "b.1.safetensors").stat().st_size
     assert datetime.fromisoformat(first.arrived).tzinfo is not None
     assert torch.equal(upload.read()["w"], torch.full((4,), 2.0))
-    assert (upload.client, upload.architecture, upload.num_examples, upload.label_counts) == (
-        "b.1",
-        "lenet5",
-        7,
-        (3, 4),
-    )
+    assert upload.facts == first.facts
 
 
 def test_uploads_are_in_the_order_of_names_and_read_anew_after_pickling(folder: RoundFolder) -> None:
@@ -100,7 +95,7 @@ def test_accept_of_names_that_differ_in_case_keeps_both(folder: RoundFolder) -> 
 
 def test_accept_of_what_cannot_be_stored_names_client_and_tensor(folder: RoundFolder) -> None:
     with pytest.raises(UploadError, match="^a: tensor 'w'"):
-        folder.accept("a", "lenet5", {"w": "text"}, num_examples=1, label_counts=None)  # type: ignore[dict-item]
+        folder.accept(UploadFacts("a", "lenet5", 1), {"w": "text"})  # type: ignore[dict-item]
     assert folder.held() == []
 
 
@@ -170,8 +165,7 @@ def test_accept_when_killed_at_any_call_is_accepted_whole_or_can_be_repeated(
 
 
 def store_without_lock(folder: RoundFolder, client: str) -> None:
-    facts = {"num_examples": 10, "label_counts": (4, 6), "pretrained": False}
-    folder._uploads.accept(client, "lenet5", weights(2.0), facts)
+    folder._uploads.accept(UploadFacts(client, "lenet5", 10, (4, 6)), weights(2.0))
 
 
 def test_an_upload_file_without_its_line_is_not_accepted_and_is_replaced(folder: RoundFolder) -> None:
@@ -300,7 +294,7 @@ def test_writing_when_open_for_reading_is_refused_everywhere(tmp_path: Path) -> 
 
 def test_ranges_come_back_with_the_same_bits_and_lines_without_them_are_read(folder: RoundFolder) -> None:
     ranges = {"conv": (-0.10000000149011612, 3.3e38), "": (0.0, 1e-38)}
-    upload = folder.accept("a", "x", weights(1.0), num_examples=1, label_counts=None, ranges=ranges)
+    upload = folder.accept(UploadFacts("a", "x", 1, ranges=ranges), weights(1.0))
     give(folder, "b")
     assert upload.ranges == ranges
     first, second = RoundFolder(folder.path, None).uploads()

@@ -14,6 +14,7 @@ import torch
 from store_faults import Faults, disk_full, names
 
 from strategies.core.errors import StoreError
+from strategies.core.facts import UploadFacts
 from strategies.method import Snapshot
 from strategies.run.files import sha256_file, weights_sha256
 from strategies.run.run_folder import RunFolder, default_run_dir
@@ -130,13 +131,13 @@ def test_open_where_writing_is_not_allowed_is_one_line(run: RunFolder) -> None:
 
 def test_open_after_a_killed_writer_removes_temporaries_and_repairs_lines(run: RunFolder) -> None:
     later = run.round(2)
-    later.accept("a", "x", STATE, num_examples=1, label_counts=None)
+    later.accept(UploadFacts("a", "x", 1), STATE)
     run.close()
     (later.path / "uploads" / ".b.safetensors.1.tmp").touch()
     with (later.path / "uploads.jsonl").open("ab") as file:
         file.write(b"\0\0\n")
     with RunFolder.open(run.path) as again:
-        again.round(2).accept("b", "x", STATE, num_examples=1, label_counts=None)
+        again.round(2).accept(UploadFacts("b", "x", 1), STATE)
         assert again.round(2).held() == ["a", "b"]
     assert names(later.path / "uploads") == ["a.safetensors", "b.safetensors"]
 
@@ -154,7 +155,7 @@ def test_round_one_is_the_run_folder_and_later_ones_are_below(run: RunFolder) ->
     assert run.round(3).path == run.path / "round-3"
     assert run.round(3).held() == []
     assert not run.round(3).path.exists()
-    run.round(3).accept("a", "x", STATE, num_examples=1, label_counts=None)
+    run.round(3).accept(UploadFacts("a", "x", 1), STATE)
     run.round(3).save_checkpoint(Snapshot(1, {}))
     assert run.round(1).held() == []
     assert run.round(1).load_checkpoint() is None
@@ -215,7 +216,7 @@ def work_without_end(path: Path, ready: int) -> None:
     os.write(ready, b"1")
     for step in range(1, 100_000):
         value = torch.full((1000,), float(step))
-        folder.accept(f"c{step}", "x", {"w": value}, num_examples=step, label_counts=None)
+        folder.accept(UploadFacts(f"c{step}", "x", step), {"w": value})
         folder.record({"epoch": step})
         folder.save_checkpoint(Snapshot(step, {"w": value}, {"rows": torch.tensor([[step]])}))
 
@@ -261,7 +262,7 @@ def check_whole(run: RunFolder) -> None:
     folder.truncate_metrics(step)
     assert [row["epoch"] for row in folder.metrics()] == list(range(1, step + 1))
     assert not list(run.path.rglob(".*.tmp"))
-    folder.accept(f"c{len(clients) + 1}", "x", STATE, num_examples=1, label_counts=None)
+    folder.accept(UploadFacts(f"c{len(clients) + 1}", "x", 1), STATE)
     folder.save_checkpoint(Snapshot(step + 1, {}))
 
 

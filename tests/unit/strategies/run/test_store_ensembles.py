@@ -12,6 +12,7 @@ import torch
 from store_faults import Faults, disk_full
 
 from strategies.core.errors import StoreError
+from strategies.core.facts import UploadFacts
 from strategies.method import EnsembleSpec, Upload
 from strategies.run import ensembles
 from strategies.run.run_folder import RunFolder, load_ensemble
@@ -26,7 +27,7 @@ def run(tmp_path: Path) -> RunFolder:
     for value, (client, architecture) in enumerate((("a", "x"), ("b", "y"), ("c", "x"))):
         state = {"w": torch.full((2,), float(value))}
         counts = (value, 1) if value else None
-        run.round().accept(client, architecture, state, num_examples=value or None, label_counts=counts)
+        run.round().accept(UploadFacts(client, architecture, value or None, counts), state)
     return run
 
 
@@ -65,8 +66,8 @@ def test_ensemble_where_links_fail_is_copied(run: RunFolder, monkeypatch: pytest
 
 def test_ensemble_of_uploads_in_memory_is_written_out(run: RunFolder) -> None:
     uploads = [
-        Upload("a", "x", lambda: {"w": torch.zeros(2)}),
-        Upload("b", "y", lambda: {"w": torch.ones(2)}, num_examples=1, label_counts=(1, 1)),
+        Upload(UploadFacts("a", "x"), lambda: {"w": torch.zeros(2)}),
+        Upload(UploadFacts("b", "y", 1, (1, 1)), lambda: {"w": torch.ones(2)}),
     ]
     run.save_ensemble(SPEC, uploads)
     check(*load_ensemble(run.path, BUILDERS))
@@ -124,7 +125,7 @@ def test_load_ensemble_with_a_cut_file_names_it(run: RunFolder, name: str) -> No
 
 def test_ensemble_keeps_its_precision_and_the_ranges_of_its_members(run: RunFolder) -> None:
     ranges = {"conv": (-0.1, 2.5), "": (0.0, 1e-30)}
-    run.round().accept("d", "x", {"w": torch.ones(2)}, num_examples=3, label_counts=None, ranges=ranges)
+    run.round().accept(UploadFacts("d", "x", 3, ranges=ranges), {"w": torch.ones(2)})
     run.save_ensemble(EnsembleSpec(("d", "a"), "mean", precision="int8"), run.round().uploads())
     spec, members = load_ensemble(run.path, BUILDERS)
     assert spec.precision == "int8"

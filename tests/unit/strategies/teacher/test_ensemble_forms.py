@@ -1,11 +1,12 @@
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch
+from method_fakes import telling
 from torch import Tensor, nn
 
 from strategies.combiners.combiners import Mean
+from strategies.core.facts import UploadFacts
 from strategies.method import Upload
 from strategies.teacher import ensemble as module
 from strategies.teacher.batchnorm import batchnorm_loss
@@ -36,7 +37,7 @@ def uploads() -> list[Upload]:
         model = BUILDERS[name]()
         nn.init.normal_(model[1].running_mean, std=0.2)  # type: ignore[index]
         nn.init.uniform_(model[1].running_var, 0.5, 2.0)  # type: ignore[index]
-        return Upload(f"c{number}", name, model.state_dict)
+        return Upload(UploadFacts(f"c{number}", name), model.state_dict)
 
     return [upload(number) for number in range(5)]
 
@@ -152,7 +153,7 @@ def calibrated(images: Tensor, *, one_less: bool = False) -> list[Upload]:
         model = BUILDERS[upload.architecture]()
         model.load_state_dict(upload.read())
         silent = one_less and upload.client == "c1"
-        found.append(upload if silent else replace(upload, ranges=calibrate(model, [images])))
+        found.append(upload if silent else telling(upload, ranges=calibrate(model, [images])))
     return found
 
 

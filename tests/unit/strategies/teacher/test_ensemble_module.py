@@ -4,6 +4,7 @@ from torch import nn
 
 from strategies.combiners.combiners import Mean
 from strategies.core.errors import UploadError
+from strategies.core.facts import UploadFacts
 from strategies.method import Upload
 from strategies.teacher.ensemble import Ensemble
 
@@ -64,7 +65,7 @@ def test_from_uploads_reads_each_once_and_one_after_the_other(images: torch.Tens
             reads.append(seed)
             return states[seed]
 
-        return Upload(f"c{seed}", "net", read)
+        return Upload(UploadFacts(f"c{seed}", "net"), read)
 
     torch.manual_seed(5)
     random_state = torch.get_rng_state()
@@ -76,7 +77,7 @@ def test_from_uploads_reads_each_once_and_one_after_the_other(images: torch.Tens
 
 
 def test_from_uploads_with_weights_that_do_not_fit_names_the_client() -> None:
-    upload = Upload("hospital-3", "net", lambda: build(0, width=2).state_dict())
+    upload = Upload(UploadFacts("hospital-3", "net"), lambda: build(0, width=2).state_dict())
     with pytest.raises(UploadError, match="'hospital-3' does not fit 'net'") as caught:
         Ensemble.from_uploads([upload], {"net": net}, Mean())
     assert "\n" not in str(caught.value)

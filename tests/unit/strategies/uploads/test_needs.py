@@ -7,9 +7,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from method_fakes import telling
 from torch import nn
 
 from strategies.core.errors import OptionError
+from strategies.core.facts import UploadFacts
 from strategies.feddf import FedDfConfig
 from strategies.method import METHODS, Job, Need, Normalization, Silent, Upload
 from strategies.uploads.needs import check_needs, holds_images
@@ -36,7 +38,7 @@ def job(shape: tuple[int, int, int] = ROW, config: object = None, proxy: torch.T
     builder = Words if shape == TEXT else net
     torch.manual_seed(0)
     states = [builder().state_dict() for _ in range(2)]
-    uploads = tuple(Upload(f"c{k}", "net", lambda k=k: dict(states[k]), 3, (1, 2)) for k in range(2))  # type: ignore[misc]
+    uploads = tuple(Upload(UploadFacts(f"c{k}", "net", 3, (1, 2)), lambda k=k: dict(states[k])) for k in range(2))  # type: ignore[misc]
     same = Normalization((0.0,) * shape[0], (1.0,) * shape[0])
     return Job(uploads, {"net": builder}, "net", 2, shape, same, config, proxy=proxy)
 
@@ -66,7 +68,7 @@ def test_methods_that_a_refusal_recommends_do_not_lack_anything_either(name: str
         return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), 2))
 
     told, silent = (replace(upload, read=lambda: flat().state_dict()) for upload in job(shape).uploads)
-    uploads = (told, replace(silent, architecture="wide", label_counts=None))
+    uploads = (told, telling(silent, architecture="wide", label_counts=None))
     poor = replace(job(shape), uploads=uploads, builders={"net": flat, "wide": flat})
 
     try:

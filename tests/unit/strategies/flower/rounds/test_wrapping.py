@@ -470,7 +470,7 @@ def test_weights_under_another_name_count() -> None:
         checked = model.check_answer(content)
         reply = read_reply(checked, Signatures({"model": net}), num_classes=CLASSES, max_bytes=10**7, sender="x")
         answers.append(Answered(f"c{node}", message, checked, reply))
-    assert [answer.reply.num_examples for answer in answers] == [1, 3]
+    assert [answer.reply.facts.num_examples for answer in answers] == [1, 3]
     model.take(1, answers)
     wanted = 0.25 * weights(1)["0.weight"] + 0.75 * weights(2)["0.weight"]
     torch.testing.assert_close(model.state["0.weight"], wanted)

@@ -1,0 +1,47 @@
+"""What a client says about its upload: one value from the message over the index to the method."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class UploadFacts:
+    """The facts of one upload.
+
+    Attributes:
+        client: The client's stable name.
+        architecture: The key of its model in the builders.
+        num_examples: Size of its training set; None for a pretrained model without data.
+        label_counts: Training examples per class [C]; None if the client does not tell.
+        pretrained: Whether the client trained nothing itself.
+        ranges: Smallest and largest output of the layers that quantisation looks at, on the client's own data, by
+            layer; None if the client does not tell.
+    """
+
+    client: str
+    architecture: str
+    num_examples: int | None = None
+    label_counts: tuple[int, ...] | None = None
+    pretrained: bool = False
+    ranges: Mapping[str, tuple[float, float]] | None = None
+
+    def as_row(self) -> dict[str, Any]:
+        """Return the facts as JSON writes them, by the names of the fields."""
+        return asdict(self)
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> UploadFacts:
+        """Return the facts that JSON has kept; early rows lack the later fields.
+
+        Raises:
+            AttributeError: The ranges are no mapping.
+            KeyError: The row lacks the label counts.
+            TypeError: The row has another field, or a value of another kind.
+            ValueError: A layer has not two numbers.
+        """
+        counts, ranges = row["label_counts"], row.get("ranges")
+        pairs = None if ranges is None else {layer: (float(low), float(high)) for layer, (low, high) in ranges.items()}
+        return cls(**{**row, "label_counts": None if counts is None else tuple(counts), "ranges": pairs})

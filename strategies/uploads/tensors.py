@@ -1,0 +1,57 @@
+"""The tensors of a checkpoint as a form of an upload's arrays."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .checks import Form, Shape
+
+if TYPE_CHECKING:
+    import torch
+
+
+def tensor_form(what: str, *, exact: bool) -> Form:
+    """Return how tensors are compared with an architecture, and read.
+
+    Args:
+        what: What they are, in the plural, for messages.
+        exact: Whether their dtypes are the architecture's; else their kind of number is, and they are converted.
+    """
+
+    def misfit(value: torch.Tensor, shape: Shape, dtype: str) -> str:
+        wanted = _dtype(dtype)
+        alike = value.dtype == wanted if exact else _number(value.dtype) == _number(wanted)
+        return "" if _is_plain(value) and tuple(value.shape) == shape and alike else _described(value)
+
+    return Form(what, "tensor {!r}", _read, misfit)
+
+
+def _read(value: torch.Tensor, _: Shape, dtype: str, __: str) -> np.ndarray[Any, Any]:
+    return value.detach().to(_dtype(dtype)).numpy()
+
+
+def _dtype(name: str) -> torch.dtype:
+    import torch
+
+    found: torch.dtype = getattr(torch, name)
+    return found
+
+
+def _is_plain(value: torch.Tensor) -> bool:
+    import torch
+
+    return value.layout == torch.strided and not (value.is_nested or value.is_quantized or value.is_meta)
+
+
+def _number(dtype: torch.dtype) -> str:
+    """Return the kind of number: within one kind a value is converted, between two it would change its meaning."""
+    if dtype.is_floating_point:
+        return "float"
+    return str(dtype) if dtype.is_complex or str(dtype) == "torch.bool" else "whole"
+
+
+def _described(value: torch.Tensor) -> str:
+    dtype = str(value.dtype).removeprefix("torch.")
+    return f"{dtype}{list(value.shape)}" if _is_plain(value) else f"{dtype} and no dense tensor"
