@@ -7,7 +7,7 @@ learning, as FLBoost does (Zhang, Shen, Ding, Tao, Duan, CVPR 2022). Any strateg
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -131,7 +131,8 @@ class Refinement:
             server_round=server_round,
             memory=self.memory or None,
         )
-        heard = _Heard(self._hear, self._tick)
+        clients = {upload.client for upload in uploads}
+        heard = _Heard(lambda line: self._hear(line, clients), self._tick)
         began = time.monotonic()
         outcome = self._compute.run(self._method, job, heard)
         took = {"refinement_s": time.monotonic() - began, "arithmetic_s": sum(outcome.timings.values())}
@@ -150,11 +151,11 @@ class Refinement:
         alike = self._method.by_round or server_round == 1
         return self._job.seed if alike else derive_seed(self._job.seed, "refinement", server_round)
 
-    def _hear(self, line: str) -> None:
-        # The beginning of a note names clients, which change from round to round; its end stays the same.
-        *_, end = line.split(": ")
-        if end not in self._said:
-            self._said.add(end)
+    def _hear(self, line: str, clients: Collection[str]) -> None:
+        # The clients that a note names change from round to round; its other words stay the same.
+        note = " ".join(word for word in line.split() if word.rstrip(",:") not in clients)
+        if note not in self._said:
+            self._said.add(note)
             self._say(line)
 
 
