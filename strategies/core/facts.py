@@ -15,10 +15,10 @@ class UploadFacts:
         client: The client's stable name.
         architecture: The key of its model in the builders.
         num_examples: Size of its training set; None for a pretrained model without data.
-        label_counts: Training examples per class [C]; None if the client does not tell.
+        label_counts: Training examples per class [C]; None if the client sends none.
         pretrained: Whether the client trained nothing itself.
-        ranges: Smallest and largest output of the layers that quantisation looks at, on the client's own data, by
-            layer; None if the client does not tell.
+        ranges: Smallest and largest output of each layer that quantisation reads, on the client's own data, by layer;
+            None if the client sends none.
     """
 
     client: str
@@ -34,13 +34,13 @@ class UploadFacts:
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> UploadFacts:
-        """Return the facts that JSON has kept; early rows lack the later fields.
+        """Return the facts of a JSON row; rows of early versions lack the later fields.
 
         Raises:
             AttributeError: The ranges are no mapping.
             KeyError: The row lacks the label counts.
             TypeError: The row has another field, or a value of another kind.
-            ValueError: A layer has not two numbers.
+            ValueError: A layer does not have two numbers.
         """
         counts, ranges = row["label_counts"], row.get("ranges")
         pairs = None if ranges is None else {layer: (float(low), float(high)) for layer, (low, high) in ranges.items()}

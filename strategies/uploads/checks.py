@@ -1,4 +1,4 @@
-"""What every upload must satisfy, whichever way it came: over the network, or from a folder of checkpoints."""
+"""The checks that every upload passes: a message's, an import's and a checkpoint's alike."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def check_size(size: int, max_bytes: int, what: str) -> None:
     Args:
         size: Their size in bytes.
         max_bytes: Largest allowed size in bytes.
-        what: What they are, in the plural, for the message.
+        what: The weights' name in the message, a plural.
 
     Raises:
         UploadError: Names both sizes.
@@ -71,10 +71,11 @@ class Form:
     """The form in which the arrays of an upload come, and how they are read.
 
     Attributes:
-        what: What they are, in the plural, for messages.
-        one: What one of them is, for messages, with braces where its name goes.
+        what: The arrays' name in messages, a plural.
+        one: One array's name in messages, with braces in place of its key.
         read: (array, shape, dtype, what) -> its values in this shape and dtype; raises UploadError where it cannot.
-        misfit: (array, shape, dtype) -> what the array is if it does not fit, else an empty text; None: ``read`` asks.
+        misfit: (array, shape, dtype) -> a description of an array that does not fit, else an empty text; None: ``read``
+            checks the array itself.
     """
 
     what: str
@@ -94,13 +95,13 @@ def check_upload(arrays: Mapping[str, Any], facts: UploadFacts, signature: Signa
 def check_arrays(
     arrays: Mapping[str, Any], architecture: str, signature: Signature, form: Form
 ) -> dict[str, np.ndarray[Any, Any]]:
-    """Return arrays whose names, shapes, dtypes and values are questioned in this order.
+    """Check the names, shapes, dtypes and values of arrays, in this order, and return the values.
 
     Args:
         arrays: By name, in some form.
-        architecture: Whose they should be, for messages.
-        signature: What its arrays are like.
-        form: Reads them.
+        architecture: The architecture's name, for messages.
+        signature: The shape and dtype of each of its arrays.
+        form: Reads the arrays.
 
     Returns:
         The values, in the order of the signature.
@@ -134,14 +135,14 @@ def check_facts(
     architecture: str,
     fields: Mapping[str, str] | None = None,
 ) -> UploadFacts:
-    """Return what a client says about its upload; the size of its training set may be missing if it trained nothing.
+    """Check a client's claims about its upload; a pretrained model may lack the size of its training set.
 
     Args:
-        told: ``num-examples``, ``label-counts``, ``pretrained``, ``range-layers`` and ``ranges``, each if it is told.
+        told: Any of ``num-examples``, ``label-counts``, ``pretrained``, ``range-layers`` and ``ranges``.
         num_classes: C.
-        client: Its name.
-        architecture: That of its model.
-        fields: What the keys are called in messages; others by themselves.
+        client: The client's name.
+        architecture: The architecture of its model.
+        fields: Key -> its name in messages; other keys name themselves.
 
     Raises:
         UploadError: Names the field, its value and the remedy.
@@ -163,8 +164,8 @@ def check_num_examples(value: object, what: str) -> int:
     """Return the size of a training set.
 
     Args:
-        value: What is told.
-        what: The field, for the message.
+        value: The claimed size.
+        what: The field's name, for the message.
 
     Raises:
         UploadError: It is missing or no positive whole number.

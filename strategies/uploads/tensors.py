@@ -16,8 +16,8 @@ def tensor_form(what: str, *, exact: bool) -> Form:
     """Return how tensors are compared with an architecture, and read.
 
     Args:
-        what: What they are, in the plural, for messages.
-        exact: Whether their dtypes are the architecture's; else their kind of number is, and they are converted.
+        what: The tensors' name in messages, a plural.
+        exact: Whether their dtypes must equal the architecture's; else only the kind of number, and they are converted.
     """
 
     def misfit(value: torch.Tensor, shape: Shape, dtype: str) -> str:
