@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from .core.facts import Upload as Upload
 from .core.options import Always
 from .core.registry import TEACHER_HOMES, Registry
 
@@ -18,10 +19,9 @@ if TYPE_CHECKING:
     import torch
 
     from .core.clients import Clients
-    from .core.facts import UploadFacts
+    from .core.facts import State as State
     from .core.shards import Shards
 
-    State = dict[str, torch.Tensor]
     ModelBuilder = Callable[[], torch.nn.Module]
     Observer = Callable[[int, torch.nn.Module], Mapping[str, float]]
 
@@ -42,44 +42,6 @@ class Normalization:
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class Upload:
-    """One client's accepted upload.
-
-    Attributes:
-        facts: What the client says about it; methods read each fact as a property of the upload.
-        read: Reads the weights anew at each call (never cached), so that uploads need not be in memory together.
-    """
-
-    facts: UploadFacts
-    read: Callable[[], State]
-
-    @property
-    def client(self) -> str:
-        """The client's stable name."""
-        return self.facts.client
-
-    @property
-    def architecture(self) -> str:
-        """The key of the client's model in :attr:`Job.builders`."""
-        return self.facts.architecture
-
-    @property
-    def num_examples(self) -> int | None:
-        """See :attr:`UploadFacts.num_examples`."""
-        return self.facts.num_examples
-
-    @property
-    def label_counts(self) -> tuple[int, ...] | None:
-        """See :attr:`UploadFacts.label_counts`."""
-        return self.facts.label_counts
-
-    @property
-    def ranges(self) -> Mapping[str, tuple[float, float]] | None:
-        """See :attr:`UploadFacts.ranges`."""
-        return self.facts.ranges
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,15 @@
-"""What a client says about its upload: one value from the message over the index to the method."""
+"""An upload and its facts: one value from the message over the index to the method."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    State = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -45,3 +50,41 @@ class UploadFacts:
         counts, ranges = row["label_counts"], row.get("ranges")
         pairs = None if ranges is None else {layer: (float(low), float(high)) for layer, (low, high) in ranges.items()}
         return cls(**{**row, "label_counts": None if counts is None else tuple(counts), "ranges": pairs})
+
+
+@dataclass(frozen=True)
+class Upload:
+    """One client's accepted upload.
+
+    Attributes:
+        facts: What the client says about it; methods read each fact as a property of the upload.
+        read: Reads the weights anew at each call (never cached), so that uploads need not be in memory together.
+    """
+
+    facts: UploadFacts
+    read: Callable[[], State]
+
+    @property
+    def client(self) -> str:
+        """The client's stable name."""
+        return self.facts.client
+
+    @property
+    def architecture(self) -> str:
+        """The key of the client's model in :attr:`Job.builders`."""
+        return self.facts.architecture
+
+    @property
+    def num_examples(self) -> int | None:
+        """See :attr:`UploadFacts.num_examples`."""
+        return self.facts.num_examples
+
+    @property
+    def label_counts(self) -> tuple[int, ...] | None:
+        """See :attr:`UploadFacts.label_counts`."""
+        return self.facts.label_counts
+
+    @property
+    def ranges(self) -> Mapping[str, tuple[float, float]] | None:
+        """See :attr:`UploadFacts.ranges`."""
+        return self.facts.ranges

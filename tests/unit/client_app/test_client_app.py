@@ -162,7 +162,8 @@ def test_a_client_when_its_architecture_was_changed_meanwhile_sends_what_it_kept
 
     again = ask(node={**node, "architecture": "wrn16-1"})
 
-    assert read_reply(again.content, SIGNATURES, num_classes=10, max_bytes=2**20, sender="").architecture == "lenet5"
+    reply = read_reply(again.content, SIGNATURES, num_classes=10, max_bytes=2**20, sender="")
+    assert reply.facts.architecture == "lenet5"
 
 
 def test_a_client_whose_name_is_none_says_so_and_trains_nothing(

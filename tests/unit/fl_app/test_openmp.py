@@ -28,7 +28,7 @@ import {module}
 """
 
 
-@pytest.mark.parametrize("module", ["server_app.cli", "server_app.app", "client_app.work"])
+@pytest.mark.parametrize("module", ["server_app.launch.run_command", "server_app.app", "client_app.work"])
 @pytest.mark.parametrize(
     ("own", "seen"), [({}, SPINS), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "passive"}, "None")]
 )

@@ -170,7 +170,7 @@ def test_another_app_s_folder_when_named_is_run_and_a_folder_without_app_is_refu
         (["run", "--run-config", "method=fedprox"], ["'method'", "'fedprox'", "dense"]),
         (["run", "--run-config", "data.alpha=-1"], ["'data.alpha'", "-1", "greater than 0.0"]),
         (["run", "--run-config", "absent.toml"], ["absent.toml cannot be read"]),
-        (["run", "--run-config", "seed"], ["'seed' is no pair"]),
+        (["run", "--run-config", "seed"], ["'seed' is not a pair"]),
         (["run", "--resume", "absent"], ["absent: no run folder"]),
         (["resume", "absent"], ["absent: no run folder"]),
         (["replay", "absent"], ["absent: no run folder"]),

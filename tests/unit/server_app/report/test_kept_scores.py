@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from method_fakes import telling
 
 from fl_app.data import ImageData
 from server_app.compare import comparison as comparing
@@ -97,7 +98,7 @@ def asked(path: Path, job: Job, images: HeldOut) -> bool:
 def test_scores_are_kept_for_the_same_uploads_and_images_only(stored: tuple[Job, HeldOut], tmp_path: Path) -> None:
     (job, images), path = stored, tmp_path / "scores.json"
     data = images.data
-    first = replace(job.uploads[0], num_examples=1)
+    first = telling(job.uploads[0], num_examples=1)
     flipped = ImageData(data.images.flip(0), data.labels)
     others = [
         (replace(job, uploads=job.uploads[1:]), images),
