@@ -24,9 +24,9 @@ from server_app.settings.build import build_job, build_strategy, held_out
 from server_app.settings.checks import check_needs_of_settings
 from server_app.settings.read import Settings, read_settings, scaled_line
 from server_app.settings.settled import check_adopted, check_same_run
+from strategies.core.durable import store_errors
 from strategies.core.errors import ComputeError, OneShotError, StoreError
 from strategies.core.offline import enforce
-from strategies.run.files import store_errors
 from strategies.run.run_folder import RunFolder
 
 if TYPE_CHECKING:

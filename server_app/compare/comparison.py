@@ -19,9 +19,10 @@ from server_app.report.cost_plots import plot_communication, plot_server_time
 from server_app.report.drawing import save
 from server_app.settings.choices import CHOICES
 from server_app.settings.text import to_toml
+from strategies.core.durable import make_folder, store_errors
 from strategies.core.errors import OptionError, StoreError
 from strategies.core.options import Scalar
-from strategies.run.files import make_folder, read_json, store_errors, write_json
+from strategies.run.files import read_json, write_json
 from strategies.run.journal import duration
 from strategies.run.run_folder import default_run_dir
 

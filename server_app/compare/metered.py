@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from strategies.compute import ServerCompute
+from strategies.core.durable import store_errors
 from strategies.core.errors import StoreError
 from strategies.method import Job, Method, Outcome, Progress, Snapshot
-from strategies.run.files import store_errors
 from strategies.run.lines import JsonLines
 
 USAGE_FILE = "usage.jsonl"

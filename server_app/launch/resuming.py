@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from server_app.settings.text import toml_table
+from strategies.core.durable import atomic_write, store_errors
 from strategies.core.options import Scalar
-from strategies.run.files import atomic_write, store_errors
 
 RESUME_FILE = "resume.toml"
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from strategies.core.durable import store_errors
 from strategies.core.errors import OptionError, blaming
 from strategies.core.facts import UploadFacts
 from strategies.core.options import read_toml
-from strategies.run.files import store_errors
 from strategies.uploads.checks import CLIENT_NAME, check_facts, check_num_examples, some
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")

@@ -20,11 +20,11 @@ from fl_app.models import ARCHITECTURES
 from server_app.replay.import_map import Entry, Known, list_checkpoints
 from server_app.settings.build import build_job, held_out
 from server_app.settings.read import Settings, read_settings
+from strategies.core.durable import make_folder, store_errors, sync_folder
 from strategies.core.errors import OptionError, StoreError, UploadError, blaming
 from strategies.core.facts import UploadFacts
 from strategies.core.options import Scalar
 from strategies.method import Job
-from strategies.run.files import make_folder, store_errors, sync_folder
 from strategies.run.identity import open_run
 from strategies.run.run_folder import RunFolder, default_run_dir
 from strategies.uploads.checks import MIB, Signature, Signatures, check_size, check_upload

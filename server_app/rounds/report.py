@@ -10,8 +10,9 @@ from server_app.report.drawing import save
 from server_app.rounds.plot import plot_rounds
 from server_app.rounds.runs import read_runs, settings_of
 from server_app.rounds.table import RoundsLine, default_targets, line_of
+from strategies.core.durable import make_folder, store_errors
 from strategies.core.errors import OptionError, StoreError
-from strategies.run.files import make_folder, store_errors, write_json
+from strategies.run.files import write_json
 
 FACTS_FILE = "rounds.json"
 PLOT_FILE = "learning_curves.png"

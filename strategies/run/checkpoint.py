@@ -17,9 +17,10 @@ from typing import Any
 
 import torch
 
+from ..core.durable import atomic_write, make_folder, sealed, store_errors
 from ..core.errors import StoreError
 from ..method import Snapshot
-from .files import WrittenFile, atomic_write, make_folder, read_json, read_weights, save_weights, store_errors
+from .files import WrittenFile, read_json, read_weights, save_weights
 from .tree import flatten, unflatten
 
 _INDEX = "checkpoint.json"
@@ -54,7 +55,7 @@ class CheckpointFolder:
             if rows:
                 chunks = [*chunks, {"names": sorted(rows), **self._write("rows", rows)}]
             index = {"step": snapshot.step, "state": tree, "tensors": self._write("state", tensors), "chunks": chunks}
-            atomic_write(self.path / _INDEX, json.dumps(index, allow_nan=False).encode())
+            atomic_write(self.path / _INDEX, json.dumps(sealed(index), allow_nan=False).encode())
         self._remove_all_but({_INDEX, index["tensors"]["file"], *(chunk["file"] for chunk in chunks)})
 
     def load(self) -> Snapshot | None:

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..combiners.combiners import build_combiner
+from ..core.durable import make_folder, store_errors, sync_folder
 from ..core.errors import StoreError
 from ..core.facts import UploadFacts
 from ..method import EnsembleSpec, Upload
 from ..teacher.ensemble import Ensemble
-from .files import make_folder, read_json, read_weights, save_weights, store_errors, write_json
+from .files import read_json, read_weights, save_weights, write_json
 from .uploads import StoredWeights, verify
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ def save_ensemble(
             shutil.rmtree(folder)
         make_folder(folder / "members")
         members = [_save_member(folder, by_name[client]) for client in spec.clients]
+        sync_folder(folder / "members")  # a link is a name alone
     combiner = save_weights(folder / "combiner.safetensors", spec.weights)
     facts = {
         "combiner": {"name": spec.combiner, "file": "combiner.safetensors", "sha256": combiner.sha256},

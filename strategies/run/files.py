@@ -1,15 +1,11 @@
-"""Files that are either whole or absent: atomic writes, weights as safetensors, facts as JSON."""
+"""Weights as safetensors and facts as JSON, written atomically and compared with their digests."""
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import math
-import os
-import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,13 +14,10 @@ import numpy as np
 import safetensors.torch
 import torch
 
+from ..core.durable import atomic_write, read_facts, store_errors, write_facts
 from ..core.errors import StoreError
 
 Weights = Mapping[str, torch.Tensor | np.ndarray]
-
-# A process that is killed while it writes leaves a file of this pattern behind; nothing ever reads one.
-TEMPORARY_PATTERN = ".*.tmp"
-_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -38,92 +31,6 @@ class WrittenFile:
 
     sha256: str
     bytes: int
-
-
-def atomic_write(path: Path, data: bytes) -> None:
-    """Write a file so that a crash at any moment leaves the old content or the new one, never a part.
-
-    Args:
-        path: The file; its folder must exist.
-        data: Its whole content.
-
-    Raises:
-        OSError: The disk is full or refuses; the temporary file is removed.
-    """
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
-    try:
-        with temporary.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder as durable as the files behind them.
-
-    Raises:
-        OSError: The disk refuses. File systems that cannot sync a folder at all are let pass.
-    """
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
-            raise
-    finally:
-        os.close(handle)
-
-
-def make_folder(folder: Path, mode: int = 0o777) -> None:
-    """Make a folder and those above it; nothing happens if it exists.
-
-    Args:
-        folder: The folder.
-        mode: Its permissions, less the umask; of those above it only the umask decides.
-
-    Raises:
-        OSError: It cannot be made.
-    """
-    if not folder.is_dir():
-        make_folder(folder.parent)
-        folder.mkdir(mode=mode, exist_ok=True)
-        sync_folder(folder.parent)
-
-
-def remove_temporaries(folder: Path) -> None:
-    """Remove what killed writers left in a folder and below; only its single writer may call this."""
-    for leftover in folder.rglob(TEMPORARY_PATTERN):
-        with suppress(OSError):
-            leftover.unlink()
-
-
-@contextmanager
-def store_errors(path: Path) -> Iterator[None]:
-    """Turn an OSError of the block into a StoreError that names ``path``."""
-    try:
-        yield
-    except OSError as error:
-        raise StoreError(f"{path}: {error.strerror or error}") from error
-
-
-def sha256_file(path: Path) -> str:
-    """Return the sha256 of a file in hex, reading it piece by piece.
-
-    Raises:
-        OSError: It cannot be read.
-    """
-    digest = hashlib.sha256()
-    with Path(path).open("rb") as file:
-        while piece := file.read(_CHUNK):
-            digest.update(piece)
-    return digest.hexdigest()
 
 
 def _dense(name: str, value: torch.Tensor | np.ndarray) -> torch.Tensor:
@@ -191,6 +98,22 @@ def read_weights(path: Path, sha256: str | None = None) -> dict[str, torch.Tenso
         raise StoreError(f"{path}: no readable safetensors file ({error})") from error
 
 
+def read_equal_weights(path: Path, sha256: str | None) -> dict[str, torch.Tensor]:
+    """Read a safetensors file whose tensors have a known digest.
+
+    Args:
+        path: The file.
+        sha256: Their :func:`weights_sha256`; None or empty leaves them uncompared.
+
+    Raises:
+        StoreError: The file is absent or damaged, or its tensors have another digest.
+    """
+    state = read_weights(path)
+    if sha256 and (found := weights_sha256(state)) != sha256:
+        raise StoreError(f"{path}: damaged, its weights must have sha256 {sha256} and have {found}; put back a copy")
+    return state
+
+
 def weights_sha256(state: Weights) -> str:
     """Return a digest of weights themselves: sorted names, dtypes, shapes, bytes; no file format is part of it.
 
@@ -221,28 +144,18 @@ def plain(value: Any) -> Any:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value as indented JSON, atomically; see :func:`plain` for what numbers become.
+    """Write a value as indented JSON with its digest, atomically; see :func:`plain` for what numbers become.
 
     Raises:
-        StoreError: The disk refuses, or the value holds what JSON cannot say.
+        StoreError: The disk refuses, or a value has no form in JSON.
     """
-    try:
-        text = json.dumps(plain(value), indent=2, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise StoreError(f"{path}: {error}") from error
-    with store_errors(path):
-        atomic_write(path, text.encode() + b"\n")
+    write_facts(path, plain(value))
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file.
+    """Read a JSON file, and compare it with its digest; files that were written before there were digests have none.
 
     Raises:
-        StoreError: It is absent or damaged.
+        StoreError: It is absent, damaged, or differs from its digest.
     """
-    with store_errors(path):
-        data = Path(path).read_bytes()
-    try:
-        return json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise StoreError(f"{path}: damaged, no JSON ({error})") from error
+    return read_facts(path)

@@ -1,4 +1,8 @@
-"""Files of one JSON object per line that only grow, and survive a writer killed inside a line."""
+"""Files of one JSON object per line that only grow, and survive a writer killed inside a line.
+
+Every line carries its digest. A line that was cut off lacks its end or holds zeros; it was never reported as written,
+and is left out. Any other line that differs from its digest is damaged, which is an error.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..core.durable import DIGEST, atomic_write, sealed, sync_folder, unsealed
 from ..core.errors import StoreError
-from .files import atomic_write, plain, sync_folder
+from .files import plain
 
 
 @dataclass(frozen=True)
@@ -22,7 +27,7 @@ class JsonLines:
 
     Attributes:
         path: The file; absent means no rows.
-        strict: A damaged line before the last is an error; else it is left out.
+        strict: A cut-off line before the last is an error; else it is left out.
     """
 
     path: Path
@@ -38,7 +43,7 @@ class JsonLines:
         Raises:
             OSError: The disk refuses.
         """
-        line = json.dumps(plain(row), allow_nan=False).encode() + b"\n"
+        line = json.dumps(sealed(plain(row)), allow_nan=False).encode() + b"\n"
         with self.path.open("a+b", buffering=0) as file:
             end = _end_of_lines(file.read, file.seek)
             try:
@@ -59,20 +64,21 @@ class JsonLines:
 
         Raises:
             OSError: The file cannot be read.
-            StoreError: A line before the last is damaged, and the file is strict.
+            StoreError: A line is damaged; or one before the last is cut off, and the file is strict.
         """
-        return [row for row, _ in self._parsed()]
+        return [row for row, _, _ in self._parsed()]
 
     def repair(self) -> None:
         """Cut off a damaged tail, which a crash of the machine may leave.
 
         Raises:
             OSError: The disk refuses.
+            StoreError: A line is damaged; or one before the last is cut off, and the file is strict.
         """
         if not self.path.exists():
             return
         parsed = self._parsed()
-        end = parsed[-1][1] if parsed else 0
+        end = parsed[-1][2] if parsed else 0
         if end < self.path.stat().st_size:
             with self.path.open("r+b") as file:
                 file.truncate(end)
@@ -85,7 +91,7 @@ class JsonLines:
             OSError: The disk refuses; the file stays unchanged.
         """
         if self.path.exists():
-            lines = [json.dumps(row).encode() + b"\n" for row in self.rows() if wanted(row)]
+            lines = [line + b"\n" for row, line, _ in self._parsed() if wanted(row)]
             atomic_write(self.path, b"".join(lines))
 
     def sync(self) -> None:
@@ -98,28 +104,37 @@ class JsonLines:
             with self.path.open("rb") as file:
                 os.fsync(file.fileno())
 
-    def _parsed(self) -> list[tuple[dict[str, Any], int]]:
-        """Yield (row, offset of the end of its line) of each intact line."""
+    def _parsed(self) -> list[tuple[dict[str, Any], bytes, int]]:
+        """Return (row, its line, offset of the end of the line) of each intact line."""
         if not self.path.exists():
             return []
-        lines = self.path.read_bytes().split(b"\n")[:-1]
+        *lines, tail = self.path.read_bytes().split(b"\n")
         found, end = [], 0
         for number, line in enumerate(lines, start=1):
             end += len(line) + 1
-            row = _object(line)
+            row = row_of(line)
             if row is not None:
-                found.append((row, end))
-            elif self.strict and number < len(lines):
-                raise StoreError(f"{self.path}: line {number} is damaged, it should hold one JSON object")
+                found.append((row, line, end))
+            elif _was_finished(line) or (self.strict and number < len(lines)):
+                raise StoreError(f"{self.path}: line {number} is damaged: must be one JSON object with its digest")
+        if row_of(tail[:-1]) is not None:  # its newline was changed into another byte
+            raise StoreError(f"{self.path}: line {len(lines) + 1} is damaged: must end with a newline")
         return found
 
 
-def _object(line: bytes) -> dict[str, Any] | None:
+def row_of(line: bytes) -> dict[str, Any] | None:
+    """Return the row of a line without its newline; None if it is cut off or damaged."""
     try:
         row = json.loads(line)
+        return unsealed(row) if isinstance(row, dict) else None
     except (ValueError, RecursionError):
         return None
-    return row if isinstance(row, dict) else None
+
+
+def _was_finished(line: bytes) -> bool:
+    """Return whether a line that cannot be read was whole once; the blocks that a power cut leaves out are zeros."""
+    cut = line.startswith(b"\0") or b"\0\0" in line
+    return not cut and (DIGEST.encode() in line or line.endswith(b'"}'))
 
 
 def _end_of_lines(read: Callable[[int], bytes], seek: Callable[[int, int], int]) -> int:

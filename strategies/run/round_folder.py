@@ -7,11 +7,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from ..core.durable import make_folder, remove_temporaries, store_errors
 from ..core.errors import StoreError
 from ..core.facts import UploadFacts
 from ..method import Snapshot, Upload
 from .checkpoint import CheckpointFolder
-from .files import Weights, make_folder, remove_temporaries, store_errors
+from .files import Weights
 from .lines import JsonLines
 from .lock import FolderLock
 from .uploads import UploadRecord, UploadStore

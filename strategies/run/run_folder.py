@@ -15,22 +15,12 @@ from typing import Any
 
 import torch
 
+from ..core.durable import TEMPORARY_PATTERN, make_folder, store_errors, sync_folder
 from ..core.errors import StoreError
 from ..method import EnsembleSpec, Upload
 from . import RUNS_VARIABLE, ensembles
 from .ensembles import load_ensemble
-from .files import (
-    TEMPORARY_PATTERN,
-    Weights,
-    make_folder,
-    read_json,
-    read_weights,
-    save_weights,
-    store_errors,
-    sync_folder,
-    weights_sha256,
-    write_json,
-)
+from .files import Weights, read_equal_weights, read_json, save_weights, weights_sha256, write_json
 from .lock import LOCK_NAME, FolderLock
 from .round_folder import RoundFolder
 from .uploads import StoredWeights, UploadRecord
@@ -48,7 +38,8 @@ __all__ = [
 _FACTS = "run.json"
 _RESULT = "result.json"
 STUDENT_FILE = "student.safetensors"
-_IMAGES = "images.safetensors"
+IMAGES_FILE = "images.safetensors"
+OUTCOME_FILE = "outcome.json"
 _PACKAGES = ("torch", "torchvision", "flwr", "ray", "numpy", "safetensors")
 
 
@@ -194,9 +185,23 @@ class RunFolder:
         """Return the weights of the resulting model, or None if the run has none.
 
         Raises:
-            StoreError: The file is damaged.
+            StoreError: The file is damaged, or differs from the digest in the outcome's facts.
         """
-        return read_weights(self.path / STUDENT_FILE) if (self.path / STUDENT_FILE).exists() else None
+        path = self.path / STUDENT_FILE
+        facts = self.outcome() or {}
+        return read_equal_weights(path, facts.get("student") and facts["weights-sha256"]) if path.exists() else None
+
+    def outcome(self) -> dict[str, Any] | None:
+        """Return the facts of the last finished round's outcome, or None if no round has finished.
+
+        Raises:
+            StoreError: They are damaged.
+        """
+        path = self.path / OUTCOME_FILE
+        if not path.exists():
+            return None
+        facts: dict[str, Any] = read_json(path)
+        return facts
 
     def save_images(self, images: torch.Tensor) -> None:
         """Write a sample of synthetic images.
@@ -208,15 +213,17 @@ class RunFolder:
             StoreError: The disk refuses.
         """
         self._writing()
-        save_weights(self.path / _IMAGES, {"images": images})
+        save_weights(self.path / IMAGES_FILE, {"images": images})
 
     def images(self) -> torch.Tensor | None:
         """Return the sample of synthetic images [N, ch, H, W] in uint8, or None.
 
         Raises:
-            StoreError: The file is damaged.
+            StoreError: The file is damaged, or differs from the digest in the outcome's facts.
         """
-        return read_weights(self.path / _IMAGES)["images"] if (self.path / _IMAGES).exists() else None
+        path = self.path / IMAGES_FILE
+        facts = self.outcome() or {}
+        return read_equal_weights(path, facts.get("images-sha256"))["images"] if path.exists() else None
 
     def save_ensemble(
         self, spec: EnsembleSpec, uploads: Sequence[Upload], architectures: Mapping[str, Any] | None = None

@@ -10,11 +10,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..core.durable import store_errors
 from ..core.errors import StoreError
 from ..method import Outcome
-from .files import read_json, read_weights, save_weights, store_errors, weights_sha256, write_json
+from .files import read_equal_weights, read_json, save_weights, weights_sha256, write_json
 from .journal import Journal
-from .run_folder import STUDENT_FILE, RoundFolder, RunFolder, load_ensemble
+from .run_folder import IMAGES_FILE, STUDENT_FILE, RoundFolder, RunFolder, load_ensemble
+from .run_folder import OUTCOME_FILE as OUTCOME_FILE
 
 if TYPE_CHECKING:
     from ..compute import ServerCompute
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
 
 CHECKPOINT_S = 20.0
 STAGE_FILE = "stage.json"
-OUTCOME_FILE = "outcome.json"
 TRAFFIC_FILE = "traffic.json"  # one per round of uploads
 
 
@@ -126,15 +127,17 @@ def keep_outcome(folder: RunFolder, report: StageReport, server_round: int = 1) 
         The sha256 of the result's weights: of the student, else of the ensemble.
     """
     outcome, job = report.outcome, report.job
-    if outcome.images is not None:
-        folder.save_images(outcome.images)
+    # Round 1 lives in the run folder itself. A later round must not touch its student and images before this one's
+    # facts are written: a crash in between would mix the two.
+    place = folder.round(server_round).path
+    images = {} if outcome.images is None else {"images": outcome.images}
+    if images:
+        save_weights(place / IMAGES_FILE, images)
     if outcome.ensemble is not None:
         folder.save_ensemble(outcome.ensemble, job.uploads)
     digest = ensemble_sha256(job.uploads, outcome.ensemble) if outcome.ensemble is not None else ""
     if outcome.student is not None:
-        # Round 1 lives in the run folder itself. A later round must not touch its student before this one's facts
-        # are written: a crash in between would mix the two.
-        save_weights(folder.round(server_round).path / STUDENT_FILE, outcome.student)
+        save_weights(place / STUDENT_FILE, outcome.student)
         digest = weights_sha256(outcome.student)
     facts = {
         "round": server_round,
@@ -145,18 +148,18 @@ def keep_outcome(folder: RunFolder, report: StageReport, server_round: int = 1) 
         "seconds": report.seconds,
         "timings": dict(outcome.timings),
         "weights-sha256": digest,
+        "images-sha256": weights_sha256(images) if images else "",
     }
     write_json(folder.path / OUTCOME_FILE, facts)
-    if outcome.student is not None and server_round > 1:
-        folder.save_student(outcome.student)
+    if server_round > 1:
+        _keep_as_result(folder, outcome)
     folder.round(server_round).clear_checkpoint()
     return digest
 
 
 def kept_round(folder: RunFolder) -> int:
     """Return the last round whose outcome is stored, 0 if there is none."""
-    path = folder.path / OUTCOME_FILE
-    return int(read_json(path)["round"]) if path.exists() else 0
+    return int((folder.outcome() or {"round": 0})["round"])
 
 
 def kept_digest(folder: RunFolder) -> str:
@@ -173,18 +176,29 @@ def kept_report(folder: RunFolder, job: Job) -> StageReport:
     """
     facts = read_json(folder.path / OUTCOME_FILE)
     uploads = tuple(upload for upload in job.uploads if upload.client in facts["clients"])
-    student = read_weights(folder.round(facts["round"]).path / STUDENT_FILE) if facts["student"] else None
-    if student is not None and facts["round"] > 1:  # its copy may be what a crash cut off
-        folder.save_student(student)
+    place, digest = folder.round(facts["round"]).path, facts["weights-sha256"]
+    # Early runs kept the images of every round in the run folder, without a digest.
+    sample = place if (place / IMAGES_FILE).exists() else folder.path
+    images = (sample / IMAGES_FILE).exists() and read_equal_weights(sample / IMAGES_FILE, facts.get("images-sha256"))
     outcome = Outcome(
-        student=student,
+        student=read_equal_weights(place / STUDENT_FILE, digest) if facts["student"] else None,
         ensemble=load_ensemble(folder.path, job.builders)[0] if facts["combiner"] else None,
         timings=facts["timings"],
-        images=folder.images(),
+        images=images["images"] if images else None,
     )
+    if facts["round"] > 1:  # the copy in the run folder may be what a crash cut off
+        _keep_as_result(folder, outcome)
     return StageReport(
         outcome, replace(job, uploads=uploads, device="cpu"), int(facts["resumed-at"]), float(facts["seconds"])
     )
+
+
+def _keep_as_result(folder: RunFolder, outcome: Outcome) -> None:
+    """Copy a later round's student and images into the run folder."""
+    if outcome.student is not None:
+        folder.save_student(outcome.student)
+    if outcome.images is not None:
+        folder.save_images(outcome.images)
 
 
 def ensemble_sha256(uploads: tuple[Upload, ...], spec: EnsembleSpec) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import os
 import shutil
 from collections.abc import Mapping
@@ -16,12 +15,13 @@ from typing import Any
 
 import torch
 
+from ..core.durable import atomic_write, make_folder, sha256_file, store_errors
 from ..core.errors import StoreError, UploadError
 from ..core.facts import UploadFacts
 from ..method import Upload
 from ..uploads.checks import CLIENT_NAME
-from .files import Weights, atomic_write, make_folder, read_weights, sha256_file, store_errors, weights_bytes
-from .lines import JsonLines
+from .files import Weights, read_weights, weights_bytes
+from .lines import JsonLines, row_of
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -190,10 +190,10 @@ class UploadStore:
                 if status.st_size == seen.end:
                     return
                 file.seek(seen.end)
-                lines = file.read().split(b"\n")[:-1]
-            rows = [_row(line) for line in lines]
+                *lines, tail = file.read().split(b"\n")
+            rows = [row_of(line) for line in lines]
             whole = [row for row in rows if row is not None]
-            if len(whole) < len(rows):
+            if tail or len(whole) < len(rows):
                 # A damaged line: what is to be done about it is said in one place.
                 seen.forget()
                 seen.add([self._record(row) for row in self.index.rows()])
@@ -235,14 +235,6 @@ class UploadStore:
         except OSError:
             free = "unknown"
         return f"{reason}, its upload is not stored in {file}: {needed} bytes needed, {free} bytes free"
-
-
-def _row(line: bytes) -> dict[str, Any] | None:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return row if isinstance(row, dict) else None
 
 
 def verify(file: Path, sha256: str, what: str) -> None:

@@ -14,6 +14,7 @@ from server_app.launch import superlink as launching
 from server_app.launch.superlink import Launched
 from server_app.settings.choices import ASSUMPTIONS, CHOICES, assumption_of
 from server_app.settings.read import APP_DEFAULTS, default_settings
+from strategies.run.files import read_json
 from strategies.run.run_folder import RunFolder
 
 ROOT = Path(command_line.__file__).parent.parent
@@ -125,7 +126,7 @@ def test_json_when_asked_for_is_the_last_line_and_alone_on_standard_output(engin
     assert "a line of the log" in ended.stderr
     result = json.loads(ended.stdout)
     assert result.keys() == RESULT.keys() | {"run_dir"}
-    assert result == json.loads((Path(result["run_dir"]) / "result.json").read_text())
+    assert result == read_json(Path(result["run_dir"]) / "result.json")
 
 
 def test_run_config_when_repeated_is_merged_and_the_later_wins(engine: Engine, tmp_path: Path) -> None:

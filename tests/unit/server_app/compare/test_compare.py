@@ -36,6 +36,7 @@ from strategies.core.errors import OneShotError, OptionError, StoreError
 from strategies.core.facts import UploadFacts
 from strategies.core.seeds import seeded_torch
 from strategies.method import EnsembleSpec, Job, Outcome, Progress, Snapshot
+from strategies.run.files import read_json, write_json
 from strategies.run.journal import Journal
 from strategies.run.run_folder import RunFolder
 
@@ -122,7 +123,7 @@ def test_every_cell_is_a_normal_replay_folder_and_compare_json_holds_all_of_them
 
     folder = Path(found["compare_dir"])
     assert folder.parent == run.parent
-    assert json.loads((folder / "compare.json").read_text()) == json.loads(json.dumps(found))
+    assert read_json(folder / "compare.json") == json.loads(json.dumps(found))
     assert (found["status"], found["data"], found["runs"]) == ("finished", "digits", [str(run)])
     for plot in (found["plot"], found["communication_plot"], found["cost_plot"]):
         assert (folder / plot).stat().st_size > 1000
@@ -277,8 +278,8 @@ def test_a_wrong_name_or_setting_is_one_line_before_anything_starts(
 
 def changed(run: Path, **facts: Any) -> None:
     """Change facts of a run folder."""
-    info = json.loads((run / "run.json").read_text())
-    (run / "run.json").write_text(json.dumps({**info, **facts}))
+    info = read_json(run / "run.json")
+    write_json(run / "run.json", {**info, **facts})
 
 
 @pytest.mark.parametrize(
@@ -566,7 +567,7 @@ def test_what_a_program_reads_is_alone_on_standard_output(run_folder: MakeRun, o
     if output == "json":
         assert ended.stdout.count("\n") == 1
         found = json.loads(ended.stdout)
-        assert found == json.loads((Path(found["compare_dir"]) / "compare.json").read_text())
+        assert found == read_json(Path(found["compare_dir"]) / "compare.json")
     elif output == "csv":
         rows = list(csv.DictReader(io.StringIO(ended.stdout)))
         assert [row["name"] for row in rows] == ["FedENS", "DENSE ensemble", "DENSE"]

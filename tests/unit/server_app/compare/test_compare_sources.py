@@ -16,6 +16,7 @@ from server_app.compare.sources import own_results, with_uploads
 from server_app.compare.table import lines_of, notes_of, points_of_lines
 from server_app.report.communication import Cost
 from server_app.settings.choices import CHOICES
+from strategies.run.files import read_json, write_json
 from strategies.run.run_folder import RunFolder
 from strategies.run.traffic import MIB, Traffic
 
@@ -62,8 +63,8 @@ def run_of_fens(run_folder: MakeRun) -> MakeRun:
             for number, (mib, score) in enumerate(CURVE, start=1):
                 folder.round(1).record({"epoch": number, "accuracy": score, "mib_per_client": mib})
             folder.write_result(result)
-        info = json.loads((run / "run.json").read_text())
-        (run / "run.json").write_text(json.dumps({**info, "threads": 1}))
+        info = read_json(run / "run.json")
+        write_json(run / "run.json", {**info, "threads": 1})
         return run
 
     return make
@@ -119,7 +120,7 @@ def test_a_comparison_puts_methods_on_stored_uploads_and_a_run_s_own_result_side
     assert table["FENS, as run"]["mib_per_client"] == pytest.approx(4.0 + (1001 + 150) / MIB / 2, abs=2e-6)
     assert table["FedENS"]["mib_per_client"] == pytest.approx((1001 + 150) / MIB, abs=2e-6)
     assert (tmp_path / "out" / found["communication_plot"]).stat().st_size > 1000
-    assert json.loads((tmp_path / "out" / "compare.json").read_text()) == json.loads(json.dumps(found))
+    assert read_json(tmp_path / "out" / "compare.json") == json.loads(json.dumps(found))
 
     ran.clear()
     words = ["compare", str(run), str(rounds), "--methods", "fedens", "--out", str(tmp_path / "out"), "--format", "md"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from server_app.settings.read import read_settings
 from server_app.settings.settled import check_adopted
 from strategies.core.errors import OptionError, StoreError
 from strategies.core.facts import UploadFacts
+from strategies.run.files import read_json, write_json
 from strategies.run.run_folder import RunFolder
 from strategies.run.stage import pin_clients, pinned_clients
 
@@ -127,8 +127,8 @@ def test_forget_without_a_run_to_forget_from_is_refused() -> None:
 
 def test_forgetting_in_a_run_of_real_clients_says_the_command_that_reaches_them(run_folder: MakeRun) -> None:
     run = run_folder()
-    info = json.loads((run / "run.json").read_text())
-    (run / "run.json").write_text(json.dumps({**info, "num-supernodes": 0}))
+    info = read_json(run / "run.json")
+    write_json(run / "run.json", {**info, "num-supernodes": 0})
 
     with pytest.raises(OptionError, match="had real clients, .* flwr run . YOUR-SERVER .*forget='client-001'"):
         forget_settings(run, ["client-001"], stored(run))

@@ -16,6 +16,7 @@ from server_app.replay.stored import replay_run
 from strategies.core.errors import OneShotError, OptionError, StoreError
 from strategies.core.facts import UploadFacts
 from strategies.method import METHODS, Snapshot
+from strategies.run.files import read_json
 from strategies.run.journal import Journal
 from strategies.run.run_folder import RunFolder
 
@@ -54,7 +55,7 @@ def test_every_method_when_replayed_leaves_its_result_beside_the_run_and_the_run
     target = Path(result["run_dir"])
     assert target.parent == run.parent
     assert f"-replay-{method}-" in target.name
-    assert json.loads((target / "result.json").read_text()) == json.loads(json.dumps(result))
+    assert read_json(target / "result.json") == json.loads(json.dumps(result))
     assert result.keys() - {"client_weights"} == KEYS
     assert (result["method"], result["uploads"], result["resumed_at"]) == (method, 3, 0)
     assert (result["mib_up_per_client"], result["refused"]) == (0.0, 0)

@@ -12,7 +12,7 @@ from server_app.report.finish import describe_failure, finish, own_epochs, table
 from server_app.settings.read import read_settings
 from strategies.core.errors import QuorumError
 from strategies.method import EnsembleSpec, Outcome
-from strategies.run.files import write_json
+from strategies.run.files import read_json, write_json
 from strategies.run.run_folder import RunFolder
 from strategies.run.stage import keep_outcome
 from strategies.run.traffic import Traffic
@@ -40,7 +40,7 @@ def test_a_finished_run_has_a_result_file_with_exactly_the_agreed_keys(
 
     result = finished(path, stage, method)
 
-    stored = json.loads((path / "result.json").read_text())
+    stored = read_json(path / "result.json")
     assert stored == json.loads(json.dumps(result))
     assert list(stored) == KEYS
     assert (stored["status"], stored["method"], stored["seed"], stored["run_dir"]) == ("finished", method, 0, str(path))

@@ -10,8 +10,9 @@ import pytest
 from server_app.replay.request import Request
 from server_app.replay.stored import replay_run
 from server_app.report.gatekeeping import card_section, plot_verdict, verdict_lines
+from strategies.core.durable import sealed, sha256_file
 from strategies.gatekeeper.verdicts import Finding, Inspection, Row
-from strategies.run.files import save_weights, sha256_file
+from strategies.run.files import save_weights
 from strategies.run.run_folder import RunFolder
 
 MakeRun = Callable[..., Path]
@@ -37,7 +38,7 @@ def scale_first(run: Path) -> None:
     save_weights(file, state)
     rows = [json.loads(line) for line in (run / "uploads.jsonl").read_text().splitlines()]
     rows[0] |= {"sha256": sha256_file(file), "bytes": file.stat().st_size}
-    (run / "uploads.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (run / "uploads.jsonl").write_text("".join(json.dumps(sealed(row)) + "\n" for row in rows))
 
 
 @pytest.mark.plots

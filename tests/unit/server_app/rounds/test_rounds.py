@@ -20,6 +20,7 @@ from server_app.rounds.report import read_targets, report_rounds
 from server_app.rounds.runs import read_runs, settings_of
 from server_app.settings.read import default_settings
 from strategies.core.errors import OptionError, StoreError
+from strategies.run.files import read_json, write_json
 from strategies.run.run_folder import RunFolder
 
 MakeRun = Callable[..., Path]
@@ -138,10 +139,10 @@ def test_lines_are_named_by_what_differs_and_by_nothing_that_does_not_matter(run
 
 def test_a_setting_that_an_older_run_does_not_know_has_its_default(run_of_rounds: MakeRun) -> None:
     old, new = run_of_rounds([50.0], name="old"), run_of_rounds([60.0], name="new", seed=1)
-    info = json.loads((old / "run.json").read_text())
+    info = read_json(old / "run.json")
     for key in ("iterative.refiner", "iterative.checkpoint-every", "client.sam-rho"):
         del info["settings"][key]
-    (old / "run.json").write_text(json.dumps(info))
+    write_json(old / "run.json", info)
 
     assert [(line["name"], line["results"]) for line in reported(old, new)["table"]] == [("FedAvg", 2)]
 
@@ -150,11 +151,11 @@ def test_runs_of_another_project_are_told_apart_by_their_strategies_and_refiners
     runs = [run_of_rounds([50.0], name=f"run{place}", planned=4, seed=place // 3) for place in range(4)]
     facts: list[dict[str, Any]] = [{"base": "FedAvg"}, {"base": "FedAvgM"}, {"flboost.iterations": 5}, {}]
     for run, (place, own) in zip(runs, enumerate(facts), strict=True):
-        info = json.loads((run / "run.json").read_text())
+        info = read_json(run / "run.json")
         config = {"rounds": 4, "refiner": "flboost", "checkpoint-every": 1 + place}
         info = {**info, "base": "FedAvg", "flboost.iterations": 10, **own, "config": config}
         del info["settings"]
-        (run / "run.json").write_text(json.dumps(info))
+        write_json(run / "run.json", info)
 
     name = "Federated learning in rounds, "
     assert [(line["name"], line["results"]) for line in reported(*runs)["table"]] == [
@@ -260,7 +261,7 @@ def test_the_command_prints_text_json_and_csv_and_writes_where_it_is_told(
     assert any("2.0 ± 0.0" in line and ">2 (1 of 2)" in line and "60.50 ± 0.71" in line for line in lines)
     assert lines[-2:] == [f"plot           {out}/learning_curves.png", f"results        {out}/rounds.json"]
     facts = json.loads(told.stdout)
-    assert facts == json.loads((out / "rounds.json").read_text())
+    assert facts == read_json(out / "rounds.json")
     assert facts["runs"][0]["seeds"]["1"]["curve"] == [[1, 40.0, 0.5], [2, 61.0, 1.0]]
     assert (out / "learning_curves.png").stat().st_size > 5000
     (row,) = csv.DictReader(io.StringIO(rows.stdout))

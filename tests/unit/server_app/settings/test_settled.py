@@ -19,6 +19,7 @@ from server_app.settings.read import default_settings, known_options, read_setti
 from server_app.settings.settled import FREE_ON_REPLAY, check_same_run
 from strategies.core.errors import OneShotError, OptionError, StoreError
 from strategies.method import METHODS
+from strategies.run.files import read_json, write_json
 from strategies.run.retired import RETIRED
 
 MakeRun = Callable[..., Path]
@@ -112,9 +113,9 @@ def test_proxy_images_that_the_clients_trained_on_are_refused_in_one_line(
 
 def test_a_run_older_than_the_share_is_replayed(run_folder: MakeRun) -> None:
     run = run_folder(**{"data.proxy": 0.0})
-    facts = json.loads((run / "run.json").read_text())
+    facts = read_json(run / "run.json")
     facts["settings"] = {k: v for k, v in facts["settings"].items() if not k.startswith(("data.proxy", "feddf."))}
-    (run / "run.json").write_text(json.dumps(facts))
+    write_json(run / "run.json", facts)
 
     assert replayed(run, "fedens", {})["status"] == "finished"
     with pytest.raises(OptionError, match="'data.proxy' is 0.2"):

@@ -13,10 +13,11 @@ import pytest
 import torch
 from store_faults import Faults, disk_full, names
 
+from strategies.core.durable import sha256_file, unsealed
 from strategies.core.errors import StoreError
 from strategies.core.facts import UploadFacts
 from strategies.method import Snapshot
-from strategies.run.files import sha256_file, weights_sha256
+from strategies.run.files import weights_sha256
 from strategies.run.run_folder import RunFolder, default_run_dir
 
 # Newer Pythons warn of a fork beside torch's threads; the children here only write files and die.
@@ -32,7 +33,7 @@ def run(tmp_path: Path) -> RunFolder:
 
 def test_create_writes_what_the_run_is_and_where_it_was_made(run: RunFolder) -> None:
     info = json.loads((run.path / "run.json").read_text())
-    assert info == run.info
+    assert unsealed(info) == run.info
     assert (info["method"], info["seed"], info["pid"]) == ("dense", 3, os.getpid())
     assert len(bytes.fromhex(run.id)) == 16
     assert info["versions"]["torch"] == torch.__version__

@@ -11,6 +11,7 @@ import pytest
 import torch
 from store_faults import Faults, disk_full
 
+from strategies.core.durable import sealed
 from strategies.core.errors import StoreError
 from strategies.core.facts import UploadFacts
 from strategies.method import EnsembleSpec, Upload
@@ -137,7 +138,7 @@ def test_ensemble_from_before_there_was_a_precision_is_float32(run: RunFolder) -
     file = run.path / "ensemble" / "ensemble.json"
     facts = json.loads(file.read_text())
     del facts["precision"], facts["members"][0]["ranges"], facts["members"][1]["ranges"]
-    file.write_text(json.dumps(facts))
+    file.write_text(json.dumps(sealed(facts)))
     spec, members = load_ensemble(run.path, BUILDERS)
     assert spec.precision == "float32"
     check(spec, members)
@@ -149,6 +150,6 @@ def test_load_ensemble_with_damaged_ranges_names_the_file(run: RunFolder, ranges
     file = run.path / "ensemble" / "ensemble.json"
     facts = json.loads(file.read_text())
     facts["members"][0]["ranges"] = ranges
-    file.write_text(json.dumps(facts))
+    file.write_text(json.dumps(sealed(facts)))
     with pytest.raises(StoreError, match="ensemble.json: damaged"):
         load_ensemble(run.path, BUILDERS)

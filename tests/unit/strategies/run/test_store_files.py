@@ -11,19 +11,9 @@ import pytest
 import torch
 from store_faults import Faults, disk_full, names
 
+from strategies.core.durable import atomic_write, make_folder, remove_temporaries, sha256_file
 from strategies.core.errors import StoreError
-from strategies.run.files import (
-    atomic_write,
-    make_folder,
-    read_json,
-    read_weights,
-    remove_temporaries,
-    save_weights,
-    sha256_file,
-    weights_bytes,
-    weights_sha256,
-    write_json,
-)
+from strategies.run.files import read_json, read_weights, save_weights, weights_bytes, weights_sha256, write_json
 
 DTYPES = (
     torch.float16,

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from strategies.core.durable import unsealed
 from strategies.core.errors import StoreError
 from strategies.run.files import write_json
 from strategies.run.traffic import MIB, Moved, Traffic
@@ -43,7 +44,7 @@ def test_an_account_when_saved_is_read_again_and_goes_on(tmp_path: Path) -> None
     second.add("upload", "alice", up=1)
     second.save(pytest.fail)
 
-    assert json.loads(file.read_text()) == {"phases": {"upload": {"up": {"alice": 6}, "down": {"alice": 7}}}}
+    assert unsealed(json.loads(file.read_text())) == {"phases": {"upload": {"up": {"alice": 6}, "down": {"alice": 7}}}}
     assert Traffic.read(file) == second != first
 
 

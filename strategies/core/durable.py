@@ -1,0 +1,170 @@
+"""Files that are either whole or absent, folders whose names survive a power cut, and JSON that carries its digest.
+
+This module loads neither torch nor numpy: a client's lightest messages use it too.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from .errors import StoreError
+
+# A process that is killed while it writes leaves a file of this pattern behind; nothing ever reads one.
+TEMPORARY_PATTERN = ".*.tmp"
+# The key of a JSON object's own digest; facts that were written before there were digests lack it.
+DIGEST = "digest"
+_CHUNK = 1 << 20
+
+
+def atomic_write(path: Path, data: bytes) -> None:
+    """Write a file so that a crash at any moment leaves the old content or the new one, never a part.
+
+    Args:
+        path: The file; its folder must exist.
+        data: Its whole content.
+
+    Raises:
+        OSError: The disk is full or refuses; the temporary file is removed.
+    """
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    try:
+        with temporary.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder as durable as the files behind them.
+
+    Raises:
+        OSError: The disk refuses. File systems that cannot sync a folder at all are let pass.
+    """
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(handle)
+
+
+def make_folder(folder: Path, mode: int = 0o777) -> None:
+    """Make a folder and those above it; nothing happens if it exists.
+
+    Args:
+        folder: The folder.
+        mode: Its permissions, less the umask; of those above it only the umask decides.
+
+    Raises:
+        OSError: It cannot be made.
+    """
+    if not folder.is_dir():
+        make_folder(folder.parent)
+        folder.mkdir(mode=mode, exist_ok=True)
+        sync_folder(folder.parent)
+
+
+def remove_temporaries(folder: Path) -> None:
+    """Remove what killed writers left in a folder and below; only its single writer may call this."""
+    for leftover in folder.rglob(TEMPORARY_PATTERN):
+        with suppress(OSError):
+            leftover.unlink()
+
+
+@contextmanager
+def store_errors(path: Path) -> Iterator[None]:
+    """Turn an OSError of the block into a StoreError that names ``path``."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(f"{path}: {error.strerror or error}") from error
+
+
+def sha256_file(path: Path) -> str:
+    """Return the sha256 of a file in hex, reading it piece by piece.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    digest = hashlib.sha256()
+    with Path(path).open("rb") as file:
+        while piece := file.read(_CHUNK):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def sealed(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return JSON facts with their digest as the last entry.
+
+    Args:
+        facts: JSON values with finite numbers; keys are texts.
+
+    Raises:
+        ValueError: A number is not finite.
+        TypeError: A value has no form in JSON.
+    """
+    body = {key: value for key, value in facts.items() if key != DIGEST}
+    return {**body, DIGEST: _digest_of(body)}
+
+
+def unsealed(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return JSON facts without their digest, after the comparison; facts without a digest are returned as they are.
+
+    Raises:
+        ValueError: The facts have another digest.
+    """
+    body = {key: value for key, value in facts.items() if key != DIGEST}
+    if DIGEST in facts and facts[DIGEST] != _digest_of(body):
+        raise ValueError("its digest differs from that of its content")
+    return body
+
+
+def _digest_of(body: Mapping[str, Any]) -> str:
+    text = json.dumps(body, allow_nan=False, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def write_facts(path: Path, facts: Any) -> None:
+    """Write JSON, atomically; an object is written with its digest.
+
+    Raises:
+        StoreError: The disk refuses, or a value has no form in JSON.
+    """
+    try:
+        text = json.dumps(sealed(facts) if isinstance(facts, Mapping) else facts, indent=2, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise StoreError(f"{path}: {error}") from error
+    with store_errors(path):
+        atomic_write(path, text.encode() + b"\n")
+
+
+def read_facts(path: Path) -> Any:
+    """Read JSON, and compare an object with its digest.
+
+    Raises:
+        StoreError: The file is absent, damaged, or differs from its digest.
+    """
+    with store_errors(path):
+        data = Path(path).read_bytes()
+    try:
+        facts = json.loads(data)
+        return unsealed(facts) if isinstance(facts, dict) else facts
+    except (ValueError, RecursionError) as error:
+        raise StoreError(f"{path}: damaged, no JSON that was written whole ({error})") from error
