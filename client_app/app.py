@@ -11,7 +11,7 @@ from flwr.clientapp import ClientApp
 
 from client_app.node import Asked, Node
 from client_app.told_counts import told_counts
-from fl_app.node_config import client_name, node_facts
+from fl_app.node_config import client_name, node_facts, node_policy
 from strategies.client import already_held, failure, upload_facts
 from strategies.core.errors import OneShotError
 from strategies.core.offline import enforce
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from client_app.keeping import Trained
     from fl_app.config import AppConfig
+    from fl_app.node_policy import NodePolicy
 
 enforce()  # in a deployment, this is the first code of ours in the process
 app = ClientApp()
@@ -31,13 +32,14 @@ def upload(msg: Message, context: Context) -> Message:
     """Answer the server's request for an upload with a trained model."""
     try:
         facts = node_facts(context.node_config, context.run_config)
+        policy = node_policy(context.node_config, facts)
     except OneShotError as error:
         return failure(msg, client=client_name(context.node_config), reason=str(error))
     name = client_name(facts)
     if (reply := already_held(msg, client=name)) is not None:
         return reply
     if msg.content.config_records.get("config", ConfigRecord()).get("iterative"):
-        return _one_round(msg, context, facts)
+        return _one_round(msg, context, facts, policy)
     # Imported here, so that a process loads only the modules that its message needs.
     import torch
 
@@ -47,7 +49,7 @@ def upload(msg: Message, context: Context) -> Message:
 
     try:
         config = AppConfig.from_settings(context.run_config)
-        node = Node.of(facts, config)
+        node = Node.of(facts, config, policy)
         torch.set_num_threads(1)
         asked = Asked.of(msg.content.config_records.get("config", ConfigRecord()), config.seed)
         start = msg.content.array_records.get("arrays", ArrayRecord()).to_torch_state_dict()
@@ -66,7 +68,7 @@ def fens(msg: Message, context: Context) -> Message:
     from strategies.client.fens import answer
 
     facts = node_facts(context.node_config, context.run_config)
-    return answer(msg, FensHalf(context.run_config, facts).local())
+    return answer(msg, FensHalf(context.run_config, facts, node_policy(context.node_config, facts)).local())
 
 
 @app.query()
@@ -76,7 +78,7 @@ def introduce(msg: Message, context: Context) -> Message:
     return Message(RecordDict({"upload": upload_facts(client=name)}), reply_to=msg)
 
 
-def _one_round(msg: Message, context: Context, facts: Mapping[str, Any]) -> Message:
+def _one_round(msg: Message, context: Context, facts: Mapping[str, Any], policy: NodePolicy) -> Message:
     """Answer one round of many: train the server's model further and send it back."""
     import torch
 
@@ -86,7 +88,7 @@ def _one_round(msg: Message, context: Context, facts: Mapping[str, Any]) -> Mess
 
     try:
         config, (said, sent) = AppConfig.from_settings(context.run_config), read_round(msg)
-        node = Node.of(facts, config)
+        node = Node.of(facts, config, policy)
         torch.set_num_threads(1)
         trained, records, metrics = local_round(config, node, Asked.of(said, config.seed), said, sent)
         reply = _reply(msg, config, node, trained, records["arrays"])
@@ -100,7 +102,7 @@ def _one_round(msg: Message, context: Context, facts: Mapping[str, Any]) -> Mess
 def _reply(
     msg: Message, config: AppConfig, node: Node, trained: Trained | None, state: dict[str, torch.Tensor]
 ) -> Message:
-    counts = None if trained is None else told_counts(trained.label_counts, config.client)
+    counts = None if trained is None else told_counts(trained.label_counts, config.client, node.policy)
     metrics = MetricRecord()
     if trained is not None:
         metrics["num-examples"] = trained.num_examples

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from client_app.node import Asked, Node
 from fl_app.node_config import client_name
+from fl_app.node_policy import FREE, NodePolicy
 from strategies.client.fens import Local, Told
 from strategies.client.fens import Own as OwnModel
 from strategies.core.errors import UploadError
@@ -26,10 +27,12 @@ class FensHalf:
     Attributes:
         settings: The run's flat settings.
         facts: The node's config.
+        policy: The node's limits for the settings of a run.
     """
 
     settings: Mapping[str, Any]
     facts: Mapping[str, Any]
+    policy: NodePolicy = FREE
 
     def local(self) -> Local:
         """Return the functions and limits that :mod:`strategies.client.fens` takes."""
@@ -39,9 +42,21 @@ class FensHalf:
             examples=self._examples,
             build=self._build,
             own=self._own_model,
-            state_dir=str(self.settings.get("client.state-dir", "")),
+            state_dir=self._state_dir(),
             max_ensemble_mib=float(limit),
+            refusal=self._refusal(),
+            tells_counts=self.policy.tells_counts,
         )
+
+    def _refusal(self) -> str:
+        try:
+            self.policy.check_private(0.0)  # no answer of FENS carries noise
+        except UploadError as error:
+            return str(error)
+        return ""
+
+    def _state_dir(self) -> str:
+        return self.policy.state_dir(str(self.settings.get("client.state-dir", "")))
 
     def _examples(self, told: Told) -> tuple[torch.Tensor, torch.Tensor]:
         from fl_app.data import normalize
@@ -55,13 +70,16 @@ class FensHalf:
     def _build(self, architecture: str, told: Told) -> torch.nn.Module:
         from fl_app.models import build
 
+        self.policy.check_architecture(architecture)
         _, own = self._own(told)
+        if told.num_classes != own.split.num_classes:
+            raise UploadError(f"the server's num-classes is {told.num_classes}: must be {own.split.num_classes}")
         return build(architecture, num_classes=told.num_classes, input_shape=own.split.input_shape)
 
     def _own_model(self, told: Told) -> OwnModel | None:
         from client_app.keeping import Keep
 
-        kept = Keep(str(self.settings.get("client.state-dir", "")), told.run_id, client_name(self.facts), 1).load()
+        kept = Keep(self._state_dir(), told.run_id, client_name(self.facts), 1).load()
         return None if kept is None else OwnModel(kept[0].architecture, kept[1], kept[0].ranges)
 
     def _own(self, told: Told) -> tuple[Node, Own]:
@@ -73,7 +91,7 @@ class FensHalf:
         torch.set_num_threads(1)
         config = self._config()
         refuse(config.privacy, "answers on held-out examples")
-        node = Node.of(self.facts, config)
+        node = Node.of(self.facts, config, self.policy)
         asked = Asked(told.run_id, 1, told.seed, told.holdout, told.per_class)
         return node, own_examples(config, node, asked)
 

@@ -50,11 +50,12 @@ def local_round(
         raise UploadError(f"client.checkpoint is {node.checkpoint[:200]!r}: must be '', because rounds train the model")
     check_rounds(config.attack, node.client)
     refuse(config.privacy, "training in rounds")
+    node.policy.check_private(0.0)
     own, client = own_examples(config, node, asked), _client_config(config.client, said)
     split = own.split
     with seeded_torch(asked.seed, "init", node.architecture):
         model = build(node.architecture, num_classes=split.num_classes, input_shape=split.input_shape)
-    memory = RoundState.of(client.state_dir, asked.run_id, node.client)
+    memory = RoundState.of(node.state_dir, asked.run_id, node.client)
     momentum = client.momentum if client.optimizer == "sgd" else 0.0
     update = LocalUpdate(model, said, sent, momentum=momentum, memory=memory, label_counts=own.label_counts)
     kind, classes = client.augmentation, split.num_classes

@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from strategies.client.places import forget_old_runs, make_private, run_place
+from strategies.client.places import forget_old_runs, make_run_place, run_place
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Keep:
         Raises:
             OSError: A file cannot be written.
         """
-        make_private(self._folder)
+        make_run_place(self._folder)
         temporary = self._weights.with_suffix(f".{os.getpid()}.tmp")
         save_file({key: value.contiguous() for key, value in state.items()}, temporary)
         temporary.replace(self._weights)

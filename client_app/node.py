@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fl_app.node_config import client_name
+from fl_app.node_config import checkpoint_path, client_name
+from fl_app.node_policy import FREE, NodePolicy
 from strategies.client import CLIENT_NAME
 from strategies.core.errors import UploadError
 
@@ -26,6 +28,8 @@ class Node:
         checkpoint: Path of its pretrained model; empty if it trains.
         data_root: Its own data folder; empty for the app's setting.
         has_data: Whether it holds training examples.
+        state_dir: Its folder for trained models; empty for the default place.
+        policy: Its limits for the settings of a run.
     """
 
     client: str
@@ -35,26 +39,39 @@ class Node:
     checkpoint: str
     data_root: str
     has_data: bool
+    state_dir: str = ""
+    policy: NodePolicy = FREE
 
     @classmethod
-    def of(cls, facts: Mapping[str, Any], config: AppConfig) -> Node:
-        """Read the facts of :func:`fl_app.node_config.node_facts`; the app's settings give the rest.
+    def of(cls, facts: Mapping[str, Any], config: AppConfig, policy: NodePolicy = FREE) -> Node:
+        """Read the facts of :func:`fl_app.node_config.node_facts`; the app's settings give what the policy permits.
 
         Raises:
-            UploadError: The name is not valid, so the server would refuse the upload.
+            UploadError: The name is not valid, so the server would refuse the upload; or the policy does not permit the
+                settings' checkpoint or architecture.
         """
         client = client_name(facts)
         if not CLIENT_NAME.fullmatch(client):
             raise UploadError(f"client is {client[:80]!r}: must be a name that matches {CLIENT_NAME.pattern}")
         partition_id = int(facts.get("partition-id", 0))
+        checkpoint, root = str(facts.get("checkpoint", "")), str(facts.get("data-root", ""))
+        if not checkpoint and config.client.checkpoint:
+            named = checkpoint_path(config.client.checkpoint, client=client, partition_id=partition_id)
+            policy.check_readable("client.checkpoint", named or Path())
+        if not root and config.data.root and policy.permits(Path(config.data.root)):
+            root = config.data.root  # else it is a folder of other machines; this node has its default place
+        architecture = str(facts.get("architecture", "")) or config.model.of_client(partition_id)
+        policy.check_architecture(architecture)
         return cls(
             client=client,
             partition_id=partition_id,
             num_partitions=int(facts.get("num-partitions", 1)),
-            architecture=str(facts.get("architecture", "")) or config.model.of_client(partition_id),
-            checkpoint=str(facts.get("checkpoint", "")) or config.client.checkpoint,
-            data_root=str(facts.get("data-root", "")) or config.data.root,
+            architecture=architecture,
+            checkpoint=checkpoint or config.client.checkpoint,
+            data_root=root,
             has_data="partition-id" in facts or "data-root" in facts,
+            state_dir=policy.state_dir(config.client.state_dir),
+            policy=policy,
         )
 
 

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fl_app.node_policy import FREE, NodePolicy
+
 if TYPE_CHECKING:
     from fl_app.config import ClientConfig
 
 PRESENT = 1 / 5  # of an equal share: with ten classes, 2 % of the examples
 
 
-def told_counts(counts: tuple[int, ...], config: ClientConfig) -> tuple[int, ...] | None:
+def told_counts(counts: tuple[int, ...], config: ClientConfig, policy: NodePolicy = FREE) -> tuple[int, ...] | None:
     """Return the label counts that a client sends; None if it sends none.
 
     Args:
         counts: Its examples per class [C].
         config: ``share_label_counts`` and ``label_counts_as``.
+        policy: The most that the node tells; with a privacy budget it tells none, because the counts carry no noise.
 
     Returns:
         Integers [C] with the sum of ``counts``.
     """
-    if not config.share_label_counts:
+    if not (config.share_label_counts and policy.tells_counts):
         return None
-    return equal_parts(counts) if config.label_counts_as == "presence" else counts
+    return equal_parts(counts) if "presence" in (config.label_counts_as, policy.label_counts) else counts
 
 
 def equal_parts(counts: tuple[int, ...]) -> tuple[int, ...]:

@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from client_app.attacking import check_trains, claimed, copied, last_layer_scaled, poisoned, scaled
 from client_app.calibration import activation_ranges
 from client_app.keeping import Keep, Trained
+from client_app.ledger import Ledger
 from client_app.local_training import Epoch, epoch_lengths
 from client_app.node import Asked, Node
 from client_app.pretrained import load_checkpoint
@@ -74,7 +75,10 @@ def own_examples(config: AppConfig, node: Node, asked: Asked) -> Own:
         DataError: The data set is missing, or cannot be divided by these settings.
     """
     data = config.data
-    split = cached_split(data.name, "train", root=node.data_root, image_size=data.image_size, left_out=data.left_out)
+    with node.policy.reading(f"data set {data.name!r}"):
+        split = cached_split(
+            data.name, "train", root=node.data_root, image_size=data.image_size, left_out=data.left_out
+        )
     positions = own_positions(split, config, partition_id=node.partition_id, num_partitions=node.num_partitions)
     labels = split.labels[positions].numpy() if asked.per_class else None
     parts = held_out(len(positions), client=node.client, seed=asked.seed, share=asked.holdout, labels=labels)
@@ -100,26 +104,37 @@ def trained_model(config: AppConfig, node: Node, asked: Asked, start: State) -> 
     if path is not None:
         check_trains(config.attack, node.client)
         refuse(config.privacy, "this node's checkpoint")
-        return _facts_of_pretrained(config, node, asked), load_checkpoint(path)
+        with node.policy.reading("the checkpoint"):
+            state = load_checkpoint(path)
+        return _facts_of_pretrained(config, node, asked), state
+    node.policy.check_private(config.privacy.epsilon)
     if not asked.run_id:
         return _made(config, node, asked, start)
-    keep = Keep(config.client.state_dir, asked.run_id, node.client, asked.server_round)
-    kept = keep.load()
-    if kept is None:
-        if config.privacy.on and keep.finished:
-            raise UploadError("the kept model of this run is damaged: training again would spend the privacy twice")
-        made = _made(config, node, asked, start)
-        # A killed SuperNode may leave a process that still trains; the model kept first may have been sent.
-        if config.privacy.on and (kept := keep.load()) is not None:
-            return kept
-        kept = made
-        try:
-            keep.save(*kept)
-        except (OSError, SafetensorError) as error:  # the model is sent without a kept copy
-            if config.privacy.on:  # unless privacy is on, because a second training would spend it again
-                raise UploadError(f"the trained model cannot be kept, so it is not sent: {error}") from error
-            LOG.warning("%s: the trained model is sent but cannot be kept: %s", node.client, error)
-    return kept
+    keep = Keep(node.state_dir, asked.run_id, node.client, asked.server_round)
+    if (kept := keep.load()) is not None:
+        node.policy.check_private(kept[0].epsilon or 0.0)
+        return kept
+    if config.privacy.on and keep.finished:
+        raise UploadError("the kept model of this run is damaged: training again would spend the privacy twice")
+    return _kept(config, node, asked, keep=keep, start=start)
+
+
+def _kept(config: AppConfig, node: Node, asked: Asked, *, keep: Keep, start: State) -> tuple[Trained, State]:
+    """Train, enter the upload into the privacy ledger, and keep the model."""
+    ledger = Ledger.of(node.state_dir, node.client)
+    ledger.check(config.privacy, node.policy)
+    made = _made(config, node, asked, start)
+    # A killed SuperNode may leave a process that still trains; the model kept first may have been sent.
+    if config.privacy.on and (kept := keep.load()) is not None:
+        return kept
+    ledger.enter(config.privacy, node.policy, run=asked.run_id, server_round=asked.server_round)
+    try:
+        keep.save(*made)
+    except (OSError, SafetensorError) as error:  # the model is sent without a kept copy
+        if config.privacy.on:  # unless privacy is on, because a second training would spend it again
+            raise UploadError(f"the trained model cannot be kept, so it is not sent: {error}") from error
+        LOG.warning("%s: the trained model is sent but cannot be kept: %s", node.client, error)
+    return made
 
 
 def _made(config: AppConfig, node: Node, asked: Asked, start: State) -> tuple[Trained, State]:

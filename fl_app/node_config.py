@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fl_app.node_policy import NodePolicy
 from strategies.core.errors import OptionError, UploadError
 from strategies.core.options import read_toml
 
@@ -23,8 +24,16 @@ KEYS: Mapping[str, type] = {
     "checkpoint": str,
     "architecture": str,
     "max-ensemble-mib": float,
+    "read": str,
+    "state-dir": str,
+    "max-epsilon": float,
+    "max-delta": float,
+    "label-counts": str,
+    "architectures": str,
 }
-PATHS = ("data-root", "checkpoint")
+PATHS = ("data-root", "checkpoint", "state-dir")
+# What Flower itself gives a simulated node; a node whose config holds more is a deployed one.
+PARTITION = frozenset({"partition-id", "num-partitions"})
 WORDS = {str: "a text", int: "a whole number", float: "a number"}
 
 # `oneshot run` sets it for the processes that it starts: the number of simulated clients.
@@ -44,7 +53,7 @@ def node_facts(node_config: Mapping[str, Any], run_config: Mapping[str, Any]) ->
     place = str(run_config.get("client.nodes", ""))
     if not place:
         return checked_facts(node_config, "the node's config")
-    if SUPERNODES_VARIABLE not in os.environ or set(node_config) != {"partition-id", "num-partitions"}:
+    if SUPERNODES_VARIABLE not in os.environ or set(node_config) != PARTITION:
         raise OptionError(refused_in_deployment(place))
     nodes, number = read_nodes(Path(place)), int(node_config["partition-id"])
     if number >= len(nodes):
@@ -52,6 +61,16 @@ def node_facts(node_config: Mapping[str, Any], run_config: Mapping[str, Any]) ->
             f"setting 'client.nodes' is {place!r}, which has {len(nodes)} nodes: node {number} is missing"
         )
     return nodes[number]
+
+
+def node_policy(node_config: Mapping[str, Any], facts: Mapping[str, Any]) -> NodePolicy:
+    """Return a node's limits for the settings of a run.
+
+    Args:
+        node_config: From Flower.
+        facts: Of :func:`node_facts`.
+    """
+    return NodePolicy.of(facts, deployed=not set(node_config) <= PARTITION)
 
 
 def refused_in_deployment(place: str) -> str:
@@ -102,6 +121,7 @@ def checked_facts(facts: Mapping[str, Any], where: str) -> dict[str, Any]:
         kind = KEYS[key]
         if not isinstance(value, (int, float) if kind is float else kind) or isinstance(value, bool):
             raise OptionError(f"{where}: {key} is {str(value)[:80]!r}: must be {WORDS[kind]}")
+    NodePolicy.of(facts)
     return dict(facts)
 
 

@@ -8,9 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from client_app.ledger import Ledger
+from fl_app.models import ARCHITECTURES
 from fl_app.node_config import KEYS, WORDS, client_name
+from fl_app.node_policy import FREE, NodePolicy
 from server_app.doctor.findings import Finding
-from strategies.core.errors import OptionError
+from strategies.core.errors import OptionError, StoreError
 from strategies.core.options import read_toml
 from strategies.uploads.checks import CLIENT_NAME
 
@@ -45,12 +48,17 @@ class NodeConfig:
                 facts[key] = value
             else:
                 findings.append(wrong)
-        return cls(facts, (*findings, *_together(facts)))
+        return cls(facts, (*findings, *_together(facts), *_policy(facts)))
 
     @property
     def client(self) -> str:
         """The node's name; by default it follows from the partition number."""
         return client_name(self.facts)
+
+    @property
+    def policy(self) -> NodePolicy:
+        """The limits that the node sets for the settings of a run; a node of the doctor's is a deployed one."""
+        return FREE if self.findings else NodePolicy.of(self.facts, deployed=True)
 
     @property
     def partition_id(self) -> int:
@@ -77,6 +85,20 @@ class NodeConfig:
         elif not self.findings:
             shown = ", ".join(f"{key}={value}" for key, value in self.facts.items())
             yield Finding("ok", "node config", shown)
+
+    def budget(self) -> Iterator[Finding]:
+        """Return how much of the node's privacy budget is spent; nothing without a budget."""
+        if (most := self.policy.max_epsilon) is None:
+            return
+        ledger = Ledger.of(self.policy.state, self.client)
+        try:
+            epsilon, delta = ledger.spent()
+        except StoreError as error:
+            fix = "put back a copy of this file; until then the node sends no private upload"
+            yield Finding("error", "privacy budget", str(error), "a ledger as it was written", fix)
+            return
+        found = f"epsilon {epsilon:g} of {most:g} and delta {delta:g} of {self.policy.max_delta:g} are spent"
+        yield Finding("ok" if epsilon < most else "warning", "privacy budget", f"{found} ({ledger.path})")
 
 
 def _values(given: str) -> dict[str, Any]:
@@ -113,6 +135,18 @@ def _misfit(key: str, value: Any) -> Finding | None:
     if kind is not str and value < (key == "num-partitions"):
         return Finding("error", name, f"{value}", "0 or more, num-partitions 1 or more", "correct the number")
     return None
+
+
+def _policy(facts: Mapping[str, Any]) -> Iterator[Finding]:
+    """Check the limits that the node sets for the settings of a run."""
+    try:
+        policy = NodePolicy.of(facts)
+    except OptionError as error:
+        yield Finding("error", "node config", str(error), fix="correct the value")
+        return
+    if unknown := sorted(set(policy.architectures) - set(ARCHITECTURES)):
+        fix = f"one of {', '.join(ARCHITECTURES)}"
+        yield Finding("error", "node config architectures", ", ".join(unknown), "architectures of the zoo", fix)
 
 
 def _together(facts: Mapping[str, Any]) -> Iterator[Finding]:

@@ -162,7 +162,9 @@ class NodeMachine:
             path = template.replace("{client}", self.node.client).replace("{partition}", str(self.node.partition_id))
             yield from data.checkpoint(Path(path).expanduser(), architecture, split)
         sizes = {} if split is None else data.model_bytes(split, (architecture,))
-        yield from room.client_state(self.settings.app.client.state_dir, sizes.get(architecture, 0))
+        state = self.node.policy.state_dir(self.settings.app.client.state_dir)
+        yield from room.client_state(state, sizes.get(architecture, 0))
+        yield from self.node.budget()
         yield from room.node_memory(sizes.get(architecture, 0))
 
 

@@ -71,7 +71,9 @@ class Local:
         build: An architecture's name -> a fresh module.
         own: The client's copy of its own upload, which the server then need not send; None if it has lost the copy.
         state_dir: Folder of the logits; see :func:`.places.run_place`.
-        max_ensemble_mib: The largest ensemble that the client accepts, in MiB; 0: any.
+        max_ensemble_mib: The largest ensemble that the client accepts, in MiB; 0: any. Arrays are measured as they arrive.
+        refusal: The error with which the client answers every question; empty if it answers.
+        tells_counts: Whether the client answers with votes, which count its examples by class.
     """
 
     client: str
@@ -80,6 +82,8 @@ class Local:
     own: Callable[[Told], Own | None] = lambda told: None  # noqa: ARG005  a foreign client keeps none
     state_dir: str = ""
     max_ensemble_mib: float = 0.0
+    refusal: str = ""
+    tells_counts: bool = True
 
 
 def respond(facts: Mapping[str, Any], arrays: Arrays, local: Local) -> Said:
@@ -90,7 +94,10 @@ def respond(facts: Mapping[str, Any], arrays: Arrays, local: Local) -> Said:
         arrays: The question's arrays.
         local: The client's side.
     """
+    if local.refusal:
+        return {"error": local.refusal}, {}
     try:
+        _check_size(sum(array.nbytes for array in arrays.values()) / MIB, local)
         step, asked = _STEPS[str(facts["step"])], _Asked(facts, arrays, local)
     except KeyError as error:
         return {"error": f"the server's question has a missing or unknown {error}"}, {}
@@ -174,13 +181,17 @@ def _offer(asked: _Asked) -> Said:
     digest = "" if own is None else _packed(own, str(asked.fact("precision"))).digest
     needed = [number for number, member in enumerate(members) if member != digest]
     sizes = asked.listed("sizes", int, len(members))
-    size = sum(sizes[number] for number in needed) / MIB
+    _check_size(sum(sizes[number] for number in needed) / MIB, local)
+    examples = len(_examples(asked)[1])
+    return {"ensemble": asked.ensemble, "examples": examples, "needs": needed}, {}
+
+
+def _check_size(size: float, local: Local) -> None:
+    """Refuse what is announced or has arrived, in MiB, beyond the node's limit."""
     if 0 < local.max_ensemble_mib < size:
         raise UploadError(
             f"the ensemble is {size:.1f} MiB: must be at most {local.max_ensemble_mib:g} MiB on this node"
         )
-    examples = len(_examples(asked)[1])
-    return {"ensemble": asked.ensemble, "examples": examples, "needs": needed}, {}
 
 
 def _members(asked: _Asked) -> list[str]:
@@ -271,6 +282,8 @@ def _round(asked: _Asked) -> Said:
 
 def _votes(asked: _Asked) -> Said:
     """Count how each member labels the held examples of each class."""
+    if not asked.local.tells_counts:
+        raise UploadError("votes count the examples of each class, which this node does not tell")
     logits = _cached(asked)
     if logits is None:
         return {"ensemble": asked.ensemble, "missing": True}, {}

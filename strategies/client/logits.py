@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .places import forget_old_runs, make_private, run_place
+from .places import forget_old_runs, is_ours, make_private, make_run_place, run_place
 
 # The newest ensembles of a run whose logits a client keeps.
 ENSEMBLES_KEPT = 4
@@ -94,6 +94,7 @@ class LogitCache:
         Raises:
             OSError: The disk refuses the file.
         """
+        make_run_place(self._run)
         make_private(self._folder)
         path = self._path(ensemble)
         temporary = path.with_suffix(f".{os.getpid()}.tmp")
@@ -101,14 +102,14 @@ class LogitCache:
             members = np.array(logits.members, dtype=np.str_)
             np.savez(file, members=members, values=logits.values, labels=logits.labels, inputs=logits.inputs)
         temporary.replace(path)
-        for old in self._files()[ENSEMBLES_KEPT:]:
+        for old in self._files()[ENSEMBLES_KEPT:] if is_ours(self._run) else ():
             old.unlink(missing_ok=True)
         os.utime(self._run)  # its time decides which run is the oldest
         forget_old_runs(self._run.parent)
 
     def forget_others(self, ensemble: str) -> None:
         """Remove this run's logits of every other ensemble, because one of its members has to be forgotten."""
-        for path in self._run.glob(f"{self._name}*/*.npz"):
+        for path in self._run.glob(f"{self._name}*/*.npz") if is_ours(self._run) else ():
             if path != self._path(ensemble):
                 path.unlink(missing_ok=True)
 

@@ -7,13 +7,22 @@ import re
 import shutil
 from pathlib import Path
 
+from ..core.durable import sync_folder
 from ..core.errors import UploadError
 
 # A client's disk is no archive: it keeps the newest runs.
 RUNS_KEPT = 16
 
-# The ids of run folders. No other folder is made or removed, because the parent may be the user's own.
+# The ids of run folders. No other folder is made, because the parent may be the user's own.
 RUN_ID = re.compile(r"[0-9a-f]{32}")
+# The file that marks a folder of ours. Nothing in a folder without it is ever removed.
+MARKER = ".oneshot-fl"
+
+
+def state_root(state_dir: str) -> Path:
+    """Return a client's folder; empty: ``$ONESHOT_CLIENT_STATE``, else one in the user's cache."""
+    place = state_dir or os.environ.get("ONESHOT_CLIENT_STATE", "") or "~/.cache/oneshot-fl/clients"
+    return Path(place).expanduser()
 
 
 def run_place(state_dir: str, run_id: str) -> Path:
@@ -28,8 +37,7 @@ def run_place(state_dir: str, run_id: str) -> Path:
     """
     if not RUN_ID.fullmatch(run_id):
         raise UploadError(f"the server's run-id is {run_id[:80]!r}: must be 32 hexadecimal digits")
-    place = state_dir or os.environ.get("ONESHOT_CLIENT_STATE", "") or "~/.cache/oneshot-fl/clients"
-    return Path(place).expanduser() / run_id
+    return state_root(state_dir) / run_id
 
 
 def make_private(folder: Path) -> None:
@@ -41,11 +49,29 @@ def make_private(folder: Path) -> None:
     if not folder.is_dir():
         make_private(folder.parent)
         folder.mkdir(mode=0o700, exist_ok=True)
+        sync_folder(folder.parent)
+
+
+def make_run_place(folder: Path) -> None:
+    """Make a client's folder for one run, with its marker; a folder that holds anything else keeps what it is.
+
+    Raises:
+        OSError: It cannot be made.
+    """
+    make_private(folder)
+    if not any(folder.iterdir()):
+        (folder / MARKER).touch()
+        sync_folder(folder)
+
+
+def is_ours(folder: Path) -> bool:
+    """Return whether a folder has our marker, so that files in it may be removed."""
+    return (folder / MARKER).is_file()
 
 
 def forget_old_runs(root: Path) -> None:
-    """Remove all but the newest runs' folders; a folder's time is that of its last use."""
-    runs = sorted((path for path in root.iterdir() if RUN_ID.fullmatch(path.name)), key=_last_used)
+    """Remove all but the newest runs' marked folders; a folder's time is that of its last use."""
+    runs = sorted((path for path in root.iterdir() if RUN_ID.fullmatch(path.name) and is_ours(path)), key=_last_used)
     for path in runs[:-RUNS_KEPT]:
         shutil.rmtree(path, ignore_errors=True)
 

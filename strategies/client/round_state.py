@@ -27,7 +27,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from .places import forget_old_runs, make_private, run_place
+from .places import forget_old_runs, is_ours, make_run_place, run_place
 
 State = dict[str, torch.Tensor]
 
@@ -113,12 +113,12 @@ class RoundState:
         if self.folder is None:
             return
         try:
-            make_private(self.folder)
+            make_run_place(self.folder)
             temporary = self._file(server_round).with_suffix(f".{os.getpid()}.tmp")
             save_file({key: value.contiguous() for key, value in state.items()}, temporary)
             temporary.replace(self._file(server_round))
             rounds = sorted(self._rounds())
-            for each in _old(rounds, safe_round, last_round):
+            for each in _old(rounds, safe_round, last_round) if is_ours(self.folder) else ():
                 self._file(each).unlink(missing_ok=True)
             forget_old_runs(self.folder.parent)
         except (OSError, SafetensorError) as error:  # the trained weights matter more than the memory

@@ -41,6 +41,7 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Messag
     """Return a function that asks a client once, as the server does, and returns its reply."""
     for name in ("_task_id", "_run_id", "_node_id"):  # no message is made outside a run
         monkeypatch.setattr(TaskIdentity, name, 1, raising=True)
+    monkeypatch.setenv("ONESHOT_CLIENT_STATE", str(tmp_path / "state"))  # of nodes with a config of their own
 
     def asked(
         *,

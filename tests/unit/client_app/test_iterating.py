@@ -158,7 +158,7 @@ def test_control_variate_of_the_server_steers_and_the_client_s_own_is_remembered
     travel = first.content.metric_records["metrics"]["travel"]
     for name, value in arrays_of(first).items():
         torch.testing.assert_close(change[name], (START[name] - value) / travel)
-    names = [path.name for path in (tmp_path / "state" / RUN).iterdir()]
+    names = [path.name for path in (tmp_path / "state" / RUN).glob("*.safetensors")]
     assert names == ["client-001-state-1.safetensors"]
     # c - c_i is now the other way: what it did in the first round is taken off.
     second = ask(2, control=zeros, client__momentum=0.0)
@@ -177,7 +177,9 @@ def test_feddyn_s_drift_is_remembered_and_pulls_in_the_next_round(ask: Callable[
     dyn = {"feddyn-alpha": 1.0}
     first = arrays_of(ask(1, said={**dyn, "last-round": 0}))
     assert same(first, arrays_of(ask(1, said={"proximal-mu": 1.0})))  # h is 0
-    assert [path.name for path in (tmp_path / "state" / RUN).iterdir()] == ["client-001-state-1.safetensors"]
+    assert [path.name for path in (tmp_path / "state" / RUN).glob("*.safetensors")] == [
+        "client-001-state-1.safetensors"
+    ]
     second = ask(2, said={**dyn, "last-round": 1, "safe-round": 0})
     assert second.content.metric_records["metrics"]["restarted"] == 0.0
     assert not same(arrays_of(second), arrays_of(ask(2, said={**dyn, "last-round": 0})))

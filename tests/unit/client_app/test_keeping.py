@@ -186,3 +186,22 @@ def test_keep_makes_folders_for_this_user_alone_and_leaves_those_that_are_there(
 
     made = (tmp_path, tmp_path / "state", tmp_path / "state" / RUN)
     assert [oct(folder.stat().st_mode & 0o777) for folder in made] == ["0o755", "0o700", "0o700"]
+
+
+def test_a_run_folder_without_our_marker_is_never_removed(tmp_path: Path) -> None:
+    mine = [f"{number:032x}" for number in range(100, 103)]
+    for run in mine:
+        (tmp_path / run).mkdir()
+        (tmp_path / run / "thesis.txt").write_text("mine")
+        os.utime(tmp_path / run, (1, 1))
+    for number in range(RUNS_KEPT + 2):
+        kept(tmp_path, run=f"{number:032x}").save(TRAINED, STATE)
+        os.utime(tmp_path / f"{number:032x}", (1000 + number, 1000 + number))
+    kept(tmp_path, run=mine[0]).save(TRAINED, STATE)  # a folder that held something stays what it was
+
+    left = {path.name for path in tmp_path.iterdir()}
+
+    assert set(mine) <= left
+    assert len(left) == RUNS_KEPT + len(mine)
+    assert kept(tmp_path, run=mine[0]).load() is not None
+    assert sorted(path.suffix for path in (tmp_path / mine[0]).iterdir()) == [".json", ".safetensors", ".txt"]

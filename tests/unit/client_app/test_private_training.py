@@ -245,10 +245,20 @@ def test_an_upload_when_another_process_kept_one_meanwhile_is_that_one(
     assert same(sent_by(config)[1], first[0])
 
 
-def test_an_upload_when_the_disk_refuses_its_copy_is_not_sent(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
+def test_an_upload_when_the_disk_refuses_its_copy_is_not_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("No space left")
+
+    monkeypatch.setattr("client_app.keeping.Keep.save", refuse)
 
     with pytest.raises(UploadError, match="cannot be kept, so it is not sent"):
+        sent_by(private(client__state_dir=str(tmp_path)))
+
+
+def test_an_upload_when_the_disk_refuses_its_entry_in_the_ledger_is_not_sent(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(UploadError, match="privacy ledger cannot be written, so nothing is sent"):
         sent_by(private(client__state_dir=str(tmp_path / "file")))
 
 

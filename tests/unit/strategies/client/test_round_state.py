@@ -143,7 +143,7 @@ def test_lost_state_is_zero_one_warning_and_a_metric(tmp_path: Path, said: list[
     memory = RoundState(None if damage == "nowhere" else tmp_path / "run", "alice")
     one_round(memory, 1, last_round=0, safe_round=0)
     if damage != "nowhere":
-        (path,) = (tmp_path / "run").iterdir()
+        (path,) = (tmp_path / "run").glob("*.safetensors")
         path.unlink() if damage == "gone" else path.write_bytes(b"torn")
     found, metrics = one_round(memory, 2, last_round=1, safe_round=1)
     zero, _ = one_round(RoundState(tmp_path / "other", "alice"), 2, last_round=0, safe_round=0)

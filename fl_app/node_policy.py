@@ -1,0 +1,171 @@
+"""What a node permits a run's settings to do on it, from the node's own config; loads no torch.
+
+Whoever starts a run chooses its settings, and a deployed node cannot know him. So the node's own config decides which
+paths are read and written, how much privacy is given up over all runs, and which models are taken. Without these keys a
+simulated node permits everything, because the run and the node have one user. A deployed node with a config of its own
+reads and writes no path that a run's settings name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from logging import getLogger
+from pathlib import Path
+from typing import Any
+
+from strategies.core.errors import DataError, OptionError, UploadError
+
+LABEL_COUNTS = ("numbers", "presence", "none")
+DELTA = 1e-4  # the sum of ten runs with the default of privacy.delta
+# The keys that end the free choice of paths.
+_GUARDING = ("read", "state-dir", "max-epsilon", "max-delta")
+
+# Flower's own logger, so that its lines reach the node's log.
+LOG = getLogger("flwr")
+
+
+@dataclass(frozen=True)
+class NodePolicy:
+    """A node's limits for the settings of every run.
+
+    Attributes:
+        deployed: Whether the node has a config of its own: then no path of a run's settings is free.
+        read: Folders that ``data.root`` and ``client.checkpoint`` may name; nothing else of a run's paths is read.
+        state: The node's own folder for trained models and the privacy ledger; empty for the default place.
+        max_epsilon: Largest sum of epsilon over all runs; None permits training without privacy.
+        max_delta: Largest sum of delta over all runs.
+        label_counts: The most that is sent of the label counts, one of :data:`LABEL_COUNTS`.
+        architectures: The architectures that are trained and built; empty for all.
+        max_ensemble_mib: Largest ensemble that is taken, MiB; 0 for any.
+    """
+
+    deployed: bool = False
+    read: tuple[Path, ...] = ()
+    state: str = ""
+    max_epsilon: float | None = None
+    max_delta: float = DELTA
+    label_counts: str = "numbers"
+    architectures: tuple[str, ...] = ()
+    max_ensemble_mib: float = 0.0
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any], *, deployed: bool = False) -> NodePolicy:
+        """Read a node's config, whose keys and types were checked.
+
+        Raises:
+            OptionError: A value is out of range.
+        """
+        _check(facts)
+        return cls(
+            deployed=deployed or any(key in facts for key in _GUARDING),
+            read=tuple(Path(each).expanduser().resolve() for each in _listed(facts.get("read", ""))),
+            state=str(facts.get("state-dir", "")),
+            max_epsilon=float(facts["max-epsilon"]) if "max-epsilon" in facts else None,
+            max_delta=float(facts.get("max-delta", DELTA)),
+            label_counts=str(facts.get("label-counts", "numbers")),
+            architectures=tuple(_listed(facts.get("architectures", ""))),
+            max_ensemble_mib=float(facts.get("max-ensemble-mib", 0.0)),
+        )
+
+    @property
+    def tells_counts(self) -> bool:
+        """Whether any label counts are sent; they carry no noise, so a privacy budget excludes them."""
+        return self.label_counts != "none" and self.max_epsilon is None
+
+    def permits(self, path: Path) -> bool:
+        """Return whether a path of a run's settings may be read; links and ".." are resolved first."""
+        resolved = path.expanduser().resolve()
+        return not self.deployed or any(resolved.is_relative_to(folder) for folder in self.read)
+
+    def check_readable(self, key: str, path: Path) -> None:
+        """Refuse a path of a run's settings; the answer is the same whether the path exists or not.
+
+        Raises:
+            UploadError: The node's config does not permit it.
+        """
+        if not self.permits(path):
+            raise UploadError(f"setting {key!r} is {str(path)[:200]!r}: must be in a folder of this node's 'read'")
+
+    def state_dir(self, given: str) -> str:
+        """Return the folder of the node's own files; ``given`` is that of the run's settings, used where it is free."""
+        return self.state or ("" if self.deployed else given)
+
+    def check_architecture(self, name: str) -> None:
+        """Refuse an architecture that the node neither trains nor builds.
+
+        Raises:
+            UploadError: Names the permitted ones.
+        """
+        if self.architectures and name not in self.architectures:
+            raise UploadError(
+                f"architecture {name[:80]!r} is not permitted on this node: must be one of "
+                f"{', '.join(self.architectures)}"
+            )
+
+    def check_private(self, epsilon: float) -> None:
+        """Refuse an answer without differential privacy where the node has a privacy budget.
+
+        Args:
+            epsilon: Of the run; 0 for none.
+
+        Raises:
+            UploadError: The run is not private.
+        """
+        if self.max_epsilon is not None and not epsilon:
+            raise UploadError(
+                f"setting 'privacy.epsilon' is 0: must be above 0 on this node, whose max-epsilon is "
+                f"{self.max_epsilon:g} over all runs"
+            )
+
+    @contextmanager
+    def reading(self, what: str) -> Iterator[None]:
+        """Give a deployed node's server one line for everything that cannot be read; the node's log has the reason.
+
+        Raises:
+            UploadError: Reading failed on a deployed node; on others the error itself is raised.
+        """
+        try:
+            yield
+        except (DataError, UploadError, OSError) as error:
+            if not self.deployed:
+                raise
+            LOG.warning("%s cannot be read: %s", what, error)
+            raise UploadError(f"{what} cannot be read on this node; its log has the reason") from None
+
+
+# A simulated node, whose run has the same user.
+FREE = NodePolicy()
+
+
+def _listed(text: str) -> list[str]:
+    return [each.strip() for each in text.split(",") if each.strip()]
+
+
+def _check(facts: Mapping[str, Any]) -> None:
+    """Check the values that a node's config has of the policy.
+
+    Raises:
+        OptionError: Names the key, the value and the range.
+    """
+    ranges = {"max-epsilon": math.inf, "max-delta": 1.0}
+    for key, most in ranges.items():
+        if key in facts and not (0 < facts[key] < most):
+            allowed = "a number greater than 0" + (f" and below {most:g}" if most < math.inf else "")
+            raise OptionError(f"the node's config: {key} is {facts[key]!r}: must be {allowed}")
+    if "max-delta" in facts and "max-epsilon" not in facts:
+        raise OptionError("the node's config has max-delta and no max-epsilon: must have both, or max-epsilon alone")
+    if not 0 <= facts.get("max-ensemble-mib", 0.0) < math.inf:
+        raise OptionError(f"the node's config: max-ensemble-mib is {facts['max-ensemble-mib']!r}: must be at least 0")
+    if facts.get("label-counts", "numbers") not in LABEL_COUNTS:
+        raise OptionError(
+            f"the node's config: label-counts is {facts['label-counts'][:80]!r}: must be one of "
+            f"{', '.join(LABEL_COUNTS)}"
+        )
+    for folder in _listed(facts.get("read", "")):
+        if not Path(folder).expanduser().is_absolute():
+            raise OptionError(
+                f"the node's config: read has {folder[:200]!r}: must be absolute paths, divided by commas"
+            )

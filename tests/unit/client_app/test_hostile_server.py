@@ -1,0 +1,289 @@
+"""A server that chooses every setting and every word of a request, against this app's client on a deployed node."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import combinations, product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+from safetensors.torch import load_file, save_file
+
+from client_app import app as client_app
+from client_app import work
+from client_app.ledger import Ledger
+from fl_app import checkpoints
+from fl_app.config import AppConfig
+from strategies.core.options import Scalar, flatten
+from strategies.uploads.packed import ensemble_digest
+
+PRIVATE = {"privacy.epsilon": 8.0, "client.share-label-counts": False, "client.batch-size": 64, "client.steps": 1}
+RUNS = [f"{number:032x}" for number in range(9)]
+
+
+@dataclass
+class Watch:
+    """The paths that this process opens or lists, as Python's own events tell them.
+
+    Attributes:
+        paths: They, as they were given; None while nobody watches.
+    """
+
+    paths: list[str] | None = field(default=None)
+
+    def __call__(self, event: str, given: tuple[Any, ...]) -> None:
+        if self.paths is not None and event in ("open", "os.listdir", "os.scandir", "os.remove", "shutil.rmtree"):
+            self.paths.append(str(given[0]))
+
+
+WATCH = Watch()
+sys.addaudithook(WATCH)
+
+
+@dataclass(frozen=True)
+class Hospital:
+    """A node with a config of its own, and files beside it that are nobody's business."""
+
+    folder: Path
+    own: dict[str, Any]
+
+    def asked(
+        self,
+        said: dict[str, Any],
+        settings: dict[str, Scalar],
+        *,
+        kind: str = MessageType.TRAIN,
+        arrays: ArrayRecord | None = None,
+    ) -> Message:
+        """Return the client's reply to a request of any content under any settings."""
+        content = RecordDict({"config": ConfigRecord(said), "arrays": arrays or ArrayRecord()})
+        config = {**flatten(AppConfig()), **settings}
+        context = Context(run_id=1, node_id=9, node_config=self.own, state=RecordDict(), run_config=config)
+        return client_app.app(Message(content, dst_node_id=9, message_type=kind), context)
+
+    def train(self, run_id: str = RUNS[0], **settings: Scalar) -> Message:
+        """Return the reply to a request for an upload."""
+        named = {key.replace("__", ".").replace("_", "-"): value for key, value in settings.items()}
+        said = {"run-id": run_id, "server-round": 1, "seed": 0}
+        return self.asked(said, {"client.batch-size": 64, "client.steps": 1, **named})
+
+
+@pytest.fixture
+def hospital(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Hospital]]:
+    for name in ("_task_id", "_run_id", "_node_id"):  # no message is made outside a run
+        monkeypatch.setattr(TaskIdentity, name, 1, raising=True)
+    threads = torch.get_num_threads()
+    for name in ("secret", "open", "state"):
+        (tmp_path / name).mkdir()
+    save_file({"w": torch.zeros(3)}, tmp_path / "secret" / "model.safetensors")
+    save_file({"w": torch.zeros(3)}, tmp_path / "open" / "model.safetensors")
+    (tmp_path / "secret" / "noise.safetensors").write_bytes(b"no weights")
+    (tmp_path / "open" / "link").symlink_to(tmp_path / "secret")
+    work.cached_split.cache_clear()
+    monkeypatch.setattr(checkpoints, "load_file", seen_load)
+
+    def made(**own: Any) -> Hospital:
+        named = {key.replace("_", "-"): value for key, value in own.items()}
+        facts = {"client": "hospital-a", "partition-id": 1, "num-partitions": 4, "state-dir": str(tmp_path / "state")}
+        return Hospital(tmp_path, {**facts, "read": str(tmp_path / "open"), **named})
+
+    yield made
+    torch.set_num_threads(threads)
+
+
+def seen_load(path: Path) -> dict[str, torch.Tensor]:
+    """Load a file as safetensors does, with the event that its native code leaves out."""
+    path.open("rb").close()
+    return load_file(path)
+
+
+def facts_of(reply: Message) -> dict[str, Any]:
+    return dict(reply.content.config_records["upload"])
+
+
+def error_of(reply: Message) -> str:
+    assert "arrays" not in reply.content.array_records
+    return str(facts_of(reply)["error"])
+
+
+def opened_while(action: Callable[[], object], below: Path) -> set[str]:
+    """Return the paths below a folder that an action touches, with the links resolved."""
+    WATCH.paths = []
+    try:
+        action()
+    finally:
+        found, WATCH.paths = WATCH.paths, None
+    resolved = {path: Path(path).resolve() for path in found if path.startswith("/")}
+    return {path for path, real in resolved.items() if real.is_relative_to(below)}
+
+
+CHECKPOINTS = ("secret/model.safetensors", "secret/noise.safetensors", "secret/absent.safetensors", "secret",
+               "open/link/model.safetensors", "open/../secret/model.safetensors")  # fmt: skip
+
+
+@pytest.mark.parametrize("path", CHECKPOINTS)
+def test_no_checkpoint_outside_the_node_s_folders_is_touched_and_all_get_the_same_line(
+    hospital: Callable[..., Hospital], path: str
+) -> None:
+    node = hospital()
+    named = f"{node.folder}/{path}"
+    replies: list[Message] = []
+
+    touched = opened_while(lambda: replies.append(node.train(client__checkpoint=named)), node.folder / "secret")
+
+    assert touched == set()
+    line = "setting 'client.checkpoint' is '{}': must be in a folder of this node's 'read'"
+    assert error_of(replies[0]) == line.format(named)
+
+
+def test_a_checkpoint_in_the_node_s_folders_is_sent_and_what_is_wrong_with_one_stays_on_the_node(
+    hospital: Callable[..., Hospital],
+) -> None:
+    node = hospital()
+    (node.folder / "open" / "noise.safetensors").write_bytes(b"no weights")
+
+    files = [f"{node.folder}/open/{name}.safetensors" for name in ("absent", "noise")]
+    lines = {error_of(node.train(client__checkpoint=file)) for file in files}
+    replies: list[Message] = []
+
+    def ask() -> None:
+        replies.append(node.train(client__checkpoint=f"{node.folder}/open/model.safetensors"))
+
+    touched = opened_while(ask, node.folder / "open")
+
+    assert touched == {f"{node.folder}/open/model.safetensors"}  # so the watch sees what is opened
+    assert replies[0].content.array_records["arrays"].keys() == {"w"}
+    assert lines == {"the checkpoint cannot be read on this node; its log has the reason"}
+
+
+@pytest.mark.parametrize("root", ["secret", "open", "open/link", "nowhere"])
+def test_no_data_outside_the_node_s_folders_are_touched_and_all_get_the_same_line(
+    hospital: Callable[..., Hospital], root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = hospital()
+    monkeypatch.setenv("ONESHOT_DATA", str(node.folder / "data"))
+    replies: list[Message] = []
+    settings: dict[str, Scalar] = {"data__name": "imagefolder", "data__image_size": 8, "model__name": "mlp"}
+
+    def ask() -> None:
+        replies.append(node.train(**settings, data__root=f"{node.folder}/{root}"))
+
+    assert opened_while(ask, node.folder / "secret") == set()
+    assert error_of(replies[0]) == "data set 'imagefolder' cannot be read on this node; its log has the reason"
+
+
+def test_no_folder_of_the_server_s_choice_is_written_or_emptied(hospital: Callable[..., Hospital]) -> None:
+    node = hospital()
+    elsewhere = node.folder / "secret" / "archive"
+    for run in RUNS * 3:  # as many as a client's folder would not hold
+        (elsewhere / run).mkdir(parents=True, exist_ok=True)
+        (elsewhere / run / "thesis.txt").write_text("mine")
+
+    reply = node.train(client__state_dir=str(elsewhere))
+
+    assert "error" not in facts_of(reply)
+    assert sorted(path.name for path in elsewhere.iterdir()) == sorted(set(RUNS))
+    assert (node.folder / "state" / RUNS[0] / "hospital-a-1.safetensors").exists()
+
+
+def test_uploads_of_made_up_runs_never_spend_more_than_the_ledger_allows(
+    hospital: Callable[..., Hospital], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(work, "train_privately", lambda *_, privacy, **__: privacy.epsilon)  # the noise costs seconds
+    node = hospital(max_epsilon=20.0)
+    sent = 0.0
+
+    for number, epsilon in enumerate((8.0, 8.0, 8.0, 3.0, 2.0, 1.0, 1000.0)):
+        settings = {**PRIVATE, "privacy.epsilon": epsilon}
+        for _ in range(2):  # asked twice, the same model is sent
+            reply = node.asked({"run-id": RUNS[number], "seed": number}, settings)
+            assert reply.content.metric_records.get("metrics", {}).keys() <= {"num-examples", "epsilon"}
+        sent += 0.0 if "error" in facts_of(reply) else epsilon
+
+    assert sent == Ledger.of(str(node.folder / "state"), "hospital-a").spent()[0] == 20.0
+    assert "must be at most 0 on this node" in error_of(node.asked({"run-id": "f" * 32}, PRIVATE))
+
+
+def test_nothing_without_privacy_leaves_a_node_with_a_budget(hospital: Callable[..., Hospital]) -> None:
+    node = hospital(max_epsilon=20.0)
+
+    assert "'privacy.epsilon' is 0: must be above 0 on this node" in error_of(node.train())
+    assert "must be above 0" in error_of(node.asked({"iterative": "fedavg"}, {}))
+    fens = node.asked({"step": "votes", "run-id": RUNS[0]}, {}, kind="train.fens")
+    assert "must be above 0" in str(fens.content.config_records["answer"]["error"])
+    assert Ledger.of(str(node.folder / "state"), "hospital-a").spent() == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("told", ["presence", "none"])
+def test_label_counts_are_what_the_node_permits_whatever_the_server_sets(
+    hospital: Callable[..., Hospital], told: str
+) -> None:
+    node = hospital(label_counts=told)
+
+    facts = facts_of(node.train(client__share_label_counts=True, client__label_counts_as="numbers"))
+
+    assert ("label-counts" in facts) == (told == "presence")
+    if told == "presence":
+        assert np.ptp([count for count in facts["label-counts"] if count]) <= 1
+
+
+def test_no_architecture_beside_the_permitted_ones_is_trained_or_built(hospital: Callable[..., Hospital]) -> None:
+    node = hospital(architectures="lenet5, cnn5", max_ensemble_mib=1.0)
+
+    line = "architecture 'resnet34' is not permitted on this node: must be one of lenet5, cnn5"
+    assert error_of(node.train(model__name="resnet34")) == line
+    assert "error" not in facts_of(node.train())
+
+    for announced, arrays, line in (
+        (1, 8, "architecture 'resnet34' is not permitted on this node"),
+        (1, 2**21, "the ensemble is 2.0 MiB: allowed on this node are 1 MiB"),
+        (2**21, 8, "the ensemble is 2.0 MiB: allowed on this node are 1 MiB"),
+    ):
+        assert line in fens_error(node, announced=announced, arrived=arrays)
+
+
+def fens_error(node: Hospital, *, announced: int, arrived: int) -> str:
+    """Return the client's error about an ensemble of one ResNet-34: offered with one size, sent with another."""
+    from strategies.uploads.packed import PackedMember
+
+    values = np.zeros(arrived, np.uint8)
+    member = PackedMember("resnet34", "float32", {"w": values}).digest
+    said = {
+        "run-id": RUNS[0], "seed": 0, "holdout": 0.1, "per-class": False, "num-classes": 10, "precision": "float32",
+        "ensemble": ensemble_digest([member]), "members": [member], "sizes": [announced], "architectures": ["resnet34"],
+    }  # fmt: skip
+    errors = []
+    for step, arrays in (("offer", {}), ("ensemble", {"0/w": values})):
+        record = ArrayRecord({key: Array(value) for key, value in arrays.items()})
+        reply = node.asked({**said, "step": step}, {}, kind="train.fens", arrays=record)
+        errors.append(str(reply.content.config_records["answer"].get("error", "")))
+    return next(error for error in errors if error)
+
+
+WORDS = ("../secret/model.safetensors", "/secret", "~/", "{client}", "{partition}", "open/link", "open", "0" * 32, "")
+KEYS = ("client.checkpoint", "data.root", "client.state-dir", "client.nodes", "uploads", "resume", "run-dir")
+
+
+@pytest.mark.slow
+def test_any_combination_of_paths_in_the_settings_touches_nothing_beside_the_node_s_folders(
+    hospital: Callable[..., Hospital], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = hospital(max_epsilon=20.0)
+    monkeypatch.setenv("ONESHOT_DATA", str(node.folder / "data"))
+
+    def ask_all() -> None:
+        for (key, other), word in product(combinations(KEYS, 2), WORDS):
+            path = f"{node.folder}/{word}".replace("//", "/")
+            for name in ("digits", "imagefolder"):
+                settings = {**PRIVATE, "data.name": name, "data.image-size": 8 if name != "digits" else 0}
+                node.asked({"run-id": RUNS[0]}, {**settings, key: path, other: path})
+
+    assert opened_while(ask_all, node.folder / "secret") == set()
+    assert Ledger.of(str(node.folder / "state"), "hospital-a").spent()[0] <= 20.0

@@ -1,0 +1,46 @@
+"""What the doctor says of a node's limits and of its privacy budget."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from client_app.ledger import Ledger
+from fl_app.node_policy import FREE
+from fl_app.privacy import PrivacyConfig
+from server_app.doctor.node import NodeConfig
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ("max-epsilon=-1.0", "-1.0"),
+        ("max-epsilon=0.0", "max-epsilon is 0.0: must be a number greater than 0"),
+        ('label-counts="some"', "must be one of numbers, presence, none"),
+        ('read="here"', "must be absolute paths"),
+        ('architectures="lenet5, lenet6"', "lenet6"),
+        ('max-epsilon="8"', "'8'"),
+    ],
+)
+def test_limit_out_of_range_is_an_error_with_the_reason(given: str, found: str) -> None:
+    errors = [finding for finding in NodeConfig.of(f'client="a" {given}').findings if finding.level == "error"]
+
+    assert errors
+    assert any(found in error.found for error in errors)
+
+
+def test_budget_tells_what_is_spent_and_a_damaged_ledger_is_an_error(tmp_path: Path) -> None:
+    node = NodeConfig.of(f'client="a" max-epsilon=20.0 state-dir="{tmp_path}"')
+    assert node.findings == ()
+    ledger = Ledger.of(str(tmp_path), "a")
+    ledger.enter(PrivacyConfig(epsilon=8.0), FREE, run="r", server_round=1)
+
+    (fine,) = node.budget()
+    ledger.path.write_text("{}")
+    (damaged,) = node.budget()
+
+    assert (fine.level, damaged.level) == ("ok", "error")
+    assert fine.found.startswith("epsilon 8 of 20 and delta 1e-05 of 0.0001 are spent")
+    assert str(ledger.path) in damaged.found
+    assert list(NodeConfig.of('client="a"').budget()) == []
