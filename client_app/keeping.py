@@ -6,16 +6,29 @@ the kept weights.
 
 from __future__ import annotations
 
+import hashlib
 import json
-import os
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from logging import getLogger
+from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 
 from strategies.client.places import forget_old_runs, make_run_place, run_place
+from strategies.core.durable import atomic_write, read_facts, sealed, sha256_file
+from strategies.core.errors import StoreError
+
+# The key of the facts that holds the digest of the weights.
+_WEIGHTS = "weights-sha256"
+# Facts that are NaN where a training does not measure them.
+_MEASURED = ("loss", "accuracy")
+
+# Flower's own logger, so that its lines reach the log of the run.
+LOG = getLogger("flwr")
 
 
 @dataclass(frozen=True)
@@ -65,26 +78,41 @@ class Keep:
         return self._facts.exists()
 
     def load(self) -> tuple[Trained, dict[str, torch.Tensor]] | None:
-        """Return the model trained for this round; None if it is missing or damaged."""
+        """Return the model trained for this round; None if it is missing, or damaged, which is a warning."""
+        if not self.finished:
+            return None
         try:
-            facts = json.loads(self._facts.read_text())
+            facts = read_facts(self._facts)
+            _check_digest(self._weights, facts.pop(_WEIGHTS, ""))
             facts["label_counts"] = tuple(facts["label_counts"])
+            facts |= {key: math.nan for key in _MEASURED if facts[key] is None}
             if facts.get("ranges") is not None:
                 facts["ranges"] = {layer: (low, high) for layer, (low, high) in facts["ranges"].items()}
             return Trained(**facts), load_file(self._weights)
-        except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError, SafetensorError):
+        except (OSError, ValueError, TypeError, AttributeError, KeyError, SafetensorError, StoreError) as error:
+            LOG.warning("the kept model %s is damaged: %s", self._weights, error)
             return None
 
     def save(self, trained: Trained, state: dict[str, torch.Tensor]) -> None:
-        """Write the weights, then the facts; a model counts as kept once both exist.
+        """Write the weights, then the facts with the digest of both; a model counts as kept once both are on the disk.
 
         Raises:
             OSError: A file cannot be written.
         """
         make_run_place(self._folder)
-        temporary = self._weights.with_suffix(f".{os.getpid()}.tmp")
-        save_file({key: value.contiguous() for key, value in state.items()}, temporary)
-        temporary.replace(self._weights)
-        temporary.write_text(json.dumps(asdict(trained)))
-        temporary.replace(self._facts)
+        data = save({key: value.contiguous() for key, value in state.items()})
+        facts = {**asdict(trained), _WEIGHTS: hashlib.sha256(data).hexdigest()}
+        facts |= {key: None for key in _MEASURED if math.isnan(facts[key])}  # JSON has no NaN
+        atomic_write(self._weights, data)
+        atomic_write(self._facts, json.dumps(sealed(facts)).encode())
         forget_old_runs(self._folder.parent)
+
+
+def _check_digest(weights: Path, sha256: str) -> None:
+    """Compare a file with its digest; an empty one is of an earlier release.
+
+    Raises:
+        ValueError: The file has another digest.
+    """
+    if sha256 and sha256_file(weights) != sha256:
+        raise ValueError("its digest differs from that of its content")

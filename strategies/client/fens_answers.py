@@ -71,7 +71,7 @@ class Local:
         build: An architecture's name -> a fresh module.
         own: The client's copy of its own upload, which the server then need not send; None if it has lost the copy.
         state_dir: Folder of the logits; see :func:`.places.run_place`.
-        max_ensemble_mib: The largest ensemble that the client accepts, in MiB; 0: any. Arrays are measured as they arrive.
+        max_ensemble_mib: The largest ensemble that the client accepts, MiB; 0: any; measured on arrival.
         refusal: The error with which the client answers every question; empty if it answers.
         tells_counts: Whether the client answers with votes, which count its examples by class.
     """

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import zipfile
 import zlib
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from logging import getLogger
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ..core.durable import atomic_write
 from .places import forget_old_runs, is_ours, make_private, make_run_place, run_place
 
 # The newest ensembles of a run whose logits a client keeps.
 ENSEMBLES_KEPT = 4
+
+# Flower's own logger, so that the lines reach the log of the run.
+LOG = getLogger("flwr")
 
 # The errors that numpy raises for a torn or changed file.
 _TORN = (OSError, ValueError, TypeError, LookupError, EOFError, RuntimeError, MemoryError, SyntaxError, zlib.error,
@@ -96,12 +102,10 @@ class LogitCache:
         """
         make_run_place(self._run)
         make_private(self._folder)
-        path = self._path(ensemble)
-        temporary = path.with_suffix(f".{os.getpid()}.tmp")
-        with temporary.open("wb") as file:
-            members = np.array(logits.members, dtype=np.str_)
-            np.savez(file, members=members, values=logits.values, labels=logits.labels, inputs=logits.inputs)
-        temporary.replace(path)
+        file, members = io.BytesIO(), np.array(logits.members, dtype=np.str_)
+        arrays = {"members": members, "values": logits.values, "labels": logits.labels, "inputs": logits.inputs}
+        np.savez(file, allow_pickle=False, digest=np.array(_digest_of(arrays)), **arrays)
+        atomic_write(self._path(ensemble), file.getbuffer())
         for old in self._files()[ENSEMBLES_KEPT:] if is_ours(self._run) else ():
             old.unlink(missing_ok=True)
         os.utime(self._run)  # its time decides which run is the oldest
@@ -122,11 +126,25 @@ class LogitCache:
 
 def _read(path: Path) -> Logits | None:
     try:
-        with np.load(path, allow_pickle=False) as arrays:
-            members = tuple(str(member) for member in arrays["members"])
-            return Logits(members, arrays["values"], arrays["labels"], arrays["inputs"])
-    except _TORN:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in ("members", "values", "labels", "inputs")}
+            digest = str(file["digest"]) if "digest" in file else ""  # earlier releases wrote none
+    except _TORN as error:
+        LOG.warning("the logits %s are damaged: %s", path, error)
         return None
+    if digest and digest != _digest_of(arrays):
+        LOG.warning("the logits %s are damaged: their digest differs from that of their content", path)
+        return None
+    members = tuple(str(member) for member in arrays["members"])
+    return Logits(members, arrays["values"], arrays["labels"], arrays["inputs"])
+
+
+def _digest_of(arrays: Mapping[str, npt.NDArray[Any]]) -> str:
+    digest = hashlib.sha256()
+    for name, array in arrays.items():
+        digest.update(f"{name}/{array.dtype.str}/{array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).view(np.uint8).data if array.size else b"")
+    return digest.hexdigest()
 
 
 def _remember(key: tuple[str, int], logits: Logits) -> None:

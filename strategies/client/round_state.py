@@ -17,16 +17,17 @@ FedDyn's mean h) still holds this client's earlier share, so the two halves diff
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass, field
 from logging import getLogger
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 
+from ..core.durable import atomic_write
+from ..run.files import weights_sha256
 from .places import forget_old_runs, is_ours, make_run_place, run_place
 
 State = dict[str, torch.Tensor]
@@ -35,6 +36,8 @@ State = dict[str, torch.Tensor]
 VERSIONS_KEPT = 2
 # Flower's own logger, so that the lines reach the log of the run.
 LOG = getLogger("flwr")
+# The key of a file's metadata that holds the digest of its tensors.
+_DIGEST = "sha256"
 
 
 @dataclass(frozen=True)
@@ -114,9 +117,8 @@ class RoundState:
             return
         try:
             make_run_place(self.folder)
-            temporary = self._file(server_round).with_suffix(f".{os.getpid()}.tmp")
-            save_file({key: value.contiguous() for key, value in state.items()}, temporary)
-            temporary.replace(self._file(server_round))
+            tensors = {key: value.contiguous() for key, value in state.items()}
+            atomic_write(self._file(server_round), save(tensors, {_DIGEST: weights_sha256(tensors)}))
             rounds = sorted(self._rounds())
             for each in _old(rounds, safe_round, last_round) if is_ours(self.folder) else ():
                 self._file(each).unlink(missing_ok=True)
@@ -128,9 +130,11 @@ class RoundState:
         if self.folder is None or not self._file(known).exists():
             return None
         try:
-            return load_file(self._file(known))
-        except (OSError, SafetensorError) as error:
-            LOG.warning("%s: its state of round %d cannot be read: %s", self.client, known, error)
+            return _read(self._file(known))
+        except (OSError, ValueError, SafetensorError) as error:
+            LOG.warning(
+                "%s: its state of round %d cannot be read from %s: %s", self.client, known, self._file(known), error
+            )
             return None
 
     def _rounds(self) -> list[int]:
@@ -140,6 +144,22 @@ class RoundState:
 
     def _file(self, server_round: int) -> Path:
         return (self.folder or Path()) / f"{self.client}-state-{server_round}.safetensors"
+
+
+def _read(path: Path) -> State:
+    """Read a state, and compare it with its digest; states of earlier releases have none.
+
+    Raises:
+        OSError: The file cannot be read.
+        SafetensorError: The file is damaged.
+        ValueError: The state has another digest.
+    """
+    with safe_open(path, framework="pt") as file:
+        wanted = (file.metadata() or {}).get(_DIGEST)
+        state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  it is no dict
+    if wanted is not None and weights_sha256(state) != wanted:
+        raise ValueError(f"{path}: its digest differs from that of its content")
+    return state
 
 
 def _old(rounds: list[int], safe: int | None, last: int | None) -> list[int]:

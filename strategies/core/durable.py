@@ -24,7 +24,7 @@ DIGEST = "digest"
 _CHUNK = 1 << 20
 
 
-def atomic_write(path: Path, data: bytes) -> None:
+def atomic_write(path: Path, data: bytes | memoryview) -> None:
     """Write a file so that a crash at any moment leaves the old content or the new one, never a part.
 
     Args:
@@ -111,7 +111,7 @@ def sha256_file(path: Path) -> str:
 
 
 def sealed(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return JSON facts with their digest as the last entry.
+    """Return JSON facts with their digest as the last entry, the place in which :func:`unsealed` reads it.
 
     Args:
         facts: JSON values with finite numbers; keys are texts.
@@ -128,12 +128,15 @@ def unsealed(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return JSON facts without their digest, after the comparison; facts without a digest are returned as they are.
 
     Raises:
-        ValueError: The facts have another digest.
+        ValueError: The facts have another digest, or their digest has another key.
     """
-    body = {key: value for key, value in facts.items() if key != DIGEST}
-    if DIGEST in facts and facts[DIGEST] != _digest_of(body):
+    if not facts:
+        return {}
+    *body, (key, found) = facts.items()
+    matches = isinstance(found, str) and len(found) == 64 and found == _digest_of(dict(body))
+    if matches != (key == DIGEST) or DIGEST in dict(body):
         raise ValueError("its digest differs from that of its content")
-    return body
+    return dict(body) if matches else dict(facts)
 
 
 def _digest_of(body: Mapping[str, Any]) -> str:

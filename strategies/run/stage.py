@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ..core.durable import store_errors
 from ..core.errors import StoreError
 from ..method import Outcome
+from .ensembles import FOLDER_NAME, save_ensemble
 from .files import read_equal_weights, read_json, save_weights, weights_sha256, write_json
 from .journal import Journal
 from .run_folder import IMAGES_FILE, STUDENT_FILE, RoundFolder, RunFolder, load_ensemble
@@ -127,14 +128,14 @@ def keep_outcome(folder: RunFolder, report: StageReport, server_round: int = 1) 
         The sha256 of the result's weights: of the student, else of the ensemble.
     """
     outcome, job = report.outcome, report.job
-    # Round 1 lives in the run folder itself. A later round must not touch its student and images before this one's
-    # facts are written: a crash in between would mix the two.
+    # Round 1 lives in the run folder itself. A later round must not touch its files before this one's facts are
+    # written: a crash in between would mix the two.
     place = folder.round(server_round).path
     images = {} if outcome.images is None else {"images": outcome.images}
     if images:
         save_weights(place / IMAGES_FILE, images)
     if outcome.ensemble is not None:
-        folder.save_ensemble(outcome.ensemble, job.uploads)
+        save_ensemble(place / FOLDER_NAME, outcome.ensemble, job.uploads)
     digest = ensemble_sha256(job.uploads, outcome.ensemble) if outcome.ensemble is not None else ""
     if outcome.student is not None:
         save_weights(place / STUDENT_FILE, outcome.student)
@@ -152,7 +153,7 @@ def keep_outcome(folder: RunFolder, report: StageReport, server_round: int = 1) 
     }
     write_json(folder.path / OUTCOME_FILE, facts)
     if server_round > 1:
-        _keep_as_result(folder, outcome)
+        _keep_as_result(folder, outcome, job.uploads)
     folder.round(server_round).clear_checkpoint()
     return digest
 
@@ -177,28 +178,30 @@ def kept_report(folder: RunFolder, job: Job) -> StageReport:
     facts = read_json(folder.path / OUTCOME_FILE)
     uploads = tuple(upload for upload in job.uploads if upload.client in facts["clients"])
     place, digest = folder.round(facts["round"]).path, facts["weights-sha256"]
-    # Early runs kept the images of every round in the run folder, without a digest.
-    sample = place if (place / IMAGES_FILE).exists() else folder.path
+    # Early runs kept the images and the ensemble of every round in the run folder, the images without a digest.
+    sample, combined = (place if (place / name).exists() else folder.path for name in (IMAGES_FILE, FOLDER_NAME))
     images = (sample / IMAGES_FILE).exists() and read_equal_weights(sample / IMAGES_FILE, facts.get("images-sha256"))
     outcome = Outcome(
         student=read_equal_weights(place / STUDENT_FILE, digest) if facts["student"] else None,
-        ensemble=load_ensemble(folder.path, job.builders)[0] if facts["combiner"] else None,
+        ensemble=load_ensemble(combined, job.builders)[0] if facts["combiner"] else None,
         timings=facts["timings"],
         images=images["images"] if images else None,
     )
     if facts["round"] > 1:  # the copy in the run folder may be what a crash cut off
-        _keep_as_result(folder, outcome)
+        _keep_as_result(folder, outcome, uploads)
     return StageReport(
         outcome, replace(job, uploads=uploads, device="cpu"), int(facts["resumed-at"]), float(facts["seconds"])
     )
 
 
-def _keep_as_result(folder: RunFolder, outcome: Outcome) -> None:
-    """Copy a later round's student and images into the run folder."""
+def _keep_as_result(folder: RunFolder, outcome: Outcome, uploads: Sequence[Upload]) -> None:
+    """Copy a later round's student, images and ensemble into the run folder."""
     if outcome.student is not None:
         folder.save_student(outcome.student)
     if outcome.images is not None:
         folder.save_images(outcome.images)
+    if outcome.ensemble is not None:
+        folder.save_ensemble(outcome.ensemble, uploads)
 
 
 def ensemble_sha256(uploads: tuple[Upload, ...], spec: EnsembleSpec) -> str:

@@ -171,7 +171,7 @@ def test_weights_when_the_process_dies_before_the_facts_are_written_do_not_count
     def die(*_: object, **__: object) -> str:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(keeping.json, "dumps", die)
+    monkeypatch.setattr(keeping, "sealed", die)
     with pytest.raises(KeyboardInterrupt):
         kept(tmp_path).save(TRAINED, STATE)
 
