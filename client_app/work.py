@@ -19,7 +19,6 @@ from safetensors import SafetensorError
 from client_app.attacking import check_trains, claimed, copied, last_layer_scaled, poisoned, scaled
 from client_app.calibration import activation_ranges
 from client_app.keeping import Keep, Trained
-from client_app.ledger import Ledger
 from client_app.local_training import Epoch, epoch_lengths
 from client_app.node import Asked, Node
 from client_app.pretrained import load_checkpoint
@@ -29,9 +28,11 @@ from client_app.tasks import task_of
 from fl_app.config import AppConfig
 from fl_app.data import Split, open_split
 from fl_app.division import own_positions
+from fl_app.ledger import Ledger
 from fl_app.models.uploaded import uploaded_name
 from fl_app.node_config import checkpoint_path
 from strategies.client.holdout import held_out
+from strategies.client.places import state_root
 from strategies.core.errors import UploadError
 from strategies.core.seeds import derive_seed, seeded_torch
 
@@ -121,7 +122,7 @@ def trained_model(config: AppConfig, node: Node, asked: Asked, start: State) -> 
 
 def _kept(config: AppConfig, node: Node, asked: Asked, *, keep: Keep, start: State) -> tuple[Trained, State]:
     """Train, enter the upload into the privacy ledger, and keep the model."""
-    ledger = Ledger.of(node.state_dir, node.client)
+    ledger = Ledger.of(state_root(node.state_dir), node.client)
     ledger.check(config.privacy, node.policy)
     made = _made(config, node, asked, start)
     # A killed SuperNode may leave a process that still trains; the model kept first may have been sent.

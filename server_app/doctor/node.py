@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from client_app.ledger import Ledger
+from fl_app.ledger import Ledger
 from fl_app.models import ARCHITECTURES
 from fl_app.node_config import KEYS, WORDS, client_name
 from fl_app.node_policy import FREE, NodePolicy
 from server_app.doctor.findings import Finding
+from strategies.client.places import state_root
 from strategies.core.errors import OptionError, StoreError
 from strategies.core.options import read_toml
 from strategies.uploads.checks import CLIENT_NAME
@@ -90,7 +91,7 @@ class NodeConfig:
         """Return how much of the node's privacy budget is spent; nothing without a budget."""
         if (most := self.policy.max_epsilon) is None:
             return
-        ledger = Ledger.of(self.policy.state, self.client)
+        ledger = Ledger.of(state_root(self.policy.state), self.client)
         try:
             epsilon, delta = ledger.spent()
         except StoreError as error:

@@ -18,9 +18,9 @@ from safetensors.torch import load_file, save_file
 
 from client_app import app as client_app
 from client_app import work
-from client_app.ledger import Ledger
 from fl_app import checkpoints
 from fl_app.config import AppConfig
+from fl_app.ledger import Ledger
 from strategies.core.options import Scalar, flatten
 from strategies.uploads.packed import ensemble_digest
 
@@ -207,7 +207,7 @@ def test_uploads_of_made_up_runs_never_spend_more_than_the_ledger_allows(
             assert reply.content.metric_records.get("metrics", {}).keys() <= {"num-examples", "epsilon"}
         sent += 0.0 if "error" in facts_of(reply) else epsilon
 
-    assert sent == Ledger.of(str(node.folder / "state"), "hospital-a").spent()[0] == 20.0
+    assert sent == Ledger.of(node.folder / "state", "hospital-a").spent()[0] == 20.0
     assert "must be at most 0 on this node" in error_of(node.asked({"run-id": "f" * 32}, PRIVATE))
 
 
@@ -218,7 +218,7 @@ def test_nothing_without_privacy_leaves_a_node_with_a_budget(hospital: Callable[
     assert "must be above 0" in error_of(node.asked({"iterative": "fedavg"}, {}))
     fens = node.asked({"step": "votes", "run-id": RUNS[0]}, {}, kind="train.fens")
     assert "must be above 0" in str(fens.content.config_records["answer"]["error"])
-    assert Ledger.of(str(node.folder / "state"), "hospital-a").spent() == (0.0, 0.0)
+    assert Ledger.of(node.folder / "state", "hospital-a").spent() == (0.0, 0.0)
 
 
 @pytest.mark.parametrize("told", ["presence", "none"])
@@ -243,8 +243,8 @@ def test_no_architecture_beside_the_permitted_ones_is_trained_or_built(hospital:
 
     for announced, arrays, line in (
         (1, 8, "architecture 'resnet34' is not permitted on this node"),
-        (1, 2**21, "the ensemble is 2.0 MiB: allowed on this node are 1 MiB"),
-        (2**21, 8, "the ensemble is 2.0 MiB: allowed on this node are 1 MiB"),
+        (1, 2**21, "the ensemble is 2.0 MiB: must be at most 1 MiB on this node"),
+        (2**21, 8, "the ensemble is 2.0 MiB: must be at most 1 MiB on this node"),
     ):
         assert line in fens_error(node, announced=announced, arrived=arrays)
 
@@ -286,4 +286,4 @@ def test_any_combination_of_paths_in_the_settings_touches_nothing_beside_the_nod
                 node.asked({"run-id": RUNS[0]}, {**settings, key: path, other: path})
 
     assert opened_while(ask_all, node.folder / "secret") == set()
-    assert Ledger.of(str(node.folder / "state"), "hospital-a").spent()[0] <= 20.0
+    assert Ledger.of(node.folder / "state", "hospital-a").spent()[0] <= 20.0

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from client_app.ledger import Ledger
+from fl_app.ledger import Ledger
 from fl_app.node_policy import FREE
 from fl_app.privacy import PrivacyConfig
 from server_app.doctor.node import NodeConfig
@@ -33,7 +33,7 @@ def test_limit_out_of_range_is_an_error_with_the_reason(given: str, found: str) 
 def test_budget_tells_what_is_spent_and_a_damaged_ledger_is_an_error(tmp_path: Path) -> None:
     node = NodeConfig.of(f'client="a" max-epsilon=20.0 state-dir="{tmp_path}"')
     assert node.findings == ()
-    ledger = Ledger.of(str(tmp_path), "a")
+    ledger = Ledger.of(tmp_path, "a")
     ledger.enter(PrivacyConfig(epsilon=8.0), FREE, run="r", server_round=1)
 
     (fine,) = node.budget()

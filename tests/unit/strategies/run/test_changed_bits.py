@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from client_app.keeping import Keep, Trained
-from client_app.ledger import Ledger
+from fl_app.ledger import Ledger
 from fl_app.node_policy import FREE
 from fl_app.privacy import PrivacyConfig
 from strategies.client.logits import LogitCache, Logits
@@ -103,7 +103,7 @@ def client_state(root: Path) -> None:
     memory.save(1, weights(2.0))
     logits = Logits(("m",), np.full((1, 2, 3), 0.5, np.float32), np.zeros(2, np.int64), np.ones((2, 4), np.float32))
     LogitCache(state, RUN, "a").save("e" * 64, logits)
-    Ledger.of(state, "a").enter(PrivacyConfig(epsilon=8.0), FREE, run="r", server_round=1)
+    Ledger.of(root / "state", "a").enter(PrivacyConfig(epsilon=8.0), FREE, run="r", server_round=1)
 
 
 def state_in(root: Path) -> Any:
@@ -111,7 +111,7 @@ def state_in(root: Path) -> Any:
     state, logits = str(root / "state"), LogitCache(str(root / "state"), RUN, "a").load("e" * 64)
     arrays = logits and (logits.members, logits.values.tolist(), logits.labels.tolist(), logits.inputs.tolist())
     memory = RoundState(root / "state" / RUN, "a").recall(2, 1)
-    return _plain([Keep(state, RUN, "a", 1).load(), memory.state, arrays, Ledger.of(state, "a").releases()])
+    return _plain([Keep(state, RUN, "a", 1).load(), memory.state, arrays, Ledger.of(root / "state", "a").releases()])
 
 
 def _plain(value: Any) -> str:

@@ -14,7 +14,7 @@ import torch
 from power_cut import PowerCuts
 
 from client_app.keeping import Keep, Trained
-from client_app.ledger import Ledger
+from fl_app.ledger import Ledger
 from fl_app.node_policy import FREE
 from fl_app.privacy import PrivacyConfig
 from server_app.launch.resuming import RESUME_FILE, leave_resume_file
@@ -165,11 +165,11 @@ def save_logits(root: Path) -> None:
 
 
 def spent_in(root: Path) -> float:
-    return Ledger.of(str(root / "state"), "a").spent()[0]
+    return Ledger.of(root / "state", "a").spent()[0]
 
 
 def spend(root: Path, run: str) -> None:
-    Ledger.of(str(root / "state"), "a").enter(PrivacyConfig(epsilon=8.0), FREE, run=run, server_round=1)
+    Ledger.of(root / "state", "a").enter(PrivacyConfig(epsilon=8.0), FREE, run=run, server_round=1)
 
 
 def accept(run: RunFolder) -> None:

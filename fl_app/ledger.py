@@ -20,8 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from strategies.client.places import make_private, state_root
-from strategies.core.durable import read_facts, write_facts
+from strategies.core.durable import make_folder, read_facts, write_facts
 from strategies.core.errors import StoreError, UploadError
 
 if TYPE_CHECKING:
@@ -44,9 +43,9 @@ class Ledger:
     path: Path
 
     @classmethod
-    def of(cls, state_dir: str, client: str) -> Ledger:
-        """Return the ledger of a client; see :func:`strategies.client.places.state_root`."""
-        return cls(state_root(state_dir) / f"{client}-privacy.json")
+    def of(cls, folder: Path, client: str) -> Ledger:
+        """Return the ledger of a client in its state folder."""
+        return cls(folder / f"{client}-privacy.json")
 
     def releases(self) -> list[dict[str, Any]]:
         """Return the entries: ``run``, ``round``, ``epsilon``, ``delta`` and ``time``.
@@ -112,7 +111,7 @@ class Ledger:
             "time": datetime.now(UTC).astimezone().isoformat(timespec="seconds"),
         }
         try:
-            make_private(self.path.parent)
+            make_folder(self.path.parent, 0o700)
             with self._alone():
                 self.check(privacy, policy)
                 write_facts(self.path, {"releases": [*self.releases(), row]})

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from client_app.ledger import Ledger
+from fl_app.ledger import Ledger
 from fl_app.node_policy import FREE, NodePolicy
 from fl_app.privacy import PrivacyConfig
 from strategies.core.errors import StoreError, UploadError
@@ -18,11 +18,11 @@ BUDGET = NodePolicy.of({"max-epsilon": 20.0})
 
 
 def enter(folder: Path, privacy: PrivacyConfig = EIGHT, policy: NodePolicy = BUDGET, run: str = "a") -> None:
-    Ledger.of(str(folder), "alice").enter(privacy, policy, run=run, server_round=1)
+    Ledger.of(folder, "alice").enter(privacy, policy, run=run, server_round=1)
 
 
 def test_releases_of_all_runs_add_up_and_the_one_beyond_the_budget_is_refused(tmp_path: Path) -> None:
-    ledger = Ledger.of(str(tmp_path), "alice")
+    ledger = Ledger.of(tmp_path, "alice")
     assert ledger.spent() == (0.0, 0.0)
 
     for run in "ab":
@@ -38,7 +38,7 @@ def test_releases_of_all_runs_add_up_and_the_one_beyond_the_budget_is_refused(tm
     enter(tmp_path, PrivacyConfig(epsilon=4.0), run="c")
     assert ledger.spent()[0] == 20.0
     assert [row["run"] for row in ledger.releases()] == ["a", "b", "c"]
-    assert Ledger.of(str(tmp_path), "bob").spent() == (0.0, 0.0)
+    assert Ledger.of(tmp_path, "bob").spent() == (0.0, 0.0)
 
 
 def test_delta_adds_up_too(tmp_path: Path) -> None:
@@ -55,12 +55,12 @@ def test_node_without_a_budget_keeps_the_ledger_and_refuses_nothing(tmp_path: Pa
         enter(tmp_path, policy=FREE, run=run)
     enter(tmp_path, PrivacyConfig())  # a run without privacy is no entry
 
-    assert Ledger.of(str(tmp_path), "alice").spent()[0] == 24.0
+    assert Ledger.of(tmp_path, "alice").spent()[0] == 24.0
 
 
 def test_every_changed_bit_of_a_ledger_is_an_error_or_the_same_sum(tmp_path: Path) -> None:
     enter(tmp_path)
-    ledger = Ledger.of(str(tmp_path), "alice")
+    ledger = Ledger.of(tmp_path, "alice")
     data = ledger.path.read_bytes()
 
     for position in range(len(data)):
@@ -78,7 +78,7 @@ def test_every_changed_bit_of_a_ledger_is_an_error_or_the_same_sum(tmp_path: Pat
 
 def test_damaged_ledger_is_never_replaced(tmp_path: Path) -> None:
     enter(tmp_path)
-    path = Ledger.of(str(tmp_path), "alice").path
+    path = Ledger.of(tmp_path, "alice").path
     path.write_text(json.dumps({"releases": [{"epsilon": -8.0, "delta": 0.0}]}))
 
     with pytest.raises(UploadError, match="so nothing is sent"):
@@ -101,5 +101,5 @@ def test_processes_that_enter_at_once_never_exceed_the_budget(tmp_path: Path) ->
     for thread in threads:
         thread.join()
 
-    assert Ledger.of(str(tmp_path), "alice").spent()[0] == 16.0
+    assert Ledger.of(tmp_path, "alice").spent()[0] == 16.0
     assert len(refused) == 4
