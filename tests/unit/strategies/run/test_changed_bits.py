@@ -20,6 +20,7 @@ from fl_app.privacy import PrivacyConfig
 from strategies.client.logits import LogitCache, Logits
 from strategies.client.round_state import RoundState
 from strategies.core.errors import StoreError
+from strategies.core.facts import UploadFacts
 from strategies.fedens import METHOD
 from strategies.method import EnsembleSpec, Job, Normalization, Outcome, Snapshot
 from strategies.run.files import write_json
@@ -48,7 +49,7 @@ def half_finished(root: Path) -> None:
         work = run.round()
         for number, client in enumerate(("a", "b"), start=1):
             ranges = {"layer": (0.0, float(number))}
-            work.accept(client, "x", weights(number), num_examples=number, label_counts=(number, 1), ranges=ranges)
+            work.accept(UploadFacts(client, "x", number, (number, 1), ranges=ranges), weights(number))
         work.refuse("eve", "no")
         account = Traffic(path=run.path / "traffic.json")
         account.add("upload", "a", up=12345)

@@ -20,6 +20,7 @@ from fl_app.privacy import PrivacyConfig
 from server_app.launch.resuming import RESUME_FILE, leave_resume_file
 from strategies.client.logits import LogitCache, Logits
 from strategies.client.round_state import RoundState
+from strategies.core.facts import UploadFacts
 from strategies.fedens import METHOD
 from strategies.method import EnsembleSpec, Job, Normalization, Outcome, Snapshot
 from strategies.run.files import read_json, weights_sha256, write_json
@@ -38,7 +39,7 @@ def weights(value: float) -> dict[str, torch.Tensor]:
 def run_of(root: Path, *clients: str) -> RunFolder:
     run = RunFolder.create(root / "run", {"method": "fedens", "seed": 0})
     for number, client in enumerate(clients):
-        run.round().accept(client, "x", weights(number), num_examples=number, label_counts=(number, 1))
+        run.round().accept(UploadFacts(client, "x", number, (number, 1)), weights(number))
     return run
 
 
@@ -93,7 +94,7 @@ def outcome_in(root: Path) -> tuple[int, float, float, float] | None:
 def second_round(root: Path) -> RunFolder:
     run = run_of(root, "a", "b")
     keep_outcome(run, report_of(run, 1.0))
-    run.round(2).accept("a", "x", weights(7), num_examples=1, label_counts=None)
+    run.round(2).accept(UploadFacts("a", "x", 1), weights(7))
     return run
 
 
@@ -173,7 +174,7 @@ def spend(root: Path, run: str) -> None:
 
 
 def accept(run: RunFolder) -> None:
-    run.round().accept("c", "x", weights(5), num_examples=1, label_counts=None)
+    run.round().accept(UploadFacts("c", "x", 1), weights(5))
 
 
 def resume_text(run: RunFolder) -> str | None:
