@@ -6,19 +6,18 @@ the clients' drifts by itself. The clients' half is :class:`strategies.client.co
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import FedAvg
 
 from ...rounds.rules import feddyn_step, plus
-from .round_records import answers_of, to_numpy, to_record
+from .round_records import to_numpy, to_record
+from .stepped import Arrays, SteppedFedAvg, models_of, zeros_like
 
 
-class FedDyn(FedAvg):
+class FedDyn(SteppedFedAvg):
     """Federated learning with dynamic regularisation; see :func:`strategies.rounds.rules.feddyn_step`.
 
     The next model is the start of the clients' next round: the plain mean of their models, moved by the mean drift. It
@@ -39,37 +38,21 @@ class FedDyn(FedAvg):
 
     def __init__(self, *, alpha: float, **settings: Any) -> None:
         super().__init__(**settings)
-        self.mean_drift: dict[str, np.ndarray[Any, Any]] = {}
+        self.mean_drift: Arrays = {}
         self._alpha = alpha
-        self._start = ArrayRecord()
-        self._num_clients = 0
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Ask as FedAvg does, and send alpha; the optional ``num-clients`` of the config is N."""
-        self._start = arrays
-        self._num_clients = int(config.get("num-clients", 0))  # type: ignore[arg-type]
-        self.mean_drift = self.mean_drift or {name: np.zeros_like(value) for name, value in to_numpy(arrays).items()}
+        self.mean_drift = self.mean_drift or zeros_like(arrays)
         config["feddyn-alpha"] = self._alpha
         return super().configure_train(server_round, arrays, config, grid)
 
-    def aggregate_train(
-        self,
-        server_round: int,  # noqa: ARG002  Flower's signature
-        replies: Iterable[Message],
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Return the next model, and move the mean drift; (None, None) without an answer."""
-        answers = answers_of(replies)
-        if not answers:
-            return None, None
-        model, self.mean_drift = feddyn_step(
-            to_numpy(self._start),
-            [to_numpy(content["arrays"]) for content in answers],
-            drift=self.mean_drift,
-            num_clients=max(self._num_clients, len(answers)),
-        )
-        return to_record(model), self.train_metrics_aggr_fn(answers, self.weighted_by_key)
+    def step(self, start: Arrays, answers: Sequence[RecordDict], *, num_clients: int) -> Arrays:
+        """Return the next model, and move the mean drift."""
+        model, self.mean_drift = feddyn_step(start, models_of(answers), drift=self.mean_drift, num_clients=num_clients)
+        return model
 
     def plain_mean(self, arrays: ArrayRecord) -> ArrayRecord:
         """Return the plain mean of the clients' models behind ``arrays``, the model returned last."""

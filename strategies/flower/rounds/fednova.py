@@ -5,19 +5,17 @@ Its clients report that way as the metric ``travel``, see :class:`strategies.cli
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.serverapp import Grid
-from flwr.serverapp.strategy import FedAvg
+from flwr.app import MetricRecord, RecordDict
 
 from ...core.errors import UploadError
 from ...rounds.rules import fednova_step
-from .round_records import answers_of, to_numpy, to_record
+from .stepped import Arrays, SteppedFedAvg, models_of
 
 
-class FedNova(FedAvg):
+class FedNova(SteppedFedAvg):
     """Federated learning with normalised averaging; see :func:`strategies.rounds.rules.fednova_step`.
 
     Args:
@@ -28,14 +26,6 @@ class FedNova(FedAvg):
     def __init__(self, *, server_lr: float = 1.0, **settings: Any) -> None:
         super().__init__(**settings)
         self._server_lr = server_lr
-        self._start = ArrayRecord()
-
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Ask as FedAvg does, and remember what the clients start from."""
-        self._start = arrays
-        return super().configure_train(server_round, arrays, config, grid)
 
     def check_answer(self, content: RecordDict) -> RecordDict:
         """Refuse an answer that does not tell how far its steps went.
@@ -51,21 +41,13 @@ class FedNova(FedAvg):
             )
         return content
 
-    def aggregate_train(
-        self,
-        server_round: int,  # noqa: ARG002  Flower's signature
-        replies: Iterable[Message],
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Return the next model; (None, None) if nobody has answered."""
-        answers = answers_of(replies)
-        if not answers:
-            return None, None
+    def step(self, start: Arrays, answers: Sequence[RecordDict], *, num_clients: int) -> Arrays:  # noqa: ARG002
+        """Return the next model."""
         metrics = [next(iter(content.metric_records.values())) for content in answers]
-        model = fednova_step(
-            to_numpy(self._start),
-            [to_numpy(content["arrays"]) for content in answers],
+        return fednova_step(
+            start,
+            models_of(answers),
             weights=[float(each[self.weighted_by_key]) for each in metrics],  # type: ignore[arg-type]
             travels=[float(each["travel"]) for each in metrics],  # type: ignore[arg-type]
             server_lr=self._server_lr,
         )
-        return to_record(model), self.train_metrics_aggr_fn(answers, self.weighted_by_key)

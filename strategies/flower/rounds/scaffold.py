@@ -6,19 +6,18 @@ The clients' half is :class:`strategies.client.corrections.ControlVariates`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import FedAvg
 
 from ...rounds.rules import next_control, scaffold_step
-from .round_records import answers_of, checked_record, to_numpy, to_record
+from .round_records import checked_record, to_numpy, to_record
+from .stepped import Arrays, SteppedFedAvg, models_of, zeros_like
 
 
-class Scaffold(FedAvg):
+class Scaffold(SteppedFedAvg):
     """Stochastic controlled averaging; see :mod:`strategies.rounds.rules`.
 
     Args:
@@ -36,18 +35,14 @@ class Scaffold(FedAvg):
 
     def __init__(self, *, server_lr: float = 1.0, **settings: Any) -> None:
         super().__init__(**settings)
-        self.control: dict[str, np.ndarray[Any, Any]] = {}
+        self.control: Arrays = {}
         self._server_lr = server_lr
-        self._start = ArrayRecord()
-        self._num_clients = 0
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Ask as FedAvg does, with the control variate; the optional ``num-clients`` of the config is N."""
-        self._start = arrays
-        self._num_clients = int(config.get("num-clients", 0))  # type: ignore[arg-type]
-        self.control = self.control or {name: np.zeros_like(value) for name, value in to_numpy(arrays).items()}
+        self.control = self.control or zeros_like(arrays)
         control = to_record(self.control)
         messages = list(super().configure_train(server_round, arrays, config, grid))
         for message in messages:
@@ -63,18 +58,8 @@ class Scaffold(FedAvg):
         change = checked_record(content, "control", self.control)
         return RecordDict({**content, "control": to_record(change)})
 
-    def aggregate_train(
-        self,
-        server_round: int,  # noqa: ARG002  Flower's signature
-        replies: Iterable[Message],
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Return the next model, and move the control variate; (None, None) without an answer."""
-        answers = answers_of(replies)
-        if not answers:
-            return None, None
-        model = scaffold_step(
-            to_numpy(self._start), [to_numpy(content["arrays"]) for content in answers], server_lr=self._server_lr
-        )
+    def step(self, start: Arrays, answers: Sequence[RecordDict], *, num_clients: int) -> Arrays:
+        """Return the next model, and move the control variate."""
         changes = [to_numpy(content["control"]) for content in answers]
-        self.control = next_control(self.control, changes, num_clients=max(self._num_clients, len(answers)))
-        return to_record(model), self.train_metrics_aggr_fn(answers, self.weighted_by_key)
+        self.control = next_control(self.control, changes, num_clients=num_clients)
+        return scaffold_step(start, models_of(answers), server_lr=self._server_lr)
