@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .trained import register
+from .trained import Linear, TwoLayers, register
 
 # Replaces a share of zero in logarithms.
 TINY = torch.finfo(torch.float32).tiny
@@ -47,44 +47,16 @@ class TwoClassLabelCount(nn.Module):
         return _odds((shares.log()[:, None] + logits.log_softmax(2)).logsumexp(0))
 
 
-class TwoClassLinear(nn.Module):
-    """``sum_i w_i d_i + b``, the aggregator for Fed-Heart-Disease.
-
-    Args:
-        weight: w [M].
-        bias: b [1].
-    """
-
-    weight: Tensor
-    bias: Tensor
-
-    def __init__(self, weight: Tensor, bias: Tensor) -> None:
-        super().__init__()
-        register(self, {"weight": (weight, 1), "bias": (bias, 1)})
+class TwoClassLinear(Linear):
+    """``sum_i w_i d_i + b``, the aggregator for Fed-Heart-Disease, with the tensors of :class:`.trained.Linear`."""
 
     def forward(self, logits: Tensor) -> Tensor:
         """Combine member logits [M, B, 2] to [B, 2]."""
         return _beside_zero(self.weight @ (logits[..., 1] - logits[..., 0]) + self.bias)
 
 
-class TwoClassTwoLayers(nn.Module):
-    """``W2 sigmoid(W1 d + b1) + b2``, the aggregator for Camelyon16.
-
-    Args:
-        weight1: W1 [8, M].
-        bias1: b1 [8].
-        weight2: W2 [1, 8].
-        bias2: b2 [1].
-    """
-
-    weight1: Tensor
-    bias1: Tensor
-    weight2: Tensor
-    bias2: Tensor
-
-    def __init__(self, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor) -> None:
-        super().__init__()
-        register(self, {"weight1": (weight1, 2), "bias1": (bias1, 1), "weight2": (weight2, 2), "bias2": (bias2, 1)})
+class TwoClassTwoLayers(TwoLayers):
+    """``W2 sigmoid(W1 d + b1) + b2``, the aggregator for Camelyon16: W1 [8, M], b1 [8], W2 [1, 8], b2 [1]."""
 
     def forward(self, logits: Tensor) -> Tensor:
         """Combine member logits [M, B, 2] to [B, 2]."""
