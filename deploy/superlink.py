@@ -5,7 +5,8 @@ a run, or register or remove a node. Flower 1.41 authenticates their sender only
 not include. Without this rule, anybody who reaches the port may start a run, and a run is code on every machine.
 
 So this server answers control commands with 403, unless they come from an address in ``ONESHOT_CONTROL_FROM`` (default
-127.0.0.1 and ::1). It takes the flags of flower-superlink.
+127.0.0.1 and ::1). The address is that of the connection. A header that names another one is never believed: commands
+with such a header came through a proxy, and are refused. It takes the flags of flower-superlink.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from starlette.responses import PlainTextResponse
 VARIABLE = "ONESHOT_CONTROL_FROM"
 # Paths open to every address: requests of nodes, which authenticate by their keys, and the health check.
 OPEN = ("/v1/fleet/", "/health")
+# Headers in which a proxy names the address that it forwards for.
+FORWARDED = frozenset({b"forwarded", b"x-forwarded-for", b"x-real-ip"})
 
 Scope = MutableMapping[str, Any]
 App = Callable[[Scope, Callable[[], Awaitable[Any]], Callable[[Any], Awaitable[None]]], Awaitable[None]]
@@ -37,10 +40,14 @@ class LocalControl:
     async def __call__(self, scope: Scope, receive: Callable[[], Awaitable[Any]], send: Any) -> None:
         """Forward a request, or answer 403."""
         peer = (scope.get("client") or ("",))[0].removeprefix("::ffff:")
-        if scope["type"] == "lifespan" or scope["path"].startswith(OPEN) or peer in self._allowed:
+        open_to_all = scope["type"] == "lifespan" or scope["path"].startswith(OPEN)
+        proxied = any(name.lower() in FORWARDED for name, _ in scope.get("headers", ()))
+        if open_to_all or (peer in self._allowed and not proxied):
             await self._app(scope, receive, send)
             return
-        sys.stderr.write(f"refused {scope['path']} from {peer}: must come from {', '.join(sorted(self._allowed))}\n")
+        how = " through a proxy" if proxied else ""
+        allowed = ", ".join(sorted(self._allowed))
+        sys.stderr.write(f"refused {scope['path']!r} from {peer!r}{how}: must come from {allowed}, directly\n")
         await PlainTextResponse("control commands from this address are not accepted\n", 403)(scope, receive, send)
 
 
@@ -56,6 +63,7 @@ def main() -> None:
     # Flower's hook for middleware. Without it the rule cannot hold, so the server does not start.
     if not callable(getattr(extensions, "get_middleware", None)):
         sys.exit("this Flower has no flwr.superlink.extensions.get_middleware: install the version of constraints.txt")
+    os.environ["FORWARDED_ALLOW_IPS"] = ""  # uvicorn would put the header's address in place of the connection's
     others = extensions.get_middleware
     extensions.get_middleware = lambda: (Middleware(LocalControl, allowed=allowed_addresses()), *others())
     flower_superlink()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from strategies.core.errors import printable
+
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 # "(ClientAppActor pid=18588) ": the process that simulated a client is of no use to the reader, and always changes.
 ACTOR = re.compile(r"^\(\w+ pid=\d+(, ip=[\d.]+)?\)\s*")
@@ -44,7 +46,7 @@ class LogLines:
 
         A traceback is held back until its last line shows whether the error is one of this project's.
         """
-        plain = ACTOR.sub("", ANSI.sub("", line.rstrip()))
+        plain = printable(ACTOR.sub("", ANSI.sub("", line.rstrip())).expandtabs())
         if plain.startswith(TRACEBACK):
             yield from self.rest()
             self._traceback = [plain]

@@ -8,11 +8,19 @@ from contextlib import contextmanager
 LONGEST = 4000  # characters of a line, which may quote text from outside
 
 
+def printable(text: str) -> str:
+    """Return a text whose control characters are written out, because a terminal would obey them."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
 class OneShotError(Exception):
-    """An error whose text is meant for the user; its message is one line, and a very long one loses its middle."""
+    """An error whose text is meant for the user.
+
+    Its message is one line without control characters, and a very long one loses its middle.
+    """
 
     def __init__(self, message: str) -> None:
-        line = " ".join(message.split())
+        line = printable(" ".join(message.split()))
         half = LONGEST // 2 - 3
         super().__init__(line if len(line) <= LONGEST else f"{line[:half]} ... {line[-half:]}")
 

@@ -27,6 +27,11 @@ def test_take_keeps_what_a_reader_wants(line: str, expected: list[str]) -> None:
     assert shown(line) == expected
 
 
+def test_take_writes_out_what_a_terminal_would_obey() -> None:
+    line = "\x1b[93mWARNING \x1b[0m:   eve: \x1b]0;title\x07\x1b[2J\x9b31m\u202e"
+    assert shown(line) == [r"WARNING eve: \x1b]0;title\x07\x1b[2J\x9b31m\u202e"]
+
+
 def test_take_for_a_terminal_colours_warnings_only() -> None:
     assert shown("WARNING : careful", "INFO : fine", colour=True) == ["\x1b[33mWARNING\x1b[0m careful", "fine"]
 
