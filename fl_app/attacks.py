@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 # Kind -> what an attacker uploads.
 KINDS: Mapping[str, str] = {
-    "none": "what it trained",
+    "none": "its trained model",
     "random": "weights drawn anew, by a seed of their own, and trained on nothing",
     "label-flip": "a model trained on labels y -> (C - 1) - y",
     "scale": "an honestly trained model whose weights, and buffers of real numbers, are multiplied by attack.factor",
@@ -52,7 +52,7 @@ WHITE = 255
 
 @dataclass(frozen=True)
 class AttackConfig:
-    """Which clients are simulated attackers, and what they do; each client looks for its own name."""
+    """The simulated attackers and their attacks; each client looks for its own name."""
 
     kind: str = option("none", "what the clients of attack.clients do instead of training", choices=tuple(KINDS))
     clients: str = option("", "comma-separated names of the clients that are simulated attackers")

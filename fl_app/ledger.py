@@ -1,10 +1,11 @@
 """The privacy that a node has given up over all runs: a ledger on its own disk, and the budget that it must not exceed.
 
-Budgets add up by basic composition: k releases that are (epsilon_i, delta_i)-differentially private are together
-(sum epsilon_i, sum delta_i)-differentially private (Dwork, Roth, The Algorithmic Foundations of Differential Privacy,
-2014, Theorem 3.16).
+Budgets add up by basic composition: k releases, each (epsilon_i, delta_i)-differentially private, are together
+(sum epsilon_i, sum delta_i)-differentially private.
 
-An upload is entered before it can be sent, so a crash may count a release that nobody received, and never misses one.
+Source: Dwork, Roth, The Algorithmic Foundations of Differential Privacy, 2014, Theorem 3.16.
+
+An upload is entered before it can be sent, so a crash may count a release that never arrived, and never misses one.
 The ledger lies in the node's state folder, outside the folders of single runs, and is never shortened.
 """
 
@@ -74,7 +75,7 @@ class Ledger:
         """Refuse a private upload that would exceed the node's budget.
 
         Raises:
-            UploadError: Names the budget, what is spent and what is asked for; or the file that is damaged.
+            UploadError: Names the budget, the spent part and the requested one; or the file that is damaged.
         """
         if not privacy.on:
             return

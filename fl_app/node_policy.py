@@ -1,9 +1,9 @@
 """What a node permits a run's settings to do on it, from the node's own config; loads no torch.
 
-Whoever starts a run chooses its settings, and a deployed node cannot know him. So the node's own config decides which
-paths are read and written, how much privacy is given up over all runs, and which models are taken. Without these keys a
-simulated node permits everything, because the run and the node have one user. A deployed node with a config of its own
-reads and writes no path that a run's settings name.
+The person who starts a run chooses its settings, and a deployed node cannot know that person. So the node's own config
+decides which paths are read and written, how much privacy is given up over all runs, and which models are taken.
+Without these keys a simulated node permits everything, because the run and the node have one user. A deployed node with
+a config of its own reads and writes no path that a run's settings name.
 """
 
 from __future__ import annotations

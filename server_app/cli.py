@@ -1,6 +1,6 @@
 """The command line: ``oneshot run``, ``resume``, ``replay``, ``compare``, ``rounds``, ``import``, ``doctor``, ...
 
-A command imports what it works with when it is called: torch takes two seconds, and help and a wrong option need none.
+A command imports its modules when it is called: torch takes two seconds, and help and a wrong option need none.
 """
 
 from __future__ import annotations
@@ -261,7 +261,7 @@ def methods(
     *,
     format: FormatOption = "text",  # noqa: A002
 ) -> None:
-    """List the server methods by what they assume; with names, the options of these methods."""
+    """List the server methods by their assumptions; with names, the options of these methods."""
     from server_app.launch.method_list import method_facts, print_details, print_overview
     from server_app.settings.choices import CHOICES
 

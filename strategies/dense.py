@@ -118,7 +118,7 @@ class Server:
 
     Args:
         job: Its config has DENSE's options.
-        progress: Told what is done.
+        progress: Receives the reports.
         teacher: D(x), an ensemble that gradients pass through; not folded where there is a batch-normalisation loss.
         fresh: Whether the student learns from the newest images alone.
         augmentation: A key of ``AUGMENTATIONS``: how images are changed before the models, in synthesis.

@@ -8,11 +8,11 @@ Symbols: A(x) -> teacher, the mean of logits; G -> generator; f_T -> penultimate
 Where: one-hot loss L_oh, activation loss L_a, information entropy loss L_ie, section 3.3, and their sum ->
     _Server.synthesize; losses.information; features.penultimate_features.
 Deviations: the papers that compare with it run it "with the same hyper-parameters" and give no others. So its loss
-    replaces theirs in the shared loop: their generator, new in every epoch, a pool of images, and a student
-    that learns from the pool instead of from the generator's current images. Weights (1, 5, 0.1) and the logarithm to
-    base 10 are those of the published code. The features are the mean over the clients of the inputs of their last
-    linear layer: 84 numbers of LeNet-5, where the papers name the layer before, of 120. If a client has no such layer,
-    or the lengths differ, the activation loss is left out.
+    replaces theirs in the shared loop. That loop has their generator, new in every epoch, a pool of images, and a
+    student that learns from the pool instead of from the generator's current images. Weights (1, 5, 0.1) and the
+    logarithm to base 10 are those of the published code. The features are the mean over the clients of the inputs of
+    their last linear layer: 84 numbers of LeNet-5, where the papers name the layer before, of 120. If a client has no
+    such layer, or the lengths differ, the activation loss is left out.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ Paper: Zhu, Hong, Zhou, Data-Free Knowledge Distillation for Heterogeneous Feder
 Symbols: G -> generator; f_k -> teacher.members; n_k^y -> Upload.label_counts; eta -> diversity_weight; b_g ->
     local_batch_size; gamma_t -> gamma.
 Where: sum_k mean_i(w_{y_i,k} NLL_k) + eta R -> _Server.loss with consensus.weighted_cross_entropy; w ->
-    label_draws.class_weights; R -> losses.diversity; the clients' half -> client/generated.py; what they are told
+    label_draws.class_weights; R -> losses.diversity; the clients' half -> client/generated.py; its description
     -> lent.py.
 Deviations: the model itself stays the combined one. The defaults are those of Zhang et al.'s comparison, except for
     their width of 8192, with which the generator has 72 million weights for 512 features (preset "cvpr2022"). Preset
@@ -80,7 +80,7 @@ class FedGenConfig:
     latent: int = option(100, "length of the noise vector z", low=1, high=2**12)
     generator_width: int = option(512, "hidden units of the generator of features, an even number", low=2, high=2**14)
     generator_lr: float = option(0.01, "Adam's learning rate of the generator", above=0.0)
-    lr_decay: float = option(0.998, "what it is multiplied by every round", above=0.0, high=1.0)
+    lr_decay: float = option(0.998, "factor of the learning rate per round", above=0.0, high=1.0)
     weight_decay: float = option(1e-3, "its weight decay", low=0.0)
     labels: str = option(
         "uniform",
@@ -120,7 +120,7 @@ def fit(job: Job, progress: Progress) -> Outcome:
 
 
 def lends(job: Job) -> Mapping[str, str | int | float]:
-    """Return what the clients of a round are told of the generator that they are lent."""
+    """Return the description of the generator that the clients of a round receive."""
     return _described(job).told()
 
 

@@ -10,7 +10,6 @@ Deviations: the defaults are those of Co-Boosting's comparison: a fresh student,
     over 10,000 batches, temperature 1. Here the rate falls every 100 batches, and an epoch is at most one pass, so that
     10,000 batches take 12,800 images. The paper stops early on labelled validation images; here the server has no
     labels, and the last step is the result.
-    labels, and the last step is the result.
 """
 
 from __future__ import annotations

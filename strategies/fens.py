@@ -10,9 +10,9 @@ Where: Algorithm 1, phase 1 -> the clients' upload, fens_clients.Dialogue.send; 
 Deviations: the last round is the result; the published code reports the best of all rounds on the test set. INT8 is
     calibrated on the clients' own training examples, not on test images. The clients send their counts of votes, not
     their shares, so that a merge is that of pooled examples. On a server with labelled images ``fit`` trains the
-    aggregator there, by the same steps, as one client. With ``start = "label-counts"`` the per-class weights begin
-    where the static ones are, so that few rounds are enough, and with ``"tally"`` there too, by estimates for clients
-    who do not tell their counts; the paper draws them.
+    aggregator there, by the same steps, as one client. The paper draws the
+    per-class weights; with ``start = "label-counts"`` they begin at the static ones, so that few rounds are enough.
+    With ``"tally"`` they do so too, by estimates for clients that send no counts.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def needs(config: FensConfig) -> frozenset[Need]:
 
 
 def asks(config: FensConfig) -> ClientAsks:
-    """Return what FENS asks of its clients: to keep examples from training, unless nobody would use them."""
+    """Return the request of FENS to its clients: hold out examples, unless no step would use them."""
     alone = trains_on_server(config) or config.aggregator in STATIC
     share = 0.0 if alone else config.holdout
     return ClientAsks(share, config.holdout_per_class, calibrate=config.precision == "int8")
@@ -102,7 +102,7 @@ def check_job(job: Job) -> None:
     """Refuse, before a client has worked, an aggregator that does not suit the classes or the examples.
 
     Raises:
-        OptionError: Names the setting, its value and what is allowed.
+        OptionError: The error names the setting, its value and the possible values.
     """
     aggregator = aggregator_for(job.config.aggregator, job.num_classes)
     if job.config.start != "drawn" and aggregator.name != "per-class":

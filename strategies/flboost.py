@@ -8,10 +8,10 @@ Symbols: omega -> student; theta, G -> generator; f_k -> teacher.members; alpha_
     diversity_weight; S_t -> the uploads.
 Where: L_md, L_cls -> distillation.consensus; R -> distillation.losses.diversity; alpha -> distillation.label_draws; the
     draws of y -> distillation.label_draws; the generator -> ConditionalGenerator; the loop -> _Server.iteration.
-Deviations: the paper and its code differ, and each has a preset. By default the loop is the code's (one generator step
-    per client, L1 of logits with the clients' as constants, KL with the clients first, labels in fixed shares), the
-    cross-entropy is weighed per sample as in the paper, and the KL is summed over classes: the code's mean over them
-    makes the learning rate C times smaller. alpha has no 1e-6 in its denominator, for a class nobody holds is never
+Deviations: the paper and its code differ, and each has a preset. By default the loop is the code's: one generator step
+    per client, L1 of logits with the clients' as constants, KL with the clients first, labels in fixed shares. The
+    cross-entropy is weighed per sample as in the paper. The KL is summed over classes: the code's mean over them makes
+    the learning rate C times smaller. alpha has no 1e-6 in its denominator, because a class without examples is never
     drawn. Pixels of a crop's border are black, where the code's are the mean. Clients come in the order of their names.
     Unless all clients tell label counts, classes and clients weigh the same; Tally's pool has its own, teaching alone.
 """
@@ -90,7 +90,9 @@ class FlBoostConfig:
         "per-client", "a generator step sees one client, or all of them", choices=("per-client", "joint")
     )
     ce_form: str = option("per-sample", "alpha weighs each sample, or the batch's mean", choices=consensus.CE_FORMS)
-    student_divergence: str = option("teacher-first", "what is first in the model's KL", choices=consensus.DIRECTIONS)
+    student_divergence: str = option(
+        "teacher-first", "first distribution in the model's KL", choices=consensus.DIRECTIONS
+    )
     per_class: bool = option(False, "the model's KL is averaged over classes too: a factor 1/C")
     labels: str = option(
         "counts", "classes to make: as often as clients hold them, or equally (no FKD)", choices=("counts", "uniform")
@@ -102,7 +104,7 @@ class FlBoostConfig:
     ensemble: str = option("probabilities", "the model learns from each client, or a mean", choices=consensus.MEANS)
     augmentation: str = option("none", "change of generated images before the models", choices=("none", "crop-flip"))
     level: str = option(
-        "images", "what is generated: images, or inputs of the last layer, which alone is tuned", choices=LEVELS
+        "images", "generated inputs: images, or inputs of the last layer, which alone is tuned", choices=LEVELS
     )
     generator_width: int = option(512, "hidden units of the generator of features, an even number", low=2)
 

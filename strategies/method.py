@@ -229,7 +229,7 @@ class Method:
         needs_as_configured: Its further requirements under a config.
         kind: The kind of result: ``"student"``, ``"ensemble"`` or ``"baseline"``, as the result table names it.
         fit_with: The method with clients in reach after their upload; None if it does not use them.
-        uploads: The task of its clients, a key of the client app's tasks: what they train and send.
+        uploads: The task of its clients, a key of the client app's tasks, which train and send.
         check: Refuses a job, its uploads perhaps still missing, for reasons of the method's own.
         teachers: The teachers that may replace its own ensemble: keys of :data:`TEACHERS`, and :data:`GIVEN`.
         lends: Set if the method's memory of a round goes to the clients with the next round's request, as the array

@@ -1,6 +1,6 @@
 """A folder and processes that never outlive the process that asked for them, however that process ends.
 
-A guardian, which is this file run as a script in its own session, waits on a pipe that nobody writes to. The pipe
+A guardian, which is this file run as a script in its own session, waits on a pipe that no process writes to. The pipe
 closes when its owner finishes or dies, by SIGKILL too. Then the guardian ends every process of the run and removes the
 run's folder. A process belongs to the run if its environment holds the run's random token, or if it descends from such
 a process. Children inherit the token through new sessions and process groups.

@@ -1,4 +1,4 @@
-"""The methods as the command line lists them: grouped by what they assume, or one by one with their options."""
+"""The methods as the command line lists them: grouped by their assumptions, or one by one with their options."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _needs(method: Choice) -> list[str]:
 
 
 def print_overview() -> None:
-    """Print a line per method, under what it assumes."""
+    """Print a line per method, under its assumption."""
     console = _console()
     methods = [CHOICES[name] for name in CHOICES]
     named, titled = (max(map(len, words)) for words in (CHOICES, [method.title for method in methods]))

@@ -45,8 +45,8 @@ def list_runs(folder: Path) -> list[dict[str, Any]]:
         folder: The parent of the run folders; it need not exist.
 
     Returns:
-        A row per run: its folder's name, the time of its creation, kind (run, replay, import), method, data set,
-        number of clients, seed, status (finished, failed, unfinished) and accuracy in %, None where it has none.
+        A row per run: its folder's name, the time of its creation, kind, method, data set, number of clients, seed,
+        status and accuracy in % or None. A kind is run, replay or import; a status finished, failed or unfinished.
     """
     rows = [row for path in folder.glob("*/run.json") if (row := _row(path.parent)) is not None]
     return sorted(rows, key=lambda row: (str(row["created"]), str(row["run"])))

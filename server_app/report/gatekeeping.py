@@ -34,7 +34,7 @@ def verdict_facts(folder: RoundFolder) -> dict[str, Any]:
 
 
 def verdict_lines(verdict: Mapping[str, Any]) -> list[str]:
-    """Return the verdict in a few lines: the suspects with reasons, the action taken, and what was not judged."""
+    """Return the verdict in a few lines: the suspects with reasons, the action taken, and the skipped tests."""
     if not verdict:
         return []
     done = "quarantined" if verdict["policy"] == EXCLUDE else "suspect"

@@ -187,7 +187,7 @@ def _offer(asked: _Asked) -> Said:
 
 
 def _check_size(size: float, local: Local) -> None:
-    """Refuse what is announced or has arrived, in MiB, beyond the node's limit."""
+    """Refuse an ensemble beyond the node's limit, by its announced or its actual size in MiB."""
     if 0 < local.max_ensemble_mib < size:
         raise UploadError(
             f"the ensemble is {size:.1f} MiB: must be at most {local.max_ensemble_mib:g} MiB on this node"

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .class_counts import response_shares
 
-ENOUGH = 0.3  # median agreement of the others below which nobody is judged
+ENOUGH = 0.3  # median agreement of the others below which no client is judged
 
 
 def agreeing(logits: Tensor, least: float) -> Tensor:

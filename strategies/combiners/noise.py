@@ -1,8 +1,10 @@
 """Noise images: smooth random fields with the spectra of natural images.
 
-The amplitude of natural images falls with spatial frequency f about as ``f^-1`` (Field, *Relations between the
-statistics of natural images and the response properties of cortical cells*, JOSA A 1987). Here the exponent is drawn
-for every image, from nearly white noise to a few large blobs.
+The amplitude of natural images falls with spatial frequency f about as ``f^-1``. Here the exponent is drawn for every
+image, from nearly white noise to a few large blobs.
+
+Source: Field, *Relations between the statistics of natural images and the response properties of cortical cells*, JOSA
+A 1987.
 
 Fields lack objects with edges that occlude one another, as in the dead-leaves model of natural images (Lee, Mumford and
 Huang, *Occlusion models for natural images*, IJCV 2001). Networks learn more from such images than from spectra alone

@@ -6,7 +6,7 @@ learning via logit adjustment*, ICLR 2021). An uncertain client's mass then goes
 weight for these is zero, so that it has no influence.
 
 The two ways to combine are the linear and the logarithmic opinion pool (Genest and Zidek, *Combining probability
-distributions*, Statistical Science 1986), here with weights per class. Symbols:
+distributions*, Statistical Science 1986), here with weights per class. Symbols::
 
     pi_k(c)  = (n_k^c + a N_k) / (N_k (1 + C a)),  N_k = sum_c n_k^c
     q_k(x)   = softmax((z_k(x) - log pi_k) / T_k)

@@ -44,7 +44,7 @@ def tally_teacher(
 
 
 def check_images(job: Job, key: str) -> None:
-    """Refuse a job whose clients' models could not be asked what they make of noise.
+    """Refuse a job whose clients' models cannot take noise images.
 
     Args:
         job: Its uploads may be missing.
@@ -56,7 +56,7 @@ def check_images(job: Job, key: str) -> None:
     if not holds_images(job.input_shape):
         raise OptionError(
             f"{key} is {TEACHER.name!r}, and the examples' shape is {tuple(job.input_shape)}: allowed with it are "
-            "images, for it asks the clients' models what they make of noise"
+            "images, because it runs the clients' models on noise"
         )
 
 

@@ -61,9 +61,10 @@ class RayActors:
         Args:
             method: Travels by name if it is in METHODS, else pickled by value.
             job: Its builders, config and observer are pickled by value.
-            progress: ``resume`` is called before an actor begins. It may have more: ``save(snapshot)`` gets each
-                checkpoint, ``tick()`` is called at least twice a second once Ray runs, and ``interval_s`` is the least
-                time between two checkpoints in seconds (else 20). Of consecutive reports only the last may arrive.
+            progress: ``resume`` is called before an actor begins. An optional ``save(snapshot)`` gets each checkpoint.
+                An optional ``tick()`` is called at least twice a second once Ray runs. An optional ``interval_s`` is
+                the least number of seconds between two checkpoints (else 20). Of consecutive reports only the last may
+                arrive.
 
         Raises:
             OneShotError: The method raised it in the actor.

@@ -34,11 +34,11 @@ class Collector:
         signatures: Known architectures.
         num_classes: C.
         max_bytes: Largest accepted upload.
-        names: The clients' names that earlier rounds have learned; what is learned here is added.
+        names: The clients' names from earlier rounds; this round adds its own.
 
     Attributes:
         clients: Names of the uploads of this phase. A client that has a name keeps the upload that an earlier process
-            took; a nameless one, which cannot be told that its upload is here, trains and answers anew.
+            took; a nameless one, whose upload the server cannot recognise, trains and answers anew.
         traffic: Bytes of the messages.
     """
 
@@ -61,7 +61,7 @@ class Collector:
         self._reported: dict[str, tuple[int, Mapping[str, float]]] = {}
         self.clients = {client for client in folder.held() if not is_anonymous(client)}
         self._refused_before = len(folder.refused())
-        # What was moved before a crash counts too.
+        # The bytes before a crash count too.
         self.traffic = Traffic.read(folder.path / TRAFFIC_FILE)
 
     def collect(self, grid: Grid, request: Request, *, timeout: float, min_uploads: int) -> Exchange:
@@ -97,7 +97,7 @@ class Collector:
             return f"uploads: {len(self.clients)} here, {waiting}, {timeout - exchange.waited:.0f} s to the deadline"
 
         exchange.wait(timeout, enough, progress)
-        exchange.poll(everybody=True)  # what has come by now has come in time
+        exchange.poll(everybody=True)  # an answer that has arrived by now is in time
         self._save_traffic()
         self._late = True
         exchange.refuse_missing(f"no answer within {timeout:.0f} s")

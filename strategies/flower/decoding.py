@@ -19,7 +19,7 @@ def decode_array(array: Array, shape: tuple[int, ...], dtype: str, where: str) -
     """Decode one array, trusting nothing: its own header is compared with the one expected, and never evaluated.
 
     Raises:
-        UploadError: Shape, dtype or length differ from what is expected, or it is no array of numpy's.
+        UploadError: Shape, dtype or length differ from the expected ones, or the array is not numpy's.
     """
     if tuple(array.shape) != shape or array.dtype != dtype:
         found = f"{array.dtype[:80]}{list(array.shape[:9])}"

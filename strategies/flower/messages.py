@@ -6,7 +6,7 @@ Reply    "arrays": a state_dict.  "metrics": "num-examples" and floats.
          names of layers, with "ranges", the smallest and the largest output of each in turn.
 
 Stock ClientApps send no "upload" record. Their architecture is the only known one whose keys and shapes fit; their
-name follows from their weights, because node ids are random per run and the order of arrival says nothing.
+name follows from their weights, because node ids are random per run and the order of arrival too.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Request:
         start: Start weights; empty if every client starts from the seed.
         config: The caller's train_config.
         server_round: The round, from 1.
-        run_id: The run folder's id: a client keys what it keeps on its own disk by it.
+        run_id: The run folder's id: the key of the files on the client's own disk.
         seed: The seed of the run.
         held: Names whose uploads of this round are here already: they answer at once without work.
         asks: What else the method wants of the clients: "holdout", "holdout-per-class", "calibrate", "task".

@@ -111,11 +111,11 @@ class FederatedRounds:
     labelled: None = None
 
     def asks(self, config: IterativeConfig) -> ClientAsks:  # noqa: ARG002  as a method's
-        """Return what is asked of the clients beside their answers: nothing."""
+        """Return no requests: the clients only answer."""
         return ClientAsks()
 
     def all_needs(self, config: IterativeConfig) -> frozenset[Need]:  # noqa: ARG002  as a method's
-        """Return what it refuses to start without; the refiner has needs of its own."""
+        """Return its requirements; the refiner has its own."""
         return self.needs
 
     def titled(self, config: IterativeConfig) -> str:

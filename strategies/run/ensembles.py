@@ -30,7 +30,7 @@ def save_ensemble(
     """Write an ensemble into a folder of its own; ``ensemble.json`` comes last, without it there is none.
 
     Args:
-        folder: The folder; what it held before is removed.
+        folder: The folder; its earlier content is removed.
         spec: The ensemble.
         uploads: The uploads it refers to, perhaps more. Stored ones are linked, so that they take no space twice.
         architectures: Architecture name -> how its models are built, as JSON values; kept as they are.

@@ -2,7 +2,6 @@
 
 A run made with the constant's value is replayed and resumed as before. A run made with another value is refused,
 because no code follows that value any more.
-be, since nothing here would do what it did.
 """
 
 from __future__ import annotations

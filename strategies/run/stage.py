@@ -1,4 +1,4 @@
-"""The server stage: run a method on the stored uploads of one round, and keep what it ends with."""
+"""The server stage: run a method on the stored uploads of one round, and keep its outcome."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def run_stage(
     with Journal(folder, log, label=method.name, unit=unit, interval_s=checkpoint_s, tick=tick) as journal:
         outcome = compute.run(method, job, journal)
         resumed_at = journal.resumed_at
-    # Wherever the stage ran, what is done with its outcome here is done on the CPU.
+    # This process uses the outcome on the CPU, wherever the stage ran.
     return StageReport(outcome, replace(job, device="cpu"), resumed_at, time.monotonic() - began)
 
 
@@ -98,7 +98,7 @@ def pin_clients(
         present: Clients of this upload phase. Uploads that are here without one of these names are set aside: a
             nameless client has sent another one since, and must not count twice.
         quarantined: Those of them that the stage works without; their uploads stay where replays find them.
-        held: Whose uploads were here when the phase ended: what has come since is late, and stays for replays too. None
+        held: The clients whose uploads had arrived when the phase ended; a later upload stays for replays only. None
             for those that are here now.
     """
     if pinned_clients(folder) is None:
@@ -108,7 +108,7 @@ def pin_clients(
 
 
 def unpin_clients(folder: RoundFolder) -> None:
-    """Take back that the server stage of a round has begun: what it had done belongs to uploads that are not here."""
+    """Undo the beginning of a round's server stage, whose work belongs to uploads that are missing."""
     folder.clear_checkpoint()
     with store_errors(folder.path):
         (folder.path / STAGE_FILE).unlink(missing_ok=True)

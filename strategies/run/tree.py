@@ -16,9 +16,9 @@ from ..core.errors import StoreError
 def flatten(tree: Any) -> tuple[Any, dict[str, torch.Tensor]]:
     """Split a tree into a JSON value and its tensors.
 
-    One JSON object stands for each value that JSON lacks. Its only key is the kind: ``dict`` (pairs, because keys may
-    be numbers and keep their order), ``tuple``, ``float`` (the bits of a NaN or an infinity), ``tensor`` or ``array``
-    (a name).
+    One JSON object stands for each value that JSON lacks. Its only key is the kind: ``dict``, ``tuple``,
+    ``float``, ``tensor`` or ``array``. A dict is a list of pairs, because keys may be numbers and keep their order. A
+    NaN or an infinity is its bits, a tensor or an array its name.
 
     Args:
         tree: Dicts, lists, tuples, tensors, arrays, numbers, strings, booleans and None; keys are scalars or tuples.

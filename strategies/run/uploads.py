@@ -1,4 +1,4 @@
-"""The uploads of one round: what is accepted is on the disk, whole, and has its line in the index."""
+"""The uploads of one round: an accepted one is on the disk, whole, and has its line in the index."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class StoredWeights:
 
     Attributes:
         path: The safetensors file, absolute.
-        sha256: What it must hash to, in hex.
+        sha256: Its expected digest, in hex.
     """
 
     path: Path
@@ -82,7 +82,7 @@ class StoredWeights:
 
 @dataclass
 class _Seen:
-    """What was read of the index so far.
+    """The part of the index that was read so far.
 
     Attributes:
         inode: The file that it was read from.
@@ -125,7 +125,7 @@ class UploadStore:
         return JsonLines(self.path / "uploads.jsonl")
 
     def records(self) -> list[UploadRecord]:
-        """Return what is accepted, in the order of arrival.
+        """Return the accepted uploads, in the order of arrival.
 
         Raises:
             StoreError: The index is damaged.
@@ -194,7 +194,7 @@ class UploadStore:
             rows = [row_of(line) for line in lines]
             whole = [row for row in rows if row is not None]
             if tail or len(whole) < len(rows):
-                # A damaged line: what is to be done about it is said in one place.
+                # A damaged line: ``rows`` raises the error with its remedy.
                 seen.forget()
                 seen.add([self._record(row) for row in self.index.rows()])
                 return
@@ -242,8 +242,8 @@ def verify(file: Path, sha256: str, what: str) -> None:
 
     Args:
         file: The file.
-        sha256: What it must hash to, in hex.
-        what: What it is, for the message.
+        sha256: Its expected digest, in hex.
+        what: Its kind, for the message.
 
     Raises:
         StoreError: It is missing or damaged.

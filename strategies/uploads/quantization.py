@@ -1,15 +1,15 @@
 """INT8 quantisation after training: a quarter of the bytes, for models that are sent to be asked and not trained.
 
-The form is FENS's (Allouah et al., NeurIPS 2024), torch's static quantisation with min-max observers, and the grid that
-of Jacob et al., Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference, CVPR
-2018, Eq. (1): ``r = S (q - Z)``, one scale S and one zero point Z per tensor.
+The form is FENS's (Allouah et al., NeurIPS 2024), torch's static quantisation with min-max observers. The grid is
+``r = S (q - Z)``, one scale S and one zero point Z per tensor: Eq. (1) of Jacob et al., *Quantization and Training of
+Neural Networks for Efficient Integer-Arithmetic-Only Inference*, CVPR 2018.
 
 - Weights: q in -128 .. 127, Z = 0, S = max|w| / 127.5. Only they are stored and sent as integers.
 - Activations: q in 0 .. 127, seven bits, S and Z from the smallest and the largest value on the client's own data.
 
-What is computed is the arithmetic of a quantised model in float32: the input and the output of every convolution,
-linear layer, batch normalisation and activation module are rounded to their grid, nothing is folded, sums of residual
-blocks are float32, and the logits are read off their grid.
+The arithmetic of a quantised model runs in float32. The input and the output of every convolution, linear layer, batch
+normalisation and activation module are rounded to their grid. Nothing is folded, sums of residual blocks are float32,
+and the logits are read off their grid.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def quantized(state: State) -> dict[str, npt.NDArray[Any]]:
         others under their own.
 
     Raises:
-        UploadError: A tensor could not be told from a quantised one.
+        UploadError: A tensor's name looks like that of a quantised one.
     """
     arrays: dict[str, npt.NDArray[Any]] = {}
     for key, value in state.items():

@@ -32,7 +32,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Measure what is asked for."""
+    """Run the measurements that the command line names."""
     given = arguments()
     torch.set_num_threads(1)
     quick, parts = given.quick, given.only or PARTS

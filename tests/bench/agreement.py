@@ -1,8 +1,8 @@
 """From one identical state, what the shipped code computes against what the published loop computes.
 
-The models have kinks: where a ReLU's input, or the gap between the two largest of a pooling window, is within rounding
-of zero, two correct orders of summation take different sides, and a gradient then differs by far more than rounding
-(one part in a thousand, once in some millions of windows). So a gradient is compared for a few small batches: the
+The models have kinks: a ReLU's input, or the gap between the two largest of a pooling window, can be within rounding of
+zero. Two correct orders of summation then take different sides, and a gradient differs by far more than rounding: by
+one part in a thousand, once in some millions of windows. So a gradient is compared for a few small batches: the
 median is free of kinks, and the largest error shows one where it occurs.
 """
 
@@ -75,7 +75,7 @@ def compare(case: Case) -> tuple[dict[str, float], float]:
     synthesize_plain(case, state)
     found["generator loss"] = relative(made.losses["generator"], state.losses["generator"])
     found["G gradient"] = distance(gradients(server.images.generator), gradients(state.generator))
-    state.student.zero_grad()  # synthesis left what nobody reads
+    state.student.zero_grad()  # drop the gradients that synthesis left
     held = state.weights
     loss = replay_shipped(case.method, server) if case.method == "dense" else distil_shipped(server)
     replay_plain(case, state) if case.method == "dense" else distil_plain(case, state)

@@ -74,7 +74,7 @@ class Cell:
 
     @property
     def settings(self) -> dict[str, Scalar]:
-        """What it adds to the settings of ``conf/short.toml``."""
+        """The settings that it adds to ``conf/short.toml``."""
         own: dict[str, Scalar] = {"fens.aggregator": "weighted"} if self.method == "fens" else {}
         silent: dict[str, Scalar] = {"tally.counts": "noise-rows"} if self.method == "tally-silent" else {}
         return {**own, **DEFENCES[self.defence], **silent}
@@ -154,7 +154,7 @@ def defences_of(method: str) -> list[str]:
 
 
 def chosen(variable: str, allowed: Sequence[str]) -> list[str]:
-    """Return the comma-separated words of an environment variable, all that are allowed if it is not set."""
+    """Return the comma-separated words of an environment variable, or all possible ones if it is unset."""
     return [word for word in os.environ.get(variable, ",".join(allowed)).split(",") if word]
 
 
@@ -243,7 +243,7 @@ def at(row: dict[str, Any]) -> tuple[str, str, str]:
 
 
 def mean(values: Sequence[float | None]) -> str:
-    """Return the mean of what is known."""
+    """Return the mean of the known values."""
     known = [value for value in values if value is not None]
     return f"{statistics.fmean(known):.1f}" if known else "-"
 

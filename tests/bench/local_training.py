@@ -1,9 +1,9 @@
 """Local training against a plain PyTorch loop: CPU time of the same steps, in turns, and equal results.
 
 The plain loop is a textbook's: default memory layout, ReLU before pooling, the allocator as it comes; the same start,
-the same batches in the same order, the same optimiser, the same statistics. It is measured twice: with its images in
-memory and indexed as the shipped loop does it, so that only the arithmetic is compared ("plain"), and fed by a
-``DataLoader``, as it is commonly written ("loader"). The ratios returned are the first, stricter ones.
+the same batches in the same order, the same optimiser, the same statistics. It is measured twice. "plain" has its
+images in memory and indexes them like the shipped loop, so that only the arithmetic is compared. "loader" is fed by a
+``DataLoader``, as is common. The ratios returned are the first, stricter ones.
 
 Each loop has a process of its own, since what the allocator does is a process's affair; they take turns.
 """

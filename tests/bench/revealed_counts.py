@@ -3,8 +3,8 @@
 Every RUN is a run folder of a simulation, whose clients' true counts follow from its settings; they need not have been
 uploaded. Per run and estimator (see ``strategies/combiners/class_counts.py``) the means over clients of: the total
 variation between true and estimated class shares, beside that of equal shares; Spearman's rank correlation; how often
-the largest class is named; and over all pairs of client and class how often a class that is present, with more than a
-fifth of an equal share, gets a larger share than one that is not (the area under the ROC curve).
+the largest class is named. The area under the ROC curve is over all pairs of client and class; it is how often a class
+that is present, with more than a fifth of an equal share, gets a larger share than an absent one.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ CONFIG = CoBoostingConfig(
 
 
 def weights(number: int) -> dict[str, Tensor]:
-    """Return the weights of a client that nobody trained."""
+    """Return untrained weights of a client."""
     rng = torch.Generator().manual_seed(number)
     state = BUILDERS["lenet5"]().state_dict()
     return {name: torch.randn(value.shape, generator=rng) * value.std() for name, value in state.items()}

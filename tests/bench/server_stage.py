@@ -92,7 +92,7 @@ def store_shipped(method: str, server: Any, batch: Batch) -> None:
 
 
 def remembered(method: str, server: Any, batch: Batch) -> dict[str, torch.Tensor]:
-    """Return a batch as rows of the shipped pool, with what is known of it from then on."""
+    """Return a batch as rows of the shipped pool, with its known values."""
     if method == "dense":
         rows: dict[str, torch.Tensor] = server.learner.with_logits(server.config.stored(batch.images, batch.labels))
     else:

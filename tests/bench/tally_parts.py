@@ -1,10 +1,11 @@
 """What each part of Tally is worth: ``python tests/bench/tally_parts.py RUN ...``.
 
-On the stored uploads of every run, Tally as it is and with one part changed: the counts, the pool, its calibration,
-temperature and smoothing, the noise law, the student's start and schedule; then the same teacher distilled on the data
-set's own training images, which no server has, so that what is left of the gap is not the noise's. Accuracy in % on the
-held-out images, of the ensemble and of the student, and the calibration error of the ensemble's probabilities (ECE,
-15 bins, in points); CPU seconds of the whole stage; a line per part, the mean over the runs. Two parts change more than
+On the stored uploads of every run, Tally runs unchanged and with one part changed. The parts are the counts, the pool,
+its calibration, temperature and smoothing, the noise law, the student's start and schedule. The same teacher is then
+distilled on the data set's own training images, which no server has, so that the rest of the gap does not come from the
+noise. Accuracy in % on the held-out images, of the ensemble and of the student, and the calibration error of the
+ensemble's probabilities (ECE, 15 bins, in points); CPU seconds of the whole stage; a line per part, the mean over the
+runs. Two parts change more than
 their name says: a spectrum of the noise is that of the probes too, which moves the ensemble a little; the student of
 real images starts at the plain average, without a class-weighted last layer.
 Every cell is a JSON file in ``$PARTS_DIR`` (else ``./tally-parts``), so that a measurement that was cut off goes on.
@@ -49,7 +50,7 @@ class Part:
     """One change.
 
     Attributes:
-        name: What is changed, its group first.
+        name: The changed part, its group first.
         changes: Options of Tally.
         exponents: Of the noise's spectrum, drawn between the two; None: as they are.
         real: Whether the student learns from training images in place of noise.

@@ -21,7 +21,7 @@ class Layer:
     """What the modules of a package may import.
 
     Attributes:
-        ours: Packages and modules of ours, by absolute names; what lies below them is allowed too.
+        ours: Packages and modules of ours, by absolute names; their submodules count too.
         flwr: Files and folders, ending in "/", that may import flwr.
         ray: Files that may import ray.
     """

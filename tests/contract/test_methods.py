@@ -61,8 +61,8 @@ SMALL: dict[str, dict[str, Any]] = {
     "fed-gen": {"iterations": 2, "batch_size": 6, "latent": 8, "generator_width": 8},
 }
 # The mean absolute logit of the outcome on IMAGES. A change here changes every published number.
-# Where Adam trains a fresh student, one without a bias before batch normalisation: its gradient is 0 but for rounding,
-# which differs between processors, and Adam makes whole steps of it.
+# Where Adam trains a fresh student, it has no bias before batch normalisation. The gradient of such a bias is 0 except
+# for rounding, which differs between processors, and Adam makes whole steps of it.
 BY_ADAM = ("fedkd", "fed-et", "fedcvae-ens")
 PINNED = {
     "fedavg": 0.284510,

@@ -17,7 +17,7 @@ DANGEROUS = (
     "ctypes.", "code.", "pty.",
 )  # fmt: skip
 
-# The uses that there are, each with what it is fed.
+# The present uses, each with the source of its input.
 TRUSTED = {
     ("strategies/compute/task.py", "pickle.loads"): "a task that our own driver has pickled, over Ray's own channel",
     ("strategies/compute/shard_worker.py", "pickle.loads"): "builders that our own driver has pickled, over Ray's own",
@@ -36,7 +36,7 @@ TRUSTED = {
     ): "what Python would have run without us",
 }
 
-# Every program that is started: (file, function) -> what sees to it that Flower and Ray tell nobody of it.
+# Every program that is started: (file, function) -> the code that switches off the telemetry of Flower and Ray.
 STARTED = {
     ("server_app/launch/guard.py", "_start_guardian"): "",  # it loads neither of them
     ("server_app/launch/superlink.py", "start"): "env=self.environment",

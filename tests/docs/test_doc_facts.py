@@ -211,7 +211,7 @@ def test_uploads_page_shows_a_refusal_as_the_code_says_it(line: str) -> None:
 
 
 def says(sentence: str, line: str) -> bool:
-    """Whether a text of the code can be a line, which may leave out who is meant and why it is told."""
+    """Whether a text of the code can be a line, which may leave out its subject and its reason."""
     pattern = re.sub("\0+", "\0", re.sub(r"<[^>]*>", "\0", line)).strip("\0")
     if pattern in sentence:
         return True

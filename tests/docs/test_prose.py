@@ -3,40 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from doc_pages import CONF, PAGES, ROOT, name_of, prose
+from sentences import WORDS, sentences, too_long
 
-WORDS, README_LINES = 30, 250
-
-MATHS = re.compile(r"\$\$.*?\$\$", re.DOTALL)
-# What a reader takes in at one glance counts as one word: code, a formula, a link's text without its target.
-GLANCES = (
-    (re.compile(r"!?\[([^\]]*)\]\([^)]*\)"), r"\1"),
-    (re.compile(r"``.+?``|`[^`]+`"), "code"),
-    (re.compile(r"\$[^$]+\$"), "formula"),
-    (re.compile(r"<[^>]+>"), ""),
-)
-# A full stop behind one of these ends no sentence.
-SHORT_FORMS = re.compile(r"\b(e\.g|i\.e|et al|vs|cf|Eq|Eqs|Sec|Fig|No)\.")
-END = re.compile(r"(?<=[.!?;])[\"')*_]*\s+|(?<=:)\s+(?=[A-Z])")
-WORD = re.compile(r"[\w±%'.,/@+-]*\w[\w±%'.,/@+-]*")
-
-
-def sentences(text: str) -> Iterator[str]:
-    """Yield the sentences of a page's text; headings, tables and formulas that stand alone are none."""
-    lines = [line for line in MATHS.sub("\n", text).splitlines() if not re.match(r"\s*(\||#)", line)]
-    for paragraph in re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) )", "\n".join(lines)):
-        plain = SHORT_FORMS.sub(r"\1", paragraph)
-        for pattern, glance in GLANCES:
-            plain = pattern.sub(glance, plain)
-        yield from filter(None, END.split(" ".join(plain.split())))
-
-
-def too_long(text: str) -> list[str]:
-    return [sentence for sentence in sentences(text) if len(WORD.findall(sentence)) > WORDS]
+README_LINES = 250
 
 
 def remarks(path: Path) -> str:

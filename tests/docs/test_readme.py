@@ -299,7 +299,7 @@ def test_run_replay_and_resume_do_what_the_pages_say(tmp_path: Path) -> None:
     [tree] = [block for block in blocks(RUN_FOLDER, "") if block.startswith("runs/")]
     promised = re.findall(r"[\w.]+\.(?:json|jsonl|safetensors|md|png)\b", tree)
     absent = [name for name in promised if not list(run.rglob(name))]
-    assert absent == ["refusals.jsonl", "client_weights.png"], "nobody was refused, and Tally weighs by class"
+    assert absent == ["refusals.jsonl", "client_weights.png"], "no upload was refused, and Tally weighs by class"
     replay = oneshot(*replayed.replace("$RUN", str(run)).split()[1:])
     assert [row["kind"] for row in replay["table"]][-1] == "ensemble"
     assert replay["table"][:2] == result["table"][:2]

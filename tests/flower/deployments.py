@@ -113,7 +113,7 @@ class Machine:
 
     Attributes:
         name: Of the machine.
-        folder: The working directory; holds what was copied to the machine.
+        folder: The working directory; holds the files copied to the machine.
         environment: All of it: nothing is inherited.
         log: What its processes say.
     """
@@ -161,7 +161,7 @@ class Federation:
 
     @property
     def server(self) -> Machine:
-        """The machine of the SuperLink, and of whoever starts runs."""
+        """The machine of the SuperLink, where runs are started."""
         return self.machines["server"]
 
     def superlink(self, *flags: str) -> subprocess.Popen[bytes]:

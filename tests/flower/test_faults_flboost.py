@@ -122,7 +122,7 @@ def test_killed_in_a_refinement_and_in_a_round_it_resumes_to_the_same_bits(
     assert result["weights_sha256"] == expected["weights_sha256"]
     assert result["table"] == expected["table"]
     done = numbers(folder)
-    # What was sent before a kill was sent; all else is as if nothing had happened.
+    # The bytes before a kill count too; all else is as in a run without faults.
     moved = {key for key in rounds[0] if key.startswith("mib_")}
     assert [{k: row[k] for k in row.keys() - moved} for row in done] == [
         {k: row[k] for k in row.keys() - moved} for row in rounds

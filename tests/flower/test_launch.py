@@ -158,7 +158,7 @@ def test_launch_when_server_app_raises_returns_its_reason(app: Path, facts: Path
 
 
 def test_launch_when_a_setting_is_not_declared_does_not_start(app: Path, facts: Path) -> None:
-    launched = launch(app, settings={"nobody": 1}, num_supernodes=2, echo=print)
+    launched = launch(app, settings={"absent": 1}, num_supernodes=2, echo=print)
     assert launched.exit_code == 1
     assert launched.run_status == "not started"
     assert "Invalid run configuration" in launched.reason

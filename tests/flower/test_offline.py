@@ -67,7 +67,7 @@ def main(grid, context):
 """
 
 
-# Networks: of this machine alone, and one with an address that others would reach. Nobody else is in either of them.
+# Networks: of this machine alone, and one with an address that others would reach. Neither has another machine.
 ALONE = "ip link set lo up"
 OUTSIDE = f"{ALONE} && ip link add out type veth peer name in && ip addr add 198.51.100.9/24 dev out"
 OUTSIDE += " && ip link set out up && ip link set in up && ip route add default via 198.51.100.1"

@@ -1,7 +1,7 @@
 """Thousands of malformed inputs for every decoder: ``python tests/fuzz --examples 5000 --seed 1``.
 
 Each decoder runs in a process of its own, with bounded address space and bounded time per input. Exit status 1 if one
-raised what is no refusal, took too long, or took too much memory. A seed gives the same inputs again.
+raised another error than a refusal, took too long, or took too much memory. A seed gives the same inputs again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fuzz_runs import run_apart
 
 
 def main() -> int:
-    """Try what is asked for and print one line per decoder; returns the exit status."""
+    """Fuzz the decoders that the command line names, print a line for each, and return the exit status."""
     parser = argparse.ArgumentParser(description="Try malformed inputs on everything that reads from outside.")
     parser.add_argument("--examples", type=int, default=1000, help="inputs per decoder: 1000")
     parser.add_argument("--seed", type=int, default=0, help="other seeds give other inputs: 0")

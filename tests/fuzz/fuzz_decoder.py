@@ -36,7 +36,7 @@ class Decoder:
         inputs: Malformed inputs.
         read: Reads one, in a folder of its own or without.
         refusals: Its errors.
-        look: Looks at what was accepted; raises AssertionError if that cannot be used.
+        look: Uses an accepted value; raises AssertionError if it cannot be used.
     """
 
     inputs: st.SearchStrategy[Any]

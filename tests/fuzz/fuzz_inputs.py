@@ -112,7 +112,7 @@ HOSTILE_JSON = tuple(
 
 
 def json_bytes(*good: Any) -> st.SearchStrategy[bytes]:
-    """JSON that is not what was written, or none at all."""
+    """Changed JSON, or a text that is not JSON."""
     whole_ones = tuple(json.dumps(tree).encode() for tree in good)
     return st.one_of(
         mangled(*good).map(lambda tree: json.dumps(tree).encode()),

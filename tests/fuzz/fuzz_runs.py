@@ -60,7 +60,7 @@ def run_here(name: str, decoder: Decoder, *, examples: int, number: int) -> dict
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     tally = Tally()
-    with suppress(BaseException):  # loads what is loaded late; what is wrong shows below
+    with suppress(BaseException):  # loads the late imports; an error shows below
         try_inputs(decoder, Tally(), examples=3, number=0)
     before = _peak_mib()
     limit = _address_space() + MOST_MIB * MIB
@@ -98,7 +98,7 @@ def run_here(name: str, decoder: Decoder, *, examples: int, number: int) -> dict
 
 def run_apart(name: str, decoder: Decoder, *, examples: int, number: int) -> dict[str, Any]:
     """Try inputs in a process of their own; one that dies is a failure, too."""
-    context = multiprocessing.get_context("fork")  # what is imported here need not be again
+    context = multiprocessing.get_context("fork")  # the child has these imports already
     ours, theirs = context.Pipe(duplex=False)
 
     def work() -> None:

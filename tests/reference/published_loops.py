@@ -1,10 +1,10 @@
 """The published server loops of DENSE and Co-Boosting, in plain PyTorch: one line per formula, no thought of speed.
 
 Written from the two papers' formulas and from the settings of Co-Boosting's released code (which runs DENSE with the
-same ones), and from nothing else in this repository: the code that is shipped is held against these loops. They do the
-work that the releases do: default memory layout, teachers whose weights collect gradients nobody reads, an ensemble
-forward used only for its shape, the weights' gradient through the whole graph, every pool image read and augmented
-one by one. Only the image files are left out: the pool is in memory here too.
+same ones), and from nothing else in this repository; the shipped code is compared with these loops. They do the
+work of the releases: default memory layout; teachers whose weights collect unused gradients; an ensemble forward used
+only for its shape; the weights' gradient through the whole graph; every pool image read and augmented one by one. Only
+the image files are left out: the pool is in memory here too.
 
 Letters: n clients, f_k(x) logits [B, C] of client k, A_w(x) = sum_k w_k f_k(x) / sum_k w_k, S student, G generator.
 

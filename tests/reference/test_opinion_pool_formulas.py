@@ -16,7 +16,7 @@ from strategies.tally import class_weighted
 Array = NDArray[np.float64]
 RNG = np.random.default_rng(8)
 LOGITS: Array = RNG.normal(size=(4, 9, 5)) * 3
-# A class that one client holds alone, one that nobody holds, and a client that holds nothing.
+# A class of one client alone, a class of no client, and a client without examples.
 COUNTS = np.array([[3, 0, 12, 0, 1], [1, 70, 2, 0, 1], [0.5, 0, 4, 0, 1.25], [0, 0, 0, 0, 0]])
 HELD = [0, 1, 2, 4]
 SCALES, BIAS = np.array([0.3, 1.0, 0.0, 2.0]), np.array([0.5, -1.0, 0.0, 9.0, 0.25])
@@ -32,7 +32,7 @@ def opinion(logits: Array, counts: Array, temperature: float) -> list[float]:
 
 
 def pooled(rule: str, *, calibrated: bool) -> Array:
-    """Return the logits that a pool gives [B, C]; those of class 3, which is nobody's, are left out."""
+    """Return the logits that a pool gives [B, C]; those of class 3, which no client holds, are left out."""
     found = np.zeros(LOGITS.shape[1:])
     for image in range(LOGITS.shape[1]):
         opinions = [opinion(LOGITS[k, image], COUNTS[k], TEMPERATURES[k]) for k in range(4)]

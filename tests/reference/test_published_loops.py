@@ -1,6 +1,6 @@
 """The shipped server stages against the published loops, written a second time in plain PyTorch.
 
-Both sides get the same weights and the same draws: the published loop draws in the order of its formulas from the
+Both sides get the same weights and the same draws. The published loop draws in the order of its formulas, from the
 random numbers that the shipped code derives for synthesis, reweighting and distillation.
 """
 

@@ -42,7 +42,7 @@ class BrokenPromiseError(Exception):
 def arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="make soak", description="Pull plugs in a deployment until the time is over.")
-    parser.add_argument("--seed", type=int, default=0, help="of what is pulled when")
+    parser.add_argument("--seed", type=int, default=0, help="of the faults and their moments")
     parser.add_argument("--minutes", type=float, default=10.0, help="no new run begins after this time")
     parser.add_argument("--clients", type=int, default=3, help="SuperNodes")
     parser.add_argument("--only-run", type=int, default=0, help="repeat this run of the seed alone")
@@ -153,7 +153,7 @@ def strike(run: Round, fault: Fault, partition: int, rng: random.Random) -> None
 
 
 def go_on(run: Round) -> None:
-    """Put right what is broken and resume a run that has failed."""
+    """Repair the fault and resume a failed run."""
     if run.resumes >= MOST_RESUMES:
         raise BrokenPromiseError(f"it fails again and again: {result_of(run.folder)}")
     run.field.until(lambda: run.field.server_app() is None)
@@ -213,7 +213,7 @@ def leftovers(folder: Path) -> list[str]:
 def summary(
     given: argparse.Namespace, runs: int, struck: Counter[str], failures: list[dict[str, Any]], seconds: float
 ) -> int:
-    """Print what was pulled and what it cost; return the exit status."""
+    """Print the faults and their cost; return the exit status."""
     say(f"\n{runs} runs, {sum(struck.values())} faults, {seconds:.0f} s, seed {given.seed}")
     for fault in FAULTS:
         say(f"  {struck[fault.name]:3d}  {fault.name}")

@@ -1,4 +1,4 @@
-"""The plugs that a soak pulls: for each kind of fault the moment that it waits for, and what is done then."""
+"""The plugs that a soak pulls: for each kind of fault, its moment and its action."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Round:
         seen: Client -> sha256 of every line that was ever in its index of uploads.
         struck: What happened to it, in order.
         excused: Partition -> trainings that were cut off, and so may be done again.
-        heal: What puts right again what is still broken.
+        heal: Repairs the fault.
         resumes: How often it was resumed.
         small_disk: Whether it has a disk of its own that can be filled.
         before: Partition -> how often its client had trained when the run began.

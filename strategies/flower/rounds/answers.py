@@ -24,7 +24,7 @@ class Answered:
         client: The client's name.
         message: The reply.
         content: Its content, with what a strategy's own check has made of it.
-        reply: What is known to be true of it.
+        reply: Its checked facts.
     """
 
     client: str
@@ -37,7 +37,7 @@ def check_trained(reply: Reply) -> None:
     """Refuse an answer that holds no training.
 
     Raises:
-        UploadError: Nothing was trained, or on nobody knows how much.
+        UploadError: The client trained nothing, or on an unknown number of examples.
     """
     if reply.held or reply.facts.pretrained or reply.facts.num_examples is None:
         raise UploadError("it trained nothing in this round, which is all that a round asks for", reply.facts.client)
@@ -47,8 +47,8 @@ def checked_by(strategy: Strategy, content: RecordDict) -> RecordDict:
     """Check what only a strategy knows of an answer: its own records, and the numbers that it computes with.
 
     Args:
-        strategy: Its ``check_answer``, if it has one, unpacks what is no plain model; its ``weighted_by_key`` names
-            the clients' weights, its ``train_loss_key`` (q-FedAvg) their losses.
+        strategy: Its ``check_answer``, if it has one, unpacks records beside a plain model; its ``weighted_by_key``
+            names the clients' weights, its ``train_loss_key`` (q-FedAvg) their losses.
         content: The content of the reply.
 
     Returns:

@@ -1,8 +1,8 @@
 """The model of a run in rounds: a Flower strategy moves its parameters, its buffers are averaged here.
 
 So a strategy that steps along an update (FedAdam) never steps along running variances or counters, whichever it is.
-One that chooses among the clients' values (a median, Krum) sees running statistics, too: what it leaves out of a
-hostile client must not come back in by an average. One that only averages may see everything, as it does in Flower.
+One that chooses among the clients' values (a median, Krum) sees running statistics, too. An array that it drops from a
+hostile client must not return by an average. One that only averages may see everything, as it does in Flower.
 Counters are averaged here under every strategy.
 """
 
@@ -61,7 +61,7 @@ class GlobalModel:
 
         Args:
             server_round: From 1.
-            config: What the clients are told; the strategy may add to it.
+            config: The request's config; the strategy may add to it.
             nodes: Whom to ask, or whom the strategy chooses among, in the order of client names.
 
         Returns:
@@ -91,7 +91,7 @@ class GlobalModel:
 
         Args:
             server_round: From 1.
-            config: What the clients are told.
+            config: The request's config.
             nodes: Whom the strategy chooses among, in the order of client names.
         """
         with seeded_strategy(self._seed, "evaluate", server_round):
@@ -119,7 +119,7 @@ class GlobalModel:
 
         Returns:
             The clients' numbers, averaged as the strategy does it; None if it made no model of these answers: then the
-            model stays what it is, and a line says so.
+            model stays unchanged, which the log notes.
 
         Raises:
             OneShotError: The strategy's model is none: other names or shapes, or NaN or infinities.
@@ -133,7 +133,7 @@ class GlobalModel:
         if not arrays:
             log(
                 WARNING,
-                "round %d: strategy %s made no model of %d answers, so the model stays what it is: %s",
+                "round %d: strategy %s made no model of %d answers, so the model stays unchanged: %s",
                 server_round, type(self._base.strategy).__name__, len(answers), reason,
             )  # fmt: skip
             return None

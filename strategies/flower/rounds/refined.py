@@ -1,4 +1,4 @@
-"""The refinement of an iterative run's rounds: where it runs, what it works on, and what it lends to the clients."""
+"""The refinement of an iterative run's rounds: its place, its job, and the generator that it lends to the clients."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class RefinedRounds:
         return {node: made[id(content)] for node, content in contents.items()}
 
     def _begun(self) -> Refinement:
-        """Return the refinement of all rounds; whoever owns the loop has each of them in a place of its own."""
+        """Return the refinement of all rounds; a caller that owns the loop runs each of them in a place of its own."""
         if self._refinement is None:
             self._refinement = Refinement(self._refiner, self._job, self._place(), say=say)
         return self._refinement

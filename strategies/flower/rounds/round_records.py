@@ -31,7 +31,7 @@ def to_record(arrays: Mapping[str, np.ndarray[Any, Any]]) -> ArrayRecord:
 def checked_record(
     content: RecordDict, name: str, wanted: Mapping[str, np.ndarray[Any, Any]]
 ) -> dict[str, np.ndarray[Any, Any]]:
-    """Return the arrays of a record of an answer, decoded and compared with what they must be like.
+    """Return the arrays of a record of an answer, decoded and compared with the expected ones.
 
     Args:
         content: The content of the reply.

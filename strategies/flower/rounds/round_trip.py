@@ -109,7 +109,7 @@ class RoundTrip:
         Args:
             contents: Node -> request.
             check: Checks and unpacks what the strategy knows of an answer: content -> content.
-            what: What is asked, for the log.
+            what: The question, for the log.
             message_type: As Flower routes it to the clients' functions.
         """
         answers: dict[str, Answered] = {}
@@ -127,7 +127,7 @@ class RoundTrip:
         Args:
             contents: Node -> request.
             message_type: As Flower routes it to the clients' functions.
-            what: What is asked, for the log.
+            what: The question, for the log.
         """
         found: dict[int, Message] = {}
 

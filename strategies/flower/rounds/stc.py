@@ -61,11 +61,11 @@ class Stc(FedAvg):
                 message.content = RecordDict(
                     {**message.content, self.arrayrecord_key: ArrayRecord(), "ternary": self._update}
                 )
-        self._holders = set()  # should this round fail, nobody can be sure
+        self._holders = set()  # if this round fails, the holders are unknown
         return messages
 
     def check_answer(self, content: RecordDict) -> RecordDict:
-        """Put the client's model together: what it started from, and its update.
+        """Put the client's model together from its start and its update.
 
         Raises:
             UploadError: The update is no ternary code for this model.
@@ -90,7 +90,7 @@ class Stc(FedAvg):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Return the model moved by the compressed mean of the updates; (None, None) if nobody has answered."""
+        """Return the model moved by the compressed mean of the updates; (None, None) without an answer."""
         replies = list(replies)
         mean, metrics = super().aggregate_train(server_round, replies)
         if mean is None:

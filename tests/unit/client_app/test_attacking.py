@@ -154,7 +154,7 @@ def test_the_attacks_of_one_upload_do_what_they_say_and_tell_of_themselves_what_
         trained, weights = sent_by(1, config_of(kind, "client-001", **more))
         assert (trained.num_examples, trained.label_counts) == (own.num_examples, own.label_counts)
         assert trained.architecture == own.architecture
-        assert same(sent_by(0, config_of(kind, "client-001", **more))[1], honest[0][1])  # nobody else is touched
+        assert same(sent_by(0, config_of(kind, "client-001", **more))[1], honest[0][1])  # the others stay honest
         return weights
 
     assert same(attacked("scale", attack__factor=4.0), {key: 4.0 * value for key, value in state.items()})

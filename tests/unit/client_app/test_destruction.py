@@ -47,7 +47,7 @@ def test_another_seed_changes_images_otherwise(function: Callable[..., torch.Ten
 def test_a_crop_is_the_enlargement_of_a_tenth_to_a_third_of_the_area() -> None:
     cropped = resized_crop(ramp(200), random_generator())
 
-    # Coordinates of what is seen: their span, from pixel centre to pixel centre, is 15/16 of the crop's side.
+    # Coordinates of the visible part: their span, from pixel centre to pixel centre, is 15/16 of the crop's side.
     sides = (cropped.amax((2, 3)) - cropped.amin((2, 3))) * 16 / 15 / 2
     area = sides.prod(1)
     assert 0.08 < float(area.min()) < 0.13  # where the border is repeated a crop spans a little less

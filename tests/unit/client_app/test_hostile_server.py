@@ -33,7 +33,7 @@ class Watch:
     """The paths that this process opens or lists, as Python's own events tell them.
 
     Attributes:
-        paths: They, as they were given; None while nobody watches.
+        paths: They, as they were given; None while no test watches.
     """
 
     paths: list[str] | None = field(default=None)
@@ -49,7 +49,7 @@ sys.addaudithook(WATCH)
 
 @dataclass(frozen=True)
 class Hospital:
-    """A node with a config of its own, and files beside it that are nobody's business."""
+    """A node with a config of its own, and private files beside it."""
 
     folder: Path
     own: dict[str, Any]
@@ -158,7 +158,7 @@ def test_a_checkpoint_in_the_node_s_folders_is_sent_and_what_is_wrong_with_one_s
 
     touched = opened_while(ask, node.folder / "open")
 
-    assert touched == {f"{node.folder}/open/model.safetensors"}  # so the watch sees what is opened
+    assert touched == {f"{node.folder}/open/model.safetensors"}  # so the watch sees an opened file
     assert replies[0].content.array_records["arrays"].keys() == {"w"}
     assert lines == {"the checkpoint cannot be read on this node; its log has the reason"}
 

@@ -89,7 +89,7 @@ def test_the_trigger_is_a_white_square_in_the_lower_right_corner(side: int, squa
 
     marked = triggered(images)
 
-    assert int(images.max()) == 0  # what is given stays
+    assert int(images.max()) == 0  # the argument stays unchanged
     rows, columns = (marked > 0).any(1).any(0).nonzero(as_tuple=True)
     assert int(rows.min()) == int(columns.min()) == side - square
     assert int((marked == 255).sum()) == 2 * channels * square**2 == int((marked > 0).sum())

@@ -19,7 +19,7 @@ SIZES = {"cleveland": 30, "hungarian": 20, "switzerland": 10, "va": 12}
 
 
 def row(number: int, centre: int) -> str:
-    """Return a line of a file; in Switzerland nobody's cholesterol is known, and one person alone is healthy."""
+    """Return a line of a file; in Switzerland no cholesterol is known, and one person alone is healthy."""
     rng = np.random.default_rng([centre, number])
     chest, ecg = 1 + number % 4, number % 3
     numbers = [rng.integers(30, 80), number % 2, chest, rng.integers(90, 180), 0 if centre == 2 else 200 + number]

@@ -13,7 +13,7 @@ from fl_app.openmp import SPINS
 
 ROOT = Path(__file__).parents[3]
 
-# What is set when torch is loaded; torch itself is only watched for, which spares its seconds.
+# The settings at the import of torch; the test only watches for torch, which saves its seconds.
 PROGRAM = """
 import os, sys
 

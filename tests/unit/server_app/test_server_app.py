@@ -17,7 +17,7 @@ from strategies.run.run_folder import RunFolder
 
 
 class NoGrid:
-    """A grid that nobody asks anything."""
+    """A grid without questions."""
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_a_run_that_fails_keeps_its_reason_and_its_folder_for_the_next_try(
     result = json.loads((tmp_path / "run/result.json").read_text())
     assert (result["status"], result["error"]) == ("failed", "0 uploads arrived, min-uploads is 2")
     assert result["refusals"][0]["reason"] == "too large"
-    RunFolder.open(tmp_path / "run").close()  # nobody holds it
+    RunFolder.open(tmp_path / "run").close()  # its lock is free
 
 
 def test_a_run_whose_stage_has_begun_when_resumed_asks_nobody_and_ends_with_its_result(

@@ -196,7 +196,7 @@ def test_everything_switched_off_keeps_the_weights_and_the_images_and_uses_plain
 
 
 def test_everything_switched_off_is_dense_with_its_cross_entropy_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Equal weights are the mean ensemble; what is left to differ is the order of the labels.
+    # Equal weights are the mean ensemble; only the order of the labels differs.
     config = {**TINY, "epochs": 2, "student_lr": 1e-3, "student_clip": 0.0, "generator_clip": 10.0}
     config |= {"schedule": "constant", "weight_decay": 0.0, "kd_temperature": 2.0, "adversarial_weight": 0.0}
     batch = GeneratedImages.batch

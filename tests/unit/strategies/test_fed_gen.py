@@ -261,7 +261,7 @@ def test_without_label_counts_everything_is_equal_and_that_is_said_once_in_all_r
     assert lines == ["no label-counts from c1: all classes and clients weigh the same"]
 
 
-# What the clients are told.
+# The description of the generator for the clients.
 
 
 def test_clients_are_told_what_the_generator_is_and_its_weight_of_the_round() -> None:

@@ -93,7 +93,7 @@ def test_generator_goes_on_from_what_it_remembers() -> None:
     first = METHOD.fit(job(), Silent())
     fresh, going_on = (METHOD.fit(job(server_round=2, memory=m), Silent()) for m in (None, first.memory))
     assert differ(student(fresh), student(going_on))
-    # As good as unmoved, it is what it was.
+    # With steps near 0 it stays almost unchanged.
     slow = replace(SMALL, generator_lr=1e-12)
     kept = METHOD.fit(job(slow, memory=first.memory, server_round=2), Silent()).memory
     for name, value in first.memory.items():
@@ -170,7 +170,7 @@ def test_generator_of_silent_clients_is_trained_by_estimated_shares() -> None:
     estimated = METHOD.fit(given, rows)
     assert not any("note" in row for row in rows.rows)
     assert differ(estimated.memory, METHOD.fit(replace(given, teacher=None), Silent()).memory)
-    # The pool that the model learns from does not reach the generator's own losses: counts that are told do.
+    # The pool that the model learns from does not reach the generator's own losses: counts from the clients do.
     plain = METHOD.fit(job(replace(SMALL, student_lr=1e-9)), Silent())
     pooled = METHOD.fit(job(replace(SMALL, student_lr=1e-9), teacher="tally"), Silent())
     for name, value in plain.memory.items():

@@ -552,7 +552,7 @@ def test_runs_of_another_project_are_compared_without_accuracies(
     assert oneshot(*words[:2], "--methods", "label-count-ensemble", "--model", "compared_net:Net").exit_code == 1
 
 
-# What is printed.
+# The printed table.
 
 
 @pytest.mark.usefixtures("ran", "both")
@@ -713,8 +713,8 @@ def test_a_cell_that_is_refused_or_dies_says_why(run_folder: MakeRun, tmp_path: 
     assert "was killed (signal 9)" in run_cell(slow, "0" * 32, kill)
 
     def broken(line: str) -> None:
-        raise OneShotError("nobody reads")
+        raise OneShotError("a refusal")
 
-    with pytest.raises(OneShotError, match="nobody reads"):
+    with pytest.raises(OneShotError, match="a refusal"):
         run_cell(slow, "0" * 32, broken)
     assert [child for child in psutil.Process().children() if "server_app.compare.cell" in child.cmdline()] == []

@@ -51,7 +51,7 @@ def models(tmp_path: Path) -> Path:
     save_file(state_of("lenet5", 0), folder / "a.safetensors")
     torch.save(state_of("lenet5", 1), folder / "b.pt")
     torch.save({"state_dict": state_of("lenet5", 2), "epoch": 3}, folder / "c.pth")
-    (folder / "README.md").write_text("Models that nobody trained here.")
+    (folder / "README.md").write_text("Models from elsewhere.")
     return folder
 
 

@@ -172,7 +172,7 @@ def test_a_replay_that_was_cut_off_goes_on_and_ends_with_the_same_bits(run_folde
     target = begun(run)
     assert any(str(target) in line for line in lines)
 
-    # Neither the method nor the settings are said again.
+    # The command repeats neither the method nor the settings.
     result = replayed(run, resume=target)
 
     whole = replayed(run, "dense", dense__latent=6)

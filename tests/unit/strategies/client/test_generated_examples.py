@@ -204,7 +204,7 @@ def test_generator_stays_as_it_was_sent() -> None:
     assert all(value.grad is None for value in found._generator.parameters())
 
 
-# Through the update of a client, and what is refused.
+# Through the update of a client, and refusals.
 
 
 def trained(sent: dict[str, State], said: dict[str, Any], *, client: str = "alice") -> State:

@@ -80,7 +80,7 @@ def test_nobody_is_left_out_where_the_others_do_not_agree() -> None:
 def test_more_than_half_are_kept_whatever_they_answer() -> None:
     for count in range(1, 8):
         logits = torch.randn(count, N, C, generator=rng(count))
-        logits[: count // 2 + 1] = members(0.1, count)[: count // 2 + 1]  # the others agree with nobody
+        logits[: count // 2 + 1] = members(0.1, count)[: count // 2 + 1]  # the others agree with no client
 
         kept = agreeing(logits, 1.0)
 

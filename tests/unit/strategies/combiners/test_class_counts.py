@@ -71,6 +71,6 @@ def test_geometric_mean_of_tables_without_a_common_class_is_uniform() -> None:
 def test_capped_sizes_are_at_most_the_median() -> None:
     assert capped(torch.tensor([10.0, 1e9, 20.0])).tolist() == [10.0, 20.0, 20.0]
     assert capped(torch.tensor([5.0])).tolist() == [5.0]
-    # Of two there is no middle: the smaller one is nobody's exaggeration.
+    # Of two there is no middle: the smaller one is no exaggeration.
     assert capped(torch.tensor([10.0, 1e9])).tolist() == [10.0, 10.0]
     assert capped(torch.tensor([])).tolist() == []

@@ -55,7 +55,7 @@ BUILT: dict[str, nn.Module] = {
     "two-class-per-class": TwoClassLinear(torch.tensor([2.0, 5.0]), torch.tensor([-1.0])),
     "two-class-nn": TwoClassTwoLayers(**PAIR_LAYERS),
     "open-set": OpenSet(1),
-    # Of whom the first knows class 0 alone, the second class 1; class 2 is nobody's.
+    # Of whom the first knows class 0 alone, the second class 1; no member knows class 2.
     "linear-pool": OpinionPool("linear", torch.eye(2, 3), smoothing=torch.tensor([1.0])),
     "log-pool": OpinionPool("log", torch.eye(2, 3), smoothing=torch.tensor([1.0])),
 }

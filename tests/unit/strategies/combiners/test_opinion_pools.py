@@ -18,7 +18,7 @@ from strategies.combiners.opinion_pools import (
 )
 
 POOLS = {name: COMBINERS[name] for name in ("linear-pool", "log-pool")}
-# Class 4 is nobody's.
+# No client holds class 4.
 COUNTS = torch.tensor([[30.0, 0, 5, 0, 0], [1, 20, 5, 0, 0], [0.5, 3, 0, 40, 0]])
 WEIGHTS, TEMPERATURES = torch.tensor([1.0, 2.0, 0.5]), torch.tensor([1.0, 1.5, 0.8])
 
@@ -231,7 +231,7 @@ def test_log_priors_are_distributions_in_which_no_class_is_impossible() -> None:
     priors = log_priors(torch.cat([COUNTS, torch.zeros(1, 5)]), 0.1).exp()
     torch.testing.assert_close(priors.sum(1), torch.ones(4))
     torch.testing.assert_close(priors[3], torch.full((5,), 0.2))
-    # (30 + 0.1 * 35) / (35 * 1.5), and what is left of a class without an example.
+    # (30 + 0.1 * 35) / (35 * 1.5), and the rest of a class without an example.
     torch.testing.assert_close(priors[0, [0, 1]], torch.tensor([33.5, 3.5]) / 52.5)
 
 

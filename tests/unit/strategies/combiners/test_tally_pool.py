@@ -145,7 +145,7 @@ def test_auto_takes_what_is_told_and_reads_off_the_rest() -> None:
     torch.testing.assert_close(found[1], (80 * estimates[1]).float(), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(found[2], (200 * estimates[2]).float(), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(counted(SILENT), counted(SILENT, counts="noise-rows"))
-    torch.testing.assert_close(counted(MIXED, sharpness=3.0)[0], found[0])  # what is told is not sharpened
+    torch.testing.assert_close(counted(MIXED, sharpness=3.0)[0], found[0])  # a client's own count is not sharpened
 
 
 def test_tempered_counts_lie_between_what_is_told_and_what_is_seen() -> None:

@@ -135,8 +135,8 @@ def test_shards_on_two_nodes_end_as_one_process_even_if_one_dies(caplog: pytest.
 
     book = Book(1, lambda: seen.extend(shards()))
     assert_close(place.run(method, job(), book), expected)
-    # Processes of their own. Two nodes are wished for, as test_compute_shard_plan tells, and not promised:
-    # with a soft affinity Ray passes over a node that lives if the one that places the shard has not heard of it yet.
+    # Processes of their own. Two nodes are a wish, which test_compute_shard_plan tests, and no promise:
+    # with a soft affinity Ray passes over a living node that the placing node does not know yet.
     assert len({shard["Pid"] for shard in seen}) == len(seen) == 2
     assert book.rows[0] == {"note": "the clients' models are held in 2 shards: setting 'shards' is 2"}
     for ours, theirs in zip(book.rows[1:], plain.rows, strict=True):

@@ -14,7 +14,7 @@ from strategies.core import offline
 from strategies.core.errors import OfflineError, OneShotError, OptionError
 
 ROOT = Path(__file__).resolve().parents[4]
-# What the programs below begin with; sockets that connect to nobody tell by their error who stopped them.
+# What the programs below begin with; the error of a socket without a peer shows which guard stopped it.
 PRELUDE = """
 import socket, sys, threading, urllib.error, urllib.request
 sys.path.insert(0, {root!r})

@@ -1,4 +1,4 @@
-"""The conversation with the nodes: who is asked and asked again, whose answers are taken, what is refused."""
+"""The conversation with the nodes: questions, repeated questions, accepted answers, refusals."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Talk:
         return Exchange(self.nodes, "test", **{"question": question, "receive": receive, **more}), heard
 
     def ask(self, receive: Any = None, timeout_s: float = 60.0, **more: Any) -> list[int]:
-        """Ask, wait until nobody is waited for, and leave the others."""
+        """Ask, wait until no answer is outstanding, and leave the others."""
         exchange, heard = self.exchange(receive, **more)
         exchange.wait(timeout_s, lambda: not exchange.waiting_for, lambda: "")
         exchange.close(own)
@@ -81,7 +81,7 @@ def test_every_node_is_asked_once_and_answers_are_pulled_one_at_a_time(talk: Any
     assert found.ask() == [1, 2]
     assert found.asked == [1, 2]
     assert all(len(ids) == 1 for ids in found.grid.pulls)
-    assert [ids[0] for ids in found.grid.pulls].count("message-1") == 1  # what has come is pulled no more
+    assert [ids[0] for ids in found.grid.pulls].count("message-1") == 1  # an answer is pulled only once
 
 
 def test_many_nodes_that_have_not_answered_are_looked_at_in_turns(talk: Any) -> None:
@@ -181,7 +181,7 @@ def test_an_answer_counts_for_the_node_that_was_asked_whatever_it_says_of_itself
     assert talk(FakeGrid({1: stock(1), 2: forged})).ask() == [1, 2]
 
 
-# What is lost is asked again.
+# A lost question is asked again.
 
 
 @pytest.mark.parametrize("code", [ErrorCode.NODE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE])

@@ -1,4 +1,4 @@
-"""Nodes whose plug is pulled while they are asked: who is asked again, who is waited for, what is said."""
+"""Nodes whose plug is pulled during a question: repeated questions, waiting, and log lines."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_collect_when_a_super_node_that_has_answered_starts_anew_takes_its_answe
     last, work = 2 * PULLS_PER_POLL, list[int]()
     grid = DeployedGrid({n: stock(n, work=work) for n in range(1, last + 1)}, activated={last: 2})
     collector(folder).collect(grid, REQUEST, timeout=60.0, min_uploads=last)
-    assert sorted(work) == list(range(1, last + 1))  # nobody trained twice
+    assert sorted(work) == list(range(1, last + 1))  # no client trained twice
     assert len(folder.held()) == last
 
 

@@ -260,7 +260,7 @@ def test_collect_counts_the_bytes_of_both_ways(folder: RoundFolder) -> None:
     assert answer is not None
     assert phase.traffic.up == {"alice": count_bytes(answer.content)}
     assert phase.traffic.down == {"alice": count_bytes(grid.asked[0].content)}
-    # What was moved before a crash counts too.
+    # The bytes before a crash count too.
     assert collector(folder).traffic == phase.traffic
 
 

@@ -1,4 +1,4 @@
-"""Arrays from outside: what is numpy's own is taken, everything else is refused without being believed."""
+"""Arrays from outside: numpy's own format is accepted, everything else is refused without trust."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The record schema: what is asked, what is accepted, and the one line with which everything else is refused."""
+"""The record schema: the request, the accepted answers, and the one line that refuses any other."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def test_warn_finds_the_same_and_leaves_nobody_out(tmp_path: Path, said: list[st
 
 
 def test_off_asks_no_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inspection, "inspect", lambda *_, **__: pytest.fail("nobody asked"))
+    monkeypatch.setattr(inspection, "inspect", lambda *_, **__: pytest.fail("no inspection is due"))
     strategy = one_shot(tmp_path / "run", "off")
 
     strategy.start(grid())

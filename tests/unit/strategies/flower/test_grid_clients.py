@@ -1,4 +1,4 @@
-"""Questions after the upload, over Flower's grid: who is asked, who is waited for, what is refused."""
+"""Questions after the upload, over Flower's grid: recipients, waiting, refusals."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_named_questions_reach_the_named_alone_once_their_names_are_known(talk: 
     clients = talk(grid)
     clients.ask(QUESTION, phase="p")
 
-    answers = clients.ask({"bob": Question("fens", {"step": "x"}), "nobody": QUESTION}, phase="p")
+    answers = clients.ask({"bob": Question("fens", {"step": "x"}), "absent": QUESTION}, phase="p")
 
     assert list(answers) == ["bob"]
     assert [m.metadata.dst_node_id for m in grid.asked] == [1, 2, 2]

@@ -1,4 +1,4 @@
-"""What a method that works on another kind of uploads asks its clients, and what it refuses when it comes."""
+"""A method of another kind of uploads: its request to the clients, and its refusals on arrival."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A method as the stage of every round: what it is given, what it leaves, what is said, and which methods can."""
+"""A method as the stage of every round: its input, its results, its log lines, and the methods that can."""
 
 from __future__ import annotations
 

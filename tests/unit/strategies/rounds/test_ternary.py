@@ -1,4 +1,4 @@
-"""Sparse ternary compression: against an independent reference, and code that nobody sent on purpose."""
+"""Sparse ternary compression: against an independent reference, and malformed code."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ def changed(data: bytes, bits: range | list[int]) -> Iterator[tuple[int, bytes]]
 
 
 def check_file(kind: Kind, root: Path, file: Path, bits: range | list[int], said: list[str]) -> None:
-    """Change one bit after the other, and compare what is read with what was written."""
+    """Change one bit after the other, and compare the result of reading with the content written."""
     data, wanted = file.read_bytes(), kind.read(root)
     for bit, now in changed(data, bits):
         file.write_bytes(now)
@@ -165,7 +165,7 @@ def check_file(kind: Kind, root: Path, file: Path, bits: range | list[int], said
 
 
 def _read_or_said(kind: Kind, root: Path) -> tuple[Any, list[str]]:
-    """Return what is read, or the line of the error that ends the reading."""
+    """Return the content read, or the line of the error that ends the reading."""
     try:
         return kind.read(root), []
     except StoreError as error:

@@ -61,7 +61,7 @@ def job_of(run: RunFolder, server_round: int = 1) -> Job:
 
 @dataclass(frozen=True)
 class Case:
-    """A file, how it comes to be, and what is read of it."""
+    """A file, the way it is written, and the way it is read."""
 
     name: str
     before: Callable[[Path], Any]

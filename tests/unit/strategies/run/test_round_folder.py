@@ -1,4 +1,4 @@
-"""Uploads, once accepted, survive everything; what is not accepted leaves no trace."""
+"""Accepted uploads survive every crash; a refused one leaves no trace."""
 
 from __future__ import annotations
 

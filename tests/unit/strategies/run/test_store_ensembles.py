@@ -100,8 +100,8 @@ def test_ensemble_saved_again_and_cut_off_while_the_first_is_removed_is_none(
 
 
 def test_ensemble_with_a_member_that_was_not_uploaded_names_it(run: RunFolder) -> None:
-    with pytest.raises(StoreError, match="without an upload: nobody"):
-        run.save_ensemble(EnsembleSpec(("a", "nobody"), "mean"), run.round().uploads())
+    with pytest.raises(StoreError, match="without an upload: absent"):
+        run.save_ensemble(EnsembleSpec(("a", "absent"), "mean"), run.round().uploads())
 
 
 def test_load_ensemble_with_an_unknown_architecture_names_it_and_the_known(run: RunFolder) -> None:

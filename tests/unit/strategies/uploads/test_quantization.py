@@ -261,7 +261,7 @@ def test_as_int8_without_ranges_quantises_the_weights_alone() -> None:
 
 def test_ranges_of_what_is_no_layer_change_nothing() -> None:
     model = net()
-    assert torch.equal(as_int8(model, {"nobody": (0.0, 1.0), "3": (0.0, 0.1)})(inputs()), as_int8(model)(inputs()))
+    assert torch.equal(as_int8(model, {"absent": (0.0, 1.0), "3": (0.0, 0.1)})(inputs()), as_int8(model)(inputs()))
 
 
 def test_as_int8_survives_a_copy_and_a_pickle() -> None:

@@ -1,4 +1,4 @@
-"""What clients that remember are told: the round of their last answer that counted, now and at the last checkpoint."""
+"""Requests to clients with a state: the round of their last answer that counted, now and at the last checkpoint."""
 
 from __future__ import annotations
 

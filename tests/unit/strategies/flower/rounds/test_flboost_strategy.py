@@ -80,7 +80,7 @@ def client(
     asked: list[tuple[str, str, Any]] | None = None,
     place: Path | None = None,
 ) -> Client:
-    """A client that trains a step from what it is sent, and scores it; a stock one if it is not named."""
+    """A client that trains a step from the model sent, and scores it; without a name, a stock one."""
     inputs = torch.randn(8 + seed, *SHAPE, generator=torch.Generator().manual_seed(seed))
     labels = torch.arange(8 + seed) % CLASSES
 

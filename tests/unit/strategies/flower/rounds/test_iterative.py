@@ -89,7 +89,7 @@ def three(place: Path | None = None, **more: Any) -> dict[int, Client]:
 
 
 def iterative(run_dir: Path, **changes: Any) -> Iterative:
-    """A strategy over tiny models; what is no argument of its own is a setting."""
+    """A strategy over tiny models; a setting for each argument that it lacks."""
     own_keys = ("min_uploads", "observer", "base", "seed", "refiner", "compute")
     own = {key: changes.pop(key) for key in own_keys if key in changes}
     config = IterativeConfig(**{"rounds": 3, "stc_density": 0.2, **changes})

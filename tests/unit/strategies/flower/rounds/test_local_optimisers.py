@@ -23,7 +23,7 @@ from strategies.flower.rounds.feddyn import FedDyn
 
 
 class Point(nn.Module):
-    """A model of two weights; what it makes of images is of no interest here."""
+    """A model of two weights; its outputs do not matter here."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -316,7 +316,7 @@ class Around(Strategy):
         return self.inner.aggregate_evaluate(server_round, replies)
 
     def summary(self) -> None:
-        """Say nothing."""
+        """Ignore the report."""
 
 
 def test_strategy_around_another_one_is_both() -> None:
@@ -358,7 +358,7 @@ def test_own_strategies_are_known(strategy: Strategy, remembers: tuple[str, ...]
     assert wrap(strategy) == Base(strategy, remembers, samples=True, evaluates=True, sees="parameters")
 
 
-# What is refused.
+# Refusals.
 
 DP = (flower.DifferentialPrivacyServerSideFixedClipping, flower.DifferentialPrivacyClientSideFixedClipping)
 DP_ADAPTIVE = (
@@ -429,7 +429,7 @@ def test_strategy_without_a_model_keeps_the_one_at_hand(said: list[str]) -> None
     model = model_of(wrap(Answering(lambda state: None)))
     assert one_round(model, 1, [weights(1), weights(2)]) is None
     assert torch.equal(model.state["0.weight"], weights(5)["0.weight"])
-    line = "round 1: strategy Answering made no model of 2 answers, so the model stays what it is: it returned none"
+    line = "round 1: strategy Answering made no model of 2 answers, so the model stays unchanged: it returned none"
     assert line in said
     # Bulyan wants three answers more than four for every malicious node.
     assert one_round(model_of(wrap(flower.Bulyan(num_malicious_nodes=1))), 1, [weights(1), weights(2)]) is None
@@ -499,7 +499,7 @@ def test_sample_follows_from_the_seed_and_leaves_the_random_states_alone() -> No
     asked = [list(model_of(wrap(FedAvg(fraction_train=0.3))).requests(number, {}, nodes)) for number in (1, 1, 2)]
     assert asked[0] == asked[1] != asked[2]
     assert [len(each) for each in asked] == [3, 3, 3]
-    # By place: whoever stands behind the nodes.
+    # By place: the clients behind the nodes.
     other = list(model_of(wrap(FedAvg(fraction_train=0.3))).requests(1, {}, [node + 100 for node in nodes]))
     assert [node - 100 for node in other] == asked[0]
     random.seed(1)
