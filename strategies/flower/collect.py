@@ -78,7 +78,7 @@ class Collector:
         if earlier := len(set(self._folder.held()) - self.clients):
             log(INFO, "%d uploads of clients without a name are here: those clients are asked anew", earlier)
 
-        nodes = Nodes(grid, self._refusals, self.traffic, self._names)
+        nodes = Nodes(grid, self._refusals, self.traffic, self._names, max_bytes=self._max_bytes)
         exchange = Exchange(
             nodes,
             UPLOAD_PHASE,

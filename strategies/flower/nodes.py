@@ -16,6 +16,7 @@ from flwr.serverapp import Grid
 
 from ..core.errors import OneShotError, UploadError
 from .names import Names
+from .pulling import pull
 
 if TYPE_CHECKING:
     from ..run.run_folder import RoundFolder
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 # Nodes of a simulation register at its start, within moments of each other.
 SETTLE_S = 2.0
+MAX_BYTES = 2**28
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -36,7 +38,7 @@ class Limits:
     """
 
     timeout_s: float
-    max_bytes: int = 2**28
+    max_bytes: int = MAX_BYTES
 
 
 @dataclass(frozen=True)
@@ -88,17 +90,27 @@ class Nodes:
         refusals: The record of refusals.
         traffic: The account of bytes.
         names: The clients' names from earlier rounds, or None.
+        max_bytes: The largest answer, all records together.
 
     Attributes:
         grid: As given.
         refusals: As given.
         traffic: As given.
         names: As given, or new.
+        max_bytes: As given.
         simulated: Whether Flower's simulation engine runs beside this process.
     """
 
-    def __init__(self, grid: Grid, refusals: Refusals, traffic: Traffic, names: Names | None = None) -> None:
-        self.grid, self.refusals, self.traffic = grid, refusals, traffic
+    def __init__(
+        self,
+        grid: Grid,
+        refusals: Refusals,
+        traffic: Traffic,
+        names: Names | None = None,
+        *,
+        max_bytes: int = MAX_BYTES,
+    ) -> None:
+        self.grid, self.refusals, self.traffic, self.max_bytes = grid, refusals, traffic, max_bytes
         self.names = Names() if names is None else names
         self.simulated = is_simulation(grid)
         self._late: dict[str, tuple[Sent, Callable[[Message, Sent], object]]] = {}
@@ -128,9 +140,12 @@ class Nodes:
         return ids[0] if ids and ids[0] else None
 
     def pull(self, message_id: str) -> Message | None:
-        """Return the answer to one message, inflated by Flower; None if it has not arrived."""
-        # The id identifies the node: the sender inside a reply is only the sender's claim.
-        return next(iter(self.grid.pull_messages([message_id])), None)
+        """Return the answer to one message; None if it has not arrived.
+
+        Raises:
+            UploadError: It is larger than ``max_bytes``.
+        """
+        return pull(self.grid, message_id, self.max_bytes)
 
     @contextmanager
     def guarded(self, node: int) -> Iterator[None]:

@@ -155,7 +155,7 @@ class IterativeRounds:
         if self._trip is None:
             kept = folder.round(1)
             self.account.traffic = Traffic.read(kept.path / TRAFFIC_FILE)
-            nodes = Nodes(grid, Refusals(kept), self.account.traffic)
+            nodes = Nodes(grid, Refusals(kept), self.account.traffic, max_bytes=self._max_bytes)
             terms = Terms(self._min_uploads, Limits(timeout, self._max_bytes), self._job.num_classes)
             self._trip = RoundTrip(nodes, run_id=folder.id, signatures=self._signatures, terms=terms)
         return self._trip

@@ -1,0 +1,126 @@
+"""One answer from the SuperLink, bounded before it is inflated.
+
+Flower moves a message as objects: arrays in chunks, arrays, records, and the message itself. A node writes them as it
+likes. An array may name one chunk a thousand times, and a record one array, so that a few MiB on the wire become GiB in
+memory. Here the bytes of the objects are counted while they arrive, and the bytes of the message before it is inflated.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+from flwr.supercore.constant import HEAD_BODY_DIVIDER
+from flwr.supercore.inflatable.inflatable_object import get_object_head_values_from_object_content
+
+from ..core.errors import UploadError
+from ..uploads.checks import MIB
+from .messages import count_bytes
+
+DEEPEST = 5  # message, records, record, array, chunk
+# The body of a record of numbers and texts, and the list of an array's chunks: Python needs many times their bytes.
+MOST_TEXT = 4 * MIB
+_CLIENT = "_client"  # where Flower's grid keeps its client of the SuperLink
+
+
+def pull(grid: Grid, message_id: str, max_bytes: int) -> Message | None:
+    """Return the answer to one message, inflated by Flower; None if it has not arrived.
+
+    Args:
+        grid: Flower's grid. One without a connection, as in a simulation, hands over whole messages.
+        message_id: The id of the question, which identifies the node: a reply's sender is only the sender's claim.
+        max_bytes: The largest answer, on the wire and in memory, all records together.
+
+    Raises:
+        UploadError: The answer is larger, or nested deeper than any message.
+    """
+    client = getattr(grid, "_runtime_client", None)  # connects where the grid is not connected yet
+    if client is not None:
+        setattr(grid, _CLIENT, _Bounded(client, max_bytes))
+    try:
+        reply = next(iter(grid.pull_messages([message_id])), None)
+    finally:
+        if client is not None:
+            setattr(grid, _CLIENT, client)
+    if reply is not None and not reply.has_error():
+        _check(count_bytes(reply.content), max_bytes)
+    return reply
+
+
+class _Bounded:
+    """Flower's client of the SuperLink during one pull.
+
+    Flower confirms a message after its last object has arrived and before it inflates them, so that is where the whole
+    is measured.
+    """
+
+    def __init__(self, client: Any, max_bytes: int) -> None:
+        self._client, self._max_bytes = client, max_bytes
+        self._lock = threading.Lock()  # Flower pulls objects in several threads
+        self._objects: dict[str, bytes] = {}
+        self._received = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def PullObject(self, request: Any) -> Any:  # noqa: N802  Flower's name
+        response = self._client.PullObject(request)
+        with self._lock:
+            self._received += len(response.object_content)
+            _check(self._received, self._max_bytes)
+            self._objects[request.object_id] = response.object_content
+        return response
+
+    def ConfirmMessageReceived(self, request: Any) -> Any:  # noqa: N802  Flower's name
+        response = self._client.ConfirmMessageReceived(request)
+        objects, self._objects = self._objects, {}  # Flower frees an object as soon as it is inflated
+        _check(inflated_bytes(request.message_object_id, objects), self._max_bytes)
+        return response
+
+
+def inflated_bytes(object_id: str, objects: dict[str, bytes]) -> int:
+    """Return the bytes of an object in memory: what it names several times counts several times.
+
+    Args:
+        object_id: The id of the object.
+        objects: Id -> content, of the object and of all that it names.
+
+    Raises:
+        UploadError: It is nested deeper than any message, or a record's texts or numbers are too many.
+        KeyError: An object is missing.
+        ValueError: A content is malformed.
+    """
+    known: dict[str, int] = {}
+
+    def measure(name: str, depth: int) -> int:
+        if depth > DEEPEST:
+            raise UploadError(f"its answer is nested deeper than {DEEPEST} objects, must be as Flower sends it")
+        if name not in known:
+            content = objects[name]
+            kind, children, _ = get_object_head_values_from_object_content(content)
+            size = len(content) - content.find(HEAD_BODY_DIVIDER) - 1
+            if kind != "ArrayChunk" and size > MOST_TEXT:
+                most = f"must be at most {MOST_TEXT // MIB} MiB"
+                raise UploadError(f"a record of its answer has {size / MIB:.1f} MiB of numbers and texts, {most}")
+            named = _named(kind, children, content) if children else []
+            known[name] = size + sum(measure(child, depth + 1) for child in named)
+        return known[name]
+
+    return measure(object_id, 1)
+
+
+def _named(kind: str, children: list[str], content: bytes) -> list[str]:
+    """Return the ids of the objects that an object names, each as often as it names it."""
+    if kind not in ("Array", "ArrayRecord", "RecordDict"):
+        return children
+    facts = json.loads(content[content.find(HEAD_BODY_DIVIDER) + 1 :])
+    named = [children[place] for place in facts["arraychunk_ids"]] if kind == "Array" else list(facts.values())
+    return [*named, *(set(children) - set(named))]  # Flower inflates all that the head names
+
+
+def _check(size: int, max_bytes: int) -> None:
+    if size > max_bytes:
+        raise UploadError(f"its answer is larger than {max_bytes / MIB:.1f} MiB (max-upload-mib)")
