@@ -89,11 +89,17 @@ class ModelConfig:
     name: str = option("lenet5", "architecture of the clients", choices=ARCHITECTURES)
     per_client: str = option("", "comma-separated architectures, assigned to the clients in turn; empty: model.name")
     student: str = option("", "architecture of the server's result; empty: model.name")
+    accepted: str = option("", "comma-separated architectures that uploads may have; empty: all of the zoo")
 
     def __post_init__(self) -> None:
         """Check every value, the listed names too."""
         check(self, "model")
-        for key, name in self.named():
+        accepted = [name.strip() for name in self.accepted.split(",") if name.strip()]
+        if accepted and (missing := sorted(set(self.mix()) - set(accepted))):
+            raise OptionError(
+                f"setting 'model.accepted' is {self.accepted!r}: must be '', or name {', '.join(missing)} too"
+            )
+        for key, name in [*self.named(), *(("model.accepted", name) for name in accepted)]:
             if name not in ARCHITECTURES:
                 raise OptionError(
                     f"setting {key!r} names {name!r}: must be one of {', '.join(ARCHITECTURES)}"

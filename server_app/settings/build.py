@@ -21,6 +21,7 @@ from strategies.core.errors import OptionError
 from strategies.method import TEACHERS, Job, Method, Normalization
 from strategies.run.run_folder import RunFolder
 from strategies.run.stage import all_cores
+from strategies.uploads.kinds import CVAE
 from strategies.uploads.needs import check_needs
 
 if TYPE_CHECKING:
@@ -123,6 +124,8 @@ def build_strategy(settings: Settings, job: Job) -> OneShot | Iterative:
     if app.client.nodes and SUPERNODES_VARIABLE not in os.environ:
         raise OptionError(refused_in_deployment(app.client.nodes))
     run_dir = app.resume or app.run_dir
+    # Every CVAE sends a decoder of one architecture, whatever its encoder.
+    accepted = "" if isinstance(settings.method, Method) and settings.method.uploads == CVAE else app.model.accepted
     if app.resume and not (Path(app.resume).expanduser() / "run.json").exists():
         raise OptionError(f"setting 'resume' is {app.resume!r}: must be the folder of a run (it holds run.json)")
     shared: dict[str, Any] = {
@@ -136,7 +139,7 @@ def build_strategy(settings: Settings, job: Job) -> OneShot | Iterative:
         "min_uploads": app.min_uploads,
         "seed": app.seed,
         "options": RunOptions(
-            app.threads, app.device, app.max_upload_mib, app.checkpoint_s, settings.gatekeeper, app.teacher
+            app.threads, app.device, app.max_upload_mib, app.checkpoint_s, settings.gatekeeper, app.teacher, accepted
         ),
         "proxy": job.proxy,
         "observer": job.observer,

@@ -16,6 +16,7 @@ spare it a second training for the same run::
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -25,10 +26,21 @@ from ..uploads.checks import CLIENT_NAME as CLIENT_NAME
 
 def already_held(msg: Message, *, client: str) -> Message | None:
     """Return the answer of a client whose upload the server already holds, or None if the client has to train."""
-    held = msg.content.config_records.get("config", ConfigRecord()).get("held", [])
-    if not isinstance(held, list) or client not in held:
+    config = msg.content.config_records.get("config", ConfigRecord())
+    held = config.get("held", [])
+    if not isinstance(held, list) or held_mark(client, str(config.get("run-id", ""))) not in held:
         return None
     return Message(RecordDict({"upload": ConfigRecord({"client": client, "held": True})}), reply_to=msg)
+
+
+def held_mark(client: str, run_id: str) -> str:
+    """Return the digest that stands for a client's name in a request, so that a node reads no other client's name.
+
+    Args:
+        client: The client's name.
+        run_id: The run folder's id, which makes the digests of two runs differ.
+    """
+    return hashlib.sha256(f"{run_id}/{client}".encode()).hexdigest()
 
 
 def failure(msg: Message, *, client: str, reason: str) -> Message:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from logging import INFO, WARNING
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ from flwr.app import Message
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from ..core.errors import QuorumError, UploadError
+from ..core.errors import QuorumError, UploadError, blaming
 from ..run.files import weights_bytes
 from ..run.stage import TRAFFIC_FILE
 from ..run.traffic import MIB, UPLOAD_PHASE, Traffic
@@ -23,6 +23,7 @@ from .names import Names
 from .nodes import Nodes, Refusals, Sent, own_error
 
 if TYPE_CHECKING:
+    from ..method import State
     from ..run.run_folder import RoundFolder
 
 
@@ -35,6 +36,7 @@ class Collector:
         num_classes: C.
         max_bytes: Largest accepted upload.
         names: The clients' names from earlier rounds; this round adds its own.
+        probe: (architecture, weights) -> nothing; raises UploadError where the model's outputs are not finite.
 
     Attributes:
         clients: Names of the uploads of this phase. A client that has a name keeps the upload that an earlier process
@@ -50,12 +52,14 @@ class Collector:
         num_classes: int,
         max_bytes: int,
         names: Names | None = None,
+        probe: Callable[[str, State], None] | None = None,
     ) -> None:
         self._folder = folder
         self._signatures = signatures
         self._num_classes = num_classes
         self._max_bytes = max_bytes
         self._names = Names() if names is None else names
+        self._probe = probe
         self._refusals = Refusals(folder)
         self._late = self._closed = False
         self._reported: dict[str, tuple[int, Mapping[str, float]]] = {}
@@ -82,7 +86,7 @@ class Collector:
         exchange = Exchange(
             nodes,
             UPLOAD_PHASE,
-            question=lambda node: replace(request, held=tuple(sorted(self.clients))).message(node),
+            question=lambda node: replace(request, held=self._held_for(node)).message(node),
             receive=self.receive,
             unneeded=lambda node: self._names.name_of(node) in self.clients,
         )
@@ -103,6 +107,11 @@ class Collector:
         exchange.refuse_missing(f"no answer within {timeout:.0f} s")
         self.check_quorum(min_uploads, exchange.asked, timeout)
         return exchange
+
+    def _held_for(self, node: int) -> tuple[str, ...]:
+        """Return the clients whose uploads are here: the node's own, or all while its name is unknown."""
+        name = self._names.name_of(node)
+        return tuple(sorted(self.clients)) if name is None else (name,) * (name in self.clients)
 
     def close(self) -> None:
         """Begin the server stage: what comes from now on is kept for replay, and said to be late."""
@@ -182,6 +191,9 @@ class Collector:
             names = [name, *(f"{name}-{k}" for k in range(2, len(self.clients) + 2))]
             name = next(n for n in names if n not in self.clients)
         # An earlier process may have stored the same weights of a nameless client.
+        if self._probe is not None:
+            with blaming(name):
+                self._probe(checked.facts.architecture, checked.state)
         if not (checked.anonymous and name in self._folder.held()):
             self._folder.accept(replace(checked.facts, client=name), checked.state)
         self.clients.add(name)

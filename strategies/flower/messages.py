@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 
+from ..client import held_mark
 from ..core.errors import UploadError, blaming
 from ..core.facts import UploadFacts
 from ..uploads.checks import CLIENT_NAME, Signature, check_facts, check_size, check_upload
@@ -44,7 +45,8 @@ class Request:
         server_round: The round, from 1.
         run_id: The run folder's id: the key of the files on the client's own disk.
         seed: The seed of the run.
-        held: Names whose uploads of this round are here already: they answer at once without work.
+        held: Names whose uploads of this round are here already: they answer at once without work. The message has
+            their digests.
         asks: What else the method wants of the clients: "holdout", "holdout-per-class", "calibrate", "task".
     """
 
@@ -77,7 +79,7 @@ class Request:
         config.update(self.asks)
         config.pop("held", None)  # ours alone
         if self.held:  # Flower cannot count the bytes of an empty list
-            config["held"] = list(self.held)
+            config["held"] = [held_mark(name, self.run_id) for name in self.held]
         return Message(
             RecordDict({"arrays": self.start, "config": config}), dst_node_id=node_id, message_type=message_type
         )

@@ -31,8 +31,9 @@ from ..run.stage import (
 )
 from ..run.traffic import Traffic
 from ..uploads.checks import Signature, Signatures
-from ..uploads.kinds import of_kind
+from ..uploads.kinds import accepted_of, of_kind
 from ..uploads.needs import check_needs
+from ..uploads.outputs import check_outputs
 from .clients import GridClients
 from .collect import Collector
 from .messages import Request
@@ -60,6 +61,8 @@ class RunOptions:
         "teacher that is distilled: the method's own ensemble, or all uploads under the pool of this name",
         choices=("method", *TEACHERS),
     )
+
+    accepted: str = option("", "comma-separated architectures that uploads may have; empty: all of the models")
 
     def __post_init__(self) -> None:
         """Check every value."""
@@ -132,7 +135,7 @@ class Rounds:
         self.door = Door(options.gatekeeper, min_uploads, say)
         self._options = options
         self._signatures = Signatures(job.builders)
-        self._sendable = Signatures(of_kind(job.builders, method.uploads))
+        self._sendable = Signatures(accepted_of(of_kind(job.builders, method.uploads), options.accepted))
 
     def run(
         self, folder: RunFolder, grid: Grid, arrays: ArrayRecord, *, timeout: float, train_config: ConfigRecord
@@ -212,9 +215,14 @@ class Rounds:
     def _collector(self, folder: RoundFolder) -> Collector:
         max_bytes = int(self._options.max_upload_mib * 2**20)
         num_classes, names = self._job.num_classes, self._names
-        collector = Collector(folder, self._sendable, num_classes=num_classes, max_bytes=max_bytes, names=names)
+        collector = Collector(
+            folder, self._sendable, num_classes=num_classes, max_bytes=max_bytes, names=names, probe=self._probe
+        )
         self.account.traffic = collector.traffic
         return collector
+
+    def _probe(self, architecture: str, state: State) -> None:
+        check_outputs(architecture, state, self._job.builders[architecture], self._job.input_shape)
 
     def _chosen(self, *, owns_ray: bool | None) -> ServerCompute:
         compute = self.compute if self.compute is not None else "ray"

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from ..core.errors import OptionError
+
 if TYPE_CHECKING:
     from ..method import ModelBuilder
 
@@ -26,3 +28,20 @@ def kind_of(architecture: str) -> str:
 def of_kind(builders: Mapping[str, ModelBuilder], kind: str) -> Mapping[str, ModelBuilder]:
     """Return the models that a client may send; all of them where no name says that it is of this kind."""
     return {name: builder for name, builder in builders.items() if kind_of(name) == kind} or builders
+
+
+def accepted_of(builders: Mapping[str, ModelBuilder], accepted: str) -> Mapping[str, ModelBuilder]:
+    """Return the models that a run accepts.
+
+    Args:
+        builders: The models that a client may send.
+        accepted: Their names with commas between, without the suffix of a kind; empty for all of them.
+
+    Raises:
+        OptionError: A name is none of them.
+    """
+    names = [name.strip() for name in accepted.split(",") if name.strip()]
+    bases = {name: name.removesuffix("+unknown") for name in builders}
+    if unknown := sorted(set(names) - set(bases.values())):
+        raise OptionError(f"accepted names {', '.join(unknown)}: must be of {', '.join(sorted(bases.values()))}")
+    return {name: builders[name] for name, base in bases.items() if base in names} if names else builders

@@ -22,7 +22,7 @@ from flower_fakes import (
 )
 from flwr.app import ArrayRecord, Error, Message, RecordDict
 
-from strategies.client import failure, upload_facts
+from strategies.client import failure, held_mark, upload_facts
 from strategies.core.errors import QuorumError, StoreError
 from strategies.flower.asking import Exchange
 from strategies.flower.collect import Collector
@@ -196,7 +196,7 @@ def test_collect_when_a_client_that_is_held_is_asked_does_not_work_again(folder:
     grid = FakeGrid({8: named("alice", 9, work=work), 9: named("bob", 2, work=work)})
     phase, _ = take(folder, grid, min_uploads=2)
     assert work == ["alice", "bob"]
-    assert grid.asked[0].content["config"]["held"] == ["alice"]
+    assert grid.asked[0].content["config"]["held"] == [held_mark("alice", grid.asked[0].content["config"]["run-id"])]
     assert phase.clients == {"alice", "bob"}
     assert folder.refused() == []
 

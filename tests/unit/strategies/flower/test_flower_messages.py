@@ -11,7 +11,7 @@ import torch
 from flower_fakes import BUILDERS, CLASSES, SIGNATURES, equal, linear, net, records, weights
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from strategies.client import upload_facts
+from strategies.client import already_held, held_mark, upload_facts
 from strategies.core.errors import UploadError
 from strategies.core.facts import UploadFacts
 from strategies.flower.messages import Reply, Request, count_bytes, is_anonymous, read_reply
@@ -264,8 +264,17 @@ def test_request_says_what_a_client_has_to_know() -> None:
     message = request.message(7)
     assert (message.metadata.dst_node_id, message.metadata.message_type) == (7, "train")
     assert message.content["arrays"] is start
-    facts = {"lr": 0.1, "server-round": 2, "run-id": "f00", "seed": 5, "held": ["alice", "bob"]}
+    held = [held_mark("alice", "f00"), held_mark("bob", "f00")]
+    facts = {"lr": 0.1, "server-round": 2, "run-id": "f00", "seed": 5, "held": held}
     assert message.content["config"] == ConfigRecord(facts)
+
+
+def test_request_names_no_client_and_marks_of_another_run_are_no_ones() -> None:
+    message = Request(ArrayRecord(), {}, 1, "f00", 5, ("alice", "bob")).message(7)
+    assert "alice" not in str(message.content["config"])
+    assert already_held(message, client="alice") is not None
+    message.content["config"]["run-id"] = "f01"
+    assert already_held(message, client="alice") is None
 
 
 def test_request_when_nothing_is_held_says_nothing_of_it() -> None:

@@ -19,7 +19,7 @@ from flower_fakes import (
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 
 from strategies import FedENS, OneShot, OneShotFedAvg
-from strategies.client import already_held, failure, upload_facts
+from strategies.client import already_held, failure, held_mark, upload_facts
 from strategies.compute import ray_actors
 from strategies.core.errors import QuorumError
 from strategies.method import Job, Method, Outcome, Progress
@@ -52,7 +52,7 @@ def test_configure_train_asks_every_node_and_names_what_is_held(tmp_path: Path) 
     one_round(found, grid)
     assert grid.of_type() == [1, 2]
     assert grid.asked[0].content["config"]["lr"] == 0.1
-    assert grid.asked[0].content["config"]["held"] == ["alice"]
+    assert grid.asked[0].content["config"]["held"] == [held_mark("alice", grid.asked[0].content["config"]["run-id"])]
     assert work == ["alice", "bob"]
     found.close()
 
@@ -123,7 +123,7 @@ def test_already_held_when_the_client_is_not_named_lets_it_work(held: Any) -> No
 
 
 def test_already_held_when_the_client_is_named_answers_at_once() -> None:
-    answer = already_held(question(["bob", "alice"]), client="alice")
+    answer = already_held(question([held_mark("bob", ""), held_mark("alice", "")]), client="alice")
     assert answer is not None
     assert answer.content == RecordDict({"upload": ConfigRecord({"client": "alice", "held": True})})
 

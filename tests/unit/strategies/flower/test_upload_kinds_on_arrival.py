@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
-from flower_fakes import CLASSES, SHAPE, Client, FakeGrid, net, records, strategy
+from flower_fakes import BUILDERS, CLASSES, ONE_THREAD, SHAPE, Client, FakeGrid, linear, named, net, records, strategy
 from flwr.app import Message
 from torch import nn
 
-from strategies import FedOV
+from strategies import FedENS, FedOV
 
 
 def wider() -> nn.Module:
@@ -54,3 +55,33 @@ def test_models_whose_names_say_no_kind_are_taken_as_what_the_method_works_on(tm
 
     assert len(found.report.job.uploads) == 2
     assert found.outcome(torch.zeros(2, *SHAPE)).shape == (2, CLASSES)
+
+
+def test_finite_weights_whose_outputs_overflow_cost_their_client_alone(tmp_path: Path) -> None:
+    def eve(message: Message) -> Message:
+        state = {key: value.new_full(value.shape, 3e38) for key, value in linear().state_dict().items()}
+        return Message(records(state, facts={"client": "eve", "architecture": "linear"}), reply_to=message)
+
+    found = strategy(FedENS, tmp_path / "run", model={"linear": linear})
+
+    honest = {2: named("alice", 1, architecture="linear"), 3: named("bob", 2, architecture="linear")}
+    found.start(FakeGrid({1: eve, **honest}))
+
+    assert [upload.client for upload in found.report.job.uploads] == ["alice", "bob"]
+    [refused] = found.folder.round(1).refused()
+    found.close()
+    assert refused["client"] == "eve"
+    assert "outputs for normal noise are not (largest value 3e+38)" in refused["reason"]
+
+
+def test_run_with_a_list_of_architectures_refuses_the_others(tmp_path: Path) -> None:
+    options = replace(ONE_THREAD, accepted="net")
+    found = strategy(FedENS, tmp_path / "run", model=BUILDERS, student="net", options=options)
+    nodes = {1: named("alice", 1, architecture="net"), 2: named("bob", 2, architecture="net")}
+
+    found.start(FakeGrid({**nodes, 3: named("eve", 3, architecture="linear")}))
+
+    assert [upload.client for upload in found.report.job.uploads] == ["alice", "bob"]
+    [refused] = found.folder.round(1).refused()
+    found.close()
+    assert (refused["client"], refused["reason"]) == ("eve", "upload.architecture is 'linear', known here are net")

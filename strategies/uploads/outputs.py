@@ -1,0 +1,47 @@
+"""Whether an upload's model answers with finite numbers: finite weights may overflow in the forward pass."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..core.errors import UploadError
+from ..core.seeds import generator, seeded_torch
+from .kinds import CVAE, kind_of
+
+if TYPE_CHECKING:
+    from ..core.facts import State
+    from ..method import ModelBuilder
+
+PROBES = 4
+
+
+def check_outputs(architecture: str, state: State, builder: ModelBuilder, input_shape: tuple[int, ...]) -> None:
+    """Refuse a classifier whose outputs for ordinary inputs are not finite.
+
+    Args:
+        architecture: The key of the model, which tells its kind; a decoder takes no images and is not probed.
+        state: Its weights, which fit the builder's model.
+        builder: Builds the model.
+        input_shape: Of one input; the probes are standard normal. A model that cannot take them is not judged.
+
+    Raises:
+        UploadError: An output is infinite or no number.
+    """
+    if kind_of(architecture) == CVAE:
+        return
+    with seeded_torch(0, "probe"), torch.no_grad():
+        model = builder()
+        model.load_state_dict(state)
+        probes = torch.randn(PROBES, *input_shape, generator=generator(0, "probe"))
+        try:
+            outputs = model.eval()(probes)
+        except (IndexError, RuntimeError, TypeError, ValueError):  # a model of tokens, say
+            return
+    if isinstance(outputs, torch.Tensor) and not bool(outputs.isfinite().all()):
+        largest = max((float(value.abs().max()) for value in state.values() if value.numel()), default=0.0)
+        raise UploadError(
+            f"arrays are finite, but the model's outputs for normal noise are not (largest value {largest:.3g}): must "
+            "be weights of a trained model"
+        )
