@@ -14,7 +14,7 @@ from server_app.launch import superlink as launching
 from server_app.launch.superlink import Launched
 from server_app.settings.choices import ASSUMPTIONS, CHOICES, assumption_of
 from server_app.settings.read import APP_DEFAULTS, default_settings
-from strategies.run.files import read_json
+from strategies.run.files import read_json, write_json
 from strategies.run.run_folder import RunFolder
 
 ROOT = Path(command_line.__file__).parent.parent
@@ -427,8 +427,7 @@ def test_latest_is_the_newest_run_that_is_no_replay(
 ) -> None:
     old, new = run_folder(name="old"), run_folder(name="new")
     for run, time in ((old, "2026-01-01T10:00:00"), (new, "2026-01-02T10:00:00")):
-        facts = json.loads((run / "run.json").read_text())
-        (run / "run.json").write_text(json.dumps({**facts, "created": time}))
+        write_json(run / "run.json", {**read_json(run / "run.json"), "created": time})
     monkeypatch.setenv("ONESHOT_RUNS", str(new.parent))
 
     first = json.loads(oneshot("replay", "latest", "--method", "fedavg", "--format", "json").stdout)
@@ -454,8 +453,7 @@ def test_list_shows_every_run_with_its_facts(
     (run.parent / "damaged").mkdir()
     (run.parent / "damaged" / "run.json").write_text("{")
     monkeypatch.setenv("ONESHOT_RUNS", str(run.parent))
-    facts = json.loads((run / "run.json").read_text())
-    (run / "run.json").write_text(json.dumps({**facts, "created": "2026-01-01T10:00:00"}))
+    write_json(run / "run.json", {**read_json(run / "run.json"), "created": "2026-01-01T10:00:00"})
     result = json.loads(oneshot("replay", run, "--method", "fedavg", "--format", "json").stdout)
 
     rows = json.loads(oneshot("list", "--format", "json").stdout)

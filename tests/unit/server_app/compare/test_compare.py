@@ -32,6 +32,7 @@ from server_app.replay.request import Request
 from server_app.replay.stored import replay_run, unmet_need
 from server_app.settings.choices import CHOICES
 from strategies.compute import InProcess
+from strategies.core.durable import sealed, unsealed
 from strategies.core.errors import OneShotError, OptionError, StoreError
 from strategies.core.facts import UploadFacts
 from strategies.core.seeds import seeded_torch
@@ -460,8 +461,8 @@ def test_what_a_cell_costs_when_it_was_cut_off_is_that_of_all_its_processes(
     row = json.loads((cell.folder / "usage.jsonl").read_text())
     assert row["step"] == 1
     assert row["cpu_s"] > 0.0
-    row = {**row, "wall_s": 1000.0, "cpu_s": 3000.0, "peak_mib": 1e6}
-    (cell.folder / "usage.jsonl").write_text(json.dumps(row) + "\n")
+    row = {**unsealed(row), "wall_s": 1000.0, "cpu_s": 3000.0, "peak_mib": 1e6}
+    (cell.folder / "usage.jsonl").write_text(json.dumps(sealed(row)) + "\n")
 
     work(cell, lambda _: None)
 
