@@ -155,6 +155,8 @@ def _trained(job: Job, progress: Progress, aggregator: Aggregator, trainers: Tra
     scores = _Scores(job, progress, aggregator)
     for number in range(first + 1, config.rounds + 1):
         updates = trainers.round(number, params)
+        while trainers.notes:
+            progress.record({"note": trainers.notes.pop(0)})
         if updates:
             params, state = adam.step(params, state, updates)
         scores.record(number, params, updates=len(updates), mib=trainers.mib_per_client)

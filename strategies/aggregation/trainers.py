@@ -15,6 +15,7 @@ from ..core.clients import Question
 from ..core.errors import OptionError, QuorumError, UploadError
 from ..core.seeds import derive_seed
 from ..uploads.packed import PackedMember, ensemble_digest, pack_member, to_wire
+from .bounds import Bound
 from .training import Sgd
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ AGGREGATOR_PHASE = "aggregator"
 BATCH = 256
 # The square of a larger change would be infinite in FedAdam's state, and the parameters would never change again.
 LARGEST = 1e9
+MOST_EXAMPLES = 2**31  # of one client, where its upload tells no number
 
 
 class Trainers(Protocol):
@@ -38,6 +40,8 @@ class Trainers(Protocol):
     @property
     def mib_per_client(self) -> float:
         """MiB that a client has sent and received so far, on average."""
+
+    notes: list[str]  # what a person should know of the trainers, each line once
 
     def round(self, number: int, params: Params) -> list[tuple[Params, int]]:
         """Return each trainer's parameters after its steps, with the number of examples that its steps saw."""
@@ -63,6 +67,8 @@ class Dialogue:
         self._quorum = max(1, math.ceil(job.config.quorum * len(job.uploads) - 1e-9))
         self._aggregator = aggregator_for(job.config.aggregator, job.num_classes)
         self._sent = False
+        self._bound = Bound()
+        self.notes = self._bound.notes
 
     @cached_property
     def _members(self) -> list[PackedMember]:
@@ -119,7 +125,9 @@ class Dialogue:
         facts = {"round": number, "steps": config.local_steps, "batch-size": config.batch_size, "lr": config.client_lr}
         answers = self._ask("round", facts, params, check=partial(self._check_round, number, params))
         sgd = Sgd(config.local_steps, config.batch_size, config.client_lr)
-        return [(dict(answer.arrays), sgd.seen(int(answer.facts["examples"]))) for answer in answers.values()]
+        ends = self._bound.apply(number, params, {client: answer.arrays for client, answer in answers.items()})
+        seen = [sgd.seen(int(answer.facts["examples"])) for answer in answers.values()]
+        return list(zip(ends, seen, strict=True))
 
     def votes(self) -> np.ndarray[Any, Any]:
         """Ask every client for its counts of votes, and return their sum [M, C, C]."""
@@ -169,7 +177,8 @@ class Dialogue:
                 f"its answer is for ensemble {str(named)[:12]!r}: must be {self._ensemble[:12]!r}", answer.client
             )
         needs, members = answer.facts.get("needs", []), set(range(len(self._members)))
-        if not isinstance(needs, list) or len(needs) > len(members) or set(needs) - members:
+        whole = {number for number in needs if type(number) is int} if isinstance(needs, list) else set()
+        if not isinstance(needs, list) or len(whole) != len(needs) or whole - members:
             raise UploadError(
                 f"it requests members {str(needs)[:80]}: must be 0 to {len(members) - 1}, each once", answer.client
             )
@@ -199,6 +208,15 @@ class Dialogue:
         if counts is None or counts.shape != shape or counts.dtype != np.int64 or counts.min() < 0:
             found = "missing" if counts is None else f"{counts.dtype}{list(counts.shape)}"
             raise UploadError(f"counts is {found}: must be int64{list(shape)} from 0", answer.client)
+        # A member votes once on each held example, and a client holds no more than it trained on.
+        most = max((u.num_examples or MOST_EXAMPLES for u in self._job.uploads if u.client == answer.client), default=0)
+        votes = counts.sum((1, 2), dtype=np.float64)
+        if votes.min() != votes.max() or votes.max() > (most or MOST_EXAMPLES):
+            raise UploadError(
+                f"counts has {votes.min():.0f} to {votes.max():.0f} votes of a member: must be as many of each, and at "
+                f"most {most or MOST_EXAMPLES}, one per example",
+                answer.client,
+            )
 
 
 class ServersImages:
@@ -212,6 +230,7 @@ class ServersImages:
 
     def __init__(self, job: Job) -> None:
         self._job = job
+        self.notes: list[str] = []
 
     def round(self, number: int, params: Params) -> list[tuple[Params, int]]:
         """Do the local steps of one round."""

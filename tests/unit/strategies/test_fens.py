@@ -211,7 +211,7 @@ def test_logits_of_other_held_examples_are_not_taken_for_these(tmp_path: Path) -
     assert clients.steps("ensemble") == ["c0", "c1", "c2"]
 
 
-@pytest.mark.parametrize("needs", [7, [0, 0, 1, 1], [3], [-1], ["0"], "all"])
+@pytest.mark.parametrize("needs", [7, [0, 0, 1, 1], [3], [-1], ["0"], "all", [0.0], [True], [[0]]])
 def test_needs_that_are_none_cost_the_client_that_says_them(tmp_path: Path, needs: Any) -> None:
     def greedy(answer: Answer) -> Answer:
         return changed(answer, needs=needs) if answer.client == "c1" and "needs" in answer.facts else answer
@@ -220,6 +220,38 @@ def test_needs_that_are_none_cost_the_client_that_says_them(tmp_path: Path, need
     fitted(clients)
 
     assert any(name == "c1" and "it requests members" in reason for name, reason in clients.refused)
+
+
+@pytest.mark.parametrize("size", [1e4, 9e8])
+def test_a_long_update_counts_as_five_medians_and_is_noted_once(tmp_path: Path, size: float) -> None:
+    def long(answer: Answer) -> Answer:
+        if answer.client == "c1" and answer.facts.get("round") == 1:
+            return replace(answer, arrays={key: value + np.float32(size) for key, value in answer.arrays.items()})
+        return answer
+
+    job, book = fens_job(replace(TINY, rounds=40)), Book()
+    honest = weights(fitted(DirectClients(tmp_path / "honest"), job))
+    attacked = weights(fitted(DirectClients(tmp_path / "attacked", spoil=long), job, book))
+
+    (note,) = book.notes
+    assert note.startswith("c1's change in round 1 is ")
+    assert "it counts as 5 times" in note
+    start = AGGREGATORS["per-class"].start(0, members=3, classes=CLASSES)["weight"]
+    learned = np.linalg.norm(honest["weight"] - start)
+    assert np.linalg.norm(attacked["weight"] - honest["weight"]) < learned
+
+
+@pytest.mark.parametrize("change", [lambda counts: counts * 2**50, lambda counts: counts + np.arange(3)[:, None, None]])
+def test_votes_of_more_examples_than_there_are_cost_the_client_its_votes(tmp_path: Path, change: Any) -> None:
+    def many(answer: Answer) -> Answer:
+        if answer.client == "c1" and "counts" in answer.arrays:
+            return replace(answer, arrays={"counts": change(answer.arrays["counts"])})
+        return answer
+
+    clients = DirectClients(tmp_path, spoil=many)
+    fitted(clients, fens_job(replace(TINY, aggregator="voting")))
+
+    assert any(name == "c1" and "votes of a member: must be" in reason for name, reason in clients.refused)
 
 
 def test_a_huge_update_is_refused_and_later_rounds_still_learn(tmp_path: Path) -> None:

@@ -1,0 +1,85 @@
+"""A bound on what one client can do in one round: its change of the parameters against those of the others.
+
+FedAdam divides by the root of a second moment that remembers a hundred rounds, so that one huge answer would stop the
+training for all of them. The bound is far above what honest clients of a skewed division send.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+MOST = 5.0  # times the median norm of the round; honest clients at alpha 0.05 and 0.1 stay below 2
+FEWEST = 3  # of two changes neither tells which one is too long
+
+
+def bounded(
+    start: Mapping[str, np.ndarray[Any, Any]], ends: Sequence[Mapping[str, np.ndarray[Any, Any]]], most: float = MOST
+) -> tuple[list[Arrays], list[float]]:
+    """Shorten changes that are far longer than those of the other clients.
+
+    Args:
+        start: The parameters at the start of the round.
+        ends: The parameters of every client after its steps, of the same names and shapes.
+        most: The longest change, in medians of the norms of all changes; of an even number the lower median counts.
+
+    Returns:
+        The parameters, and every change's norm in medians. Parameters within the bound are returned as given. Fewer
+        than 3 clients, or a median of 0, bound nothing, and every ratio is then 0.
+    """
+    norms = [_distance(start, end) for end in ends]
+    median = sorted(norms)[(len(norms) - 1) // 2] if len(norms) >= FEWEST else 0.0
+    ratios = [norm / median if median > 0 else 0.0 for norm in norms]
+    changed = [_towards(start, end, most / max(ratio, most)) for end, ratio in zip(ends, ratios, strict=True)]
+    return [
+        dict(end) if ratio <= most else near for end, near, ratio in zip(ends, changed, ratios, strict=True)
+    ], ratios
+
+
+class Bound:
+    """The bound of all rounds of a run, with a note on every client that exceeds it.
+
+    Attributes:
+        notes: Lines for the log, one per client, until somebody takes them.
+    """
+
+    def __init__(self) -> None:
+        self._known: set[str] = set()
+        self.notes: list[str] = []
+
+    def apply(
+        self, number: int, start: Mapping[str, np.ndarray[Any, Any]], ends: Mapping[str, Mapping[str, Any]]
+    ) -> list[Arrays]:
+        """Return the parameters of one round's clients within the bound, in their order; see :func:`bounded`.
+
+        Args:
+            number: The round, for the note.
+            start: The parameters at its start.
+            ends: Client -> its parameters.
+        """
+        found, ratios = bounded(start, list(ends.values()))
+        for client, ratio in zip(ends, ratios, strict=True):
+            if ratio > MOST and client not in self._known:
+                self._known.add(client)
+                self.notes.append(
+                    f"{client}'s change in round {number} is {ratio:.3g} times the median change: it counts as "
+                    f"{MOST:g} times, in later rounds too"
+                )
+        return found
+
+
+def _distance(start: Mapping[str, np.ndarray[Any, Any]], end: Mapping[str, np.ndarray[Any, Any]]) -> float:
+    squares = [
+        np.square(end[name].astype(np.float64) - value.astype(np.float64)).sum() for name, value in start.items()
+    ]
+    return float(np.sqrt(np.sum(squares)))
+
+
+def _towards(
+    start: Mapping[str, np.ndarray[Any, Any]], end: Mapping[str, np.ndarray[Any, Any]], share: float
+) -> Arrays:
+    moved = {name: value + share * (end[name].astype(np.float64) - value) for name, value in start.items()}
+    return {name: value.astype(start[name].dtype) for name, value in moved.items()}
