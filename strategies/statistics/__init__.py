@@ -1,0 +1,1 @@
+"""Sums of a frozen backbone's features, and the classifier heads that follow from them in closed form."""

@@ -1,0 +1,123 @@
+"""The penalty and the value of clients, by leaving clients out of the sums: no test data, no further message."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import torch
+
+from ..core.seeds import generator
+from .heads import LAMBDAS, SHRINKAGES, Lda, Ridge, fallback, squared_error
+from .sums import Statistics
+
+# Up to so many clients each is a fold of its own; more are dealt to ten folds.
+SINGLE_FOLDS, FOLDS = 20, 10
+# Errors per example closer than this are equal, and the larger penalty wins.
+TIE = 1e-6
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A penalty, chosen by the loss of held-out clients.
+
+    Attributes:
+        value: The chosen lambda or shrinkage.
+        curve: Candidate -> loss per held-out example; empty if no client could be left out.
+        by_client: Client, or the clients of a fold joined by a space -> its loss per example at the chosen value.
+    """
+
+    value: float
+    curve: Mapping[float, float]
+    by_client: Mapping[str, float]
+
+
+def choose_penalty(clients: Mapping[str, Statistics], *, seed: int, grid: Sequence[float] = LAMBDAS) -> Choice:
+    """Choose ridge's lambda by the squared error of every fold under the head of the others.
+
+    Args:
+        clients: Name -> statistics.
+        seed: Of the run; deals more than 20 clients to ten folds.
+        grid: Candidates, ascending.
+    """
+
+    def losses(others: Statistics, held_out: Statistics) -> list[float]:
+        ridge = Ridge(others)
+        return [squared_error(ridge.head(penalty), held_out) for penalty in grid]
+
+    return _choose(clients, grid, losses, seed=seed, alone=0)
+
+
+def choose_shrinkage(clients: Mapping[str, Statistics], *, seed: int, grid: Sequence[float] = SHRINKAGES) -> Choice:
+    """Choose LDA's shrinkage by the negative log-likelihood of every fold under the others.
+
+    Args:
+        clients: Name -> statistics.
+        seed: Of the run; deals more than 20 clients to ten folds.
+        grid: Candidates, ascending.
+    """
+
+    def losses(others: Statistics, held_out: Statistics) -> list[float]:
+        lda = Lda(others)
+        return [-lda.log_likelihood(held_out, shrinkage) for shrinkage in grid]
+
+    return _choose(clients, grid, losses, seed=seed, alone=1)
+
+
+def folds_of(names: Sequence[str], seed: int) -> list[tuple[str, ...]]:
+    """Deal clients to folds: each its own up to 20 clients, else ten folds drawn by the seed."""
+    ordered = sorted(names)
+    if len(ordered) <= SINGLE_FOLDS:
+        return [(name,) for name in ordered]
+    drawn = torch.randperm(len(ordered), generator=generator(seed, "statistics", "folds")).tolist()
+    return [tuple(sorted(ordered[k] for k in drawn[fold::FOLDS])) for fold in range(FOLDS)]
+
+
+def values_of(clients: Mapping[str, Statistics], penalty: float) -> dict[str, float]:
+    """Return what every client is worth to the others, without test data.
+
+    ``v_j = sum over k != j of [E_k(without j and k) - E_k(without k)] / (N - n_j)``: how much larger the others'
+    left-out error per example would be without j. A negative value is no proof of harm where classes are skewed.
+
+    Args:
+        clients: Name -> statistics, from 3 to 20 clients; more take K (K - 1) / 2 solves.
+        penalty: lambda.
+
+    Raises:
+        ValueError: There are fewer than 3 clients.
+    """
+    names = sorted(clients)
+    if len(names) < 3:
+        raise ValueError(f"the value of {len(names)} clients is not defined: must be at least 3")
+    total = Statistics.total(clients[name] for name in names)
+    without = {name: Ridge(total - clients[name]).head(penalty) for name in names}
+    lost = dict.fromkeys(names, 0.0)
+    for one, other in combinations(names, 2):
+        head = Ridge(total - clients[one] - clients[other]).head(penalty)
+        for left, judge in ((one, other), (other, one)):
+            held_out = clients[judge]
+            lost[left] += squared_error(head, held_out) - squared_error(without[judge], held_out)
+    return {name: lost[name] / (total.examples - clients[name].examples) for name in names}
+
+
+def _choose(
+    clients: Mapping[str, Statistics],
+    grid: Sequence[float],
+    losses: Callable[[Statistics, Statistics], list[float]],
+    *,
+    seed: int,
+    alone: int,
+) -> Choice:
+    total = Statistics.total(clients[name] for name in sorted(clients))
+    folds = folds_of(list(clients), seed)
+    found: dict[str, tuple[list[float], float]] = {}
+    for fold in folds if len(folds) > 1 else []:
+        held_out = Statistics.total(clients[name] for name in fold)
+        found[" ".join(fold)] = losses(total - held_out, held_out), held_out.examples
+    if not found:
+        return Choice(fallback(total)[alone], {}, {})
+    mean = [sum(row[k] for row, _ in found.values()) / total.examples for k in range(len(grid))]
+    best = max(k for k, loss in enumerate(mean) if loss <= min(mean) + TIE)
+    by_client = {fold: row[best] / max(1.0, examples) for fold, (row, examples) in found.items()}
+    return Choice(grid[best], dict(zip(grid, mean, strict=True)), by_client)

@@ -1,0 +1,125 @@
+"""Differential privacy of feature sums: one Gaussian on all of them, with the exact calibration.
+
+Balle and Wang, *Improving the Gaussian Mechanism for Differential Privacy*, ICML 2018, theorem 8,
+https://arxiv.org/abs/1805.06530. The unit of privacy is one example of a client, added or removed.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .sums import Statistics
+
+# Sums carry the classes and have few entries, counts are large: these weights spend the budget where it helps.
+SUM_WEIGHT, COUNT_WEIGHT = 2.0, 0.1
+# Norms must not exceed 1 in the last bit either.
+MARGIN = 1e-6
+
+
+def sensitivity() -> float:
+    """Return the L2 norm of what one example of unit norm adds to (G, 2 S, 0.1 n): sqrt(1 + 2^2 + 0.1^2)."""
+    return math.sqrt(1.0 + SUM_WEIGHT**2 + COUNT_WEIGHT**2)
+
+
+def log_delta(epsilon: float, noise: float) -> float:
+    """Return the logarithm of the least delta of a Gaussian mechanism of sensitivity 1.
+
+    ``delta = Phi(1 / 2s - eps s) - e^eps Phi(-1 / 2s - eps s)``, computed in log space.
+
+    Args:
+        epsilon: At least 0.
+        noise: s, the standard deviation of the noise, greater than 0.
+    """
+    first, second = (
+        float(torch.special.log_ndtr(torch.tensor(sign / (2.0 * noise) - epsilon * noise, dtype=torch.float64)))
+        for sign in (1.0, -1.0)
+    )
+    gap = epsilon + second - first
+    return -math.inf if gap >= 0.0 else first + math.log1p(-math.exp(gap))
+
+
+def noise_for(epsilon: float, delta: float) -> float:
+    """Return the least noise for a budget at sensitivity 1, by bisection to 1e-12 relative.
+
+    Args:
+        epsilon: Greater than 0.
+        delta: Between 0 and 1.
+
+    Raises:
+        ValueError: The budget is out of its range.
+    """
+    if not (epsilon > 0.0 and 0.0 < delta < 1.0):
+        raise ValueError(f"epsilon is {epsilon} and delta {delta}: must be greater than 0, and delta less than 1")
+    low, high = 1e-6, 1e-6
+    while log_delta(epsilon, high) > math.log(delta):
+        low, high = high, 2.0 * high
+    while high - low > 1e-12 * high:
+        middle = (low + high) / 2.0
+        low, high = (middle, high) if log_delta(epsilon, middle) > math.log(delta) else (low, middle)
+    return high
+
+
+def spent(mechanisms: list[float], delta: float) -> float:
+    """Return the epsilon of several Gaussian mechanisms on the same examples.
+
+    They compose exactly: ``mu = sqrt(sum mu_i^2)`` with ``mu_i = D / sigma_i``.
+
+    Args:
+        mechanisms: mu_i of each; empty costs nothing.
+        delta: Between 0 and 1.
+    """
+    mu = math.sqrt(sum(value**2 for value in mechanisms))
+    if mu == 0.0 or log_delta(0.0, 1.0 / mu) <= math.log(delta):
+        return 0.0
+    low, high = 0.0, 1.0
+    while log_delta(high, 1.0 / mu) > math.log(delta):
+        low, high = high, 2.0 * high
+    while high - low > 1e-12 * high:
+        middle = (low + high) / 2.0
+        low, high = (middle, high) if log_delta(middle, 1.0 / mu) > math.log(delta) else (low, middle)
+    return high
+
+
+def normalised(features: Tensor) -> Tensor:
+    """Return features [B, d] with norms just below 1, in float64; a zero row stays zero."""
+    precise = features.to(torch.float64)
+    norms = precise.norm(dim=1, keepdim=True)
+    return torch.where(norms > 0, precise / (norms.clamp_min(1e-300) * (1.0 + MARGIN)), precise)
+
+
+def released(statistics: Statistics, epsilon: float, delta: float) -> Statistics:
+    """Return noisy statistics that keep a budget, for features of norm at most 1.
+
+    Off-diagonal entries of G stand twice in its Frobenius norm, so their noise has half the variance of the diagonal.
+    The noise comes from the operating system's random bytes and never from a seed.
+
+    Args:
+        statistics: Exact sums.
+        epsilon: Greater than 0.
+        delta: Between 0 and 1.
+    """
+    scale = noise_for(epsilon, delta) * sensitivity()
+
+    def draw(like: Tensor, factor: float) -> Tensor:
+        return _system_normal(like.shape) * (scale * factor)
+
+    noise = draw(statistics.gram, math.sqrt(0.5))
+    upper = torch.triu(noise, 1)
+    symmetric = upper + upper.T + torch.diag(noise.diagonal() * math.sqrt(2.0))
+    return Statistics(
+        statistics.counts + draw(statistics.counts, 1.0 / COUNT_WEIGHT),
+        statistics.sums + draw(statistics.sums, 1.0 / SUM_WEIGHT),
+        statistics.gram + symmetric,
+    )
+
+
+def _system_normal(shape: torch.Size) -> Tensor:
+    """Return standard normal numbers in float64, each from 53 random bits of the operating system."""
+    bits = np.frombuffer(os.urandom(8 * shape.numel()), dtype=np.uint64) >> np.uint64(11)
+    normal: Tensor = torch.special.ndtri(torch.from_numpy((bits.astype(np.float64) + 0.5) * 2.0**-53))
+    return normal.reshape(shape)

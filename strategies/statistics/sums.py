@@ -1,0 +1,178 @@
+"""Sums over the features of labelled examples: a client uploads them in place of a model.
+
+The sums of a union of disjoint sets are the sum of theirs. So a head that is solved from them does not depend on how
+the examples are divided over clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..core.seeds import derive_seed
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Sums over N examples with features f in R^d and labels of C classes, in float64.
+
+    Attributes:
+        counts: n_c, examples per class [C].
+        sums: S, the sum of features per class [C, d].
+        gram: G = sum f f^T [d, d], symmetric and not centred.
+    """
+
+    counts: Tensor
+    sums: Tensor
+    gram: Tensor
+
+    @classmethod
+    def zeros(cls, classes: int, features: int) -> Statistics:
+        """Return the statistics of no example."""
+        return cls(_zeros(classes), _zeros(classes, features), _zeros(features, features))
+
+    @classmethod
+    def of(cls, batches: Iterable[tuple[Tensor, Tensor]], classes: int, features: int) -> Statistics:
+        """Add up batches in one pass.
+
+        Args:
+            batches: Features [B, d] of any float type and labels [B], int64 from 0 to C - 1.
+            classes: C.
+            features: d.
+        """
+        total = cls.zeros(classes, features)
+        for rows, labels in batches:
+            precise = rows.to(torch.float64)
+            total.counts.add_(torch.bincount(labels, minlength=classes))
+            total.sums.index_add_(0, labels, precise)
+            total.gram.addmm_(precise.T, precise)
+        return total
+
+    @classmethod
+    def total(cls, parts: Iterable[Statistics]) -> Statistics:
+        """Add up at least one part, in the order given, in the memory of two.
+
+        Raises:
+            ValueError: There is no part.
+        """
+        whole: Statistics | None = None
+        for part in parts:
+            if whole is None:
+                whole = cls(part.counts.clone(), part.sums.clone(), part.gram.clone())
+                continue
+            whole.counts.add_(part.counts)
+            whole.sums.add_(part.sums)
+            whole.gram.add_(part.gram)
+        if whole is None:
+            raise ValueError("no statistics to add up: must be at least one part")
+        return whole
+
+    def __sub__(self, other: Statistics) -> Statistics:
+        """Return the statistics without those of a subset; exact but for rounding."""
+        return Statistics(self.counts - other.counts, self.sums - other.sums, self.gram - other.gram)
+
+    def scaled(self, factor: float) -> Statistics:
+        """Return the statistics with every example weighted by a factor."""
+        return Statistics(self.counts * factor, self.sums * factor, self.gram * factor)
+
+    def projected(self, projection: Tensor) -> Statistics:
+        """Return the statistics of the features f P, which needs no example again.
+
+        Args:
+            projection: P [d, e] in float64.
+        """
+        return Statistics(self.counts, self.sums @ projection, projection.T @ self.gram @ projection)
+
+    @property
+    def examples(self) -> float:
+        """N; a whole number where no noise was added."""
+        return float(self.counts.sum())
+
+    @property
+    def classes(self) -> int:
+        """C."""
+        return self.sums.shape[0]
+
+    @property
+    def features(self) -> int:
+        """The number d of features."""
+        return self.sums.shape[1]
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean feature m = s / N [d]."""
+        return self.sums.sum(0) / self.examples
+
+    @property
+    def class_means(self) -> Tensor:
+        """The mean feature of every class mu_c [C, d]; the mean feature m for a class without examples."""
+        seen = (self.counts > 0)[:, None]
+        return torch.where(seen, self.sums / self.counts.clamp_min(1.0)[:, None], self.mean)
+
+    @property
+    def scatter(self) -> Tensor:
+        """The scatter around the mean A = G - N m m^T [d, d]."""
+        return self.gram - self.examples * torch.outer(self.mean, self.mean)
+
+    @property
+    def scatter_within(self) -> Tensor:
+        """The scatter around the class means S_w = G - sum_c n_c mu_c mu_c^T [d, d]."""
+        means = self.sums / self.counts.clamp_min(1.0)[:, None]
+        return self.gram - (self.sums.T @ means)
+
+
+def to_arrays(statistics: Statistics, *, whole: bool = True) -> dict[str, Tensor]:
+    """Return statistics as they travel: ``counts``, ``sums`` and the upper triangle of the Gram matrix, ``gram``.
+
+    Args:
+        statistics: The sums.
+        whole: Whether the counts are whole numbers and travel as int64 [C]; with noise they are float32.
+
+    Returns:
+        ``sums`` is float32 [C, d], ``gram`` float32 [d (d + 1) / 2], row by row. This is the only rounding.
+    """
+    rows, columns = torch.triu_indices(statistics.features, statistics.features)
+    return {
+        "counts": statistics.counts.to(torch.int64 if whole else torch.float32),
+        "sums": statistics.sums.to(torch.float32),
+        "gram": statistics.gram[rows, columns].to(torch.float32),
+    }
+
+
+def from_arrays(arrays: Mapping[str, Tensor]) -> Statistics:
+    """Return the statistics that :func:`to_arrays` wrote; the shapes have been checked before."""
+    features = arrays["sums"].shape[1]
+    rows, columns = torch.triu_indices(features, features)
+    gram = _zeros(features, features)
+    gram[rows, columns] = arrays["gram"].to(torch.float64)
+    gram[columns, rows] = gram[rows, columns]
+    return Statistics(arrays["counts"].to(torch.float64), arrays["sums"].to(torch.float64), gram)
+
+
+def projection(features: int, kept: int, seed: int) -> Tensor:
+    """Return P [d, e] with orthonormal columns, the same for a seed on every machine.
+
+    A Gaussian matrix of numpy's PCG64 in float64, orthonormalised by QR. R's diagonal is made positive, for QR alone
+    is not unique.
+
+    Args:
+        features: d.
+        kept: e, from 1 to d.
+        seed: Of the run.
+
+    Raises:
+        ValueError: ``kept`` is out of its range.
+    """
+    if not 1 <= kept <= features:
+        raise ValueError(f"features to keep are {kept}: must be 1 to {features}")
+    rng = np.random.Generator(np.random.PCG64(derive_seed(seed, "features", "projection")))
+    basis, triangle = np.linalg.qr(rng.standard_normal((features, kept)))
+    return torch.from_numpy(basis * np.sign(np.diag(triangle)))
+
+
+def _zeros(*shape: int) -> Tensor:
+    return torch.zeros(shape, dtype=torch.float64)

@@ -1,0 +1,117 @@
+import numpy as np
+import pytest
+import torch
+from statistics_fakes import CLASSES, FEATURES, divided, examples, of
+
+from strategies.statistics.heads import NEVER, Head, Lda, Ridge, accuracy, balanced, fallback, squared_error
+from strategies.statistics.sums import Statistics, from_arrays, to_arrays
+
+
+@pytest.mark.parametrize("penalty", [1e-4, 0.1, 10.0])
+def test_ridge_is_the_augmented_least_squares_of_numpy(penalty: float) -> None:
+    rows, labels = examples(0)
+    head, array = Ridge(of(rows, labels)).head(penalty), rows.numpy()
+    centred = array - array.mean(0)
+    strength = penalty * np.trace(centred.T @ centred) / FEATURES
+    # Least squares on examples, with sqrt(l) I below them; the bias's column of ones is not penalised.
+    design = np.block(
+        [[array, np.ones((len(array), 1))], [np.sqrt(strength) * np.eye(FEATURES), np.zeros((FEATURES, 1))]]
+    )
+    targets = np.vstack([np.eye(CLASSES)[labels.numpy()], np.zeros((FEATURES, CLASSES))])
+    wanted = np.linalg.lstsq(design, targets, rcond=None)[0]
+    np.testing.assert_allclose(head.weight, wanted[:-1].T, atol=1e-10)
+    np.testing.assert_allclose(head.bias, wanted[-1], atol=1e-10)
+
+
+@pytest.mark.parametrize("prior", ["counts", "uniform"])
+def test_lda_is_the_discriminant_by_definition(prior: str) -> None:
+    rows, labels = examples(1)
+    head = Lda(of(rows, labels)).head(0.1, prior=prior)
+    means = torch.stack([rows[labels == c].mean(0) for c in range(CLASSES)])
+    centred = rows - means[labels]
+    covariance = centred.T @ centred / (len(rows) - CLASSES)
+    covariance = 0.9 * covariance + 0.1 * covariance.trace() / FEATURES * torch.eye(FEATURES, dtype=torch.float64)
+    weight = means @ torch.linalg.inv(covariance)
+    logs = (labels.bincount() / len(rows)).double().log() if prior == "counts" else torch.zeros(CLASSES)
+    torch.testing.assert_close(head.weight, weight)
+    torch.testing.assert_close(head.bias, logs - (weight * means).sum(1) / 2, check_dtype=False, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("alpha", [0.01, 0.1, 100.0])
+@pytest.mark.parametrize("clients", [1, 10, 1000])
+def test_heads_of_any_division_equal_the_pooled_ones(alpha: float, clients: int) -> None:
+    rows, labels = examples(2, 2000)
+    pooled, summed = of(rows, labels), Statistics.total(divided(rows, labels, clients, alpha).values())
+    for one, other in (
+        (Ridge(pooled).head(0.01), Ridge(summed).head(0.01)),
+        (Lda(pooled).head(0.1), Lda(summed).head(0.1)),
+    ):
+        torch.testing.assert_close(one.weight, other.weight, rtol=0, atol=1e-8)
+        torch.testing.assert_close(one.bias, other.bias, rtol=0, atol=1e-8)
+
+
+def test_afls_pairwise_law_is_the_sum() -> None:
+    rows, labels = examples(3)
+    onehot, eye = torch.eye(CLASSES, dtype=torch.float64)[labels], torch.eye(FEATURES, dtype=torch.float64)
+    whole, weight = torch.zeros_like(eye), torch.zeros(FEATURES, CLASSES, dtype=torch.float64)
+    for part in torch.arange(len(rows)).chunk(5):
+        own = rows[part].T @ rows[part] + eye
+        mine = torch.linalg.solve(own, rows[part].T @ onehot[part])
+        both = torch.linalg.inv(whole + own)  # AFL's law: each side's weights, by its share of the Gram matrices
+        weight, whole = both @ (whole @ weight + own @ mine), whole + own
+    clean = torch.linalg.solve(whole - 5 * eye, whole @ weight)  # its removal of gamma = 1 of each of 5 clients
+    summed = of(rows, labels)
+    torch.testing.assert_close(clean, torch.linalg.solve(summed.gram, summed.sums.T), rtol=0, atol=1e-9)
+
+
+def test_float32_on_the_wire_keeps_every_prediction() -> None:
+    rows, labels = examples(4, 500)
+    exact, sent = of(rows, labels), from_arrays(to_arrays(of(rows, labels)))
+    one, other = Ridge(exact).head(0.01).logits(rows), Ridge(sent).head(0.01).logits(rows)
+    assert torch.equal(one.argmax(1), other.argmax(1))
+    assert float((one - other).abs().max()) < 1e-5
+
+
+def test_squared_error_and_likelihood_need_no_example() -> None:
+    rows, labels = examples(5)
+    others, onehot = of(*examples(6)), torch.eye(CLASSES, dtype=torch.float64)[labels]
+    head = Ridge(others).head(0.1)
+    wanted = float((head.logits(rows) - onehot).square().sum())
+    assert squared_error(head, of(rows, labels)) == pytest.approx(wanted, rel=1e-10)
+    lda = Lda(others)
+    covariance = lda._vectors @ torch.diag(lda.spectrum(0.2)) @ lda._vectors.T
+    normal = torch.distributions.MultivariateNormal(others.class_means[labels], covariance)
+    prior = (others.counts / others.examples).log()[labels]
+    found = lda.log_likelihood(of(rows, labels), 0.2)
+    assert found == pytest.approx(float((normal.log_prob(rows) + prior).sum()), rel=1e-9)
+
+
+def test_an_absent_class_is_never_predicted_by_lda_and_balanced_ridge() -> None:
+    rows, labels = examples(7)
+    seen = of(rows[labels < 2], labels[labels < 2])
+    for head in (Lda(seen).head(0.1), balanced(Ridge(seen).head(0.1), seen.counts)):
+        assert head.bias[2] == NEVER
+        assert int(head.logits(rows).argmax(1).max()) == 1
+
+
+def test_balanced_scores_are_standardised_targets() -> None:
+    rows, labels = examples(8)
+    seen = of(rows, labels)
+    share = seen.counts / seen.examples
+    plain, found = Ridge(seen).head(0.1), balanced(Ridge(seen).head(0.1), seen.counts)
+    wanted = (plain.logits(rows) - share) / (share * (1 - share)).sqrt()
+    torch.testing.assert_close(found.logits(rows), wanted)
+
+
+def test_constant_features_give_the_class_frequencies() -> None:
+    rows = torch.full((10, FEATURES), 0.0, dtype=torch.float64)
+    head = Ridge(of(rows, torch.arange(10) % 2)).head(0.1)
+    assert head.bias.tolist() == [0.5, 0.5, 0.0]
+    assert not head.weight.any()
+
+
+def test_accuracy_and_fallback() -> None:
+    rows, labels = examples(9)
+    assert fallback(of(rows, labels)) == (FEATURES / 90, FEATURES / 96)
+    certain = Head(torch.zeros(CLASSES, FEATURES), torch.tensor([0.0, 1.0, 0.0]))
+    assert accuracy(certain, [(rows, labels)]) == pytest.approx(float((labels == 1).double().mean()))

@@ -1,0 +1,81 @@
+import numpy as np
+import pytest
+import torch
+from statistics_fakes import CLASSES, FEATURES, divided, examples, of
+
+from strategies.statistics.sums import Statistics, from_arrays, projection, to_arrays
+
+
+def test_of_in_any_batches_is_numpys_sums() -> None:
+    rows, labels = examples(0)
+    found = Statistics.of(zip(rows.split(7), labels.split(7), strict=True), CLASSES, FEATURES)
+    array, onehot = rows.numpy(), np.eye(CLASSES)[labels.numpy()]
+    np.testing.assert_allclose(found.gram, array.T @ array, rtol=1e-12)
+    np.testing.assert_allclose(found.sums, onehot.T @ array, rtol=1e-12, atol=1e-14)
+    assert found.counts.tolist() == onehot.sum(0).tolist()
+
+
+@pytest.mark.parametrize("alpha", [0.01, 0.1, 100.0])
+@pytest.mark.parametrize("clients", [1, 10, 1000])
+def test_total_of_any_division_in_any_order_is_that_of_all_examples(alpha: float, clients: int) -> None:
+    rows, labels = examples(1, 2000)
+    parts = list(divided(rows, labels, clients, alpha).values())
+    order = torch.randperm(clients, generator=torch.Generator().manual_seed(3)).tolist()
+    whole, found = of(rows, labels), Statistics.total(parts[k] for k in order)
+    assert torch.equal(found.counts, whole.counts)
+    torch.testing.assert_close(found.sums, whole.sums, rtol=0, atol=1e-11)
+    torch.testing.assert_close(found.gram, whole.gram, rtol=0, atol=1e-11)
+
+
+def test_total_leaves_its_parts_and_needs_one() -> None:
+    part = of(*examples(0))
+    before = part.gram.clone()
+    Statistics.total([part, part])
+    assert torch.equal(part.gram, before)
+    with pytest.raises(ValueError, match="must be at least one part"):
+        Statistics.total([])
+
+
+def test_a_difference_is_the_rest() -> None:
+    rows, labels = examples(2)
+    rest = of(rows, labels) - of(rows[:30], labels[:30])
+    torch.testing.assert_close(rest.gram, of(rows[30:], labels[30:]).gram, rtol=0, atol=1e-12)
+
+
+def test_scatter_is_numpys_covariance_times_n() -> None:
+    rows, labels = examples(3)
+    found = of(rows, labels)
+    np.testing.assert_allclose(found.scatter, np.cov(rows.numpy().T, bias=True) * len(rows), atol=1e-12)
+    centred = rows - torch.stack([rows[labels == c].mean(0) for c in range(CLASSES)])[labels]
+    torch.testing.assert_close(found.scatter_within, centred.T @ centred, rtol=0, atol=1e-12)
+
+
+def test_class_means_of_an_absent_class_are_the_mean() -> None:
+    rows, labels = examples(3)
+    found = of(rows[labels < 2], labels[labels < 2])
+    torch.testing.assert_close(found.class_means[2], rows[labels < 2].mean(0))
+
+
+def test_arrays_round_once_to_float32_and_keep_counts() -> None:
+    made = of(*examples(4))
+    arrays = to_arrays(made)
+    assert {key: (value.dtype, tuple(value.shape)) for key, value in arrays.items()} == {
+        "counts": (torch.int64, (CLASSES,)),
+        "sums": (torch.float32, (CLASSES, FEATURES)),
+        "gram": (torch.float32, (FEATURES * (FEATURES + 1) // 2,)),
+    }
+    found = from_arrays(arrays)
+    assert torch.equal(found.counts, made.counts)
+    assert torch.equal(found.gram, made.gram.float().double())
+    assert torch.equal(found.gram, found.gram.T)
+
+
+def test_projected_sums_are_the_sums_of_projected_features() -> None:
+    rows, labels = examples(5)
+    basis = projection(FEATURES, 4, seed=7)
+    torch.testing.assert_close(basis.T @ basis, torch.eye(4, dtype=torch.float64), rtol=0, atol=1e-12)
+    torch.testing.assert_close(of(rows, labels).projected(basis).gram, of(rows @ basis, labels).gram)
+    assert torch.equal(basis, projection(FEATURES, 4, seed=7))
+    assert not torch.equal(basis, projection(FEATURES, 4, seed=8))
+    with pytest.raises(ValueError, match="must be 1 to 6"):
+        projection(FEATURES, 7, seed=0)
