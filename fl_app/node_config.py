@@ -13,7 +13,7 @@ from typing import Any
 
 from fl_app.node_policy import NodePolicy
 from strategies.core.errors import OptionError, UploadError
-from strategies.core.options import read_toml
+from strategies.core.options import read_toml_file
 
 # Key of a node's config -> type of its value.
 KEYS: Mapping[str, type] = {
@@ -148,13 +148,7 @@ def checkpoint_path(template: str, *, client: str, partition_id: int) -> Path | 
 
 
 def _read(file: Path) -> dict[str, Any]:
-    try:
-        table = read_toml(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise OptionError(f"node config {file} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise OptionError(f"node config {file} is not TOML: {error}") from error
-    facts = checked_facts(table, f"node config {file}")
+    facts = checked_facts(read_toml_file(file, "node config"), f"node config {file}")
     for key in PATHS:
         if facts.get(key):
             facts[key] = str(file.parent.absolute() / Path(facts[key]).expanduser())

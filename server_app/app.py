@@ -27,6 +27,7 @@ from server_app.settings.settled import check_adopted, check_same_run
 from strategies.core.durable import store_errors
 from strategies.core.errors import ComputeError, OneShotError, StoreError
 from strategies.core.offline import enforce
+from strategies.flower.run import say
 from strategies.run.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -47,10 +48,6 @@ def main(grid: Grid, context: Context) -> None:
         raise
 
 
-def _say(line: str) -> None:
-    log(INFO, "%s", line)
-
-
 def _run(grid: Grid, given: dict[str, Any]) -> None:
     began = time.monotonic()
     settings = read_settings(given)
@@ -58,7 +55,7 @@ def _run(grid: Grid, given: dict[str, Any]) -> None:
     if not settings.app.resume:  # a resumed run has its copies already
         check_adopted(settings, int(os.environ.get(SUPERNODES_VARIABLE, 0)))
     if settings.scaled:
-        _say(f"scaled: {scaled_line(settings.scaled)}")
+        say(f"scaled: {scaled_line(settings.scaled)}")
     if warning := attack_line(settings.app.attack):
         log(WARNING, "%s", warning)
     images, split = held_out(settings)
@@ -75,10 +72,10 @@ def _run(grid: Grid, given: dict[str, Any]) -> None:
             strategy.start(grid, timeout=settings.app.deadline_s)
             with RunFolder.open(folder.path) as finished, store_errors(folder.path):
                 seconds = {**strategy.account.seconds, "app": time.monotonic() - began}
-                result = finish(finished, settings, strategy.report, images, seconds=seconds, log=_say)
+                result = finish(finished, settings, strategy.report, images, seconds=seconds, log=say)
     if SUPERNODES_VARIABLE not in os.environ:  # `oneshot run` prints the table itself
         for line in table_lines(result):
-            _say(line)
+            say(line)
 
 
 @contextmanager
@@ -88,7 +85,7 @@ def _resumable(strategy: OneShot | Iterative, settings: Settings) -> Iterator[No
     deployed = SUPERNODES_VARIABLE not in os.environ  # `oneshot run` prints the command itself
     if deployed:
         leave_resume_file(folder, settings.flat)
-        _say(f"if this run is interrupted, resume it with: {how_to_go_on(folder)}")
+        say(f"if this run is interrupted, resume it with: {how_to_go_on(folder)}")
     try:
         yield
     except OneShotError as error:

@@ -15,7 +15,7 @@ from fl_app.node_policy import FREE, NodePolicy
 from server_app.doctor.findings import Finding
 from strategies.client.places import state_root
 from strategies.core.errors import OptionError, StoreError
-from strategies.core.options import read_toml
+from strategies.core.options import read_toml, read_toml_file
 from strategies.uploads.checks import CLIENT_NAME
 
 # Flower's own expression for one pair.
@@ -104,12 +104,7 @@ class NodeConfig:
 
 def _values(given: str) -> dict[str, Any]:
     if given.endswith(".toml"):
-        try:
-            return read_toml(Path(given).expanduser().read_text(encoding="utf-8"))
-        except OSError as error:
-            raise OptionError(f"node config {given} cannot be read: {error.strerror}") from error
-        except ValueError as error:
-            raise OptionError(f"node config {given} is not TOML: {error}") from error
+        return read_toml_file(Path(given).expanduser(), "node config")
     try:
         return read_toml("\n".join(f"{key} = {value}" for key, value in _PAIR.findall(given)))
     except ValueError as error:

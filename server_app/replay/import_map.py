@@ -11,7 +11,7 @@ from typing import Any
 from strategies.core.durable import store_errors
 from strategies.core.errors import OptionError, blaming
 from strategies.core.facts import UploadFacts
-from strategies.core.options import read_toml
+from strategies.core.options import read_toml_file
 from strategies.uploads.checks import CLIENT_NAME, check_facts, check_num_examples, some
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
@@ -90,12 +90,7 @@ def _is_checkpoint(path: Path) -> bool:
 
 
 def _read_map(map_file: Path, names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    try:
-        tables = read_toml(map_file.read_text())
-    except OSError as error:
-        raise OptionError(f"map {map_file} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise OptionError(f"map {map_file} is not TOML: {error}") from error
+    tables = read_toml_file(map_file, "map")
     for name, table in tables.items():
         if name not in (*names, _KEYS):
             hint = f'; names with dots are quoted, ["{name}.pt"]' if not Path(name).suffix else ""

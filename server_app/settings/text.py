@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from strategies.core.errors import OptionError
-from strategies.core.options import Scalar, read_toml, reject_unknown
+from strategies.core.options import Scalar, read_toml, read_toml_file, reject_unknown
 from strategies.run.retired import without_retired
 
 # Settings that name a file or a folder, beside the run folder itself.
@@ -57,13 +57,7 @@ def toml_table(settings: Mapping[str, Scalar]) -> str:
 
 
 def _read_file(path: Path) -> dict[str, Scalar]:
-    try:
-        table = read_toml(path.read_text())
-    except OSError as error:
-        raise OptionError(f"settings file {path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise OptionError(f"settings file {path} is not TOML: {error}") from error
-    return dict(_flat(table, str(path)))
+    return dict(_flat(read_toml_file(path, "settings file"), str(path)))
 
 
 def _flat(table: Mapping[str, Any], where: str, prefix: str = "") -> Iterator[tuple[str, Scalar]]:

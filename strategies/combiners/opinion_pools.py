@@ -207,7 +207,8 @@ def log_priors(counts: Tensor, smoothing: float) -> Tensor:
     return ((shares + smoothing) / (1 + classes * smoothing)).log()
 
 
-LOG_POOL, LINEAR_POOL = partial(OpinionPool, "log"), partial(OpinionPool, "linear")
+LOG_POOL = partial(OpinionPool, "log")
+LINEAR_POOL = partial(OpinionPool, "linear")
 
 
 def with_stand_ins(uploads: Sequence[Upload], pool: OpinionPool) -> tuple[Upload, ...]:

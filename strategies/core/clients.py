@@ -62,6 +62,3 @@ class Clients(Protocol):
         Raises:
             QuorumError: Fewer usable answers than the quorum.
         """
-
-    def leave_out(self, client: str, reason: str) -> None:
-        """Ask a client no further questions, and log the reason."""

@@ -13,6 +13,7 @@ import math
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Generic, TypeVar, get_type_hints
 
 from .errors import OptionError
@@ -208,6 +209,20 @@ def read_toml(text: str) -> dict[str, Any]:
         return tomllib.loads(text)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
+
+
+def read_toml_file(file: Path, what: str) -> dict[str, Any]:
+    """Return a TOML file as a dict; ``what`` is its name in the errors.
+
+    Raises:
+        OptionError: The file cannot be read, or is not TOML.
+    """
+    try:
+        return read_toml(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise OptionError(f"{what} {file} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise OptionError(f"{what} {file} is not TOML: {error}") from error
 
 
 def reject_unknown(settings: Mapping[str, Scalar], known: Sequence[str]) -> None:

@@ -23,7 +23,8 @@ from ..core.errors import UploadError
 from .messages import count_bytes
 from .nodes import Nodes, Sent
 
-POLL_S, DEPLOYED_POLL_S = 0.1, 0.2
+POLL_S = 0.1
+DEPLOYED_POLL_S = 0.2
 # Every id is a call of its own: of hundreds of silent nodes, some are looked at in turn.
 PULLS_PER_POLL = 16
 LOG_EVERY_S = 9.0

@@ -118,11 +118,6 @@ class GridClients:
         self._nodes.save_traffic(interval_s=SAVE_EVERY_S if phase == self._saved_phase else 0.0)
         self._saved_phase = phase
 
-    def leave_out(self, client: str, reason: str) -> None:
-        """Send a client no more questions, and record the reason."""
-        self._left_out.add(client)
-        self._nodes.refusals.add(client, reason)
-
     def _question(self, contents: Mapping[str, tuple[str, RecordDict]]) -> Callable[[int], Message | None]:
         busy = self._nodes.busy()
 

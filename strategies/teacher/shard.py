@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -13,11 +13,9 @@ from torch import Tensor, nn
 from .batchnorm import BatchNormLoss, keeps_statistics
 from .ensemble import Ensemble, Loader
 from .features import penultimate_features
-from .sharded import FEATURES, NOTHING, STATISTICS, Answer, Array, Part, Request, Shard
+from .sharded import FEATURES, NOTHING, STATISTICS, Answer, Array, Request
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ..method import ModelBuilder, Upload
 
 
@@ -107,25 +105,6 @@ class HeldShard:
             return logits, None if mean is None else mean * len(some)
 
 
-class LocalShard:
-    """A shard in this process, for tests and for comparison: it computes when its result is waited for.
-
-    Args:
-        held: Its members.
-    """
-
-    def __init__(self, held: HeldShard) -> None:
-        self.held = held
-
-    def forward(self, images: Array, request: Request) -> Callable[[], Answer]:
-        """See :class:`.sharded.Shard`."""
-        return lambda: self.held.forward(images, request)
-
-    def backward(self, ticket: int, logits: Array, watched: Array | None) -> Callable[[], Array | None]:
-        """See :class:`.sharded.Shard`."""
-        return lambda: self.held.backward(ticket, logits, watched)
-
-
 def divided(count: int, shards: int) -> list[slice]:
     """Divide members among shards: in order, with sizes that differ by at most one, no shard empty.
 
@@ -136,33 +115,6 @@ def divided(count: int, shards: int) -> list[slice]:
     shards = min(count, shards)
     borders = [number * count // shards for number in range(shards + 1)] if shards else [0]
     return [slice(first, last) for first, last in pairwise(borders)]
-
-
-def local_shards(
-    uploads: Sequence[Upload],
-    builders: Mapping[str, ModelBuilder],
-    shards: int,
-    *,
-    fold: bool = True,
-    precision: str = "float32",
-) -> list[Part]:
-    """Load uploads into shards of this process.
-
-    Args:
-        uploads: The members.
-        builders: Architecture -> a module with fresh weights.
-        shards: Number of shards; see :func:`divided`.
-        fold: See :meth:`.ensemble.Ensemble.from_uploads`.
-        precision: See :meth:`.ensemble.Ensemble.from_uploads`.
-    """
-    parts = []
-    for part in divided(len(uploads), shards):
-        held = HeldShard(builders, device="cpu", fold=fold, precision=precision)
-        for upload in uploads[part]:
-            held.add(upload)
-        shard: Shard = LocalShard(held)
-        parts.append(Part(shard, part.stop - part.start, held.close()))
-    return parts
 
 
 def _array(tensor: Tensor) -> Array:

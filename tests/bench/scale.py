@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
+from local_shards import local_shards
 from measure import row, say
 from resources import peak_mib
 from torch import Tensor
@@ -38,7 +39,6 @@ from strategies.flower.messages import Request
 from strategies.method import METHODS, Job, Normalization, Silent, Upload
 from strategies.run.run_folder import RoundFolder, RunFolder
 from strategies.run.stage import keep_outcome, run_stage
-from strategies.teacher.shard import local_shards
 from strategies.teacher.sharded import ShardedMembers
 from strategies.uploads.checks import Signatures
 

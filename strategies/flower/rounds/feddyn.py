@@ -12,8 +12,7 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from ...rounds.rules import feddyn_step, plus
-from .round_records import to_numpy, to_record
+from ...rounds.rules import feddyn_step
 from .stepped import Arrays, SteppedFedAvg, models_of, zeros_like
 
 
@@ -21,7 +20,7 @@ class FedDyn(SteppedFedAvg):
     """Federated learning with dynamic regularisation; see :func:`strategies.rounds.rules.feddyn_step`.
 
     The next model is the start of the clients' next round: the plain mean of their models, moved by the mean drift. It
-    is also the result. Published code of FedFTG tests the plain mean, see :meth:`plain_mean`.
+    is also the result; published code of FedFTG tests the plain mean.
 
     Args:
         alpha: The weight of the clients' term, above 0; one for all clients.
@@ -53,7 +52,3 @@ class FedDyn(SteppedFedAvg):
         """Return the next model, and move the mean drift."""
         model, self.mean_drift = feddyn_step(start, models_of(answers), drift=self.mean_drift, num_clients=num_clients)
         return model
-
-    def plain_mean(self, arrays: ArrayRecord) -> ArrayRecord:
-        """Return the plain mean of the clients' models behind ``arrays``, the model returned last."""
-        return to_record(plus(to_numpy(arrays), self.mean_drift, -1.0))

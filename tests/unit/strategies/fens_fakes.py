@@ -97,10 +97,6 @@ class DirectClients:
             raise QuorumError(f"{phase}: {len(answers)} usable answers, needs {quorum}")
         return answers
 
-    def leave_out(self, client: str, reason: str) -> None:
-        self.gone.add(client)
-        self.refused.append((client, reason))
-
     def steps(self, step: str) -> list[str]:
         """Who was asked for a step, in order."""
         return [name for name, asked, _ in self.asked if asked == step]

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from local_shards import LocalShard, local_shards
 from method_fakes import BUILDERS, SHAPE, TINY, UPLOADS, Book, tiny_job, upload
 from torch import Tensor
 
@@ -29,7 +30,7 @@ from strategies.tally import TallyConfig
 from strategies.teacher.batchnorm import batchnorm_loss
 from strategies.teacher.ensemble import Ensemble
 from strategies.teacher.features import penultimate_features
-from strategies.teacher.shard import HeldShard, LocalShard, divided, local_shards
+from strategies.teacher.shard import HeldShard, divided
 from strategies.teacher.sharded import Request, ShardedMembers
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}

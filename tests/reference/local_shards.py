@@ -1,0 +1,58 @@
+"""Shards in this process, to compare with one ensemble: they compute when their result is waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from strategies.teacher.shard import HeldShard, divided
+from strategies.teacher.sharded import Answer, Array, Part, Request, Shard
+
+if TYPE_CHECKING:
+    from strategies.method import ModelBuilder, Upload
+
+
+class LocalShard:
+    """A shard in this process, for tests and for comparison: it computes when its result is waited for.
+
+    Args:
+        held: Its members.
+    """
+
+    def __init__(self, held: HeldShard) -> None:
+        self.held = held
+
+    def forward(self, images: Array, request: Request) -> Callable[[], Answer]:
+        """See :class:`.sharded.Shard`."""
+        return lambda: self.held.forward(images, request)
+
+    def backward(self, ticket: int, logits: Array, watched: Array | None) -> Callable[[], Array | None]:
+        """See :class:`.sharded.Shard`."""
+        return lambda: self.held.backward(ticket, logits, watched)
+
+
+def local_shards(
+    uploads: Sequence[Upload],
+    builders: Mapping[str, ModelBuilder],
+    shards: int,
+    *,
+    fold: bool = True,
+    precision: str = "float32",
+) -> list[Part]:
+    """Load uploads into shards of this process.
+
+    Args:
+        uploads: The members.
+        builders: Architecture -> a module with fresh weights.
+        shards: Number of shards; see :func:`divided`.
+        fold: See :meth:`.ensemble.Ensemble.from_uploads`.
+        precision: See :meth:`.ensemble.Ensemble.from_uploads`.
+    """
+    parts = []
+    for part in divided(len(uploads), shards):
+        held = HeldShard(builders, device="cpu", fold=fold, precision=precision)
+        for upload in uploads[part]:
+            held.add(upload)
+        shard: Shard = LocalShard(held)
+        parts.append(Part(shard, part.stop - part.start, held.close()))
+    return parts
