@@ -13,7 +13,6 @@ from fl_app.models import ARCHITECTURES
 from fl_app.node_config import KEYS, WORDS, client_name
 from fl_app.node_policy import FREE, NodePolicy
 from server_app.doctor.findings import Finding
-from strategies.client.places import state_root
 from strategies.core.errors import OptionError, StoreError
 from strategies.core.options import read_toml, read_toml_file
 from strategies.uploads.checks import CLIENT_NAME
@@ -91,6 +90,8 @@ class NodeConfig:
         """Return how much of the node's privacy budget is spent; nothing without a budget."""
         if (most := self.policy.max_epsilon) is None:
             return
+        from strategies.client.places import state_root  # late: its package loads Flower
+
         ledger = Ledger.of(state_root(self.policy.state), self.client)
         try:
             epsilon, delta = ledger.spent()

@@ -43,6 +43,7 @@ def run_environment(folder: Path, token: str) -> dict[str, str]:
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         **offline.QUIET,
         **({} if given.get("RAY_ADDRESS") else _ALONE),
+        **offline.ray_token(given),
         "PYTHONUNBUFFERED": "1",  # log lines arrive at once
         "PYTHONWARNINGS": ",".join(filter(None, [given.get("PYTHONWARNINGS"), "ignore:Tip:FutureWarning"])),
         **{key: ",".join(filter(None, [given.get(key), "127.0.0.1,localhost"])) for key in ("NO_PROXY", "no_proxy")},

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..core.offline import ray_token
 from ..uploads.needs import check_needs
 from .in_process import InProcess
 from .kept_actor import KeptActor
@@ -100,6 +101,8 @@ class RayActors:
         Raises:
             NoRoomError: Ray is missing or does not start.
         """
+        if not self.address and "ray" not in sys.modules:
+            os.environ.update(ray_token(os.environ))
         try:
             import ray
         except ImportError as error:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import secrets
 import socket
 import sys
 from collections.abc import Iterable, Mapping
@@ -61,6 +62,19 @@ _UNSAID = {("dashboard.py", "169.254.169.254"), ("dashboard.py", "metadata.googl
 _QUESTION = "oneshot.offline"
 
 Address = tuple[str, int | None]
+
+
+def ray_token(given: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables by which a new Ray refuses every process without its token.
+
+    Ray has them since 2.52, and reads them when it is first imported. Earlier versions ignore them.
+
+    Args:
+        given: The environment. A cluster of the user's (``$RAY_ADDRESS``) and a mode of the user's stay as they are.
+    """
+    if given.get("RAY_ADDRESS") or "RAY_AUTH_MODE" in given:
+        return {}
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 
 
 def wanted(environ: Mapping[str, str] | None = None) -> bool:

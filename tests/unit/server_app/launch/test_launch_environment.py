@@ -44,3 +44,31 @@ def test_run_environment_with_a_cluster_leaves_ray_s_addresses_alone(
     monkeypatch.setenv("RAY_ADDRESS", "192.0.2.1:6379")
 
     assert LOOPBACK not in {**run_environment(tmp_path, "token")}.keys() - os.environ.keys()
+
+
+def test_run_environment_gives_each_run_s_ray_a_token_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+
+    one, other = (run_environment(tmp_path, "token") for _ in range(2))
+
+    assert one["RAY_AUTH_MODE"] == "token"
+    assert len(one["RAY_AUTH_TOKEN"]) == 64
+    assert one["RAY_AUTH_TOKEN"] != other["RAY_AUTH_TOKEN"]
+
+
+@pytest.mark.parametrize("own", [{"RAY_ADDRESS": "ray.example.org:6379"}, {"RAY_AUTH_MODE": "disabled"}])
+def test_run_environment_leaves_a_cluster_and_a_mode_of_the_user_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: dict[str, str]
+) -> None:
+    for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in own.items():
+        monkeypatch.setenv(name, value)
+
+    made = run_environment(tmp_path, "token")
+
+    assert made.get("RAY_AUTH_MODE") == own.get("RAY_AUTH_MODE")
+    assert "RAY_AUTH_TOKEN" not in made
