@@ -46,9 +46,7 @@ def test_run_environment_with_a_cluster_leaves_ray_s_addresses_alone(
     assert LOOPBACK not in {**run_environment(tmp_path, "token")}.keys() - os.environ.keys()
 
 
-def test_run_environment_gives_each_run_s_ray_a_token_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_environment_gives_each_ray_a_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
         monkeypatch.delenv(name, raising=False)
 

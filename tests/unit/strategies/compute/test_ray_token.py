@@ -1,41 +1,42 @@
-"""A Ray that the library starts refuses the other processes of the machine."""
+"""A Ray that the library starts has a token: the variables are there before Ray is imported, which reads them once."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+from strategies.core.offline import ray_token
 
-pytest.importorskip("ray")
-
-OWNER = """
-import subprocess, sys
+SESSION = """
 from strategies.compute.ray_actors import RayActors
-with RayActors().session(lambda: None):
-    import ray
-    address = ray.get_runtime_context().gcs_address
-    stranger = {key: value for key, value in __import__("os").environ.items() if not key.startswith("RAY_AUTH")}
-    print("members", len(ray.nodes()), flush=True)
-    done = subprocess.run([sys.executable, "-c", sys.argv[1], address], env=stranger, capture_output=True, text=True)
-    print("joined" if done.returncode == 0 else "refused", "token" in done.stderr, flush=True)
+from strategies.compute.ray_start import NoRoomError
+try:
+    with RayActors().session(lambda: None):
+        pass
+except NoRoomError:
+    print("no Ray")
 """
-STRANGER = "import ray, sys; ray.init(address=sys.argv[1], log_to_driver=False)"
 
 
-def test_process_without_the_token_is_refused() -> None:
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+@pytest.mark.slow
+@pytest.mark.parametrize(("given", "mode"), [({}, "token 64"), ({"RAY_AUTH_MODE": "disabled"}, "disabled 0")])
+def test_token_is_in_the_environment_before_ray_is_imported(tmp_path: Path, given: dict[str, str], mode: str) -> None:
+    names = '"RAY_AUTH_MODE"'
+    text = f'import os\nprint(os.environ[{names}], len(os.environ.get("RAY_AUTH_TOKEN", "")))\nraise ImportError\n'
+    (tmp_path / "ray.py").write_text(text)
+    plain = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+    environment = {**plain, "PYTHONPATH": str(tmp_path), **given}
 
-    done = subprocess.run(
-        [sys.executable, "-c", OWNER, STRANGER],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    done = subprocess.run([sys.executable, "-c", SESSION], env=environment, capture_output=True, text=True, check=False)
 
-    assert done.stdout.splitlines() == ["members 1", "refused True"], done.stderr[-2000:]
+    assert done.stdout.splitlines() == [mode, "no Ray"], done.stderr[-2000:]
+
+
+def test_cluster_of_the_user_keeps_its_own_mode() -> None:
+    assert ray_token({"RAY_ADDRESS": "ray.example.org:6379"}) == {}
+    assert ray_token({"RAY_AUTH_MODE": "disabled"}) == {}
+    assert ray_token({})["RAY_AUTH_TOKEN"] != ray_token({})["RAY_AUTH_TOKEN"]
