@@ -4,7 +4,7 @@ Paper: McMahan, Moore, Ramage, Hampson, Aguera y Arcas, Communication-Efficient 
     Decentralized Data, AISTATS 2017, https://arxiv.org/abs/1602.05629. Read version: arXiv v4, as Eq. (2) of DENSE
     (Zhang et al., NeurIPS 2022) states it for one round.
 Symbols: w_k -> uploads[k].read(); n_k -> uploads[k].num_examples.
-Where: Algorithm 1, the server's last line -> distillation.average.weighted_mean.
+Where: Algorithm 1, the server's last line -> teacher.average.weighted_mean.
 Deviations: one round. The published code of DENSE and Co-Boosting averages with equal weights: option ``weights``.
     Buffers of batch normalisation are averaged too, as there; FENS keeps the first client's: option ``bn_buffers``.
 """

@@ -6,7 +6,7 @@ Paper: Gong, Sharma, Karanam, Wu, Chen, Doermann, Innanje, Preserving Privacy in
     of their codes; no equation was checked against the text.
 Symbols: z_k -> logits of uploads[k]; n_k^c -> uploads[k].label_counts[c]; lambda_k[c] = n_k^c / sum_j n_j^c; T ->
     kd_temperature.
-Where: the teacher, sum_k lambda_k * z_k -> distillation.combiners.LabelCount; the loss -> losses.logit_distance, or
+Where: the teacher, sum_k lambda_k * z_k -> combiners.combiners.LabelCount; the loss -> losses.logit_distance, or
     losses.soft_kl with ``loss="kl"``; the server's epochs -> learner.learn_from_images.
 Deviations: as in FENS's comparison, the clients' predictions are neither quantised nor noisy. The loss is L1 on logits,
     the published code's default; its other choice, KL at T = 3, is the option. The published code keeps the best epoch

@@ -6,7 +6,7 @@ Paper: Allouah, Dhasade, Guerraoui, Gupta, Kermarrec, Pinot, Pires, Sharma, Revi
 Symbols: theta_i -> Job.uploads; pi_i(x) -> member logits z [M, B, C]; f_lambda -> AGGREGATORS; lambda ->
     params; D_i^10 -> the share ``holdout`` that a client keeps from training; K -> local_steps; R -> rounds.
 Where: Algorithm 1, phase 1 -> the clients' upload, fens_clients.Dialogue.send; phase 2 -> _trained; the server's step
-    of Table 8 -> aggregation.fed_adam; the aggregators of section 3 -> aggregation.aggregators.
+    of Table 8 -> aggregation.fed_adam; the aggregators of section 3 -> combiners.aggregators.
 Deviations: the last round is the result; the published code reports the best of all rounds on the test set. INT8 is
     calibrated on the clients' own training examples, not on test images. The clients send their counts of votes, not
     their shares, so that a merge is that of pooled examples. On a server with labelled images ``fit`` trains the

@@ -6,7 +6,7 @@ Paper: Zeng, Xu, Zhou, Wu, Kang, Cai, Niyato, One-shot-but-not-degraded Federate
 Symbols: f_k -> member k; y -> the class an image was made for; JS -> expert_divergence; g -> the gate's softmax.
 Where: "approximating underlying distributions of local data" -> the terms ce, mean_k CE(f_k(x), y), and bn; "making
     distinct predictions among experts" -> the term distinct, -JS(f_1(x), ..., f_M(x)); "self-supervised training" of
-    the mixture, CE(log sum_k g_k sm(f_k(x)), y) -> _Server.learn; the mixture -> distillation.expert_gate.
+    the mixture, CE(log sum_k g_k sm(f_k(x)), y) -> _Server.learn; the mixture -> combiners.expert_gate.
 Deviations: the abstract gives no formula; those above are this library's reading of it. The generator, its settings and
     the pool are those of the other data-free methods. How the paper's gate looks is not known here: by default it is
     linear in the experts' predictions, which carries over from synthetic to real images; with ``gate = "image"`` it is

@@ -3,7 +3,7 @@
 Paper: Allouah, Dhasade, Guerraoui, Gupta, Kermarrec, Pinot, Pires, Sharma, Revisiting Ensembling in One-Shot Federated
     Learning, NeurIPS 2024, https://arxiv.org/abs/2411.07182. Read version: arXiv v1.
 Symbols: z_i -> logits of uploads[i]; n_i^c -> uploads[i].label_counts[c]; lambda_i[c] = n_i^c / sum_j n_j^c.
-Where: the static aggregation "weighted averaging", sum_i lambda_i * z_i -> distillation.combiners.LabelCount.
+Where: the static aggregation "weighted averaging", sum_i lambda_i * z_i -> combiners.combiners.LabelCount.
 Deviations: a class that no client holds gets weight, and therefore logit, zero; the paper leaves 0/0 open.
 """
 

@@ -114,7 +114,7 @@ class EnsembleSpec:
 
     Attributes:
         clients: Names of the members, in the order of the job.
-        combiner: A key of ``distillation.combiners.COMBINERS``.
+        combiner: A key of ``combiners.combiners.COMBINERS``.
         weights: The combiner's tensors.
         precision: ``"float32"``, or ``"int8"``: the members are quantised, as on their way to clients.
     """

@@ -156,3 +156,12 @@ def test_a_method_of_sixty_lines_reaches_at_most_35_files(path: str) -> None:
 
     assert len(reached(path, import_graph(SOURCES))) <= 35
     assert int(loaded.stdout) <= 35
+
+
+@pytest.mark.parametrize("path", sorted(path for path in SOURCES if path.startswith("strategies/")))
+def test_a_module_that_a_source_note_names_exists(path: str) -> None:
+    rooms = {other.split("/")[1] for other in SOURCES if other.startswith("strategies/") and other.count("/") > 1}
+    note = ast.get_docstring(parsed(SOURCES[path])) or ""
+    named = re.findall(rf"(?<![\w.`])({'|'.join(sorted(rooms))})\.(\w+)\.\w+", note)
+
+    assert [f"{room}.{module}" for room, module in named if f"strategies/{room}/{module}.py" not in SOURCES] == []
