@@ -44,7 +44,7 @@ class Node:
 
     @classmethod
     def of(cls, facts: Mapping[str, Any], config: AppConfig, policy: NodePolicy = FREE) -> Node:
-        """Read the facts of :func:`fl_app.node_config.node_facts`; the app's settings give what the policy permits.
+        """Read the facts of :func:`fl_app.node_config.node_facts`; the app's settings give the rest, within the policy.
 
         Raises:
             UploadError: The name is not valid, so the server would refuse the upload; or the policy does not permit the

@@ -2,7 +2,7 @@
 
 Nodes, operators and the server's own processes share one port. Nodes authenticate by their keys. Control commands start
 a run, or register or remove a node. Flower 1.41 authenticates their sender only with an account server, which it does
-not include. Without this rule, anybody who reaches the port may start a run, and a run is code on every machine.
+not include. Without this rule, any program that reaches the port may start a run, and a run is code on every machine.
 
 So this server answers control commands with 403, unless they come from an address in ``ONESHOT_CONTROL_FROM`` (default
 127.0.0.1 and ::1). The address is that of the connection. A header that names another one is never believed: commands

@@ -11,7 +11,7 @@ Deviations: Tolpegin et al. flip one class into another; here every label y beco
     stays the same. The paper leaves the pattern open: here it is a white square in the lower right corner. Its side is
     an eighth of the image's, and at least 3 pixels.
 
-:data:`KINDS` describes what each kind uploads. An attacker reports the number of examples and the label counts of its
+:data:`KINDS` describes the upload of each kind. An attacker reports the number of examples and the label counts of its
 true data, except for the kinds in :data:`CLAIMING`.
 """
 
@@ -27,7 +27,7 @@ from strategies.core.options import check, option
 if TYPE_CHECKING:
     import torch
 
-# Kind -> what an attacker uploads.
+# Kind -> the upload of an attacker.
 KINDS: Mapping[str, str] = {
     "none": "its trained model",
     "random": "weights drawn anew, by a seed of their own, and trained on nothing",
@@ -54,7 +54,9 @@ WHITE = 255
 class AttackConfig:
     """The simulated attackers and their attacks; each client looks for its own name."""
 
-    kind: str = option("none", "what the clients of attack.clients do instead of training", choices=tuple(KINDS))
+    kind: str = option(
+        "none", "attack of the clients in attack.clients, in place of honest uploads", choices=tuple(KINDS)
+    )
     clients: str = option("", "comma-separated names of the clients that are simulated attackers")
     factor: float = option(10.0, "factor of the weights (scale, last-layer) or of the claimed numbers (claim kinds)")
     target: int = option(0, "backdoor: the label of images with the trigger", low=0)
@@ -86,7 +88,7 @@ class AttackConfig:
         return tuple(dict.fromkeys(name.strip() for name in self.clients.split(",") if name.strip()))
 
     def of(self, client: str) -> str:
-        """Return what one client does, a key of :data:`KINDS`; ``"none"`` for an honest one."""
+        """Return the attack of one client, a key of :data:`KINDS`; ``"none"`` for an honest one."""
         return self.kind if client in self.names() else "none"
 
     def described(self) -> str:

@@ -32,7 +32,7 @@ KEYS: Mapping[str, type] = {
     "architectures": str,
 }
 PATHS = ("data-root", "checkpoint", "state-dir")
-# What Flower itself gives a simulated node; a node whose config holds more is a deployed one.
+# The keys that Flower itself gives a simulated node; a node whose config holds more is a deployed one.
 PARTITION = frozenset({"partition-id", "num-partitions"})
 WORDS = {str: "a text", int: "a whole number", float: "a number"}
 

@@ -1,4 +1,4 @@
-"""What a node permits a run's settings to do on it, from the node's own config; loads no torch.
+"""A node's limits on a run's settings, from the node's own config; loads no torch.
 
 The person who starts a run chooses its settings, and a deployed node cannot know that person. So the node's own config
 decides which paths are read and written, how much privacy is given up over all runs, and which models are taken.

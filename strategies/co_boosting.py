@@ -84,7 +84,7 @@ class CoBoostingConfig(StudentOptions, TextOrCodeOptions):
     perturbation_size: float = option(8 / 255, "its size epsilon, in normalised pixels", above=0.0)
     reweighting: bool = option(True, "the clients' weights w are learned; false: they stay equal")
     reweighting_step: float = option(0.0, "step mu of the weights; 0: 0.1 / number of clients", low=0.0)
-    reweighting_decay: float = option(0.99, "what mu is multiplied by every epoch", above=0.0, high=1.0)
+    reweighting_decay: float = option(0.99, "factor of mu per epoch", above=0.0, high=1.0)
     reweighting_data: str = option(
         "earlier", "images the weights see: those of earlier epochs, or the newest too", choices=("earlier", "all")
     )

@@ -114,7 +114,7 @@ def fit(job: Job, progress: Progress) -> Outcome:
 
 
 class Server:
-    """What one run of DENSE works with, and what an epoch does with it.
+    """The state of one run of DENSE, and the steps of an epoch.
 
     Args:
         job: Its config has DENSE's options.
@@ -124,7 +124,7 @@ class Server:
         augmentation: A key of ``AUGMENTATIONS``: how images are changed before the models, in synthesis.
 
     Attributes:
-        stage: What changes from epoch to epoch.
+        stage: The state that changes from epoch to epoch.
     """
 
     def __init__(

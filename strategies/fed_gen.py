@@ -125,7 +125,7 @@ def lends(job: Job) -> Mapping[str, str | int | float]:
 
 
 class _Server:
-    """What a round's generator is trained with."""
+    """The training set-up of a round's generator."""
 
     def __init__(self, job: Job, progress: Progress) -> None:
         config: FedGenConfig = job.config

@@ -54,7 +54,7 @@ class FedCvaeEnsConfig:
 
 
 class Decoder(Protocol):
-    """What a client uploads: a module that makes images.
+    """The upload of a client: a module that makes images.
 
     Attributes:
         latent: d, the length of the noise.
@@ -75,7 +75,7 @@ def fit(job: Job, progress: Progress) -> Outcome:
 
 
 class _Server:
-    """What one run of FedCVAE-Ens works with, and what an epoch does with it."""
+    """The state of one run of FedCVAE-Ens, and the steps of an epoch."""
 
     def __init__(self, job: Job, progress: Progress) -> None:
         self.job, self.config, self.progress = job, job.config, progress

@@ -65,7 +65,9 @@ class FensConfig:
     holdout_per_class: bool = option(False, "the share is kept of every class, not of all examples at random")
     train_on: str = option("clients", "where the aggregator is trained", choices=("clients", "server"))
     quorum: float = option(0.5, "share of the uploading clients without whose answers a round fails", low=0.0, high=1.0)
-    patience_s: float = option(60.0, "seconds after which a round goes on without the clients that are late", above=0.0)
+    patience_s: float = option(
+        60.0, "seconds after which a round continues without the clients that are late", above=0.0
+    )
     ensemble_patience_s: float = option(
         600.0, "seconds after which the rounds begin without the clients that are late with the ensemble", above=0.0
     )
@@ -81,7 +83,7 @@ class FensConfig:
 
 
 def needs(config: FensConfig) -> frozenset[Need]:
-    """Return what FENS needs under a config: label counts, where an aggregator is made of them or starts from them."""
+    """Return the needs of FENS under a config: label counts, if the aggregator uses or starts from them."""
     counted = config.aggregator in ("weighted", "two-class-weighted") or config.start == "label-counts"
     return frozenset({Need.LABEL_COUNTS}) if counted else frozenset()
 
@@ -145,7 +147,7 @@ def _fitted(job: Job, progress: Progress, trainers: Trainers) -> Outcome:
 
 
 def _trained(job: Job, progress: Progress, aggregator: Aggregator, trainers: Trainers) -> Params:
-    """Run the federated rounds; go on in the round where an earlier process was cut off."""
+    """Run the federated rounds; resume in the round where an earlier process was interrupted."""
     config: FensConfig = job.config
     adam = FedAdam(config.server_lr)
     params = _start(job, aggregator)

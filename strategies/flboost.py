@@ -1,4 +1,4 @@
-"""FLBoost (FedFTG): a conditional generator finds what the combined model has not learned from the clients' models.
+"""FLBoost (FedFTG): a conditional generator finds knowledge of the clients' models that the combined model lacks.
 
 Paper: Zhang, Shen, Ding, Tao, Duan, Fine-tuning Global Model via Data-Free Knowledge Distillation for Non-IID
     Federated Learning, CVPR 2022, https://arxiv.org/abs/2203.09249. Read version: a summary of the paper and of its
@@ -80,7 +80,7 @@ class FlBoostConfig:
         "float32", "arithmetic of the generator: bfloat16 halves its time", choices=settings.PRECISIONS
     )
     student_lr: float = option(0.1, "SGD's learning rate of the model", above=0.0)
-    lr_decay: float = option(0.998, "what both are multiplied by from round to round", above=0.0, high=1.0)
+    lr_decay: float = option(0.998, "factor of both from round to round", above=0.0, high=1.0)
     weight_decay: float = option(1e-3, "weight decay of the model", low=0.0)
     adversarial_weight: float = option(1.0, "weight of the discrepancy L_md that the generator seeks (ADV)", low=0.0)
     ce_weight: float = option(1.0, "weight of the clients' cross-entropy lambda_cls", low=0.0)
@@ -146,7 +146,7 @@ def fit(job: Job, progress: Progress) -> Outcome:
 
 
 class _Server:
-    """What a call of FLBoost works with, and one of its iterations."""
+    """The state of a call of FLBoost, and one of its iterations."""
 
     def __init__(self, job: Job, progress: Progress) -> None:
         config: FlBoostConfig = job.config
@@ -241,7 +241,7 @@ class _Server:
         return made.float() if made.dtype == torch.bfloat16 else made
 
     def _look(self, made: Tensor, rng: torch.Generator) -> Tensor:
-        """Return what the models are given of what the generator makes."""
+        """Return the models' input, made from the generator's output."""
         if self.config.augmentation == "none":
             return made
         pixels = AUGMENTATIONS[self.config.augmentation](self._standardize.inverse(made), rng)
@@ -249,7 +249,7 @@ class _Server:
         return images
 
     def _draw(self) -> tuple[Tensor, Tensor]:
-        """Return the labels [I b] of all iterations, and what each client counts for each of them [M, I b]."""
+        """Return the labels [I b] of all iterations, and each client's weight for each of them [M, I b]."""
         job, config = self.job, self.config
         found = pool.examples().cpu() if isinstance(pool := self.teacher.combiner, OpinionPool) else None
         held, alpha = shares_of(job, self.progress, labels=config.labels, weights=config.weights, found=found)

@@ -52,7 +52,7 @@ class IntactOflConfig(PoolOptions, SynthesisOptions):
     epochs: int = option(200, "server epochs T", low=1, scaled=True)
     steps_per_epoch: int = option(0, "most batches per epoch that the gate sees; 0: one pass over all images", low=0)
     batch_size: int = option(128, "images per step of the gate", low=2)
-    gate: str = option("predictions", "what the gate looks at", choices=tuple(GATES))
+    gate: str = option("predictions", "the gate's input", choices=tuple(GATES))
     gate_lr: float = option(1e-3, "Adam's learning rate of the gate", above=0.0)
     bn_weight: float = option(1.0, "weight of the batch-normalisation loss", low=0.0)
     distinct_weight: float = option(1.0, "weight of the divergence among the experts' predictions", low=0.0)
@@ -104,7 +104,7 @@ class _Experts(nn.Module):
 
 
 class _Server:
-    """What one run of IntactOFL works with, and what an epoch does with it."""
+    """The state of one run of IntactOFL, and the steps of an epoch."""
 
     def __init__(self, job: Job, progress: Progress) -> None:
         config: IntactOflConfig = job.config

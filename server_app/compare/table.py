@@ -218,7 +218,7 @@ def notes_of(comparison: Mapping[str, Any]) -> list[str]:
         *(["Best: the mean of the best server epochs, chosen on the held-out images themselves."] if data else []),
         f"Wall and CPU: mean seconds of the server stage, its tests after every epoch included, on {threads} "
         f"thread{'s' * (threads != '1')}. MiB: mean peak memory of its process, Python and torch included.",
-        "MiB/client: mean MiB that a client sent and received for the result; a replay costs what its uploads cost.",
+        "MiB/client: mean MiB that a client sent and received for the result; a replay has the cost of its uploads.",
         *(["As run: the runs' own results, with their clients."] if comparison.get("own") else []),
         *dict.fromkeys(_as_run(own) for own in comparison.get("own", []) if own["options"]),  # a foreign run has none
         *(f"Scaled, {method}: {text}." for method, text in _scaled(cells).items()),

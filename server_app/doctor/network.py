@@ -83,7 +83,7 @@ def superlink(address: Address, ca: Path | None, wait_s: float = WAIT_S) -> Iter
         fix = f"find the program that listens at {address}: it is no SuperLink, or the address is another machine's"
         yield Finding("error", name, f"answers /health with {answer.status}", "200, as a SuperLink answers", fix)
     elif ca is None:
-        fix = "give --root-certificates ca.crt; without TLS anybody on the network path can read the models"
+        fix = "give --root-certificates ca.crt; without TLS, others on the network path can read the models"
         yield Finding("warning", name, "answers, without TLS", "TLS, unless all processes are on one machine", fix)
     else:
         yield Finding("ok", name, f"answers over {answer.tls}, and {ca.name} signed its certificate")

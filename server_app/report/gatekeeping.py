@@ -100,7 +100,7 @@ def plot_verdict(verdict: Mapping[str, Any]) -> Figure | None:
             label.set_color("#b40426")
             label.set_fontweight("bold")
     figure.colorbar(image, ax=axes, label="robust deviations from the others", aspect=30)
-    axes.set_title("What the gatekeeper measured")
+    axes.set_title("The gatekeeper's measurements")
     return figure
 
 

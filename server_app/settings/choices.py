@@ -17,7 +17,7 @@ ASSUMPTIONS = (PLAIN, COUNTS, OTHER_TRAINING, ASKED_AGAIN, SERVER_IMAGES)
 
 
 def assumption_of(method: Choice) -> str:
-    """Return what a method assumes of clients and server, one of :data:`ASSUMPTIONS`."""
+    """Return the assumption of a method on clients and server, one of :data:`ASSUMPTIONS`."""
     if isinstance(method, FederatedRounds):
         return ASKED_AGAIN
     if Need.PROXY_IMAGES in method.needs:

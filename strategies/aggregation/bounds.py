@@ -1,7 +1,7 @@
-"""A bound on what one client can do in one round: its change of the parameters against those of the others.
+"""A bound on the influence of one client in one round: its change of the parameters against those of the others.
 
 FedAdam divides by the root of a second moment that remembers a hundred rounds, so that one huge answer would stop the
-training for all of them. The bound is far above what honest clients of a skewed division send.
+training for all of them. The bound is far above the changes of honest clients under a skewed division.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Bound:
     """The bound of all rounds of a run, with a note on every client that exceeds it.
 
     Attributes:
-        notes: Lines for the log, one per client, until somebody takes them.
+        notes: Lines for the log, one per client, until the caller takes them.
     """
 
     def __init__(self) -> None:

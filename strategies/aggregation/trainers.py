@@ -41,7 +41,7 @@ class Trainers(Protocol):
     def mib_per_client(self) -> float:
         """MiB that a client has sent and received so far, on average."""
 
-    notes: list[str]  # what a person should know of the trainers, each line once
+    notes: list[str]  # notes on the trainers for the user, each line once
 
     def round(self, number: int, params: Params) -> list[tuple[Params, int]]:
         """Return each trainer's parameters after its steps, with the number of examples that its steps saw."""

@@ -53,7 +53,7 @@ def make_private(folder: Path) -> None:
 
 
 def make_run_place(folder: Path) -> None:
-    """Make a client's folder for one run, with its marker; a folder that holds anything else keeps what it is.
+    """Make a client's folder for one run, with its marker; a folder with other content stays unchanged.
 
     Raises:
         OSError: It cannot be made.

@@ -48,7 +48,7 @@ def check_images(job: Job, key: str) -> None:
 
     Args:
         job: Its uploads may be missing.
-        key: What names the teacher.
+        key: The setting that names the teacher.
 
     Raises:
         OptionError: The examples are no images.

@@ -34,7 +34,7 @@ class ServerCompute(Protocol):
         """
 
     def kept(self) -> AbstractContextManager[ServerCompute]:
-        """Return a block for many runs in turn, whose later runs reuse what the first had to start.
+        """Return a block for many runs in turn, whose later runs reuse the processes of the first.
 
         The block yields the place to run them at, for one thread. Results equal those of as many single runs.
         """

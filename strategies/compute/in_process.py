@@ -24,7 +24,7 @@ class InProcess:
             progress: The method calls it directly.
 
         Raises:
-            OptionError: The job lacks what the method needs, or names no torch device.
+            OptionError: The job lacks an input of the method, or names no torch device.
             ComputeError: This process does not see the job's device.
         """
         check_needs(method, job)

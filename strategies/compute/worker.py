@@ -41,7 +41,7 @@ class Failure:
         origin: The exception's own type.
         message: Its text.
         trace: Its traceback.
-        fields: What that class is made from.
+        fields: The arguments of that class.
     """
 
     kind: str

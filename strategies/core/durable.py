@@ -82,7 +82,7 @@ def make_folder(folder: Path, mode: int = 0o777) -> None:
 
 
 def remove_temporaries(folder: Path) -> None:
-    """Remove what killed writers left in a folder and below; only its single writer may call this."""
+    """Remove the leftovers of killed writers in a folder and below; only its single writer may call this."""
     for leftover in folder.rglob(TEMPORARY_PATTERN):
         with suppress(OSError):
             leftover.unlink()

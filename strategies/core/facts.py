@@ -57,7 +57,7 @@ class Upload:
     """One client's accepted upload.
 
     Attributes:
-        facts: What the client says about it; methods read each fact as a property of the upload.
+        facts: The client's facts about it; methods read each fact as a property of the upload.
         read: Reads the weights anew at each call (never cached), so that uploads need not be in memory together.
     """
 

@@ -69,10 +69,10 @@ class Collector:
         self.traffic = Traffic.read(folder.path / TRAFFIC_FILE)
 
     def collect(self, grid: Grid, request: Request, *, timeout: float, min_uploads: int) -> Exchange:
-        """Ask every node and store what comes, until all have answered or the deadline.
+        """Ask every node and store the uploads, until all have answered or the deadline.
 
         Returns:
-            The exchange; its ``poll`` takes what comes later: into this round until :meth:`close`.
+            The exchange; its ``poll`` takes later answers: into this round until :meth:`close`.
 
         Raises:
             QuorumError: Names who is missing and why.
@@ -114,11 +114,11 @@ class Collector:
         return tuple(sorted(self.clients)) if name is None else (name,) * (name in self.clients)
 
     def close(self) -> None:
-        """Begin the server stage: what comes from now on is kept for replay, and said to be late."""
+        """Begin the server stage: an upload that arrives from now on is late, and kept for replay."""
         self._closed = True
 
     def take(self, reply: Message) -> None:
-        """Check an answer that somebody else has pulled, and store its upload or refuse it."""
+        """Check an answer that the caller has pulled, and store its upload or refuse it."""
         node = reply.metadata.src_node_id
         try:
             self.receive(reply, Sent(node, UPLOAD_PHASE, 0))
@@ -141,7 +141,7 @@ class Collector:
         return True
 
     def check_quorum(self, min_uploads: int, asked: int, timeout: float) -> None:
-        """Refuse to go on with too few uploads.
+        """Refuse to continue with too few uploads.
 
         Raises:
             QuorumError: Names who is missing and why.
@@ -158,11 +158,11 @@ class Collector:
             reasons.append(f"only {asked} of at least {min_uploads} nodes connected")
         raise QuorumError(
             f"{len(self.clients)} uploads arrived, min-uploads is {min_uploads}. Missing: {'; '.join(reasons)}. "
-            f"What came is kept in {self._folder.path}"
+            f"The uploads that arrived are kept in {self._folder.path}"
         )
 
     def mean_metrics(self) -> dict[str, float]:
-        """Average what the clients of this process report, weighted by their examples, as Flower's FedAvg does.
+        """Average the metrics of this process's clients, weighted by their examples, as Flower's FedAvg does.
 
         A number that not all of them report is left out.
         """

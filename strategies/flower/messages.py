@@ -1,4 +1,4 @@
-"""The record schema: what the server asks, what a client answers, and the check of every answer.
+"""The record schema: the server's request, the client's answer, and the check of every answer.
 
 Request  "arrays": start weights, may be empty.  "config": the caller's train_config and the keys named below.
 Reply    "arrays": a state_dict.  "metrics": "num-examples" and floats.
@@ -37,7 +37,7 @@ _FIELDS = {
 
 @dataclass(frozen=True)
 class Request:
-    """What one round asks of a client.
+    """The request of one round to a client.
 
     Attributes:
         start: Start weights; empty if every client starts from the seed.
@@ -47,7 +47,7 @@ class Request:
         seed: The seed of the run.
         held: Names whose uploads of this round are here already: they answer at once without work. The message has
             their digests.
-        asks: What else the method wants of the clients: "holdout", "holdout-per-class", "calibrate", "task".
+        asks: Further requests of the method to the clients: "holdout", "holdout-per-class", "calibrate", "task".
     """
 
     start: ArrayRecord
@@ -90,7 +90,7 @@ class Reply:
     """A checked answer.
 
     Attributes:
-        facts: What the client says about its upload; its name is given, or derived from its weights.
+        facts: The client's facts about its upload; its name is given, or derived from its weights.
         state: Its weights, decoded and checked; empty if the server holds them already.
         held: The server holds its upload already.
         anonymous: It gave no name; that of the facts follows from its weights.

@@ -82,7 +82,7 @@ class _Bounded:
 
 
 def inflated_bytes(object_id: str, objects: dict[str, bytes]) -> int:
-    """Return the bytes of an object in memory: what it names several times counts several times.
+    """Return the bytes of an object in memory: an object that it names several times counts several times.
 
     Args:
         object_id: The id of the object.

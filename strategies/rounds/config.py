@@ -95,7 +95,7 @@ class IterativeConfig:
 
 @dataclass(frozen=True)
 class FederatedRounds:
-    """Federated learning in rounds as a choice beside the methods: what settings, tables and lists say of it.
+    """Federated learning in rounds as a choice beside the methods, for settings, tables and lists.
 
     It is no :class:`~strategies.method.Method`: its clients answer in every round, which stored uploads cannot.
     """
@@ -119,7 +119,7 @@ class FederatedRounds:
         return self.needs
 
     def titled(self, config: IterativeConfig) -> str:
-        """Return what tables call the result."""
+        """Return the title of the result in tables."""
         return config.title
 
 

@@ -27,7 +27,7 @@ _FACTS = "ensemble.json"
 def save_ensemble(
     folder: Path, spec: EnsembleSpec, uploads: Sequence[Upload], architectures: Mapping[str, Any] | None = None
 ) -> None:
-    """Write an ensemble into a folder of its own; ``ensemble.json`` comes last, without it there is none.
+    """Write an ensemble into a folder of its own; ``ensemble.json`` comes last, and makes the ensemble valid.
 
     Args:
         folder: The folder; its earlier content is removed.

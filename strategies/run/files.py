@@ -83,7 +83,7 @@ def read_weights(path: Path, sha256: str | None = None) -> dict[str, torch.Tenso
 
     Args:
         path: The file.
-        sha256: What its bytes must hash to, in hex; None to leave that unchecked.
+        sha256: The expected digest of its bytes, in hex; None to leave that unchecked.
 
     Raises:
         StoreError: It is absent, damaged, or hashes to something else.
@@ -144,7 +144,7 @@ def plain(value: Any) -> Any:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value as indented JSON with its digest, atomically; see :func:`plain` for what numbers become.
+    """Write a value as indented JSON with its digest, atomically; see :func:`plain` for numbers.
 
     Raises:
         StoreError: The disk refuses, or a value has no form in JSON.

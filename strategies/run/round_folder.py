@@ -1,4 +1,4 @@
-"""What one round of a run keeps: its uploads, who was refused, the server stage's checkpoint and metrics."""
+"""The files of one round of a run: its uploads, refusals, the server stage's checkpoint and metrics."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ class RoundFolder:
         """Store an upload; once this returns it survives any crash.
 
         Args:
-            facts: What the client says about it.
+            facts: The client's facts about it.
             state: Its weights; both are already checked.
 
         Returns:
             The upload, whose ``read`` reads the stored file.
 
         Raises:
-            UploadError: The name is no client name or has an upload already, or the disk is full or refuses; nothing
-                half-written stays, and the folder goes on taking uploads.
+            UploadError: The name is no client name or has an upload already, or the disk is full or refuses; no partial
+                file stays, and the folder keeps accepting uploads.
             StoreError: The folder is open for reading only.
         """
         self._writing()
@@ -79,7 +79,7 @@ class RoundFolder:
             return [*self._refusals.rows(), *self._unwritten]
 
     def records(self) -> list[UploadRecord]:
-        """Return what the index says of each accepted upload, in the order of arrival.
+        """Return the index's record of each accepted upload, in the order of arrival.
 
         Raises:
             StoreError: The index is damaged.
@@ -90,7 +90,7 @@ class RoundFolder:
         """Return the accepted uploads in the order of client names, each file checked against its digest.
 
         Raises:
-            StoreError: A file is missing or damaged; the message says what to do.
+            StoreError: A file is missing or damaged; the message names the remedy.
         """
         return self._uploads.uploads()
 
@@ -153,7 +153,7 @@ class RoundFolder:
             self._metrics.keep(lambda row: not (isinstance(row.get("epoch"), (int, float)) and row["epoch"] > epoch))
 
     def repair(self) -> None:
-        """Remove what a killed writer left half-written; called once by the next writer, before anything else.
+        """Remove the partial files of a killed writer; called once by the next writer, before anything else.
 
         Raises:
             StoreError: The index of uploads is damaged beyond a torn last line, or the disk refuses.

@@ -30,7 +30,7 @@ TRAFFIC_FILE = "traffic.json"  # one per round of uploads
 
 @dataclass(frozen=True)
 class StageReport:
-    """What the server stage of one round ended with.
+    """The result of one round's server stage.
 
     Attributes:
         outcome: The method's outcome.
@@ -55,7 +55,7 @@ def run_stage(
     tick: Callable[[], None] | None = None,
     checkpoint_s: float = CHECKPOINT_S,
 ) -> StageReport:
-    """Run ``method`` on ``job``, journalled in ``folder`` so that a later call goes on where this one was cut off.
+    """Run ``method`` on ``job``, journalled in ``folder`` so that a later call resumes where this one was interrupted.
 
     Args:
         method: The method.
@@ -63,7 +63,7 @@ def run_stage(
         compute: Where it runs.
         folder: Where metrics and checkpoints go.
         log: Takes a line for the user.
-        tick: Called every now and then, for what else the caller must not neglect.
+        tick: Called now and then, for the caller's other duties.
         checkpoint_s: Seconds between two checkpoints, at least.
     """
     began = time.monotonic()
@@ -187,7 +187,7 @@ def kept_report(folder: RunFolder, job: Job) -> StageReport:
         timings=facts["timings"],
         images=images["images"] if images else None,
     )
-    if facts["round"] > 1:  # the copy in the run folder may be what a crash cut off
+    if facts["round"] > 1:  # the copy in the run folder may be incomplete after a crash
         _keep_as_result(folder, outcome, uploads)
     return StageReport(
         outcome, replace(job, uploads=uploads, device="cpu"), int(facts["resumed-at"]), float(facts["seconds"])
@@ -236,7 +236,7 @@ def replay(
         job: The job without uploads.
         source: The run folder that holds the uploads; it is only read. Of several rounds, the last complete one.
         compute: Where to run.
-        target: The run folder of the replay; if it was cut off, it goes on.
+        target: The run folder of the replay; resumed if it was interrupted.
         log: Takes a line for the user.
         checkpoint_s: Seconds between two checkpoints, at least.
 

@@ -28,10 +28,10 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 @dataclass(frozen=True)
 class UploadRecord:
-    """What the index says of one accepted upload.
+    """The index's record of one accepted upload.
 
     Attributes:
-        facts: What the client says about it.
+        facts: The client's facts about it.
         sha256: Digest of the stored file, in hex.
         bytes: Size of the stored file.
         arrived: When it was accepted, ISO 8601 with the offset from UTC.
@@ -137,7 +137,7 @@ class UploadStore:
         """Store an upload: first the file, then its line in the index; only then is it accepted.
 
         Args:
-            facts: What the client says about it.
+            facts: The client's facts about it.
             state: Its weights.
 
         Raises:
@@ -169,7 +169,7 @@ class UploadStore:
         """Return the accepted uploads in the order of client names, after a check of every file.
 
         Raises:
-            StoreError: A file is missing or damaged; the message names it, both digests, and what to do.
+            StoreError: A file is missing or damaged; the message names it, both digests, and the remedy.
         """
         records = sorted(self.records(), key=lambda record: record.client)
         for record in records:

@@ -75,7 +75,7 @@ def folds_of(names: Sequence[str], seed: int) -> list[tuple[str, ...]]:
 
 
 def values_of(clients: Mapping[str, Statistics], penalty: float) -> dict[str, float]:
-    """Return what every client is worth to the others, without test data.
+    """Return the value of every client to the others, without test data.
 
     ``v_j = sum over k != j of [E_k(without j and k) - E_k(without k)] / (N - n_j)``: how much larger the others'
     left-out error per example would be without j. A negative value is no proof of harm where classes are skewed.

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from .sums import Statistics
 
-# Half decades; in units of the mean eigenvalue they span what any backbone, N and d need.
+# Half decades; in units of the mean eigenvalue they span the needs of any backbone, N and d.
 LAMBDAS = tuple(round(10.0 ** (k / 2), 10) for k in range(-8, 4))
 SHRINKAGES = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
 # The bias of a class without examples: no score comes near it, and float32 holds it.

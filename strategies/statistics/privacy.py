@@ -22,7 +22,7 @@ MARGIN = 1e-6
 
 
 def sensitivity() -> float:
-    """Return the L2 norm of what one example of unit norm adds to (G, 2 S, 0.1 n): sqrt(1 + 2^2 + 0.1^2)."""
+    """Return the L2 norm of the contribution of one example of unit norm to (G, 2 S, 0.1 n): sqrt(1 + 2^2 + 0.1^2)."""
     return math.sqrt(1.0 + SUM_WEIGHT**2 + COUNT_WEIGHT**2)
 
 

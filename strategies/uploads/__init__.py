@@ -1,1 +1,1 @@
-"""What an upload is and must be: its facts, its checks, its kinds, and the forms in which models travel."""
+"""Uploads: their facts, checks and kinds, and the forms in which models travel."""

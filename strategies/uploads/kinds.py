@@ -1,4 +1,4 @@
-"""What kind an upload is of: a classifier, one with a class "unknown", or the decoder of a CVAE.
+"""The kinds of uploads: a classifier, one with a class "unknown", or the decoder of a CVAE.
 
 The name of its architecture says it; a method works on uploads of one kind, :attr:`.method.Method.uploads`.
 """
@@ -38,7 +38,7 @@ def accepted_of(builders: Mapping[str, ModelBuilder], accepted: str) -> Mapping[
         accepted: Their names with commas between, without the suffix of a kind; empty for all of them.
 
     Raises:
-        OptionError: A name is none of them.
+        OptionError: A name is not one of them.
     """
     names = [name.strip() for name in accepted.split(",") if name.strip()]
     bases = {name: name.removesuffix("+unknown") for name in builders}

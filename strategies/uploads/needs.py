@@ -1,4 +1,4 @@
-"""What a job must have before a method starts on it."""
+"""The inputs that a job must have before a method starts on it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 # Combiners that no gradient passes through.
 WITHOUT_GRADIENT = frozenset({"voting", "open-set"})
 
-# What only methods need that make or change images.
+# The needs of methods that make or change images.
 IMAGES_ONLY = frozenset({Need.IMAGES, Need.SIDES_OF_FOUR})
 
 
 def check_needs(method: Method, job: Job) -> None:
-    """Refuse a job that lacks what the method needs.
+    """Refuse a job that lacks an input of the method.
 
     Raises:
         OptionError: Names the method, the need and the clients, or the shape, that do not meet it.
@@ -108,7 +108,7 @@ def holds_images(input_shape: tuple[int, int, int]) -> bool:
 
 
 def _check_examples(method: Method, job: Job) -> None:
-    """Refuse a method that makes or changes images where the examples are none."""
+    """Refuse a method that makes or changes images if the examples are not images."""
     if holds_images(job.input_shape):
         return
     shape = tuple(job.input_shape)
@@ -119,8 +119,8 @@ def _check_examples(method: Method, job: Job) -> None:
         )
     if (augmentation := method.augmentation(job.config)) != "none":
         raise OptionError(
-            f"setting '{method.name}.augmentation' is {augmentation!r}: allowed for examples of shape "
-            f"{shape}, which are no images, is none"
+            f"setting '{method.name}.augmentation' is {augmentation!r}: must be 'none' for examples of "
+            f"shape {shape}, which are no images"
         )
 
 
@@ -155,7 +155,7 @@ def fitting(job: Job) -> str:
 
 
 def _lacking(job: Job) -> set[Need]:
-    """Return the needs that a job is known not to meet; what uploads bring is not known without them."""
+    """Return the needs that a job is known not to meet; the facts of uploads are unknown without them."""
     images = holds_images(job.input_shape)
     met = {
         Need.SAME_ARCHITECTURE: all(upload.architecture == job.student for upload in job.uploads),

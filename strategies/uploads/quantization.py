@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     Arrays = Mapping[str, npt.NDArray[Any]]
     Ranges = Mapping[str, tuple[float, float]]
 
-# What the input's range is called, beside the layers' names.
+# The name of the input's range, beside the layers' names.
 INPUT = "<input>"
 # Behind the name of a quantised tensor: its scale.
 SCALE = "/scale"
@@ -141,7 +141,7 @@ def calibrate(model: nn.Module, batches: Iterable[Tensor]) -> dict[str, tuple[fl
 
 
 def as_int8(model: nn.Module, ranges: Ranges | None = None) -> nn.Module:
-    """Return a copy of a model that computes what its quantised form does, in eval mode.
+    """Return a copy of a model that computes like its quantised form, in eval mode.
 
     Args:
         model: Any module from inputs [B, ...] to logits [B, C].

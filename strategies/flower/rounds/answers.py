@@ -1,4 +1,4 @@
-"""The answers of a round: what a strategy wants of each beyond weights, and how they are shown to it."""
+"""The answers of a round: the records that a strategy needs beside weights, and the form in which it gets them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Answered:
     Attributes:
         client: The client's name.
         message: The reply.
-        content: Its content, with what a strategy's own check has made of it.
+        content: Its content, after the strategy's own check.
         reply: Its checked facts.
     """
 
@@ -44,7 +44,7 @@ def check_trained(reply: Reply) -> None:
 
 
 def checked_by(strategy: Strategy, content: RecordDict) -> RecordDict:
-    """Check what only a strategy knows of an answer: its own records, and the numbers that it computes with.
+    """Check the strategy's own parts of an answer: its records, and the numbers that it computes with.
 
     Args:
         strategy: Its ``check_answer``, if it has one, unpacks records beside a plain model; its ``weighted_by_key``
@@ -55,7 +55,7 @@ def checked_by(strategy: Strategy, content: RecordDict) -> RecordDict:
         The content; a weight that counts examples under another name is there as ``num-examples``, too.
 
     Raises:
-        UploadError: The answer is none to its question.
+        UploadError: The answer does not fit the question.
     """
     check = getattr(strategy, "check_answer", None)
     content = content if check is None else check(content)

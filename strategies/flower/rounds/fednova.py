@@ -19,7 +19,7 @@ class FedNova(SteppedFedAvg):
     """Federated learning with normalised averaging; see :func:`strategies.rounds.rules.fednova_step`.
 
     Args:
-        server_lr: What the server's step is multiplied by.
+        server_lr: The factor of the server's step.
         **settings: Those of Flower's FedAvg.
     """
 

@@ -57,7 +57,7 @@ class GlobalModel:
         self._moved = [name for name in self._seen if name in seen.union(fractions)]
 
     def requests(self, server_round: int, config: Mapping[str, Any], nodes: Sequence[int]) -> dict[int, RecordDict]:
-        """Return what to send to the nodes of a round: the strategy's request, with the buffers added.
+        """Return the requests to the nodes of a round: the strategy's, with the buffers added.
 
         Args:
             server_round: From 1.
@@ -87,7 +87,7 @@ class GlobalModel:
     def evaluation_requests(
         self, server_round: int, config: Mapping[str, Any], nodes: Sequence[int]
     ) -> tuple[dict[int, RecordDict], str]:
-        """Return what the strategy sends for scores of the present model, and as which type of message.
+        """Return the strategy's requests for scores of the present model, and their message type.
 
         Args:
             server_round: From 1.
@@ -103,10 +103,10 @@ class GlobalModel:
         return self._by_node(messages, nodes, ArrayRecord()), _type_of(messages, MessageType.EVALUATE)
 
     def check_answer(self, content: RecordDict) -> RecordDict:
-        """Let the strategy check and unpack what only it knows; others send weights alone.
+        """Let the strategy check and unpack its own records; others send weights alone.
 
         Raises:
-            UploadError: The answer is none to its question.
+            UploadError: The answer does not fit the question.
         """
         return checked_by(self._base.strategy, content)
 
@@ -122,7 +122,7 @@ class GlobalModel:
             model stays unchanged, which the log notes.
 
         Raises:
-            OneShotError: The strategy's model is none: other names or shapes, or NaN or infinities.
+            OneShotError: The strategy's model is invalid: other names or shapes, or NaN or infinities.
         """
         replies, reason = show(answers, self._seen), "it returned none"
         try:
@@ -154,7 +154,7 @@ class GlobalModel:
         return {"model": dict(self.state), "strategy": remembered}
 
     def restore(self, tree: Mapping[str, Any]) -> None:
-        """Go on from what :meth:`snapshot` has returned."""
+        """Continue from a result of :meth:`snapshot`."""
         self.state = dict(tree["model"])
         for name, value in tree["strategy"].items():
             holder, _, attribute = name.rpartition(".")
@@ -162,7 +162,7 @@ class GlobalModel:
             setattr(owner, attribute, _from_tree(value))
 
     def _keep_in_step(self, arrays: ArrayRecord) -> None:
-        """Replace a strategy's own copy of the last model: FedAvgM would step from it, and undo what came after."""
+        """Replace a strategy's own copy of the last model: FedAvgM would step from it, and undo the later rounds."""
         for _, strategy in within(self._base.strategy):
             if isinstance(getattr(strategy, "current_arrays", None), ArrayRecord):
                 vars(strategy)["current_arrays"] = ArrayRecord(dict(arrays))
@@ -185,10 +185,10 @@ class GlobalModel:
         return RecordDict({**content, key: ArrayRecord({**content.array_records[key], **added})})
 
     def _check(self, arrays: Mapping[str, Array], server_round: int) -> None:
-        """Refuse what a strategy returns that is no model of this architecture.
+        """Refuse a strategy's result that is not a model of this architecture.
 
         Raises:
-            OneShotError: Names what differs.
+            OneShotError: The error names the differences.
         """
         wanted = {name: tuple(self.state[name].shape) for name in self._seen}
         found = {name: tuple(array.shape) for name, array in arrays.items()}

@@ -46,11 +46,11 @@ class RefinedRounds:
 
     @property
     def memory(self) -> State:
-        """What the method remembers of the rounds so far."""
+        """The method's memory of the rounds so far."""
         return self._begun().memory
 
     def go_on_from(self, memory: State) -> None:
-        """Take what a checkpoint has kept of it."""
+        """Restore the memory from a checkpoint."""
         self._begun().memory = dict(memory)
 
     @property
@@ -72,7 +72,7 @@ class RefinedRounds:
             yield
 
     def run(self, server_round: int, answers: Sequence[Answered], start: State) -> tuple[State, dict[str, float]]:
-        """Fine-tune what a round's models were combined to; see :meth:`Refinement.run`.
+        """Fine-tune the combination of a round's models; see :meth:`Refinement.run`.
 
         Args:
             server_round: From 1.
@@ -83,7 +83,7 @@ class RefinedRounds:
         return self._begun().run(server_round, uploads, start)
 
     def lend(self, server_round: int, contents: Mapping[int, RecordDict], key: str) -> dict[int, RecordDict]:
-        """Return requests with what the method lends to the clients, once it has something to lend.
+        """Return requests with the generator that the method lends to the clients, once it has one.
 
         Args:
             server_round: From 1.

@@ -31,7 +31,7 @@ Check = Callable[[RecordDict], RecordDict]
 
 @dataclass(frozen=True)
 class Terms:
-    """What a round and its answers must keep to.
+    """The limits of a round and of its answers.
 
     Attributes:
         quorum: Connected clients without which no round begins, and usable answers without which one is lost.
@@ -51,7 +51,7 @@ class RoundTrip:
         nodes: The nodes.
         run_id: The run folder's id.
         signatures: The one architecture that clients may have.
-        terms: What must be kept to.
+        terms: The limits.
 
     Attributes:
         run_id: As given.
@@ -108,7 +108,7 @@ class RoundTrip:
 
         Args:
             contents: Node -> request.
-            check: Checks and unpacks what the strategy knows of an answer: content -> content.
+            check: The strategy's check, which unpacks an answer: content -> content.
             what: The question, for the log.
             message_type: As Flower routes it to the clients' functions.
         """

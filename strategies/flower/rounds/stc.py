@@ -1,7 +1,7 @@
 """FedAvg with sparse ternary compression as a Flower strategy: both ways, updates travel as a few signs.
 
-A client that was in the round before gets the last update, others get the whole model. What compression leaves out of
-an update is added to the next one, on either side. The clients' half is
+A client that was in the round before gets the last update, others get the whole model. The rest that compression leaves
+out of an update is added to the next one, on either side. The clients' half is
 :class:`strategies.client.corrections.SparseUpdate`; the code is :mod:`strategies.rounds.ternary`.
 """
 
@@ -29,8 +29,8 @@ class Stc(FedAvg):
         **settings: Those of Flower's FedAvg.
 
     Attributes:
-        left: What the server's updates have left out so far, float32 [n]; None before the first.
-        clients_remember: The clients keep what their updates have left out from round to round.
+        left: The rest of the server's updates so far, float32 [n]; None before the first.
+        clients_remember: The clients keep the rest of their updates from round to round.
     """
 
     clients_remember = True

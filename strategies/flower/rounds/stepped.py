@@ -1,4 +1,4 @@
-"""FedAvg with another step: what SCAFFOLD, FedDyn and FedNova have in common as Flower strategies."""
+"""FedAvg with another step: the common part of SCAFFOLD, FedDyn and FedNova as Flower strategies."""
 
 from __future__ import annotations
 

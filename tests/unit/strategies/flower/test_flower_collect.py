@@ -158,7 +158,7 @@ def test_collect_when_the_quorum_is_missed_says_who_is_missing_and_keeps_the_res
         "node-3: ValueError: no data",
         "node-4: the node has left",
         "only 4 of at least 5 nodes connected",
-        f"What came is kept in {folder.path}",
+        f"The uploads that arrived are kept in {folder.path}",
     ):
         assert part in text
     assert "\n" not in text
@@ -167,7 +167,7 @@ def test_collect_when_the_quorum_is_missed_says_who_is_missing_and_keeps_the_res
 
 @pytest.mark.parametrize("simulation", [True, False])
 def test_collect_when_no_client_connects_says_so(folder: RoundFolder, simulation: bool) -> None:
-    with pytest.raises(QuorumError, match=r"0 uploads arrived, .* Missing: no client connected within 30 s\. What"):
+    with pytest.raises(QuorumError, match=r"0 uploads arrived, .* Missing: no client connected within 30 s\. The"):
         take(folder, FakeGrid({}, simulation=simulation), timeout=30.0)
 
 
@@ -237,7 +237,7 @@ def test_collect_when_nameless_clients_are_asked_anew_counts_each_once(folder: R
 def test_collect_when_tried_again_names_only_who_is_missing_now(folder: RoundFolder) -> None:
     with pytest.raises(QuorumError, match="node-1: first"):
         take(folder, FakeGrid({1: failing("first")}))
-    with pytest.raises(QuorumError, match="Missing: node-2: second. What"):
+    with pytest.raises(QuorumError, match="Missing: node-2: second. The"):
         take(folder, FakeGrid({2: failing("second")}))
 
 
