@@ -139,6 +139,11 @@ def unsealed(facts: Mapping[str, Any]) -> dict[str, Any]:
     return dict(body) if matches else dict(facts)
 
 
+def has_digest(path: Path) -> bool:
+    """Return whether a JSON file carries a digest; the files of early releases do not."""
+    return f'"{DIGEST}": "'.encode() in Path(path).read_bytes()
+
+
 def _digest_of(body: Mapping[str, Any]) -> str:
     text = json.dumps(body, allow_nan=False, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()

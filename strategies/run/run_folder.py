@@ -35,7 +35,7 @@ __all__ = [
     "load_ensemble",
 ]
 
-_FACTS = "run.json"
+FACTS_FILE = "run.json"
 _RESULT = "result.json"
 STUDENT_FILE = "student.safetensors"
 IMAGES_FILE = "images.safetensors"
@@ -75,10 +75,10 @@ class RunFolder:
         try:
             _refuse_occupied(path)
             own = {"id": uuid.uuid4().hex, "created": _now(), "pid": os.getpid(), "versions": _versions()}
-            write_json(path / _FACTS, {**info, **own})
+            write_json(path / FACTS_FILE, {**info, **own})
             with store_errors(path):
                 sync_folder(path.parent)
-            return cls(path, read_json(path / _FACTS), lock)
+            return cls(path, read_json(path / FACTS_FILE), lock)
         except BaseException:
             lock.release()
             raise
@@ -95,11 +95,11 @@ class RunFolder:
             StoreError: It is no run folder, is damaged or not writable, or has another writer (named by its pid).
         """
         path = Path(path).expanduser().absolute()
-        if not (path / _FACTS).is_file():
-            raise StoreError(f"{path}: no run folder (it has no {_FACTS})")
-        info = read_json(path / _FACTS)
+        if not (path / FACTS_FILE).is_file():
+            raise StoreError(f"{path}: no run folder (it has no {FACTS_FILE})")
+        info = read_json(path / FACTS_FILE)
         if not isinstance(info, dict) or not isinstance(info.get("id"), str):
-            raise StoreError(f"{path / _FACTS}: damaged, it has no id")
+            raise StoreError(f"{path / FACTS_FILE}: damaged, it has no id")
         lock = FolderLock(path) if write else None
         if lock is not None:
             try:
@@ -113,7 +113,7 @@ class RunFolder:
     @classmethod
     def open_or_create(cls, path: Path, info: Mapping[str, Any]) -> RunFolder:
         """Open the run folder at ``path`` for writing, or make it if there is none; see :meth:`create`."""
-        return cls.open(path) if (Path(path).expanduser() / _FACTS).exists() else cls.create(path, info)
+        return cls.open(path) if (Path(path).expanduser() / FACTS_FILE).exists() else cls.create(path, info)
 
     def close(self) -> None:
         """Stop being the writer; the folder can still be read."""
@@ -273,7 +273,7 @@ def default_run_dir(run_dir: str, name: str, *, parent: Path | None = None) -> P
 
 
 def _refuse_occupied(path: Path) -> None:
-    if (path / _FACTS).exists():
+    if (path / FACTS_FILE).exists():
         raise StoreError(f"{path}: a run folder is here already; resume it, or name another")
     strangers = [p.name for p in path.iterdir() if p.name != LOCK_NAME and not p.match(TEMPORARY_PATTERN)]
     if strangers:

@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..core.durable import store_errors
+from ..core.durable import has_digest, store_errors
 from ..core.errors import StoreError
 from ..method import Outcome
 from .ensembles import FOLDER_NAME, save_ensemble
 from .files import read_equal_weights, read_json, save_weights, weights_sha256, write_json
 from .journal import Journal
-from .run_folder import IMAGES_FILE, STUDENT_FILE, RoundFolder, RunFolder, load_ensemble
+from .run_folder import FACTS_FILE, IMAGES_FILE, STUDENT_FILE, RoundFolder, RunFolder, load_ensemble
 from .run_folder import OUTCOME_FILE as OUTCOME_FILE
 
 if TYPE_CHECKING:
@@ -245,6 +245,8 @@ def replay(
     """
     with RunFolder.open(source, write=False) as run:
         uploads = usable_uploads(run.round(max(1, kept_round(run))))
+        if not has_digest(run.path / FACTS_FILE):
+            log(f"note: {run.path} is of an early release: its facts have no digests, and damage may stay unseen")
     if not uploads:
         raise StoreError(f"{source}: no uploads are stored here, so there is nothing to replay")
     pin_clients(target.round(1), [upload.client for upload in uploads])
