@@ -68,7 +68,7 @@ def violations(path: str, text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("path", SOURCES)
-def test_a_module_imports_only_what_its_package_may(path: str) -> None:
+def test_a_module_imports_only_from_the_packages_below_it(path: str) -> None:
     assert violations(path, SOURCES[path]) == []
 
 
@@ -100,7 +100,7 @@ def test_a_module_imports_only_what_its_package_may(path: str) -> None:
         ("server_app/settings/build.py", "if TYPE_CHECKING:\n    import flwr"),
     ],
 )
-def test_the_check_finds_what_is_forbidden(path: str, code: str) -> None:
+def test_the_check_finds_forbidden_imports(path: str, code: str) -> None:
     assert len(violations(path, code)) == 1
 
 
@@ -120,7 +120,7 @@ def test_the_check_finds_what_is_forbidden(path: str, code: str) -> None:
         ),
     ],
 )
-def test_the_check_lets_pass_what_is_allowed(path: str, code: str) -> None:
+def test_the_check_passes_permitted_imports(path: str, code: str) -> None:
     assert violations(path, code) == []
 
 

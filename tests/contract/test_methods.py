@@ -193,7 +193,7 @@ def test_config_goes_through_flat_settings_and_back(method: Method) -> None:
             setattr(config, field.name, None)
 
 
-def test_fit_meets_the_needs_and_ends_with_what_its_kind_says(method: Method) -> None:
+def test_fit_meets_the_needs_and_ends_with_the_result_of_its_kind(method: Method) -> None:
     job = tiny_job(method)
     check_needs(method, job)
     outcome = method.fit(job, Silent())

@@ -128,7 +128,7 @@ def test_the_search_for_papers_passes_over_other_words(code: str) -> None:
 
 
 @pytest.mark.parametrize("path", [path for path in SOURCES if path != "strategies/core/options.py"])
-def test_no_file_but_a_paper_s_asks_a_config_for_what_it_may_not_have(path: str) -> None:
+def test_only_a_paper_s_file_asks_a_config_for_an_option_it_may_lack(path: str) -> None:
     paper = path.startswith("strategies/") and room_of(path) == PAPERS
 
     assert paper or looks_into_a_config(SOURCES[path]) == []
@@ -141,7 +141,7 @@ def test_no_config_enters_a_piece(path: str) -> None:
     assert reads_a_job_s_config(SOURCES[path]) == []
 
 
-def test_the_searches_in_configs_find_what_they_look_for() -> None:
+def test_the_searches_in_configs_find_examples_of_each_kind() -> None:
     assert looks_into_a_config('getattr(job.config, "rounds", 1)') == ["getattr(job.config, 'rounds', 1)"]
     assert looks_into_a_config('hasattr(settings.method_config, "rounds")')
     assert looks_into_a_config("getattr(module, name)") == []

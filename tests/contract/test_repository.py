@@ -214,7 +214,7 @@ def readable_files() -> list[Path]:
     return sorted(path for path in found if path.suffix not in binary and "__pycache__" not in path.parts)
 
 
-def test_no_file_names_a_place_of_somebody_s_machine_or_leaves_work_for_later() -> None:
+def test_no_file_names_a_path_of_one_machine_or_leaves_work_for_later() -> None:
     marks = re.compile(rf"\b({'|'.join(MARKS)})\b|{HOMES}")
     found = []
     for path in readable_files():

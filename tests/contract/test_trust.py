@@ -123,7 +123,7 @@ def test_nothing_runs_code_that_came_from_elsewhere() -> None:
         "from ray import cloudpickle\nimport torch\ntorch.hub.load('a', 'b')",
     ],
 )
-def test_the_search_finds_what_can_run_code(code: str) -> None:
+def test_the_search_finds_calls_that_can_run_code(code: str) -> None:
     assert list(dangers(code))
 
 
@@ -137,7 +137,7 @@ def test_the_search_finds_what_can_run_code(code: str) -> None:
         "import subprocess\nsubprocess.Popen(['ls'])",
     ],
 )
-def test_the_search_lets_pass_what_cannot(code: str) -> None:
+def test_the_search_passes_calls_that_cannot(code: str) -> None:
     assert not list(dangers(code))
 
 

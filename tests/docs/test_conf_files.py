@@ -228,7 +228,7 @@ def test_table_file_runs_its_paper_s_method_with_the_paper_s_values(path: Path) 
 
 
 @pytest.mark.parametrize("path", TABLES, ids=name_of)
-def test_table_file_with_the_rows_gives_every_method_what_its_paper_gave_it(path: Path) -> None:
+def test_table_file_with_the_rows_gives_every_method_its_paper_s_images(path: Path) -> None:
     alone = settings_of(path)
     settings = settings_of(ROWS[paper_of(path)], path)
     assert settings.app == alone.app
@@ -367,7 +367,7 @@ def test_flboost_s_row_feddf_takes_so_many_steps_of_a_generator_of_no_adversary_
 
 
 @pytest.mark.parametrize("path", SHORT, ids=name_of)
-def test_short_file_of_flboost_differs_from_the_paper_in_what_it_says(path: Path) -> None:
+def test_short_file_of_flboost_differs_from_the_paper_as_it_states(path: Path) -> None:
     short, paper = settings_of(path), settings_of(ROOT / "conf" / "flboost-table1-cifar10.toml")
     shorter = {"rounds": 20, "strategy": "fedavg", "refiner": "none"}
     assert short.method_config == replace(paper.method_config, **shorter)

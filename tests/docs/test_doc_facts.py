@@ -46,7 +46,7 @@ GROUPS_OF = {name: f"## {assumption_of(METHODS[name])}" for name in METHODS}
 
 
 @pytest.mark.parametrize("heading", sorted(set(GROUPS_OF.values())))
-def test_index_lists_the_methods_as_they_are_by_what_they_assume(heading: str) -> None:
+def test_index_lists_the_methods_as_they_are_by_their_assumptions(heading: str) -> None:
     wanted = [
         [f"[{m.name}]({m.name}.md)", m.title, m.source, ", ".join(sorted(NEEDS[need] for need in m.needs)), m.kind]
         for m in (METHODS[name] for name, group in GROUPS_OF.items() if group == heading)

@@ -32,7 +32,7 @@ def test_readme_is_read_in_one_sitting() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= README_LINES
 
 
-def test_sentences_are_told_apart_as_a_reader_does() -> None:
+def test_sentences_are_distinguished_as_a_reader_does() -> None:
     long = " ".join(["word"] * (WORDS + 1))
     text = "\n".join(
         [

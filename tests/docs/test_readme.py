@@ -122,7 +122,7 @@ def test_plug_in_server_app_ends_with_a_student(
     assert all(torch.equal(value, weights[key]) for key, value in student.state_dict().items())
 
 
-def test_plug_in_client_app_sends_what_the_server_accepts(
+def test_plug_in_client_app_sends_valid_uploads(
     finished_run: Callable[[str, bool], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_runs(PLUG_IN, finished_run)
@@ -272,7 +272,7 @@ def test_paths_that_are_named_exist(page: Path) -> None:
 
 
 @pytest.mark.slow
-def test_run_replay_and_resume_do_what_the_pages_say(tmp_path: Path) -> None:
+def test_run_replay_and_resume_match_the_pages(tmp_path: Path) -> None:
     shown = [*blocks(README, "console"), *blocks(RUNNING, "console")]
     assert any(".venv/bin/oneshot run\n" in block for block in shown)
     replayed = "oneshot replay $RUN --method label-count-ensemble"

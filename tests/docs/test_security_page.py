@@ -37,7 +37,7 @@ def test_page_has_every_method_in_its_order() -> None:
 
 
 @pytest.mark.parametrize("name", list(CHOICES))
-def test_page_says_what_leaves_a_client_as_the_method_has_it(name: str) -> None:
+def test_page_names_the_data_that_leaves_a_client_per_method(name: str) -> None:
     method, (sent, counts, after, back) = CHOICES[name], TABLE[name]
     options = {option.key for option in options_of(method.config, name)}
     in_rounds = isinstance(method, FederatedRounds)
@@ -98,7 +98,7 @@ def test_page_s_command_for_the_guard_s_folder_prints_it() -> None:
     assert done.stdout.strip() == str(offline.STARTUP)
 
 
-def test_page_says_what_differential_privacy_refuses() -> None:
+def test_page_names_the_refusals_of_differential_privacy() -> None:
     text = section(PAGE, "## Differential privacy")
 
     assert {"client.share-label-counts", "client.checkpoint"} <= set(WANTED)

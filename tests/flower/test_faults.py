@@ -174,7 +174,7 @@ def test_interrupt_prints_the_resume_command_and_exits_130(tmp_path: Path) -> No
     nothing_left(tmp_path)
 
 
-def test_run_below_the_quorum_fails_with_who_is_missing(tmp_path: Path) -> None:
+def test_run_below_the_quorum_fails_and_names_missing_clients(tmp_path: Path) -> None:
     for client in ("client-000", "client-001"):
         (tmp_path / f"{client}.safetensors").write_text("no weights")
     damaged = f"client.checkpoint={tmp_path}/{{client}}.safetensors min-uploads=2"

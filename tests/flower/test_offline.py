@@ -144,7 +144,7 @@ def test_run_without_a_network_ends_with_the_same_bits_and_nothing_ever_listens_
 
 
 @pytest.mark.ray
-def test_run_off_the_network_of_an_app_that_wants_out_fails_and_says_who_wanted_where(
+def test_run_off_the_network_fails_and_names_the_program_and_the_address_of_a_connection(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "pyproject.toml").write_text(PYPROJECT)

@@ -51,7 +51,7 @@ def test_parse_of_a_bad_value_names_key_and_range(settings: dict[str, object], k
     assert allowed in str(caught.value)
 
 
-def test_a_word_that_is_close_to_an_allowed_one_is_told_and_another_is_not() -> None:
+def test_a_word_that_is_close_to_an_allowed_one_is_suggested_and_another_is_not() -> None:
     with pytest.raises(OptionError, match=r"must be one of 'dirichlet', 'iid'; did you mean 'dirichlet'\?$"):
         parse(Outer, {"inner.law": "dirchlet"})
     with pytest.raises(OptionError, match=r"must be one of 'dirichlet', 'iid'$"):

@@ -146,7 +146,7 @@ def test_an_attacker_that_claims_sends_an_honest_model() -> None:
         assert sent_by(0, config_of(kind, "client-001"))[0] == sent_by(0, config_of())[0]
 
 
-def test_the_attacks_of_one_upload_do_what_they_say_and_tell_of_themselves_what_an_honest_client_tells() -> None:
+def test_the_attacks_of_one_upload_do_as_documented_and_report_honest_facts() -> None:
     honest = [sent_by(k, config_of()) for k in range(CLIENTS)]
     (own, state), (_, following) = honest[1], honest[2]
 
@@ -243,7 +243,7 @@ def test_rounds_when_an_attacker_poisons_its_examples_differ_and_other_attacks_a
         answered(config_of("scale", "client-001"))
 
 
-def test_what_an_attacker_sent_is_sent_again_and_is_never_an_honest_model(tmp_path: Path) -> None:
+def test_an_attacker_s_upload_is_sent_again_and_is_never_an_honest_model(tmp_path: Path) -> None:
     config = config_of("scale", "client-001", client__state_dir=str(tmp_path))
     first = sent_by(1, config, run_id=RUN)
     facts = json.loads((tmp_path / RUN / "client-001-1.json").read_text())

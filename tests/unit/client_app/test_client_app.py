@@ -142,7 +142,7 @@ def test_an_upload_that_the_server_holds_is_answered_at_once(
     assert dict(facts_of(reply)) == {"client": "client-001", "held": True}
 
 
-def test_a_client_when_asked_again_sends_what_it_kept_and_trains_nothing(
+def test_a_client_when_asked_again_sends_its_kept_upload_and_trains_nothing(
     ask: Callable[..., Message], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = ask()
@@ -155,7 +155,7 @@ def test_a_client_when_asked_again_sends_what_it_kept_and_trains_nothing(
     assert dict(first.content.metric_records["metrics"]) == dict(again.content.metric_records["metrics"])
 
 
-def test_a_client_when_its_architecture_was_changed_meanwhile_sends_what_it_kept_as_what_it_is(
+def test_a_client_when_its_architecture_was_changed_meanwhile_sends_its_kept_upload_as_it_is(
     ask: Callable[..., Message],
 ) -> None:
     node = {"partition-id": 1, "num-partitions": CLIENTS}
@@ -167,7 +167,7 @@ def test_a_client_when_its_architecture_was_changed_meanwhile_sends_what_it_kept
     assert reply.facts.architecture == "lenet5"
 
 
-def test_a_client_whose_name_is_none_says_so_and_trains_nothing(
+def test_a_client_with_an_invalid_name_says_so_and_trains_nothing(
     ask: Callable[..., Message], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replace_training(monkeypatch, never)
@@ -177,7 +177,7 @@ def test_a_client_whose_name_is_none_says_so_and_trains_nothing(
     assert str(facts_of(reply)["error"]).startswith("client is '../alice': must be a name that matches [A-Za-z0-9]")
 
 
-def test_a_client_when_what_it_kept_is_torn_trains_again(ask: Callable[..., Message], tmp_path: Path) -> None:
+def test_a_client_when_its_kept_upload_is_torn_trains_again(ask: Callable[..., Message], tmp_path: Path) -> None:
     first = ask()
     (file,) = (tmp_path / "state").rglob("*.safetensors")
     file.write_bytes(file.read_bytes()[:-10])
@@ -185,9 +185,7 @@ def test_a_client_when_what_it_kept_is_torn_trains_again(ask: Callable[..., Mess
     assert same(state_of(first), state_of(ask()))
 
 
-def test_a_client_when_its_disk_refuses_sends_what_it_trained_all_the_same(
-    ask: Callable[..., Message], tmp_path: Path
-) -> None:
+def test_a_client_when_its_disk_refuses_still_sends_its_model(ask: Callable[..., Message], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
 
     reply = ask(client__state_dir=str(tmp_path / "file"))
@@ -227,7 +225,7 @@ def test_label_counts_when_they_are_private_stay_with_the_client(ask: Callable[.
     assert reply.content.metric_records["metrics"]["num-examples"] == len(own_labels(1))
 
 
-def test_label_counts_when_they_are_told_as_presence_are_equal_parts(ask: Callable[..., Message]) -> None:
+def test_label_counts_when_sent_as_presence_are_equal_parts(ask: Callable[..., Message]) -> None:
     told, truth = (
         [int(count) for count in facts_of(ask(client__label_counts_as=how))["label-counts"]]  # type: ignore[union-attr]
         for how in ("presence", "numbers")

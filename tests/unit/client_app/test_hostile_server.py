@@ -143,7 +143,7 @@ def test_no_checkpoint_outside_the_node_s_folders_is_touched_and_all_get_the_sam
     assert error_of(replies[0]) == line.format(named)
 
 
-def test_a_checkpoint_in_the_node_s_folders_is_sent_and_what_is_wrong_with_one_stays_on_the_node(
+def test_a_checkpoint_in_the_node_s_folders_is_sent_and_the_error_of_one_stays_on_the_node(
     hospital: Callable[..., Hospital],
 ) -> None:
     node = hospital()
@@ -222,7 +222,7 @@ def test_nothing_without_privacy_leaves_a_node_with_a_budget(hospital: Callable[
 
 
 @pytest.mark.parametrize("told", ["presence", "none"])
-def test_label_counts_are_what_the_node_permits_whatever_the_server_sets(
+def test_label_counts_are_within_the_node_s_policy_whatever_the_server_sets(
     hospital: Callable[..., Hospital], told: str
 ) -> None:
     node = hospital(label_counts=told)

@@ -138,7 +138,7 @@ def test_generator_of_the_server_changes_the_training_and_learns_which_labels_ar
     assert "the server's generator has 9 classes" in str(refused.content["upload"]["error"])
 
 
-def test_learning_rate_is_multiplied_by_what_the_server_says(ask: Callable[..., Message]) -> None:
+def test_learning_rate_is_multiplied_by_the_server_s_factor(ask: Callable[..., Message]) -> None:
     slow = ask(said={"lr-factor": 0.5})
     assert same(arrays_of(slow), arrays_of(ask(client__lr=0.005)))
     cosine = {"client__schedule": "cosine", "client__final_lr": 0.008, "client__epochs": 2}

@@ -22,7 +22,7 @@ def kept(root: Path, run: str = RUN, client: str = "client-000", server_round: i
     return Keep(str(root), run, client, server_round)
 
 
-def test_what_is_kept_comes_back_equal(tmp_path: Path) -> None:
+def test_kept_uploads_come_back_equal(tmp_path: Path) -> None:
     assert kept(tmp_path).load() is None
 
     kept(tmp_path).save(TRAINED, STATE)
@@ -96,7 +96,7 @@ def test_folders_that_are_no_run_s_are_never_removed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("run_id", ["", "..", "../../etc", "a/b", "abc", "G" * 32, RUN.upper()])
-def test_a_run_id_that_is_none_is_refused_because_it_names_a_folder(tmp_path: Path, run_id: str) -> None:
+def test_a_run_id_that_is_invalid_is_refused_because_it_names_a_folder(tmp_path: Path, run_id: str) -> None:
     with pytest.raises(UploadError, match="the server's run-id is .*: must be 32 hexadecimal digits"):
         kept(tmp_path, run=run_id)
 

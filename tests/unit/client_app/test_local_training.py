@@ -231,7 +231,7 @@ def test_clients_when_their_data_are_equal_train_in_orders_of_their_own(monkeypa
         ({"final_lr": 0.1, "schedule": "cosine"}, "client.final-lr' is 0.1: must be at most 'client.lr', 0.01"),
     ],
 )
-def test_a_setting_when_it_is_none_is_refused_in_one_line(change: dict[str, Any], message: str) -> None:
+def test_a_setting_when_it_is_invalid_is_refused_in_one_line(change: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError) as raised:
         ClientConfig(**change)
 

@@ -93,7 +93,7 @@ def test_mixed_features_of_a_client_with_one_class_are_none() -> None:
     assert mixed_features(torch.ones(4, 3), torch.ones(4).long(), random_generator()).shape == (0, 3)
 
 
-def test_features_are_what_enters_the_last_layer_and_no_hook_stays() -> None:
+def test_features_are_the_input_of_the_last_layer_and_no_hook_stays() -> None:
     model = small()
 
     features, logits = features_and_logits(model, images())

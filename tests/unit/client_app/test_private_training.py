@@ -147,7 +147,7 @@ def test_the_system_s_numbers_have_the_moments_that_they_should_and_never_come_a
 
 
 @pytest.mark.slow
-def test_noise_when_the_budget_grows_is_less_and_what_is_spent_stays_within_it() -> None:
+def test_noise_when_the_budget_grows_is_less_and_the_spent_part_stays_within_it() -> None:
     config = replace(PLAIN, epochs=5, batch_size=32)
 
     plans = [plan_of(PrivacyConfig(epsilon), config, 200) for epsilon in (0.5, 1.0, 3.0)]
@@ -194,7 +194,7 @@ def same(left: State, right: State) -> bool:
     return left.keys() == right.keys() and all(torch.equal(left[key], right[key]) for key in left)
 
 
-def test_a_private_client_tells_what_it_spent_neither_loss_nor_accuracy_and_is_never_the_same_twice(
+def test_a_private_client_reports_its_spent_budget_neither_loss_nor_accuracy_and_is_never_the_same_twice(
     tmp_path: Path,
 ) -> None:
     trained, state = sent_by(private(client__state_dir=str(tmp_path / "a")))

@@ -8,7 +8,7 @@ from client_app.told_counts import equal_parts, told_counts
 from fl_app.config import ClientConfig
 
 
-def test_counts_are_told_as_they_are_unless_they_shall_not() -> None:
+def test_counts_are_sent_unchanged_unless_disabled() -> None:
     counts = (90, 3, 7, 0)
 
     assert told_counts(counts, ClientConfig()) == counts

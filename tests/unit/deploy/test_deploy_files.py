@@ -98,7 +98,7 @@ def test_compose_secrets_and_folders_are_those_that_make_keys_makes() -> None:
         assert text["services"][service]["secrets"] == secrets
 
 
-def test_everywhere_flower_is_told_to_install_nothing_and_call_nobody() -> None:
+def test_every_unit_stops_flower_from_installing_and_from_telemetry() -> None:
     image = (DEPLOY / "Dockerfile").read_text()
     for key, value in (
         ("FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION", "1"), ("FLWR_TELEMETRY_ENABLED", "0"),

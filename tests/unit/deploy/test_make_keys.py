@@ -37,7 +37,7 @@ def certificate(file: Path) -> x509.Certificate:
     return x509.load_pem_x509_certificate(file.read_bytes())
 
 
-def test_keys_when_made_are_what_each_machine_needs_and_no_more(keys: Path) -> None:
+def test_keys_when_made_are_exactly_those_that_each_machine_needs(keys: Path) -> None:
     assert sorted(contents(keys)) == [
         ".gitignore", "authority/ca.key", "ca.crt", "hospital-a/ca.crt", "hospital-a/node.key", "hospital-b/ca.crt",
         "hospital-b/node.key", "public/hospital-a.pub", "public/hospital-b.pub", "server/ca.crt", "server/server.key",
@@ -102,7 +102,7 @@ def test_renewal_replaces_the_server_s_certificate_and_nothing_else(keys: Path) 
         (["--server", "a.org", "--node", "server"], "node 'server': must be a name"),
     ],
 )
-def test_what_cannot_be_made_is_refused_in_one_line(
+def test_keys_that_cannot_be_made_are_refused_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], asked: list[str], line: str
 ) -> None:
     assert main([str(tmp_path / "keys"), *asked]) == 1

@@ -20,7 +20,7 @@ def test_an_attacker_obeys_its_own_name_and_everybody_else_is_honest() -> None:
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "none"])
 @pytest.mark.parametrize("clients", ["", " , "])
-def test_an_attack_when_nobody_is_named_is_refused(kind: str, clients: str) -> None:
+def test_an_attack_without_names_is_refused(kind: str, clients: str) -> None:
     with pytest.raises(OptionError, match=f"'attack.kind' is '{kind}' and 'attack.clients' '{clients}': must name"):
         AttackConfig(kind, clients)
 

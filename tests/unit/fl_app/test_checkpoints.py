@@ -59,7 +59,7 @@ def test_a_torchscript_archive_is_refused_as_code(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a.pt", "a.safetensors"])
 @pytest.mark.parametrize("content", [b"", b"hello\n", b"<html>gone</html>", b"\x80\x04", pickle.dumps([print])])
-def test_what_is_no_checkpoint_is_refused_without_advice_to_trust_it(
+def test_another_file_than_a_checkpoint_is_refused_without_advice_to_trust_it(
     tmp_path: Path, name: str, content: bytes, recwarn: pytest.WarningsRecorder
 ) -> None:
     (tmp_path / name).write_bytes(content)
@@ -80,7 +80,7 @@ def test_what_is_no_checkpoint_is_refused_without_advice_to_trust_it(
         ({3: torch.ones(1)}, "dict in which '3' is Tensor"),
     ],
 )
-def test_what_is_no_state_dict_is_described(tmp_path: Path, content: object, kind: str) -> None:
+def test_another_object_than_a_state_dict_is_described(tmp_path: Path, content: object, kind: str) -> None:
     torch.save(content, tmp_path / "a.pt")
 
     with pytest.raises(UploadError, match=f"a.pt holds {kind}: must be a state_dict, name -> tensor"):

@@ -77,9 +77,7 @@ def test_settings_of_methods_are_left_to_the_methods() -> None:
         ("client.share-label-counts", 1, "true or false"),
     ],
 )
-def test_a_wrong_value_is_refused_in_one_line_with_key_value_and_what_is_allowed(
-    key: str, value: object, allowed: str
-) -> None:
+def test_a_wrong_value_is_refused_in_one_line_with_key_value_and_remedy(key: str, value: object, allowed: str) -> None:
     with pytest.raises(OptionError) as error:
         AppConfig.from_settings({key: value})  # type: ignore[dict-item]
 

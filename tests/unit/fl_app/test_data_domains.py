@@ -164,7 +164,7 @@ def test_a_published_file_that_is_damaged_is_named(digits: Path, file: str, cont
         open_split("domain-digits", "train", root=str(digits), left_out="mnist", download=False)
 
 
-def test_a_domain_or_a_size_that_is_none_is_refused() -> None:
+def test_a_domain_or_a_size_that_is_invalid_is_refused() -> None:
     with pytest.raises(OptionError, match="'data.left-out' is '': .* one of mnist, mnist-m, svhn, syn"):
         open_split("domain-digits", "train")
     with pytest.raises(OptionError, match="'data.image-size' is 0: must be at least 1 for 'pacs'"):

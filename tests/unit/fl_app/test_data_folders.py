@@ -45,7 +45,7 @@ def test_imagefolder_turns_grey_images_into_three_channels(images: Path) -> None
     assert source.test.images[0].unique().tolist() == [77]
 
 
-def test_imagefolder_decodes_only_what_is_asked_for(images: Path) -> None:
+def test_imagefolder_decodes_only_requested_files(images: Path) -> None:
     broken = images / "train" / "cat" / "b.png"
     broken.write_bytes(b"no image")
     split = open_split("imagefolder", "train", root=str(images), image_size=8)
@@ -81,7 +81,7 @@ def test_imagefolder_with_a_class_without_images_names_it(images: Path) -> None:
         load("imagefolder", root=str(images), image_size=8)
 
 
-def test_imagefolder_without_classes_says_what_is_wanted(tmp_path: Path) -> None:
+def test_imagefolder_without_classes_names_the_wanted_layout(tmp_path: Path) -> None:
     (tmp_path / "train").mkdir()
     (tmp_path / "test").mkdir()
     with pytest.raises(DataError, match="has no class folders: its layout must be train/<class>/<image>"):

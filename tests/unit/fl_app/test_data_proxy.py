@@ -30,7 +30,7 @@ def test_clients_get_the_begin_of_one_order_and_the_server_its_end(limit: int, p
     assert server_share(split, seed=4, proxy=0.2).tolist() != server.tolist()
 
 
-def test_a_limit_leaves_to_nobody_what_a_later_share_takes() -> None:
+def test_a_limit_takes_nothing_from_a_later_share() -> None:
     split = split_of(60)
 
     clients, server = clients_share(split, seed=0, limit=48), server_share(split, seed=0, proxy=0.2)

@@ -254,7 +254,7 @@ def test_unknown_name_lists_the_known_ones() -> None:
 @pytest.mark.parametrize(
     ("name", "size", "allowed"), [("digits", -1, "0 .* or greater"), ("imagefolder", 0, "at least 1 for 'imagefolder'")]
 )
-def test_image_size_that_is_none_says_what_is_allowed(name: str, size: int, allowed: str) -> None:
+def test_image_size_that_is_invalid_names_the_possible_values(name: str, size: int, allowed: str) -> None:
     with pytest.raises(OptionError, match=f"'data.image-size' is {size}: must be {allowed}"):
         load(name, image_size=size)
 

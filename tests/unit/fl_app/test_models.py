@@ -114,7 +114,7 @@ def test_training_step_at_the_smallest_side_reaches_every_parameter(name: str) -
 
 
 @ALL
-def test_build_below_the_smallest_side_is_refused_with_what_is_allowed(name: str) -> None:
+def test_build_below_the_smallest_side_is_refused_with_the_remedy(name: str) -> None:
     side = MIN_SIDE.get(name, 8) - 1
     with pytest.raises(OptionError) as caught:
         build(name, num_classes=10, input_shape=(3, side, side))

@@ -61,7 +61,7 @@ def test_node_with_a_name_of_its_own_refuses_to_be_another_even_in_a_simulation(
         node_facts({"client": "hospital-a", **SIMULATED}, {"client.nodes": str(nodes)})
 
 
-def test_without_the_setting_a_node_is_what_its_config_says() -> None:
+def test_without_the_setting_a_node_follows_its_config() -> None:
     assert node_facts({"client": "clinic", "data-root": "/data"}, {}) == {"client": "clinic", "data-root": "/data"}
     assert node_facts(SIMULATED, {"client.nodes": ""}) == SIMULATED
 

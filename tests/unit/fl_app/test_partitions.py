@@ -189,7 +189,7 @@ def test_partition_with_a_label_that_is_no_class_names_it(label: int) -> None:
         ({"law": "lognormal"}, "'data.sigma' is 0.0: must be greater than 0 where 'data.law' is 'lognormal'"),
     ],
 )
-def test_spec_with_a_bad_value_names_key_value_and_what_is_allowed(values: dict, message: str) -> None:
+def test_spec_with_a_bad_value_names_key_value_and_remedy(values: dict, message: str) -> None:
     with pytest.raises(OptionError, match=message):
         PartitionSpec(**values)
 

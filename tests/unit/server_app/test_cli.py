@@ -295,7 +295,7 @@ def test_a_run_that_goes_on_may_wait_longer_but_may_not_compute_something_else(e
     assert (engine.calls[-1][1]["deadline-s"], engine.calls[-1][1]["min-uploads"]) == (9, 1)
 
 
-def test_a_failure_of_an_earlier_try_is_not_told_as_that_of_this_one(engine: Engine) -> None:
+def test_a_failure_of_an_earlier_try_is_not_reported_as_that_of_this_one(engine: Engine) -> None:
     engine.result, engine.launched = {"status": "failed", "error": "too few uploads"}, Launched(1, "failed", "")
     oneshot("run")
     folder = engine.calls[0][1]["run-dir"]
@@ -375,7 +375,7 @@ def test_a_replay_that_was_cut_off_goes_on_as_a_replay_only(
     assert engine.calls == []
 
 
-def test_methods_when_listed_are_a_line_each_under_what_they_assume(engine: Engine) -> None:
+def test_methods_when_listed_are_a_line_each_under_their_assumptions(engine: Engine) -> None:
     ended = oneshot("methods")
 
     lines = [line.rstrip() for line in ended.stdout.splitlines()]
@@ -522,7 +522,7 @@ def test_run_with_relative_paths_names_those_of_the_caller(engine: Engine, tmp_p
         (["--run-config", "method=fedavg model.student=resnet8"], "'model.name' is 'lenet5'"),
     ],
 )
-def test_run_of_what_cannot_succeed_is_one_line_before_anything_is_started(
+def test_run_that_cannot_succeed_is_one_line_before_anything_is_started(
     engine: Engine, words: list[str], reason: str
 ) -> None:
     ended = oneshot("run", *words)

@@ -76,7 +76,7 @@ def test_a_run_that_fails_keeps_its_reason_and_its_folder_for_the_next_try(
     RunFolder.open(tmp_path / "run").close()  # its lock is free
 
 
-def test_a_run_whose_stage_has_begun_when_resumed_asks_nobody_and_ends_with_its_result(
+def test_a_run_whose_stage_has_begun_when_resumed_asks_no_client_and_ends_with_its_result(
     serve: Callable[..., None], run_folder: Callable[..., Path]
 ) -> None:
     run = run_folder()

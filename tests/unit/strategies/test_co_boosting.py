@@ -158,7 +158,7 @@ def test_clients_in_another_order_get_the_same_weights_in_that_order() -> None:
     assert torch.equal(final(turned).flip(0), final(usual))
 
 
-def test_teachers_are_after_a_run_what_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_leaves_the_teachers_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     check_teacher_stays(METHOD, SMALL, monkeypatch)
 
 

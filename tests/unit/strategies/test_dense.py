@@ -151,7 +151,7 @@ def test_images_of_the_outcome_are_bytes_of_the_input_shape(usual: tuple[Outcome
     assert images.shape[1:] == (2, 8, 8)
 
 
-def test_teachers_are_after_a_run_what_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_leaves_the_teachers_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     check_teacher_stays(METHOD, SMALL, monkeypatch)
 
 

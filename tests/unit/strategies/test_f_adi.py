@@ -94,7 +94,7 @@ def test_fit_for_images_that_four_does_not_divide_is_possible() -> None:
     assert Need.SIDES_OF_FOUR not in METHOD.needs
 
 
-def test_teachers_are_after_a_run_what_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_leaves_the_teachers_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     check_teacher_stays(METHOD, SMALL, monkeypatch)
 
 

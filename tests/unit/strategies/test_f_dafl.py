@@ -66,7 +66,7 @@ def test_activation_weight_of_zero_watches_nothing_and_says_nothing() -> None:
     assert "activation" not in book.rows[0]
 
 
-def test_teachers_are_after_a_run_what_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_leaves_the_teachers_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     check_teacher_stays(METHOD, SMALL, monkeypatch)
 
 

@@ -99,7 +99,7 @@ def test_confidence_is_the_share_of_the_variance_over_classes() -> None:
     torch.testing.assert_close(found.sum(0), torch.ones(40))
 
 
-def test_client_without_a_preference_has_no_say_unless_nobody_has_one() -> None:
+def test_client_without_a_preference_has_no_say_unless_no_client_has_one() -> None:
     undecided, sure = torch.full((1, 1, 4), 0.25), torch.tensor([[[0.7, 0.1, 0.1, 0.1]]])
     torch.testing.assert_close(confidence(torch.cat([undecided, sure])), torch.tensor([[0.0], [1.0]]))
     torch.testing.assert_close(confidence(torch.cat([undecided, undecided])), torch.tensor([[0.5], [0.5]]))
@@ -183,7 +183,7 @@ def test_job_with_a_teacher_is_refused() -> None:
         check_needs(METHOD, job)
 
 
-def test_teachers_are_after_a_run_what_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_leaves_the_teachers_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     check_teacher_stays(METHOD, SMALL, monkeypatch)
 
 

@@ -102,7 +102,7 @@ def test_terms_without_weight_are_not_computed() -> None:
     assert list(server.loss(torch.zeros(6, 5), torch.zeros(6).long())) == ["ce"]
 
 
-def test_generator_learns_to_make_what_the_clients_know_as_the_class() -> None:
+def test_generator_learns_to_make_inputs_of_the_class() -> None:
     book = Book()
     for level in ("features", "images"):
         config = replace(SMALL, level=level, batch_size=16, latent=16)
@@ -228,7 +228,7 @@ def test_option_of_the_server_makes_a_difference(name: str) -> None:
     assert not same(fit(job(replace(SMALL, **{name: OTHER[name]})), Silent()).memory, fit(job(), Silent()).memory)
 
 
-def test_option_of_the_clients_is_told_and_changes_nothing_here() -> None:
+def test_option_of_the_clients_is_sent_and_changes_nothing_here() -> None:
     config = replace(SMALL, local_batch_size=7)
     assert lends(job(config, server_round=2)) != lends(job(server_round=2))
     assert same(fit(job(config), Silent()).memory, fit(job(), Silent()).memory)
@@ -249,7 +249,7 @@ def test_held_labels_are_those_of_which_a_client_has_two_examples() -> None:
     assert drawn(held, counted((1, 1, 0), (0, 1, 1), (1, 0, 0))) == ([0, 1, 2], [])
 
 
-def test_without_label_counts_everything_is_equal_and_that_is_said_once_in_all_rounds() -> None:
+def test_without_label_counts_everything_is_equal_and_noted_once_in_all_rounds() -> None:
     uploads, lines = counted((9, 1, 0), None, (0, 1, 5)), list[str]()
     config = replace(SMALL, labels="held", weights="counts")
     assert drawn(config, uploads)[0] == [0, 1, 2]
@@ -264,7 +264,7 @@ def test_without_label_counts_everything_is_equal_and_that_is_said_once_in_all_r
 # The description of the generator for the clients.
 
 
-def test_clients_are_told_what_the_generator_is_and_its_weight_of_the_round() -> None:
+def test_clients_receive_the_generator_s_description_and_its_weight_of_the_round() -> None:
     config = replace(SMALL, local_batch_size=9)
     assert Lent.read(lends(job(config, server_round=2))) == Lent(
         "features", "normal", 5, 3, 8, SHAPE, 9, pytest.approx(9.8), 20

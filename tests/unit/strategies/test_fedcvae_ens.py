@@ -100,7 +100,7 @@ def test_images_are_made_by_every_client_in_its_share_with_the_labels_it_has() -
     assert float((rows == labels).float().mean()) > 0.95
 
 
-def test_images_are_the_sigmoid_of_what_the_decoder_says() -> None:
+def test_images_are_the_sigmoid_of_the_decoder_s_output() -> None:
     one = tiny_job(uploads=(upload(1),))
     seen: list[torch.Tensor] = []
 
@@ -116,7 +116,7 @@ def test_images_are_the_sigmoid_of_what_the_decoder_says() -> None:
     assert np.abs(images.numpy() - wanted).max() <= 1
 
 
-def test_student_learns_what_the_images_show() -> None:
+def test_student_learns_from_the_images() -> None:
     one = tiny_job(replace(SMALL, epochs=8))
 
     model = load_model(fit(one, Silent()), one)

@@ -118,7 +118,7 @@ def test_job_without_fitting_images_is_refused(proxy: torch.Tensor | None, found
         check_needs(METHOD, replace(tiny_job(SMALL), proxy=proxy))
 
 
-def test_teachers_are_after_a_run_what_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_leaves_the_teachers_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     check_teacher_stays(METHOD, SMALL, monkeypatch)
 
 

@@ -146,7 +146,7 @@ def test_job_without_images_or_label_counts_is_refused() -> None:
         check_needs(METHOD, tiny_job(SMALL, uploads=silent))
 
 
-def test_teachers_are_after_a_run_what_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_leaves_the_teachers_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     check_teacher_stays(METHOD, SMALL, monkeypatch)
 
 

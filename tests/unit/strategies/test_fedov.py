@@ -63,7 +63,7 @@ def test_vote_of_members_that_are_equally_sure_takes_the_first() -> None:
     assert OpenSet(1)(logits.flip(0)).argmax(1).tolist() == [1]
 
 
-def test_vote_of_those_who_know_nothing_is_finite() -> None:
+def test_vote_of_unsure_members_is_finite() -> None:
     combined = OpenSet(0)(torch.tensor([[[0.0, 1.0, 500.0]], [[0.0, 2.0, 900.0]]]))
 
     assert bool(combined.isfinite().all())
@@ -81,7 +81,7 @@ def test_combiner_when_rebuilt_from_its_tensors_gives_the_same_bits() -> None:
 
 
 @pytest.mark.parametrize("voters", [-1, [1, 2]])
-def test_combiner_refuses_a_number_that_is_none(voters: Any) -> None:
+def test_combiner_refuses_an_invalid_number(voters: Any) -> None:
     with pytest.raises(ValueError, match="voters is .*: must be a whole number from 0"):
         OpenSet(torch.tensor(voters))
 

@@ -212,7 +212,7 @@ def test_logits_of_other_held_examples_are_not_taken_for_these(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("needs", [7, [0, 0, 1, 1], [3], [-1], ["0"], "all", [0.0], [True], [[0]]])
-def test_needs_that_are_none_cost_the_client_that_says_them(tmp_path: Path, needs: Any) -> None:
+def test_invalid_needs_cost_the_client_that_sends_them(tmp_path: Path, needs: Any) -> None:
     def greedy(answer: Answer) -> Answer:
         return changed(answer, needs=needs) if answer.client == "c1" and "needs" in answer.facts else answer
 
@@ -276,7 +276,7 @@ def test_a_huge_update_is_refused_and_later_rounds_still_learn(tmp_path: Path) -
         ({"aggregator": "per-class", "start": "tally"}, 2, "'fens.start' is 'tally', and there are 2"),
     ],
 )
-def test_what_suits_neither_classes_nor_examples_is_refused_before_a_client_works(
+def test_an_aggregator_unfit_for_classes_or_examples_is_refused_before_a_client_works(
     changes: dict[str, Any], classes: int, reason: str
 ) -> None:
     job = replace(fens_job(replace(TINY, **changes)), uploads=(), num_classes=classes)
@@ -289,7 +289,7 @@ def test_what_suits_neither_classes_nor_examples_is_refused_before_a_client_work
     ("changes", "kept"),
     [({}, 0.1), ({"train_on": "server"}, 0.0), ({"aggregator": "average"}, 0.0), ({"aggregator": "voting"}, 0.1)],
 )
-def test_clients_keep_a_share_only_where_somebody_uses_it(changes: dict[str, Any], kept: float) -> None:
+def test_clients_hold_out_a_share_only_where_a_step_uses_it(changes: dict[str, Any], kept: float) -> None:
     assert asks(FensConfig(**changes)).holdout == kept
 
 
@@ -392,7 +392,7 @@ def test_a_static_aggregator_asks_no_client(tmp_path: Path, aggregator: str) -> 
     assert outcome.ensemble.combiner == wanted
 
 
-def test_weighted_without_label_counts_is_refused_and_names_who_is_silent(tmp_path: Path) -> None:
+def test_weighted_without_label_counts_is_refused_and_names_silent_clients(tmp_path: Path) -> None:
     job = fens_job(replace(TINY, aggregator="weighted"))
     job = replace(job, uploads=(telling(job.uploads[0], label_counts=None), *job.uploads[1:]))
 
@@ -451,7 +451,7 @@ def test_scores_are_recorded_every_few_rounds_and_do_not_change_the_result(tmp_p
     assert same(outcome, fitted(DirectClients(tmp_path / "b")))
 
 
-def test_the_gate_is_trained_on_what_the_members_saw(tmp_path: Path) -> None:
+def test_the_gate_is_trained_on_the_members_inputs(tmp_path: Path) -> None:
     config = replace(TINY, aggregator="moe", rounds=2)
     with pytest.raises(OptionError, match="aggregator 'moe' looks at images, and the input is 2 x 8 x 8"):
         fitted(DirectClients(tmp_path), fens_job(config))
@@ -472,7 +472,7 @@ def test_per_class_weights_may_start_from_the_label_counts(tmp_path: Path) -> No
         fitted(DirectClients(tmp_path), job)
 
 
-def test_per_class_weights_may_start_from_tallys_shares_told_or_not(tmp_path: Path) -> None:
+def test_per_class_weights_may_start_from_tallys_shares_sent_or_estimated(tmp_path: Path) -> None:
     config = replace(TINY, start="tally", server_lr=1e-9, rounds=1)
     counts = np.array([u.label_counts for u in UPLOADS], dtype=np.float64)
 

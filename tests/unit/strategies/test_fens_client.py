@@ -86,7 +86,7 @@ def test_a_run_id_that_is_a_path_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("facts", [{}, {"step": "round"}, {"step": "dance"}])
-def test_a_question_that_is_none_is_answered_with_what_it_lacks(tmp_path: Path, facts: dict[str, str]) -> None:
+def test_an_invalid_question_is_answered_with_its_missing_entry(tmp_path: Path, facts: dict[str, str]) -> None:
     common = {"run-id": RUN, "seed": 0, "holdout": 0.1, "per-class": False, "num-classes": 3, "ensemble": "e" * 64}
     given = {**common, **facts} if facts.get("step") == "dance" else facts
 
@@ -160,7 +160,7 @@ def test_an_ensemble_whose_name_is_a_path_is_refused(tmp_path: Path, step: str) 
     assert said["error"] == "the server's ensemble is '../../../victim': must be 64 hexadecimal digits"
 
 
-def test_what_a_client_s_own_code_lacks_is_not_blamed_on_the_server(tmp_path: Path) -> None:
+def test_an_error_of_a_client_s_own_code_is_not_blamed_on_the_server(tmp_path: Path) -> None:
     def broken(_: str) -> Any:
         raise KeyError("label")
 

@@ -89,7 +89,7 @@ def test_names_of_clients_do_not_show_in_the_joint_form() -> None:
         torch.testing.assert_close(two[name], value, rtol=1e-3, atol=1e-3)
 
 
-def test_generator_goes_on_from_what_it_remembers() -> None:
+def test_generator_continues_from_its_memory() -> None:
     first = METHOD.fit(job(), Silent())
     fresh, going_on = (METHOD.fit(job(server_round=2, memory=m), Silent()) for m in (None, first.memory))
     assert differ(student(fresh), student(going_on))

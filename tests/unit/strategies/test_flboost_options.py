@@ -49,7 +49,7 @@ def test_equal_counts_are_as_good_as_none(option: dict[str, Any]) -> None:
     assert not differ(student(plain), student(switched))
 
 
-def test_without_all_label_counts_everything_is_uniform_and_said_once() -> None:
+def test_without_all_label_counts_everything_is_uniform_and_logged_once() -> None:
     given = job()
     silent = replace(
         given,

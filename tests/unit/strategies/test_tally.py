@@ -139,7 +139,7 @@ def test_class_weighted_start_is_the_average_with_a_last_layer_class_by_class() 
         torch.testing.assert_close(student[name], one * FIRST[name] + other * LAST[name], msg=name)
 
 
-def test_class_weighted_start_of_a_class_that_nobody_holds_has_the_average_s_row() -> None:
+def test_class_weighted_start_of_a_class_without_examples_has_the_average_s_row() -> None:
     counts = ((4, 0, 6), (5, 6, 9), (10, 0, 20))
     uploads = tuple(telling(one, label_counts=row) for one, row in zip(UPLOADS, counts, strict=True))
     student = student_of(STILL, uploads)
@@ -162,7 +162,7 @@ def test_start_weighs_clients_by_the_examples_that_the_pool_counts() -> None:
 
 
 @pytest.mark.parametrize("start", ["fresh", "class-weighted", "average"])
-def test_student_starts_fresh_if_told_or_where_no_client_has_its_architecture(start: str) -> None:
+def test_student_starts_fresh_if_set_or_if_no_client_has_its_architecture(start: str) -> None:
     uploads = UPLOADS if start == "fresh" else (upload(1, "wide"), upload(3, "wide"))
     job = tiny_job(replace(STILL, start=start), uploads=uploads)
     student = fit(job, Silent()).student
@@ -225,7 +225,7 @@ def test_images_are_noise_and_every_epoch_s_loss_is_recorded() -> None:
     assert outcome.timings.keys() >= {"teacher", "distillation"}
 
 
-def test_members_are_asked_once_about_every_image_and_are_after_a_run_what_they_were(
+def test_members_judge_every_image_once_and_a_run_leaves_them_unchanged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made: list[tuple[Ensemble, dict[str, Tensor]]] = []

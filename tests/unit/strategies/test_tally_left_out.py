@@ -57,7 +57,7 @@ def same(left: Outcome, right: Outcome) -> bool:
     return all(torch.equal(left.student[key], right.student[key]) for key in left.student)
 
 
-def test_a_client_when_it_does_not_agree_has_no_weight_and_the_user_is_told() -> None:
+def test_a_client_when_it_does_not_agree_has_no_weight_and_the_user_is_warned() -> None:
     honest, _ = fitted(tuple(one for k, one in enumerate(UPLOADS) if k != STRANGER))
     without, nothing = fitted()
     outcome, notes = fitted(agreement=0.3)

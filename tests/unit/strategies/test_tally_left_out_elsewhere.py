@@ -99,7 +99,7 @@ def test_flboost_draws_no_label_for_it() -> None:
 
 
 @pytest.mark.parametrize("large", [(0,), (0, 1), (0, 1, 2)])
-def test_who_cannot_be_asked_does_not_judge_the_others(large: tuple[int, ...]) -> None:
+def test_a_member_that_cannot_be_probed_does_not_judge_the_others(large: tuple[int, ...]) -> None:
     """Their logits are finite, and alike."""
     shared: dict[str, Tensor] = {**state(99), "3.weight": 1e17 * state(99)["3.weight"]}
     honest = telling(UPLOADS[0], client="c1")

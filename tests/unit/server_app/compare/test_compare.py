@@ -180,7 +180,7 @@ def test_runs_when_there_are_several_count_together(run_folder: MakeRun, ran: li
     assert line["accuracy_spread"] == pytest.approx(abs(scores[0] - scores[1]) / 2**0.5, abs=0.01)
 
 
-def test_all_when_asked_for_leaves_out_what_the_uploads_do_not_permit_and_a_name_is_refused(
+def test_all_when_asked_for_leaves_out_methods_that_the_uploads_do_not_permit_and_a_name_is_refused(
     run_folder: MakeRun, ran: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     run, lines = run_folder("lenet5", "mnist-cnn"), list[str]()
@@ -242,7 +242,7 @@ def test_settings_of_a_comparison_need_not_be_named_again(run_folder: MakeRun, r
     assert info["settings"]["dense.latent"] == 5
 
 
-def test_schedules_when_scaled_are_told_under_the_table(run_folder: MakeRun, ran: list[Any]) -> None:
+def test_schedules_when_scaled_are_shown_under_the_table(run_folder: MakeRun, ran: list[Any]) -> None:
     ended = oneshot("compare", run_folder(scale=0.5), "--methods", "dense", "--format", "md")
 
     assert ended.exit_code == 0, ended.output
@@ -322,7 +322,7 @@ def test_a_folder_that_is_no_run_or_no_comparison_or_named_twice_is_refused(
 
 
 @pytest.mark.usefixtures("ran")
-def test_runs_whose_clients_differ_are_compared_with_a_warning_that_names_what_differs(run_folder: MakeRun) -> None:
+def test_runs_whose_clients_differ_are_compared_with_a_warning_that_names_the_differences(run_folder: MakeRun) -> None:
     first = run_folder(seed=3, name="one", **{"data.alpha": 0.1, "data.root": "/a"})
     second = run_folder(seed=4, name="two", **{"data.alpha": 0.3, "data.root": "/b", "method": "dense", "threads": 2})
     lines: list[str] = []
@@ -382,7 +382,7 @@ def test_ctrl_c_on_the_command_line_exits_with_130(
     assert ended.stdout.endswith(f"interrupted. To resume: {command}\n")
 
 
-def test_a_cell_that_fails_is_told_and_the_others_are_in_the_table(
+def test_a_cell_that_fails_is_reported_and_the_others_are_in_the_table(
     run_folder: MakeRun, ran: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     run, here = run_folder(), vars(comparing)["run_cell"]
@@ -416,7 +416,7 @@ def test_a_cell_that_fails_is_told_and_the_others_are_in_the_table(
     assert "error" not in json.loads(better.stdout)
 
 
-def test_time_left_is_told_by_cells_of_the_same_method_else_of_its_kind() -> None:
+def test_time_left_is_estimated_by_cells_of_the_same_method_else_of_its_kind() -> None:
     def cells(*names: str) -> list[Cell]:
         return [Cell(Path("r"), name, 0, Path("f"), {}) for name in names]
 
@@ -426,7 +426,7 @@ def test_time_left_is_told_by_cells_of_the_same_method_else_of_its_kind() -> Non
 
 
 @pytest.mark.usefixtures("ran")
-def test_progress_says_which_cell_of_how_many_and_what_is_left(run_folder: MakeRun) -> None:
+def test_progress_says_which_cell_of_how_many_and_the_rest(run_folder: MakeRun) -> None:
     run, lines = run_folder(), list[str]()
 
     compared(run, methods="fedens,dw-fedens", log=lines)
@@ -443,7 +443,7 @@ class CutOffError(Exception):
     """The process dies."""
 
 
-def test_what_a_cell_costs_when_it_was_cut_off_is_that_of_all_its_processes(
+def test_the_cost_of_an_interrupted_cell_is_that_of_all_its_processes(
     run_folder: MakeRun, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     cell = Cell(run_folder(), "dense", 0, tmp_path / "cell", {"checkpoint-s": 0.0})
@@ -492,7 +492,7 @@ def test_a_server_stage_costs_its_own_time_only(run_folder: MakeRun, tmp_path: P
 
 
 @pytest.mark.slow
-def test_peak_memory_counts_what_was_held_and_given_back() -> None:
+def test_peak_memory_counts_memory_that_was_given_back() -> None:
     before = peak_mib()
 
     held = torch.ones(64 * 2**20, dtype=torch.uint8) * 3
@@ -558,7 +558,7 @@ def test_runs_of_another_project_are_compared_without_accuracies(
 
 @pytest.mark.usefixtures("ran", "both")
 @pytest.mark.parametrize("output", ["json", "csv", "md"])
-def test_what_a_program_reads_is_alone_on_standard_output(run_folder: MakeRun, output: str) -> None:
+def test_output_for_programs_is_alone_on_standard_output(run_folder: MakeRun, output: str) -> None:
     run = run_folder()
 
     ended = oneshot("compare", run, "--methods", "fedens,dense", "--seeds", "2", "--format", output)

@@ -47,7 +47,7 @@ def test_doctor_of_a_good_server_exits_with_0_and_says_fit(tmp_path: Path) -> No
         assert part in ended.stdout
 
 
-def test_doctor_of_a_bad_server_exits_with_1_and_says_what_to_do(
+def test_doctor_of_a_bad_server_exits_with_1_and_names_the_remedy(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION")
@@ -77,7 +77,7 @@ def test_doctor_as_json_is_one_line_that_another_machine_can_expect(tmp_path: Pa
     assert said["findings"][0].keys() == {"level", "check", "found", "needed", "fix"}
 
 
-def test_doctor_of_a_node_names_what_is_wrong_with_it(tmp_path: Path) -> None:
+def test_doctor_of_a_node_names_its_faults(tmp_path: Path) -> None:
     ended = doctor(
         "node", "--node-config", 'client="a" checkpoint="absent.pt" architecture="cnn5"', "--key", tmp_path / "absent",
         "--superlink", "127.0.0.1:9", "--root-certificates", tmp_path / "ca.crt", "--format", "json",

@@ -82,7 +82,7 @@ def test_a_superlink_of_another_authority_or_name_is_an_error(keys: Path, tmp_pa
     assert "127.0.0.1" in other.found
 
 
-def test_tls_and_no_tls_that_meet_are_told_apart(keys: Path) -> None:
+def test_tls_and_no_tls_that_meet_are_distinguished(keys: Path) -> None:
     with serving(None) as address:
         insecure, _ = superlink(address, None)
         asked_by_tls, _ = superlink(address, keys / "ca.crt")
@@ -112,7 +112,7 @@ def test_a_superlink_that_refuses_or_is_unknown_or_silent_is_an_error_in_time(ke
     assert time.monotonic() - began < 15
 
 
-def test_what_answers_but_is_no_superlink_is_an_error(keys: Path) -> None:
+def test_an_answer_from_another_server_is_an_error(keys: Path) -> None:
     with serving(keys, status=404) as address:
         found = next(iter(superlink(address, keys / "ca.crt")))
 
@@ -131,7 +131,7 @@ def test_clocks_without_a_date_are_skipped() -> None:
     assert clocks(Answer(200, None, 1.0, 2.0)).level == "skipped"
 
 
-def test_a_port_is_free_or_a_superlink_s_or_somebody_else_s(keys: Path) -> None:
+def test_a_port_is_free_or_a_superlink_s_or_another_program_s(keys: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         (taken,) = port_free(Address("127.0.0.1", port), keys / "ca.crt", 0.3)
@@ -149,7 +149,7 @@ def test_a_port_is_free_or_a_superlink_s_or_somebody_else_s(keys: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["server", "https://server:9092", "server:port", "server:0", ":9092", "server:70000", "server:²"]
 )
-def test_an_address_that_is_none_is_refused(text: str) -> None:
+def test_an_address_that_is_invalid_is_refused(text: str) -> None:
     with pytest.raises(OptionError, match="must be HOST:PORT"):
         Address.of(text)
 

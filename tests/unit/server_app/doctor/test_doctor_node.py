@@ -30,7 +30,7 @@ def test_limit_out_of_range_is_an_error_with_the_reason(given: str, found: str) 
     assert any(found in error.found for error in errors)
 
 
-def test_budget_tells_what_is_spent_and_a_damaged_ledger_is_an_error(tmp_path: Path) -> None:
+def test_budget_shows_the_spent_part_and_a_damaged_ledger_is_an_error(tmp_path: Path) -> None:
     node = NodeConfig.of(f'client="a" max-epsilon=20.0 state-dir="{tmp_path}"')
     assert node.findings == ()
     ledger = Ledger.of(tmp_path, "a")

@@ -97,14 +97,14 @@ def test_machines_of_other_versions_differ_by_name() -> None:
     assert all(finding.fix for finding in found.values())
 
 
-def test_what_doctor_printed_elsewhere_is_read(tmp_path: Path) -> None:
+def test_the_output_of_doctor_elsewhere_is_read(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text("a line of the log\n" + json.dumps({"facts": versions.machine_facts()}) + "\n")
 
     assert versions.read_expected(tmp_path / "a.json") == versions.machine_facts()
 
 
 @pytest.mark.parametrize("text", ["", "hello", "[]", '{"facts": 3}', '{"facts": {"packages": {}}}', "[" * 99999])
-def test_what_is_something_else_is_refused(tmp_path: Path, text: str) -> None:
+def test_any_other_value_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "a.json").write_text(text)
 
     with pytest.raises(OptionError, match="must be the output of `oneshot doctor --format json`"):

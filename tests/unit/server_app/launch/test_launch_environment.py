@@ -13,7 +13,7 @@ from strategies.core import offline
 LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 
 
-def test_run_environment_tells_nobody_of_the_run_whatever_the_caller_s_says(
+def test_run_environment_switches_off_telemetry_whatever_the_caller_s_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in offline.QUIET:

@@ -23,11 +23,11 @@ def shown(*lines: str, colour: bool = False) -> list[str]:
         ("\x1b[91mERROR \x1b[0m:     Exit Code: 700", []),
     ],
 )
-def test_take_keeps_what_a_reader_wants(line: str, expected: list[str]) -> None:
+def test_take_keeps_readable_characters(line: str, expected: list[str]) -> None:
     assert shown(line) == expected
 
 
-def test_take_writes_out_what_a_terminal_would_obey() -> None:
+def test_take_writes_out_control_characters() -> None:
     line = "\x1b[93mWARNING \x1b[0m:   eve: \x1b]0;title\x07\x1b[2J\x9b31m\u202e"
     assert shown(line) == [r"WARNING eve: \x1b]0;title\x07\x1b[2J\x9b31m\u202e"]
 
@@ -48,5 +48,5 @@ def test_take_of_another_traceback_shows_all_of_it() -> None:
     assert shown(*TRACE, "ValueError: no", "after") == [*TRACE, "ValueError: no", "after"]
 
 
-def test_rest_of_a_log_that_was_cut_off_shows_what_was_held_back() -> None:
+def test_rest_of_a_log_that_was_cut_off_shows_the_held_lines() -> None:
     assert shown("before", *TRACE) == ["before", *TRACE]

@@ -51,7 +51,7 @@ def test_offline_run_whose_data_are_not_there_ends_with_the_line_that_says_where
     assert f"copy it to {tmp_path / 'cifar-10-batches-py'}" in line
 
 
-def test_offline_by_the_environment_with_an_address_that_is_none_is_a_usage_error(tmp_path: Path) -> None:
+def test_offline_by_the_environment_with_an_address_that_is_invalid_is_a_usage_error(tmp_path: Path) -> None:
     done = run_oneshot("resume", str(tmp_path), ONESHOT_OFFLINE="1", ONESHOT_OFFLINE_ALLOW="a:b", COLUMNS="200")
 
     assert done.returncode == 2

@@ -76,7 +76,7 @@ def test_adopted_uploads_are_copies_and_the_stage_begins_with_them(tmp_path: Pat
         assert "client-001" not in path.name
 
 
-def test_adopting_again_after_a_crash_takes_what_is_missing_only(tmp_path: Path, run_folder: MakeRun) -> None:
+def test_adopting_again_after_a_crash_takes_missing_uploads_only(tmp_path: Path, run_folder: MakeRun) -> None:
     run = run_folder()
     with adopted(tmp_path, run) as new:
         (new.path / "stage.json").unlink()
@@ -114,7 +114,7 @@ def test_facts_name_the_run_that_the_clients_uploaded_to_over_any_number_of_step
     assert facts_of("", "") == {}
 
 
-def test_the_user_is_told_what_still_holds_the_upload(run_folder: MakeRun) -> None:
+def test_the_user_learns_which_run_still_holds_the_upload(run_folder: MakeRun) -> None:
     run = run_folder()
 
     assert f"rm -r {run}" in what_is_left(run, ["client-001"])
@@ -134,7 +134,7 @@ def test_forgetting_in_a_run_of_real_clients_says_the_command_that_reaches_them(
         forget_settings(run, ["client-001"], stored(run))
 
 
-def test_what_a_run_forgot_stays_forgotten_in_runs_on_its_uploads(tmp_path: Path, run_folder: MakeRun) -> None:
+def test_forgotten_uploads_stay_forgotten_in_runs_on_its_uploads(tmp_path: Path, run_folder: MakeRun) -> None:
     first = facts_of(str(run_folder()), "client-001")
     with RunFolder.create(tmp_path / "second", first):
         pass

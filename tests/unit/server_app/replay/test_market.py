@@ -261,7 +261,7 @@ def test_a_bad_file_refuses_the_whole_import_in_one_line_and_leaves_nothing_behi
     assert not (models / "evil").exists()
 
 
-def test_the_malicious_file_is_what_it_claims_to_be(models: Path) -> None:
+def test_the_malicious_file_is_malicious(models: Path) -> None:
     write("malicious", models / "bad.pt")
 
     torch.load(models / "bad.pt", weights_only=False)
@@ -280,7 +280,7 @@ def test_every_bad_file_is_named(imported: Import, models: Path) -> None:
     assert "a.safetensors" not in str(error.value)
 
 
-def test_bad_files_when_skipped_are_left_out_and_said(imported: Import, models: Path) -> None:
+def test_bad_files_when_skipped_are_left_out_and_logged(imported: Import, models: Path) -> None:
     write("malicious", models / "bad.pt")
     lines: list[str] = []
 
@@ -461,7 +461,7 @@ def test_one_checkpoint_is_in_memory_at_a_time_and_an_interrupt_leaves_nothing(
 # The command.
 
 
-def test_the_command_prints_the_uploads_the_folder_and_what_comes_next(models: Path, tmp_path: Path) -> None:
+def test_the_command_prints_the_uploads_the_folder_and_the_next_command(models: Path, tmp_path: Path) -> None:
     out = tmp_path / "market place"
     words = ["import", str(models), "--architecture", "lenet5", "--run-config", "method=fedens", "--out", str(out)]
 

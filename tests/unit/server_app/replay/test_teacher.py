@@ -85,7 +85,7 @@ def test_fens_on_a_server_without_a_share_is_refused(small: dict[str, Any]) -> N
         build_job(settings, held_out(settings)[1], None)
 
 
-def test_fens_trained_on_the_server_shows_what_quantisation_costs(run_folder: MakeRun) -> None:
+def test_fens_trained_on_the_server_shows_the_cost_of_quantisation(run_folder: MakeRun) -> None:
     table = replayed(run_folder(), "fens", fens__rounds=30, fens__aggregator="per-class", fens__server_lr=0.05)["table"]
 
     names = [row["name"] for row in table]

@@ -86,7 +86,7 @@ def test_a_result_when_attackers_were_simulated_says_so_everywhere(
     assert f"attack       {line}" in capsys.readouterr().out
 
 
-def test_a_result_when_nobody_attacks_says_nothing_of_it(
+def test_a_result_without_attackers_says_nothing_of_it(
     run_folder: Callable[..., Path], stage: Callable[..., Any]
 ) -> None:
     path = run_folder()

@@ -63,7 +63,7 @@ def test_a_cost_tells_every_phase_in_total_and_per_client_and_phases_add_up() ->
     assert Cost(Traffic()).of_uploads() == 0.0
 
 
-def test_a_run_costs_what_its_messages_moved_in_all_its_rounds(run_folder: MakeRun) -> None:
+def test_a_run_costs_the_bytes_of_its_messages_in_all_its_rounds(run_folder: MakeRun) -> None:
     with RunFolder.open(run_folder()) as folder:
         path = folder.round(2).path
         path.mkdir()
@@ -75,7 +75,7 @@ def test_a_run_costs_what_its_messages_moved_in_all_its_rounds(run_folder: MakeR
     assert moved.down == dict.fromkeys(moved.up, 150)
 
 
-def test_a_replay_costs_what_its_uploads_did_and_moves_nothing(run_folder: MakeRun) -> None:
+def test_a_replay_has_the_cost_of_its_uploads_and_moves_nothing(run_folder: MakeRun) -> None:
     run = run_folder()
     traffic = Traffic.read(run / "traffic.json")
     traffic.add("ensemble", "client-000", down=MIB)
@@ -116,7 +116,7 @@ def test_the_cost_of_a_replay_whose_source_is_gone_is_not_known(run_folder: Make
     assert cost_of_uploads(tmp_path / "replay") is None
 
 
-def test_a_run_on_the_uploads_of_another_costs_what_these_did_and_its_own_messages(
+def test_a_run_on_the_uploads_of_another_has_their_cost_and_its_own_messages(
     run_folder: MakeRun, tmp_path: Path
 ) -> None:
     run = run_folder()
@@ -235,7 +235,7 @@ def test_several_phases_when_printed_have_a_line_each(capsys: pytest.CaptureFixt
         (44_700_000, "42.6 MiB"),
     ],
 )
-def test_an_amount_of_bytes_is_told_in_a_unit_that_shows_it(amount: int, text: str) -> None:
+def test_an_amount_of_bytes_is_shown_in_a_unit_that_shows_it(amount: int, text: str) -> None:
     mib = round(amount / 2**20, 6)
 
     assert moved_lines({"mib_up_per_client": mib, "mib_down_per_client": mib}) == [f"{text} up, {text} down per client"]

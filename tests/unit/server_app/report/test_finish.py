@@ -75,7 +75,7 @@ def test_the_weights_of_clients_when_the_ensemble_has_them_are_in_the_result_in_
     assert "client_weights.png" in result["plots"]
 
 
-def test_bytes_when_few_are_told_to_the_byte(run_folder: Callable[..., Path], stage: Callable[..., Any]) -> None:
+def test_bytes_when_few_are_shown_to_the_byte(run_folder: Callable[..., Path], stage: Callable[..., Any]) -> None:
     result = finished(run_folder(), stage, "fedens")
 
     assert result["mib_up_per_client"] * 2**20 == pytest.approx(1001, abs=1)
@@ -136,7 +136,7 @@ def test_a_run_of_several_phases_tells_each_of_them(run_folder: Callable[..., Pa
     ]
 
 
-def test_a_failed_run_says_why_and_keeps_what_came(run_folder: Callable[..., Path], small: Mapping[str, Any]) -> None:
+def test_a_failed_run_says_why_and_keeps_its_uploads(run_folder: Callable[..., Path], small: Mapping[str, Any]) -> None:
     settings = read_settings(small)
     with RunFolder.open(run_folder()) as folder:
         result = describe_failure(folder, settings, QuorumError("3 uploads arrived, min-uploads is 4"))

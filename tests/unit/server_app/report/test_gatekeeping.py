@@ -60,7 +60,7 @@ def test_a_replay_with_exclude_leaves_the_suspect_out_and_tells_it_everywhere(ru
     assert result["gatekeeper"] == json.loads((folder / "result.json").read_text())["gatekeeper"]
 
 
-def test_lines_and_card_name_the_suspect_what_was_done_and_what_was_not_judged() -> None:
+def test_lines_and_card_name_the_suspect_the_action_and_skipped_tests() -> None:
     assert verdict_lines(verdict()) == ["gatekeeper: a is quarantined, scaled: too much"]
     assert verdict_lines(verdict("warn")) == ["gatekeeper: a is suspect, scaled: too much"]
     assert verdict_lines(verdict(rows=ROWS[1:])) == ["gatekeeper: no upload of 1 looks harmful"]

@@ -129,7 +129,7 @@ def test_labels_when_stacked_add_up_and_the_legend_names_every_class() -> None:
     assert legend.get_window_extent(drawn(figure)).x0 >= axes.get_window_extent().x1
 
 
-def test_labels_when_there_are_a_hundred_classes_are_told_by_a_colour_bar() -> None:
+def test_labels_when_there_are_a_hundred_classes_are_explained_by_a_colour_bar() -> None:
     figure = plot_labels(counts(3, classes=100))
 
     drawn(figure)
@@ -248,7 +248,7 @@ def test_the_load_snippet_of_the_model_card_when_executed_gives_the_result(
             assert torch.equal(loaded[name](pixels), expected(pixels))
 
 
-def test_the_model_card_says_what_where_from_and_how_good(tmp_path: Path, stage: Stage) -> None:
+def test_the_model_card_names_the_model_its_source_and_its_accuracy(tmp_path: Path, stage: Stage) -> None:
     report, settings, images = stage("dense")
 
     text = card(tmp_path, report, settings.method, images)

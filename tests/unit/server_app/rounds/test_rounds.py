@@ -112,7 +112,7 @@ def test_a_target_that_some_run_never_reaches_has_no_mean(run_of_rounds: MakeRun
     ]
 
 
-def test_lines_are_named_by_what_differs_and_by_nothing_that_does_not_matter(run_of_rounds: MakeRun) -> None:
+def test_lines_are_named_by_their_relevant_differences(run_of_rounds: MakeRun) -> None:
     prox = {"iterative.strategy": "fedprox"}
     refined = {"iterative.strategy": "scaffold", "iterative.refiner": "dense"}
     runs = [
@@ -147,7 +147,7 @@ def test_a_setting_that_an_older_run_does_not_know_has_its_default(run_of_rounds
     assert [(line["name"], line["results"]) for line in reported(old, new)["table"]] == [("FedAvg", 2)]
 
 
-def test_runs_of_another_project_are_told_apart_by_their_strategies_and_refiners(run_of_rounds: MakeRun) -> None:
+def test_runs_of_another_project_are_distinguished_by_their_strategies_and_refiners(run_of_rounds: MakeRun) -> None:
     runs = [run_of_rounds([50.0], name=f"run{place}", planned=4, seed=place // 3) for place in range(4)]
     facts: list[dict[str, Any]] = [{"base": "FedAvg"}, {"base": "FedAvgM"}, {"flboost.iterations": 5}, {}]
     for run, (place, own) in zip(runs, enumerate(facts), strict=True):
@@ -198,7 +198,7 @@ def test_untested_rounds_are_passed_over_and_an_unfinished_run_tells_how_far_it_
         ([[3.0, 4.0], [2.0, 6.0]], []),
     ],
 )
-def test_targets_that_nobody_names_are_multiples_of_five_that_all_runs_of_a_setting_reach(
+def test_default_targets_are_multiples_of_five_that_all_runs_of_a_setting_reach(
     run_of_rounds: MakeRun, curves: list[list[float]], wanted: list[float]
 ) -> None:
     runs = [run_of_rounds(curve, name=f"r{seed}", seed=seed) for seed, curve in enumerate(curves)]
@@ -244,7 +244,7 @@ def test_targets_are_read_and_sorted(run_of_rounds: MakeRun) -> None:
 
 
 @pytest.mark.plots
-def test_the_command_prints_text_json_and_csv_and_writes_where_it_is_told(
+def test_the_command_prints_text_json_and_csv_and_writes_to_the_named_file(
     run_of_rounds: MakeRun, tmp_path: Path
 ) -> None:
     runs = [run_of_rounds([40.0, 60.0 + seed], name=f"r{seed}", seed=seed) for seed in range(2)]

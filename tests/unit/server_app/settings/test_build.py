@@ -72,7 +72,7 @@ def test_settings_when_a_method_is_named_have_its_config(name: str) -> None:
         ({"data.alpha": -1}, ["'data.alpha'", "-1.0", "greater than 0.0"]),
     ],
 )
-def test_a_wrong_setting_is_refused_in_one_line_with_key_value_and_what_is_allowed(
+def test_a_wrong_setting_is_refused_in_one_line_with_key_value_and_remedy(
     given: dict[str, Any], parts: list[str]
 ) -> None:
     with pytest.raises(OptionError) as error:
@@ -228,7 +228,7 @@ def test_the_strategy_has_the_settings_and_writes_them_into_its_run_folder(
     assert (facts["method"], facts["num-supernodes"]) == ("fedens", 7)
 
 
-def test_the_strategy_when_the_folder_to_resume_is_none_is_refused(tmp_path: Path) -> None:
+def test_the_strategy_when_the_folder_to_resume_is_invalid_is_refused(tmp_path: Path) -> None:
     settings = read_settings({"resume": str(tmp_path)})
     images, split = held_out(settings)
 

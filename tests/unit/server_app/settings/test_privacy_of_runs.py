@@ -61,7 +61,7 @@ def test_architectures_when_they_normalise_by_the_batch_are_refused_with_those_t
     build_job(settings(small), open_half(chosen, "test"), None)
 
 
-def test_a_result_when_clients_were_private_says_what_was_promised(
+def test_a_result_when_clients_were_private_names_the_guarantee(
     run_folder: Callable[..., Path], stage: Callable[..., Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     report, chosen, images = stage("fedens", **PRIVATE)

@@ -54,7 +54,7 @@ def test_scale_when_a_method_trains_nothing_shortens_the_clients_alone() -> None
     assert settings.method_config == CHOICES["fedavg"].config()
 
 
-def test_scale_when_it_is_one_is_said_nowhere() -> None:
+def test_scale_when_it_is_one_is_logged_nowhere() -> None:
     assert read_settings({}).scaled == {}
 
 

@@ -59,7 +59,7 @@ def test_no_settings_when_nothing_is_given() -> None:
         ("run-dir='open", r"cannot be read: No closing quotation"),
     ],
 )
-def test_pairs_that_are_none_are_refused_in_one_line(source: str, message: str) -> None:
+def test_pairs_that_are_invalid_are_refused_in_one_line(source: str, message: str) -> None:
     with pytest.raises(OptionError, match=message) as error:
         merge_settings([source], KINDS)
 
@@ -76,7 +76,7 @@ def test_pairs_that_are_none_are_refused_in_one_line(source: str, message: str) 
         (b"[data]\nalpa = 1.0\n", r"unknown setting 'data.alpa'"),
     ],
 )
-def test_a_file_with_what_no_setting_can_be_is_refused_by_name(tmp_path: Path, content: bytes, message: str) -> None:
+def test_a_file_with_a_value_of_no_setting_is_refused_by_name(tmp_path: Path, content: bytes, message: str) -> None:
     file = tmp_path / "some.toml"
     file.write_bytes(content)
 

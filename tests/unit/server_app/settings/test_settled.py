@@ -78,7 +78,7 @@ def test_settings_that_are_the_run_s_own_or_the_server_s_are_let_pass(run_folder
     assert result["status"] == "finished"
 
 
-def test_what_a_replay_can_change_are_settings() -> None:
+def test_the_changeable_keys_of_a_replay_are_settings() -> None:
     assert set(FREE_ON_REPLAY) <= {entry.key for entry in known_options()}
 
 

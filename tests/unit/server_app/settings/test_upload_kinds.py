@@ -141,7 +141,7 @@ def test_uploads_of_another_kind_are_refused_in_one_line(
 
 
 @pytest.mark.parametrize("task", list(TASKS))
-def test_what_a_client_names_its_upload_is_what_the_server_knows_it_by(task: str) -> None:
+def test_the_server_uses_the_client_s_name_of_an_upload(task: str) -> None:
     builders = uploaded_builders(task, 10, (1, 16, 16), latent=5)
 
     assert {kind_of(name) for name in builders} == {task}
@@ -178,7 +178,7 @@ def test_a_task_that_a_client_does_not_know_is_refused() -> None:
         trained_model(settings.app, node, Asked("", 1, 0, task="poetry"), {})
 
 
-def test_a_checkpoint_is_sent_as_what_the_task_asks_for(tmp_path: Path) -> None:
+def test_a_checkpoint_is_sent_as_the_task_s_kind(tmp_path: Path) -> None:
     settings = read_settings({**SETTINGS, "client.checkpoint": str(tmp_path / "{partition}.pt")})
     torch.save({"weight": torch.zeros(1)}, tmp_path / "0.pt")
     node = Node.of({"partition-id": 0, "num-partitions": CLIENTS}, settings.app)

@@ -118,7 +118,7 @@ def test_control_variates_of_a_new_client_are_zero_and_of_another_model_refused(
         ControlVariates(model, {"0.weight": torch.zeros(1)}, {})
 
 
-def test_sparse_updates_and_what_they_leave_out_add_up_to_the_whole() -> None:
+def test_sparse_updates_and_their_rests_add_up_to_the_whole() -> None:
     left, sent, whole = None, 0.0, 0.0
     for round_ in range(4):
         model = net()
@@ -153,7 +153,7 @@ def test_local_update_without_anything_asked_sends_the_weights() -> None:
     assert metrics == {"travel": pytest.approx(0.1 * (1 + 1.5))}
 
 
-def test_local_update_adds_what_the_request_names() -> None:
+def test_local_update_adds_the_requested_terms() -> None:
     model, start = net(), net(1)
     server = like(start, 5)
     said = {"proximal-mu": 0.3, "server-round": 1}

@@ -126,7 +126,7 @@ def test_labels_of_the_first_term_are_held_by_the_client_and_as_likely_as_each_o
     assert torch.equal(seen[1], LABELS)
 
 
-def test_labels_are_those_of_the_batches_where_the_counts_are_not_told() -> None:
+def test_labels_are_those_of_the_batches_without_counts() -> None:
     model = net()
     found = terms(model, label_counts=None)
     value = found.penalty(model, model(INPUTS), LABELS)
@@ -273,7 +273,7 @@ def test_generator_that_does_not_fit_is_refused(change: dict[str, Any], reason: 
         trained({"generator": weights_of(LENT)}, {"server-round": 2, **LENT.told(), **change})
 
 
-def test_weights_that_are_none_are_refused() -> None:
+def test_weights_that_are_invalid_are_refused() -> None:
     sent = weights_of(LENT)
     said = {"server-round": 2, **LENT.told()}
     for bad, reason in (

@@ -57,7 +57,7 @@ def same(one: State, other: State) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_what_is_remembered_is_the_sum_of_all_corrections(tmp_path: Path) -> None:
+def test_the_memory_is_the_sum_of_all_corrections(tmp_path: Path) -> None:
     memory = RoundState(tmp_path / "run", "alice")
     one_round(memory, 1)
     assert memory.recall(2).state.keys() == {"own.weight", "own.bias", "drift.weight", "drift.bias"}
@@ -87,7 +87,7 @@ def test_client_whose_answers_never_counted_begins_at_zero_silently(tmp_path: Pa
     assert said == []
 
 
-def test_late_answer_is_as_if_it_had_not_been_given(tmp_path: Path) -> None:
+def test_late_answer_has_no_effect(tmp_path: Path) -> None:
     punctual, late = (RoundState(tmp_path / name, "alice") for name in ("punctual", "late"))
     for memory in (punctual, late):
         one_round(memory, 1, last_round=0, safe_round=0)

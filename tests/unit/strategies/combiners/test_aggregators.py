@@ -256,7 +256,7 @@ def test_two_class_weighted_with_equal_counts_is_the_two_class_average() -> None
 
 
 @pytest.mark.parametrize("held", [[[3, 0], [1, 0]], [[0, 0], [0, 0]]])
-def test_two_class_weighted_where_nobody_holds_a_class_is_finite(held: list[list[int]]) -> None:
+def test_two_class_weighted_of_a_class_without_examples_is_finite(held: list[list[int]]) -> None:
     params, logits = AGGREGATORS["two-class-weighted"].from_counts(held), 60 * (PAIR - 0.5)
 
     combined = AGGREGATORS["two-class-weighted"].forward(params, logits)
@@ -298,7 +298,7 @@ def test_gradient_has_the_form_of_the_parameters(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(AGGREGATORS) - set(TRAINED)))
-def test_gradient_of_what_is_not_trained_here_is_refused(name: str) -> None:
+def test_gradient_of_an_aggregator_without_training_is_refused(name: str) -> None:
     logits = np.zeros((2, 1, 2), np.float32)
 
     with pytest.raises(ValueError, match=f"'{name}' is not trained"):
@@ -337,7 +337,7 @@ def test_check_params_accepts_its_own_form() -> None:
         ({"weight": array(1, math.inf)}, "NaN or Inf"),
     ],
 )
-def test_check_params_of_another_form_says_what_differs(given: Params, said: str) -> None:
+def test_check_params_of_another_form_names_the_difference(given: Params, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         check_params({"weight": array(1, 2)}, given)
 
@@ -382,7 +382,7 @@ def test_many_steps_lower_the_loss(name: str) -> None:
     assert aggregator.gradient(trained, logits, labels)[0] < aggregator.gradient(params, logits, labels)[0] - 0.01
 
 
-def test_steps_without_examples_or_on_what_is_not_trained_are_refused() -> None:
+def test_steps_without_examples_or_without_training_are_refused() -> None:
     params, logits, labels = example("linear")
 
     with pytest.raises(ValueError, match="no examples"):

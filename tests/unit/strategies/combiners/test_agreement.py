@@ -19,7 +19,7 @@ def members(noise: float, count: int = M) -> Tensor:
     return common + noise * torch.randn(count, N, C, generator=rng(1))
 
 
-def test_correlations_are_weighed_by_what_both_models_say_of_a_class() -> None:
+def test_correlations_are_weighed_by_both_models_shares_of_a_class() -> None:
     logits = (members(1.0, 3) * torch.tensor([1.0, 2.0, 0.5])[:, None, None]).double()
     z = logits.numpy()
     powers = np.exp(z)
@@ -68,7 +68,7 @@ def test_two_members_when_each_sees_something_else_are_left_out_both() -> None:
     assert agreeing(logits, 0.3).tolist() == [k not in (1, 4) for k in range(M)]
 
 
-def test_nobody_is_left_out_where_the_others_do_not_agree() -> None:
+def test_no_client_is_left_out_where_the_others_disagree() -> None:
     logits = members(1.7)
     logits[2] = logits[2].flip(1)
     rest = correlations(logits[[k for k in range(M) if k != 2]])

@@ -140,7 +140,7 @@ def test_build_with_a_tensor_of_other_dimensions_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("counts", [[[3, 0], [1, 0]], [[0, 0], [0, 0]]])
-def test_two_class_label_count_where_nobody_holds_a_class_is_finite_with_its_gradient(counts: list[list[int]]) -> None:
+def test_two_class_label_count_of_a_class_without_examples_is_finite_with_its_gradient(counts: list[list[int]]) -> None:
     logits = (60 * (PAIR - 0.5)).requires_grad_()
     combined = TwoClassLabelCount(torch.tensor(counts))(logits)
     combined[:, 1].sum().backward()
@@ -149,7 +149,7 @@ def test_two_class_label_count_where_nobody_holds_a_class_is_finite_with_its_gra
     assert torch.isfinite(logits.grad).all()
 
 
-def test_voting_without_any_count_believes_nobody() -> None:
+def test_voting_without_any_count_weighs_no_client() -> None:
     combined = Voting(torch.zeros(2, 3, 3))(LOGITS)
     torch.testing.assert_close(combined, torch.full((1, 3), 2 * math.log(1 / 3)))
 
@@ -173,7 +173,7 @@ def test_weighted_with_a_duplicate_member_equals_weight_two() -> None:
     torch.testing.assert_close(Weighted([2.0, 1.0, 1.0])(logits), Mean()(doubled))
 
 
-def test_label_count_of_a_class_that_nobody_holds_is_zero_and_finite() -> None:
+def test_label_count_of_a_class_without_examples_is_zero_and_finite() -> None:
     combined = LabelCount([[0, 0, 0], [0, 0, 0]])(LOGITS)
     assert torch.equal(combined, torch.zeros(1, 3))
 
@@ -186,7 +186,7 @@ def test_build_from_the_state_dict_gives_the_same_bits(name: str) -> None:
 
 
 @pytest.mark.parametrize("weights", [[0.0, 0.0], [1.0, -1.0], [float("nan"), 1.0], [[1.0], [2.0]]])
-def test_weighted_of_weights_that_are_none_is_refused(weights: object) -> None:
+def test_weighted_with_invalid_weights_is_refused(weights: object) -> None:
     with pytest.raises(ValueError, match="weights per member"):
         Weighted(weights)  # type: ignore[arg-type]
 

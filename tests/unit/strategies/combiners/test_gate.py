@@ -81,7 +81,7 @@ def test_start_with_the_same_seed_has_the_same_bits_and_with_another_others() ->
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 32, 15), (13,), (1, 16, 16, 16)])
-def test_start_for_what_is_no_image_of_its_size_is_refused_in_one_line(shape: tuple[int, ...]) -> None:
+def test_start_for_inputs_that_are_not_images_of_its_size_is_refused_in_one_line(shape: tuple[int, ...]) -> None:
     with pytest.raises(OptionError, match="aggregator 'moe' looks at images, and the input is .*: must be at least"):
         start_gate(0, members=2, classes=3, input_shape=shape)
 

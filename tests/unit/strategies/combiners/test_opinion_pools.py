@@ -69,7 +69,7 @@ def test_a_single_client_without_some_classes_loses_its_prior_and_those(name: st
 
 
 @pytest.mark.parametrize("scale", [1.0, 30.0, 1000.0])
-def test_a_class_that_nobody_holds_never_wins_and_all_is_finite(name: str, calibrated: bool, scale: float) -> None:
+def test_a_class_without_examples_never_wins_and_all_is_finite(name: str, calibrated: bool, scale: float) -> None:
     z = logits(scale=scale)
     z[:, :6, 4] += 10 * scale  # all agree that it is the one
     z.requires_grad_()
@@ -221,7 +221,7 @@ def test_calibration_of_clients_that_hold_nothing_is_finite(name: str) -> None:
     assert pool(logits(seed=1)).softmax(1).tolist() == [[pytest.approx(0.2)] * 5] * 11
 
 
-def test_class_shares_of_a_class_sum_to_one_or_are_none() -> None:
+def test_class_shares_of_a_class_sum_to_one_or_to_zero() -> None:
     shares = class_shares(COUNTS)
     torch.testing.assert_close(shares.sum(0), torch.tensor([1.0, 1, 1, 1, 0]))
     torch.testing.assert_close(shares[:, 0], torch.tensor([30.0, 1, 0.5]) / 31.5)
@@ -235,7 +235,7 @@ def test_log_priors_are_distributions_in_which_no_class_is_impossible() -> None:
     torch.testing.assert_close(priors[0, [0, 1]], torch.tensor([33.5, 3.5]) / 52.5)
 
 
-def test_member_of_weight_zero_may_say_what_is_not_finite() -> None:
+def test_member_of_weight_zero_may_have_logits_that_are_not_finite() -> None:
     answers = logits(seed=3)
     weights = torch.tensor([1.0, 0.0, 1.0])
     for rule in RULES:
@@ -250,6 +250,6 @@ def test_member_of_weight_zero_may_say_what_is_not_finite() -> None:
         assert torch.equal(spoilt(broken), clean(answers))
 
 
-def test_rule_that_is_none_is_refused() -> None:
+def test_unknown_rule_is_refused() -> None:
     with pytest.raises(ValueError, match="rule of an opinion pool is 'lgo': must be one of 'log', 'linear'"):
         OpinionPool("lgo", torch.ones(2, 3))

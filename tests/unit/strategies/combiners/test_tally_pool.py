@@ -108,7 +108,7 @@ def read_off(uploads: tuple[Upload, ...], counts: str, probes: int = 1024) -> Te
     return {"noise": noise, "rows": rows, "noise-rows": geometric_mean(noise, rows)}[counts]
 
 
-def test_counts_that_are_told_or_alike_need_no_models() -> None:
+def test_sent_or_equal_counts_need_no_models() -> None:
     unread = tuple(replace(one, read=dict) for one in TOLD)
     answers = torch.full((3, 5, CLASSES), torch.nan)
     for counts, expected in (("auto", torch.tensor(HELD)), ("uniform", torch.tensor([[20], [20], [50]]).expand(3, 4))):
@@ -138,7 +138,7 @@ def test_counts_of_silent_clients_are_read_off_their_models(counts: str) -> None
     )
 
 
-def test_auto_takes_what_is_told_and_reads_off_the_rest() -> None:
+def test_auto_takes_sent_counts_and_estimates_the_rest() -> None:
     found = counted(MIXED, counts="auto")
     estimates = read_off(MIXED, "noise-rows")
     torch.testing.assert_close(found[0], torch.tensor(HELD[0]).float())
@@ -148,7 +148,7 @@ def test_auto_takes_what_is_told_and_reads_off_the_rest() -> None:
     torch.testing.assert_close(counted(MIXED, sharpness=3.0)[0], found[0])  # a client's own count is not sharpened
 
 
-def test_tempered_counts_lie_between_what_is_told_and_what_is_seen() -> None:
+def test_tempered_counts_lie_between_sent_and_estimated_ones() -> None:
     found = counted(MIXED, counts="tempered")
     estimates, shares = read_off(MIXED, "noise-rows"), torch.tensor([HELD[0]]).double() / 80
     expected = torch.cat([80 * geometric_mean(shares, estimates[:1]), 80 * estimates[1:2], 200 * estimates[2:]])
@@ -160,7 +160,7 @@ def test_tempered_counts_lie_between_what_is_told_and_what_is_seen() -> None:
 
 @pytest.mark.parametrize("counts", ["noise", "rows", "noise-rows"])
 @pytest.mark.parametrize("architecture", ["linear", "deep"])
-def test_shares_that_are_read_off_find_out_who_has_what(counts: str, architecture: str) -> None:
+def test_estimated_shares_match_the_clients_classes(counts: str, architecture: str) -> None:
     uploads = tuple(upload(k, architecture, label_counts=None) for k in range(3))
     found = counted(uploads, counts=counts)
     shares, true = found / found.sum(1, keepdim=True), torch.tensor(HELD) / torch.tensor(HELD).sum(1, keepdim=True)
@@ -235,17 +235,17 @@ def test_row_norms_leave_the_random_state_alone() -> None:
         ([0, None, 6], [0.0, 6.0, 6.0]),
     ],
 )
-def test_sizes_that_are_not_told_are_the_median_of_the_others(told: list[int | None], expected: list[float]) -> None:
+def test_missing_sizes_are_the_median_of_the_others(told: list[int | None], expected: list[float]) -> None:
     uploads = [telling(TOLD[0], num_examples=size, label_counts=None) for size in told]
     assert known_sizes(uploads).tolist() == expected
 
 
-def test_size_that_is_not_told_is_the_sum_of_the_label_counts_where_those_are() -> None:
+def test_missing_size_is_the_sum_of_the_label_counts_if_there_are_any() -> None:
     silent = telling(TOLD[1], num_examples=None)
     assert known_sizes([TOLD[0], silent]).tolist() == [float(TOLD[0].num_examples or 0), float(sum(HELD[1]))]
 
 
-def test_cap_bounds_what_a_client_claims_to_have() -> None:
+def test_cap_bounds_the_examples_that_a_client_claims() -> None:
     boaster = telling(TOLD[1], num_examples=10**9)
     uploads = (TOLD[0], boaster, TOLD[2])
     sizes = counted(uploads, cap_examples=True).sum(1)

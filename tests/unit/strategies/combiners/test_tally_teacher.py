@@ -79,7 +79,7 @@ def test_dense_learns_from_the_pool_and_from_estimates_where_clients_are_silent(
     assert not same(told, silent)
 
 
-def test_consensus_of_fed_et_is_the_pools_and_who_decides_otherwise_dissents() -> None:
+def test_consensus_of_fed_et_is_the_pools_and_other_decisions_dissent() -> None:
     logits = torch.tensor([[[0.0, 3.0, 0.0]], [[0.0, 1.5, 0.0]], [[9.0, 0.0, 0.0]]])
     pool = OpinionPool("linear", torch.tensor([[5.0, 9.0, 0.0], [0.0, 9.0, 1.0], [0.0, 0.0, 9.0]]))
     consensus, dissent = fed_et.Judgement(1.0, pool)(logits).unbind(1)

@@ -54,7 +54,7 @@ def test_shares_of_a_class_are_those_of_its_examples() -> None:
     np.testing.assert_allclose(vote_shares(counts), [[[2 / 3, 1 / 3], [0, 1]], [[1, 0], [0, 1]]])
 
 
-def test_shares_of_a_class_that_nobody_holds_are_equal_over_the_classes_that_were_seen() -> None:
+def test_shares_of_a_class_without_examples_are_equal_over_the_seen_classes() -> None:
     counts = vote_counts(one_hot([[0, 1, 1]], 4), np.array([0, 0, 2]))
 
     np.testing.assert_allclose(

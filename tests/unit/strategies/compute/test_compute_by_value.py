@@ -58,7 +58,7 @@ def test_dumps_with_library_and_installed_code_goes_by_reference() -> None:
     assert loads(dumps("x", torch.nn.Linear, cloudpickle)) is torch.nn.Linear
 
 
-def test_dumps_with_a_lock_in_a_closure_names_what_and_whom() -> None:
+def test_dumps_with_a_lock_in_a_closure_names_the_value_and_its_owner() -> None:
     lock = threading.Lock()
 
     def builder() -> Any:

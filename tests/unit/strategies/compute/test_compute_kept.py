@@ -145,7 +145,7 @@ def test_rounds_in_one_actor_end_as_single_runs_and_carry_memory_over() -> None:
     assert ray.is_initialized()  # it was there before
 
 
-def test_what_changes_between_rounds_is_honoured() -> None:
+def test_changes_between_rounds_take_effect() -> None:
     proxy = torch.ones(2, 1, 1, 8, dtype=torch.uint8)
     pids = Pids()
     with RayActors(fallback=False).kept() as kept:

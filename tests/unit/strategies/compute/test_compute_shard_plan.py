@@ -83,7 +83,7 @@ def test_shares_of_one_gpu_leave_room_for_every_shard_and_the_method(shards: int
     assert units[0] * shards + units[1] <= 10_000
 
 
-def test_plans_that_differ_in_what_they_say_alone_are_equal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plans_that_differ_in_their_reason_alone_are_equal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Or shards that are kept from round to round would be made anew each time, as free memory is never the same."""
     ray, plans = cluster(1e9, 1e9), []
     for free in (2**30, 2**31):

@@ -107,7 +107,7 @@ def test_task_of_a_gpu_job_names_no_gpu_by_number() -> None:
     assert Task.of(*job(device="auto"), Plain).job.device == "auto"
 
 
-def test_task_open_returns_what_was_packed() -> None:
+def test_task_open_returns_the_packed_task() -> None:
     method, made = job(seed=7, threads=2)
     upload = Upload(UploadFacts("a", "m", 3, (1, 2)), dict)
     again_method, again = Task.of(method, made, Plain).open([upload])

@@ -95,7 +95,7 @@ def test_guard_refuses_datagrams_and_lookups() -> None:
         (["/bin/flwr-clientapp", "--runtime-api-address=192.0.2.1:9092"], {}),
     ],
 )
-def test_guard_lets_pass_what_is_configured(argv: list[str], environ: dict[str, str]) -> None:
+def test_guard_passes_configured_addresses(argv: list[str], environ: dict[str, str]) -> None:
     code = """
         print(connects("192.0.2.1", 9092), connects("192.0.2.2", 9092))
     """
@@ -112,7 +112,7 @@ def test_guard_heeds_ports_where_they_are_named_and_flower_s_arguments_of_flower
     assert said_guarded("print(connects('192.0.2.1', 1))", "other", "--superlink", "192.0.2.1:1") == ["refused"]
 
 
-def test_guard_with_a_name_allows_what_the_name_stands_for() -> None:
+def test_guard_with_a_name_allows_the_addresses_of_the_name() -> None:
     # Names that this machine knows without asking anybody.
     code = """
         import socket as s
@@ -152,7 +152,7 @@ def test_guard_says_each_refusal_once_also_where_the_error_is_swallowed(tmp_path
     assert offline.refusals(tmp_path / "none") == []
 
 
-def test_guard_with_an_address_that_is_none_is_in_place_and_says_so() -> None:
+def test_guard_with_an_address_that_is_invalid_is_in_place_and_says_so() -> None:
     done = run_guarded("", ONESHOT_OFFLINE_ALLOW="server:port")
 
     assert done.returncode == 1
@@ -214,7 +214,7 @@ def test_startup_runs_the_sitecustomize_that_it_stands_before(tmp_path: Path) ->
     assert done.stdout.split() == ["True", str(tmp_path / "sitecustomize.py")]
 
 
-def test_startup_with_an_address_that_is_none_starts_nothing() -> None:
+def test_startup_with_an_address_that_is_invalid_starts_nothing() -> None:
     done = start_python("print('here')", ONESHOT_OFFLINE_ALLOW="server:0")
 
     assert done.returncode == 1
@@ -222,7 +222,7 @@ def test_startup_with_an_address_that_is_none_starts_nothing() -> None:
     assert done.stderr.splitlines()[-1].startswith("SystemExit: error: ONESHOT_OFFLINE_ALLOW names 'server:0'")
 
 
-def test_environment_switches_off_what_calls_home_and_every_proxy() -> None:
+def test_environment_switches_off_telemetry_and_every_proxy() -> None:
     given = {offline.VARIABLE: "yes", "PYTHONPATH": f"here{os.pathsep}{offline.STARTUP}", "HTTPS_PROXY": "http://a:1"}
 
     made = offline.environment(given)
@@ -249,7 +249,7 @@ def test_addresses_are_read_as_they_are_compared(text: str, wanted: list[offline
 
 
 @pytest.mark.parametrize("text", ["a:b", "a:0", "a:65536", "a:-1", "a:"])
-def test_addresses_with_a_port_that_is_none_are_refused(text: str) -> None:
+def test_addresses_with_a_port_that_is_invalid_are_refused(text: str) -> None:
     with pytest.raises(OptionError, match="here names .*: must be host or host:port, with a port from 1 to 65535"):
         offline.addresses(text, "here")
 
@@ -262,7 +262,7 @@ def test_offline_error_is_a_failed_connection_with_one_line() -> None:
     assert str(error) == "two lines"
 
 
-def test_for_cluster_tells_actors_elsewhere_only_what_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_for_cluster_gives_actors_elsewhere_only_variables_that_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(offline.VARIABLE, "1")
     monkeypatch.delenv(offline.ALLOW_VARIABLE, raising=False)
     assert offline.for_cluster() == {offline.VARIABLE: "1"}

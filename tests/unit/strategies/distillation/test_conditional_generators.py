@@ -104,7 +104,7 @@ def test_features_are_those_of_the_table() -> None:
 
 
 @pytest.mark.parametrize("kind", ["images", "features"])
-def test_labels_change_what_is_made_and_equal_seeds_give_equal_weights(kind: str) -> None:
+def test_labels_change_the_output_and_equal_seeds_give_equal_weights(kind: str) -> None:
     def build() -> nn.Module:
         return images_of() if kind == "images" else FeatureGenerator(5, 4, 7, 6)
 

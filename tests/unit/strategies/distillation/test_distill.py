@@ -58,7 +58,7 @@ def test_distill_trains_in_train_mode_and_ticks_per_step() -> None:
 
 
 @pytest.mark.parametrize("frozen", [False, True])
-def test_distill_keeps_running_statistics_only_if_told_and_computes_with_them(frozen: bool) -> None:
+def test_distill_keeps_frozen_running_statistics_and_computes_with_them(frozen: bool) -> None:
     model = nn.Sequential(nn.BatchNorm1d(5), nn.Dropout(0.5), nn.Linear(5, 3))
     norm = model[0]
     assert isinstance(norm, nn.BatchNorm1d)
@@ -87,7 +87,7 @@ def test_clip_bounds_the_step() -> None:
     assert float(step.detach()) == pytest.approx(1e-3, rel=1e-2)
 
 
-def test_distill_hands_the_loss_what_came_with_the_images() -> None:
+def test_distill_passes_the_images_columns_to_the_loss() -> None:
     model = student()
     images, answers = BATCHES[0][0], torch.arange(8.0)  # no logits: whatever the loss understands
     seen = []

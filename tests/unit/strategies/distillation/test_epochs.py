@@ -58,7 +58,7 @@ def test_run_epochs_records_and_reports_each_epoch() -> None:
     assert progress.steps == [1, 2]
 
 
-def test_resume_from_a_snapshot_repeats_only_what_was_not_done() -> None:
+def test_resume_from_a_snapshot_repeats_only_unfinished_epochs() -> None:
     whole = stage()
     run_epochs(job(), Recorder(), whole, epochs=4, step=lambda e: train(whole))
     first = stage()

@@ -54,7 +54,7 @@ def test_independent_labels_follow_the_shares_and_not_their_floors() -> None:
 
 @pytest.mark.parametrize("draw", ["fixed", "independent"])
 @pytest.mark.parametrize("held", [[0, 0, 7], [5, 0, 0], [0, 1, 0]])
-def test_class_that_nobody_holds_is_never_drawn(draw: str, held: list[int]) -> None:
+def test_class_without_examples_is_never_drawn(draw: str, held: list[int]) -> None:
     assert draw_labels(held, 50, draw, rng(0)).unique().tolist() == [held.index(max(held))]
 
 
@@ -66,13 +66,13 @@ def test_weights_are_the_clients_shares_of_a_class() -> None:
     assert notes.rows == []
 
 
-def test_without_fkd_every_class_that_somebody_holds_is_as_likely() -> None:
+def test_without_fkd_every_class_with_examples_is_as_likely() -> None:
     held, alpha = shares_of(job((6, 0, 1, 0), (2, 5, 3, 0)), Silent(), labels="uniform", weights="uniform")
     assert held == [1, 1, 1, 0]
     assert alpha.tolist() == [[0.5] * 4] * 2
 
 
-def test_missing_counts_make_all_alike_and_are_told_once() -> None:
+def test_missing_counts_weigh_all_equally_and_are_noted_once() -> None:
     notes = Notes()
     held, alpha = shares_of(job((6, 0, 1, 0), None, None), notes, labels="counts", weights="per-class")
     assert held == [1] * 4
@@ -80,7 +80,7 @@ def test_missing_counts_make_all_alike_and_are_told_once() -> None:
     assert notes.rows == [{"note": "no label counts from c1, c2: all classes and clients weigh the same"}]
 
 
-def test_missing_counts_that_nothing_asks_for_are_not_told() -> None:
+def test_missing_counts_that_nothing_uses_are_not_noted() -> None:
     notes = Notes()
     assert shares_of(job(None, None), notes, labels="uniform", weights="uniform")[0] == [1] * 4
     assert notes.rows == []
@@ -114,7 +114,7 @@ def test_estimates_of_none_leave_a_client_out_though_it_tells() -> None:
     torch.testing.assert_close(alpha[:, :3], torch.tensor([[0.0] * 3, [1.0] * 3]))
 
 
-def test_weights_of_a_class_are_shares_of_its_examples_and_equal_where_there_are_none() -> None:
+def test_weights_of_a_class_are_shares_of_its_examples_and_equal_without_examples() -> None:
     found = class_weights([(3, 0, 0, 5), (1, 0, 2, 5)])
     assert found.tolist() == [[0.75, 0.5, 0.0, 0.5], [0.25, 0.5, 1.0, 0.5]]
     assert found.dtype == torch.float32

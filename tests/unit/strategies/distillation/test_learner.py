@@ -158,7 +158,7 @@ def test_rate_of_one_cycle_changes_from_step_to_step_and_of_a_cosine_does_not() 
 
 
 @pytest.mark.parametrize("frozen", [False, True])
-def test_student_keeps_its_running_statistics_if_told(frozen: bool) -> None:
+def test_student_keeps_its_running_statistics_if_frozen(frozen: bool) -> None:
     def normed() -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(16), nn.Linear(16, 3))
 
@@ -230,7 +230,7 @@ def test_teacher_asked_once_judges_the_images_as_they_are_while_the_student_sees
     torch.testing.assert_close(torch.cat(seen).sort(0).values, table["logits"].sort(0).values)
 
 
-def test_perturbed_images_are_what_teacher_and_student_see() -> None:
+def test_teacher_and_student_see_the_perturbed_images() -> None:
     one, plain = learner(replace(SMALL, batch_size=9)), learner(replace(SMALL, batch_size=9))
     table = {"images": IMAGES, "logits": torch.full((9, 3), torch.nan)}  # of the images as they were: of no use
     loss = one.learn(table, 0, perturb=lambda inputs, _: inputs + 1)

@@ -90,7 +90,7 @@ def test_outcome_is_the_student_with_its_times_and_shows_no_images() -> None:
     assert outcome.ensemble is None
 
 
-def test_answers_in_the_table_are_what_the_student_learns() -> None:
+def test_student_learns_the_answers_in_the_table() -> None:
     one, two = learner(), learner()
     answers = torch.randn(9, 3, generator=torch.Generator().manual_seed(4))
     taught = learn_from_table(JOB, Silent(), one, lambda: {"images": IMAGES, "logits": answers})

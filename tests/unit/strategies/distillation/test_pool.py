@@ -77,7 +77,7 @@ def test_restore_of_all_that_was_saved_gives_the_same_pool(cap: int) -> None:
     assert len(again.unsaved()["labels"]) == 0
 
 
-def test_a_change_of_what_was_added_or_returned_does_not_reach_the_pool() -> None:
+def test_a_change_of_added_or_returned_tensors_does_not_reach_the_pool() -> None:
     pool, added = Pool(), rows(0, 3)
     pool.add(**added)
     added["labels"].zero_()

@@ -39,7 +39,7 @@ def test_pool_stores_bytes_or_the_pixels_as_made() -> None:
     assert torch.equal(TextOrCodeOptions(pool_precision="float32").stored(images, labels)["images"], images)
 
 
-def test_recipe_of_a_student_has_its_options_and_what_is_fixed() -> None:
+def test_recipe_of_a_student_has_its_options_and_constants() -> None:
     few = DistillOptions(epochs=7, batch_size=8, kd_temperature=2.0, student_lr=0.5)
     assert few.distill_recipe() == DistillRecipe(7, 8, 2.0, 0.5)
     assert few.distill_recipe(optimizer="adam") == DistillRecipe(7, 8, 2.0, 0.5, optimizer="adam")

@@ -109,7 +109,7 @@ def test_answers_that_are_there_are_all_taken_at_one_look(talk: Any) -> None:
     assert sorted(heard) == list(range(many))
 
 
-def test_what_the_server_cannot_store_ends_the_wait_and_blames_nobody(talk: Any) -> None:
+def test_a_disk_error_of_the_server_ends_the_wait_and_blames_no_client(talk: Any) -> None:
     def receive(reply: Message, sent: Sent) -> bool:
         raise StoreError("the folder is gone")
 
@@ -205,7 +205,7 @@ def test_a_super_node_that_was_restarted_is_asked_again(talk: Any, said: list[st
     assert "node-1: its SuperNode was restarted; it is asked again when it is connected" in said
 
 
-def test_what_has_not_come_is_noted_with_the_reason(talk: Any) -> None:
+def test_missing_answers_are_recorded_with_the_reason(talk: Any) -> None:
     found = talk(DeployedGrid({1: silent, 2: silent, 3: stock(3)}, away={2: (5, 10**9)}))
     exchange, _ = found.exchange()
     exchange.wait(30.0, lambda: not exchange.waiting_for, lambda: "")
@@ -216,7 +216,7 @@ def test_what_has_not_come_is_noted_with_the_reason(talk: Any) -> None:
     ]
 
 
-def test_nobody_waits_for_a_node_whose_answer_is_not_needed(talk: Any, clock: Any) -> None:
+def test_a_node_whose_answer_is_not_needed_is_not_waited_for(talk: Any, clock: Any) -> None:
     found = talk(DeployedGrid({1: silent, 2: stock(2)}))
     assert found.ask(unneeded=lambda node: node == 1) == [2]
     assert clock.now < 1.0
@@ -245,7 +245,7 @@ def test_a_late_node_that_starts_anew_owes_nothing(talk: Any) -> None:
 
 
 @pytest.mark.parametrize(("client", "lines"), [(failing("no data"), ["late: node-1: no data"]), (crashing, [])])
-def test_a_late_failure_of_the_client_is_logged_and_a_lost_answer_is_none(
+def test_a_late_failure_of_the_client_is_logged_and_a_lost_answer_is_no_failure(
     talk: Any, said: list[str], client: Any, lines: list[str]
 ) -> None:
     found = talk(DeployedGrid({1: client}, delays={1: 10**9}))

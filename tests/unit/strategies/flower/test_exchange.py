@@ -122,7 +122,7 @@ def test_collect_when_the_old_ids_name_is_known_finishes_with_the_names_answer(f
     assert folder.refused() == []
 
 
-def test_collect_when_a_super_node_starts_anew_under_its_id_does_not_wait_for_what_it_forgot(
+def test_collect_when_a_super_node_restarts_under_its_id_does_not_wait_for_a_forgotten_answer(
     folder: RoundFolder, clock: Any, said: list[str]
 ) -> None:
     grid = DeployedGrid({1: in_turn(silent, named("alice", 1)), 2: named("bob", 2)}, activated={1: 30})
@@ -173,7 +173,7 @@ def test_collect_when_the_same_upload_comes_twice_takes_it_once_and_refuses_noth
     assert "upload of alice: it came again, unchanged" in said
 
 
-def test_collect_when_the_deadline_comes_takes_what_is_there_by_then(folder: RoundFolder) -> None:
+def test_collect_when_the_deadline_comes_takes_the_answers_so_far(folder: RoundFolder) -> None:
     many = {n: named(f"client-{n:03d}", n) for n in range(1, 3 * PULLS_PER_POLL)}
     phase = collector(folder)
     phase.collect(DeployedGrid(many), REQUEST, timeout=0.0, min_uploads=len(many))
@@ -200,7 +200,7 @@ def test_collect_when_an_upload_is_late_counts_it_until_the_server_stage_begins(
     assert any(line.startswith("upload of bob") and line.endswith(fate) for line in said)
 
 
-def test_collect_when_a_late_node_is_lost_says_so_and_asks_nobody(folder: RoundFolder) -> None:
+def test_collect_when_a_late_node_is_lost_logs_it_and_asks_no_client(folder: RoundFolder) -> None:
     grid = DeployedGrid({1: named("alice", 1), 2: silent})
     found = collector(folder).collect(grid, REQUEST, timeout=30.0, min_uploads=1)
     grid.away[2] = (0, 10**9)

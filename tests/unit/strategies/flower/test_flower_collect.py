@@ -147,7 +147,7 @@ def test_collect_when_the_deadline_passes_goes_on_with_the_quorum(folder: RoundF
     assert reasons(folder) == {"node-2": "no answer within 30 s"}
 
 
-def test_collect_when_the_quorum_is_missed_says_who_is_missing_and_keeps_the_rest(folder: RoundFolder) -> None:
+def test_collect_when_the_quorum_is_missed_names_missing_clients_and_keeps_the_rest(folder: RoundFolder) -> None:
     grid = FakeGrid({1: named("alice", 1), 2: silent, 3: failing("ValueError: no data"), 4: nothing}, gone=[4])
     with pytest.raises(QuorumError) as caught:
         take(folder, grid, timeout=30.0, min_uploads=5)
@@ -234,7 +234,7 @@ def test_collect_when_nameless_clients_are_asked_anew_counts_each_once(folder: R
         take(folder, FakeGrid({7: named("alice", 3)}), min_uploads=2)
 
 
-def test_collect_when_tried_again_names_only_who_is_missing_now(folder: RoundFolder) -> None:
+def test_collect_when_tried_again_names_only_clients_missing_now(folder: RoundFolder) -> None:
     with pytest.raises(QuorumError, match="node-1: first"):
         take(folder, FakeGrid({1: failing("first")}))
     with pytest.raises(QuorumError, match="Missing: node-2: second. The"):

@@ -213,7 +213,7 @@ def test_read_reply_when_no_architecture_is_named_takes_the_only_one_that_fits()
         read(records(weights(1, "linear")), twins)
 
 
-def test_read_reply_when_one_architecture_is_known_tells_what_does_not_fit() -> None:
+def test_read_reply_when_one_architecture_is_known_names_the_misfit() -> None:
     with pytest.raises(UploadError, match=r"'net': missing 0\.bias, .* and 3 more; not expected nothing$"):
         read(records(weights(1, "linear")), Signatures({"net": net}))
 
@@ -258,7 +258,7 @@ def test_signatures_build_each_model_once_and_leave_the_random_state_alone() -> 
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_request_says_what_a_client_has_to_know() -> None:
+def test_request_holds_all_settings_of_a_client() -> None:
     start = ArrayRecord(weights(1))
     request = Request(start, {"lr": 0.1, "server-round": 99}, 2, "f00", 5, ("alice", "bob"))
     message = request.message(7)

@@ -65,7 +65,7 @@ def test_exclude_leaves_a_suspect_out_keeps_its_upload_and_says_why(tmp_path: Pa
     assert "times the others': it takes no part in the server stage" in line
 
 
-def test_warn_finds_the_same_and_leaves_nobody_out(tmp_path: Path, said: list[str]) -> None:
+def test_warn_finds_the_same_and_leaves_no_client_out(tmp_path: Path, said: list[str]) -> None:
     strategy = one_shot(tmp_path / "run", "warn")
 
     strategy.start(grid())

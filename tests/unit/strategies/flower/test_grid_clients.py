@@ -99,7 +99,7 @@ def test_bytes_are_booked_by_client_and_phase(talk: Any) -> None:
     assert clients.mib_per_client == pytest.approx(2 * phases["ensemble"].total / 2**20)
 
 
-def test_what_a_phase_moved_is_on_disk_when_the_next_has_begun(talk: Any, tmp_path: Path) -> None:
+def test_bytes_of_a_phase_are_on_disk_when_the_next_has_begun(talk: Any, tmp_path: Path) -> None:
     clients = talk(FakeGrid({1: replies("alice")}))
     clients._nodes.traffic.path = tmp_path / "traffic.json"
     for phase in ("ensemble", "ensemble", "aggregator"):
@@ -121,7 +121,7 @@ def test_a_late_client_is_not_waited_for_beyond_the_patience_and_is_asked_again_
     assert [m.metadata.dst_node_id for m in grid.asked] == [1, 2, 1, 1, 2]
 
 
-def test_without_a_quorum_it_fails_at_the_deadline_and_names_who_is_silent(talk: Any) -> None:
+def test_without_a_quorum_it_fails_at_the_deadline_and_names_silent_clients(talk: Any) -> None:
     clients = talk(FakeGrid({1: replies("alice"), 2: silent}, simulation=False), timeout=20.0)
 
     reason = "aggregator: 1 usable answers within 20 s, needs 2; no answer from node-2"

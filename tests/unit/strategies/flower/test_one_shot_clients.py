@@ -120,7 +120,7 @@ def test_start_when_nothing_names_a_folder_makes_one_and_keeps_to_it(
     found.close()
 
 
-def test_start_writes_what_runs_before_anything_else(tmp_path: Path) -> None:
+def test_start_writes_the_run_s_identity_before_anything_else(tmp_path: Path) -> None:
     found = dense(tmp_path / "run", facts={"note": "mine"}, seed=3)
     with pytest.raises(QuorumError):
         found.start(FakeGrid({}), timeout=1.0)
@@ -208,7 +208,7 @@ def test_every_method_of_the_registry_has_its_strategy() -> None:
     assert METHODS["fens"].rounds(METHODS["fens"].config()) == 1  # its rounds follow one upload
 
 
-def test_start_averages_what_the_clients_report_by_their_examples(tmp_path: Path) -> None:
+def test_start_averages_the_clients_metrics_by_their_examples(tmp_path: Path) -> None:
     def reporting(name: str, seed: int, **numbers: float) -> Any:
         client = named(name, seed)
 

@@ -42,7 +42,7 @@ def test_aggregate_train_ends_with_the_bits_of_start(tmp_path: Path) -> None:
     found.close()
 
 
-def test_configure_train_asks_every_node_and_names_what_is_held(tmp_path: Path) -> None:
+def test_configure_train_asks_every_node_and_names_held_uploads(tmp_path: Path) -> None:
     work: list[str] = []
     alice, bob = named("alice", 1, work=work), named("bob", 2, work=work)
     found = strategy(OneShotFedAvg, tmp_path / "run")
@@ -128,12 +128,12 @@ def test_already_held_when_the_client_is_named_answers_at_once() -> None:
     assert answer.content == RecordDict({"upload": ConfigRecord({"client": "alice", "held": True})})
 
 
-def test_failure_says_who_and_why() -> None:
+def test_failure_names_the_clients_and_the_reasons() -> None:
     answer = failure(question(), client="alice", reason="no data")
     assert answer.content["upload"] == ConfigRecord({"client": "alice", "error": "no data"})
 
 
-def test_upload_facts_tell_what_is_known_only() -> None:
+def test_upload_facts_hold_known_values_only() -> None:
     assert upload_facts(client="a") == {"client": "a"}
     facts = upload_facts(client="a", architecture="net", label_counts=(1, True), pretrained=True)
     assert facts == {"client": "a", "architecture": "net", "label-counts": [1, 1], "pretrained": True}

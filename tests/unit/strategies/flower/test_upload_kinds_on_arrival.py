@@ -45,7 +45,7 @@ def test_fedov_asks_for_open_set_classifiers_and_refuses_others_on_arrival(tmp_p
     assert found.outcome(torch.zeros(2, *SHAPE)).shape == (2, CLASSES)
 
 
-def test_models_whose_names_say_no_kind_are_taken_as_what_the_method_works_on(tmp_path: Path) -> None:
+def test_models_without_a_kind_in_their_names_count_as_the_method_s_kind(tmp_path: Path) -> None:
     def stock(message: Message) -> Message:
         return Message(records(wider().state_dict()), reply_to=message)
 

@@ -38,7 +38,7 @@ def harms(uploads: list[Upload], **changes: object) -> dict[str, str]:
     [(flipped(0), "label-flip"), (drawn(7), "random"), (times(honest(0), 10.0), "scaled")],
     ids=["label-flip", "random", "scaled"],
 )
-def test_a_harmful_upload_is_the_only_suspect_and_its_kind_is_told(state: State, harm: str) -> None:
+def test_a_harmful_upload_is_the_only_suspect_and_its_kind_is_reported(state: State, harm: str) -> None:
     assert harms(with_first(state)) == {"c0": harm}
 
 
@@ -75,14 +75,14 @@ def test_a_copy_is_the_later_one_where_the_arrival_is_known() -> None:
     assert "is not known" in unknown.rows[1].reason
 
 
-def test_a_copy_with_a_little_noise_is_one_and_beside_a_far_off_client_nobody_else_is() -> None:
+def test_a_copy_with_a_little_noise_is_one_and_beside_a_far_off_client_no_other_is() -> None:
     near = {key: value + 1e-4 * torch.sign(value) for key, value in honest(1).items()}
 
     assert harms(with_first(near)) == {"c1": "copy"}
     assert harms(with_first(times(honest(0), 100.0))) == {"c0": "scaled"}
 
 
-def test_a_copy_that_does_not_fit_its_label_counts_is_told_from_the_original() -> None:
+def test_a_copy_that_does_not_fit_its_label_counts_is_distinguished_from_the_original() -> None:
     own = [upload(f"c{k}", honest(k, (0, 1)), (0, 1)) for k in range(1, 4)]
     rest = [upload(f"d{k}", honest(k, (2, 3)), (2, 3)) for k in range(3)]
     thief = upload("a0", honest(1, (0, 1)), (2, 3))
@@ -110,7 +110,7 @@ def test_scaling_by_one_changes_nothing_and_an_inspection_is_repeatable() -> Non
     assert [r.measures for r in one.rows] == [r.measures for r in other.rows] == [r.measures for r in plain.rows]
 
 
-def test_without_label_counts_a_flipped_client_is_found_still_and_it_is_said() -> None:
+def test_without_label_counts_a_flipped_client_is_found_still_and_it_is_logged() -> None:
     silent = [telling(u, label_counts=None) for u in with_first(flipped(0))]
 
     found = inspect(job_of(silent), WITHOUT_TRIGGERS)
@@ -163,7 +163,7 @@ def test_rows_of_features_are_judged_by_their_weights_alone() -> None:
     assert any("no classifiers of images" in note for note in found.notes)
 
 
-def test_the_verdict_survives_json_and_progress_is_told() -> None:
+def test_the_verdict_survives_json_and_progress_is_reported() -> None:
     class Counter(Silent):
         steps: ClassVar[list[int]] = []
 

@@ -47,7 +47,7 @@ def test_the_vector_of_a_small_model_is_its_weights_and_of_a_large_one_keeps_dis
 @pytest.mark.parametrize(
     ("values", "expected"), [([], NAN), ([NAN], NAN), ([3.0], 3.0), ([9.0, 1.0, NAN, 2.0], 2.0), ([1.0, 4.0], 2.5)]
 )
-def test_median_of_what_is_known(values: list[float], expected: float) -> None:
+def test_median_of_known_values(values: list[float], expected: float) -> None:
     assert measures.median(values) == pytest.approx(expected, nan_ok=True)
 
 
@@ -106,7 +106,7 @@ def test_pair_agreement_looks_at_classes_that_both_know_alone() -> None:
     assert agreed[2].isnan().all()
 
 
-def test_mapping_finds_what_a_class_is_taken_for() -> None:
+def test_mapping_finds_the_class_that_another_is_taken_for() -> None:
     labels, seen = torch.tensor([0, 0, 0, 1, 2]), torch.tensor([3, 3, 0, 1, 0])
 
     found, steady = measures.mapping(seen, labels, torch.tensor([True, True, False, False]))
@@ -140,7 +140,7 @@ def test_noise_is_of_three_kinds_within_the_range_of_pixels_and_the_same_for_a_s
     assert rough[2] < rough[0]  # the third is smooth
 
 
-def test_a_stamp_replaces_what_the_mask_covers() -> None:
+def test_a_stamp_replaces_the_masked_pixels() -> None:
     mask = torch.zeros(1, 2, 2)
     mask[0, 0, 0] = 1.0
 

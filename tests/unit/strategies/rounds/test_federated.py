@@ -25,11 +25,11 @@ def draws(count: int) -> list[dict[str, np.ndarray[Any, Any]]]:
     ]
 
 
-def test_weighted_mean_of_two_clients_is_what_one_computes_by_hand() -> None:
+def test_weighted_mean_of_two_clients_matches_numbers_by_hand() -> None:
     assert weighted_mean([arrays(1.0, 2.0), arrays(5.0, 0.0)], [3.0, 1.0])["w"].tolist() == [2.0, 1.5]
 
 
-def test_fednova_of_two_clients_is_what_one_computes_by_hand() -> None:
+def test_fednova_of_two_clients_matches_numbers_by_hand() -> None:
     # Client 1 goes 6 in 3 steps of 0.1, client 2 goes -1 in 1: d = -20 and 10, tau_eff eta = (0.3 + 0.1) / 2 = 0.2.
     found = fednova_step(arrays(1.0), [arrays(7.0), arrays(0.0)], weights=[5, 5], travels=[0.3, 0.1])
     assert found["w"] == pytest.approx([1.0 + 0.2 * (20.0 - 10.0) / 2])
@@ -57,7 +57,7 @@ def test_fednova_equals_fedavg_where_all_clients_go_equally_far() -> None:
     assert not np.allclose(other["a"], averaged["a"], atol=1e-3)
 
 
-def test_scaffold_of_two_clients_is_what_one_computes_by_hand() -> None:
+def test_scaffold_of_two_clients_matches_numbers_by_hand() -> None:
     found = scaffold_step(arrays(1.0), [arrays(3.0), arrays(2.0)], server_lr=0.5)
     assert found["w"].tolist() == [1.0 + 0.5 * (2.0 + 1.0) / 2]
     # Two of four clients: c moves by a quarter of the sum of their changes.
@@ -65,7 +65,7 @@ def test_scaffold_of_two_clients_is_what_one_computes_by_hand() -> None:
     assert control["w"].tolist() == [11.0]
 
 
-def test_feddyn_of_two_clients_of_four_is_what_one_computes_by_hand() -> None:
+def test_feddyn_of_two_clients_of_four_matches_numbers_by_hand() -> None:
     # The mean way is 2, of 2 clients in 4: the drift moves by 1, to 1.5; the next model is 1 + 2 + 1.5.
     model, drift = feddyn_step(arrays(1.0), [arrays(2.0), arrays(4.0)], drift=arrays(0.5), num_clients=4)
     assert (model["w"].tolist(), drift["w"].tolist()) == ([4.5], [1.5])
@@ -84,7 +84,7 @@ def test_feddyn_s_drift_is_the_mean_of_the_clients_and_its_model_that_of_theirs_
         assert (model[name].dtype, now[name].dtype) == (value.dtype, value.dtype)
 
 
-def test_steps_leave_what_they_are_given() -> None:
+def test_steps_leave_their_arguments_unchanged() -> None:
     start, end, control = draws(3)
     before = [{name: value.copy() for name, value in each.items()} for each in (start, end, control)]
     fednova_step(start, [end], weights=[1.0], travels=[1.0])

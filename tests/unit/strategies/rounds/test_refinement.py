@@ -59,7 +59,7 @@ def refinement(fit: Callable[[Job, Progress], Outcome] = nudge, **more: Any) -> 
     return Refinement(Refiner(method(fit), NudgeConfig()), job(), InProcess(), say=more.pop("say", print), **more)
 
 
-def test_every_round_starts_from_what_it_is_given_and_goes_on_from_what_the_last_one_left() -> None:
+def test_every_round_starts_from_its_model_and_from_the_memory_of_the_last() -> None:
     stage, start = refinement(), state(0.0)
     first, values = stage.run(1, [upload("a"), upload("b")], start)
     assert torch.equal(first["bias"], torch.ones(2))
@@ -76,7 +76,7 @@ def test_every_round_starts_from_what_it_is_given_and_goes_on_from_what_the_last
     assert float(stage.memory["count"]) == 2
 
 
-def test_the_method_is_told_the_round_and_the_rounds_models() -> None:
+def test_the_method_gets_the_round_and_the_rounds_models() -> None:
     seen: list[Job] = []
 
     def watch(given: Job, progress: Progress) -> Outcome:
@@ -93,7 +93,7 @@ def test_the_method_is_told_the_round_and_the_rounds_models() -> None:
     assert given.config == NudgeConfig()
 
 
-def test_a_note_is_said_once_and_not_in_every_round() -> None:
+def test_a_note_is_logged_once_and_not_in_every_round() -> None:
     lines: list[str] = []
     stage = refinement(say=lines.append)
     for number in (1, 2, 3):
@@ -101,7 +101,7 @@ def test_a_note_is_said_once_and_not_in_every_round() -> None:
     assert lines == ["no label counts"]
 
 
-def test_a_note_about_the_clients_of_a_round_is_said_once_too() -> None:
+def test_a_note_about_the_clients_of_a_round_is_logged_once_too() -> None:
     lines: list[str] = []
 
     def silent(given: Job, progress: Progress) -> Outcome:
@@ -189,7 +189,7 @@ def test_a_refiner_of_the_library_takes_changes_of_its_options() -> None:
         Refiner.of("dense", epochs=0)
 
 
-def test_what_the_method_needs_is_looked_at_before_any_round() -> None:
+def test_the_method_s_needs_are_checked_before_any_round() -> None:
     Refiner.of("dense").check(job())
     with pytest.raises(OptionError, match="multiples of 4"):
         Refiner.of("dense").check(replace(job(), input_shape=(1, 9, 8)))
@@ -197,7 +197,7 @@ def test_what_the_method_needs_is_looked_at_before_any_round() -> None:
         Refiner.of("feddf").check(job())
 
 
-def test_what_a_method_needs_of_its_own_start_is_not_asked_of_a_model_that_rounds_start() -> None:
+def test_the_needs_of_a_method_s_own_start_do_not_apply_to_a_model_of_rounds() -> None:
     """Tally would begin at an average whose last layer it weighs, for which there must be one."""
     headless = replace(job(), builders={"net": lambda: nn.Conv2d(1, 2, 8)})
     Refiner.of("tally").check(headless)

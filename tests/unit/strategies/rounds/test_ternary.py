@@ -16,7 +16,7 @@ def vector(size: int, seed: int = 0) -> np.ndarray[Any, Any]:
     return np.random.default_rng(seed).standard_normal(size).astype(np.float32)
 
 
-def test_ternary_of_a_vector_is_what_one_computes_by_hand() -> None:
+def test_ternary_of_a_vector_matches_numbers_by_hand() -> None:
     found = sparse_ternary(np.array([0.5, -3.0, 0.0, 1.0, -0.25, 2.0], np.float32), 0.5)
     assert found.dense().tolist() == [0.0, -2.0, 0.0, 2.0, 0.0, 2.0]  # mean of 3, 1 and 2
 
@@ -63,7 +63,7 @@ def test_code_is_as_long_as_golomb_s_formula_says(density: float) -> None:
     assert width == 1 + math.floor(math.log2(math.log((math.sqrt(5) - 1) / 2) / math.log(1 - density)))
 
 
-def test_decode_of_what_is_no_code_refuses() -> None:
+def test_decode_refuses_an_invalid_code() -> None:
     good = encode(sparse_ternary(vector(1000), 0.01), 0.01)
     assert decode(good, 1000, 0.01, "update").size == 1000
     bad: list[tuple[dict[str, Any], int]] = [

@@ -56,7 +56,7 @@ def test_duration_is_written_for_people(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
-def test_report_says_step_total_values_elapsed_and_what_is_left(clock: Clock) -> None:
+def test_report_says_step_total_values_elapsed_and_the_rest(clock: Clock) -> None:
     lines: list[str] = []
     journal = Journal(None, lines.append, label="dense")
     clock.now += 8
@@ -85,7 +85,7 @@ def test_report_after_a_resumption_reckons_with_the_epochs_of_this_process(clock
     assert lines == ["x: resumed after epoch 100", "x: epoch 110 of 200, 10 s elapsed, about 1 min 30 s left"]
 
 
-def test_time_left_leaves_out_what_came_before_the_first_epoch_and_does_not_climb_within_one(clock: Clock) -> None:
+def test_time_left_leaves_out_the_time_before_the_first_epoch_and_does_not_climb_within_one(clock: Clock) -> None:
     lines: list[str] = []
     journal = Journal(None, lines.append, label="x")
     for seconds, step in ((30, 0), (10, 1), (10, 2), (6, 2), (6, 2), (6, 2)):
@@ -129,7 +129,7 @@ def test_tick_that_raises_ends_the_stage() -> None:
     assert not any(thread.name == "journal-heartbeat" for thread in threading.enumerate())
 
 
-def test_heartbeat_says_the_last_known_state_when_nothing_else_is_said() -> None:
+def test_heartbeat_says_the_last_known_state_when_nothing_else_is_logged() -> None:
     lines: list[str] = []
     with Journal(None, lines.append, label="x", heartbeat_s=0.05) as journal:
         wait_for(lambda: len(lines) >= 1)
@@ -225,7 +225,7 @@ def test_journal_without_a_folder_keeps_nothing_and_takes_nothing() -> None:
     assert journal.resumed_at == 0
 
 
-def test_note_in_a_row_is_kept_and_said_once(folder: RoundFolder) -> None:
+def test_note_in_a_row_is_kept_and_logged_once(folder: RoundFolder) -> None:
     lines: list[str] = []
     journal = Journal(folder, lines.append, label="dense")
     journal.record({"note": "no client has batch normalisation"})

@@ -70,7 +70,7 @@ def test_accept_of_a_second_upload_under_one_name_keeps_the_first(folder: RoundF
 
 
 @pytest.mark.parametrize("client", ["", ".", "../x", "a/b", ".hidden", "a" * 65, "a b", "a\n", "ä"])
-def test_accept_under_a_name_that_is_none_is_refused(folder: RoundFolder, client: str) -> None:
+def test_accept_under_a_name_that_is_invalid_is_refused(folder: RoundFolder, client: str) -> None:
     with pytest.raises(UploadError, match="it is no client name: must be a name that matches"):
         give(folder, client)
     assert names(folder.path) == ["lock"]
@@ -94,7 +94,7 @@ def test_accept_of_names_that_differ_in_case_keeps_both(folder: RoundFolder) -> 
     assert [upload.read()["steps"].item() for upload in folder.uploads()] == [2, 1]
 
 
-def test_accept_of_what_cannot_be_stored_names_client_and_tensor(folder: RoundFolder) -> None:
+def test_accept_of_unstorable_values_names_client_and_tensor(folder: RoundFolder) -> None:
     with pytest.raises(UploadError, match="^a: tensor 'w'"):
         folder.accept(UploadFacts("a", "lenet5", 1), {"w": "text"})  # type: ignore[dict-item]
     assert folder.held() == []
@@ -188,7 +188,7 @@ def test_a_torn_last_line_of_the_index_is_not_accepted_and_is_overwritten(folder
     assert [upload.read()["steps"].item() for upload in folder.uploads()] == [1, 2]
 
 
-def test_uploads_with_a_damaged_file_names_it_both_digests_and_what_to_do(folder: RoundFolder) -> None:
+def test_uploads_with_a_damaged_file_names_it_both_digests_and_the_remedy(folder: RoundFolder) -> None:
     give(folder, "a")
     give(folder, "b")
     path = folder.path / "uploads" / "b.safetensors"

@@ -31,7 +31,7 @@ def run(tmp_path: Path) -> RunFolder:
     return RunFolder.create(tmp_path / "run", {"method": "dense", "seed": 3})
 
 
-def test_create_writes_what_the_run_is_and_where_it_was_made(run: RunFolder) -> None:
+def test_create_writes_the_run_s_identity_and_where_it_was_made(run: RunFolder) -> None:
     info = json.loads((run.path / "run.json").read_text())
     assert unsealed(info) == run.info
     assert (info["method"], info["seed"], info["pid"]) == ("dense", 3, os.getpid())
@@ -86,7 +86,7 @@ def test_create_when_the_disk_fails_can_be_repeated(tmp_path: Path, faults: Faul
 
 
 @pytest.mark.parametrize("content", [None, "", '{"id": ', "[]", '{"method": "dense"}'])
-def test_open_of_what_is_no_run_folder_is_one_line_with_its_name(tmp_path: Path, content: str | None) -> None:
+def test_open_of_another_folder_is_one_line_with_its_name(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "run.json").write_text(content)
     with pytest.raises(StoreError, match=r"no run folder|damaged") as caught:
@@ -201,7 +201,7 @@ def test_default_run_dir_prefers_the_users_then_the_variable_then_here(
     assert default_run_dir("mine", "dense", parent=tmp_path / "beside") == tmp_path / "mine"
 
 
-def test_default_run_dir_where_nothing_can_be_written_says_what_to_set(
+def test_default_run_dir_where_nothing_can_be_written_names_the_setting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

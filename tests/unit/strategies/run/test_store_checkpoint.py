@@ -237,7 +237,7 @@ def test_save_when_killed_at_any_call_leaves_one_whole_checkpoint_that_can_go_on
     assert found == [1] * 8 + [2]
 
 
-def test_load_when_a_file_of_it_is_cut_or_missing_says_what_to_do(folder: CheckpointFolder) -> None:
+def test_load_when_a_file_of_it_is_cut_or_missing_names_the_remedy(folder: CheckpointFolder) -> None:
     folder.save(snapshot_of(1))
     for path in list(folder.path.iterdir()):
         data = path.read_bytes()

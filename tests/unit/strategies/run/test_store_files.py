@@ -228,7 +228,7 @@ def test_json_round_trips_and_turns_foreign_numbers_into_plain_ones(tmp_path: Pa
     assert read_json(tmp_path / "j") == expected
 
 
-def test_write_json_of_what_json_cannot_say_keeps_the_old_file(tmp_path: Path) -> None:
+def test_write_json_of_values_without_json_form_keeps_the_old_file(tmp_path: Path) -> None:
     write_json(tmp_path / "j", [1])
     with pytest.raises(StoreError, match="not JSON serializable"):
         write_json(tmp_path / "j", {"a": object()})

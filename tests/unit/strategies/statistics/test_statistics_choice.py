@@ -47,7 +47,7 @@ def test_choice_does_not_depend_on_the_order_of_clients() -> None:
     assert choose_penalty(clients, seed=0) == choose_penalty(swapped, seed=0)
 
 
-def test_value_is_what_others_lose_without_a_client() -> None:
+def test_value_is_the_loss_of_the_others_without_a_client() -> None:
     rows, labels = examples(3, 240)
     parts = dict(zip("abcd", torch.arange(240).chunk(4), strict=True))
     clients = {name: of(rows[part], labels[part]) for name, part in parts.items()}

@@ -37,7 +37,7 @@ def test_a_budget_out_of_range_is_refused(epsilon: float, delta: float) -> None:
         noise_for(epsilon, delta)
 
 
-def test_mechanisms_compose_exactly_and_cost_nothing_if_there_are_none() -> None:
+def test_mechanisms_compose_exactly_and_none_costs_nothing() -> None:
     mu = 1.0 / noise_for(1.0, 1e-5)
     assert spent([], 1e-5) == 0.0
     assert spent([mu], 1e-5) == pytest.approx(1.0)

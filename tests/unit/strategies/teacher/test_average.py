@@ -88,7 +88,7 @@ def test_norms_of_huge_weights_are_finite() -> None:
     assert norms_of({"w": torch.full((4,), 1e38)})["w"] == pytest.approx(2e38)
 
 
-def test_what_the_others_do_not_have_at_all_goes_and_of_two_clients_nobody_is_shrunk() -> None:
+def test_tensors_that_the_others_lack_go_and_of_two_clients_none_is_shrunk() -> None:
     assert shrinkage([{"w": 0.0}, {"w": 0.0}, {"w": 5.0}]) == [{}, {}, {"w": 0.0}]
     assert shrinkage([{"w": 1.0}, {"w": 500.0}]) == [{}, {}]
 

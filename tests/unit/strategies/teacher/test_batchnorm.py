@@ -63,7 +63,7 @@ def test_loss_of_members_without_batch_normalisation_is_zero(images: torch.Tenso
         assert float(loss()) == 0.0
 
 
-def test_loss_forgets_what_it_has_told_and_what_ran_without_gradients(images: torch.Tensor) -> None:
+def test_loss_forgets_returned_values_and_passes_without_gradients(images: torch.Tensor) -> None:
     model = member(0)
     with batchnorm_loss([model]) as loss:
         model(images)

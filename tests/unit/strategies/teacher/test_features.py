@@ -13,7 +13,7 @@ def member(seed: int, width: int = 5) -> nn.Sequential:
 X = torch.randn(4, 3, 2, 2, generator=torch.Generator().manual_seed(0))
 
 
-def test_features_are_the_mean_of_what_enters_the_last_linear_layers() -> None:
+def test_features_are_the_mean_input_of_the_last_linear_layers() -> None:
     members = [member(0), member(1)]
     with penultimate_features(members) as features:
         for model in members:

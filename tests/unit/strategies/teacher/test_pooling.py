@@ -42,7 +42,7 @@ def test_pooling_of_an_image_too_large_for_short_indices_is_right() -> None:
     assert gradient.nonzero().tolist() == [[0, 0, 199, 199]]
 
 
-def test_pooling_keeps_a_twelfth_of_what_torch_keeps() -> None:
+def test_pooling_keeps_a_twelfth_of_torch_s_memory() -> None:
     def kept(pool: Any) -> int:
         sizes: list[int] = []
 

@@ -37,7 +37,7 @@ def test_members_are_asked_once_for_each_batch_and_the_new_combiner_is_used(ense
     torch.testing.assert_close(scored(second), ensemble(second))
 
 
-def test_what_is_too_much_to_remember_is_asked_anew(ensemble: Ensemble, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_beyond_the_memory_are_computed_anew(ensemble: Ensemble, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remembered, "MOST_BYTES", 2 * 4 * 3 * 4)
     scored, first, second = Remembered(ensemble), torch.randn(4, 6), torch.randn(4, 6)
     for x in (first, second, first, second):

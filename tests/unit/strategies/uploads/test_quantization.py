@@ -132,7 +132,7 @@ def test_bytes_of_the_zoo_are_a_quarter(arch: str, low: float, high: float) -> N
 
 
 @pytest.mark.parametrize("state", [{"w": torch.zeros(2, 2, dtype=torch.int8)}, {"w/scale": torch.zeros(2)}])
-def test_quantized_with_what_looks_quantised_refuses_it(state: dict[str, Tensor]) -> None:
+def test_quantized_refuses_tensors_that_look_quantised(state: dict[str, Tensor]) -> None:
     with pytest.raises(UploadError, match="tensor 'w.*must be no int8, and no name with '/scale'"):
         quantized(state)
 
@@ -259,7 +259,7 @@ def test_as_int8_without_ranges_quantises_the_weights_alone() -> None:
     assert torch.equal(as_int8(model)(inputs()), twin.eval()(inputs()))
 
 
-def test_ranges_of_what_is_no_layer_change_nothing() -> None:
+def test_ranges_of_unknown_layers_change_nothing() -> None:
     model = net()
     assert torch.equal(as_int8(model, {"absent": (0.0, 1.0), "3": (0.0, 0.1)})(inputs()), as_int8(model)(inputs()))
 

@@ -18,7 +18,7 @@ def test_last_round_moves_with_every_accepted_answer_and_safe_round_with_checkpo
     assert attendance.told("c") == {"last-round": 0, "safe-round": 0}
 
 
-def test_a_server_that_goes_on_from_a_checkpoint_forgets_what_came_after_it() -> None:
+def test_a_server_that_resumes_from_a_checkpoint_forgets_later_rounds() -> None:
     attendance = Attendance()
     attendance.accept(1, ["a"])
     kept = attendance.snapshot()
@@ -29,7 +29,7 @@ def test_a_server_that_goes_on_from_a_checkpoint_forgets_what_came_after_it() ->
     assert kept == {"a": 1}
 
 
-def test_every_client_is_told_its_own_and_the_shared_request_stays_what_it_is() -> None:
+def test_every_client_gets_its_own_rounds_and_the_shared_request_stays_unchanged() -> None:
     attendance = Attendance()
     attendance.accept(2, ["a"])
     shared = RecordDict({"arrays": ArrayRecord(), "config": ConfigRecord({"lr": 0.5})})

@@ -360,7 +360,7 @@ def test_round_without_a_model_is_not_refined(tmp_path: Path, said: list[str]) -
     assert any("round 2: strategy Sometimes made no model of 3 answers" in line for line in said)
 
 
-def test_model_that_is_none_ends_the_run_in_a_line(tmp_path: Path) -> None:
+def test_invalid_model_ends_the_run_in_a_line(tmp_path: Path) -> None:
     class Diverging(FedAvg):
         def aggregate_train(self, server_round: int, replies: Any) -> Any:
             arrays, metrics = super().aggregate_train(server_round, replies)
@@ -428,7 +428,7 @@ def test_run_is_not_resumed_by_another_strategy_or_refiner(tmp_path: Path) -> No
             run(tmp_path / "run", base, clients_of(), refiner=refiner)
 
 
-def test_finished_run_is_read_and_nobody_asked(tmp_path: Path) -> None:
+def test_finished_run_is_read_and_no_client_asked(tmp_path: Path) -> None:
     whole = run(tmp_path / "run", FedAvg(), clients_of())
     grid = FakeGrid(clients_of())
     assert equal(state_of(run(tmp_path / "run", FedAvg(), grid)), state_of(whole))
@@ -445,7 +445,7 @@ def test_default_refiner_is_flboost_and_runs(tmp_path: Path) -> None:
     assert default.job.config.rounds == 3
 
 
-def test_run_folder_says_what_ran(tmp_path: Path) -> None:
+def test_run_folder_names_the_method_and_its_base(tmp_path: Path) -> None:
     strategy = flboost(tmp_path / "run", FedAvgM(server_momentum=0.9), facts={"site": "lab"})
     strategy.start(FakeGrid(clients_of()), ArrayRecord(weights(5)), num_rounds=1)  # type: ignore[arg-type]
     info = json.loads((tmp_path / "run" / "run.json").read_text())

@@ -176,7 +176,7 @@ def test_run_that_was_cut_off_goes_on_with_the_same_bits(tmp_path: Path, name: s
     assert [row["epoch"] for row in rows_of(run)] == [1, 2, 3, 4]
 
 
-def test_finished_run_is_read_and_nobody_asked(tmp_path: Path) -> None:
+def test_finished_run_is_read_and_no_client_asked(tmp_path: Path) -> None:
     whole = result_of(iterative(tmp_path / "run"), three())
     asked: Asked = []
     assert equal(result_of(iterative(tmp_path / "run"), three(asked=asked)), whole)
@@ -381,7 +381,7 @@ def test_sample_of_clients_follows_from_the_seed_and_their_names(tmp_path: Path)
     assert participants(tmp_path / "d", 1.0, nodes=nodes) == [["c0", "c3", "c4", "c5", "c6"]] * 4
 
 
-def test_request_tells_what_a_round_is(tmp_path: Path) -> None:
+def test_request_describes_the_round(tmp_path: Path) -> None:
     asked: Asked = []
     found = iterative(tmp_path / "run", strategy="fedprox", mu=0.3, lr_decay=0.5, rounds=2)
     result_of(found, three(asked=asked), train_config=ConfigRecord({"lr": 0.1}))
@@ -406,7 +406,7 @@ def test_bytes_are_those_of_the_messages(tmp_path: Path) -> None:
     assert traffic["up"]["alice"] > 2 * whole
 
 
-def test_stc_sends_the_update_alone_to_who_was_in_the_round_before(tmp_path: Path) -> None:
+def test_stc_sends_the_update_alone_to_clients_of_the_round_before(tmp_path: Path) -> None:
     asked: Asked = []
     clients = three(tmp_path / "disk", asked=asked)
     late = FakeGrid({**clients, 9: trainer("dave", 1, place=tmp_path / "disk", asked=asked)}, joins={9: 22})
@@ -452,7 +452,7 @@ def test_stc_client_that_lost_its_state_gets_the_whole_model_in_the_round_after(
     assert [sent for name, _, sent in asked if name == "alice"] == [["arrays"], ["arrays", "ternary"], ["arrays"]]
 
 
-def test_stc_server_adds_what_an_update_left_out_to_the_next(tmp_path: Path) -> None:
+def test_stc_server_adds_the_rest_of_an_update_to_the_next(tmp_path: Path) -> None:
     strategy = Stc(density=0.1, fraction_train=1.0, min_train_nodes=1, min_available_nodes=1)
     start = {"w": torch.zeros(40)}
     model, wanted = ArrayRecord(start), torch.zeros(40)
@@ -544,7 +544,7 @@ def test_own_loop_ends_with_the_bits_of_start(tmp_path: Path, name: str) -> None
     found.close()
 
 
-def test_own_loop_lets_clients_forget_what_nobody_goes_back_to(tmp_path: Path) -> None:
+def test_own_loop_lets_clients_forget_states_that_no_resume_needs(tmp_path: Path) -> None:
     clients, found = three(tmp_path / "disk"), iterative(tmp_path / "run", strategy="scaffold", rounds=9)
     grid, arrays = FakeGrid(clients), ArrayRecord(weights(5))
     for number in range(1, 6):

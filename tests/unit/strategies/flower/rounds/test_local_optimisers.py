@@ -234,7 +234,7 @@ def pair(place: Path, **bob: Any) -> list[Client]:
 
 
 @REMEMBERING
-def test_answer_that_did_not_count_is_as_if_it_had_not_been_given(tmp_path: Path, settings: dict[str, Any]) -> None:
+def test_answer_that_did_not_count_has_no_effect(tmp_path: Path, settings: dict[str, Any]) -> None:
     away = end_of(tmp_path / "away", pair(tmp_path / "disk-a", absent=[2]), rounds=4, **settings)
     lost = end_of(tmp_path / "lost", pair(tmp_path / "disk-b", lost=[2]), rounds=4, **settings)
     assert lost == away

@@ -248,7 +248,7 @@ def test_statistics_of_a_client_that_a_robust_strategy_leaves_out_stay_out(name:
     assert model.state["1.running_mean"].max() < 2
 
 
-def test_fedavg_sees_what_it_sees_in_flower() -> None:
+def test_fedavg_sees_the_same_arrays_as_in_flower() -> None:
     seen: list[set[str]] = []
 
     class Saving(FedAvg):
@@ -419,7 +419,7 @@ class Answering(FedAvg):
         (lambda s: {**s, "4.bias": s["4.bias"] * float("nan")}, "round 1: the strategy's model holds NaN or Inf"),
     ],
 )
-def test_what_is_no_model_ends_the_rounds_in_a_line(change: Callable[[State], Any], reason: str) -> None:
+def test_a_result_that_is_no_model_ends_the_rounds_in_a_line(change: Callable[[State], Any], reason: str) -> None:
     model = model_of(wrap(Answering(change)))
     with pytest.raises(OneShotError, match=reason):
         one_round(model, 1, [weights(1), weights(2)])
