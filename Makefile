@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 ARGS ?=
 
-.PHONY: help run test check unit slow bench soak fuzz config clean
+.PHONY: help run test check unit slow bench soak fuzz config lock clean
 
 help:  ## list these targets
 	@sed -n 's/^\([a-z]*\):.*  ## /\1\t/p' Makefile
@@ -49,10 +49,21 @@ config: $(READY)  ## write the settings into pyproject.toml and the pages
 clean:  ## remove .venv
 	rm -rf $(VENV)
 
-$(READY): pyproject.toml constraints.txt
+# The lock file: every package but torch, whose build depends on the machine, and the libraries of its GPU builds.
+# Two steps below: first the locked packages with their hashes, then torch and this project, with torch's version pinned.
+LOCKED := pyproject.toml --extra dev --universal --python-version 3.11 --generate-hashes --constraint constraints.txt \
+	--no-header --no-annotate --no-emit-find-links --no-emit-package torch
+lock: $(READY)
+	$(BIN)/uv pip compile $(LOCKED) --quiet --output-file requirements.lock
+	$(BIN)/python -c "import re, pathlib; p = pathlib.Path('requirements.lock'); \
+		p.write_text(re.sub(r'(?m)^(nvidia|cuda|triton).*\n(    --hash.*\n)+', '', p.read_text()))"
+
+$(READY): pyproject.toml constraints.txt requirements.lock
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 to 3.14 was found: install one, or name it: make run PYTHON=/path/to/python3"; exit 1; }
 	@"$(PYTHON)" -c '$(SUITS)' || { echo "$(PYTHON) is not Python 3.11 to 3.14; name one: make run PYTHON=/path/to/python3"; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "$(PYTHON) lacks the venv module: install it (Debian and Ubuntu: apt install python3-venv)"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps \
+		--requirement requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $(READY)

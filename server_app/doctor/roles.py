@@ -35,6 +35,7 @@ class Machine:
         found = [
             Check("Python", versions.python_version),
             Check("packages", versions.packages),
+            Check("locked packages", versions.locked),
             Check("torchvision imports", versions.torchvision_imports, 60.0),
             Check("Flower's commands", partial(versions.flower_commands, self.role)),
         ]

@@ -24,6 +24,8 @@ DISTRIBUTION = "oneshot-fl"
 # The packages of the exchange and the arithmetic; other packages may differ from machine to machine.
 PACKAGES = ("flwr", "ray", "torch", "torchvision", "numpy", "safetensors")
 CONSTRAINTS = Path(__file__).parents[2] / "constraints.txt"  # lies in a checkout, not in an installed package
+LOCK = CONSTRAINTS.with_name("requirements.lock")  # every package but torch's builds, with the hashes of its files
+_LOCKED = "python -m pip install --require-hashes --no-deps --requirement requirements.lock"
 _INSTALL = "python -m pip install --constraint constraints.txt --editable '.[dev]'"
 
 
@@ -68,6 +70,38 @@ def packages(installed: Callable[[str], str] | None = None, constraints: Path = 
             yield Finding("warning", name, found, f"tested with {tested[name]}", fix)
         else:
             yield Finding("ok", name, found, wanted)
+
+
+def locked(installed: Callable[[str], str] | None = None, lock: Path = LOCK) -> Iterator[Finding]:
+    """Compare every installed package with the lock file; packages that are not installed are not missed.
+
+    Args:
+        installed: Name -> version, empty if not installed; None reads this machine's.
+        lock: The lock file; may be missing.
+    """
+    version_of = installed or _installed
+    if not lock.is_file():
+        yield Finding("skipped", "locked packages", "no lock file here: it lies in a checkout")
+        return
+    pins = dict(_locked(lock.read_text(encoding="utf-8")))
+    found = {name: version_of(name) for name in pins}
+    others = [f"{name} {found[name]} (locked {version})" for name, version in sorted(pins.items())
+              if found[name] and Version(found[name]).public != version]  # fmt: skip
+    if others:
+        text = f"{len(others)} differ: {', '.join(others[:4])}"
+        yield Finding("warning", "locked packages", text, "the tested versions", f"nothing; for these: {_LOCKED}")
+    else:
+        count = sum(map(bool, found.values()))
+        yield Finding("ok", "locked packages", f"{count} of {len(pins)} are installed, all as locked")
+
+
+def _locked(text: str) -> Iterator[tuple[str, str]]:
+    """Yield name and version of each pin that holds on this machine."""
+    for line in text.splitlines():
+        if line[:1].isalpha():
+            requirement = Requirement(line.removesuffix("\\").strip())
+            if requirement.marker is None or requirement.marker.evaluate():
+                yield requirement.name, str(requirement.specifier).removeprefix("==")
 
 
 def torchvision_imports() -> Iterator[Finding]:

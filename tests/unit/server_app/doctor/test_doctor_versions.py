@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.utils import canonicalize_name
 
 from server_app.doctor import versions
 from strategies.core.errors import OptionError
@@ -111,3 +112,39 @@ def test_any_other_value_is_refused(tmp_path: Path, text: str) -> None:
         versions.read_expected(tmp_path / "a.json")
     with pytest.raises(OptionError, match="cannot be read"):
         versions.read_expected(tmp_path / "absent.json")
+
+
+LOCK = """numpy==2.4.6 \\
+    --hash=sha256:00
+ray==2.55.1 ; sys_platform == 'nowhere' \\
+    --hash=sha256:00
+torchvision==0.28.0 \\
+    --hash=sha256:00
+"""
+
+
+def test_locked_packages_of_other_versions_are_a_warning_that_lists_them(tmp_path: Path) -> None:
+    (tmp_path / "lock").write_text(LOCK)
+
+    def locked(**found: str) -> Any:
+        (finding,) = versions.locked(lambda name: found.get(name, ""), tmp_path / "lock")
+        return finding
+
+    assert locked(numpy="2.4.6", ray="1.0", torchvision="0.28.0+cpu").level == "ok"
+    assert locked(numpy="2.4.6").found == "1 of 2 are installed, all as locked"
+    other = locked(numpy="2.4.5", torchvision="0.28.0")
+    assert (other.level, other.found) == ("warning", "1 differ: numpy 2.4.5 (locked 2.4.6)")
+    (absent,) = versions.locked(lock=tmp_path / "absent")
+    assert absent.level == "skipped"
+
+
+def test_lock_file_has_hashes_and_the_tested_versions_and_no_host() -> None:
+    text = versions.LOCK.read_text()
+    pins = dict(versions._locked(text))
+    tested = {canonicalize_name(name): pin for name, pin in versions._tested(versions.CONSTRAINTS).items()}
+
+    assert "://" not in text
+    assert {name: pins[name] for name in tested if name in pins} == {n: tested[n] for n in tested if n in pins}
+    assert set(tested) - set(pins) <= {"torch"}
+    entries = text.split("\n", 1)[1].replace("\\\n", " ").splitlines()
+    assert all("--hash=sha256:" in entry for entry in entries if entry[:1].isalpha())
