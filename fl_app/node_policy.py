@@ -39,7 +39,6 @@ class NodePolicy:
         max_delta: Largest sum of delta over all runs.
         label_counts: The most that is sent of the label counts, one of :data:`LABEL_COUNTS`.
         architectures: The architectures that are trained and built; empty for all.
-        max_ensemble_mib: Largest ensemble that is taken, MiB; 0 for any.
     """
 
     deployed: bool = False
@@ -49,7 +48,6 @@ class NodePolicy:
     max_delta: float = DELTA
     label_counts: str = "numbers"
     architectures: tuple[str, ...] = ()
-    max_ensemble_mib: float = 0.0
 
     @classmethod
     def of(cls, facts: Mapping[str, Any], *, deployed: bool = False) -> NodePolicy:
@@ -67,7 +65,6 @@ class NodePolicy:
             max_delta=float(facts.get("max-delta", DELTA)),
             label_counts=str(facts.get("label-counts", "numbers")),
             architectures=tuple(_listed(facts.get("architectures", ""))),
-            max_ensemble_mib=float(facts.get("max-ensemble-mib", 0.0)),
         )
 
     @property
