@@ -61,6 +61,10 @@ class Plan:
     epsilon: float
 
 
+# The tasks whose uploads can carry noise.
+PRIVATE_TASKS = ("classifier", "statistics")
+
+
 def check_question(privacy: PrivacyConfig, asked: Asked) -> None:
     """Refuse a request whose answer would be outside the guarantee.
 
@@ -70,7 +74,7 @@ def check_question(privacy: PrivacyConfig, asked: Asked) -> None:
     if not privacy.on:
         return
     refused = {
-        f"task {asked.task!r}": asked.task != "classifier",
+        f"task {asked.task!r}": asked.task not in PRIVATE_TASKS,
         "a second round of uploads": asked.server_round != 1,
         "answers on held-out examples": bool(asked.holdout),
         "the ranges of activations, for INT8": asked.calibrate,
@@ -88,7 +92,10 @@ def refuse(privacy: PrivacyConfig, what: str) -> None:
         UploadError: Privacy is on.
     """
     if privacy.on:
-        raise UploadError(f"the server asks for {what}: must be one upload of a classifier with privacy.epsilon")
+        raise UploadError(
+            f"the server asks for {what}: must be one upload of a classifier, or of sums of "
+            "features, with privacy.epsilon"
+        )
 
 
 def plan_of(privacy: PrivacyConfig, config: ClientConfig, size: int) -> Plan:

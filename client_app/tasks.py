@@ -8,17 +8,38 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from client_app import cvae, local_training, open_set
+from client_app import cvae, feature_sums, local_training, open_set, private_training
+from fl_app.data import Normalization
 from fl_app.models import build
 from fl_app.models.cvae import Cvae
+from fl_app.models.features import FeatureFunction
 from fl_app.models.uploaded import open_set_builder
 from strategies.core.errors import UploadError
 
 if TYPE_CHECKING:
     from client_app.local_training import Epoch
-    from fl_app.config import ClientConfig
+    from fl_app.config import AppConfig
 
 Shape = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The model that a client trains.
+
+    Attributes:
+        name: The client's architecture.
+        num_classes: C.
+        input_shape: (channels, height, width) of one image.
+        normalization: Of the data set's pixels.
+        config: The app's settings.
+    """
+
+    name: str
+    num_classes: int
+    input_shape: Shape
+    normalization: Normalization
+    config: AppConfig
 
 
 @dataclass(frozen=True)
@@ -26,15 +47,17 @@ class Task:
     """One kind of upload.
 
     Attributes:
-        build: From the client's architecture, C, the shape of an image and the settings, to the untrained model; its
-            weights are drawn from torch's global generator.
+        build: From the wanted model to the untrained one; its weights are drawn from torch's global generator.
         train: Trains it in place; takes the arguments of :func:`client_app.local_training.train`.
+        train_privately: Trains it within a privacy budget; takes the arguments of
+            :func:`client_app.private_training.train`.
         sent: From the trained model to the uploaded state_dict.
     """
 
-    build: Callable[[str, int, Shape, ClientConfig], nn.Module]
+    build: Callable[[Wanted], nn.Module]
     train: Callable[..., Epoch]
     sent: Callable[[nn.Module], dict[str, Tensor]]
+    train_privately: Callable[..., float] = private_training.train
 
 
 def task_of(name: str) -> Task:
@@ -48,16 +71,21 @@ def task_of(name: str) -> Task:
     return TASKS[name]
 
 
-def _classifier(name: str, num_classes: int, input_shape: Shape, config: ClientConfig) -> nn.Module:  # noqa: ARG001
-    return build(name, num_classes=num_classes, input_shape=input_shape)
+def _classifier(wanted: Wanted) -> nn.Module:
+    return build(wanted.name, num_classes=wanted.num_classes, input_shape=wanted.input_shape)
 
 
-def _open_set(name: str, num_classes: int, input_shape: Shape, config: ClientConfig) -> nn.Module:  # noqa: ARG001
-    return open_set_builder(name, num_classes, input_shape)()
+def _open_set(wanted: Wanted) -> nn.Module:
+    return open_set_builder(wanted.name, wanted.num_classes, wanted.input_shape)()
 
 
-def _cvae(name: str, num_classes: int, input_shape: Shape, config: ClientConfig) -> nn.Module:  # noqa: ARG001
-    return Cvae(num_classes, input_shape, latent=config.latent)
+def _cvae(wanted: Wanted) -> nn.Module:
+    return Cvae(wanted.num_classes, wanted.input_shape, latent=wanted.config.client.latent)
+
+
+def _sums(wanted: Wanted) -> nn.Module:
+    function = FeatureFunction(wanted.config.features, wanted.config.seed, *wanted.normalization)
+    return feature_sums.ClientSums(function, wanted.num_classes)
 
 
 def _all(model: nn.Module) -> dict[str, Tensor]:
@@ -72,4 +100,5 @@ TASKS: Mapping[str, Task] = {
     "classifier": Task(_classifier, local_training.train, _all),
     "open-set": Task(_open_set, open_set.train, _all),
     "cvae": Task(_cvae, cvae.train, _decoder),
+    "statistics": Task(_sums, feature_sums.add_up, _all, feature_sums.add_up_privately),
 }

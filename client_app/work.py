@@ -18,13 +18,13 @@ from safetensors import SafetensorError
 
 from client_app.attacking import check_trains, claimed, copied, last_layer_scaled, poisoned, scaled
 from client_app.calibration import activation_ranges
+from client_app.feature_sums import ClientSums
 from client_app.keeping import Keep, Trained
 from client_app.local_training import Epoch, epoch_lengths
 from client_app.node import Asked, Node
 from client_app.pretrained import load_checkpoint
 from client_app.private_training import check_question, refuse
-from client_app.private_training import train as train_privately
-from client_app.tasks import task_of
+from client_app.tasks import Wanted, task_of
 from fl_app.config import AppConfig
 from fl_app.data import Split, open_split
 from fl_app.division import own_positions
@@ -35,6 +35,7 @@ from strategies.client.holdout import held_out
 from strategies.client.places import state_root
 from strategies.core.errors import UploadError
 from strategies.core.seeds import derive_seed, seeded_torch
+from strategies.uploads.kinds import STATISTICS
 
 State = dict[str, torch.Tensor]
 
@@ -102,6 +103,8 @@ def trained_model(config: AppConfig, node: Node, asked: Asked, start: State) -> 
     task_of(asked.task)  # an unknown task is refused first
     path = checkpoint_path(node.checkpoint, client=node.client, partition_id=node.partition_id)
     check_question(config.privacy, asked)
+    if asked.task == STATISTICS:
+        node.policy.check_backbone(config.features.backbone, config.features.weights)
     if path is not None:
         check_trains(config.attack, node.client)
         refuse(config.privacy, "this node's checkpoint")
@@ -160,7 +163,7 @@ def _train(config: AppConfig, node: Node, asked: Asked, start: State) -> tuple[T
     if attack != "random":
         _load_start(model, start)
         if config.privacy.on:
-            epsilon = train_privately(model, data, config.client, privacy=config.privacy, **how)
+            epsilon = task.train_privately(model, data, config.client, privacy=config.privacy, **how)
         else:
             seed = derive_seed(asked.seed, "client", node.client, asked.server_round)
             last = task.train(model, data, config.client, seed=seed, **how)
@@ -170,7 +173,8 @@ def _train(config: AppConfig, node: Node, asked: Asked, start: State) -> tuple[T
         last_layer_scaled(model, config.attack.factor)
     name = uploaded_name(asked.task, node.architecture)
     ranges = activation_ranges(model, data, split.normalization, seed=asked.seed) if asked.calibrate else None
-    trained = Trained(name, len(own.train), own.label_counts, last.loss, last.accuracy, ranges, epsilon)
+    size = model.examples if isinstance(model, ClientSums) and config.privacy.on else len(own.train)
+    trained = Trained(name, size, own.label_counts, last.loss, last.accuracy, ranges, epsilon)
     return claimed(trained, config.attack, node.client), task.sent(model)
 
 
@@ -183,7 +187,8 @@ def _started(config: AppConfig, node: Node, asked: Asked, split: Split) -> torch
     if config.attack.of(node.client) == "random":
         use = ("attack", "random", node.client, asked.server_round)
     with seeded_torch(asked.seed, *use):
-        return task_of(asked.task).build(node.architecture, split.num_classes, split.input_shape, config.client)
+        wanted = Wanted(node.architecture, split.num_classes, split.input_shape, split.normalization, config)
+        return task_of(asked.task).build(wanted)
 
 
 def _reporter(config: AppConfig, node: Node, examples: int) -> Callable[[Epoch], None]:

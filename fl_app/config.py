@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from fl_app.attacks import AttackConfig
 from fl_app.data import AUGMENTATIONS, DOMAINED, IMAGELESS, LAWS, SOURCES, PartitionSpec, check_left_out
 from fl_app.models import ARCHITECTURES
+from fl_app.models.features_config import FeaturesConfig
 from fl_app.privacy import PrivacyConfig
 from strategies.core.errors import OptionError
 from strategies.core.options import Scalar, check, check_device, flatten, meant, option, parse, shortened
@@ -218,6 +219,7 @@ class AppConfig:
     client: ClientConfig = field(default_factory=ClientConfig)
     attack: AttackConfig = field(default_factory=AttackConfig)
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
+    features: FeaturesConfig = field(default_factory=FeaturesConfig)
 
     def __post_init__(self) -> None:
         """Check every value."""

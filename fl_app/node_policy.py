@@ -102,6 +102,20 @@ class NodePolicy:
                 f"{', '.join(self.architectures)}"
             )
 
+    def check_backbone(self, name: str, weights: str) -> None:
+        """Refuse a backbone that is code or a file of the run's choice, which a deployed node does not run or read.
+
+        Raises:
+            UploadError: Names the setting.
+        """
+        if weights:
+            self.check_readable("features.weights", Path(weights))
+        if self.deployed and ":" in name and not name.startswith("torchvision:") and name not in self.architectures:
+            raise UploadError(
+                f"setting 'features.backbone' is {name[:80]!r}, a module of the run's choice: must be among this "
+                "node's 'architectures'"
+            )
+
     def check_private(self, epsilon: float) -> None:
         """Refuse an answer without differential privacy where the node has a privacy budget.
 

@@ -72,10 +72,19 @@ class PrivacyConfig:
                     f"setting {key!r} is {value!r}: must be another with 'privacy.epsilon' {self.epsilon:g}; {why}"
                 )
 
-    def described(self) -> str:
-        """Return the guarantee in one line; empty without one."""
+    def described(self, *, sums: bool = False) -> str:
+        """Return the guarantee in one line; empty without one.
+
+        Args:
+            sums: Whether clients upload sums of features, not models.
+        """
         if not self.on:
             return ""
+        if sums:
+            return (
+                f"each client's upload is ({self.epsilon:g}, {self.delta:g})-differentially private in its examples "
+                "(Gaussian noise on sums of features, counts included)"
+            )
         return (
             f"each client's upload is ({self.epsilon:g}, {self.delta:g})-differentially private in its examples "
             f"(DP-SGD, clip {self.clip:g}); its number of examples is public"

@@ -46,12 +46,16 @@ if TYPE_CHECKING:
         Fens,
         IntactOFL,
         LabelCountEnsemble,
+        LdaOnFeatures,
         OneShotFedAvg,
+        RidgeOnFeatures,
         Tally,
     )
     from .gatekeeper.config import GatekeeperConfig
     from .intactofl import IntactOflConfig
+    from .lda import LdaConfig
     from .method import METHODS, Job, Method, Normalization, Outcome
+    from .ridge import RidgeConfig
     from .rounds.config import IterativeConfig
     from .rounds.refinement import Refiner
     from .run.ensembles import load_ensemble_module
@@ -69,6 +73,10 @@ _HOMES = {
     "FDaflConfig": "f_dafl",
     "FedAvgConfig": "fedavg",
     "FedCvaeEns": "flower.strategies",
+    "LdaConfig": "lda",
+    "LdaOnFeatures": "flower.strategies",
+    "RidgeConfig": "ridge",
+    "RidgeOnFeatures": "flower.strategies",
     "FedCvaeEnsConfig": "fedcvae_ens",
     "FedDF": "flower.strategies",
     "FedDfConfig": "feddf",
@@ -148,6 +156,8 @@ __all__ = [
     "IterativeConfig",
     "Job",
     "LabelCountEnsemble",
+    "LdaConfig",
+    "LdaOnFeatures",
     "Method",
     "Normalization",
     "OneShot",
@@ -155,6 +165,8 @@ __all__ = [
     "Outcome",
     "RayActors",
     "Refiner",
+    "RidgeConfig",
+    "RidgeOnFeatures",
     "RunOptions",
     "ServerCompute",
     "Tally",

@@ -33,6 +33,7 @@ class Need(enum.Enum):
     LABEL_COUNTS = "every client tells how many examples of each class it trained on"
     IMAGES = "the examples are images"
     SIDES_OF_FOUR = "the height and the width of images are multiples of 4"
+    EXACT_SUMS = "the sums of features carry no noise"
     PROXY_IMAGES = "the server holds real, unlabelled images"
 
 
@@ -275,5 +276,6 @@ class Method:
 _MODULES = (
     "fedavg", "fedens", "dw_fedens", "label_count_ensemble", "fens", "feddf", "fedkd", "fed_et", "f_dafl", "f_adi",
     "dense", "co_boosting", "intactofl", "fedhydra", "tally", "flboost", "fedov", "fedcvae_ens", "fed_gen",
+    "ridge", "lda",
 )  # fmt: skip
 METHODS: Registry[Method] = Registry("method", {name.replace("_", "-"): f"{name}:METHOD" for name in _MODULES})

@@ -1,7 +1,7 @@
-"""Uploads beyond the zoo's classifiers: a classifier with an extra output "unknown", or the decoder of a CVAE.
+"""Uploads beyond the zoo's classifiers: open-set classifiers, decoders of CVAEs, and sums of features.
 
-A task names the model that the clients of a method train: ``"classifier"``, ``"open-set"`` or ``"cvae"``. The server
-and a replay read an upload's task from the name of its architecture.
+A task names the model that the clients of a method train: ``"classifier"``, ``"open-set"``, ``"cvae"`` or
+``"statistics"``. The server and a replay read an upload's task from the name of its architecture.
 """
 
 from __future__ import annotations
@@ -14,27 +14,37 @@ from torch import nn
 from strategies.core.errors import OptionError
 
 from . import build, builders
+from .features import FeatureFunction, head_of
 
 UNKNOWN = "+unknown"
 DECODER = "cvae-decoder"
+SUMS = "statistics"
 LEAST_SIDE = 4  # pixels a side: the smallest image that destructive augmentation can swap and blur
 
 
 def uploaded_name(task: str, architecture: str) -> str:
     """Return the name under which a client whose model is ``architecture`` uploads."""
-    return {"classifier": architecture, "open-set": f"{architecture}{UNKNOWN}", "cvae": DECODER}[task]
+    return {"classifier": architecture, "open-set": f"{architecture}{UNKNOWN}", "cvae": DECODER, "statistics": SUMS}[
+        task
+    ]
 
 
 def uploaded_builders(
-    task: str, num_classes: int, input_shape: tuple[int, int, int], *, latent: int = 10
+    task: str,
+    num_classes: int,
+    input_shape: tuple[int, int, int],
+    *,
+    latent: int = 10,
+    function: FeatureFunction | None = None,
 ) -> dict[str, Callable[[], nn.Module]]:
     """Return a picklable builder of every architecture that clients may upload for a task, by name.
 
     Args:
-        task: ``"classifier"``, ``"open-set"`` or ``"cvae"``.
+        task: ``"classifier"``, ``"open-set"``, ``"cvae"`` or ``"statistics"``.
         num_classes: C, without the class "unknown".
         input_shape: (channels, height, width) of one image.
         latent: The length of a decoder's noise.
+        function: The feature function of sums; None for the default one.
 
     Raises:
         OptionError: No architecture of this task fits the examples' shape or number of classes.
@@ -49,6 +59,8 @@ def uploaded_builders(
                 f"width) with 1 or 3 channels, height = width, at least {LEAST_SIDE} pixels a side"
             )
         return {uploaded_name(task, name): open_set_builder(name, num_classes, input_shape) for name in names}
+    if task == "statistics":
+        return {SUMS: partial((function or FeatureFunction()).sums, num_classes)}
     decoder = partial(_decoder, num_classes, input_shape, latent=latent)
     decoder()  # raises for images of another size
     return {DECODER: decoder}
@@ -57,6 +69,11 @@ def uploaded_builders(
 def open_set_builder(name: str, num_classes: int, input_shape: tuple[int, int, int]) -> Callable[[], nn.Module]:
     """Return the builder of a classifier of C + 1 outputs, the last of which means "unknown"."""
     return partial(build, name, num_classes=num_classes + 1, input_shape=input_shape)
+
+
+def head_builders(function: FeatureFunction, num_classes: int) -> dict[str, Callable[[], nn.Module]]:
+    """Return the builder of the model that the sums of a feature function lead to, by its name."""
+    return {f"head+{function.config.backbone}": partial(head_of, function, num_classes)}
 
 
 def _decoder(num_classes: int, input_shape: tuple[int, int, int], *, latent: int) -> nn.Module:

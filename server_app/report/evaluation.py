@@ -17,7 +17,7 @@ from strategies.run.files import weights_sha256
 from strategies.run.journal import Journal
 from strategies.run.stage import StageReport
 from strategies.teacher.ensemble import Ensemble
-from strategies.uploads.kinds import CLASSIFIER, CVAE, OPEN_SET
+from strategies.uploads.kinds import CLASSIFIER, OPEN_SET, PREDICTING
 
 PLAIN = EnsembleSpec((), "mean")
 EXACT = ", members in float32"  # suffix of an ensemble's name where it is scored without its quantisation
@@ -54,7 +54,7 @@ def evaluate(
         0 if outcome.ensemble is None or _is_of_all(method) else 1 + (outcome.ensemble.precision != PLAIN.precision)
     )
     own = uploads * passes + (outcome.student is not None)
-    models = uploads * (method.uploads != CVAE) + averaged + own
+    models = uploads * (method.uploads in PREDICTING) + averaged + own
     total, done = models * held_out.num_batches, 0
     with Journal(None, log, label="evaluation", unit="batch") as journal:
 
@@ -87,7 +87,7 @@ def result_table(report: StageReport, method_name: str, held_out: HeldOut, *, ke
         title = method.titled(job.config)
         return [Row(title, method.kind, held_out.accuracy(load_model(report.outcome, job)))]
     rows, together = [], 0.0
-    if method.uploads != CVAE:
+    if method.uploads in PREDICTING:
         used = spec if spec and _is_of_all(method) else PLAIN
         what = f"members, {used.combiner} {weights_sha256(used.weights)}"
         alone, together = keep(what, lambda: _members(job, used, held_out))

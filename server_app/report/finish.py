@@ -20,6 +20,7 @@ from strategies.core.durable import atomic_write
 from strategies.method import Outcome
 from strategies.run.run_folder import RunFolder
 from strategies.run.stage import StageReport, kept_digest, kept_round
+from strategies.uploads.kinds import STATISTICS
 
 
 def finish(
@@ -85,7 +86,7 @@ def _of_clients(folder: RunFolder, settings: Settings, report: StageReport, held
     """Return a result's entries on attackers, privacy and the gatekeeper's verdict, without the empty ones."""
     found = {
         "attack": attack_facts(settings.app.attack, report, held_out),
-        "privacy": privacy_facts(settings.app.privacy),
+        "privacy": privacy_facts(settings.app.privacy, sums=settings.method.uploads == STATISTICS),
     }
     filled = {key: facts for key, facts in found.items() if facts}
     return {**filled, **verdict_facts(folder.round(kept_round(folder)))}

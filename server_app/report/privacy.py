@@ -8,8 +8,12 @@ from typing import Any
 from fl_app.privacy import PrivacyConfig
 
 
-def privacy_facts(privacy: PrivacyConfig) -> dict[str, Any]:
+def privacy_facts(privacy: PrivacyConfig, *, sums: bool = False) -> dict[str, Any]:
     """Return a result's facts about the clients' privacy; empty without privacy.
+
+    Args:
+        privacy: The settings.
+        sums: Whether clients upload sums of features, not models.
 
     Returns:
         ``epsilon``, an upper bound, and ``delta`` of each client's upload; ``clip``; ``described``.
@@ -17,7 +21,7 @@ def privacy_facts(privacy: PrivacyConfig) -> dict[str, Any]:
     if not privacy.on:
         return {}
     facts = {"epsilon": privacy.epsilon, "delta": privacy.delta, "clip": privacy.clip}
-    return {**facts, "described": privacy.described()}
+    return {**facts, "described": privacy.described(sums=sums)}
 
 
 def privacy_lines(facts: Mapping[str, Any]) -> list[str]:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from fl_app.data import Split
 from fl_app.models import builders
-from fl_app.models.uploaded import uploaded_builders
+from fl_app.models.features import FeatureFunction
+from fl_app.models.uploaded import head_builders, uploaded_builders
 from fl_app.node_config import SUPERNODES_VARIABLE, refused_in_deployment
 from server_app.settings.checks import check_attackers, check_needs_of_settings, check_private_models
 from server_app.settings.held_out import HeldOut
@@ -21,7 +22,7 @@ from strategies.core.errors import OptionError
 from strategies.method import TEACHERS, Job, Method, Normalization
 from strategies.run.run_folder import RunFolder
 from strategies.run.stage import all_cores
-from strategies.uploads.kinds import CVAE
+from strategies.uploads.kinds import CVAE, STATISTICS
 from strategies.uploads.needs import check_needs
 
 if TYPE_CHECKING:
@@ -68,12 +69,16 @@ def build_job(settings: Settings, split: Split, observer: HeldOut | None, *, dat
         )
     app.attack.check_classes(split.num_classes)
     check_private_models(settings, split)
-    sent = uploaded_builders(settings.method.uploads, split.num_classes, split.input_shape, latent=app.client.latent)
     seed = app.seed if data_seed is None else data_seed
+    function = FeatureFunction(app.features, seed, *split.normalization)
+    sent = uploaded_builders(
+        settings.method.uploads, split.num_classes, split.input_shape, latent=app.client.latent, function=function
+    )
+    heads = head_builders(function, split.num_classes) if settings.method.uploads == STATISTICS else {}
     return Job(
         uploads=(),
-        builders={**models, **sent},
-        student=app.model.of_student(),
+        builders={**models, **sent, **heads},
+        student=next(iter(heads), app.model.of_student()),
         num_classes=split.num_classes,
         input_shape=split.input_shape,
         normalization=Normalization(*split.normalization),

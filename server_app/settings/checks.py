@@ -18,7 +18,7 @@ from strategies.core.errors import OptionError
 from strategies.gatekeeper.config import OFF, GatekeeperConfig
 from strategies.method import METHODS, TEACHERS, Method, Need
 from strategies.rounds.config import FederatedRounds, IterativeConfig
-from strategies.uploads.kinds import CLASSIFIER
+from strategies.uploads.kinds import CLASSIFIER, STATISTICS
 
 # They divide by the length of the clients' steps, which is known for SGD.
 BY_TRAVEL = ("fednova", "scaffold")
@@ -78,7 +78,7 @@ def check_private_models(settings: Settings, split: Split) -> None:
     Raises:
         OptionError: The error names the first of them, and the architectures that fit.
     """
-    if settings.app.privacy.on:
+    if settings.app.privacy.on and settings.method.uploads != STATISTICS:
         for name in dict.fromkeys(settings.app.model.mix()):
             check_architecture(name, split.num_classes, split.input_shape)
 
@@ -134,7 +134,7 @@ def _check_privacy(settings: Settings) -> None:
         allowed = ", ".join(name for name in METHODS if _asks_once(METHODS[name]))
         raise OptionError(
             f"setting 'method' is {method.name!r}: must be one of {allowed} with 'privacy.epsilon'; these methods ask "
-            "each client for one classifier, and for nothing later"
+            "each client for one classifier or one set of sums, and for nothing later"
         )
     if (rounds := method.rounds(settings.method_config)) > 1:
         raise OptionError(
@@ -144,8 +144,8 @@ def _check_privacy(settings: Settings) -> None:
 
 
 def _asks_once(method: Method) -> bool:
-    once = method.uploads == CLASSIFIER and method.fit_with is None
-    return once and Need.LABEL_COUNTS not in method.needs
+    once = method.uploads in (CLASSIFIER, STATISTICS) and method.fit_with is None
+    return once and not method.needs & {Need.LABEL_COUNTS, Need.EXACT_SUMS}
 
 
 def _check_iterative(app: AppConfig, config: IterativeConfig) -> None:

@@ -111,6 +111,18 @@ class FedOV(OneShot):
     __init__ = partialmethod(OneShot.__init__, METHODS["fedov"])
 
 
+class RidgeOnFeatures(OneShot):
+    """Ridge regression on a frozen backbone's features; clients upload ``statistics``."""
+
+    __init__ = partialmethod(OneShot.__init__, METHODS["ridge"])
+
+
+class LdaOnFeatures(OneShot):
+    """Linear discriminants on a frozen backbone's features; clients upload ``statistics``."""
+
+    __init__ = partialmethod(OneShot.__init__, METHODS["lda"])
+
+
 class FedCvaeEns(OneShot):
     """FedCVAE-Ens: a student of images that the clients' decoders make; clients upload ``cvae-decoder``."""
 

@@ -125,19 +125,19 @@ class Statistics:
         return self.gram - (self.sums.T @ means)
 
 
-def to_arrays(statistics: Statistics, *, whole: bool = True) -> dict[str, Tensor]:
+def to_arrays(statistics: Statistics) -> dict[str, Tensor]:
     """Return statistics as they travel: ``counts``, ``sums`` and the upper triangle of the Gram matrix, ``gram``.
 
     Args:
         statistics: The sums.
-        whole: Whether the counts are whole numbers and travel as int64 [C]; with noise they are float32.
 
     Returns:
-        ``sums`` is float32 [C, d], ``gram`` float32 [d (d + 1) / 2], row by row. This is the only rounding.
+        ``counts`` is float64 [C], exact for whole numbers; ``sums`` float32 [C, d]; ``gram`` float32 [d (d + 1) / 2],
+        row by row.
     """
     rows, columns = torch.triu_indices(statistics.features, statistics.features)
     return {
-        "counts": statistics.counts.to(torch.int64 if whole else torch.float32),
+        "counts": statistics.counts.clone(),
         "sums": statistics.sums.to(torch.float32),
         "gram": statistics.gram[rows, columns].to(torch.float32),
     }

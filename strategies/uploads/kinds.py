@@ -1,4 +1,4 @@
-"""The kinds of uploads: a classifier, one with a class "unknown", or the decoder of a CVAE.
+"""The kinds of uploads: a classifier, one with a class "unknown", the decoder of a CVAE, or sums of features.
 
 The name of its architecture says it; a method works on uploads of one kind, :attr:`.method.Method.uploads`.
 """
@@ -16,13 +16,16 @@ if TYPE_CHECKING:
 CLASSIFIER = "classifier"
 OPEN_SET = "open-set"
 CVAE = "cvae"
+STATISTICS = "statistics"
+# The kinds that answer an example with logits, and so have an accuracy of their own.
+PREDICTING = (CLASSIFIER, OPEN_SET)
 
 
 def kind_of(architecture: str) -> str:
-    """Return the kind of uploads with this architecture: ``net+unknown``, ``cvae-decoder``, or any classifier."""
+    """Return the kind of an architecture: ``net+unknown``, ``cvae-decoder``, ``statistics``, or any classifier."""
     if architecture.endswith("+unknown"):
         return OPEN_SET
-    return CVAE if architecture == "cvae-decoder" else CLASSIFIER
+    return {"cvae-decoder": CVAE, "statistics": STATISTICS}.get(architecture, CLASSIFIER)
 
 
 def of_kind(builders: Mapping[str, ModelBuilder], kind: str) -> Mapping[str, ModelBuilder]:

@@ -25,6 +25,7 @@ TRUSTED = {
     ("strategies/compute/__init__.py", "importlib.import_module"): "names that stand in this file",
     ("strategies/core/memory.py", "ctypes.CDLL"): "the C library of the process itself",
     ("fl_app/models/__init__.py", "importlib.import_module"): "names that stand in this file",
+    ("fl_app/models/backbones.py", "importlib.import_module"): "the packaged backbone, or a module that a node permits",
     ("fl_app/vision.py", "importlib.import_module"): "torchvision",
     ("server_app/replay/foreign_models.py", "importlib.import_module"): "what --model names: the user's own choice",
     ("strategies/core/registry.py", "importlib.import_module"): "names that stand in this file",

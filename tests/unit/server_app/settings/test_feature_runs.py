@@ -1,0 +1,207 @@
+"""Ridge and LDA on features from the clients' sums to the result, with the refusals on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from client_app.feature_sums import ClientSums
+from client_app.node import Asked, Node
+from client_app.work import trained_model
+from fl_app.data import open_split
+from fl_app.models.features import FeatureFunction
+from fl_app.models.features_config import FeaturesConfig
+from fl_app.node_policy import NodePolicy
+from server_app.replay.request import Request
+from server_app.replay.stored import replay_run
+from server_app.settings.build import build_job
+from server_app.settings.checks import check_needs_of_settings
+from server_app.settings.read import default_settings, read_settings
+from strategies.core.errors import OptionError, UploadError
+from strategies.core.facts import UploadFacts
+from strategies.run.run_folder import RunFolder
+from strategies.uploads.checks import Signatures
+from strategies.uploads.kinds import of_kind
+from strategies.uploads.outputs import check_outputs
+
+CLIENTS = 4
+SETTINGS: dict[str, Any] = {
+    "compute": "in-process", "device": "cpu", "threads": 1, "method": "ridge", "data.limit": 600,
+    "features.backbone": "tiny_backbone:make",
+}  # fmt: skip
+Sent = dict[str, dict[str, torch.Tensor]]
+
+
+def sent_by_clients(given: dict[str, Any], run_id: str = "") -> tuple[Sent, dict[str, UploadFacts]]:
+    settings, states, facts = read_settings(given), {}, {}
+    for partition_id in range(CLIENTS):
+        node = Node.of({"partition-id": partition_id, "num-partitions": CLIENTS}, settings.app)
+        trained, states[node.client] = trained_model(settings.app, node, Asked(run_id, 1, 0, task="statistics"), {})
+        assert trained is not None
+        facts[node.client] = UploadFacts(
+            node.client,
+            trained.architecture,
+            trained.num_examples,
+            None if settings.app.privacy.on else trained.label_counts,
+        )
+    return states, facts
+
+
+def stored(path: Path, given: dict[str, Any], states: Sent, facts: dict[str, UploadFacts]) -> Path:
+    settings = read_settings(given)
+    job = build_job(settings, open_split("digits", "test"), None)
+    signatures = Signatures(of_kind(job.builders, "statistics"))
+    about = {
+        "method": given["method"], "seed": 0, "student": job.student, "num-classes": 10,
+        "input-shape": list(job.input_shape), "settings": {**default_settings(), **given},
+    }  # fmt: skip
+    with RunFolder.create(path, about) as folder:
+        for name, state in states.items():
+            wanted = signatures["statistics"]
+            assert {key: (tuple(v.shape), str(v.dtype)[6:]) for key, v in state.items()} == dict(wanted)
+            check_outputs("statistics", state, job.builders["statistics"], job.input_shape)
+            folder.round(1).accept(facts[name], state)
+    return path
+
+
+@pytest.fixture(scope="module")
+def sums() -> tuple[Sent, dict[str, UploadFacts]]:
+    return sent_by_clients(SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def run(sums: tuple[Sent, dict[str, UploadFacts]], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return stored(tmp_path_factory.mktemp("runs") / "ridge", SETTINGS, *sums)
+
+
+def replayed(path: Path, method: str, target: Path, **given: Any) -> dict[str, Any]:
+    return replay_run(Request(path, method, given, folder=target), log=lambda _: None)
+
+
+@pytest.mark.parametrize("method", ["ridge", "lda"])
+def test_stored_sums_are_replayed_to_a_head(run: Path, tmp_path: Path, method: str) -> None:
+    result = replayed(run, method, tmp_path / "replay")
+
+    assert [row["kind"] for row in result["table"]] == ["student"]
+    assert result["accuracy"] > 75.0
+    metrics = (tmp_path / "replay" / "metrics.jsonl").read_text()
+    assert metrics.count('"left_out_error"') > CLIENTS
+    assert "chosen_" in metrics
+
+
+def test_head_is_that_of_another_division_with_the_same_penalty(run: Path, tmp_path: Path) -> None:
+    other = {**SETTINGS, "data.law": "iid"}
+    equal = stored(tmp_path / "iid", other, *sent_by_clients(other))
+    heads = []
+    for name, path in (("a", run), ("b", equal)):
+        replayed(path, "ridge", tmp_path / name, **{"ridge.penalty": 0.1})
+        heads.append(load_file(tmp_path / name / "student.safetensors"))
+    torch.testing.assert_close(heads[0]["head.weight"], heads[1]["head.weight"], rtol=1e-3, atol=1e-3)
+
+
+def test_uploads_of_another_function_are_refused_with_the_part_that_differs(
+    sums: tuple[Sent, dict[str, UploadFacts]],
+) -> None:
+    state = sums[0]["client-000"]
+    other = FeatureFunction(FeaturesConfig(backbone="tiny_backbone:make", side=20), 0)
+    with pytest.raises(UploadError, match="another function: .*they differ in preprocessing$"):
+        other.sums(10).check_upload(state)
+    with pytest.raises(UploadError, match="differ in preprocessing, projection$"):
+        FeatureFunction(FeaturesConfig(backbone="tiny_backbone:make", side=20, dim=96), 0).sums(10).check_upload(state)
+
+
+BROKEN: dict[str, tuple[Callable[[dict[str, torch.Tensor]], None], str]] = {
+    "scaled": (lambda state: state["gram"].mul_(1.1), "gram has trace"),
+    "counts": (lambda state: state["counts"].add_(0.5), "counts are not whole"),
+    "sums": (lambda state: state["sums"].mul_(3.0), "sums of class 0 have norm"),
+    "negative": (lambda state: state["sums"].mul_(-1.0), "have negative entries"),
+    "noise": (lambda state: state["noise"].sub_(1.0), "noise is -1: must be at least 0"),
+    "empty": (lambda state: state["counts"].zero_(), "with a positive sum"),
+}
+
+
+@pytest.mark.parametrize("name", list(BROKEN))
+def test_sums_that_no_examples_can_have_are_refused(sums: tuple[Sent, dict[str, UploadFacts]], name: str) -> None:
+    change, message = BROKEN[name]
+    state = {key: value.clone() for key, value in sums[0]["client-000"].items()}
+    change(state)
+    with pytest.raises(UploadError, match=message):
+        FeatureFunction(FeaturesConfig(backbone="tiny_backbone:make"), 0).sums(10).check_upload(state)
+
+
+def test_private_sums_are_noisy_and_tell_no_exact_count(tmp_path: Path) -> None:
+    given = {**SETTINGS, "privacy.epsilon": 50.0, "client.share-label-counts": False, "data.limit": 0}
+    given["client.state-dir"] = str(tmp_path / "state")
+    states, facts = sent_by_clients(given, "0123456789abcdef0123456789abcdef")
+    exact, _ = sent_by_clients({**SETTINGS, "data.limit": 0})
+    for name, state in states.items():
+        assert float(state["noise"]) > 0.0
+        assert not torch.equal(state["counts"], state["counts"].round())
+        assert facts[name].num_examples == max(1, round(float(state["counts"].sum())))
+        assert not torch.allclose(state["sums"], exact[name]["sums"], atol=1e-3)
+    result = replayed(stored(tmp_path / "run", given, states, facts), "ridge", tmp_path / "replay")
+    assert result["accuracy"] > 50.0
+    with pytest.raises(OptionError, match="'lda' cannot use sums with noise"):
+        replayed(tmp_path / "run", "lda", tmp_path / "lda")
+
+
+def test_lda_with_a_budget_is_refused_before_any_client_spends_it() -> None:
+    given = {**SETTINGS, "method": "lda", "privacy.epsilon": 1.0, "client.share-label-counts": False}
+    with pytest.raises(OptionError, match=r"'method' is 'lda': must be one of .*ridge"):
+        check_needs_of_settings(read_settings(given))
+
+
+def test_a_capped_share_weighs_a_boastful_client_down(
+    sums: tuple[Sent, dict[str, UploadFacts]], tmp_path: Path
+) -> None:
+    states, facts = {name: dict(state) for name, state in sums[0].items()}, sums[1]
+    for key in ("counts", "sums", "gram"):  # passes every bound
+        states["client-000"][key] = states["client-000"][key] * 100
+    states["client-000"]["sums"] = states["client-000"]["sums"].roll(1, 0)
+    states["client-000"]["counts"] = states["client-000"]["counts"].roll(1, 0)
+    path = stored(tmp_path / "run", SETTINGS, states, facts)
+    free = replayed(path, "ridge", tmp_path / "free")
+    capped = replayed(path, "ridge", tmp_path / "capped", **{"ridge.max-share": 0.25})
+    assert free["accuracy"] + 20.0 < capped["accuracy"]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"features.backbone": "tiny_backbone:net"}, "must return a fl_app.models.backbones.Backbone"),
+        ({"features.backbone": "nowhere:make"}, "'nowhere:make', which cannot be imported"),
+        ({"features.backbone": "torchvision:resnet18"}, "'features.weights' is '.*': must be the file"),
+        ({"features.backbone": "torchvision:nothing"}, "torchvision has no classifier of this name"),
+        ({"features.dim": 97}, "'features.dim' is 97: must be at most 96"),
+    ],
+)
+def test_a_backbone_that_cannot_be_is_one_line(given: dict[str, Any], message: str) -> None:
+    settings = read_settings({**SETTINGS, **given})
+    with pytest.raises(OptionError, match=message):
+        build_job(settings, open_split("digits", "test"), None).builders["statistics"]()
+
+
+def test_features_have_norm_one_and_do_not_depend_on_the_batch() -> None:
+    function = FeatureFunction(FeaturesConfig(backbone="tiny_backbone:make", dim=40), 3)
+    images = torch.randn(20, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    found = function.module(images)
+    assert found.shape == (20, 40)
+    assert float((found.norm(dim=1) - 1).abs().max()) < 1e-5
+    torch.testing.assert_close(found[17:], function.module(images[17:]), rtol=0, atol=1e-6)
+    assert isinstance(function.sums(3).get_buffer("gram"), torch.Tensor)
+    assert issubclass(ClientSums, torch.nn.Module)
+
+
+def test_a_deployed_node_runs_no_module_of_the_run_s_choice() -> None:
+    policy = NodePolicy(deployed=True)
+    policy.check_backbone("efficientnet-lite0", "")
+    with pytest.raises(UploadError, match="'features.backbone' is 'tiny_backbone:make', a module of the run's choice"):
+        policy.check_backbone("tiny_backbone:make", "")
+    with pytest.raises(UploadError, match="'features.weights' is '/etc/passwd'"):
+        policy.check_backbone("torchvision:resnet18", "/etc/passwd")
+    NodePolicy(deployed=True, architectures=("tiny_backbone:make",)).check_backbone("tiny_backbone:make", "")
