@@ -40,15 +40,22 @@ class GridClients:
         common: Sent with every question.
         limits: The limits of every answer.
         left_out: Clients that get no questions.
+        members: The clients whose answers count, those that have uploaded; None: all.
     """
 
     def __init__(
-        self, nodes: Nodes, *, common: Mapping[str, Any], limits: Limits, left_out: Collection[str] = ()
+        self,
+        nodes: Nodes,
+        *,
+        common: Mapping[str, Any],
+        limits: Limits,
+        left_out: Collection[str] = (),
+        members: Collection[str] | None = None,
     ) -> None:
         self._nodes = nodes
         self._common = dict(common)
         self._limits = limits
-        self._left_out = set(left_out)
+        self._left_out, self._members = set(left_out), members
         self._failures: Counter[int] = Counter()
         self._saved_phase = ""
 
@@ -152,11 +159,16 @@ class GridClients:
         if not isinstance(client, str) or not CLIENT_NAME.fullmatch(client):
             shown = str(client)[:80]
             raise UploadError(f"answer.client is {shown!r}: must be a name that matches {CLIENT_NAME.pattern}", sender)
-        self._nodes.names.learn(sent.node, client)
+        if self._members is not None and client not in self._members:
+            self._failures[sent.node] = MOST_FAILURES
+            raise UploadError(f"it answers as {client!r}, and no upload has this name: must have uploaded", sender)
+        if "error" in facts:
+            self._failures[sent.node] = MOST_FAILURES  # of this node alone: the name may not be its own
+        else:
+            self._nodes.names.pin(sent.node, client, self._nodes.connected)
         self._nodes.traffic.add(sent.phase, client, up=count_bytes(reply.content), down=sent.size)
         if "error" in facts:
-            self._left_out.add(client)
-            raise UploadError(str(facts["error"])[:500], client)
+            raise UploadError(str(facts["error"])[:500], self._nodes.names.name_of(sent.node) or client)
         record = reply.content.array_records.get("arrays", ArrayRecord())
         try:
             check_size(sum(len(array.data) for array in record.values()), self._limits.max_bytes, "arrays")

@@ -178,7 +178,8 @@ class Collector:
         checked = read_reply(reply.content, self._signatures, num_classes=classes, max_bytes=most, sender=sender)
         name = checked.facts.client
         if not checked.anonymous:
-            self._names.learn(sent.node, name)
+            # A client that starts again is a new node, which Flower may list beside the old one for a while.
+            self._names.pin(sent.node, name)
         if checked.held:
             if name not in self.clients:
                 raise UploadError("upload.held is true, but its upload is not here", name)

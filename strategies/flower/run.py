@@ -36,7 +36,7 @@ from ..uploads.needs import check_needs
 from ..uploads.outputs import check_outputs
 from .clients import GridClients
 from .collect import Collector
-from .messages import Request
+from .messages import Request, is_anonymous
 from .models import check_student
 from .names import Names
 from .nodes import Limits, Nodes, Refusals, is_simulation
@@ -243,11 +243,13 @@ class Rounds:
             "seed": self._job.seed,
             "forget-others": bool(forgotten),
         }
+        uploaded = round_folder.held()
         clients = GridClients(
             Nodes(grid, Refusals(round_folder), self.account.traffic, self._names),
             common=common,
             limits=Limits(timeout_s=timeout),
             left_out=(*forgotten, *quarantined(round_folder)),
+            members=None if any(map(is_anonymous, uploaded)) else uploaded,
         )
         return WithClients(clients)
 

@@ -176,10 +176,10 @@ class RoundTrip:
         client = sender if checked.anonymous and self._nodes.names.is_ranked(node) else checked.facts.client
         if client in answers and not checked.anonymous:
             raise UploadError("two nodes answer under this name, the second is refused", client)
+        if not checked.anonymous:
+            self._nodes.names.pin(node, client, self._nodes.connected)
         while client in answers:
             client += "-2"
-        if not checked.anonymous:
-            self._nodes.names.learn(node, client)
         answers[client] = Answered(client, reply, content, checked)
         self._nodes.traffic.add(PHASE, self._nodes.names.call(node), up=count_bytes(reply.content))
 

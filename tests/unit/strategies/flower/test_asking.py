@@ -141,7 +141,7 @@ def test_an_answer_whose_decoding_fails_in_any_way_is_a_refusal_that_bears_the_c
         return True
 
     found = talk(FakeGrid({1: stock(1), 2: stock(2)}))
-    found.nodes.names.learn(2, "bob")
+    found.nodes.names.pin(2, "bob")
     found.ask(receive)
     assert found.refusals == [("bob", "its answer cannot be read: OverflowError: too large")]
     assert found.nodes.names.barred == {2}

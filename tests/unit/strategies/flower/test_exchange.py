@@ -115,7 +115,7 @@ def test_collect_when_a_node_comes_back_under_another_id_does_not_wait_for_the_o
 def test_collect_when_the_old_ids_name_is_known_finishes_with_the_names_answer(folder: RoundFolder, clock: Any) -> None:
     grid = DeployedGrid({1: silent, 2: named("alice", 1), 3: named("bob", 2)}, joins={2: 10})
     names = Names()
-    names.learn(1, "alice")
+    names.pin(1, "alice")
     collector(folder, names=names).collect(grid, REQUEST, timeout=3600.0, min_uploads=2)
     assert clock.now < 10.0
     assert folder.held() == ["alice", "bob"]

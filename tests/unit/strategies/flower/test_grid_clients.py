@@ -38,12 +38,12 @@ def replies(
 def talk(tmp_path: Path) -> Callable[..., GridClients]:
     folder = RunFolder.create(tmp_path / "run", {})
 
-    def made(grid: FakeGrid, *, timeout: float = 100.0, left_out: tuple[str, ...] = ()) -> GridClients:
+    def made(grid: FakeGrid, *, timeout: float = 100.0, **more: Any) -> GridClients:
         found = GridClients(
             Nodes(grid, Refusals(folder.round(1)), Traffic()),  # type: ignore[arg-type]
             common={"run-id": "f00", "seed": 5},
             limits=Limits(timeout, 1000),
-            left_out=left_out,
+            **more,
         )
         found.folder = folder.round(1)  # type: ignore[attr-defined]
         return found
@@ -188,7 +188,7 @@ def test_an_answer_that_fails_the_check_is_refused_and_the_others_count(talk: An
         (replies(7), "answer.client is '7': must be a name that matches"),
         (replies("bob", arrays={"w": np.zeros(500, np.float32)}), "must be"),
         (replies("bob", arrays={"w": np.zeros(3, np.float64)}), "arrays['w'] is 'float64': must be float32, int64"),
-        (replies("alice"), "two nodes answer under this name, the second is refused"),
+        (replies("alice"), "it answers as 'alice', which is the name of another connected node: must be its own name"),
     ],
 )
 def test_an_answer_of_a_wrong_form_is_refused(talk: Any, node: Client, reason: str) -> None:
@@ -202,7 +202,7 @@ def test_an_answer_of_a_wrong_form_is_refused(talk: Any, node: Client, reason: s
 def test_a_client_that_connects_during_a_named_question_does_not_hold_it_up(talk: Any, clock: Any) -> None:
     grid = FakeGrid({1: replies("alice"), 2: replies("bob")}, simulation=False, joins={2: 3})
     clients = talk(grid)
-    clients._nodes.names.learn(1, "alice")
+    clients._nodes.names.pin(1, "alice")
 
     before = clock.now
     clients.ask({"alice": QUESTION}, phase="p")
@@ -264,3 +264,35 @@ def test_a_late_answer_is_booked_and_counts_for_nothing(talk: Any) -> None:
 
     assert list(clients.ask({"alice": QUESTION}, phase="q", quorum=1)) == ["alice"]
     assert clients._nodes.traffic.phases["p"].up.keys() == {"alice", "bob"}
+
+
+def taking_names(client: GridClients, rounds: int) -> list[list[str]]:
+    return [list(client.ask(QUESTION, phase="p", quorum=1)) for _ in range(rounds)]
+
+
+def test_a_node_that_takes_another_s_name_is_refused_and_the_other_answers_on(talk: Any) -> None:
+    mallory = in_turn(replies("mallory"), replies("bob"), replies("bob", error="leave me out"))
+    clients = talk(FakeGrid({1: replies("bob"), 2: mallory}))
+
+    assert taking_names(clients, 4) == [["bob", "mallory"], ["bob"], ["bob"], ["bob"]]
+    assert {name for name, _ in refusals(clients)} == {"mallory"}
+    assert "it answers as 'bob' and was 'mallory' before: must keep its name" in refusals(clients)[0][1]
+
+
+def test_an_error_under_another_s_name_silences_the_node_that_sent_it(talk: Any) -> None:
+    heard: list[Message] = []
+    clients = talk(FakeGrid({1: replies("bob", error="leave me out"), 2: replies("bob", heard=heard)}))
+
+    found = taking_names(clients, 3)
+
+    assert found[-1] in ([], ["bob"])
+    assert len(heard) == 3  # the node that has sent no error is asked in every round
+
+
+def test_only_clients_that_have_uploaded_are_heard(talk: Any) -> None:
+    clients = talk(FakeGrid({1: replies("bob"), 2: replies("eve")}), members=("alice", "bob"))
+
+    assert taking_names(clients, 2) == [["bob"], ["bob"]]
+    assert refusals(clients) == [
+        ("node-2", "it answers as 'eve', and no upload has this name: must have uploaded"),
+    ]
