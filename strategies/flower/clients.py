@@ -165,7 +165,7 @@ class GridClients:
         if "error" in facts:
             self._failures[sent.node] = MOST_FAILURES  # of this node alone: the name may not be its own
         else:
-            self._nodes.names.pin(sent.node, client, self._nodes.connected)
+            self._nodes.names.pin(sent.node, client)
         self._nodes.traffic.add(sent.phase, client, up=count_bytes(reply.content), down=sent.size)
         if "error" in facts:
             raise UploadError(str(facts["error"])[:500], self._nodes.names.name_of(sent.node) or client)

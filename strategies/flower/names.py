@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from datetime import datetime
 from logging import INFO
 
@@ -66,26 +66,22 @@ class Names:
         for _, node in sorted((datetime.fromisoformat(when), node) for when, node in known):
             self._ranks[node] = len(self._ranks)
 
-    def pin(self, node: int, client: str, connected: Callable[[], Iterable[int]] = tuple) -> None:
+    def pin(self, node: int, client: str) -> None:
         """Record the name of the client on a node; a node keeps its name.
 
-        Without node authentication a client that starts again is a new node, so a name may move to another one.
+        Without node authentication a client that starts again is a new node, which Flower lists beside the old one for
+        a while. So a name may move to another node.
 
         Args:
             node: The node.
             client: The name in its answer.
-            connected: Returns the nodes that keep their names; asked only where another node has this one.
 
         Raises:
-            UploadError: The node has another name, or one of those nodes has this one.
+            UploadError: The node has another name.
         """
-        own, others = self._names.get(node), {one for one, name in self._names.items() if name == client} - {node}
-        if own not in (None, client):
-            raise UploadError(f"it answers as {client!r} and was {own!r} before: must keep its name", self.call(node))
-        if others and others.intersection(connected()):
-            reason = f"it answers as {client!r}, which is the name of another connected node: must be its own name"
-            raise UploadError(reason, self.call(node))
-        self._names[node] = client
+        own = self._names.setdefault(node, client)
+        if own != client:
+            raise UploadError(f"it answers as {client!r} and was {own!r} before: must keep its name", own)
 
     def strangers(self, nodes: Iterable[int]) -> list[int]:
         """Return the nodes that have neither sent a name nor answered the question for it."""

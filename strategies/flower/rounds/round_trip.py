@@ -177,7 +177,7 @@ class RoundTrip:
         if client in answers and not checked.anonymous:
             raise UploadError("two nodes answer under this name, the second is refused", client)
         if not checked.anonymous:
-            self._nodes.names.pin(node, client, self._nodes.connected)
+            self._nodes.names.pin(node, client)
         while client in answers:
             client += "-2"
         answers[client] = Answered(client, reply, content, checked)

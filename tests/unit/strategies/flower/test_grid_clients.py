@@ -188,7 +188,7 @@ def test_an_answer_that_fails_the_check_is_refused_and_the_others_count(talk: An
         (replies(7), "answer.client is '7': must be a name that matches"),
         (replies("bob", arrays={"w": np.zeros(500, np.float32)}), "must be"),
         (replies("bob", arrays={"w": np.zeros(3, np.float64)}), "arrays['w'] is 'float64': must be float32, int64"),
-        (replies("alice"), "it answers as 'alice', which is the name of another connected node: must be its own name"),
+        (replies("alice"), "two nodes answer under this name, the second is refused"),
     ],
 )
 def test_an_answer_of_a_wrong_form_is_refused(talk: Any, node: Client, reason: str) -> None:
