@@ -14,6 +14,8 @@ from sources import PACKAGES, ROOT, SOURCES, imported, module_name, parsed
 from strategies.method import METHODS
 
 BASICS = {"strategies.core"}
+# The sums of features are the same arithmetic on both sides, in plain torch.
+SUMS = {"strategies.statistics"}
 
 
 @dataclass(frozen=True)
@@ -38,8 +40,11 @@ LAYERS = {
         flwr=("strategies/flower/", "strategies/client/"),
         ray=("strategies/compute/ray_actors.py",),
     ),
-    "fl_app": Layer(frozenset({"fl_app", *BASICS})),
-    "client_app": Layer(frozenset({"client_app", "fl_app", "strategies.client", *BASICS}), flwr=("client_app/app.py",)),
+    "fl_app": Layer(frozenset({"fl_app", *BASICS, *SUMS})),
+    "client_app": Layer(
+        frozenset({"client_app", "fl_app", "strategies.client", "strategies.uploads.kinds", *BASICS, *SUMS}),
+        flwr=("client_app/app.py",),
+    ),
     "server_app": Layer(
         frozenset({"server_app", "fl_app", "strategies"}),
         flwr=("server_app/app.py",),

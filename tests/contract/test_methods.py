@@ -339,6 +339,7 @@ PROGRAM = textwrap.dedent("""
     sys.meta_path.insert(0, Blocked())
     package, small = {package!r}, {small!r}
     method = importlib.import_module(package + ".method")
+    facts = importlib.import_module(package + ".core.facts")
     outcomes = importlib.import_module(package + ".combiners.outcomes")
     torch = importlib.import_module("torch")
 
@@ -384,14 +385,15 @@ PROGRAM = textwrap.dedent("""
     for name in method.METHODS:
         entry = method.METHODS[name]
         own = sent[entry.uploads]
-        uploads = tuple(method.Upload(f"c{{k}}", own, Read(own, k), 10, (1, 2, 3, 4)) for k in range(2))
+        said = [facts.UploadFacts(f"c{{k}}", own, 10, (1, 2, 3, 4)) for k in range(2)]
+        uploads = tuple(method.Upload(each, Read(own, k)) for k, each in enumerate(said))
         space = method.Normalization((0.5,), (0.5,))
         config, proxy = entry.config(**small.get(name, {{}})), torch.zeros(3, 1, 8, 8, dtype=torch.uint8)
         held = {{"proxy": proxy, "labelled": (proxy, torch.arange(3))}}
         job = method.Job(uploads, builders, "net", 4, (1, 8, 8), space, config, **held)
         if own == "statistics":
             state = lambda: dict(feature_sums().state_dict())
-            given = tuple(method.Upload(f"c{{k}}", own, state, 8, (2, 2, 2, 2)) for k in range(2))
+            given = tuple(method.Upload(facts.UploadFacts(f"c{{k}}", own, 8, (2,) * 4), state) for k in range(2))
             job = dataclasses.replace(job, student="head", uploads=given)
         model = outcomes.load_model(entry.fit(job, method.Silent()), job)
         assert model(torch.zeros(2, 1, 8, 8)).shape == (2, 4)

@@ -17,6 +17,7 @@ from client_app.iterating import local_round
 from client_app.keeping import Trained
 from client_app.node import Asked, Node
 from client_app.private_training import Plan, plan_of, system_normal, system_uniform, train
+from client_app.tasks import TASKS
 from client_app.work import trained_model
 from fl_app.config import AppConfig, ClientConfig
 from fl_app.data import ImageData, Normalization
@@ -233,11 +234,12 @@ def test_an_upload_when_another_process_kept_one_meanwhile_is_that_one(
     first: list[State] = []
 
     def slowly(*given: Any, **how: Any) -> float:
-        monkeypatch.setattr("client_app.work.train_privately", trained)
+        monkeypatch.setattr("client_app.tasks.TASKS", TASKS)
         first.append(sent_by(config)[1])  # the restarted node is asked again while the old one's process still trains
         return trained(*given, **how)
 
-    monkeypatch.setattr("client_app.work.train_privately", slowly)
+    slow = replace(TASKS["classifier"], train_privately=slowly)
+    monkeypatch.setattr("client_app.tasks.TASKS", {**TASKS, "classifier": slow})
 
     second = sent_by(config)[1]
 
