@@ -4,8 +4,9 @@ Paper: Heinbaugh, Luz-Ricca, Shao, Data-Free One-Shot Federated Learning Under V
     2023, https://openreview.net/forum?id=_hb4vM3jspB; in the setting of FENS (Allouah et al., NeurIPS 2024,
     https://arxiv.org/abs/2411.07182). Read version: a summary of both papers.
 Symbols: n_k -> sum of uploads[k].label_counts; N = sum_k n_k; S -> images; p_k(y) = n_k^y / n_k; z -> noise.
-Where: floor(n_k / N * S) images of each client -> shares; z ~ N(0, 1) within [-3, 3] -> truncated_normal;
-    x = sigmoid(decoder_k(z, y)), y ~ p_k -> _Server.draw; the classifier's training -> _Server.epoch.
+Where: floor(n_k / N * S) images of each client, the rest of S of the last -> shares;
+    z ~ N(0, 1) within [-3, 3] -> truncated_normal; x = sigmoid(decoder_k(z, y)), y ~ p_k -> _Server.draw;
+    the classifier's training -> _Server.epoch.
 Deviations: images are drawn once and kept as 8-bit pixels, as image files are. The paper pads images to 32 pixels a
     side; here they have their own size, 16 or 32. The epochs are those that FENS tuned for MNIST.
 """
@@ -87,7 +88,7 @@ class _Server:
             self.table = self.draw()
 
     def draw(self) -> dict[str, Tensor]:
-        """Return ``images`` uint8 [S', ch, H, W] and their ``labels`` [S'], S' <= S, in the order of client names."""
+        """Return ``images`` uint8 [S, ch, H, W] and their ``labels`` [S], in the order of client names."""
         uploads = sorted(self.job.uploads, key=lambda upload: upload.client)
         counts = [sum(upload.label_counts or ()) for upload in uploads]
         parts = [
@@ -112,22 +113,23 @@ class _Server:
 
 
 def shares(counts: Sequence[int], images: int) -> list[int]:
-    """Return how many images each client's decoder makes, ``floor(n_k / N * S)``.
+    """Return how many images each client's decoder makes: ``floor(n_k / N * S)``, and S in all.
+
+    The last client with training examples also makes the remainder; the published code gives it to the last client.
 
     Args:
         counts: n_k, training examples per client.
         images: S.
 
     Raises:
-        OptionError: Fewer than two images are made, which is nothing to train on.
+        OptionError: No client has training examples.
     """
     total = sum(counts)
-    made = [images * count // total if total else 0 for count in counts]
-    if sum(made) < 2:
-        raise OptionError(
-            f"setting 'fedcvae-ens.images' is {images}: of {total} training examples on {len(counts)} clients that "
-            f"gives {sum(made)} images; must be a number that gives at least 2"
-        )
+    if total < 1:
+        raise OptionError("method 'fedcvae-ens' needs training examples: every client has 0")
+    made = [images * count // total for count in counts]
+    last = max(place for place, count in enumerate(counts) if count)
+    made[last] += images - sum(made)
     return made
 
 

@@ -85,7 +85,7 @@ PINNED = {
     "tally": 0.580664,
     "flboost": 0.423003,
     "fedov": 0.763890,
-    "fedcvae-ens": 0.173507,
+    "fedcvae-ens": 0.224959,
     "fens": 0.419236,
     "fed-gen": 0.284510,
     "ridge": 0.181974,

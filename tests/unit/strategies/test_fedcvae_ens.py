@@ -59,15 +59,25 @@ def table(job: Job) -> dict[str, torch.Tensor]:
     return fedcvae_ens._Server(job, Silent()).table
 
 
-def test_shares_are_those_of_the_training_examples_rounded_down() -> None:
-    assert shares([1, 2, 4], 10) == [1, 2, 5]
-    assert shares([10, 0, 30], 5000) == [1250, 0, 3750]
+@pytest.mark.parametrize(
+    ("counts", "images", "made"),
+    [
+        ([1, 1, 1], 10, [3, 3, 4]),
+        ([1, 2, 4], 10, [1, 2, 7]),
+        ([10, 0, 30], 5000, [1250, 0, 3750]),
+        ([1, 1, 0], 5, [2, 3, 0]),
+        ([5] * 9, 5, [0] * 8 + [5]),
+    ],
+)
+def test_shares_are_rounded_down_and_the_last_client_with_examples_makes_the_remainder(
+    counts: list[int], images: int, made: list[int]
+) -> None:
+    assert shares(counts, images) == made
 
 
-@pytest.mark.parametrize(("counts", "images"), [([1, 1, 1], 2), ([0, 0], 5000), ([5] * 9, 5)])
-def test_shares_of_fewer_than_two_images_are_refused(counts: list[int], images: int) -> None:
-    with pytest.raises(OptionError, match=rf"'fedcvae-ens\.images' is {images}: .* must be a number"):
-        shares(counts, images)
+def test_shares_without_training_examples_are_refused() -> None:
+    with pytest.raises(OptionError, match="every client has 0"):
+        shares([0, 0], 5000)
 
 
 def test_noise_is_normal_within_three_deviations() -> None:
@@ -166,7 +176,7 @@ def test_epochs_are_recorded_and_a_sample_of_the_images_shown(usual: Outcome) ->
 def test_a_client_whose_share_is_less_than_an_image_makes_none() -> None:
     few = (upload(0, (1, 0, 0)), upload(1, (0, 0, 2000)))
 
-    assert table(tiny_job(uploads=few))["labels"].tolist() == [2] * 59
+    assert table(tiny_job(uploads=few))["labels"].tolist() == [2] * 60
 
 
 def test_clients_that_tell_no_counts_are_refused() -> None:
