@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from strategies.core.durable import unsealed
+
 pytestmark = pytest.mark.slow
 
 ONESHOT = [str(Path(sys.executable).with_name("oneshot"))]
@@ -78,7 +80,7 @@ def run_folder(folder: Path) -> Path:
 
 def rows(path: Path) -> list[dict[str, Any]]:
     """The rows of a file that is being written: those that are whole by now."""
-    return [json.loads(line) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
+    return [unsealed(json.loads(line)) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
 
 
 def written(folder: Path, name: str) -> list[dict[str, Any]]:
