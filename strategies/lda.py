@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from .core.errors import OptionError
 from .core.options import check, option
 from .method import Method, Need, Outcome
-from .statistics.choice import choose_shrinkage
+from .statistics.choice import choose_shrinkage, max_share
 from .statistics.heads import Lda
 from .statistics.sums import Statistics
 from .statistics.uploaded import Uploaded, head_state
@@ -35,9 +35,7 @@ class LdaConfig:
     prior: str = option(
         "counts", "class frequencies: counts, or uniform for a balanced test", choices=("counts", "uniform")
     )
-    max_share: float = option(
-        0.0, "largest share of all examples that one client may claim; more is scaled down; 0 = any", low=0.0, high=1.0
-    )
+    max_share: float = max_share()
 
     def __post_init__(self) -> None:
         check(self, "lda")
@@ -57,10 +55,7 @@ def fit(job: Job, progress: Progress) -> Outcome:
     if not shrinkage:
         choice = choose_shrinkage(clients, seed=job.seed)
         shrinkage = choice.value
-        for candidate, loss in choice.curve.items():
-            progress.record({"shrinkage": candidate, "left_out_error": loss})
-        for fold, loss in choice.by_client.items():
-            progress.record({"client": fold, "left_out_error": loss})
+        choice.record(progress, "shrinkage")
     progress.record({"chosen_shrinkage": shrinkage})
     head = Lda(Statistics.total(clients.values())).head(shrinkage, prior=config.prior)
     progress.report(1, 1)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from .core.options import check, option
 from .method import Method, Need, Outcome
-from .statistics.choice import SINGLE_FOLDS, choose_penalty, values_of
+from .statistics.choice import SINGLE_FOLDS, choose_penalty, max_share, values_of
 from .statistics.heads import Head, Ridge, balanced
 from .statistics.noisy import noisy_head
 from .statistics.sums import Statistics
@@ -42,9 +42,7 @@ class RidgeConfig:
         "scores standardises every class's scores, for long tails and a balanced test",
         choices=("none", "scores"),
     )
-    max_share: float = option(
-        0.0, "largest share of all examples that one client may claim; more is scaled down; 0 = any", low=0.0, high=1.0
-    )
+    max_share: float = max_share()
     values: bool = option(False, "measure what each client is worth to the others; up to 20 clients")
 
     def __post_init__(self) -> None:
@@ -69,10 +67,7 @@ def _exact(job: Job, progress: Progress, clients: Uploaded) -> Head:
     if not penalty:
         choice = choose_penalty(clients, seed=job.seed)
         penalty = choice.value
-        for candidate, loss in choice.curve.items():
-            progress.record({"lambda": candidate, "left_out_error": loss})
-        for fold, loss in choice.by_client.items():
-            progress.record({"client": fold, "left_out_error": loss})
+        choice.record(progress, "lambda")
     progress.record({"chosen_lambda": penalty})
     if config.values and 3 <= len(clients) <= SINGLE_FOLDS:
         for name, value in values_of(clients, penalty).items():

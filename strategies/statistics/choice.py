@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import TYPE_CHECKING
 
 import torch
 
+from ..core.options import option
 from ..core.seeds import generator
 from .heads import LAMBDAS, SHRINKAGES, Lda, Ridge, fallback, squared_error
 from .sums import Statistics
+
+if TYPE_CHECKING:
+    from ..method import Progress
 
 # Up to so many clients each is a fold of its own; more are dealt to ten folds.
 SINGLE_FOLDS, FOLDS = 20, 10
@@ -31,6 +36,25 @@ class Choice:
     value: float
     curve: Mapping[float, float]
     by_client: Mapping[str, float]
+
+    def record(self, progress: Progress, name: str) -> None:
+        """Record the curve, a row per candidate, and the loss of every client or fold at the chosen value.
+
+        Args:
+            progress: Of the server stage.
+            name: Of the penalty, ``"lambda"`` or ``"shrinkage"``.
+        """
+        for candidate, loss in self.curve.items():
+            progress.record({name: candidate, "left_out_error": loss})
+        for fold, loss in self.by_client.items():
+            progress.record({"client": fold, "left_out_error": loss})
+
+
+def max_share() -> float:
+    """Declare the option ``max_share`` of a method's config."""
+    return option(
+        0.0, "largest share of all examples that one client may claim; more is scaled down; 0 = any", low=0.0, high=1.0
+    )
 
 
 def choose_penalty(clients: Mapping[str, Statistics], *, seed: int, grid: Sequence[float] = LAMBDAS) -> Choice:
