@@ -52,9 +52,10 @@ class Choice:
 
 def max_share() -> float:
     """Declare the option ``max_share`` of a method's config."""
-    return option(
+    declared: float = option(
         0.0, "largest share of all examples that one client may claim; more is scaled down; 0 = any", low=0.0, high=1.0
     )
+    return declared
 
 
 def choose_penalty(clients: Mapping[str, Statistics], *, seed: int, grid: Sequence[float] = LAMBDAS) -> Choice:
