@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+from pathlib import Path
+
 import pytest
 import torch
+
+IN_MEMORY = Path("/dev/shm")  # noqa: S108  a file system in memory, where Linux has one
+
+
+def pytest_configure() -> None:
+    """Keep the files of the tests in memory, because runs sync thousands of small files to the disk."""
+    if IN_MEMORY.is_dir() and shutil.disk_usage(IN_MEMORY).free > 4 * 2**30:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(IN_MEMORY))
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -74,10 +74,7 @@ class Settings:
 
 def default_settings() -> dict[str, Scalar]:
     """Return every key with its default, as in pyproject.toml and for a bare ``flwr run .``."""
-    found = {**flatten(AppConfig()), **flatten(GatekeeperConfig(), "gatekeeper")}
-    for name in CHOICES:
-        found.update(flatten(CHOICES[name].config(), name))
-    return {**found, **APP_DEFAULTS}
+    return {**{o.key: o.default for o in known_options()}, **APP_DEFAULTS}
 
 
 def known_options() -> list[Option]:

@@ -12,7 +12,7 @@ import functools
 import math
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar, get_type_hints
 
@@ -20,7 +20,6 @@ from .errors import OptionError
 
 Scalar = bool | int | float | str
 T = TypeVar("T")
-_kinds: Callable[[Any], dict[str, Any]] = functools.cache(get_type_hints)  # field -> type; a start asks each type often
 
 
 def option(
@@ -85,19 +84,42 @@ def options_of(config: type | Any, table: str = "") -> list[Option]:
         config: The dataclass, or an instance whose values become the defaults.
         table: The name of its table; the keys are prefixed with it.
     """
-    cls = config if isinstance(config, type) else type(config)
-    kinds = _kinds(cls)
+    if isinstance(config, type):
+        return list(_declared(config, table))
+    values = dict(_values(config, table))
+    return [dataclasses.replace(entry, default=values[entry.key]) for entry in _declared(type(config), table)]
+
+
+def _read_options(config: type, table: str) -> tuple[Option, ...]:
     found: list[Option] = []
-    for field in dataclasses.fields(cls):
-        key = f"{table}.{kebab(field.name)}" if table else kebab(field.name)
-        kind = kinds[field.name]
+    for field, kind, key in _fields(config, table):
         if dataclasses.is_dataclass(kind):
-            nested = kind if isinstance(config, type) else getattr(config, field.name)
-            found += options_of(nested, key)
-            continue
-        default: Any = field.default if isinstance(config, type) else getattr(config, field.name)
-        found.append(Option(key, kind, default, field.metadata.get("help", ""), _allowed(kind, field.metadata)))
-    return found
+            found += _declared(kind, key)
+        else:
+            allowed = _allowed(kind, field.metadata)
+            found.append(Option(key, kind, field.default, field.metadata.get("help", ""), allowed))
+    return tuple(found)
+
+
+def _read_fields(config: type, table: str) -> tuple[tuple[Any, Any, str], ...]:
+    """Return every field of a config type, its type and its key."""
+    kinds = get_type_hints(config)
+    prefix = f"{table}." if table else ""
+    return tuple((field, kinds[field.name], prefix + kebab(field.name)) for field in dataclasses.fields(config))
+
+
+# A start asks each type often.
+_declared: Callable[[Any, str], tuple[Option, ...]] = functools.cache(_read_options)
+_fields: Callable[[Any, str], tuple[tuple[Any, Any, str], ...]] = functools.cache(_read_fields)
+
+
+def _values(config: Any, table: str) -> Iterator[tuple[str, Scalar]]:
+    for field, kind, key in _fields(type(config), table):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(kind):
+            yield from _values(value, key)
+        else:
+            yield key, value
 
 
 def check(config: Any, table: str = "") -> None:
@@ -110,11 +132,9 @@ def check(config: Any, table: str = "") -> None:
     Raises:
         OptionError: A value is of the wrong kind or out of range.
     """
-    kinds = _kinds(type(config))
-    for field in dataclasses.fields(config):
-        if not dataclasses.is_dataclass(kinds[field.name]):
-            key = f"{table}.{kebab(field.name)}" if table else kebab(field.name)
-            _check_value(key, getattr(config, field.name), kinds[field.name], field.metadata)
+    for field, kind, key in _fields(type(config), table):
+        if not dataclasses.is_dataclass(kind):
+            _check_value(key, getattr(config, field.name), kind, field.metadata)
 
 
 def shortened(config: T, scale: float) -> T:
@@ -138,11 +158,8 @@ def parse(cls: type[T], settings: Mapping[str, Scalar], table: str = "") -> T:
     Raises:
         OptionError: A value is of the wrong kind or out of range.
     """
-    kinds = _kinds(cls)
     values: dict[str, Any] = {}
-    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
-        key = f"{table}.{kebab(field.name)}" if table else kebab(field.name)
-        kind = kinds[field.name]
+    for field, kind, key in _fields(cls, table):
         if dataclasses.is_dataclass(kind):
             values[field.name] = parse(kind, settings, key)  # type: ignore[arg-type]
         elif key in settings:
@@ -186,7 +203,7 @@ def check_device(device: str) -> None:
 
 def flatten(config: Any, table: str = "") -> dict[str, Scalar]:
     """Return a config as flat settings, the inverse of :func:`parse`."""
-    return {entry.key: entry.default for entry in options_of(config, table)}
+    return dict(_values(config, table))
 
 
 # Dots between two signs "=" of a line. A dotted key of this many parts costs tomllib a few MiB; a thousand times as
