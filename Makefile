@@ -1,8 +1,10 @@
 # Two commands for everybody: `make run` and `make test`. Both set up .venv once; a second call reuses it.
 # The first interpreter that is new enough; name another one with PYTHON=...
 SUITS := import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))
-PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14 python; do \
+ifndef PYTHON
+PYTHON := $(shell for p in python3 python3.13 python3.12 python3.11 python3.14 python; do \
 	"$$p" -c '$(SUITS)' 2>/dev/null && { echo "$$p"; break; }; done)
+endif
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready

@@ -182,7 +182,7 @@ def check_oneshot(words: list[str]) -> None:
 def check_make(words: list[str]) -> None:
     if shutil.which("make") is None:
         pytest.skip("make is not installed")
-    subprocess.run(["make", "-n", *words], cwd=ROOT, check=True, capture_output=True)
+    dry_run(*words)
     # To make the folder "tests" there is nothing to be done either.
     phony = re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert {word for word in words if "=" not in word} <= set(" ".join(phony).split()), words
@@ -224,6 +224,11 @@ def check_python(words: list[str]) -> None:
         assert (ROOT / script).is_file(), words
     else:
         assert words[0] == "-m", words
+
+
+@cache
+def dry_run(*words: str) -> None:
+    subprocess.run(["make", "-n", *words], cwd=ROOT, check=True, capture_output=True)
 
 
 CHECKS: dict[str, Callable[[list[str]], None]] = {

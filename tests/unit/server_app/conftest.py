@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -77,11 +77,34 @@ def counts_of(seed: int) -> tuple[int, ...]:
     return tuple((7 * label + 13 * seed) % 50 + 1 for label in range(10))
 
 
+class Blank:
+    """A figure, and all its parts, that takes every call and saves an empty file."""
+
+    def __getattr__(self, _: str) -> Blank:
+        return self
+
+    def __call__(self, *_: Any, **__: Any) -> Blank:
+        return self
+
+    def __getitem__(self, _: Any) -> Blank:
+        return self
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+    def __reversed__(self) -> Iterator[Any]:
+        return iter(((), ()))  # a legend's labels and handles
+
+    def savefig(self, path: Path, **_: Any) -> None:
+        path.touch()
+
+
 @pytest.fixture(autouse=True)
-def _unrendered(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave the files of plots empty, because rendering takes most of a small run; the mark ``plots`` renders them."""
+def _blank(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave plots blank, because drawing takes most of a small run; the mark ``plots`` draws them."""
     if request.node.get_closest_marker("plots") is None:
-        monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda _, path, **__: Path(path).touch())
+        monkeypatch.setattr("matplotlib.figure.Figure", lambda **_: Blank())
+        monkeypatch.setattr("matplotlib.backends.backend_agg.FigureCanvasAgg", lambda _: None)
 
 
 @pytest.fixture

@@ -9,6 +9,8 @@ from server_app.compare.plot import plot_comparison
 from server_app.compare.table import Line
 from server_app.report.drawing import COLOURS
 
+pytestmark = pytest.mark.plots
+
 
 def line(name: str, kind: str, *scores: float) -> Line:
     return Line(name, "x", kind, len(scores), scores, None, 1.0, 1.0, 1.0, 0.0, 0.25, (3, 3))

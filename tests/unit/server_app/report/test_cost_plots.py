@@ -12,6 +12,8 @@ from server_app.compare.table import Line, times_of_lines
 from server_app.report.cost_plots import Point, plot_communication, plot_server_time
 from server_app.report.drawing import COLOURS
 
+pytestmark = pytest.mark.plots
+
 
 def points(count: int = 12) -> list[Point]:
     kinds = ("baseline", "ensemble", "student")

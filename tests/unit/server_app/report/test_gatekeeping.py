@@ -71,6 +71,7 @@ def test_lines_and_card_name_the_suspect_the_action_and_skipped_tests() -> None:
     assert card_section({}) == ""
 
 
+@pytest.mark.plots
 def test_the_heat_map_has_a_row_per_client_and_a_column_per_measure_and_none_without_measures() -> None:
     figure = plot_verdict(verdict())
 

@@ -47,6 +47,7 @@ def counts(clients: int, classes: int = 10) -> dict[str, list[int]]:
     return {f"client-{k:03d}": rng.integers(1, 60, classes).tolist() for k in range(clients)}
 
 
+@pytest.mark.plots
 @pytest.mark.parametrize("clients", [1, 5, pytest.param(100, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("plot", ["labels", "accuracy"])
 def test_names_when_there_are_few_or_many_clients_can_all_be_read(clients: int, plot: str) -> None:
@@ -61,6 +62,7 @@ def test_names_when_there_are_few_or_many_clients_can_all_be_read(clients: int, 
     assert all(name.get_fontsize() >= 7 for name in names)
 
 
+@pytest.mark.plots
 def test_bars_when_clients_are_many_carry_their_numbers_and_the_first_is_on_top() -> None:
     figure = plot_accuracy(rows(100))
 
@@ -70,6 +72,7 @@ def test_bars_when_clients_are_many_carry_their_numbers_and_the_first_is_on_top(
     assert axes.yaxis_inverted()
 
 
+@pytest.mark.plots
 @pytest.mark.parametrize("clients", [1, 10, pytest.param(100, marks=pytest.mark.slow)])
 def test_weights_of_clients_are_drawn_beside_the_line_of_equal_ones(clients: int) -> None:
     weights = {f"client-{k:03d}": 2 * (k + 1) / clients / (clients + 1) for k in range(clients)}
@@ -99,6 +102,7 @@ def test_weights_of_clients_are_those_of_a_weighted_ensemble_in_sum_1_and_of_no_
     assert client_weights(Outcome(ensemble=by_class)) == {}
 
 
+@pytest.mark.plots
 def test_names_when_two_rows_have_the_same_keep_their_own_bars() -> None:
     figure = plot_accuracy([Row("FedENS", "client", 10.0), *RESULTS])
 
@@ -106,6 +110,7 @@ def test_names_when_two_rows_have_the_same_keep_their_own_bars() -> None:
     assert len({bar.get_y() for bar in figure.axes[0].patches}) == 4
 
 
+@pytest.mark.plots
 def test_a_long_name_leaves_room_for_the_bars() -> None:
     figure = plot_accuracy([Row("x" * 64, "client", 10.0), *RESULTS])
 
@@ -116,6 +121,7 @@ def test_a_long_name_leaves_room_for_the_bars() -> None:
     assert_inside_and_apart(figure, [axes.title])
 
 
+@pytest.mark.plots
 def test_labels_when_stacked_add_up_and_the_legend_names_every_class() -> None:
     figure = plot_labels(counts(5))
 
@@ -129,6 +135,7 @@ def test_labels_when_stacked_add_up_and_the_legend_names_every_class() -> None:
     assert legend.get_window_extent(drawn(figure)).x0 >= axes.get_window_extent().x1
 
 
+@pytest.mark.plots
 def test_labels_when_there_are_a_hundred_classes_are_explained_by_a_colour_bar() -> None:
     figure = plot_labels(counts(3, classes=100))
 
@@ -138,6 +145,7 @@ def test_labels_when_there_are_a_hundred_classes_are_explained_by_a_colour_bar()
     assert figure.axes[1].get_ylabel() == "class"
 
 
+@pytest.mark.plots
 def test_the_curve_has_whole_epochs_and_its_legend_beside_it() -> None:
     figure = plot_curve([(1, 20.0), (2, 40.0), (3, 50.0)], rows(2))
 
@@ -150,6 +158,7 @@ def test_the_curve_has_whole_epochs_and_its_legend_beside_it() -> None:
     assert all(float(tick).is_integer() for tick in axes.get_xticks())
 
 
+@pytest.mark.plots
 def test_the_curve_of_a_method_with_an_ensemble_of_its_own_tells_it_from_fedens() -> None:
     table = [*RESULTS[:2], Row("Tally ensemble", "ensemble", 70.0), Row("Tally", "student", 65.0)]
     figure = plot_curve([(1, 60.0), (2, 65.0)], table)
@@ -160,6 +169,7 @@ def test_the_curve_of_a_method_with_an_ensemble_of_its_own_tells_it_from_fedens(
     assert len(looks) == len(lines)
 
 
+@pytest.mark.plots
 def test_the_curve_of_rounds_with_clients_is_its_result_s_own() -> None:
     table = [*rows(2)[:-1], Row("FENS", "ensemble", 90.0)]
     figure = plot_curve([(5, 20.0), (10, 40.0)], table, rounds=True)
@@ -172,6 +182,7 @@ def test_the_curve_of_rounds_with_clients_is_its_result_s_own() -> None:
     assert axes.get_xlabel() == "round"
 
 
+@pytest.mark.plots
 @pytest.mark.parametrize("shape", [(64, 1, 16, 16), (10, 3, 32, 32), (1, 1, 8, 8), (100, 3, 8, 8)])
 def test_the_grid_of_images_holds_the_images(shape: tuple[int, int, int, int]) -> None:
     images = np.random.default_rng(0).integers(0, 255, shape, dtype=np.uint8)

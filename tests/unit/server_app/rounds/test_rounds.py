@@ -286,6 +286,7 @@ def test_without_a_folder_nothing_is_written_and_a_strange_folder_is_left_alone(
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.plots
 def test_curves_are_means_in_a_band_and_a_longer_run_goes_on_alone(run_of_rounds: MakeRun) -> None:
     runs = [
         run_of_rounds([50.0, 60.0, 70.0], name="a"),
@@ -311,6 +312,7 @@ def test_curves_are_means_in_a_band_and_a_longer_run_goes_on_alone(run_of_rounds
     assert [text.get_text() for text in legend.get_texts()] == ["FedAvg (2 seeds)", "SCAFFOLD"]
 
 
+@pytest.mark.plots
 def test_many_settings_have_looks_of_their_own(run_of_rounds: MakeRun) -> None:
     runs = [run_of_rounds([50.0, 60.0], name=f"r{k}", **{"client.lr": 0.01 * (k + 1)}) for k in range(12)]
     _, lines = report_rounds(runs)

@@ -154,7 +154,7 @@ def test_an_array_that_a_record_names_often_counts_as_often() -> None:
 
 
 def test_numbers_and_texts_that_would_fill_the_memory_are_refused() -> None:
-    answer = message({"weight": [1.0]}, more=ConfigRecord({"numbers": [0] * (MOST_TEXT + 1)}))
+    answer = message({"weight": [1.0]}, more=ConfigRecord({"numbers": [0], "text": "x" * (MOST_TEXT + 1)}))
 
     with pytest.raises(UploadError, match="MiB of numbers and texts, must be at most 4 MiB"):
         pull(grid_of(Link(answer, deflated(answer))), "1", 64 * MIB)
