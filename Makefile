@@ -9,6 +9,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 ARGS ?=
+# Tests start many processes, which share what one of them has compiled.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help run test check unit slow bench soak fuzz config lock clean
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import TypeVar
+
+P = TypeVar("P")
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("strategies", "fl_app", "client_app", "server_app")
@@ -14,6 +17,26 @@ SOURCES = {
     for package in PACKAGES
     for path in sorted((ROOT / package).rglob("*.py"))
 }
+
+
+def of_each(paths: Iterable[P]) -> Callable[[Callable[[P], None]], Callable[[], None]]:
+    """Ask a test about every file and report all that fail; a test per file would take longer than its question."""
+    asked = list(paths)
+
+    def decorate(test: Callable[[P], None]) -> Callable[[], None]:
+        def over_all() -> None:
+            wrong = []
+            for path in asked:
+                try:
+                    test(path)
+                except AssertionError as error:
+                    wrong.append(f"{path}: {error}")
+            assert wrong == [], "\n".join(wrong)
+
+        over_all.__name__, over_all.__doc__ = test.__name__, test.__doc__
+        return over_all
+
+    return decorate
 
 
 @cache

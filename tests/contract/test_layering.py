@@ -9,7 +9,7 @@ import textwrap
 from dataclasses import dataclass
 
 import pytest
-from sources import PACKAGES, ROOT, SOURCES, imported, module_name, parsed
+from sources import PACKAGES, ROOT, SOURCES, imported, module_name, of_each, parsed
 
 from strategies.method import METHODS
 
@@ -72,7 +72,7 @@ def violations(path: str, text: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("path", SOURCES)
+@of_each(SOURCES)
 def test_a_module_imports_only_from_the_packages_below_it(path: str) -> None:
     assert violations(path, SOURCES[path]) == []
 
@@ -129,7 +129,7 @@ def test_the_check_passes_permitted_imports(path: str, code: str) -> None:
     assert violations(path, code) == []
 
 
-@pytest.mark.parametrize("path", [path for path in SOURCES if path.startswith("strategies/")])
+@of_each(path for path in SOURCES if path.startswith("strategies/"))
 def test_the_library_s_pieces_do_not_know_flower_s_half(path: str) -> None:
     if path.startswith("strategies/flower/") or path == "strategies/__init__.py":
         return  # the public names are resolved when they are first used

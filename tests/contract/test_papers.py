@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping
 
 import pytest
-from sources import ROOT, SOURCES, parsed
+from sources import ROOT, SOURCES, of_each, parsed
 from test_rooms import PAPERS, import_graph, room_of
 
 from strategies.method import METHODS
@@ -99,7 +99,7 @@ def reached(path: str, graph: Mapping[str, set[str]]) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("path", [path for path in SOURCES if path.startswith(ALIKE)])
+@of_each(path for path in SOURCES if path.startswith(ALIKE))
 def test_rooms_that_serve_every_method_name_no_paper(path: str) -> None:
     found = papers_in(SOURCES[path])
 
@@ -127,16 +127,14 @@ def test_the_search_for_papers_passes_over_other_words(code: str) -> None:
     assert not papers_in(code)
 
 
-@pytest.mark.parametrize("path", [path for path in SOURCES if path != "strategies/core/options.py"])
+@of_each(path for path in SOURCES if path != "strategies/core/options.py")
 def test_only_a_paper_s_file_asks_a_config_for_an_option_it_may_lack(path: str) -> None:
     paper = path.startswith("strategies/") and room_of(path) == PAPERS
 
     assert paper or looks_into_a_config(SOURCES[path]) == []
 
 
-@pytest.mark.parametrize(
-    "path", [path for path in SOURCES if re.match(r"strategies/(teacher|combiners|distillation)/", path)]
-)
+@of_each(path for path in SOURCES if re.match(r"strategies/(teacher|combiners|distillation)/", path))
 def test_no_config_enters_a_piece(path: str) -> None:
     assert reads_a_job_s_config(SOURCES[path]) == []
 
@@ -158,7 +156,7 @@ def test_a_method_of_sixty_lines_reaches_at_most_35_files(path: str) -> None:
     assert int(loaded.stdout) <= 35
 
 
-@pytest.mark.parametrize("path", sorted(path for path in SOURCES if path.startswith("strategies/")))
+@of_each(path for path in SOURCES if path.startswith("strategies/"))
 def test_a_module_that_a_source_note_names_exists(path: str) -> None:
     rooms = {other.split("/")[1] for other in SOURCES if other.startswith("strategies/") and other.count("/") > 1}
     note = ast.get_docstring(parsed(SOURCES[path])) or ""

@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from sources import of_each
 
 from strategies.method import METHODS
 
@@ -46,7 +47,7 @@ def relative(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-each_source = pytest.mark.parametrize("path", SOURCES, ids=relative)
+each_source = of_each(SOURCES)
 
 
 @cache
