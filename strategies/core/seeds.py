@@ -40,7 +40,12 @@ def seeded_torch(seed: int, *path: str | int) -> Iterator[None]:
     """
     import torch
 
-    devices = list(range(torch.cuda.device_count()))
+    devices, derived = list(range(torch.cuda.device_count())), derive_seed(seed, *path)
     with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(derive_seed(seed, *path))
+        # Not torch.manual_seed, which formats the whole stack at each call on a machine without a GPU.
+        torch.default_generator.manual_seed(derived)
+        if devices:
+            torch.cuda.manual_seed_all(derived)
+        if torch.backends.mps.is_available():
+            torch.mps.manual_seed(derived)
         yield
