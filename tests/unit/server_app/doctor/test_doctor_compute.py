@@ -71,6 +71,7 @@ def test_a_ray_that_fails_is_an_error_only_where_a_cluster_is_named(
     assert (found.level, found.found, found.fix != "") == (level, "no answer within 3 s", True)
 
 
+@pytest.mark.slow
 def test_asking_ray_ends_in_time_and_leaves_no_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     started: list[Any] = []
     real = subprocess.run
@@ -90,6 +91,7 @@ def test_asking_ray_ends_in_time_and_leaves_no_process(monkeypatch: pytest.Monke
     assert not [p.pid for p in psutil.process_iter() if _carries(p, started[0])]
 
 
+@pytest.mark.slow
 def test_a_cluster_that_is_not_there_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
 

@@ -38,6 +38,7 @@ def run_oneshot(*arguments: str, **environ: str) -> subprocess.CompletedProcess[
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_offline_run_whose_data_are_not_there_ends_with_the_line_that_says_where_to_put_them(tmp_path: Path) -> None:
     settings = f"data.name=cifar10 data.root={tmp_path} run-dir={tmp_path / 'run'}"
 
