@@ -18,9 +18,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
-from strategies.client.places import forget_old_runs, make_run_place, run_place
 from strategies.core.durable import atomic_write, read_facts, sealed, sha256_file
 from strategies.core.errors import StoreError
+from strategies.core.places import forget_old_runs, make_run_place, run_place
 
 # The key of the facts that holds the digest of the weights.
 _WEIGHTS = "weights-sha256"

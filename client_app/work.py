@@ -32,8 +32,8 @@ from fl_app.ledger import Ledger
 from fl_app.models.uploaded import uploaded_name
 from fl_app.node_config import checkpoint_path
 from strategies.client.holdout import held_out
-from strategies.client.places import state_root
 from strategies.core.errors import UploadError
+from strategies.core.places import state_root
 from strategies.core.seeds import derive_seed, seeded_torch
 from strategies.uploads.kinds import STATISTICS
 

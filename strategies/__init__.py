@@ -1,182 +1,89 @@
 """One-shot federated learning on Flower: clients upload a trained model once, the server does the rest.
 
-Names are resolved at their first use: a client that imports ``strategies.client`` loads neither torch nor Ray, and a
-replay loads no Flower.
+The imports below are the list of public names, which type checkers read. At run time each is imported when it is first
+used: a client that imports ``strategies.client`` loads neither torch nor Ray, and a replay loads no Flower.
 """
 
 from __future__ import annotations
 
+import ast
 import importlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .co_boosting import CoBoostingConfig
-    from .combiners.outcomes import load_model
-    from .compute import InProcess, RayActors, ServerCompute
-    from .dense import DenseConfig
-    from .f_adi import FAdiConfig
-    from .f_dafl import FDaflConfig
-    from .fed_et import FedEtConfig
-    from .fed_gen import FedGenConfig
-    from .fedavg import FedAvgConfig
-    from .fedcvae_ens import FedCvaeEnsConfig
-    from .feddf import FedDfConfig
-    from .fedhydra import FedHydraConfig
-    from .fedkd import FedKdConfig
-    from .fedov import FedOvConfig
-    from .fens import FensConfig
-    from .flboost import FlBoostConfig
-    from .flower.one_shot import OneShot
-    from .flower.rounds.flboost import FLBoost
-    from .flower.rounds.iterative import Iterative
-    from .flower.run import RunOptions
-    from .flower.strategies import (
-        FADI,
-        FDAFL,
-        CoBoosting,
-        Dense,
-        DWFedENS,
-        FedCvaeEns,
-        FedDF,
-        FedENS,
-        FedET,
-        FedHydra,
-        FedKD,
-        FedOV,
-        Fens,
-        IntactOFL,
-        LabelCountEnsemble,
-        LdaOnFeatures,
-        OneShotFedAvg,
-        RidgeOnFeatures,
-        Tally,
-    )
-    from .gatekeeper.config import GatekeeperConfig
-    from .intactofl import IntactOflConfig
-    from .lda import LdaConfig
-    from .method import METHODS, Job, Method, Normalization, Outcome
-    from .ridge import RidgeConfig
-    from .rounds.config import IterativeConfig
-    from .rounds.refinement import Refiner
-    from .run.ensembles import load_ensemble_module
-    from .tally import TallyConfig
+    from .co_boosting import CoBoostingConfig as CoBoostingConfig
+    from .combiners.outcomes import load_model as load_model
+    from .compute import InProcess as InProcess
+    from .compute import RayActors as RayActors
+    from .compute import ServerCompute as ServerCompute
+    from .dense import DenseConfig as DenseConfig
+    from .f_adi import FAdiConfig as FAdiConfig
+    from .f_dafl import FDaflConfig as FDaflConfig
+    from .fed_et import FedEtConfig as FedEtConfig
+    from .fed_gen import FedGenConfig as FedGenConfig
+    from .fedavg import FedAvgConfig as FedAvgConfig
+    from .fedcvae_ens import FedCvaeEnsConfig as FedCvaeEnsConfig
+    from .feddf import FedDfConfig as FedDfConfig
+    from .fedhydra import FedHydraConfig as FedHydraConfig
+    from .fedkd import FedKdConfig as FedKdConfig
+    from .fedov import FedOvConfig as FedOvConfig
+    from .fens import FensConfig as FensConfig
+    from .flboost import FlBoostConfig as FlBoostConfig
+    from .flower.one_shot import OneShot as OneShot
+    from .flower.rounds.flboost import FLBoost as FLBoost
+    from .flower.rounds.iterative import Iterative as Iterative
+    from .flower.run import RunOptions as RunOptions
+    from .flower.strategies import FADI as FADI
+    from .flower.strategies import FDAFL as FDAFL
+    from .flower.strategies import CoBoosting as CoBoosting
+    from .flower.strategies import Dense as Dense
+    from .flower.strategies import DWFedENS as DWFedENS
+    from .flower.strategies import FedCvaeEns as FedCvaeEns
+    from .flower.strategies import FedDF as FedDF
+    from .flower.strategies import FedENS as FedENS
+    from .flower.strategies import FedET as FedET
+    from .flower.strategies import FedHydra as FedHydra
+    from .flower.strategies import FedKD as FedKD
+    from .flower.strategies import FedOV as FedOV
+    from .flower.strategies import Fens as Fens
+    from .flower.strategies import IntactOFL as IntactOFL
+    from .flower.strategies import LabelCountEnsemble as LabelCountEnsemble
+    from .flower.strategies import LdaOnFeatures as LdaOnFeatures
+    from .flower.strategies import OneShotFedAvg as OneShotFedAvg
+    from .flower.strategies import RidgeOnFeatures as RidgeOnFeatures
+    from .flower.strategies import Tally as Tally
+    from .gatekeeper.config import GatekeeperConfig as GatekeeperConfig
+    from .intactofl import IntactOflConfig as IntactOflConfig
+    from .lda import LdaConfig as LdaConfig
+    from .method import METHODS as METHODS
+    from .method import Job as Job
+    from .method import Method as Method
+    from .method import Normalization as Normalization
+    from .method import Outcome as Outcome
+    from .ridge import RidgeConfig as RidgeConfig
+    from .rounds.config import IterativeConfig as IterativeConfig
+    from .rounds.refinement import Refiner as Refiner
+    from .run.ensembles import load_ensemble_module as load_ensemble_module
+    from .tally import TallyConfig as TallyConfig
 
-_HOMES = {
-    "CoBoosting": "flower.strategies",
-    "CoBoostingConfig": "co_boosting",
-    "DWFedENS": "flower.strategies",
-    "Dense": "flower.strategies",
-    "DenseConfig": "dense",
-    "FADI": "flower.strategies",
-    "FAdiConfig": "f_adi",
-    "FDAFL": "flower.strategies",
-    "FDaflConfig": "f_dafl",
-    "FedAvgConfig": "fedavg",
-    "FedCvaeEns": "flower.strategies",
-    "LdaConfig": "lda",
-    "LdaOnFeatures": "flower.strategies",
-    "RidgeConfig": "ridge",
-    "RidgeOnFeatures": "flower.strategies",
-    "FedCvaeEnsConfig": "fedcvae_ens",
-    "FedDF": "flower.strategies",
-    "FedDfConfig": "feddf",
-    "FedENS": "flower.strategies",
-    "Fens": "flower.strategies",
-    "FensConfig": "fens",
-    "FedET": "flower.strategies",
-    "FedEtConfig": "fed_et",
-    "FedGenConfig": "fed_gen",
-    "FedHydra": "flower.strategies",
-    "FedHydraConfig": "fedhydra",
-    "FedKD": "flower.strategies",
-    "FedKdConfig": "fedkd",
-    "FedOV": "flower.strategies",
-    "FedOvConfig": "fedov",
-    "FLBoost": "flower.rounds.flboost",
-    "FlBoostConfig": "flboost",
-    "GatekeeperConfig": "gatekeeper.config",
-    "InProcess": "compute",
-    "IntactOFL": "flower.strategies",
-    "IntactOflConfig": "intactofl",
-    "Iterative": "flower.rounds.iterative",
-    "IterativeConfig": "rounds.config",
-    "Job": "method",
-    "LabelCountEnsemble": "flower.strategies",
-    "METHODS": "method",
-    "Method": "method",
-    "Normalization": "method",
-    "OneShot": "flower.one_shot",
-    "OneShotFedAvg": "flower.strategies",
-    "Outcome": "method",
-    "RayActors": "compute",
-    "Refiner": "rounds.refinement",
-    "RunOptions": "flower.run",
-    "ServerCompute": "compute",
-    "Tally": "flower.strategies",
-    "TallyConfig": "tally",
-    "load_ensemble_module": "run.ensembles",
-    "load_model": "combiners.outcomes",
-}
 
-__all__ = [
-    "FADI",
-    "FDAFL",
-    "METHODS",
-    "CoBoosting",
-    "CoBoostingConfig",
-    "DWFedENS",
-    "Dense",
-    "DenseConfig",
-    "FAdiConfig",
-    "FDaflConfig",
-    "FLBoost",
-    "FedAvgConfig",
-    "FedCvaeEns",
-    "FedCvaeEnsConfig",
-    "FedDF",
-    "FedDfConfig",
-    "FedENS",
-    "FedET",
-    "FedEtConfig",
-    "FedGenConfig",
-    "FedHydra",
-    "FedHydraConfig",
-    "FedKD",
-    "FedKdConfig",
-    "FedOV",
-    "FedOvConfig",
-    "Fens",
-    "FensConfig",
-    "FlBoostConfig",
-    "GatekeeperConfig",
-    "InProcess",
-    "IntactOFL",
-    "IntactOflConfig",
-    "Iterative",
-    "IterativeConfig",
-    "Job",
-    "LabelCountEnsemble",
-    "LdaConfig",
-    "LdaOnFeatures",
-    "Method",
-    "Normalization",
-    "OneShot",
-    "OneShotFedAvg",
-    "Outcome",
-    "RayActors",
-    "Refiner",
-    "RidgeConfig",
-    "RidgeOnFeatures",
-    "RunOptions",
-    "ServerCompute",
-    "Tally",
-    "TallyConfig",
-    "load_ensemble_module",
-    "load_model",
-]
+def _homes() -> dict[str, str]:
+    """Return public name -> its module, as this file's own imports have it."""
+    imports = [
+        node for node in ast.walk(ast.parse(Path(__file__).read_text("utf-8"))) if isinstance(node, ast.ImportFrom)
+    ]
+    return {name.name: f".{node.module}" for node in imports if node.level for name in node.names}
+
+
+_HOMES = _homes()
+
+
+def __dir__() -> list[str]:
+    return sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
+    return getattr(importlib.import_module(_HOMES[name], __name__), name)

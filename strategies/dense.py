@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from .combiners.combiners import Mean
 from .core.options import check, option, presets
 from .distillation import settings
 from .distillation.epochs import Stage, run_epochs
@@ -107,7 +106,7 @@ class DenseConfig(DenseStageOptions, TextOrCodeOptions):
 def fit(job: Job, progress: Progress) -> Outcome:
     """Run the server stage: T epochs of synthesis and distillation; the result is the last epoch's student."""
     config: DenseConfig = job.config
-    teacher = teacher_of(job, Mean(), precision=config.teacher_precision, watched=config.bn_weight > 0)
+    teacher = teacher_of(job, precision=config.teacher_precision, watched=config.bn_weight > 0)
     fresh, augmentation = config.distillation_data == "fresh", config.synthesis_augmentation
     server = Server(job, progress, teacher, fresh=fresh, augmentation=augmentation)
     return run_epochs(job, progress, server.stage, epochs=job.config.epochs, step=server.epoch)

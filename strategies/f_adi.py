@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .combiners.combiners import Mean
 from .core.options import check, option
 from .core.seeds import generator
 from .distillation import settings
@@ -74,7 +73,7 @@ class _Server:
     def __init__(self, job: Job, progress: Progress) -> None:
         config: FAdiConfig = job.config
         self.job, self.config, self.progress = job, config, progress
-        self.teacher = teacher_of(job, Mean(), precision=config.teacher_precision, watched=config.bn_weight > 0)
+        self.teacher = teacher_of(job, precision=config.teacher_precision, watched=config.bn_weight > 0)
         if config.bn_weight:
             note_without_statistics(self.teacher.members, progress)
         self.learner = Learner(job, self.teacher, config.distill_recipe(), augmentation=config.pool_augmentation)

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from .combiners.combiners import Mean
 from .core.options import check, option
 from .distillation import settings
 from .distillation.epochs import Stage
@@ -66,7 +65,7 @@ class _Server:
         config: FDaflConfig = job.config
         self.config, self.progress = config, progress
         watched = config.activation_weight > 0
-        self.teacher = teacher_of(job, Mean(), precision=config.teacher_precision, watched=watched)
+        self.teacher = teacher_of(job, precision=config.teacher_precision, watched=watched)
         self.learner = Learner(job, self.teacher, config.distill_recipe(), augmentation=config.pool_augmentation)
         self.images = GeneratedImages(
             job, config.recipe(), latent=config.latent, batch_size=config.synthesis_batch_size

@@ -27,10 +27,10 @@ from .core.seeds import generator
 from .distillation.distill import distill
 from .distillation.epochs import Stage, run_epochs
 from .distillation.losses import cross_entropy
-from .distillation.pool import Pool, dequantize, quantize, shuffled_batches
+from .distillation.pool import Pool, quantize, shuffled_batches
 from .distillation.student import fresh_student
 from .method import Method, Need, Outcome
-from .teacher.augment import Standardize
+from .teacher.augment import Standardize, dequantize
 from .teacher.ensemble import fast_layout, member_of
 
 if TYPE_CHECKING:

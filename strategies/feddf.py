@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from .combiners.combiners import Mean
 from .core.options import check, option, presets
 from .distillation.learner import Learner, learn_from_images, teacher_of
 from .distillation.settings import AUGMENTATION_NAMES, StudentOptions
@@ -66,7 +65,7 @@ def fit(job: Job, progress: Progress) -> Outcome:
     config: FedDfConfig = job.config
     if config.start == "average":
         job = replace(job, start=average_of(job, "setting 'feddf.start' is 'average' and not 'fresh'"))
-    teacher = teacher_of(job, Mean(), precision=config.teacher_precision)
+    teacher = teacher_of(job, precision=config.teacher_precision)
     learner = Learner(job, teacher, config.distill_recipe(), augmentation=config.augmentation)
     return learn_from_images(job, progress, learner)
 

@@ -31,11 +31,11 @@ from .distillation import settings
 from .distillation.epochs import Stage, run_epochs
 from .distillation.generated import GeneratedImages
 from .distillation.losses import cross_entropy
-from .distillation.pool import Pool, dequantize, shuffled_batches
+from .distillation.pool import Pool, shuffled_batches
 from .distillation.settings import PRECISIONS, PoolOptions, SynthesisOptions
 from .distillation.synthesis import Batch, Term, View
 from .method import EnsembleSpec, Method, Need, Outcome
-from .teacher.augment import AUGMENTATIONS, Standardize
+from .teacher.augment import AUGMENTATIONS, Standardize, dequantize
 from .teacher.batchnorm import batchnorm_loss, note_without_statistics
 from .teacher.ensemble import Ensemble
 

@@ -15,6 +15,7 @@ from fl_app.node_policy import FREE, NodePolicy
 from server_app.doctor.findings import Finding
 from strategies.core.errors import OptionError, StoreError
 from strategies.core.options import read_toml, read_toml_file
+from strategies.core.places import state_root
 from strategies.uploads.checks import CLIENT_NAME
 
 # Flower's own expression for one pair.
@@ -90,8 +91,6 @@ class NodeConfig:
         """Return how much of the node's privacy budget is spent; nothing without a budget."""
         if (most := self.policy.max_epsilon) is None:
             return
-        from strategies.client.places import state_root  # late: its package loads Flower
-
         ledger = Ledger.of(state_root(self.policy.state), self.client)
         try:
             epsilon, delta = ledger.spent()

@@ -281,8 +281,7 @@ def _misses(answer: Answer) -> bool:
 def _normalized(job: Job, examples: torch.Tensor) -> torch.Tensor:
     import torch
 
-    from ..distillation.pool import dequantize
-    from ..teacher.augment import Standardize
+    from ..teacher.augment import Standardize, dequantize
 
     if examples.dtype != torch.uint8:  # rows and texts are stored as their models read them
         return examples

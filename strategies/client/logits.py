@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..core.durable import atomic_write
-from .places import forget_old_runs, is_ours, make_private, make_run_place, run_place
+from ..core.places import forget_old_runs, is_ours, make_private, make_run_place, run_place
 
 # The newest ensembles of a run whose logits a client keeps.
 ENSEMBLES_KEPT = 4

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from ..core.seeds import seeded_torch
 from ..method import Outcome, Snapshot
-from .pool import Pool, dequantize, quantize
+from ..teacher.augment import dequantize
+from .pool import Pool, quantize
 from .synthesis import frozen
 
 if TYPE_CHECKING:

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from ..combiners.combiners import build_combiner
+from ..combiners.combiners import Mean, build_combiner
 from ..combiners.opinion_pools import OpinionPool, with_stand_ins
 from ..combiners.outcomes import members_of
 from ..core.seeds import generator
 from ..method import TEACHERS
-from ..teacher.augment import AUGMENTATIONS, Standardize
+from ..teacher.augment import AUGMENTATIONS, Standardize, dequantize
 from ..teacher.ensemble import Ensemble, fast_layout
 from .distill import DistillRecipe, Loss, distill
 from .epochs import Stage, learning_rate, run_epochs
 from .losses import soft_kl
-from .pool import Pool, batch_count, dequantize, shuffled_batches
+from .pool import Pool, batch_count, shuffled_batches
 from .student import fresh_student
 from .synthesis import Batch
 
@@ -32,7 +32,9 @@ Make = Callable[[int, Callable[[], None]], Batch]
 Perturb = Callable[[Tensor, torch.Generator], Tensor]
 
 
-def teacher_of(job: Job, combiner: nn.Module, *, precision: str = "float32", watched: bool = False) -> Ensemble:
+def teacher_of(
+    job: Job, combiner: nn.Module | None = None, *, precision: str = "float32", watched: bool = False
+) -> Ensemble:
     """Return the ensemble that a job's student learns from.
 
     Without a :attr:`~strategies.method.Job.teacher` it is all uploads with the method's combiner. A key of
@@ -41,14 +43,14 @@ def teacher_of(job: Job, combiner: nn.Module, *, precision: str = "float32", wat
 
     Args:
         job: Its uploads, builders, device and teacher.
-        combiner: The method's own, a module [M, B, C] -> [B, ...].
+        combiner: The method's own, a module [M, B, C] -> [B, ...]; None for the plain mean of logits.
         precision: Of the members' arithmetic, ``"float32"`` or ``"bfloat16"``.
         watched: Whether a loss reads the members' layers, which must then stay unchanged.
 
     Raises:
         OneShotError: The job's teacher has a member without an upload.
     """
-    uploads = job.uploads
+    uploads, combiner = job.uploads, Mean() if combiner is None else combiner
     if isinstance(job.teacher, str):
         teacher: Ensemble = TEACHERS[job.teacher].build(job, fold=not watched, precision=precision)[0]
         return teacher

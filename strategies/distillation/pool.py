@@ -96,8 +96,3 @@ def shuffled_batches(
 def quantize(pixels: Tensor) -> Tensor:
     """Return pixels in [0, 1] as 8-bit integers, ``floor(255 x)``; values outside are clamped."""
     return (pixels.detach().clamp(0, 1) * 255).to(torch.uint8)
-
-
-def dequantize(pixels: Tensor) -> Tensor:
-    """Return 8-bit pixels as numbers in [0, 1]; other dtypes stay unchanged."""
-    return pixels.float() / 255 if pixels.dtype == torch.uint8 else pixels

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,8 +15,7 @@ import torch
 
 from ..core.durable import atomic_write, read_facts, store_errors, write_facts
 from ..core.errors import StoreError
-
-Weights = Mapping[str, torch.Tensor | np.ndarray]
+from ..uploads.digest import Weights, dense, weights_sha256
 
 
 @dataclass(frozen=True)
@@ -33,17 +31,6 @@ class WrittenFile:
     bytes: int
 
 
-def _dense(name: str, value: torch.Tensor | np.ndarray) -> torch.Tensor:
-    """Return a contiguous tensor on the CPU, not necessarily a copy."""
-    try:
-        if isinstance(value, torch.Tensor):
-            return value.detach().to("cpu").contiguous()
-        # torch knows neither foreign byte orders nor negative strides; a copy has neither.
-        return torch.from_numpy(np.array(value, dtype=value.dtype.newbyteorder("="), order="C", copy=True))
-    except (AttributeError, NotImplementedError, RuntimeError, TypeError) as error:
-        raise StoreError(f"tensor {name!r}: a dense tensor or array is needed, found {type(value)}") from error
-
-
 def weights_bytes(state: Weights) -> bytes:
     """Return tensors as a safetensors file without metadata; equal tensors give equal bytes, whatever their order.
 
@@ -54,7 +41,7 @@ def weights_bytes(state: Weights) -> bytes:
         StoreError: A value is no dense tensor, or of a dtype that safetensors does not know.
     """
     # Clones, because safetensors refuses tensors that share memory, as tied weights do.
-    tensors = {name: _dense(name, state[name]).clone() for name in sorted(state)}
+    tensors = {name: dense(name, state[name]).clone() for name in sorted(state)}
     try:
         return safetensors.torch.save(tensors)
     except (KeyError, RuntimeError, TypeError, ValueError, safetensors.SafetensorError) as error:
@@ -112,20 +99,6 @@ def read_equal_weights(path: Path, sha256: str | None) -> dict[str, torch.Tensor
     if sha256 and (found := weights_sha256(state)) != sha256:
         raise StoreError(f"{path}: damaged, its weights must have sha256 {sha256} and have {found}; put back a copy")
     return state
-
-
-def weights_sha256(state: Weights) -> str:
-    """Return a digest of weights themselves: sorted names, dtypes, shapes, bytes; no file format is part of it.
-
-    Args:
-        state: Name -> tensor or array.
-    """
-    digest = hashlib.sha256()
-    for name in sorted(state):
-        tensor = _dense(name, state[name])
-        digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
 
 
 def plain(value: Any) -> Any:

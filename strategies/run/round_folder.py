@@ -11,8 +11,8 @@ from ..core.durable import make_folder, remove_temporaries, store_errors
 from ..core.errors import StoreError
 from ..core.facts import UploadFacts
 from ..method import Snapshot, Upload
+from ..uploads.digest import Weights
 from .checkpoint import CheckpointFolder
-from .files import Weights
 from .lines import JsonLines
 from .lock import FolderLock
 from .uploads import UploadRecord, UploadStore

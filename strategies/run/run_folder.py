@@ -18,9 +18,10 @@ import torch
 from ..core.durable import TEMPORARY_PATTERN, make_folder, store_errors, sync_folder
 from ..core.errors import StoreError
 from ..method import EnsembleSpec, Upload
+from ..uploads.digest import Weights, weights_sha256
 from . import RUNS_VARIABLE, ensembles
 from .ensembles import load_ensemble
-from .files import Weights, read_equal_weights, read_json, save_weights, weights_sha256, write_json
+from .files import read_equal_weights, read_json, save_weights, write_json
 from .lock import LOCK_NAME, FolderLock
 from .round_folder import RoundFolder
 from .uploads import StoredWeights, UploadRecord
@@ -172,7 +173,7 @@ class RunFolder:
         """Write the resulting model.
 
         Returns:
-            The digest of the weights, see :func:`strategies.run.files.weights_sha256`.
+            The digest of the weights, see :func:`strategies.uploads.digest.weights_sha256`.
 
         Raises:
             StoreError: The disk refuses.

@@ -20,7 +20,8 @@ from ..core.errors import StoreError, UploadError
 from ..core.facts import UploadFacts
 from ..method import Upload
 from ..uploads.checks import CLIENT_NAME
-from .files import Weights, read_weights, weights_bytes
+from ..uploads.digest import Weights
+from .files import read_weights, weights_bytes
 from .lines import JsonLines, row_of
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)

@@ -13,6 +13,11 @@ if TYPE_CHECKING:
     from ..method import Normalization
 
 
+def dequantize(pixels: Tensor) -> Tensor:
+    """Return 8-bit pixels as numbers in [0, 1]; other dtypes stay unchanged."""
+    return pixels.float() / 255 if pixels.dtype == torch.uint8 else pixels
+
+
 class Standardize(nn.Module):
     """``(pixel - mean) / std`` per channel, as the clients normalised their images.
 

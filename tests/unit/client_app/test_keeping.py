@@ -10,8 +10,8 @@ import torch
 
 from client_app import keeping
 from client_app.keeping import Keep, Trained
-from strategies.client.places import RUNS_KEPT
 from strategies.core.errors import UploadError
+from strategies.core.places import RUNS_KEPT
 
 RUN = "0123456789abcdef" * 2
 TRAINED = Trained("lenet5", 12, (5, 7, 0), 0.25, 0.875)

@@ -18,8 +18,8 @@ from strategies.client import logits as module
 from strategies.client.fens import respond
 from strategies.client.holdout import held_out
 from strategies.client.logits import ENSEMBLES_KEPT, LogitCache, Logits
-from strategies.client.places import RUNS_KEPT
 from strategies.core.errors import OptionError, UploadError
+from strategies.core.places import RUNS_KEPT
 
 MEMBERS = ("m0", "m1", "m2")
 ROOT = Path(__file__).resolve().parents[3]

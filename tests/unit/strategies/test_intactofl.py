@@ -11,11 +11,10 @@ from strategies.combiners.expert_gate import expert_mixture
 from strategies.combiners.outcomes import load_model
 from strategies.core.errors import OptionError
 from strategies.distillation.losses import cross_entropy
-from strategies.distillation.pool import dequantize
 from strategies.distillation.synthesis import View
 from strategies.intactofl import METHOD, IntactOflConfig, experts_cross_entropy, fit
 from strategies.method import Job, Outcome, Silent, Upload
-from strategies.teacher.augment import Standardize
+from strategies.teacher.augment import Standardize, dequantize
 from strategies.teacher.ensemble import Ensemble
 
 SMALL = IntactOflConfig(**{key: value for key, value in TINY.items() if key != "student_lr"} | {"generator_lr": 1e-3})

@@ -10,9 +10,9 @@ from strategies.combiners.combiners import Mean
 from strategies.core.seeds import generator
 from strategies.distillation import inverted
 from strategies.distillation.inverted import Pixels, SquashedPixels, inverted_images, jitter, roughness
-from strategies.distillation.pool import dequantize
 from strategies.distillation.synthesis import Recipe, Term, View, synthesize
 from strategies.method import Job, Normalization
+from strategies.teacher.augment import dequantize
 from strategies.teacher.ensemble import Ensemble
 
 SHAPE, CLASSES = (2, 6, 5), 3

@@ -2,7 +2,8 @@ import pytest
 import torch
 
 from strategies.core.seeds import generator as rng
-from strategies.distillation.pool import Pool, batch_count, dequantize, quantize, shuffled_batches
+from strategies.distillation.pool import Pool, batch_count, quantize, shuffled_batches
+from strategies.teacher.augment import dequantize
 
 
 def rows(first: int, count: int) -> dict[str, torch.Tensor]:

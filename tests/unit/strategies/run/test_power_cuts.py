@@ -23,10 +23,11 @@ from strategies.client.round_state import RoundState
 from strategies.core.facts import UploadFacts
 from strategies.fedens import METHOD
 from strategies.method import EnsembleSpec, Job, Normalization, Outcome, Snapshot
-from strategies.run.files import read_json, weights_sha256, write_json
+from strategies.run.files import read_json, write_json
 from strategies.run.run_folder import RunFolder
 from strategies.run.stage import StageReport, keep_outcome, kept_report, kept_round, pin_clients, pinned_clients
 from strategies.run.traffic import Traffic
+from strategies.uploads.digest import weights_sha256
 
 RUN = "0123456789abcdef" * 2
 BUILDERS = {"x": lambda: torch.nn.Linear(1, 1)}

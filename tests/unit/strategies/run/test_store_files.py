@@ -13,7 +13,8 @@ from store_faults import Faults, disk_full, names
 
 from strategies.core.durable import atomic_write, make_folder, remove_temporaries, sha256_file
 from strategies.core.errors import StoreError
-from strategies.run.files import read_json, read_weights, save_weights, weights_bytes, weights_sha256, write_json
+from strategies.run.files import read_json, read_weights, save_weights, weights_bytes, write_json
+from strategies.uploads.digest import weights_sha256
 
 DTYPES = (
     torch.float16,

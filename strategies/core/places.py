@@ -7,8 +7,8 @@ import re
 import shutil
 from pathlib import Path
 
-from ..core.durable import sync_folder
-from ..core.errors import UploadError
+from .durable import sync_folder
+from .errors import UploadError
 
 # A client's disk is no archive: it keeps the newest runs.
 RUNS_KEPT = 16
