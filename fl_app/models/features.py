@@ -127,11 +127,11 @@ class FeatureHead(nn.Module):
     def __init__(self, function: FeatureFunction, num_classes: int) -> None:
         super().__init__()
         self.head = nn.Linear(function.features, num_classes)
-        self._function = function
+        self.function = function
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Map images, normalised as the data set says [B, ch, H, W], to logits [B, C]."""
-        features = self._function.module(images.cpu()).to(self.head.weight)
+        features = self.function.module(images.cpu()).to(self.head.weight)
         logits: torch.Tensor = self.head(features)
         return logits
 

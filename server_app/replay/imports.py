@@ -17,6 +17,7 @@ import torch
 
 from fl_app.checkpoints import read_checkpoint
 from fl_app.models import ARCHITECTURES
+from fl_app.models.uploaded import SUMS
 from server_app.replay.import_map import Entry, Known, list_checkpoints
 from server_app.settings.build import build_job, held_out
 from server_app.settings.read import Settings, read_settings
@@ -28,6 +29,7 @@ from strategies.method import Job
 from strategies.run.identity import open_run
 from strategies.run.run_folder import RunFolder, default_run_dir
 from strategies.uploads.checks import MIB, Signature, Signatures, check_size, check_upload
+from strategies.uploads.outputs import check_outputs
 from strategies.uploads.tensors import tensor_form
 
 
@@ -136,8 +138,8 @@ def fit(
 
 
 def _settings(request: Request) -> Settings:
-    if request.architecture not in ARCHITECTURES:
-        raise OptionError(f"--architecture is {request.architecture!r}: must be {', '.join(ARCHITECTURES)}")
+    if request.architecture not in (*ARCHITECTURES, SUMS):
+        raise OptionError(f"--architecture is {request.architecture!r}: must be {', '.join((*ARCHITECTURES, SUMS))}")
     given = request.settings
     if (named := given.get("model.name", request.architecture)) != request.architecture:
         raise OptionError(
@@ -146,7 +148,8 @@ def _settings(request: Request) -> Settings:
         )
     if given.get("resume"):
         raise OptionError(f"setting 'resume' is {given['resume']!r}: must be empty, an import makes a new run folder")
-    return read_settings({**given, "model.name": request.architecture})
+    # Sums are no model that a client trains.
+    return read_settings(dict(given) if request.architecture == SUMS else {**given, "model.name": request.architecture})
 
 
 def _target(request: Request, settings: Settings) -> Path:
@@ -178,6 +181,9 @@ def _store(run: RunFolder, entries: Sequence[Entry], job: Job, max_bytes: int) -
     for entry in entries:
         try:
             state = _read(entry, signatures, max_bytes)
+            if entry.facts.architecture == SUMS:
+                with blaming(f"checkpoint {entry.path}"):
+                    check_outputs(SUMS, state, job.builders[SUMS], job.input_shape)
         except UploadError as error:
             refused[entry.facts.client] = str(error)
             run.round(1).refuse(entry.facts.client, str(error))

@@ -110,7 +110,8 @@ def _reported(
     cost: Cost | None,
 ) -> list[str]:
     """Write the model card and the plots; return the names of the plots."""
-    atomic_write(folder.path / "model_card.md", model_card(settings.method, report, rows, facts).encode())
+    card = model_card(settings.method, report, rows, {**facts, "metrics": metrics})
+    atomic_write(folder.path / "model_card.md", card.encode())
     points = points_of(settings.method, rows, metrics, cost) if cost is not None else []
     plots = plot_all(folder.path, report, rows, own_epochs(report.outcome, metrics), points)
     if (figure := plot_verdict(facts["gatekeeper"])) is not None:

@@ -11,6 +11,7 @@ import numpy as np
 from server_app.report.cost_plots import Point, plot_communication
 from server_app.report.drawing import COLOURS, legend_beside, new_figure, row_figure, save
 from server_app.report.evaluation import Row
+from server_app.report.feature_heads import features_section, function_of, load_head, plot_choice
 from server_app.report.gatekeeping import card_section
 from server_app.settings.choices import Choice
 from strategies.method import Job, Outcome
@@ -59,6 +60,8 @@ def plot_all(
         written.append(save(target / "communication.png", plot_communication(points)))
     if weights := client_weights(report.outcome):
         written.append(save(target / "client_weights.png", plot_client_weights(weights)))
+    if (choice := plot_choice(metrics)) is not None:
+        written.append(save(target / "choice.png", choice))
     if report.outcome.images is not None:
         written.append(save(target / "synthetic_images.png", plot_images(report.outcome.images.numpy())))
     return written
@@ -182,7 +185,7 @@ Weights (sha256): {facts["weights_sha256"]}. Seed: {job.seed}.
 | name | kind | accuracy |
 |---|---|---|
 {table}
-{card_section(facts.get("gatekeeper", {}))}
+{features_section(job, facts.get("metrics", ()))}{card_section(facts.get("gatekeeper", {}))}
 ## Load
 
 ```python
@@ -217,6 +220,8 @@ def _load_code(report: StageReport) -> str:
 
 
 def _load_student(job: Job, *, name: str) -> str:
+    if (function := function_of(job)) is not None:
+        return load_head(function, job.num_classes, name=name)
     return f"""from safetensors.torch import load_file
 
 from fl_app.models import build

@@ -1,0 +1,87 @@
+"""The report on a head of a frozen backbone: its part of the model card, and the plot of the choice of its penalty."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fl_app.models.features import FeatureFunction, FeatureHead
+from server_app.report.drawing import COLOURS, new_figure, short
+from strategies.method import Job
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+PENALTIES = ("lambda", "shrinkage")
+LEFT_OUT = "left_out_error"
+Metrics = Sequence[Mapping[str, Any]]
+
+
+def function_of(job: Job) -> FeatureFunction | None:
+    """Return the feature function under a job's student; None for a student without a frozen backbone."""
+    built = job.builders[job.student]() if job.student.startswith("head+") else None
+    return built.function if isinstance(built, FeatureHead) else None
+
+
+def features_section(job: Job, metrics: Metrics) -> str:
+    """Return the model card's section on the backbone; empty for a student without one."""
+    function = function_of(job)
+    if function is None:
+        return ""
+    chosen = [f"{row[f'chosen_{name}']:g} ({name})" for row in metrics for name in PENALTIES if f"chosen_{name}" in row]
+    parts = ", ".join(bytes(part[:4].tolist()).hex() for part in function.fingerprint)
+    return f"""
+## Features
+
+- Backbone: {function.backbone.name}, frozen, {function.side} pixels a side, {function.features} features. Its
+  licence and its training data are those of its makers, and every figure here rests on them.
+- Fingerprint of weights, preprocessing, projection and precision: {parts}.
+- Penalty: {chosen[-1] if chosen else "fixed by the noise"}.
+"""
+
+
+def load_head(function: FeatureFunction, num_classes: int, *, name: str) -> str:
+    """Return the code that loads a head under a variable's name; the backbone comes from its own package or file."""
+    return f"""from safetensors.torch import load_file
+
+from fl_app.models.features import FeatureFunction, head_of
+from fl_app.models.features_config import FeaturesConfig
+
+{name} = head_of({function!r}, {num_classes})
+{name}.load_state_dict(load_file("student.safetensors"))
+{name}.eval()"""
+
+
+def plot_choice(metrics: Metrics) -> Figure | None:
+    """Draw the left-out error over the penalty, and that of every client or fold at the chosen penalty.
+
+    Args:
+        metrics: The rows of metrics.jsonl.
+
+    Returns:
+        None where no client was left out.
+    """
+    curve = [(row[name], row[LEFT_OUT]) for row in metrics for name in PENALTIES if name in row and LEFT_OUT in row]
+    clients = [(row["client"], row[LEFT_OUT]) for row in metrics if "client" in row and LEFT_OUT in row]
+    if not curve or not clients:
+        return None
+    figure, over = new_figure(8.0, max(4.0, 1.2 + 0.2 * len(clients)))
+    over.remove()
+    over, by_client = figure.subplots(1, 2)
+    _draw_curve(over, curve, next(name for row in metrics for name in PENALTIES if name in row))
+    by_client.barh(range(len(clients)), [error for _, error in clients], color=COLOURS["client"])
+    names = [short(name) for name, _ in clients]
+    by_client.set_yticks(range(len(clients)), names, fontsize="small")
+    by_client.invert_yaxis()
+    by_client.set_xlabel("left-out error per example")
+    by_client.set_title("Each client under the head of the others")
+    return figure
+
+
+def _draw_curve(axes: Axes, curve: Sequence[tuple[float, float]], name: str) -> None:
+    axes.plot(*zip(*curve, strict=True), marker="o", color=COLOURS["student"])
+    axes.set_xscale("log")
+    axes.set_xlabel(name)
+    axes.set_ylabel("left-out error per example")
+    axes.set_title("Choice by leaving clients out")

@@ -1,0 +1,64 @@
+"""Runs on the sums of a tiny backbone's features of the embedded digits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from client_app.node import Asked, Node
+from client_app.work import trained_model
+from fl_app.data import open_split
+from server_app.replay.request import Request
+from server_app.replay.stored import replay_run
+from server_app.settings.build import build_job
+from server_app.settings.read import default_settings, read_settings
+from strategies.core.facts import UploadFacts
+from strategies.run.run_folder import RunFolder
+from strategies.uploads.checks import Signatures
+from strategies.uploads.kinds import of_kind
+from strategies.uploads.outputs import check_outputs
+
+CLIENTS = 4
+SETTINGS: dict[str, Any] = {
+    "compute": "in-process", "device": "cpu", "threads": 1, "method": "ridge", "data.limit": 600,
+    "features.backbone": "tiny_backbone:make",
+}  # fmt: skip
+Sent = dict[str, dict[str, torch.Tensor]]
+
+
+def sent_by_clients(given: dict[str, Any], run_id: str = "") -> tuple[Sent, dict[str, UploadFacts]]:
+    settings, states, facts = read_settings(given), {}, {}
+    for partition_id in range(CLIENTS):
+        node = Node.of({"partition-id": partition_id, "num-partitions": CLIENTS}, settings.app)
+        trained, states[node.client] = trained_model(settings.app, node, Asked(run_id, 1, 0, task="statistics"), {})
+        assert trained is not None
+        facts[node.client] = UploadFacts(
+            node.client,
+            trained.architecture,
+            trained.num_examples,
+            None if settings.app.privacy.on else trained.label_counts,
+        )
+    return states, facts
+
+
+def stored(path: Path, given: dict[str, Any], states: Sent, facts: dict[str, UploadFacts]) -> Path:
+    settings = read_settings(given)
+    job = build_job(settings, open_split("digits", "test"), None)
+    signatures = Signatures(of_kind(job.builders, "statistics"))
+    about = {
+        "method": given["method"], "seed": 0, "student": job.student, "num-classes": 10,
+        "input-shape": list(job.input_shape), "settings": {**default_settings(), **given},
+    }  # fmt: skip
+    with RunFolder.create(path, about) as folder:
+        for name, state in states.items():
+            wanted = signatures["statistics"]
+            assert {key: (tuple(v.shape), str(v.dtype)[6:]) for key, v in state.items()} == dict(wanted)
+            check_outputs("statistics", state, job.builders["statistics"], job.input_shape)
+            folder.round(1).accept(facts[name], state)
+    return path
+
+
+def replayed(path: Path, method: str, target: Path, **given: Any) -> dict[str, Any]:
+    return replay_run(Request(path, method, given, folder=target), log=lambda _: None)

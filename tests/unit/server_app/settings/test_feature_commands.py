@@ -1,0 +1,123 @@
+"""Compare, forget, late joining, import, the plot and the model card work with heads on features as with models."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from feature_fakes import SETTINGS, Sent, replayed, sent_by_clients, stored
+from safetensors.torch import load_file, save_file
+
+from fl_app.data import normalize, open_split
+from server_app.compare import comparison as comparing
+from server_app.compare.cell import Cell, work
+from server_app.replay.forget import adopt_uploads
+from server_app.replay.imports import Request, import_checkpoints
+from strategies.core.errors import UploadError
+from strategies.core.facts import UploadFacts
+from strategies.run.run_folder import RunFolder
+
+Facts = dict[str, UploadFacts]
+
+
+@pytest.fixture(scope="module")
+def sums() -> tuple[Sent, Facts]:
+    return sent_by_clients(SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def run(sums: tuple[Sent, Facts], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return stored(tmp_path_factory.mktemp("runs") / "ridge", SETTINGS, *sums)
+
+
+@pytest.fixture(scope="module")
+def finished(run: Path) -> tuple[Path, dict[str, Any]]:
+    folder = run.parent / "finished"
+    return folder, replayed(run, "ridge", folder)
+
+
+def head_of(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "student.safetensors")
+
+
+def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(value, other[key]) for key, value in one.items())
+
+
+def test_the_card_s_code_loads_the_head_with_its_backbone(
+    finished: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, result = finished
+    card = (folder / "model_card.md").read_text()
+    assert "Backbone: tiny, frozen, 16 pixels a side, 96 features" in card
+    assert re.search(r"precision: [0-9a-f]{8}(, [0-9a-f]{8}){3}\.\n- Penalty: [0-9.]+ \(lambda\)", card)
+
+    names: dict[str, Any] = {}
+    monkeypatch.chdir(folder)
+    exec(card.split("```python\n")[1].split("```")[0], names)  # noqa: S102  the card's own code
+    split = open_split("digits", "test")
+    test = split.take(torch.arange(len(split.labels)))
+    with torch.no_grad():
+        right = names["model"](normalize(test.images, *split.normalization)).argmax(1) == test.labels
+    assert round(100.0 * float(right.double().mean()), 1) == result["accuracy"]
+
+
+def test_the_choice_has_a_plot(finished: tuple[Path, dict[str, Any]]) -> None:
+    folder, result = finished
+    assert "choice.png" in result["plots"]
+    assert (folder / "report" / "choice.png").stat().st_size > 1000
+
+
+def test_ridge_and_lda_are_compared_on_the_same_sums(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def here(cell: Cell, token: str, log: Any) -> str:
+        work(cell, log)
+        return ""
+
+    monkeypatch.setattr(comparing, "run_cell", here)
+    found = comparing.compare_runs(comparing.Comparison((run,), "ridge,lda", out=tmp_path / "out"), log=lambda _: None)
+    assert [row["method"] for row in found["table"]] == ["ridge", "lda"]
+    assert all(row["accuracy"] > 75.0 for row in found["table"])
+
+
+def test_a_run_that_forgets_a_client_equals_one_that_never_had_it(
+    run: Path, sums: tuple[Sent, Facts], tmp_path: Path
+) -> None:
+    info = json.loads((run / "run.json").read_text())
+    with RunFolder.create(tmp_path / "less", {key: info[key] for key in info if key != "digest"}) as target:
+        adopt_uploads(target, str(run), "client-001", min_uploads=2)
+    states, facts = ({name: values[name] for name in values if name != "client-001"} for values in sums)
+    never = stored(tmp_path / "never", SETTINGS, states, facts)
+    for path, name in ((tmp_path / "less", "a"), (never, "b")):
+        replayed(path, "ridge", tmp_path / name)
+    assert equal(head_of(tmp_path / "a"), head_of(tmp_path / "b"))
+
+
+def test_a_client_that_joins_late_changes_no_bit(run: Path, sums: tuple[Sent, Facts], tmp_path: Path) -> None:
+    states, facts = ({name: values[name] for name in reversed(list(values))} for values in sums)
+    late = stored(tmp_path / "late", SETTINGS, states, facts)
+    replayed(late, "ridge", tmp_path / "a")
+    replayed(run, "ridge", tmp_path / "b")
+    assert equal(head_of(tmp_path / "a"), head_of(tmp_path / "b"))
+
+
+def test_imported_sums_lead_to_the_head_of_the_run_and_pass_its_checks(
+    sums: tuple[Sent, Facts], finished: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    folder = tmp_path / "sums"
+    folder.mkdir()
+    for name, state in sums[0].items():
+        save_file(state, folder / f"{name}.safetensors")
+    import_checkpoints(Request(folder, "statistics", SETTINGS, out=tmp_path / "market"), log=lambda _: None)
+    replayed(tmp_path / "market", "ridge", tmp_path / "head")
+    assert equal(head_of(tmp_path / "head"), head_of(finished[0]))
+
+    wrong = {**sums[0]["client-000"], "gram": sums[0]["client-000"]["gram"] * 2}
+    save_file(wrong, folder / "client-000.safetensors")
+    with pytest.raises(UploadError, match=r"client-000.safetensors: gram has trace"):
+        import_checkpoints(Request(folder, "statistics", SETTINGS, out=tmp_path / "other"), log=lambda _: None)
