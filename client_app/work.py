@@ -33,9 +33,9 @@ from fl_app.models.uploaded import uploaded_name
 from fl_app.node_config import checkpoint_path
 from strategies.client.holdout import held_out
 from strategies.core.errors import UploadError
+from strategies.core.kinds import STATISTICS
 from strategies.core.places import state_root
 from strategies.core.seeds import derive_seed, seeded_torch
-from strategies.uploads.kinds import STATISTICS
 
 State = dict[str, torch.Tensor]
 

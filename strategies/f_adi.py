@@ -33,9 +33,10 @@ from .distillation.learner import Learner, learn_from_made, teacher_of
 from .distillation.losses import cross_entropy, jensen_shannon, total_variation
 from .distillation.pool import Pool
 from .distillation.settings import PoolOptions, StudentOptions
-from .distillation.synthesis import Batch, Recipe, Term, View, frozen, synthesize
+from .distillation.synthesis import Batch, Recipe, Term, View, synthesize
 from .method import GIVEN, POOLS, Method, Need, Outcome
 from .teacher.batchnorm import batchnorm_loss, note_without_statistics
+from .teacher.student import frozen
 
 if TYPE_CHECKING:
     from .method import Job, Progress

@@ -25,9 +25,9 @@ import torch
 from torch import Tensor, nn
 
 from .core.options import check, option
-from .distillation.learner import teacher_of
+from .distillation.learner import Learner, learn_from_images, teacher_of
 from .distillation.losses import cross_entropy
-from .fedkd import FedKdStageOptions, learn_by
+from .distillation.settings import OPTIMIZER, ProxyStudentOptions
 from .method import POOLS, Method, Need, Outcome
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class FedEtConfig(FedKdStageOptions):
+class FedEtConfig(ProxyStudentOptions):
     """Options of Fed-ET; the weight is the paper's, the schedule FedKD's."""
 
     kd_temperature: float = option(1.0, "temperature of the soft decisions", above=0.0)
@@ -52,7 +52,9 @@ def fit(job: Job, progress: Progress) -> Outcome:
     if job.teacher is not None:
         teacher.combiner = Judgement(config.kd_temperature, teacher.combiner)
     loss = partial(transfer_loss, weight=config.diversity_weight, temperature=config.kd_temperature)
-    return learn_by(job, progress, teacher, loss)
+    recipe = config.distill_recipe(optimizer=OPTIMIZER)
+    learner = Learner(job, teacher, recipe, augmentation=config.augmentation, loss=loss, asked_once=True)
+    return learn_from_images(job, progress, learner)
 
 
 class Judgement(nn.Module):

@@ -28,10 +28,10 @@ from .distillation.distill import distill
 from .distillation.epochs import Stage, run_epochs
 from .distillation.losses import cross_entropy
 from .distillation.pool import Pool, quantize, shuffled_batches
-from .distillation.student import fresh_student
 from .method import Method, Need, Outcome
 from .teacher.augment import Standardize, dequantize
 from .teacher.ensemble import fast_layout, member_of
+from .teacher.student import fresh_student
 
 if TYPE_CHECKING:
     from .method import Job, Progress, Upload

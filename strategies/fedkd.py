@@ -23,32 +23,15 @@ from .combiners.combiners import LabelCount
 from .core.options import check, option
 from .distillation.learner import Learner, learn_from_images, teacher_of
 from .distillation.losses import logit_distance
-from .distillation.settings import AUGMENTATION_NAMES, DistillOptions
+from .distillation.settings import OPTIMIZER, ProxyStudentOptions
 from .method import GIVEN, POOLS, Method, Need, Outcome
 
 if TYPE_CHECKING:
-    from .distillation.distill import Loss
     from .method import Job, Progress
-    from .teacher.ensemble import Ensemble
-
-
-OPTIMIZER = "adam"  # as in the published code, at a constant rate, without weight decay and clipping
 
 
 @dataclass(frozen=True)
-class FedKdStageOptions(DistillOptions):
-    """Options of FedKD's server stage, Fed-ET's too; the defaults are those of its published code, which FENS uses."""
-
-    epochs: int = option(200, "server epochs T", low=1, scaled=True)
-    batch_size: int = option(512, "images per student step b", low=2)
-    student_lr: float = option(1e-3, "learning rate of the student eta_S", above=0.0)
-    augmentation: str = option(
-        "none", "change of the images each time the student reads them", choices=AUGMENTATION_NAMES
-    )
-
-
-@dataclass(frozen=True)
-class FedKdConfig(FedKdStageOptions):
+class FedKdConfig(ProxyStudentOptions):
     """Options of FedKD."""
 
     kd_temperature: float = option(3.0, "temperature of the distillation loss, of kl", above=0.0)
@@ -63,22 +46,10 @@ def fit(job: Job, progress: Progress) -> Outcome:
     config: FedKdConfig = job.config
     # Without counts, the job has a teacher of its own: the need is checked before a method starts.
     counts = [upload.label_counts or (0,) * job.num_classes for upload in job.uploads]
-    return learn_by(job, progress, teacher_of(job, LabelCount(counts)), logit_distance if config.loss == "l1" else None)
-
-
-def learn_by(job: Job, progress: Progress, teacher: Ensemble, loss: Loss | None) -> Outcome:
-    """Run FedKD's epochs of a student on the proxy images by any loss.
-
-    The ensemble judges every image once, unchanged; the student sees the augmented copies.
-
-    Args:
-        job: Its config has FedKD's options of the server stage.
-        progress: Reports each step, and gives the epoch to resume from.
-        teacher: Computes the targets.
-        loss: A loss of the student's logits and the targets; None for the distillation loss.
-    """
-    config: FedKdStageOptions = job.config
+    loss = logit_distance if config.loss == "l1" else None
     recipe = config.distill_recipe(optimizer=OPTIMIZER)
+    teacher = teacher_of(job, LabelCount(counts))
+    # The ensemble judges every image once, unchanged; the student sees the augmented copies.
     learner = Learner(job, teacher, recipe, augmentation=config.augmentation, loss=loss, asked_once=True)
     return learn_from_images(job, progress, learner)
 

@@ -184,8 +184,8 @@ class _Scores:
     def _observed(self, number: int, params: Params) -> dict[str, float]:
         from .combiners.combiners import build_combiner
         from .combiners.outcomes import ensemble_of
-        from .distillation.epochs import observe
         from .teacher.remembered import Remembered
+        from .teacher.student import observe
 
         spec = _spec(self._job, self._aggregator, params)
         if self._scored is None:

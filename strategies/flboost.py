@@ -34,15 +34,15 @@ from .core.errors import OptionError
 from .core.options import check, option, presets
 from .core.seeds import generator, seeded_torch
 from .distillation import consensus, settings
-from .distillation.epochs import SHOWN, observe, weights_of
+from .distillation.epochs import SHOWN, weights_of
 from .distillation.label_draws import DRAWS, draw_labels, shares_of
 from .distillation.losses import diversity
 from .distillation.matched import LEVELS, Matched, check_level
 from .distillation.pool import quantize
-from .distillation.synthesis import frozen
 from .method import POOLS, Method, Outcome
 from .teacher.augment import AUGMENTATIONS, Standardize
 from .teacher.average import average_of
+from .teacher.student import frozen, observe
 
 if TYPE_CHECKING:
     from .method import Job, Progress

@@ -12,12 +12,12 @@ from server_app.settings.choices import CHOICES, Choice
 from server_app.settings.held_out import HeldOut
 from strategies.combiners.combiners import build_combiner
 from strategies.combiners.outcomes import load_model
+from strategies.core.kinds import CLASSIFIER, OPEN_SET, PREDICTING
 from strategies.method import METHODS, EnsembleSpec, Job, Silent
 from strategies.run.journal import Journal
 from strategies.run.stage import StageReport
 from strategies.teacher.ensemble import Ensemble
 from strategies.uploads.digest import weights_sha256
-from strategies.uploads.kinds import CLASSIFIER, OPEN_SET, PREDICTING
 
 PLAIN = EnsembleSpec((), "mean")
 EXACT = ", members in float32"  # suffix of an ensemble's name where it is scored without its quantisation

@@ -17,10 +17,10 @@ from server_app.report.privacy import privacy_facts, privacy_lines
 from server_app.settings.held_out import HeldOut
 from server_app.settings.read import Settings, scaled_line
 from strategies.core.durable import atomic_write
+from strategies.core.kinds import STATISTICS
 from strategies.method import Outcome
 from strategies.run.run_folder import RunFolder
 from strategies.run.stage import StageReport, kept_digest, kept_round
-from strategies.uploads.kinds import STATISTICS
 
 
 def finish(

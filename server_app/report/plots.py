@@ -14,10 +14,9 @@ from server_app.report.evaluation import Row
 from server_app.report.feature_heads import features_section, function_of, load_head, plot_choice
 from server_app.report.gatekeeping import card_section
 from server_app.settings.choices import Choice
+from strategies.core.kinds import OPEN_SET, holds_images, kind_of
 from strategies.method import Job, Outcome
 from strategies.run.stage import StageReport
-from strategies.uploads.kinds import OPEN_SET, kind_of
-from strategies.uploads.needs import holds_images
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

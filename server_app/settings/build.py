@@ -19,10 +19,10 @@ from server_app.settings.server_data import labelled_images, open_half, proxy_im
 from strategies.compute import named
 from strategies.compute.in_process import resolve_device
 from strategies.core.errors import OptionError
+from strategies.core.kinds import CVAE, STATISTICS
 from strategies.method import TEACHERS, Job, Method, Normalization
 from strategies.run.run_folder import RunFolder
 from strategies.run.stage import all_cores
-from strategies.uploads.kinds import CVAE, STATISTICS
 from strategies.uploads.needs import check_needs
 
 if TYPE_CHECKING:

@@ -15,10 +15,10 @@ from server_app.settings.read import Settings
 from strategies.compute import named
 from strategies.compute.in_process import resolve_device
 from strategies.core.errors import OptionError
+from strategies.core.kinds import CLASSIFIER, STATISTICS
 from strategies.gatekeeper.config import OFF, GatekeeperConfig
 from strategies.method import METHODS, TEACHERS, Method, Need
 from strategies.rounds.config import FederatedRounds, IterativeConfig
-from strategies.uploads.kinds import CLASSIFIER, STATISTICS
 
 # They divide by the length of the clients' steps, which is known for SGD.
 BY_TRAVEL = ("fednova", "scaffold")

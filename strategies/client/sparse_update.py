@@ -1,7 +1,7 @@
 """STC on the client: an update as the signs of its largest entries, and the start that such an update leads to.
 
 Paper: Sattler, Wiedemann, Mueller, Samek, Robust and Communication-Efficient Federated Learning from Non-i.i.d. Data,
-    TNNLS 2020, https://arxiv.org/abs/1903.02891; the code is :mod:`strategies.rounds.ternary`.
+    TNNLS 2020, https://arxiv.org/abs/1903.02891; the code is :mod:`strategies.uploads.ternary`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ..core.errors import UploadError
-from ..rounds.ternary import decode, encode, flat, sparse_ternary, unflat
+from ..uploads.ternary import decode, encode, flat, sparse_ternary, unflat
 from .parameters import State, arrays_of, parameters_of, part_of, shapes_of
 
 
@@ -31,7 +31,7 @@ class SparseUpdate:
         self._left = left.numpy() if left is not None and left.shape == (size,) else 0.0
 
     def finish(self, model: nn.Module) -> tuple[State, torch.Tensor]:
-        """Return the code of the update (see :func:`strategies.rounds.ternary.encode`), and its rest [n]."""
+        """Return the code of the update (see :func:`strategies.uploads.ternary.encode`), and its rest [n]."""
         wanted = flat(arrays_of(parameters_of(model))) - flat(self._start) + self._left
         sent = sparse_ternary(wanted, self._density)
         code = {name: torch.from_numpy(value) for name, value in encode(sent, self._density).items()}

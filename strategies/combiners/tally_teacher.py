@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..core.errors import OptionError
+from ..core.kinds import holds_images
 from ..method import Teacher
 from ..teacher.ensemble import Ensemble
-from ..uploads.needs import holds_images
 from .combiners import Mean
 from .opinion_pools import with_stand_ins
 from .tally_pool import TallyPoolOptions, fitted_pool

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from ..core.seeds import seeded_torch
 from ..method import Outcome, Snapshot
 from ..teacher.augment import dequantize
+from ..teacher.student import observe
 from .pool import Pool, quantize
-from .synthesis import frozen
 
 if TYPE_CHECKING:
     from ..method import Job, Progress, State
@@ -102,14 +102,6 @@ def run_epochs(
         progress.report(done, epochs, values)
         progress.checkpoint(lambda done=done: stage.snapshot(done))  # type: ignore[misc]
     return Outcome(student=weights_of(stage.modules["student"]), timings=stage.seconds, images=stage.sample())
-
-
-def observe(job: Job, epoch: int, module: nn.Module) -> dict[str, float]:
-    """Return the observer's scores, without changing the module's mode or torch's random state."""
-    if job.observer is None:
-        return {}
-    with seeded_torch(job.seed, "observer", epoch), frozen(module), torch.no_grad():
-        return dict(job.observer(epoch, module))
 
 
 def learning_rate(schedule: str, lr: float, position: float, epochs: int) -> float:

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from ..core.seeds import generator, seeded_torch
 from ..teacher.augment import AUGMENTATIONS, Standardize
 from ..teacher.ensemble import Ensemble
+from ..teacher.student import frozen
 from .generators import DenseGenerator
-from .synthesis import Batch, Recipe, Term, View, frozen, synthesize
+from .synthesis import Batch, Recipe, Term, View, synthesize
 
 if TYPE_CHECKING:
     from ..method import Job

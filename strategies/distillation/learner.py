@@ -16,11 +16,11 @@ from ..core.seeds import generator
 from ..method import TEACHERS
 from ..teacher.augment import AUGMENTATIONS, Standardize, dequantize
 from ..teacher.ensemble import Ensemble, fast_layout
+from ..teacher.student import fresh_student
 from .distill import DistillRecipe, Loss, distill
 from .epochs import Stage, learning_rate, run_epochs
 from .losses import soft_kl
 from .pool import Pool, batch_count, shuffled_batches
-from .student import fresh_student
 from .synthesis import Batch
 
 if TYPE_CHECKING:

@@ -10,13 +10,13 @@ from torch import nn
 from ..combiners.combiners import Mean
 from ..combiners.opinion_pools import with_stand_ins
 from ..core.errors import OptionError
+from ..core.kinds import holds_images
 from ..core.seeds import seeded_torch
 from ..method import TEACHERS
 from ..teacher.ensemble import Ensemble, fast_layout, member_of
 from ..teacher.heads import features_of, last_linear
-from ..uploads.needs import holds_images
+from ..teacher.student import fresh_student
 from .generators import ConditionalGenerator, FeatureGenerator
-from .student import fresh_student
 
 if TYPE_CHECKING:
     from ..method import Job, State

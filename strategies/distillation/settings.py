@@ -116,6 +116,21 @@ class StudentOptions(DistillOptions):
     )
 
 
+OPTIMIZER = "adam"  # of FedKD's published code, at a constant rate, without weight decay and clipping
+
+
+@dataclass(frozen=True)
+class ProxyStudentOptions(DistillOptions):
+    """Options of a student on proxy images; the defaults are those of FedKD's published code, which FENS uses."""
+
+    epochs: int = option(200, "server epochs T", low=1, scaled=True)
+    batch_size: int = option(512, "images per student step b", low=2)
+    student_lr: float = option(1e-3, "learning rate of the student eta_S", above=0.0)
+    augmentation: str = option(
+        "none", "change of the images each time the student reads them", choices=AUGMENTATION_NAMES
+    )
+
+
 def check_pool(config: PoolOptions, table: str) -> None:
     """Refuse a pool that is too small for batch normalisation.
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -150,18 +149,3 @@ def _total(terms: Sequence[Term], losses: dict[str, Tensor]) -> Tensor:
             f"the generator has nothing to learn from: no loss term with a weight ({names}) depends on its images"
         )
     return total
-
-
-@contextmanager
-def frozen(module: nn.Module) -> Iterator[None]:
-    """Hold a module in eval mode and without gradients of its weights during a block; restore both afterwards."""
-    modes = [(part, part.training) for part in module.modules()]
-    wanted = [(parameter, parameter.requires_grad) for parameter in module.parameters()]
-    module.eval().requires_grad_(False)
-    try:
-        yield
-    finally:
-        for part, mode in modes:
-            part.training = mode
-        for parameter, flag in wanted:
-            parameter.requires_grad_(flag)

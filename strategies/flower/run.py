@@ -30,8 +30,8 @@ from ..run.stage import (
     unpin_clients,
 )
 from ..run.traffic import Traffic
+from ..uploads.accepted import accepted_of, of_kind
 from ..uploads.checks import Signature, Signatures
-from ..uploads.kinds import accepted_of, of_kind
 from ..uploads.needs import check_needs
 from ..uploads.outputs import check_outputs
 from .clients import GridClients

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from ..combiners.combiners import Mean
+from ..core.kinds import CLASSIFIER, holds_images, kind_of
 from ..core.seeds import generator
 from ..teacher.augment import Standardize
 from ..teacher.ensemble import Ensemble
-from ..uploads.kinds import CLASSIFIER, kind_of
-from ..uploads.needs import holds_images
 from .config import GatekeeperConfig
 from .measures import median, statistic_norms, weight_norms, weight_vector
 from .probes import (

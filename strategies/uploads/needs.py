@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..core.errors import OptionError
+from ..core.kinds import holds_images, kind_of
 from ..method import GIVEN, METHODS, TEACHERS, EnsembleSpec, Need
+from .accepted import of_kind
 from .checks import some
-from .kinds import kind_of, of_kind
 
 if TYPE_CHECKING:
     from ..method import Job, Method
@@ -100,11 +101,6 @@ def _check_teacher(method: Method, job: Job) -> None:
             f"method {method.name!r} makes images by the ensemble's gradient, and {named!r} has none: "
             "must be another aggregator, or a method that learns from real images"
         )
-
-
-def holds_images(input_shape: tuple[int, int, int]) -> bool:
-    """Say whether examples of this shape are images; rows of features are (F, 1, 1), texts of L tokens (1, 1, L)."""
-    return input_shape[1] > 1
 
 
 def _check_examples(method: Method, job: Job) -> None:

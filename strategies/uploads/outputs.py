@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..core.errors import UploadError
+from ..core.kinds import CVAE, STATISTICS, kind_of
 from ..core.seeds import generator, seeded_torch
-from .kinds import CVAE, STATISTICS, kind_of
 
 if TYPE_CHECKING:
     from ..core.facts import State

@@ -42,7 +42,7 @@ LAYERS = {
     ),
     "fl_app": Layer(frozenset({"fl_app", *BASICS, *SUMS})),
     "client_app": Layer(
-        frozenset({"client_app", "fl_app", "strategies.client", "strategies.uploads.kinds", *BASICS, *SUMS}),
+        frozenset({"client_app", "fl_app", "strategies.client", *BASICS, *SUMS}),
         flwr=("client_app/app.py",),
     ),
     "server_app": Layer(

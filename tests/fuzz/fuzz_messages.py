@@ -26,12 +26,12 @@ from strategies.flower.messages import read_reply
 from strategies.flower.nodes import Limits, Nodes, Refusals, Sent
 from strategies.flower.rounds.round_records import checked_record
 from strategies.flower.rounds.stc import Stc
-from strategies.rounds.ternary import decode, encode, flat, sparse_ternary
 from strategies.run.round_folder import RoundFolder
 from strategies.run.traffic import Traffic
 from strategies.uploads.checks import Signatures
 from strategies.uploads.packed import ensemble_digest, from_wire, pack_member, to_wire, unpack_member
 from strategies.uploads.quantization import dequantized, quantized
+from strategies.uploads.ternary import decode, encode, flat, sparse_ternary
 
 CLASSES = 4
 

@@ -42,9 +42,9 @@ from fl_app.models import build
 from strategies.combiners.combiners import Weighted, weighted_mean_gradient
 from strategies.combiners.outcomes import ensemble_of, load_model
 from strategies.core.seeds import generator
-from strategies.distillation.student import fresh_student
 from strategies.method import Silent
 from strategies.teacher.augment import crop_flip
+from strategies.teacher.student import fresh_student
 
 CLOSE = 1e-5
 # Two generator steps; pool images as they are made, because one that lies next to a border of 8 bits may round to

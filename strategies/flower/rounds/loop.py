@@ -14,13 +14,12 @@ from flwr.serverapp import Grid
 
 from ...compute.in_process import resolve_device, torch_threads
 from ...core.errors import OptionError, QuorumError
-from ...distillation.epochs import observe
-from ...distillation.student import fresh_student
 from ...method import Job, Outcome, Snapshot
 from ...rounds.refinement import Refiner
 from ...run.journal import Journal
 from ...run.stage import TRAFFIC_FILE, StageReport, keep_outcome
 from ...run.traffic import MIB, Traffic
+from ...teacher.student import fresh_student, observe
 from ...uploads.checks import Signatures
 from ..nodes import Limits, Nodes, Refusals
 from ..run import Account, say, signature_of

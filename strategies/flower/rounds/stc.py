@@ -2,7 +2,7 @@
 
 A client that was in the round before gets the last update, others get the whole model. The rest that compression leaves
 out of an update is added to the next one, on either side. The clients' half is
-:class:`strategies.client.corrections.SparseUpdate`; the code is :mod:`strategies.rounds.ternary`.
+:class:`strategies.client.corrections.SparseUpdate`; the code is :mod:`strategies.uploads.ternary`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
 from ...core.errors import UploadError
-from ...rounds.ternary import decode, encode, flat, sparse_ternary, unflat
+from ...uploads.ternary import decode, encode, flat, sparse_ternary, unflat
 from ..decoding import decode_array
 from .round_records import to_numpy, to_record
 

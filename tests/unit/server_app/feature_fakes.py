@@ -16,8 +16,8 @@ from server_app.settings.build import build_job
 from server_app.settings.read import default_settings, read_settings
 from strategies.core.facts import UploadFacts
 from strategies.run.run_folder import RunFolder
+from strategies.uploads.accepted import of_kind
 from strategies.uploads.checks import Signatures
-from strategies.uploads.kinds import of_kind
 from strategies.uploads.outputs import check_outputs
 
 CLIENTS = 4

@@ -22,10 +22,10 @@ from strategies.combiners.combiners import Mean
 from strategies.combiners.outcomes import load_model
 from strategies.core.errors import OptionError
 from strategies.dense import METHOD, DenseConfig, fit
-from strategies.distillation.student import fresh_student
 from strategies.method import Outcome, Silent, Snapshot
 from strategies.teacher.augment import AUGMENTATIONS, Standardize
 from strategies.teacher.ensemble import Ensemble
+from strategies.teacher.student import fresh_student
 
 SMALL = DenseConfig(**TINY | {"generator_lr": 1e-3})
 

@@ -22,10 +22,10 @@ from method_fakes import (
 from strategies.combiners.outcomes import load_model
 from strategies.core.errors import OptionError
 from strategies.distillation.losses import cross_entropy
-from strategies.distillation.student import fresh_student
 from strategies.fed_et import METHOD, FedEtConfig, Judgement, confidence, fit, transfer_loss
 from strategies.method import EnsembleSpec, Job, Outcome, Silent
 from strategies.teacher.augment import Standardize
+from strategies.teacher.student import fresh_student
 from strategies.uploads.needs import check_needs
 
 SMALL = FedEtConfig(epochs=3, batch_size=5, student_lr=0.01)

@@ -22,11 +22,11 @@ from torch import nn
 from strategies.combiners.combiners import Mean
 from strategies.combiners.outcomes import load_model
 from strategies.core.errors import OptionError
-from strategies.distillation.student import fresh_student
 from strategies.feddf import METHOD, FedDfConfig, fit
 from strategies.method import Outcome, Silent
 from strategies.teacher.augment import Standardize
 from strategies.teacher.ensemble import Ensemble
+from strategies.teacher.student import fresh_student
 from strategies.uploads.needs import check_needs
 
 SMALL = FedDfConfig(epochs=3, batch_size=5, student_lr=0.1)

@@ -21,10 +21,10 @@ from method_fakes import (
 
 from strategies.combiners.outcomes import load_model
 from strategies.core.errors import OptionError
-from strategies.distillation.student import fresh_student
 from strategies.fedkd import METHOD, FedKdConfig, fit
 from strategies.method import EnsembleSpec, Job, Outcome, Silent
 from strategies.teacher.augment import Standardize
+from strategies.teacher.student import fresh_student
 from strategies.uploads.needs import check_needs
 
 SMALL = FedKdConfig(epochs=3, batch_size=5, student_lr=0.01)

@@ -14,9 +14,10 @@ from strategies.combiners.open_set import OpenSet
 from strategies.combiners.outcomes import load_model
 from strategies.core.errors import OptionError
 from strategies.core.facts import UploadFacts
+from strategies.core.kinds import kind_of
 from strategies.fedov import METHOD, FedOvConfig, fit
 from strategies.method import METHODS, Job, Normalization, Silent, Upload
-from strategies.uploads.kinds import kind_of, of_kind
+from strategies.uploads.accepted import of_kind
 from strategies.uploads.needs import check_needs
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]

@@ -26,11 +26,11 @@ from strategies.core.errors import OptionError
 from strategies.core.seeds import generator
 from strategies.distillation.learner import Learner
 from strategies.distillation.pool import quantize
-from strategies.distillation.student import fresh_student
 from strategies.method import Outcome, Silent, Upload
 from strategies.tally import METHOD, TallyConfig, fit
 from strategies.teacher.augment import Standardize
 from strategies.teacher.ensemble import Ensemble
+from strategies.teacher.student import fresh_student
 from strategies.uploads.needs import check_needs
 
 SMALL = TallyConfig(

@@ -24,7 +24,7 @@ from strategies.client.corrections import (
 )
 from strategies.client.round_state import RoundState
 from strategies.core.errors import UploadError
-from strategies.rounds.ternary import decode, encode, sparse_ternary
+from strategies.uploads.ternary import decode, encode, sparse_ternary
 
 State = dict[str, torch.Tensor]
 

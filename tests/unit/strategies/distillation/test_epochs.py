@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from strategies.core.seeds import derive_seed
-from strategies.distillation.epochs import Stage, learning_rate, observe, run_epochs, weights_of
+from strategies.distillation.epochs import Stage, learning_rate, run_epochs, weights_of
 from strategies.distillation.pool import Pool
-from strategies.distillation.synthesis import frozen
 from strategies.method import Job, Normalization, Silent, Snapshot
+from strategies.teacher.student import frozen, observe
 
 
 class Recorder(Silent):

@@ -4,7 +4,8 @@ from torch import Tensor, nn
 
 from strategies.core.errors import OptionError
 from strategies.core.seeds import generator as rng
-from strategies.distillation.synthesis import Recipe, Term, View, frozen, synthesize
+from strategies.distillation.synthesis import Recipe, Term, View, synthesize
+from strategies.teacher.student import frozen
 
 
 class Toy(nn.Module):

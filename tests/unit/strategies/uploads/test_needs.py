@@ -12,9 +12,10 @@ from torch import nn
 
 from strategies.core.errors import OptionError
 from strategies.core.facts import UploadFacts
+from strategies.core.kinds import holds_images
 from strategies.feddf import FedDfConfig
 from strategies.method import METHODS, Job, Need, Normalization, Silent, Upload
-from strategies.uploads.needs import check_needs, holds_images
+from strategies.uploads.needs import check_needs
 
 ROW, TEXT = (5, 1, 1), (1, 1, 6)
 

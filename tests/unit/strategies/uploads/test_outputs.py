@@ -8,7 +8,7 @@ from torch import nn
 
 from fl_app.models import builders
 from strategies.core.errors import OptionError, UploadError
-from strategies.uploads.kinds import accepted_of
+from strategies.uploads.accepted import accepted_of
 from strategies.uploads.outputs import check_outputs
 
 SHAPE = (1, 8, 8)

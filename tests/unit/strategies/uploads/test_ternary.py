@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from strategies.core.errors import UploadError
-from strategies.rounds.ternary import decode, encode, entries_of, flat, golomb_bits, sparse_ternary, unflat
+from strategies.uploads.ternary import decode, encode, entries_of, flat, golomb_bits, sparse_ternary, unflat
 
 
 def vector(size: int, seed: int = 0) -> np.ndarray[Any, Any]:

@@ -1,7 +1,4 @@
-"""The kinds of uploads: a classifier, one with a class "unknown", the decoder of a CVAE, or sums of features.
-
-The name of its architecture says it; a method works on uploads of one kind, :attr:`.method.Method.uploads`.
-"""
+"""The architectures that a run accepts, and those of one kind."""
 
 from __future__ import annotations
 
@@ -9,23 +6,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ..core.errors import OptionError
+from ..core.kinds import kind_of
 
 if TYPE_CHECKING:
     from ..method import ModelBuilder
-
-CLASSIFIER = "classifier"
-OPEN_SET = "open-set"
-CVAE = "cvae"
-STATISTICS = "statistics"
-# The kinds that answer an example with logits, and so have an accuracy of their own.
-PREDICTING = (CLASSIFIER, OPEN_SET)
-
-
-def kind_of(architecture: str) -> str:
-    """Return the kind of an architecture: ``net+unknown``, ``cvae-decoder``, ``statistics``, or any classifier."""
-    if architecture.endswith("+unknown"):
-        return OPEN_SET
-    return {"cvae-decoder": CVAE, "statistics": STATISTICS}.get(architecture, CLASSIFIER)
 
 
 def of_kind(builders: Mapping[str, ModelBuilder], kind: str) -> Mapping[str, ModelBuilder]:

@@ -1,0 +1,47 @@
+"""The student before its first step, and its scores during training, which change nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from ..core.seeds import seeded_torch
+
+if TYPE_CHECKING:
+    from ..method import Job
+
+
+def fresh_student(job: Job) -> nn.Module:
+    """Return the student before its first step: the job's start weights, else a seeded initialisation."""
+    with seeded_torch(job.seed, "student"):
+        model = job.builders[job.student]()
+    if job.start is not None:
+        model.load_state_dict(job.start)
+    return model.to(job.device)
+
+
+def observe(job: Job, epoch: int, module: nn.Module) -> dict[str, float]:
+    """Return the observer's scores, without changing the module's mode or torch's random state."""
+    if job.observer is None:
+        return {}
+    with seeded_torch(job.seed, "observer", epoch), frozen(module), torch.no_grad():
+        return dict(job.observer(epoch, module))
+
+
+@contextmanager
+def frozen(module: nn.Module) -> Iterator[None]:
+    """Hold a module in eval mode and without gradients of its weights during a block; restore both afterwards."""
+    modes = [(part, part.training) for part in module.modules()]
+    wanted = [(parameter, parameter.requires_grad) for parameter in module.parameters()]
+    module.eval().requires_grad_(False)
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode
+        for parameter, flag in wanted:
+            parameter.requires_grad_(flag)
