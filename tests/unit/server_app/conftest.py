@@ -95,6 +95,9 @@ class Blank:
     def __reversed__(self) -> Iterator[Any]:
         return iter(((), ()))  # a legend's labels and handles
 
+    def subplots(self, rows: int, columns: int) -> tuple[Blank, ...]:
+        return (self,) * rows * columns
+
     def savefig(self, path: Path, **_: Any) -> None:
         path.touch()
 
