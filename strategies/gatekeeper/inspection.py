@@ -9,10 +9,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
+from ..core.kinds import STATISTICS, kind_of
 from ..method import Silent
 from .config import GatekeeperConfig
 from .evidence import Evidence, gather, judged_by_images, usual_size
@@ -31,6 +33,7 @@ from .measures import (
     usual_distance,
     variation,
 )
+from .sums import inspect_sums
 from .verdicts import MEASURES, RATIOS, Inspection, Row
 
 if TYPE_CHECKING:
@@ -63,6 +66,9 @@ def inspect(
     if count < FEWEST:
         note = f"{count} upload{'s' * (count != 1)} cannot be judged: a client is compared with at least 2 others"
         return Inspection(tuple(Row(u.client, u.architecture, {}, {}) for u in job.uploads), (note,))
+    if all(kind_of(upload.architecture) == STATISTICS for upload in job.uploads):
+        judged = inspect_sums(job.uploads, arrived, progress or Silent())
+        return replace(judged, seconds=time.monotonic() - began)
     evidence = gather(job, config, progress or Silent())
     cohort = cohort_of(evidence)
     found = findings_of(cohort, evidence, arrived)

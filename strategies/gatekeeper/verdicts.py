@@ -27,6 +27,8 @@ MEASURES: Mapping[str, str] = {
     "trigger": "trigger",
     "transfer": "transfer",
     "influence": "influence",
+    "apart": "apart",
+    "claim": "claim",
 }
 RATIOS = ("nearest", "norm", "statistics", "logits", "variation", "trigger")
 
