@@ -16,9 +16,10 @@ import typer
 from server_app.doctor.command import doctor
 from server_app.launch.console import Format, TableFormat, errors, say
 from server_app.launch.offline_option import with_offline
-from server_app.launch.runs import print_runs, run_named, runs_folder
+from server_app.launch.runs import print_runs, run_named
 from strategies.core.errors import OptionError
 from strategies.core.options import Scalar
+from strategies.run import runs_folder
 
 # Flower's own option name and a short one; every command with settings takes both.
 SettingsOption = Annotated[
@@ -45,7 +46,12 @@ def _run(word: str) -> Path:
 UploadsArgument = Annotated[
     Path, typer.Argument(parser=_run, metavar="RUN", help="run folder that holds the uploads; latest: the newest run")
 ]
-RUN, REUSE, INSPECT, DEPLOY = "Run", "Reuse uploads", "Inspect", "Deploy"  # the panels of help
+# The panels of help.
+RUN = "Run"
+REUSE = "Reuse uploads"
+INSPECT = "Inspect"
+DEPLOY = "Deploy"
+
 cli = typer.Typer(
     no_args_is_help=True, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]}
 )

@@ -11,7 +11,8 @@ import psutil
 
 from server_app.doctor.environment import existing, writable
 from server_app.doctor.findings import Finding, Level
-from strategies.run import RUNS_VARIABLE
+from strategies.core.places import state_root
+from strategies.run import RUNS_VARIABLE, runs_folder
 from strategies.uploads.checks import MIB
 
 # Beside the uploads: the student, its best weights, and checkpoints with the state of an optimizer and a generator.
@@ -32,7 +33,7 @@ def run_folder(run_dir: str, uploads: int, student: int, free: int | None = None
         student: Bytes of the largest model.
         free: Free bytes; None to read the disk's.
     """
-    folder = Path(run_dir or os.environ.get(RUNS_VARIABLE, "") or "runs").expanduser().absolute()
+    folder = runs_folder(run_dir)
     fix = f"create it, and give it to the user who starts the server; or name another by {RUNS_VARIABLE}"
     yield from writable(folder, "run folder", fix)
     if not run_dir and not os.environ.get(RUNS_VARIABLE):
@@ -53,7 +54,7 @@ def client_state(state_dir: str, model: int, free: int | None = None) -> Iterato
         free: Free bytes; None to read the disk's.
     """
     variable = "ONESHOT_CLIENT_STATE"
-    folder = Path(state_dir or os.environ.get(variable, "") or "~/.cache/oneshot-fl/clients").expanduser().absolute()
+    folder = state_root(state_dir).absolute()
     fix = f"give it to the user who starts flower-supernode, or name another by {variable}"
     yield from writable(folder, "state folder", fix)
     yield _disk(folder, "disk of the state folder", _RUNS_KEPT * model + _LEAST_FREE_MIB * MIB, 2 * model, free)

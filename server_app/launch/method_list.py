@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
+from server_app.report.tables import output_console
 from server_app.settings.choices import ASSUMPTIONS, CHOICES, Choice, assumption_of
 from server_app.settings.read import default_settings
 from strategies.core.options import options_of
 from strategies.rounds.config import NEEDS_CLIENTS, FederatedRounds
-
-FILE_WIDTH = 112  # letters per line outside a terminal
 
 
 def method_facts(name: str) -> dict[str, Any]:
@@ -39,7 +36,7 @@ def _needs(method: Choice) -> list[str]:
 
 def print_overview() -> None:
     """Print a line per method, under its assumption."""
-    console = _console()
+    console = output_console()
     methods = [CHOICES[name] for name in CHOICES]
     named, titled = (max(map(len, words)) for words in (CHOICES, [method.title for method in methods]))
     for heading in ASSUMPTIONS:
@@ -53,7 +50,7 @@ def print_overview() -> None:
 
 def print_details(facts: Mapping[str, Any]) -> None:
     """Print a method's needs, and its options with this app's defaults in two columns."""
-    console = _console()
+    console = output_console()
     console.print(f"{facts['name']}: {facts['title']} ({facts['source']})")
     for need in facts["needs"]:
         console.print(f"  needs: {need}")
@@ -64,7 +61,3 @@ def print_details(facts: Mapping[str, Any]) -> None:
         own = "" if entry["app_default"] == entry["default"] else f"; default of its paper: {entry['default']}"
         table.add_row(f"{entry['key']} = {entry['app_default']}", f"{entry['help']}; {entry['allowed']}{own}")
     console.print(table if facts["options"] else "  no options")
-
-
-def _console() -> Console:
-    return Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else FILE_WIDTH)

@@ -6,26 +6,20 @@ Only the small JSON files of the run folders are read, without torch, so that th
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
 from server_app.launch.console import TableFormat
 from strategies.core.errors import OptionError
-from strategies.run import RUNS_VARIABLE
+from strategies.run import runs_folder
 
 LATEST = "latest"
 COLUMNS = ("run", "created", "method", "data", "clients", "seed", "status", "accuracy")
 
 
-def runs_folder() -> Path:
-    """Return the folder that holds the runs: $ONESHOT_RUNS if set, else ``runs`` of the working directory."""
-    return Path(os.environ.get(RUNS_VARIABLE, "") or "runs").expanduser().absolute()
-
-
 def run_named(word: str) -> Path:
-    """Return a run's folder; ``latest`` is the newest run of :func:`runs_folder` that is no replay.
+    """Return a run's folder; ``latest`` is the newest run of this machine's folder that is no replay.
 
     Raises:
         OptionError: There is no run yet.

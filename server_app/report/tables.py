@@ -12,7 +12,12 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-FILE_WIDTH = 112  # letters per line outside a terminal
+_FILE_WIDTH = 112  # letters per line outside a terminal
+
+
+def output_console() -> Console:
+    """Return the console of standard output, which marks and colours no words of its own accord."""
+    return Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else _FILE_WIDTH)
 
 
 def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -40,7 +45,7 @@ def markdown_text(columns: Sequence[str], rows: Sequence[Sequence[str]], *, text
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, texts: int, notes: Sequence[str]) -> None:
     """Print a table and its notes; the arguments are those of :func:`markdown_text`."""
-    console = Console(markup=False, width=None if sys.stdout.isatty() else FILE_WIDTH)
+    console = output_console()
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
     for place, column in enumerate(columns):
         longest = max(len(cells[place]) for cells in (columns, *rows))
@@ -49,7 +54,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, texts:
         table.add_column(column, justify="left" if place < texts else "right", min_width=least)
     for row in rows:
         table.add_row(*row)
-    console.print(notes[0], highlight=False, soft_wrap=True)
+    console.print(notes[0], soft_wrap=True)
     console.print(table)
     for note in notes[1:]:
-        console.print(note, highlight=False, soft_wrap=True)
+        console.print(note, soft_wrap=True)

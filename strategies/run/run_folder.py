@@ -19,7 +19,7 @@ from ..core.durable import TEMPORARY_PATTERN, make_folder, store_errors, sync_fo
 from ..core.errors import StoreError
 from ..method import EnsembleSpec, Upload
 from ..uploads.digest import Weights, weights_sha256
-from . import RUNS_VARIABLE, ensembles
+from . import RUNS_VARIABLE, ensembles, runs_folder
 from .ensembles import load_ensemble
 from .files import read_equal_weights, read_json, save_weights, write_json
 from .lock import LOCK_NAME, FolderLock
@@ -264,7 +264,7 @@ def default_run_dir(run_dir: str, name: str, *, parent: Path | None = None) -> P
             raise StoreError(f"run-dir {named}: {there} is no folder that can be written to")
         return named
     chosen = str(parent or os.environ.get(RUNS_VARIABLE, ""))
-    runs = Path(chosen or "runs").expanduser().absolute()
+    runs = runs_folder(chosen)
     there = next(folder for folder in (runs, *runs.parents) if folder.exists())
     if not chosen and not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
         raise StoreError(
