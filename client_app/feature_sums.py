@@ -8,6 +8,7 @@ from logging import getLogger
 
 import torch
 
+from client_app.feature_cache import FeatureCache, key_of
 from client_app.local_training import Epoch
 from fl_app.config import ClientConfig
 from fl_app.data import ImageData, Normalization, normalize
@@ -31,12 +32,14 @@ class ClientSums(FeatureSums):
     Args:
         function: The run's feature function.
         num_classes: C.
+        cache: Of the client's features; None for none.
     """
 
-    def __init__(self, function: FeatureFunction, num_classes: int) -> None:
+    def __init__(self, function: FeatureFunction, num_classes: int, cache: FeatureCache | None = None) -> None:
         backbone = function.backbone
         super().__init__(num_classes, function.features, function.fingerprint, non_negative=backbone.non_negative)
         self.extractor: Callable[[], Extractor] = lambda: function.module
+        self.cache, self.width = cache, backbone.features
 
     @property
     def examples(self) -> int:
@@ -78,18 +81,41 @@ def add_up_privately(
 
 def _sums(model: ClientSums, data: ImageData, normalization: Normalization) -> Statistics:
     classes, features = model.get_buffer("sums").shape
-    return Statistics.of(_features(model.extractor(), data, normalization), classes, features)
+    return Statistics.of(_features(model, data, normalization), classes, features)
 
 
 def _features(
-    extractor: Extractor, data: ImageData, normalization: Normalization
+    model: ClientSums, data: ImageData, normalization: Normalization
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield features [B, d] with labels [B]; the log has images per second and the time left."""
+    """Yield features [B, d] with labels [B], from the cache where they are in it."""
+    extractor, shape = model.extractor(), (len(data.labels), model.width)
+    labels = torch.split(data.labels, PASS)
+    if model.cache is None:
+        pooled = _extracted(extractor, data, normalization)
+        yield from ((extractor.finished(rows), own) for rows, own in zip(pooled, labels, strict=True))
+        return
+    key = key_of(model.fingerprint, data.images)
+    if (cached := model.cache.read(key, shape)) is not None:
+        LOG.info("features of %d images are read from the cache", len(data.labels))
+        for start, own in zip(range(0, shape[0], PASS), labels, strict=True):
+            yield extractor.finished(torch.from_numpy(cached[start : start + PASS].copy())), own
+        return
+    with model.cache.writing(key, shape) as kept:
+        start = 0
+        for rows, own in zip(_extracted(extractor, data, normalization), labels, strict=True):
+            if kept is not None:
+                kept[start : start + len(rows)] = rows.numpy()
+            start += len(rows)
+            yield extractor.finished(rows), own
+
+
+def _extracted(extractor: Extractor, data: ImageData, normalization: Normalization) -> Iterator[torch.Tensor]:
+    """Yield raw features [B, d]; the log has images per second and the time left."""
     began = shown = time.monotonic()
     for start in range(0, len(data.labels), PASS):
-        images, labels = data.images[start : start + PASS], data.labels[start : start + PASS]
-        yield extractor(normalize(images, *normalization)), labels
-        done, now = start + len(labels), time.monotonic()
+        images = data.images[start : start + PASS]
+        yield extractor.pooled(normalize(images, *normalization))
+        done, now = start + len(images), time.monotonic()
         if now - shown > EVERY:
             rate, shown = done / (now - began), now
             left = (len(data.labels) - done) / rate

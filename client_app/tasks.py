@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
 from client_app import cvae, feature_sums, local_training, open_set, private_training
+from client_app.feature_cache import FeatureCache
 from fl_app.data import Normalization
 from fl_app.models import build
 from fl_app.models.cvae import Cvae
@@ -33,6 +35,7 @@ class Wanted:
         input_shape: (channels, height, width) of one image.
         normalization: Of the data set's pixels.
         config: The app's settings.
+        cache: The folder of the client's cached features; None for no cache.
     """
 
     name: str
@@ -40,6 +43,7 @@ class Wanted:
     input_shape: Shape
     normalization: Normalization
     config: AppConfig
+    cache: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -85,7 +89,9 @@ def _cvae(wanted: Wanted) -> nn.Module:
 
 def _sums(wanted: Wanted) -> nn.Module:
     function = FeatureFunction(wanted.config.features, wanted.config.seed, *wanted.normalization)
-    return feature_sums.ClientSums(function, wanted.num_classes)
+    most = wanted.config.features.cache_mib
+    cache = FeatureCache(wanted.cache, most) if wanted.cache is not None and most else None
+    return feature_sums.ClientSums(function, wanted.num_classes, cache)
 
 
 def _all(model: nn.Module) -> dict[str, Tensor]:

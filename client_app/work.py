@@ -187,7 +187,8 @@ def _started(config: AppConfig, node: Node, asked: Asked, split: Split) -> torch
     if config.attack.of(node.client) == "random":
         use = ("attack", "random", node.client, asked.server_round)
     with seeded_torch(asked.seed, *use):
-        wanted = Wanted(node.architecture, split.num_classes, split.input_shape, split.normalization, config)
+        shape, cache = split.input_shape, state_root(node.state_dir) / "features" if asked.run_id else None
+        wanted = Wanted(node.architecture, split.num_classes, shape, split.normalization, config, cache)
         return task_of(asked.task).build(wanted)
 
 

@@ -106,10 +106,19 @@ class Extractor(nn.Module):
         self._projection = projection(backbone.features, kept, function.seed) if kept else None
         self.eval()
 
-    @torch.no_grad()
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Map images [B, 1 or 3, H, W] to features [B, d]."""
+        return self.finished(self.pooled(images))
+
+    @torch.no_grad()
+    def pooled(self, images: torch.Tensor) -> torch.Tensor:
+        """Map images [B, 1 or 3, H, W] to the backbone's own features, in float32."""
         return torch.cat([self._batch(batch) for batch in torch.split(images, BATCH)])
+
+    def finished(self, pooled: torch.Tensor) -> torch.Tensor:
+        """Map the backbone's features to those of the function: projected, of norm 1, in float64."""
+        precise = pooled.double()
+        return normalised(precise if self._projection is None else precise @ self._projection)
 
     def _batch(self, images: torch.Tensor) -> torch.Tensor:
         shift, scale, mean, std = self._constants
@@ -117,8 +126,8 @@ class Extractor(nn.Module):
         if pixels.shape[-2:] != (self._side, self._side):
             pixels = F.interpolate(pixels, size=(self._side, self._side), mode="bilinear", antialias=False)
         prepared = ((pixels - mean) / std).contiguous(memory_format=torch.channels_last)
-        found: torch.Tensor = self.net(prepared).double()
-        return normalised(found if self._projection is None else found @ self._projection)
+        found: torch.Tensor = self.net(prepared)
+        return found
 
 
 class FeatureHead(nn.Module):

@@ -18,6 +18,7 @@ class FeaturesConfig:
     weights_sha256: str = option("", "sha256 of features.weights")
     side: int = option(0, "height and width of the backbone's input, pixels; 0 = the backbone's own", low=0, high=1024)
     dim: int = option(0, "features after a seeded orthonormal projection; 0 = all", low=0)
+    cache_mib: float = option(1024.0, "features that a client keeps on its own disk, MiB; 0 = none", low=0.0)
 
     def __post_init__(self) -> None:
         """Check every value."""

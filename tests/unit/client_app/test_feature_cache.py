@@ -1,0 +1,108 @@
+"""A client's features are extracted once, read from its disk afterwards, and give the same sums to the bit."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from client_app.feature_cache import FeatureCache, key_of
+from client_app.feature_sums import ClientSums, add_up
+from fl_app.config import ClientConfig
+from fl_app.data import ImageData
+from fl_app.models.backbones import Backbone
+from fl_app.models.features import FeatureFunction
+from fl_app.models.features_config import FeaturesConfig
+
+PASSES: list[int] = []
+IMAGES = torch.randint(256, (300, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+DATA = ImageData(IMAGES, torch.arange(300) % 3)
+
+
+class Counting(nn.Module):
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        PASSES.append(len(images))
+        return images.flatten(1).repeat(1, 4)[:, :156:4] + 0.1
+
+
+def make() -> Backbone:
+    return Backbone("counting", 39, Counting, side=8)
+
+
+def summed(cache: FeatureCache | None, data: ImageData = DATA, **features: int) -> dict[str, torch.Tensor]:
+    config = FeaturesConfig(backbone="test_feature_cache:make", **features)
+    model = ClientSums(FeatureFunction(config), 3, cache)
+    add_up(model, data, ClientConfig(), normalization=((0.5,), (0.5,)), augmentation="none", seed=0)
+    return model.state_dict()
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> FeatureCache:
+    PASSES.clear()
+    return FeatureCache(tmp_path / "state" / "features", 1.0)
+
+
+def test_a_second_run_reads_the_features_and_has_equal_sums(cache: FeatureCache) -> None:
+    without = summed(None)
+    PASSES.clear()
+    first = summed(cache)
+    assert sum(PASSES) == 300
+    second = summed(cache)
+    assert sum(PASSES) == 300
+    for key, value in without.items():
+        assert torch.equal(value, first[key])
+        assert torch.equal(value, second[key])
+
+
+def test_another_projection_reads_the_same_file_and_other_images_do_not(cache: FeatureCache) -> None:
+    summed(cache)
+    assert summed(cache, dim=16)["sums"].shape == (3, 16)
+    assert sum(PASSES) == 300
+    summed(cache, ImageData(255 - IMAGES, DATA.labels))
+    summed(cache, side=4)
+    assert sum(PASSES) == 900
+
+
+def test_a_damaged_file_is_extracted_again(cache: FeatureCache) -> None:
+    good = summed(cache)
+    (file,) = cache.folder.iterdir()
+    file.write_bytes(file.read_bytes()[:200])
+    assert torch.equal(summed(cache)["gram"], good["gram"])
+    assert sum(PASSES) == 600
+
+
+def test_files_are_the_user_s_own_and_the_oldest_go_first(tmp_path: Path) -> None:
+    cache = FeatureCache(tmp_path / "features", 0.1)
+    for number in range(4):
+        with cache.writing(f"{number}", (250, 39)) as rows:
+            assert rows is not None
+            rows[:] = number
+        os.utime(tmp_path / "features" / f"{number}.npy", (number, number))
+    assert sorted(path.name for path in cache.folder.iterdir()) == ["2.npy", "3.npy"]
+    assert stat.S_IMODE((cache.folder / "3.npy").stat().st_mode) == 0o600
+    with cache.writing("large", (2500, 39)) as none:
+        assert none is None
+
+
+def test_a_pass_that_fails_leaves_no_file(cache: FeatureCache) -> None:
+    with pytest.raises(RuntimeError), cache.writing("key", (3, 4)):
+        raise RuntimeError
+    assert list(cache.folder.iterdir()) == []
+
+
+def test_the_key_has_no_projection_and_all_the_rest() -> None:
+    print_ = torch.arange(128, dtype=torch.uint8).reshape(4, 32)
+    images = torch.from_numpy(np.zeros((2, 1, 4, 4), np.uint8))
+    keys = set()
+    for part in range(4):
+        changed = print_.clone()
+        changed[part] += 1
+        keys.add(key_of(changed, images))
+    assert len(keys) == 4
+    assert key_of(print_, images) in keys
+    assert key_of(print_, images + 1) not in keys
