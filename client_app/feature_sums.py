@@ -14,7 +14,7 @@ from fl_app.config import ClientConfig
 from fl_app.data import ImageData, Normalization, normalize
 from fl_app.models.features import Extractor, FeatureFunction
 from fl_app.privacy import PrivacyConfig
-from strategies.statistics.privacy import noise_for, released, sensitivity
+from strategies.statistics.privacy import released
 from strategies.statistics.sums import Statistics
 from strategies.statistics.uploaded import FeatureSums
 
@@ -74,8 +74,7 @@ def add_up_privately(
 ) -> float:
     """Fill a client's sums with the noise of a budget, and return the epsilon that was spent."""
     exact = _sums(model, data, normalization)
-    noise = noise_for(privacy.epsilon, privacy.delta) * sensitivity()
-    model.fill(released(exact, privacy.epsilon, privacy.delta), noise)
+    model.fill(released(exact, privacy.epsilon, privacy.delta), privacy.noise)
     return privacy.epsilon
 
 

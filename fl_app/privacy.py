@@ -52,6 +52,13 @@ class PrivacyConfig:
         """Whether clients train privately."""
         return self.epsilon > 0
 
+    @property
+    def noise(self) -> float:
+        """The deviation of the noise that the budget demands of sums of features; 0 without a budget."""
+        from strategies.statistics.privacy import deviation  # late: it imports torch
+
+        return deviation(self.epsilon, self.delta)
+
     def check_settings(self, settings: Mapping[str, Scalar]) -> None:
         """Refuse settings with which an upload would reveal more than the budget permits.
 

@@ -81,10 +81,10 @@ class FeatureFunction:
         """A digest of each part of the function, uint8 [4, 32]."""
         return _fingerprint(self)
 
-    def sums(self, num_classes: int) -> FeatureSums:
-        """Return an empty upload of this function's sums."""
+    def sums(self, num_classes: int, noise: float = 0.0) -> FeatureSums:
+        """Return an empty upload of this function's sums; ``noise`` is what a budget demands of them."""
         non_negative = self.backbone.non_negative and not self.config.dim
-        return FeatureSums(num_classes, self.features, self.fingerprint, non_negative=non_negative)
+        return FeatureSums(num_classes, self.features, self.fingerprint, non_negative=non_negative, noise=noise)
 
 
 class Extractor(nn.Module):

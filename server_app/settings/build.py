@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fl_app.config import AppConfig
 from fl_app.data import Split
 from fl_app.models import builders
 from fl_app.models.features import FeatureFunction
@@ -28,6 +30,7 @@ from strategies.uploads.needs import check_needs
 if TYPE_CHECKING:
     from strategies.flower.one_shot import OneShot
     from strategies.flower.rounds.iterative import Iterative
+    from strategies.method import ModelBuilder
 
 
 def held_out(settings: Settings) -> tuple[HeldOut, Split]:
@@ -55,24 +58,18 @@ def build_job(settings: Settings, split: Split, observer: HeldOut | None, *, dat
         DataError: These images are missing; the error names the remedy.
     """
     app = settings.app
-    models = builders(split.num_classes, split.input_shape)
-    for key, name in app.model.named():
-        if name not in models:
-            raise OptionError(
-                f"setting {key!r} is {name!r}, which does not take images of shape {split.input_shape}: "
-                f"must be {', '.join(models)}"
-            )
-    if app.data.law.startswith("classes") and app.data.classes_per_client > split.num_classes:
-        raise OptionError(
-            f"setting 'data.classes-per-client' is {app.data.classes_per_client}: must be at most "
-            f"{split.num_classes}, the number of classes"
-        )
+    models = _models_of(app, split)
     app.attack.check_classes(split.num_classes)
     check_private_models(settings, split)
     seed = app.seed if data_seed is None else data_seed
     function = FeatureFunction(app.features, seed, *split.normalization)
     sent = uploaded_builders(
-        settings.method.uploads, split.num_classes, split.input_shape, latent=app.client.latent, function=function
+        settings.method.uploads,
+        split.num_classes,
+        split.input_shape,
+        latent=app.client.latent,
+        function=function,
+        noise=app.privacy.noise,
     )
     heads = head_builders(function, split.num_classes) if settings.method.uploads == STATISTICS else {}
     return Job(
@@ -91,6 +88,23 @@ def build_job(settings: Settings, split: Split, observer: HeldOut | None, *, dat
         teacher=app.teacher if app.teacher in TEACHERS else None,
         observer=observer,
     )
+
+
+def _models_of(app: AppConfig, split: Split) -> Mapping[str, ModelBuilder]:
+    """Return the architectures that take the data set's images; refuse settings that name others."""
+    models = builders(split.num_classes, split.input_shape)
+    for key, name in app.model.named():
+        if name not in models:
+            raise OptionError(
+                f"setting {key!r} is {name!r}, which does not take images of shape {split.input_shape}: "
+                f"must be {', '.join(models)}"
+            )
+    if app.data.law.startswith("classes") and app.data.classes_per_client > split.num_classes:
+        raise OptionError(
+            f"setting 'data.classes-per-client' is {app.data.classes_per_client}: must be at most "
+            f"{split.num_classes}, the number of classes"
+        )
+    return models
 
 
 def check_before_start(settings: Settings, num_supernodes: int) -> None:

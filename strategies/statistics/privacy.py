@@ -64,6 +64,11 @@ def noise_for(epsilon: float, delta: float) -> float:
     return high
 
 
+def deviation(epsilon: float, delta: float) -> float:
+    """Return sigma, the deviation of the noise on the diagonal of G, for a budget; 0 for epsilon 0, without noise."""
+    return noise_for(epsilon, delta) * sensitivity() if epsilon else 0.0
+
+
 def spent(mechanisms: list[float], delta: float) -> float:
     """Return the epsilon of several Gaussian mechanisms on the same examples.
 
@@ -103,7 +108,7 @@ def released(statistics: Statistics, epsilon: float, delta: float) -> Statistics
         epsilon: Greater than 0.
         delta: Between 0 and 1.
     """
-    scale = noise_for(epsilon, delta) * sensitivity()
+    scale = deviation(epsilon, delta)
 
     def draw(like: Tensor, factor: float) -> Tensor:
         return _system_normal(like.shape) * (scale * factor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.errors import UploadError
+from .privacy import COUNT_WEIGHT, SUM_WEIGHT
 from .sums import Statistics, from_arrays, to_arrays
 
 if TYPE_CHECKING:
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 # The parts of a feature function, each with a digest of its own, so that a refusal can name the part that differs.
 PARTS = ("weights", "preprocessing", "projection", "precision")
 DIGEST = 32  # bytes of each
+SIX = 6.0  # deviations that honest noise does not exceed
 ROUNDING = 1e-5  # per example; honest uploads in float32 have at most 2.4e-7
 
 
@@ -30,18 +33,21 @@ class FeatureSums(nn.Module):
         features: d.
         fingerprint: uint8 [4, 32], a digest of each of :data:`PARTS`.
         non_negative: Whether no feature is negative.
+        noise: sigma, the deviation of the noise that the run's budget demands on the diagonal of ``gram``; 0: none.
     """
 
     counts: Tensor
     fingerprint: Tensor
 
-    def __init__(self, classes: int, features: int, fingerprint: Tensor, *, non_negative: bool = False) -> None:
+    def __init__(
+        self, classes: int, features: int, fingerprint: Tensor, *, non_negative: bool = False, noise: float = 0.0
+    ) -> None:
         super().__init__()
         for name, value in to_arrays(Statistics.zeros(classes, features)).items():
             self.register_buffer(name, value)
         self.register_buffer("noise", torch.zeros(1, dtype=torch.float64))
         self.register_buffer("fingerprint", fingerprint.clone())
-        self._non_negative = non_negative
+        self._non_negative, self._noise = non_negative, noise
 
     def fill(self, statistics: Statistics, noise: float = 0.0) -> None:
         """Take statistics, and the deviation of the noise in them."""
@@ -51,6 +57,8 @@ class FeatureSums(nn.Module):
     def check_upload(self, state: Mapping[str, Tensor]) -> None:
         """Refuse sums of other features, and sums that no examples with features of norm 1 can have.
 
+        Noisy sums keep the same bounds up to the noise that a run's budget demands, see :func:`_check_noisy`.
+
         Args:
             state: An upload whose names, shapes and types fit, and whose numbers are finite.
 
@@ -58,10 +66,12 @@ class FeatureSums(nn.Module):
             UploadError: Names the bound that is broken.
         """
         self._check_fingerprint(state["fingerprint"])
-        if float(state["noise"]) < 0.0:
-            raise UploadError(f"noise is {float(state['noise']):.6g}: must be at least 0")
-        if float(state["noise"]) > 0.0:
-            return  # noise breaks every bound below
+        if not math.isclose(float(state["noise"]), self._noise, rel_tol=1e-9):
+            told = float(state["noise"])
+            raise UploadError(f"noise is {told:.6g}: must be {self._noise:.6g}, that of the run's budget")
+        if self._noise:
+            _check_noisy(from_arrays(state), self._noise)
+            return
         counts = state["counts"]
         if bool((counts < 0).any() or (counts != counts.round()).any()) or not float(counts.sum()) > 0:
             raise UploadError("counts are not whole numbers from 0 with a positive sum")
@@ -148,6 +158,35 @@ def _check_entries(found: Statistics, slack: float) -> None:
         raise UploadError(
             f"sums of class {int(wrong.nonzero()[0])} have norm {float(norms[wrong][0]):.6g} for "
             f"{float(counts[wrong][0]):.0f} examples: must be at most their number, and 1 for one example"
+        )
+
+
+def _check_noisy(found: Statistics, sigma: float) -> None:
+    """Refuse sums that the noise of a budget explains with a probability below 1e-8 per bound.
+
+    A Gaussian number stays within six deviations, and the norm of d numbers within ``sqrt(d) + 6`` of them.
+    The spectral norm of the noise on G stays within ``(sqrt(2 d) + 6) sigma``. Both follow from the concentration of
+    Lipschitz functions.
+    """
+    root, count = math.sqrt(found.features), sigma / COUNT_WEIGHT
+    if float(found.counts.min()) < -SIX * count:
+        raise UploadError(f"a count is {float(found.counts.min()):.6g}: noise explains at least {-SIX * count:.6g}")
+    examples = found.examples + SIX * count * math.sqrt(found.classes)
+    trace, slack = float(found.gram.diagonal().sum()), SIX * sigma * root
+    if trace > examples + slack:
+        raise UploadError(f"gram has trace {trace:.6g}: examples and noise explain at most {examples + slack:.6g}")
+    norms = found.sums.norm(dim=1)
+    most = found.counts + SIX * count + (root + SIX) * sigma / SUM_WEIGHT
+    if bool((norms > most).any()):
+        wrong = int((norms - most).argmax())
+        norm, bound = float(norms[wrong]), float(most[wrong])
+        raise UploadError(f"sums of class {wrong} have norm {norm:.6g}: noise explains at most {bound:.6g}")
+    edge = (math.sqrt(2.0) * root + SIX) * sigma
+    least, *_, largest = torch.linalg.eigvalsh(found.gram).tolist()
+    if least < -edge or largest > examples + edge:
+        raise UploadError(
+            f"gram has eigenvalues from {least:.6g} to {largest:.6g}: examples and noise explain {-edge:.6g} to "
+            f"{examples + edge:.6g}"
         )
 
 

@@ -70,7 +70,7 @@ BROKEN: dict[str, tuple[Callable[[dict[str, torch.Tensor]], None], str]] = {
     "counts": (lambda state: state["counts"].add_(0.5), "counts are not whole"),
     "sums": (lambda state: state["sums"].mul_(3.0), "sums of class 0 have norm"),
     "negative": (lambda state: state["sums"].mul_(-1.0), "have negative entries"),
-    "noise": (lambda state: state["noise"].sub_(1.0), "noise is -1: must be at least 0"),
+    "noise": (lambda state: state["noise"].sub_(1.0), "noise is -1: must be 0"),
     "empty": (lambda state: state["counts"].zero_(), "with a positive sum"),
 }
 

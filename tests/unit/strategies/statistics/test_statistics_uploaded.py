@@ -1,6 +1,59 @@
-import pytest
+"""The checks of an upload of sums, with and without noise, and the cap on a client's claimed share."""
 
-from strategies.statistics.uploaded import capped
+import re
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from statistics_fakes import CLASSES, FEATURES, examples, of
+from torch import Tensor
+
+from strategies.core.errors import UploadError
+from strategies.statistics.privacy import deviation, released
+from strategies.statistics.sums import Statistics
+from strategies.statistics.uploaded import FeatureSums, capped
+
+FINGERPRINT = torch.zeros(4, 32, dtype=torch.uint8)
+SIGMA = deviation(1.0, 1e-5)
+
+
+def sent(statistics: Statistics, noise: float) -> dict[str, Tensor]:
+    model = FeatureSums(CLASSES, FEATURES, FINGERPRINT)
+    model.fill(statistics, noise)
+    return dict(model.state_dict())
+
+
+def check(statistics: Statistics, *, told: float = SIGMA, demanded: float = SIGMA) -> None:
+    FeatureSums(CLASSES, FEATURES, FINGERPRINT, noise=demanded).check_upload(sent(statistics, told))
+
+
+@pytest.mark.parametrize("count", [1, 90, 5000])
+def test_honest_noisy_sums_pass_every_bound(count: int) -> None:
+    exact = of(*examples(0, count))
+    for _ in range(50):
+        check(released(exact, 1.0, 1e-5))
+
+
+@pytest.mark.parametrize(("told", "demanded"), [(1e6, 0.0), (-1.0, 0.0), (0.0, SIGMA), (2 * SIGMA, SIGMA)])
+def test_noise_is_that_of_the_budget_and_no_way_around_the_bounds(told: float, demanded: float) -> None:
+    with pytest.raises(UploadError, match=re.escape(f"noise is {told:.6g}: must be {demanded:.6g}, that")):
+        check(of(*examples(0)), told=told, demanded=demanded)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda s: replace(s, counts=s.counts - 1000.0), "a count is"),
+        (lambda s: replace(s, gram=s.gram + 500.0 * torch.eye(FEATURES)), "gram has trace"),
+        (lambda s: replace(s, sums=-40.0 * s.sums), "sums of class . have norm"),
+        (lambda s: replace(s, gram=-s.gram), "gram has eigenvalues"),
+        (lambda s: replace(s, gram=s.gram + 900.0 * torch.diag(torch.tensor([1.0, -1, 0, 0, 0, 0]))), "gram has eigen"),
+    ],
+)
+def test_sums_that_noise_does_not_explain_are_refused(spoil: Callable[[Statistics], Statistics], message: str) -> None:
+    with pytest.raises(UploadError, match=message):
+        check(spoil(released(of(*examples(0, 900)), 1.0, 1e-5)))
 
 
 @pytest.mark.parametrize(
