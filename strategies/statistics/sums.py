@@ -6,6 +6,7 @@ the examples are divided over clients.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -135,7 +136,7 @@ def to_arrays(statistics: Statistics) -> dict[str, Tensor]:
         ``counts`` is float64 [C], exact for whole numbers; ``sums`` float32 [C, d]; ``gram`` float32 [d (d + 1) / 2],
         row by row.
     """
-    rows, columns = torch.triu_indices(statistics.features, statistics.features)
+    rows, columns = _upper(statistics.features)
     return {
         "counts": statistics.counts.clone(),
         "sums": statistics.sums.to(torch.float32),
@@ -146,11 +147,42 @@ def to_arrays(statistics: Statistics) -> dict[str, Tensor]:
 def from_arrays(arrays: Mapping[str, Tensor]) -> Statistics:
     """Return the statistics that :func:`to_arrays` wrote; the shapes have been checked before."""
     features = arrays["sums"].shape[1]
-    rows, columns = torch.triu_indices(features, features)
+    rows, columns = _upper(features)
     gram = _zeros(features, features)
     gram[rows, columns] = arrays["gram"].to(torch.float64)
     gram[columns, rows] = gram[rows, columns]
     return Statistics(arrays["counts"].to(torch.float64), arrays["sums"].to(torch.float64), gram)
+
+
+def merged(uploads: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Return the upload of a node that adds up the uploads of its own clients.
+
+    It passes the checks of an upload and leads to the same head. To the server the node is one client: one fold in the
+    choice of the penalty, and one name to forget.
+
+    Args:
+        uploads: At least one, of the same feature function: ``counts``, ``sums``, ``gram``, ``noise`` and
+            ``fingerprint``.
+
+    Returns:
+        The same arrays. Independent noises add up in their squares.
+
+    Raises:
+        ValueError: The fingerprints differ, or there is no upload.
+    """
+    prints, noise = torch.zeros(0), torch.zeros(1, dtype=torch.float64)
+
+    def parts() -> Iterable[Statistics]:
+        nonlocal prints, noise
+        for arrays in uploads:
+            prints = prints if len(prints) else arrays["fingerprint"]
+            if not torch.equal(prints, arrays["fingerprint"]):
+                raise ValueError("the fingerprints of the uploads differ: must be sums of one feature function")
+            noise = (noise.square() + arrays["noise"].square()).sqrt()
+            yield from_arrays(arrays)
+
+    arrays = to_arrays(Statistics.total(parts()))
+    return {**arrays, "noise": noise, "fingerprint": prints}
 
 
 def projection(features: int, kept: int, seed: int) -> Tensor:
@@ -172,6 +204,13 @@ def projection(features: int, kept: int, seed: int) -> Tensor:
     rng = np.random.Generator(np.random.PCG64(derive_seed(seed, "features", "projection")))
     basis, triangle = np.linalg.qr(rng.standard_normal((features, kept)))
     return torch.from_numpy(basis * np.sign(np.diag(triangle)))
+
+
+@functools.lru_cache(maxsize=4)
+def _upper(features: int) -> tuple[Tensor, Tensor]:
+    """Return rows and columns of the upper triangle; the server reads thousands of uploads of one width."""
+    rows, columns = torch.triu_indices(features, features)
+    return rows, columns
 
 
 def _zeros(*shape: int) -> Tensor:

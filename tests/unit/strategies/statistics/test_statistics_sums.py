@@ -3,7 +3,7 @@ import pytest
 import torch
 from statistics_fakes import CLASSES, FEATURES, divided, examples, of
 
-from strategies.statistics.sums import Statistics, from_arrays, projection, to_arrays
+from strategies.statistics.sums import Statistics, from_arrays, merged, projection, to_arrays
 
 
 def test_of_in_any_batches_is_numpys_sums() -> None:
@@ -79,3 +79,21 @@ def test_projected_sums_are_the_sums_of_projected_features() -> None:
     assert not torch.equal(basis, projection(FEATURES, 4, seed=8))
     with pytest.raises(ValueError, match="must be 1 to 6"):
         projection(FEATURES, 7, seed=0)
+
+
+def test_the_merged_upload_of_a_node_is_that_of_all_its_clients_examples() -> None:
+    rows, labels = examples(0)
+    noises, fingerprint = (3.0, 4.0), torch.arange(128, dtype=torch.uint8).reshape(4, 32)
+    sent = [
+        {**to_arrays(of(rows[part], labels[part])), "noise": torch.tensor([noise]), "fingerprint": fingerprint}
+        for part, noise in zip((slice(0, 40), slice(40, None)), noises, strict=True)
+    ]
+    found, whole = merged(sent), to_arrays(of(rows, labels))
+
+    assert float(found["noise"]) == 5.0
+    assert torch.equal(found["fingerprint"], fingerprint)
+    for key, value in whole.items():
+        assert found[key].dtype == value.dtype
+        torch.testing.assert_close(found[key], value, rtol=1e-6, atol=1e-6)
+    with pytest.raises(ValueError, match="fingerprints of the uploads differ"):
+        merged([sent[0], {**sent[1], "fingerprint": fingerprint + 1}])
