@@ -8,10 +8,12 @@ writes one folder per machine::
     keys/server/               ca.crt, server.pem, server.key: to the server
     keys/hospital-a/           ca.crt, node.key: to that hospital
     keys/public/               hospital-a.pub, ...: to the operator who registers the nodes
+    keys/public/node_keys      a line per node, key and name: to the server, ONESHOT_NODE_KEYS names it
     keys/ca.crt                to every machine; it is no secret
 
-A second run adds missing files and never replaces one. ``--renew-server`` replaces the server's certificate and key
-only. The same authority signs it, so no node needs a new file. Needs ``cryptography``, which Flower installs.
+A second run adds missing files and never replaces one, except the list ``node_keys``. ``--renew-server`` replaces the
+server's certificate and key only. The same authority signs it, so no node needs a new file. Needs ``cryptography``,
+which Flower installs.
 """
 
 from __future__ import annotations
@@ -91,6 +93,7 @@ def make(folder: Path, *, servers: list[str], nodes: list[str], days: int, renew
     for name in nodes:
         if not (folder / name / "node.key").exists():
             made += _make_node(folder / name, folder / "public" / f"{name}.pub")
+    made += _list_keys(folder / "public")
     for place in (server, *(folder / name for name in nodes)):
         if not (place / "ca.crt").exists():
             made.append(_write(place / "ca.crt", certificate.read_bytes(), private=False))
@@ -152,6 +155,14 @@ def _make_node(place: Path, public_file: Path) -> list[Path]:
         _write(public_file, public + f" {place.name}\n".encode(), private=False),
         _write(place / "node.key", private, private=True),
     ]
+
+
+def _list_keys(public: Path) -> list[Path]:
+    """Write the list that binds each public key to the name of its file, if it changes."""
+    named = [(file.read_bytes().split(), file.stem) for file in sorted(public.glob("*.pub"))]
+    lines = b"".join(b"%b %b %b\n" % (kind, key, name.encode()) for (kind, key, *_), name in named)
+    listed = public / "node_keys"
+    return [] if listed.exists() and listed.read_bytes() == lines else [_write(listed, lines, private=False)]
 
 
 def _certificate(subject: x509.Name, issuer: x509.Name, key: Key, days: int) -> x509.CertificateBuilder:

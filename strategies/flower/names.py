@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
-from logging import INFO
+from logging import INFO, WARNING
 
 from flwr.app import ConfigRecord, Message
 from flwr.common.logger import log
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 
 from ..core.errors import UploadError
 from ..uploads.checks import CLIENT_NAME
+from .node_keys import VARIABLE, named_keys
 
 _BY_RANK = (
     "their nodes' order of registration stands for them: each round asks the same clients in every run of a "
@@ -24,6 +26,7 @@ class Names:
     """Names of the clients by node, and ranks of the nodes whose clients have none.
 
     Flower's simulation registers its nodes in the order of their partitions, so that a rank there is a partition.
+    Where ``$ONESHOT_NODE_KEYS`` names a file, the public key of a node decides its client's name.
 
     Attributes:
         barred: Nodes that get no more questions, because an answer of theirs could not be read.
@@ -35,6 +38,20 @@ class Names:
         self._ranks: dict[int, int] = {}
         self._introduced: set[int] = set()
         self._told = False
+        self._keys = named_keys()
+
+    def meet(self, infos: Iterable[NodeInfo]) -> None:
+        """Name the connected nodes by their public keys, if there is a file of them; bar nodes that are not in it."""
+        if self._keys is None:
+            return
+        for info in infos:
+            if info.node_id in self._names or info.node_id in self.barred:
+                continue
+            if (client := self._keys.get(info.public_key)) is not None:
+                self._names[info.node_id] = client
+            else:
+                self.barred.add(info.node_id)
+                log(WARNING, "node-%d gets no questions: its key is in no line of $%s", info.node_id, VARIABLE)
 
     def name_of(self, node: int) -> str | None:
         """Return the name of the client on a node; None while it is unknown."""
@@ -70,7 +87,7 @@ class Names:
         """Record the name of the client on a node; a node keeps its name.
 
         Without node authentication a client that starts again is a new node, which Flower lists beside the old one for
-        a while. So a name may move to another node.
+        a while. So a name may move to another node, unless keys name the nodes.
 
         Args:
             node: The node.
@@ -95,7 +112,7 @@ class Names:
             facts = ConfigRecord() if reply.has_error() else reply.content.config_records.get("upload", ConfigRecord())
             name = facts.get("client")
             if isinstance(name, str) and CLIENT_NAME.fullmatch(name):
-                self._names[node] = name
+                self._names.setdefault(node, name)
             else:
                 unnamed += 1
         if unnamed and not self._told:

@@ -127,7 +127,9 @@ class Nodes:
         if self.simulated or not hasattr(self.grid, "get_nodes"):
             found = dict.fromkeys(self.grid.get_node_ids(), "")
         else:
-            found = {info.node_id: info.last_activated_at for info in self.grid.get_nodes()}
+            infos = list(self.grid.get_nodes())
+            self.names.meet(infos)
+            found = {info.node_id: info.last_activated_at for info in infos}
         if not self._seen.issuperset(found):
             self._seen.update(found)
             self._joined = time.monotonic()

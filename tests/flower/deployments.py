@@ -239,6 +239,7 @@ def federation(folder: Path, nodes: Path, strangers: tuple[str, ...] = ()) -> It
     with guarded() as (home, token):
         machines = {name: _machine(home / name, folder / f"{name}.log", token) for name in ("server", *files)}
         server = machines["server"]
+        server.environment["ONESHOT_NODE_KEYS"] = str(keys / "public" / "node_keys")
         server.environment["RAY_TMPDIR"] = str(home)  # short, for the sockets in it
         shutil.copytree(keys / "server", server.folder, dirs_exist_ok=True)
         (server.folder / ".flwr").mkdir()

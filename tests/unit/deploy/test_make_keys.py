@@ -17,6 +17,8 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key, l
 from flwr.cli.supernode.register import try_load_public_key
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
+from strategies.flower.node_keys import VARIABLE, named_keys
+
 SCRIPT = Path(__file__).parents[3] / "deploy" / "make_keys.py"
 main: Callable[[list[str]], int] = runpy.run_path(str(SCRIPT))["main"]
 ASKED = ["--server", "server.example.org", "--server", "192.0.2.7", "--node", "hospital-a", "--node", "hospital-b"]
@@ -40,8 +42,8 @@ def certificate(file: Path) -> x509.Certificate:
 def test_keys_when_made_are_exactly_those_that_each_machine_needs(keys: Path) -> None:
     assert sorted(contents(keys)) == [
         ".gitignore", "authority/ca.key", "ca.crt", "hospital-a/ca.crt", "hospital-a/node.key", "hospital-b/ca.crt",
-        "hospital-b/node.key", "public/hospital-a.pub", "public/hospital-b.pub", "server/ca.crt", "server/server.key",
-        "server/server.pem",
+        "hospital-b/node.key", "public/hospital-a.pub", "public/hospital-b.pub", "public/node_keys", "server/ca.crt",
+        "server/server.key", "server/server.pem",
     ]  # fmt: skip
     assert {stat.S_IMODE(path.stat().st_mode) for path in keys.rglob("*.key")} == {0o600}
     assert {stat.S_IMODE(path.stat().st_mode) for path in keys.rglob("*") if path.is_dir()} == {0o700}
@@ -70,10 +72,23 @@ def test_node_keys_are_of_the_form_that_flower_reads(keys: Path) -> None:
     assert (keys / "hospital-a" / "node.key").read_bytes() != (keys / "hospital-b" / "node.key").read_bytes()
 
 
+def test_the_list_of_node_keys_binds_each_key_to_the_name_of_its_file(
+    keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = (keys / "public" / "hospital-b.pub").read_text().rsplit(" ", 1)[0]
+    (keys / "public" / "hospital-b.pub").write_text(f"{own} someone@machine\n")  # as ssh-keygen writes it
+    assert main([str(keys), *ASKED]) == 0
+    monkeypatch.setenv(VARIABLE, str(keys / "public" / "node_keys"))
+    names = ("hospital-a", "hospital-b")
+    assert named_keys() == {try_load_public_key(keys / "public" / f"{name}.pub"): name for name in names}
+
+
 def test_a_second_call_adds_a_node_and_replaces_nothing(keys: Path) -> None:
     before = contents(keys)
     assert main([str(keys), *ASKED, "--node", "hospital-c"]) == 0
     after = contents(keys)
+    listed = "public/node_keys"
+    assert after.pop(listed).startswith(before.pop(listed))
     assert {name: after[name] for name in before} == before
     added = {"hospital-c/ca.crt", "hospital-c/node.key", "public/hospital-c.pub"}
     assert after.keys() - before.keys() == added

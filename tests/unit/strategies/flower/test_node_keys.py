@@ -1,0 +1,85 @@
+"""Names by public keys: a node is the client that the operator's file says, or gets no questions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from flower_fakes import DeployedGrid
+from flwr.proto.node_pb2 import NodeInfo
+
+from strategies.core.errors import OptionError, UploadError
+from strategies.flower.names import Names
+from strategies.flower.node_keys import VARIABLE, named_keys
+from strategies.flower.nodes import Nodes, Refusals
+from strategies.run.traffic import Traffic
+
+KEYS = {name: ec.generate_private_key(ec.SECP384R1()).public_key() for name in ("alice", "bob", "mallory")}
+PEM = {name: key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo) for name, key in KEYS.items()}
+LINES = {name: key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode() for name, key in KEYS.items()}
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    found = tmp_path / "node_keys"
+    found.write_text(f"# the hospitals\n\n{LINES['alice']} alice\n{LINES['bob']} bob\n")
+    monkeypatch.setenv(VARIABLE, str(found))
+    return found
+
+
+@pytest.mark.usefixtures("file")
+def test_a_node_answers_under_the_name_of_its_key_alone() -> None:
+    names = Names()
+    names.meet([NodeInfo(node_id=1, public_key=PEM["alice"]), NodeInfo(node_id=2, public_key=PEM["bob"])])
+
+    names.pin(1, "alice")
+    with pytest.raises(UploadError, match="it answers as 'alice' and was 'bob' before"):
+        names.pin(2, "alice")
+    assert (names.call(1), names.call(2), names.barred) == ("alice", "bob", set())
+
+
+@pytest.mark.usefixtures("file")
+def test_a_node_whose_key_is_not_in_the_file_gets_no_questions() -> None:
+    class Grid(DeployedGrid):
+        def get_nodes(self) -> list[Any]:
+            return [NodeInfo(node_id=1, public_key=PEM["alice"]), NodeInfo(node_id=2, public_key=PEM["mallory"])]
+
+    nodes = Nodes(Grid([]), Refusals(None), Traffic())
+
+    assert set(nodes.connected()) == {1, 2}
+    assert nodes.names.barred == {2}
+
+
+def test_without_a_file_names_are_the_clients_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    names = Names()
+    names.meet([NodeInfo(node_id=1, public_key=PEM["alice"])])
+
+    names.pin(1, "whatever")
+    assert named_keys() is None
+    assert names.barred == set()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("ssh-rsa nonsense alice", "line 1: must be a public key of ssh and a client's name"),
+        (f"{LINES['alice']} ../alice", "line 1: '../alice' is no client's name"),
+        (f"{LINES['alice']}", "line 1: '' is no client's name"),
+        (f"{LINES['alice']} a\n{LINES['alice']} b", "line 2: the key or the name 'b' stands twice"),
+        (f"{LINES['alice']} a\n{LINES['bob']} a", "line 2: the key or the name 'a' stands twice"),
+    ],
+)
+def test_a_file_with_a_mistake_is_one_line_that_names_its_place(file: Path, text: str, message: str) -> None:
+    file.write_text(text)
+    with pytest.raises(OptionError, match=message):
+        named_keys()
+
+
+def test_a_file_that_is_not_there_is_named(file: Path) -> None:
+    file.unlink()
+    with pytest.raises(OptionError, match=f"{VARIABLE} names {file}, which cannot be read"):
+        named_keys()
