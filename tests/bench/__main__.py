@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from collections.abc import Collection
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported
 
@@ -18,7 +19,7 @@ from measure import say
 from resources import memory, teacher_speed
 from server_stage import Scale, speed
 
-PARTS = ("speed", "agreement", "teachers", "memory", "schedules", "local-training", "refinement", "scale")
+PARTS = ("speed", "agreement", "teachers", "memory", "schedules", "local-training", "refinement", "scale", "features")
 
 
 def arguments() -> argparse.Namespace:
@@ -56,6 +57,13 @@ def main() -> None:
     if "schedules" in parts:
         schedules(epochs=12 if quick else 60, seeds=1 if quick else 3)
         say()
+    ratios |= imported(parts, quick=quick, repetitions=repetitions)
+    say(json.dumps(ratios))
+
+
+def imported(parts: Collection[str], *, quick: bool, repetitions: int) -> dict[str, dict[str, float]]:
+    """Run the parts whose modules are imported for them alone, and return their ratios."""
+    ratios: dict[str, dict[str, float]] = {}
     if "local-training" in parts:
         import local_training
 
@@ -70,7 +78,12 @@ def main() -> None:
         import scale
 
         scale.main((10, 50)) if quick else scale.main()
-    say(json.dumps(ratios))
+    if "features" in parts:
+        import feature_speed
+
+        ratios |= feature_speed.ratio(repetitions)
+        say()
+    return ratios
 
 
 if __name__ == "__main__":
