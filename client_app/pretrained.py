@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from fl_app.checkpoints import read_checkpoint
+from strategies.core.checkpoints import read_checkpoint
 from strategies.core.errors import UploadError
 
 

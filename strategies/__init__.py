@@ -56,6 +56,8 @@ if TYPE_CHECKING:
     from .gatekeeper.config import GatekeeperConfig as GatekeeperConfig
     from .intactofl import IntactOflConfig as IntactOflConfig
     from .lda import LdaConfig as LdaConfig
+    from .merging import Result as Result
+    from .merging import merge as merge
     from .method import METHODS as METHODS
     from .method import Job as Job
     from .method import Method as Method

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from math import prod
 from pathlib import Path
 
-from fl_app.checkpoints import read_checkpoint
 from fl_app.data import Split, data_root, open_split
 from fl_app.division import own_positions
 from fl_app.models import builders
 from server_app.doctor.findings import Finding
 from server_app.doctor.node import NodeConfig
 from server_app.settings.read import Settings
+from strategies.core.checkpoints import read_checkpoint
 from strategies.core.errors import DataError, OneShotError, OptionError, UploadError
 from strategies.core.facts import UploadFacts
 from strategies.uploads.checks import Signature, Signatures, check_upload

@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 
-from fl_app.checkpoints import read_checkpoint
 from fl_app.models import ARCHITECTURES
 from fl_app.models.uploaded import SUMS
 from server_app.replay.import_map import Entry, Known, list_checkpoints
 from server_app.settings.build import build_job, held_out
 from server_app.settings.read import Settings, read_settings
+from strategies.core.checkpoints import read_checkpoint
 from strategies.core.durable import make_folder, store_errors, sync_folder
 from strategies.core.errors import OptionError, StoreError, UploadError, blaming
 from strategies.core.facts import UploadFacts

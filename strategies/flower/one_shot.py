@@ -21,9 +21,9 @@ from ..run.identity import open_run
 from ..run.quarantine import guarded_replay
 from ..run.run_folder import RunFolder, default_run_dir
 from ..run.stage import StageReport, all_cores
+from ..uploads.builders import chosen_config, chosen_student, named_builders
 from .evaluation import ClientEvaluation
 from .messages import Request
-from .models import chosen_student, named_builders
 from .run import Account, Rounds, RunOptions, signature_of
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from ..compute import ServerCompute
     from ..method import Observer
-    from .models import Model
+    from ..uploads.builders import Model
 
     EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
@@ -87,8 +87,6 @@ class OneShot(Strategy):
         facts: Mapping[str, Any] | None = None,
     ) -> None:
         options, builders = options or RunOptions(), named_builders(model)
-        if config is not None and not isinstance(config, method.config):
-            raise OptionError(f"config is {type(config).__name__}: must be {method.config.__name__}")
         if min_uploads < 1:
             raise OptionError(f"min_uploads is {min_uploads}: must be a whole number at least 1")
         if not 0.0 <= fraction_evaluate <= 1.0:
@@ -102,7 +100,7 @@ class OneShot(Strategy):
             num_classes=num_classes,
             input_shape=input_shape,
             normalization=normalization or Normalization(halves, halves),
-            config=config if config is not None else method.config(),
+            config=chosen_config(config, method),
             seed=seed,
             threads=options.threads or all_cores(),
             device=options.device,

@@ -31,13 +31,13 @@ from ..run.stage import (
 )
 from ..run.traffic import Traffic
 from ..uploads.accepted import accepted_of, of_kind
+from ..uploads.builders import check_student
 from ..uploads.checks import Signature, Signatures
 from ..uploads.needs import check_needs
 from ..uploads.outputs import check_outputs
 from .clients import GridClients
 from .collect import Collector
 from .messages import Request, is_anonymous
-from .models import check_student
 from .names import Names
 from .nodes import Limits, Nodes, Refusals, is_simulation
 

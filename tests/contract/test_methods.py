@@ -417,3 +417,30 @@ def test_every_method_runs_with_flwr_and_ray_blocked() -> None:
 def test_every_method_runs_from_a_copy_of_the_folder_under_another_name(tmp_path: Path) -> None:
     shutil.copytree(ROOT, tmp_path / "vendored", ignore=shutil.ignore_patterns("__pycache__"))
     run_program(tmp_path, "vendored", {"strategies", "flwr", "ray"})
+
+
+def test_merge_runs_the_method_on_bare_weights(method: Method) -> None:
+    job = tiny_job(method)
+    counts = {upload.client: upload.label_counts or () for upload in job.uploads}
+    told = tuple(telling(upload, num_examples=sum(counts[upload.client])) for upload in job.uploads)
+    expected = predict(method.fit(replace(job, uploads=told), Silent()), job)
+
+    result = strategies.merge(
+        {upload.client: upload.read() for upload in job.uploads},
+        method.name,
+        num_classes=job.num_classes,
+        input_shape=job.input_shape,
+        model=BUILDERS,
+        label_counts=list(counts.values()),
+        log=str,
+        config=job.config,
+        proxy=job.proxy,
+        labelled=job.labelled,
+        student=job.student,
+        threads=1,
+    )
+
+    model = result.student if result.student is not None else result.ensemble
+    assert model is not None
+    with torch.no_grad():
+        torch.testing.assert_close(model(IMAGES), expected)

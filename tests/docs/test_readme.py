@@ -38,6 +38,8 @@ KINDS = {o.key: o.kind for o in known_options()}
 WITH_CODE = [page for page in PAGES if blocks(page, "python")]
 # Files of the examples, which a reader would write.
 EXAMPLES = {"strategies/trimmed_mean.py", "strategies/disagreement.py"}
+MERGED = 'merge(models, "tally",'
+QUICKLY_MERGED = f"{MERGED} threads=1, config=__import__('strategies').TallyConfig(epochs=1, images=16),"
 SMALL = "client.epochs=1 data.limit=200 tally.epochs=1 tally.images=64 tally.probes=64"
 
 
@@ -61,11 +63,33 @@ def test_python_blocks_run_in_order(
     page: Path, finished_run: Callable[[str, bool], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_runs(page, finished_run)
-    names = execute(page, monkeypatch)
+    names = execute(page, monkeypatch, lambda code: code.replace(MERGED, QUICKLY_MERGED))
     for key in ("model", "ensemble", "student"):
         if isinstance(names.get(key), torch.nn.Module):
             shape = (2, 1, 16, 16) if page == RUN_FOLDER else (2, 3, 32, 32)
             assert names[key](torch.zeros(shape)).shape == (2, 10)
+
+
+def test_readme_s_first_code_merges_models_in_ten_lines() -> None:
+    first = blocks(README, "python", "console", "diff")[0]
+
+    assert MERGED in first
+    assert len([line for line in first.splitlines() if line.strip()]) <= 10
+
+
+@pytest.mark.slow
+def test_notebook_merges_models_into_a_better_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    cells = json.loads((DOCS / "examples/merge.ipynb").read_text())["cells"]
+    names: dict[str, Any] = {}
+    for cell in cells:
+        assert not cell.get("outputs")
+        if cell["cell_type"] == "code":
+            exec("".join(cell["source"]), names)  # noqa: S102  our own notebook
+
+    assert names["scores"]["ensemble"] > max(names["alone"]) + 10
+    assert names["scores"]["student"] > max(names["alone"]) + 10
+    assert (tmp_path / "merged/student.safetensors").is_file()
 
 
 class Nodes:

@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from client_app.keeping import Keep
-from fl_app.checkpoints import read_checkpoint
 from fl_app.data import open_split
 from fl_app.node_config import read_nodes
 from server_app.doctor.node import NodeConfig
@@ -31,6 +30,7 @@ from server_app.replay.import_map import Known, list_checkpoints
 from server_app.settings.text import merge_settings
 from strategies.client.logits import LogitCache, Logits
 from strategies.client.round_state import RoundState
+from strategies.core.checkpoints import read_checkpoint
 from strategies.core.facts import UploadFacts
 from strategies.method import EnsembleSpec, Snapshot, Upload
 from strategies.run.checkpoint import CheckpointFolder

@@ -18,7 +18,7 @@ from .iterative import DEADLINE_S, Iterative
 from .wrapping import wrap
 
 if TYPE_CHECKING:
-    from ..models import Model
+    from ...uploads.builders import Model
 
     EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 

@@ -23,7 +23,7 @@ from ...rounds.config import FEDERATED, IterativeConfig
 from ...run.identity import open_run
 from ...run.run_folder import RunFolder, default_run_dir
 from ...run.stage import StageReport, all_cores, kept_report, kept_round
-from ..models import check_student, chosen_student, named_builders
+from ...uploads.builders import check_student, chosen_student, named_builders
 from ..run import Account, RunOptions
 from .base import Base, facts_of
 from .loop import IterativeRounds
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ...compute import ServerCompute
     from ...method import Observer
     from ...rounds.refinement import Refiner
-    from ..models import Model
+    from ...uploads.builders import Model
 
     EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 

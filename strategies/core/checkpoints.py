@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from strategies.core.errors import UploadError
+from .errors import UploadError
 
 ALLOWED = "must be a .safetensors file, or a file that torch.save(model.state_dict()) wrote"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fl_app.checkpoints import read_checkpoint
+from strategies.core.checkpoints import read_checkpoint
 from strategies.core.errors import UploadError
 
 

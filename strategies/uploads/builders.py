@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..core.errors import OptionError
 from ..core.seeds import seeded_torch
 
 if TYPE_CHECKING:
-    from ..method import Job, ModelBuilder
+    from ..method import Job, Method, ModelBuilder
 
     Model = ModelBuilder | Mapping[str, ModelBuilder]
 
@@ -71,3 +71,14 @@ def check_student(job: Job) -> None:
             f"num_classes is {job.num_classes}, but model {job.student!r} maps 2 images of shape {job.input_shape} to "
             f"{list(found)}: must be {[2, job.num_classes]}"
         )
+
+
+def chosen_config(config: Any, method: Method) -> Any:
+    """Return a method's config; None: its defaults.
+
+    Raises:
+        OptionError: It is another method's.
+    """
+    if config is not None and not isinstance(config, method.config):
+        raise OptionError(f"config is {type(config).__name__}: must be {method.config.__name__}")
+    return method.config() if config is None else config

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from fl_app.checkpoints import read_checkpoint
+from strategies.core.checkpoints import read_checkpoint
 from strategies.core.errors import UploadError
 
 STATE = {"fc.weight": torch.arange(6.0).reshape(2, 3), "fc.steps": torch.tensor(7)}

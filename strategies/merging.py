@@ -1,0 +1,274 @@
+"""Merges trained models in one call, without Flower, Ray or a run folder."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict
+
+import torch
+from torch import nn
+
+from .combiners.outcomes import ensemble_of, load_model
+from .compute.in_process import InProcess
+from .core.checkpoints import read_checkpoint
+from .core.durable import make_folder, store_errors
+from .core.errors import OptionError, UploadError, blaming
+from .core.facts import UploadFacts
+from .core.kinds import CLASSIFIER, CVAE, OPEN_SET, STATISTICS, kind_of
+from .method import METHODS, Job, Normalization, Outcome, Upload
+from .run.ensembles import FOLDER_NAME, save_ensemble
+from .run.files import save_weights
+from .run.journal import Journal
+from .run.run_folder import STUDENT_FILE
+from .run.stage import all_cores
+from .uploads.builders import check_student, chosen_config, chosen_student, named_builders
+from .uploads.checks import CLIENT_NAME, Signatures, check_facts, check_upload
+from .uploads.tensors import tensor_form
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from .core.facts import State
+    from .method import EnsembleSpec, ModelBuilder
+    from .teacher.ensemble import Ensemble
+    from .uploads.builders import Model
+
+    Trained = nn.Module | Mapping[str, torch.Tensor] | str | Path
+
+# How an architecture of each kind is called, see :mod:`.core.kinds`.
+_NAMES = {CLASSIFIER: "{}", OPEN_SET: "{}+unknown", CVAE: "cvae-decoder", STATISTICS: "statistics"}
+
+
+class Further(TypedDict, total=False):
+    """Fields of :class:`.method.Job` that :func:`merge` takes by name, and the sizes of the training sets.
+
+    Attributes:
+        num_examples: Training examples per model, in its order; default: the sums of the label counts, else unknown.
+    """
+
+    config: Any
+    student: str
+    normalization: Normalization
+    seed: int
+    threads: int
+    device: str
+    proxy: torch.Tensor | None
+    labelled: tuple[torch.Tensor, torch.Tensor] | None
+    teacher: EnsembleSpec | str | None
+    num_examples: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Result:
+    """The result of :func:`merge`; its models are on the CPU, in eval mode.
+
+    Attributes:
+        method: The method's key.
+        clients: The names of the merged models.
+        outcome: The method's own outcome.
+        job: The method's whole input.
+    """
+
+    method: str
+    clients: tuple[str, ...]
+    outcome: Outcome = field(repr=False)
+    job: Job = field(repr=False)
+
+    @cached_property
+    def student(self) -> nn.Module | None:
+        """The one resulting model, from normalised examples [B, ...] to logits [B, C]; None if the method has none."""
+        return None if self.outcome.student is None else load_model(self.outcome, self.job)
+
+    @cached_property
+    def ensemble(self) -> Ensemble | None:
+        """The resulting ensemble, from normalised examples [B, ...] to logits [B, C]; None if the method has none."""
+        return None if self.outcome.ensemble is None else ensemble_of(self.job, self.outcome.ensemble)
+
+    def evaluate(self, loader: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> dict[str, float]:
+        """Return the accuracies of ``student`` and ``ensemble``, those that there are, in %.
+
+        Args:
+            loader: Batches of normalised examples [B, ...] and labels [B].
+
+        Raises:
+            OptionError: The loader yields no example.
+        """
+        models = {name: model for name in ("student", "ensemble") if (model := getattr(self, name)) is not None}
+        right, total = dict.fromkeys(models, 0), 0
+        with torch.no_grad():
+            for examples, labels in loader:
+                total += len(labels)
+                for name, model in models.items():
+                    right[name] += int((model(examples).argmax(dim=1) == labels).sum())
+        if not total:
+            raise OptionError("loader yields no example: must yield at least one batch of examples and labels")
+        return {name: 100.0 * count / total for name, count in right.items()}
+
+    def save(self, folder: str | Path) -> None:
+        """Write ``student.safetensors`` and ``ensemble/``, those that there are; see :func:`load_ensemble_module`.
+
+        Raises:
+            StoreError: The disk refuses.
+        """
+        place = Path(folder).expanduser()
+        with store_errors(place):
+            make_folder(place)
+        if self.outcome.student is not None:
+            save_weights(place / STUDENT_FILE, self.outcome.student)
+        if self.outcome.ensemble is not None:
+            save_ensemble(place / FOLDER_NAME, self.outcome.ensemble, self.job.uploads)
+
+
+def merge(
+    models: Sequence[Trained] | Mapping[str, Trained],
+    method: str = "tally",
+    *,
+    num_classes: int,
+    input_shape: tuple[int, int, int],
+    model: Model | None = None,
+    label_counts: Sequence[Sequence[int]] | None = None,
+    log: Callable[[str], None] = print,
+    **further: Unpack[Further],
+) -> Result:
+    """Merge trained models into one model or an ensemble, in this process.
+
+    Args:
+        models: Modules, state dicts, or checkpoint files; or a mapping of client name -> one of these.
+        method: A key of :data:`.method.METHODS`.
+        num_classes: C.
+        input_shape: See :attr:`.method.Job.input_shape`.
+        model: A callable that returns a fresh module, or architecture name -> callable. Modules need none: their
+            layers are copied, and a student starts from what the layers' own ``reset_parameters`` draw.
+        label_counts: Training examples per class [M][C], in the order of the models; None if unknown.
+        log: Takes a line about the progress.
+        further: Fields of the job, such as ``config``, ``student`` and ``seed``; see :class:`Further`.
+
+    Returns:
+        The result; it depends on the order of clients' names alone, not on that of a mapping.
+
+    Raises:
+        OptionError: An argument is out of its range, or the method needs an input that is missing.
+        UploadError: A model's weights are damaged, not finite, or of no known architecture.
+    """
+    chosen = METHODS[method]
+    named = dict(models) if isinstance(models, Mapping) else {f"client-{k:03}": one for k, one in enumerate(models)}
+    if not named:
+        raise OptionError("models is empty: must hold at least one model")
+    sizes = further.pop("num_examples", None)
+    builders = _copies(named, chosen.uploads) if model is None else named_builders(model)
+    facts = _facts(named, label_counts, sizes, num_classes)
+    halves = (0.5,) * input_shape[0]
+    defaults = {"normalization": Normalization(halves, halves), "threads": all_cores(), "device": "auto"}
+    students = {name: build for name, build in builders.items() if kind_of(name) == CLASSIFIER} or builders
+    given: dict[str, Any] = {
+        **defaults,
+        **further,
+        "student": chosen_student(further.get("student"), students),
+        "config": chosen_config(further.get("config"), chosen),
+    }
+    uploads = _uploads(named, facts, Signatures(builders))
+    job = Job(uploads, builders, num_classes=num_classes, input_shape=input_shape, **given)
+    if kind_of(job.student) == CLASSIFIER:
+        check_student(job)
+    with Journal(None, log, label=method) as journal:
+        outcome = InProcess().run(chosen, job, journal)
+    return Result(method, tuple(upload.client for upload in uploads), outcome, Job(**{**vars(job), "device": "cpu"}))
+
+
+def _facts(
+    named: Mapping[str, Trained],
+    label_counts: Sequence[Sequence[int]] | None,
+    num_examples: Sequence[int] | None,
+    num_classes: int,
+) -> dict[str, UploadFacts]:
+    """Return client -> its facts, without an architecture yet."""
+    for what, values in (("label_counts", label_counts), ("num_examples", num_examples)):
+        if values is not None and len(values) != len(named):
+            raise OptionError(f"{what} has {len(values)} entries: must have one per model, {len(named)}")
+    told: dict[str, dict[str, Any]] = {client: {"pretrained": True} for client in named}
+    for own, counts in zip(told.values(), label_counts or (), strict=False):
+        own |= {"label-counts": [int(count) for count in counts], "num-examples": int(sum(counts))}
+    for own, size in zip(told.values(), num_examples or (), strict=False):
+        own["num-examples"] = size
+    if wrong := [client for client in named if not CLIENT_NAME.fullmatch(client)]:
+        raise OptionError(f"client name is {wrong[0]!r}: must be up to 64 letters, digits, '.', '_' and '-'")
+    return {client: check_facts(own, num_classes, client=client, architecture="") for client, own in told.items()}
+
+
+def _uploads(
+    named: Mapping[str, Trained], facts: Mapping[str, UploadFacts], signatures: Signatures
+) -> tuple[Upload, ...]:
+    """Return the models as checked uploads, by name; files are read one at a time, and again at each use."""
+    uploads = []
+    for client in sorted(named):
+        with blaming(f"model {client!r}"):
+            state = _state(named[client])
+            architecture = _architecture(state, signatures)
+            known = UploadFacts(**{**vars(facts[client]), "architecture": architecture})
+            read = partial(_checked, named[client], known, signatures)
+            read()
+        uploads.append(Upload(known, read))
+    return tuple(uploads)
+
+
+def _checked(trained: Trained, facts: UploadFacts, signatures: Signatures) -> State:
+    wanted = signatures[facts.architecture]
+    return check_upload(_state(trained), facts, wanted, tensor_form("tensors", exact=False))
+
+
+def _state(trained: Trained) -> State:
+    if isinstance(trained, str | Path):
+        return read_checkpoint(Path(trained).expanduser())
+    state = trained.state_dict() if isinstance(trained, nn.Module) else trained
+    return {key: value.detach().cpu() for key, value in state.items()}
+
+
+def _architecture(state: State, signatures: Signatures) -> str:
+    """Return the only architecture with these names and shapes; a single architecture is compared later, key by key."""
+    shapes = {key: tuple(value.shape) for key, value in state.items()}
+    fitting = [name for name in signatures if {key: shape for key, (shape, _) in signatures[name].items()} == shapes]
+    if len(fitting) == 1 or len(signatures) == 1:
+        return next(iter(fitting or signatures))
+    raise UploadError(f"its tensors fit {' and '.join(fitting) or 'none'} of {', '.join(signatures)}: must fit one")
+
+
+def _copies(named: Mapping[str, Trained], kind: str) -> dict[str, ModelBuilder]:
+    """Return builders that copy the modules' layers, one per architecture.
+
+    Raises:
+        OptionError: A model is no module, or a layer of it cannot be drawn anew.
+    """
+    found: dict[tuple[type, str], str] = {}
+    builders: dict[str, ModelBuilder] = {}
+    for client, module in named.items():
+        if not isinstance(module, nn.Module):
+            raise OptionError(
+                f"model {client!r} is {type(module).__name__}: needs model=, a callable that returns its nn.Module"
+            )
+        key = (type(module), repr(module))
+        if key not in found:
+            own = _NAMES[kind].format(type(module).__name__)
+            found[key] = (
+                own if own not in builders else _NAMES[kind].format(f"{type(module).__name__}-{len(found) + 1}")
+            )
+            builders[found[key]] = partial(_fresh, copy.deepcopy(module).cpu())
+    return builders
+
+
+def _fresh(template: nn.Module) -> nn.Module:
+    """Return a copy of a module whose weights are drawn anew."""
+    module = copy.deepcopy(template).train().requires_grad_(True)
+    for name, layer in module.named_modules():
+        draw = getattr(layer, "reset_parameters", None) or getattr(layer, "_reset_parameters", None)
+        if draw is not None:
+            draw()
+        elif any(True for _ in layer.parameters(recurse=False)):
+            raise OptionError(
+                f"layer {name or 'at the top'!r} ({type(layer).__name__}) has no reset_parameters: needs model=, a "
+                "callable that returns a fresh nn.Module"
+            )
+    return module

@@ -1,0 +1,156 @@
+"""``merge``: trained models in, one result out, whatever form the models have."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from strategies import Result, load_ensemble_module, merge
+from strategies.core.errors import OptionError, UploadError
+from strategies.fedavg import FedAvgConfig
+from strategies.tally import TallyConfig
+
+SHAPE: dict[str, Any] = {"num_classes": 4, "input_shape": (1, 8, 8), "threads": 1, "log": str}
+COUNTS = [[5, 5, 5, 0], [0, 6, 5, 9], [0, 7, 5, 18]]
+SMALL = TallyConfig(epochs=1, batch_size=6, images=12, probes=6)
+IMAGES = torch.linspace(-1, 1, 3 * 64).view(3, 1, 8, 8)
+
+
+class Net(nn.Module):
+    def __init__(self, width: int = 3, classes: int = 4) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, width, 3)
+        self.norm = nn.BatchNorm2d(width)
+        self.head = nn.Linear(36 * width, classes)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norm(self.conv(images)).relu().flatten(1))  # type: ignore[no-any-return]
+
+
+def trained(seed: int, build: Callable[[], nn.Module] = Net) -> nn.Module:
+    torch.manual_seed(seed)
+    return build()
+
+
+NETS = [trained(seed) for seed in range(3)]
+
+
+def predicted(result: Result) -> torch.Tensor:
+    model = result.student if result.student is not None else result.ensemble
+    assert model is not None
+    with torch.no_grad():
+        return model(IMAGES)  # type: ignore[no-any-return]
+
+
+def test_ten_lines_end_with_a_student_and_an_ensemble_and_leave_the_models_alone(tmp_path: Path) -> None:
+    before = copy.deepcopy([net.state_dict() for net in NETS])
+
+    result = merge(NETS, label_counts=COUNTS, config=SMALL, **SHAPE)
+    scores = result.evaluate([(IMAGES, torch.tensor([0, 1, 2]))])
+    result.save(tmp_path / "merged")
+
+    assert result.clients == ("client-000", "client-001", "client-002")
+    assert scores.keys() == {"student", "ensemble"}
+    assert all(score in (0.0, pytest.approx(100 / 3), pytest.approx(200 / 3), 100.0) for score in scores.values())
+    assert result.student is not None
+    stored = load_file(tmp_path / "merged/student.safetensors")
+    assert all(torch.equal(value, stored[key]) for key, value in result.student.state_dict().items())
+    assert result.ensemble is not None
+    loaded = load_ensemble_module(tmp_path / "merged", {"Net": Net})
+    with torch.no_grad():
+        assert torch.equal(loaded(IMAGES), result.ensemble(IMAGES))
+    for net, state in zip(NETS, before, strict=True):
+        assert all(torch.equal(value, state[key]) for key, value in net.state_dict().items())
+
+
+def test_modules_state_dicts_and_files_give_the_same_result(tmp_path: Path) -> None:
+    states = [net.state_dict() for net in NETS]
+    save_file(states[0], tmp_path / "a.safetensors")
+    torch.save(states[1], tmp_path / "b.pt")
+    files = [tmp_path / "a.safetensors", str(tmp_path / "b.pt"), tmp_path / "a.safetensors"]
+
+    ways = [merge(models, "fedavg", model=Net, **SHAPE) for models in (NETS, states)]
+    from_files, same = (merge(models, "fedavg", model=Net, **SHAPE) for models in (files, [NETS[0], NETS[1], NETS[0]]))
+
+    assert torch.equal(predicted(ways[0]), predicted(ways[1]))
+    assert torch.equal(predicted(from_files), predicted(same))
+    assert not torch.equal(predicted(from_files), predicted(ways[0]))
+
+
+def test_sizes_of_training_sets_and_configs_reach_the_method() -> None:
+    plain, weighted, counted = (
+        predicted(merge(NETS, "fedavg", **SHAPE, **more))
+        for more in ({"config": FedAvgConfig()}, {"num_examples": [15, 20, 30]}, {"label_counts": COUNTS})
+    )
+
+    assert torch.equal(weighted, counted)
+    assert not torch.equal(plain, weighted)
+
+
+def test_two_architectures_need_the_student_s_name_and_a_seed_draws_it() -> None:
+    mixed = {"b": trained(1, lambda: Net(5)), "a": NETS[0]}
+    more: dict[str, Any] = {**SHAPE, "config": SMALL}
+
+    with pytest.raises(OptionError, match="student is None: must be one of Net, Net-2"):
+        merge(mixed, **more)
+    first, again, other = (predicted(merge(mixed, student="Net-2", seed=seed, **more)) for seed in (0, 0, 1))
+
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_a_student_of_copied_layers_starts_afresh() -> None:
+    still = TallyConfig(epochs=1, batch_size=6, images=12, probes=6, start="fresh", student_lr=1e-12)
+
+    student = merge([NETS[0]] * 2, config=still, **SHAPE).student
+
+    assert student is not None
+    assert not torch.allclose(student.get_parameter("head.weight"), NETS[0].get_parameter("head.weight"), atol=0.05)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "said"),
+    [
+        ({"models": []}, OptionError, "models is empty"),
+        ({"models": [NETS[0].state_dict()]}, OptionError, "model 'client-000' is OrderedDict: needs model="),
+        ({"models": {"a b": NETS[0]}}, OptionError, "client name is 'a b'"),
+        ({"method": "taly"}, OptionError, "unknown method 'taly'.*tally"),
+        ({"label_counts": COUNTS[:2]}, OptionError, "label_counts has 2 entries: must have one per model, 3"),
+        ({"label_counts": [[1, 2]] * 3}, UploadError, "label-counts is .*: must be 4 whole numbers"),
+        ({"config": FedAvgConfig()}, OptionError, "config is FedAvgConfig: must be TallyConfig"),
+        ({"num_classes": 5}, OptionError, "num_classes is 5, but model 'Net' maps 2 images"),
+        ({"models": [Net(4)], "model": Net}, UploadError, "model 'client-000'.*conv.weight is float32"),
+        ({"models": ["nowhere.pt"], "model": Net}, UploadError, "nowhere.pt does not exist"),
+        ({"method": "dw-fedens", "models": [Net(4)], "model": {"a": Net, "b": lambda: Net(2)}, "student": "a"},
+         UploadError, "fit none of a, b"),
+    ],
+)  # fmt: skip
+def test_a_wrong_argument_is_named(change: dict[str, Any], error: type[Exception], said: str) -> None:
+    given = {"models": NETS, "method": "tally", **SHAPE, **change}
+
+    with pytest.raises(error, match=re.compile(said, re.DOTALL)):
+        merge(**given)
+
+
+def test_a_layer_that_cannot_be_drawn_anew_is_named() -> None:
+    class Scaled(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(()))
+
+    with pytest.raises(OptionError, match=r"layer 'at the top' \(Scaled\) has no reset_parameters: needs model="):
+        merge([Scaled()], **SHAPE)
+
+
+def test_a_model_with_an_unknown_class_is_merged_by_fedov() -> None:
+    result = merge([trained(seed, lambda: Net(classes=5)) for seed in range(2)], "fedov", **SHAPE)
+
+    assert predicted(result).shape == (3, 4)
