@@ -12,7 +12,8 @@ from server_app.report.communication import Cost, cost_of, moved_in, moved_lines
 from server_app.report.drawing import save
 from server_app.report.evaluation import Row, best_accuracy, evaluate
 from server_app.report.gatekeeping import plot_verdict, verdict_facts, verdict_lines
-from server_app.report.plots import client_weights, model_card, plot_all
+from server_app.report.page import PAGE_FILE, run_page, write_page
+from server_app.report.plots import client_weights, load_code, model_card, plot_all
 from server_app.report.privacy import privacy_facts, privacy_lines
 from server_app.settings.held_out import HeldOut
 from server_app.settings.read import Settings, scaled_line
@@ -74,6 +75,7 @@ def finish(
     result["plots"] = _reported(folder, settings, report, rows, metrics, facts=_facts(settings, result), cost=cost)
     spent = dict.fromkeys(("evaluation", "app"), time.monotonic() - began)
     result["seconds"] = _rounded({name: seconds.get(name, 0.0) + spent.get(name, 0.0) for name in {**seconds, **spent}})
+    write_page(folder.path / PAGE_FILE, run_page(folder, result, load_code(report)))
     folder.write_result(result)
     return result
 

@@ -188,7 +188,7 @@ Weights (sha256): {facts["weights_sha256"]}. Seed: {job.seed}.
 ## Load
 
 ```python
-{_load_code(report)}
+{load_code(report)}
 ```
 
 ## Options
@@ -210,7 +210,7 @@ def _input_of(job: Job) -> str:
 standard deviation {std}"""
 
 
-def _load_code(report: StageReport) -> str:
+def load_code(report: StageReport) -> str:
     """Return the code that loads the result: the student, the ensemble, or both."""
     student, ensemble = report.outcome.student is not None, report.outcome.ensemble is not None
     codes = [_load_student(report.job, name="model")] if student else []
