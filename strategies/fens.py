@@ -49,7 +49,7 @@ class FensConfig:
     """Options of FENS; the defaults are Table 8's for CIFAR-10."""
 
     aggregator: str = option("nn", "how the members' logits become one prediction", choices=tuple(AGGREGATORS))
-    hidden: int = option(40, "hidden units k of the aggregator 'nn'", low=1)
+    hidden: int = option(0, "hidden units k of the aggregator 'nn'; 0: two per client", low=0)
     start: str = option(
         "drawn",
         "what 'per-class' starts from: drawn weights, the clients' label counts, or those of a teacher's pool",

@@ -42,20 +42,20 @@ class Aggregator:
     apply: Callable[[Mapping[str, Array], Array], tuple[Array, Pullback]]
     counts: str = ""
 
-    def start(self, seed: int, *, members: int, classes: int, hidden: int = 40) -> Params:
+    def start(self, seed: int, *, members: int, classes: int, hidden: int = 0) -> Params:
         """Return the float32 parameters that the first round starts from; counts are zero.
 
         Args:
             seed: The run's seed.
             members: M.
             classes: C.
-            hidden: Units k of ``"nn"``; the paper has two per member.
+            hidden: Units k of ``"nn"``; 0: two per member, as the paper has.
 
         Raises:
             ValueError: It is trained with torch: :func:`.gate.start_gate` starts it.
         """
         rng = np.random.default_rng(derive_seed(seed, "aggregator", self.name))
-        return self.draw(rng, Sizes(members, classes, hidden))
+        return self.draw(rng, Sizes(members, classes, hidden or 2 * members))
 
     def from_counts(self, counts: Any) -> Params:
         """Return the parameters of an aggregator that is not trained.

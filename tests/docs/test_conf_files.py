@@ -118,11 +118,12 @@ PAPERS = {
         20, 0.1, "resnet8", data__proxy_name="cifar100", fens__rounds=500, fens__server_lr=0.001
     ),
     "fens-table1-cifar100": p3(
-        20, 0.1, "resnet8", fens__aggregator="per-class", fens__rounds=1000, fens__server_lr=0.003
+        20, 0.1, "resnet8", fens__aggregator="per-class", fens__rounds=1000, fens__server_lr=0.003,
+        data__min_size=100,
     ),
     "fens-table1-svhn": p3(
         20, 0.1, "resnet8", client__epochs=50, client__lr=0.01, fens__rounds=500, fens__client_lr=0.1,
-        fens__server_lr=0.01,
+        fens__server_lr=0.01, client__augmentation="flip",
     ),
     "fens-table4-cifar10": p3(
         20, 0.1, "resnet8-ds", fens__rounds=500, fens__server_lr=0.001, fens__precision="float32"
@@ -131,6 +132,7 @@ PAPERS = {
         "client.epochs": 50, "client.batch-size": 4, "client.optimizer": "adam", "client.lr": 0.001, "client.clip": 0.0,
         "fens.aggregator": "per-class", "fens.rounds": 50, "fens.local-steps": 5,
         "fens.batch-size": 2, "fens.client-lr": 0.1, "fens.server-lr": 0.1, "fens.holdout-per-class": True,
+        "fens.precision": "float32", "client.init": "different",
     }),
     "flboost-table1-cifar10": p4(0.6),
     "flboost-table1-cifar100": p4(0.6, flboost__latent=256, fed_gen__latent=256),
@@ -140,7 +142,7 @@ PAPERS = {
     # Local training is our choice; the server's values are the default.
     "fens-agnews": Table(10, 0.1, "text-bag", "dirichlet-clients", {
         "client.epochs": 10, "client.batch-size": 32, "client.optimizer": "adam", "client.lr": 0.001,
-        "client.clip": 0.0, "data.proxy": 0.4, "fens.rounds": 500, "fens.server-lr": 0.001,
+        "client.clip": 0.0, "data.proxy": 0.4, "data.min-size": 4, "fens.rounds": 500, "fens.server-lr": 0.001,
     }),
 }  # fmt: skip
 # Data set in the name of the file -> data.name.

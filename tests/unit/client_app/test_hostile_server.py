@@ -19,9 +19,9 @@ from safetensors.torch import load_file, save_file
 from client_app import app as client_app
 from client_app import work
 from client_app.tasks import TASKS
-from fl_app import checkpoints
 from fl_app.config import AppConfig
 from fl_app.ledger import Ledger
+from strategies.core import checkpoints
 from strategies.core.options import Scalar, flatten
 from strategies.uploads.packed import ensemble_digest
 

@@ -105,10 +105,10 @@ def test_aggregator_for_a_name_that_cannot_be_is_refused_in_one_line() -> None:
         (
             "two-class-nn",
             {
-                "weight1": ((8, 20), 1 / math.sqrt(20)),
-                "bias1": ((8,), 1 / math.sqrt(20)),
-                "weight2": ((1, 8), 1 / math.sqrt(8)),
-                "bias2": ((1,), 1 / math.sqrt(8)),
+                "weight1": ((80, 20), 1 / math.sqrt(20)),
+                "bias1": ((80,), 1 / math.sqrt(20)),
+                "weight2": ((1, 80), 1 / math.sqrt(80)),
+                "bias2": ((1,), 1 / math.sqrt(80)),
             },
         ),
     ],
