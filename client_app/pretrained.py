@@ -11,7 +11,7 @@ from strategies.core.errors import UploadError
 
 
 def load_checkpoint(path: Path) -> dict[str, torch.Tensor]:
-    """Read a state_dict that can be sent; see :func:`fl_app.checkpoints.read_checkpoint`.
+    """Read a state_dict that can be sent; see :func:`strategies.core.checkpoints.read_checkpoint`.
 
     Raises:
         UploadError: The file is missing, damaged, not a state_dict, or holds a tensor that numpy cannot represent.
