@@ -56,8 +56,6 @@ if TYPE_CHECKING:
     from .gatekeeper.config import GatekeeperConfig as GatekeeperConfig
     from .intactofl import IntactOflConfig as IntactOflConfig
     from .lda import LdaConfig as LdaConfig
-    from .merging import Result as Result
-    from .merging import merge as merge
     from .method import METHODS as METHODS
     from .method import Job as Job
     from .method import Method as Method
@@ -67,6 +65,8 @@ if TYPE_CHECKING:
     from .rounds.config import IterativeConfig as IterativeConfig
     from .rounds.refinement import Refiner as Refiner
     from .run.ensembles import load_ensemble_module as load_ensemble_module
+    from .run.merging import Result as Result
+    from .run.merging import merge as merge
     from .tally import TallyConfig as TallyConfig
 
 

@@ -16,7 +16,7 @@ PAPERS = "papers"  # the files of strategies/ that a method is registered from
 ROOMS = {
     "strategies": (
         "core", "method", "uploads", "teacher", "combiners", "distillation", "aggregation", "gatekeeper", "compute",
-        "rounds", "statistics", PAPERS, "run", "merging", "client", "flower", "flower/rounds", "__init__",
+        "rounds", "statistics", PAPERS, "run", "client", "flower", "flower/rounds", "__init__",
     ),
     "server_app": (
         "__init__", "settings", "report", "launch", "replay", "compare", "rounds", "doctor", "app", "cli",

@@ -12,30 +12,30 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import torch
 from torch import nn
 
-from .combiners.outcomes import ensemble_of, load_model
-from .compute.in_process import InProcess
-from .core.checkpoints import read_checkpoint
-from .core.durable import make_folder, store_errors
-from .core.errors import OptionError, UploadError, blaming
-from .core.facts import UploadFacts
-from .core.kinds import CLASSIFIER, CVAE, OPEN_SET, STATISTICS, kind_of
-from .method import METHODS, Job, Normalization, Outcome, Upload
-from .run.ensembles import FOLDER_NAME, save_ensemble
-from .run.files import save_weights
-from .run.journal import Journal
-from .run.run_folder import STUDENT_FILE
-from .run.stage import all_cores
-from .uploads.builders import check_student, chosen_config, chosen_student, named_builders
-from .uploads.checks import CLIENT_NAME, Signatures, check_facts, check_upload
-from .uploads.tensors import tensor_form
+from ..combiners.outcomes import ensemble_of, load_model
+from ..compute.in_process import InProcess
+from ..core.checkpoints import read_checkpoint
+from ..core.durable import make_folder, store_errors
+from ..core.errors import OptionError, UploadError, blaming
+from ..core.facts import UploadFacts
+from ..core.kinds import CLASSIFIER, CVAE, OPEN_SET, STATISTICS, kind_of
+from ..method import METHODS, Job, Normalization, Outcome, Upload
+from ..uploads.builders import check_student, chosen_config, chosen_student, named_builders
+from ..uploads.checks import CLIENT_NAME, Signatures, check_facts, check_upload
+from ..uploads.tensors import tensor_form
+from .ensembles import FOLDER_NAME, save_ensemble
+from .files import save_weights
+from .journal import Journal
+from .run_folder import STUDENT_FILE
+from .stage import all_cores
 
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from .core.facts import State
-    from .method import EnsembleSpec, ModelBuilder
-    from .teacher.ensemble import Ensemble
-    from .uploads.builders import Model
+    from ..core.facts import State
+    from ..method import EnsembleSpec, ModelBuilder
+    from ..teacher.ensemble import Ensemble
+    from ..uploads.builders import Model
 
     Trained = nn.Module | Mapping[str, torch.Tensor] | str | Path
 
