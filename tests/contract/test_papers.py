@@ -30,6 +30,7 @@ NAMED = {
     "strategies/client/fens.py": "the clients' half of a paper",
     "strategies/client/fens_answers.py": "the clients' half of a paper",
     "strategies/run/retired.py": "settings that stored runs of methods hold",
+    "strategies/run/merging.py": "the default method of merge, as the app's",
     "server_app/settings/read.py": "the app's own defaults of some methods' settings",
     "server_app/settings/settled.py": "settings of a method that may differ where a run goes on",
 }
