@@ -18,7 +18,7 @@ FEWEST = 3  # of two changes neither tells which one is too long
 
 def bounded(
     start: Mapping[str, np.ndarray[Any, Any]], ends: Sequence[Mapping[str, np.ndarray[Any, Any]]], most: float = MOST
-) -> tuple[list[Arrays], list[float]]:
+) -> tuple[list[Mapping[str, np.ndarray[Any, Any]]], list[float]]:
     """Shorten changes that are far longer than those of the other clients.
 
     Args:
@@ -31,28 +31,52 @@ def bounded(
         than 3 clients, or a median of 0, bound nothing, and every ratio is then 0.
     """
     norms = [_distance(start, end) for end in ends]
-    median = sorted(norms)[(len(norms) - 1) // 2] if len(norms) >= FEWEST else 0.0
+    median = _median(norms)
     ratios = [norm / median if median > 0 else 0.0 for norm in norms]
-    changed = [_towards(start, end, most / max(ratio, most)) for end, ratio in zip(ends, ratios, strict=True)]
     return [
-        dict(end) if ratio <= most else near for end, near, ratio in zip(ends, changed, ratios, strict=True)
+        end if ratio <= most else _towards(start, end, most / ratio) for end, ratio in zip(ends, ratios, strict=True)
     ], ratios
+
+
+def bounded_step(
+    start: Mapping[str, np.ndarray[Any, Any]],
+    end: Mapping[str, np.ndarray[Any, Any]],
+    ends: Sequence[Mapping[str, np.ndarray[Any, Any]]],
+    most: float = MOST,
+) -> Mapping[str, np.ndarray[Any, Any]]:
+    """Shorten the server's step that is far longer than its clients' changes, as a reported factor can make it.
+
+    Args:
+        start: The parameters at the start of the round.
+        end: Those after the server's step.
+        ends: Those of every client.
+        most: The longest step, in medians of the norms of the clients' changes; see :func:`bounded`.
+
+    Returns:
+        The parameters; those within the bound are returned as given.
+    """
+    median, length = _median([_distance(start, each) for each in ends]), _distance(start, end)
+    return end if not median or length <= most * median else _towards(start, end, most * median / length)
 
 
 class Bound:
     """The bound of all rounds of a run, with a note on every client that exceeds it.
 
+    Args:
+        what: The name of the bounded quantity, for the notes.
+
     Attributes:
         notes: Lines for the log, one per client, until the caller takes them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, what: str = "change") -> None:
+        self._what = what
         self._known: set[str] = set()
         self.notes: list[str] = []
 
     def apply(
         self, number: int, start: Mapping[str, np.ndarray[Any, Any]], ends: Mapping[str, Mapping[str, Any]]
-    ) -> list[Arrays]:
+    ) -> list[Mapping[str, np.ndarray[Any, Any]]]:
         """Return the parameters of one round's clients within the bound, in their order; see :func:`bounded`.
 
         Args:
@@ -65,10 +89,15 @@ class Bound:
             if ratio > MOST and client not in self._known:
                 self._known.add(client)
                 self.notes.append(
-                    f"{client}'s change in round {number} is {ratio:.3g} times the median change: it counts as "
-                    f"{MOST:g} times, in later rounds too"
+                    f"{client}'s {self._what} in round {number} is {ratio:.3g} times the median {self._what}: it "
+                    f"counts as {MOST:g} times, in later rounds too"
                 )
         return found
+
+
+def _median(norms: Sequence[float]) -> float:
+    """Return the lower median; 0 for too few."""
+    return sorted(norms)[(len(norms) - 1) // 2] if len(norms) >= FEWEST else 0.0
 
 
 def _distance(start: Mapping[str, np.ndarray[Any, Any]], end: Mapping[str, np.ndarray[Any, Any]]) -> float:

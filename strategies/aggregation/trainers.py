@@ -127,7 +127,7 @@ class Dialogue:
         sgd = Sgd(config.local_steps, config.batch_size, config.client_lr)
         ends = self._bound.apply(number, params, {client: answer.arrays for client, answer in answers.items()})
         seen = [sgd.seen(int(answer.facts["examples"])) for answer in answers.values()]
-        return list(zip(ends, seen, strict=True))
+        return list(zip(map(dict, ends), seen, strict=True))
 
     def votes(self) -> np.ndarray[Any, Any]:
         """Ask every client for its counts of votes, and return their sum [M, C, C]."""

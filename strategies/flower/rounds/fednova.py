@@ -10,6 +10,7 @@ from typing import Any
 
 from flwr.app import MetricRecord, RecordDict
 
+from ...aggregation.bounds import MOST, bounded_step
 from ...core.errors import UploadError
 from ...rounds.rules import fednova_step
 from .stepped import Arrays, SteppedFedAvg, models_of
@@ -42,12 +43,14 @@ class FedNova(SteppedFedAvg):
         return content
 
     def step(self, start: Arrays, answers: Sequence[RecordDict], *, num_clients: int) -> Arrays:  # noqa: ARG002
-        """Return the next model."""
+        """Return the next model; no ``travel`` makes the step longer than 5 median changes, times a rate above 1."""
         metrics = [next(iter(content.metric_records.values())) for content in answers]
-        return fednova_step(
+        ends = models_of(answers)
+        model = fednova_step(
             start,
-            models_of(answers),
+            ends,
             weights=[float(each[self.weighted_by_key]) for each in metrics],  # type: ignore[arg-type]
             travels=[float(each["travel"]) for each in metrics],  # type: ignore[arg-type]
             server_lr=self._server_lr,
         )
+        return dict(bounded_step(start, model, ends, MOST * max(1.0, self._server_lr)))

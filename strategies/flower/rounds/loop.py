@@ -26,6 +26,7 @@ from ..run import Account, say, signature_of
 from .answers import Answered
 from .attendance import Attendance
 from .base import Base, base_of
+from .bounding import RoundBounds
 from .client_scores import ClientScores
 from .global_model import GlobalModel
 from .refined import RefinedRounds
@@ -85,6 +86,7 @@ class IterativeRounds:
         self.client_scores = ClientScores(self.base, self._model, {})
         self._lost = self._wanted = 0
         self._attendance = Attendance()
+        self._bounds = RoundBounds(self._module, getattr(self.base.strategy, "bounded_records", ()))
         self._config_key: str = getattr(self.base.strategy, "configrecord_key", "config")
         self._refined = RefinedRounds(refiner, job, compute) if refiner is not None else None
 
@@ -224,6 +226,7 @@ class IterativeRounds:
 
     def _move(self, number: int, answers: Sequence[Answered]) -> dict[str, float] | None:
         """Combine a round's models, and refine the result; return the round's numbers, None without a model."""
+        answers = self._bounds.apply(number, self._model.state, answers)
         metrics = self._model.take(number, answers)
         if metrics is None:
             return None

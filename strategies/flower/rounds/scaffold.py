@@ -28,10 +28,12 @@ class Scaffold(SteppedFedAvg):
         control: c, by name of parameter; empty before the first round, as if all were 0.
         clients_remember: The clients keep control variates from round to round.
         equal_buffers: Buffers are averaged like the models, with equal weights.
+        bounded_records: The clients' changes of their control variates are bounded like those of their models.
     """
 
     clients_remember = True
     equal_buffers = True
+    bounded_records = ("control",)
 
     def __init__(self, *, server_lr: float = 1.0, **settings: Any) -> None:
         super().__init__(**settings)

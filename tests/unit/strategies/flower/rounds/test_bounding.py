@@ -1,0 +1,90 @@
+"""The bounds on one client in a round: a huge answer moves no strategy far, and honest runs keep their bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from flower_fakes import CLASSES, ONE_THREAD, SHAPE, Client, FakeGrid, equal, net, weights
+from flwr.app import Array, ArrayRecord, Message, MessageType, RecordDict
+from test_iterative import trainer
+
+from strategies import Iterative, IterativeConfig
+from strategies.aggregation import bounds
+from strategies.rounds.config import TITLES
+
+State = dict[str, torch.Tensor]
+NAMES = ("alice", "bob", "carol", "dave")
+
+
+def run(place: Path, name: str, *, mallory: Callable[[RecordDict], None] | None = None) -> State:
+    """Return the model after two rounds; mallory spoils his answers."""
+    clients: dict[int, Client] = {
+        number: trainer(client, 1, place=place / "disk", examples=8 + number)
+        for number, client in enumerate(NAMES, start=1)
+    }
+    last = trainer("mallory", 1, place=place / "disk")
+
+    def answer(message: Message) -> Message | None:
+        reply = last(message)
+        if mallory is not None and reply is not None and message.metadata.message_type == MessageType.TRAIN:
+            mallory(reply.content)
+        return reply
+
+    config = IterativeConfig(strategy=name, rounds=2, stc_density=0.2)
+    strategy = Iterative(
+        net, num_classes=CLASSES, input_shape=SHAPE, config=config, run_dir=place / "run", options=ONE_THREAD
+    )
+    result = strategy.start(FakeGrid({**clients, 9: answer}), ArrayRecord(weights(5)))
+    return dict(result.arrays.to_torch_state_dict())
+
+
+def huge(content: RecordDict) -> None:
+    """Move parameters, statistics and records of changes by 1e12, and shorten the travel as much."""
+    for name, record in content.array_records.items():
+        content[name] = ArrayRecord({key: Array(_far(key, array.numpy())) for key, array in record.items()})
+    metrics = next(iter(content.metric_records.values()))
+    if "travel" in metrics:
+        metrics["travel"] = 1e-12
+
+
+def _far(key: str, value: np.ndarray) -> np.ndarray:
+    return value + value.dtype.type(1e12) if value.dtype.kind == "f" and key != "bits" else value
+
+
+def distance(one: State, other: State) -> float:
+    return max(float((one[name].double() - other[name].double()).abs().max()) for name in one)
+
+
+@pytest.mark.parametrize("name", TITLES)
+def test_one_huge_answer_of_five_moves_the_model_no_further_than_the_bound(
+    tmp_path: Path, name: str, said: list[str]
+) -> None:
+    clean, found = run(tmp_path / "clean", name), run(tmp_path / "struck", name, mallory=huge)
+
+    assert all(bool(value.isfinite().all()) for value in found.values())
+    assert distance(clean, found) < 20
+    assert any(line.startswith("mallory's change in round 1 is") for line in said)
+
+
+@pytest.mark.parametrize("travel", [1e-30, 1e30])
+def test_travel_makes_no_step_longer_than_five_median_changes(tmp_path: Path, travel: float) -> None:
+    def lie(content: RecordDict) -> None:
+        next(iter(content.metric_records.values()))["travel"] = travel
+
+    clean, found = run(tmp_path / "clean", "fednova"), run(tmp_path / "struck", "fednova", mallory=lie)
+
+    assert distance(clean, found) < 20
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fednova", "scaffold"])
+def test_honest_run_has_the_same_bits_without_bounds(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bounded = run(tmp_path / "bounded", name)
+    monkeypatch.setattr(bounds, "FEWEST", 99)
+
+    assert equal(bounded, run(tmp_path / "free", name))
