@@ -45,6 +45,10 @@ class Sums:
         """Return the sums without those of a part."""
         return Sums(self.counts - other.counts, self.sums - other.sums, self.squares - other.squares)
 
+    def scaled(self, factor: float) -> Sums:
+        """Return the sums with every example weighted by a factor."""
+        return Sums(self.counts * factor, self.sums * factor, self.squares * factor)
+
     @property
     def means(self) -> Tensor:
         """The mean feature of each class [C, d]; zero for a class without examples."""
@@ -76,9 +80,11 @@ def inspect_sums(uploads: Sequence[Upload], arrived: Sequence[str], progress: Pr
         progress.report(100 * (number + 1) // len(uploads), 100)
     if noisy := [upload.client for upload in uploads if upload.client not in read]:
         notes = (f"{len(noisy)} uploads carry noise and are not judged: {', '.join(noisy[:4])}",)
-    copies = _copies(read, arrived)
-    apart, strange = _strange({name: own for name, own in read.items() if name not in copies})
-    sizes = {name: float(own.counts.sum()) for name, own in read.items()}
+    copies, sizes = _copies(read, arrived), {name: float(own.counts.sum()) for name, own in read.items()}
+    # A client that claims more than the usual number weighs no more, else it would be the norm for the others.
+    usual = median(list(sizes.values()))
+    even = {name: own.scaled(min(1.0, usual / sizes[name])) for name, own in read.items() if name not in copies}
+    apart, strange = _strange(even)
     claims = {name: sizes[name] / median([n for o, n in sizes.items() if o != name]) for name in sizes}
     measures = {"apart": apart, "claim": claims}
     names = [upload.client for upload in uploads]

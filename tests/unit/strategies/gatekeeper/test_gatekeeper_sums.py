@@ -70,13 +70,18 @@ def backwards() -> State:
     return state(rows.flip(1), labels)
 
 
-def boasting() -> State:
-    own = honest()["c0"]
-    return {key: value * 100 if key != "noise" else value for key, value in own.items()}
+def claimed(own: State, factor: int) -> State:
+    return {key: value * factor if key != "noise" else value for key, value in own.items()}
 
 
 @pytest.mark.parametrize(
-    ("harmful", "harm"), [(flipped(), "label-flip"), (backwards(), "random"), (boasting(), "scaled")]
+    ("harmful", "harm"),
+    [
+        (flipped(), "label-flip"),
+        (backwards(), "random"),
+        (claimed(honest()["c0"], 100), "scaled"),
+        (claimed(flipped(), 10), "label-flip"),  # outweighs all the others together
+    ],
 )
 def test_a_harmful_client_is_the_only_suspect(harmful: State, harm: str) -> None:
     assert harms({**honest(), "c0": harmful}) == {"c0": harm}
@@ -84,7 +89,7 @@ def test_a_harmful_client_is_the_only_suspect(harmful: State, harm: str) -> None
 
 def test_a_copy_that_claims_more_is_named_and_the_earlier_client_is_the_original() -> None:
     own = honest()
-    more = {key: value * 3 if key != "noise" else value for key, value in own["c1"].items()}
+    more = claimed(own["c1"], 3)
     assert harms({**own, "c0": more}, ("c1", "c2", "c3", "c4", "c5", "c0")) == {"c0": "copy"}
     assert harms({**own, "c0": more}) == {"c1": "copy"}
 
