@@ -46,8 +46,7 @@ def _run(word: str) -> Path:
 UploadsArgument = Annotated[
     Path, typer.Argument(parser=_run, metavar="RUN", help="run folder that holds the uploads; latest: the newest run")
 ]
-# The panels of help.
-RUN = "Run"
+RUN = "Run"  # the panels of help
 REUSE = "Reuse uploads"
 INSPECT = "Inspect"
 DEPLOY = "Deploy"
@@ -259,6 +258,20 @@ def list_of_runs(
 ) -> None:
     """List the runs: method, data, clients, seed, status and accuracy, the newest last."""
     print_runs(folder or runs_folder(), format)
+
+
+@cli.command(rich_help_panel=DEPLOY)
+def clean(
+    folder: Annotated[str, typer.Argument(help="clients' folder; default: $ONESHOT_CLIENT_STATE, else the cache")] = "",
+    *,
+    keep: Annotated[int, typer.Option(min=0, help="runs that stay, the newest")] = 0,
+) -> None:
+    """Remove the trained models that the clients on this machine keep for a resumed run."""
+    from strategies.core.places import forget_old_runs, state_root
+
+    place = state_root(folder).absolute()
+    removed = forget_old_runs(place, keep) if place.is_dir() else []
+    typer.echo(f"removed the clients' models of {len(removed)} runs from {place}")
 
 
 @cli.command(rich_help_panel=INSPECT)

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from strategies.core.errors import OptionError
+from strategies.core.errors import DataError, OptionError
 from strategies.core.offline import wanted as offline
 
 from . import domains, folders, tables, text, torchvision_sets
@@ -146,7 +146,8 @@ def open_split(
 
     Raises:
         OptionError: The name or the domain is unknown, or the size does not fit the set.
-        DataError: The set is missing, incomplete or damaged; the message names the folder and the source.
+        DataError: The set is missing, incomplete or damaged, or ``root`` is no folder; the message names the folder and
+            the source.
     """
     if name not in SOURCES:
         raise OptionError(f"setting 'data.name' is {name!r}: must be one of {', '.join(SOURCES)}")
@@ -160,6 +161,8 @@ def open_split(
     if name == "imagefolder":
         labels, classes, read = folders.open_images(place, split, image_size)
         return _split(labels, read, num_classes=classes, shape=(3, image_size))
+    if root and not place.is_dir():  # a mistyped folder is not made and filled
+        raise DataError(f"setting 'data.root' is {root!r}: no such folder; must exist, also for a download of {name!r}")
     if name in domains.GROUPS:
         group = domains.GROUPS[name]
         size = image_size or group.image_size

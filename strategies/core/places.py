@@ -69,11 +69,21 @@ def is_ours(folder: Path) -> bool:
     return (folder / MARKER).is_file()
 
 
-def forget_old_runs(root: Path) -> None:
-    """Remove all but the newest runs' marked folders; a folder's time is that of its last use."""
+def forget_old_runs(root: Path, kept: int = RUNS_KEPT) -> list[str]:
+    """Remove all but the newest runs' marked folders; a folder's time is that of its last use.
+
+    Args:
+        root: A client's folder; everything else in it stays.
+        kept: The number of runs that stay.
+
+    Returns:
+        The ids of the removed runs.
+    """
     runs = sorted((path for path in root.iterdir() if RUN_ID.fullmatch(path.name) and is_ours(path)), key=_last_used)
-    for path in runs[:-RUNS_KEPT]:
+    old = runs[: max(0, len(runs) - kept)]
+    for path in old:
         shutil.rmtree(path, ignore_errors=True)
+    return [path.name for path in old]
 
 
 def _last_used(folder: Path) -> float:

@@ -186,7 +186,7 @@ class OneShot(Strategy):
             OptionError: The method's needs are not met.
             StoreError: The run folder cannot be used.
         """
-        if num_rounds != FLOWER_DEFAULT_ROUNDS:
+        if num_rounds not in (1, FLOWER_DEFAULT_ROUNDS):  # one shot is one round
             log(INFO, "num_rounds=%d is ignored: rounds are an option of the method %s", num_rounds, self.method.name)
         arrays = start = initial_arrays if initial_arrays is not None else ArrayRecord()
         result = Result()

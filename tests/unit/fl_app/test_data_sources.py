@@ -182,8 +182,15 @@ def test_absent_set_that_cannot_be_downloaded_says_why_and_leaves_nothing(
 ) -> None:
     monkeypatch.setattr(getattr(datasets, factory), "download", no_network)
     with pytest.raises(DataError, match=f"'{name}'.*could not be downloaded: <urlopen error no route to host>"):
-        load(name, root=str(tmp_path / "new"))
-    assert list((tmp_path / "new").iterdir()) == []
+        load(name, root=str(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["mnist", "heart-disease", "ag-news"])
+def test_a_root_that_does_not_exist_is_refused_and_not_made(tmp_path: Path, name: str) -> None:
+    with pytest.raises(DataError, match=r"setting 'data\.root' is '.*typo': no such folder"):
+        load(name, root=str(tmp_path / "typo"))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_absent_set_is_downloaded_whole_and_only_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,10 +219,11 @@ def test_download_that_another_process_finished_first_uses_the_other(
     assert [entry.name for entry in tmp_path.iterdir()] == ["MNIST"]
 
 
-def test_root_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+def test_root_that_cannot_be_written_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
+    monkeypatch.setenv("ONESHOT_DATA", str(tmp_path / "file" / "data"))
     with pytest.raises(DataError, match=r"'mnist' .* could not be downloaded: .*file"):
-        load("mnist", root=str(tmp_path / "file" / "data"))
+        load("mnist")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
@@ -14,6 +15,7 @@ from server_app.launch import superlink as launching
 from server_app.launch.superlink import Launched
 from server_app.settings.choices import ASSUMPTIONS, CHOICES, assumption_of
 from server_app.settings.read import APP_DEFAULTS, default_settings
+from strategies.core.places import make_run_place
 from strategies.run.files import read_json, write_json
 from strategies.run.run_folder import RunFolder
 
@@ -435,6 +437,27 @@ def test_latest_is_the_newest_run_that_is_no_replay(
 
     for result in (first, again):  # the replay itself is newer than both runs
         assert json.loads((Path(result["run_dir"]) / "run.json").read_text())["replay-of"] == str(new)
+
+
+def test_clean_removes_marked_folders_of_runs_and_nothing_else(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ONESHOT_CLIENT_STATE", str(tmp_path / "state"))
+    runs = [f"{number:032x}" for number in range(3)]
+    for age, run in enumerate(runs):
+        make_run_place(tmp_path / "state" / run)
+        os.utime(tmp_path / "state" / run, (age, age))
+    (tmp_path / "state" / ("f" * 32)).mkdir()
+    (tmp_path / "state/ledger.jsonl").touch()
+
+    some = oneshot("clean", "--keep", "1").output
+    left = sorted(path.name for path in (tmp_path / "state").iterdir())
+    rest = oneshot("clean", str(tmp_path / "state")).output
+
+    assert some == f"removed the clients' models of 2 runs from {tmp_path / 'state'}\n"
+    assert left == [runs[2], "f" * 32, "ledger.jsonl"]
+    assert "of 1 runs" in rest
+    assert "of 0 runs" in oneshot("clean", str(tmp_path / "none")).output
 
 
 def test_latest_without_a_run_is_a_usage_error(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
