@@ -177,7 +177,7 @@ class Collector:
         classes, most, sender = self._num_classes, self._max_bytes, self._names.call(sent.node)
         checked = read_reply(reply.content, self._signatures, num_classes=classes, max_bytes=most, sender=sender)
         name = checked.facts.client
-        if not checked.anonymous:
+        if not checked.anonymous or self._names.keyed:
             # A client that starts again is a new node, which Flower may list beside the old one for a while.
             self._names.pin(sent.node, name)
         if checked.held:

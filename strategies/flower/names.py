@@ -40,6 +40,11 @@ class Names:
         self._told = False
         self._keys = named_keys()
 
+    @property
+    def keyed(self) -> bool:
+        """Whether keys name the nodes, so that every answer must bear a name."""
+        return self._keys is not None
+
     def meet(self, infos: Iterable[NodeInfo]) -> None:
         """Name the connected nodes by their public keys, if there is a file of them; bar nodes that are not in it."""
         if self._keys is None:

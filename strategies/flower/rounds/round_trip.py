@@ -176,8 +176,8 @@ class RoundTrip:
         client = sender if checked.anonymous and self._nodes.names.is_ranked(node) else checked.facts.client
         if client in answers and not checked.anonymous:
             raise UploadError("two nodes answer under this name, the second is refused", client)
-        if not checked.anonymous:
-            self._nodes.names.pin(node, client)
+        if not checked.anonymous or self._nodes.names.keyed:
+            self._nodes.names.pin(node, checked.facts.client)
         while client in answers:
             client += "-2"
         answers[client] = Answered(client, reply, content, checked)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-from flower_fakes import DeployedGrid
+from flower_fakes import DeployedGrid, named, stock, strategy
 from flwr.proto.node_pb2 import NodeInfo
 
+from strategies import FedENS
 from strategies.core.errors import OptionError, UploadError
 from strategies.flower.names import Names
 from strategies.flower.node_keys import VARIABLE, named_keys
@@ -51,6 +53,25 @@ def test_a_node_whose_key_is_not_in_the_file_gets_no_questions() -> None:
 
     assert set(nodes.connected()) == {1, 2}
     assert nodes.names.barred == {2}
+
+
+@pytest.mark.usefixtures("file")
+def test_an_upload_without_a_name_is_refused_where_keys_name_the_nodes(tmp_path: Path) -> None:
+    class Grid(DeployedGrid):
+        def get_nodes(self) -> list[Any]:
+            owners = {1: "alice", 2: "bob"}
+            return [
+                NodeInfo(node_id=node, public_key=PEM[owners[node]], last_activated_at="0")
+                for node in self.get_node_ids()
+            ]
+
+    run = strategy(FedENS, tmp_path / "run", min_uploads=1)
+    run.start(Grid({1: named("alice", 1), 2: stock(2)}), timeout=5.0)  # type: ignore[arg-type]
+
+    assert [upload.client for upload in run.report.job.uploads] == ["alice"]
+    (refused,) = [json.loads(line) for line in (tmp_path / "run" / "refusals.jsonl").read_text().splitlines()]
+    assert refused["client"] == "bob"
+    assert "and was 'bob' before: must keep its name" in refused["reason"]
 
 
 def test_without_a_file_names_are_the_clients_own(monkeypatch: pytest.MonkeyPatch) -> None:
