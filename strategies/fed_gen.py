@@ -5,7 +5,7 @@ Paper: Zhu, Hong, Zhou, Data-Free Knowledge Distillation for Heterogeneous Feder
     Fine-tuning Global Model via Data-Free Knowledge Distillation for Non-IID Federated Learning, CVPR 2022,
     https://arxiv.org/abs/2203.09249. Read version: a summary of both papers and of both published codes; no equation
     was checked against the text.
-Symbols: G -> generator; f_k -> teacher.members; n_k^y -> Upload.label_counts; eta -> diversity_weight; b_g ->
+Symbols: G -> generator; f_k -> teacher.members; n_k^y - 1 -> Upload.label_counts; eta -> diversity_weight; b_g ->
     local_batch_size; gamma_t -> gamma.
 Where: sum_k mean_i(w_{y_i,k} NLL_k) + eta R -> _Server.loss with consensus.weighted_cross_entropy; w ->
     label_draws.class_weights; R -> losses.diversity; the clients' half -> client/generated.py; its description
@@ -42,8 +42,8 @@ from .teacher.average import average_of
 if TYPE_CHECKING:
     from .method import Job, Progress
 
-# A class counts as held from this many examples of one client on.
-HELD_FROM = 2
+# Every count of a class starts at this value, and a class counts as held from one example of one client on.
+FIRST = 1
 # Both publications have these. The weight gamma of both terms in the clients' loss, its factor per round, its least:
 LOCAL_WEIGHT = 10.0
 LOCAL_DECAY = 0.98
@@ -84,7 +84,7 @@ class FedGenConfig:
     weight_decay: float = option(1e-3, "its weight decay", low=0.0)
     labels: str = option(
         "uniform",
-        "classes y of the examples: all, or those of which a client has 2 examples",
+        "classes y of the examples: all, or those of which a client has an example",
         choices=("uniform", "held"),
     )
     weights: str = option(
@@ -182,8 +182,9 @@ class _Server:
             )
             return every, equal
         most = torch.tensor(counts).max(0).values
-        held = every[most >= HELD_FROM] if config.labels == "held" else every
-        return held if len(held) else every, class_weights(counts) if config.weights == "counts" else equal
+        held = every[most > 0] if config.labels == "held" else every
+        begun = [[FIRST + count for count in row] for row in counts]
+        return held if len(held) else every, class_weights(begun) if config.weights == "counts" else equal
 
 
 def _described(job: Job) -> Lent:

@@ -5,7 +5,8 @@ Paper: Zhu, Hong, Zhou, Data-Free Knowledge Distillation for Heterogeneous Feder
     :mod:`strategies.fed_gen` for the read version and the server's part.
 Where: b_g/b gamma_t mean NLL(f(G(y~)), y~) + gamma_t KL(sm f(G(y)) || sm f(x)) -> GeneratedExamples.penalty.
 Deviations: on generated images (FedGen*) batch normalisation normalises by the batch, as on real ones. Its running
-    statistics stay those of the real images, which the model is tested on.
+    statistics stay those of the real images, which the model is tested on. The published code draws y~ from the union
+    of all clients' labels; here the draw includes classes without any example at any client.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from ..teacher.heads import last_linear
 class GeneratedExamples:
     """FedGen's terms: they bring the generator's knowledge of the other clients' classes into this client's loss.
 
-    The generator stays as the server sent it. Its examples need labels. The first term draws them uniformly from the
-    classes that this client holds; the second takes the batch's own.
+    The generator stays as the server sent it. Its examples need labels. The first term draws them uniformly from all
+    classes, so that it teaches those that this client lacks; the second takes the batch's own.
 
     Args:
         model: The model in training.
@@ -36,8 +37,8 @@ class GeneratedExamples:
         sent: The generator's weights.
         client: The client's name; with the round and the request's ``seed`` it determines all draws.
         server_round: The round, from 1.
-        label_counts: The client's examples per class [C]; None: the labels of its batches so far, and the terms then
-            last for the whole round, whatever the generator's epochs.
+        label_counts: The client's examples per class [C], whose sum ends the generator's epochs; None: the terms last
+            for the whole round.
 
     Raises:
         UploadError: The request holds no valid generator, or one that does not fit the model.
@@ -58,9 +59,8 @@ class GeneratedExamples:
         self._generator = _generator(model, self.lent, self._head, sent)
         self._rng = generator(_seed(said), "generated", client, server_round)
         counts = list(label_counts or ())
-        self._held = {label for label, count in enumerate(counts) if count > 0}
         self._most = self.lent.epochs * sum(counts) if counts else float("inf")
-        self._known, self._seen, self._size, self._full = bool(counts), 0, 0, 0
+        self._seen, self._size, self._full = 0, 0, 0
 
     def penalty(self, model: nn.Module, logits: Tensor, labels: Tensor) -> Tensor:
         """Return both terms, a scalar; 0 once the epochs with a generator are over.
@@ -82,10 +82,7 @@ class GeneratedExamples:
             )
         # b is the size of a full batch: the first batch of an epoch is full, the last may be smaller.
         self._size, self._full = len(labels), self._full or len(labels)
-        if not self._known:
-            self._held |= set(labels.tolist())
-        held = torch.tensor(sorted(self._held))
-        drawn = held[torch.randint(len(held), (lent.batch,), generator=self._rng)].to(labels.device)
+        drawn = torch.randint(lent.classes, (lent.batch,), generator=self._rng).to(labels.device)
         with torch.no_grad():
             examples, others = self._make(drawn), self._make(labels)
             target = self._judge(model, others)

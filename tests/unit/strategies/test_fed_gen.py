@@ -90,7 +90,7 @@ def test_terms_are_numpy_s_with_equal_weights() -> None:
 
 
 def test_terms_are_numpy_s_with_weights_by_examples_of_the_class() -> None:
-    counts = np.array([one.label_counts for one in UPLOADS], dtype=float)
+    counts = 1 + np.array([one.label_counts for one in UPLOADS], dtype=float)
     server, found, wanted = by_hand(replace(SMALL, weights="counts", diversity_weight=2.0), counts / counts.sum(0))
     assert found == pytest.approx(wanted, rel=1e-4)
     np.testing.assert_allclose(server.weights.numpy().sum(0), 1.0, rtol=1e-6)
@@ -242,11 +242,17 @@ def drawn(config: FedGenConfig, uploads: tuple[Upload, ...]) -> tuple[list[int],
     return _Server(job(config, uploads=uploads, start=UPLOADS[0].read()), book).classes.tolist(), book.notes
 
 
-def test_held_labels_are_those_of_which_a_client_has_two_examples() -> None:
+def test_held_labels_are_those_of_which_a_client_has_an_example() -> None:
     held = replace(SMALL, labels="held")
-    assert drawn(held, counted((9, 1, 0), (0, 1, 2), (0, 1, 0))) == ([0, 2], [])
+    assert drawn(held, counted((9, 0, 0), (0, 0, 1), (2, 0, 0))) == ([0, 2], [])
     assert drawn(SMALL, counted((9, 1, 0), (0, 1, 2), (0, 1, 0))) == ([0, 1, 2], [])
-    assert drawn(held, counted((1, 1, 0), (0, 1, 1), (1, 0, 0))) == ([0, 1, 2], [])
+    assert drawn(held, counted((0, 0, 0), (0, 0, 0), (0, 0, 0))) == ([0, 1, 2], [])
+
+
+def test_counts_of_a_class_start_at_one() -> None:
+    uploads = counted((3, 0, 0), (0, 0, 0), (0, 0, 0))[:2]
+    server = _Server(job(replace(SMALL, weights="counts"), uploads=uploads, start=UPLOADS[0].read()), Silent())
+    torch.testing.assert_close(server.weights[:, 0], torch.tensor([0.8, 0.2]))
 
 
 def test_without_label_counts_everything_is_equal_and_noted_once_in_all_rounds() -> None:
