@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 from pathlib import Path
@@ -16,6 +17,11 @@ def pytest_configure() -> None:
     """Keep the files of the tests in memory, because runs sync thousands of small files to the disk."""
     if IN_MEMORY.is_dir() and shutil.disk_usage(IN_MEMORY).free > 4 * 2**30:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(IN_MEMORY))
+
+
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector the modules and tests, which live to the end."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import ast
 import inspect
-import io
 import re
 import sys
-import tokenize
 import tomllib
 from collections.abc import Iterator
 from functools import cache
@@ -69,12 +67,8 @@ def docstring_lines(node: ast.AST) -> set[int]:
 @cache
 def code_lines(text: str) -> frozenset[int]:
     """Return the numbers of the lines that hold more than comments and blanks."""
-    silent = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
-    found: set[int] = set()
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type not in silent:
-            found.update(range(token.start[0], token.end[0] + 1))
-    return frozenset(found)
+    lines = enumerate(map(str.strip, text.splitlines()), start=1)
+    return frozenset(number for number, line in lines if line and not line.startswith("#"))
 
 
 def length(function: Function, text: str) -> int:

@@ -328,7 +328,8 @@ def test_run_replay_and_resume_match_the_pages(tmp_path: Path) -> None:
     [tree] = [block for block in blocks(RUN_FOLDER, "") if block.startswith("runs/")]
     promised = re.findall(r"[\w.]+\.(?:json|jsonl|safetensors|md|png)\b", tree)
     absent = [name for name in promised if not list(run.rglob(name))]
-    assert absent == ["refusals.jsonl", "client_weights.png"], "no upload was refused, and Tally weighs by class"
+    # No upload was refused, Tally weighs by class, and no head was chosen.
+    assert absent == ["refusals.jsonl", "client_weights.png", "choice.png"]
     replay = oneshot(*replayed.replace("$RUN", str(run)).split()[1:])
     assert [row["kind"] for row in replay["table"]][-1] == "ensemble"
     assert replay["table"][:2] == result["table"][:2]

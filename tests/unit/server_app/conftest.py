@@ -37,6 +37,7 @@ TINY: dict[str, Any] = {
     "images": 64,
     "probes": 64,
     "stratification-steps": 2,
+    "stratification-images": 8,
 }
 SMALL: dict[str, Any] = {
     "method": "fedens",

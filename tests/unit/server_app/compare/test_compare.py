@@ -117,6 +117,7 @@ def test_methods_when_compared_have_a_line_per_outcome_with_mean_and_sample_devi
 
 @pytest.mark.usefixtures("both", "ran")
 @pytest.mark.plots
+@pytest.mark.slow
 def test_every_cell_is_a_normal_replay_folder_and_compare_json_holds_all_of_them(
     run_folder: MakeRun, tmp_path: Path
 ) -> None:

@@ -104,6 +104,7 @@ def test_results_of_one_method_with_other_options_have_names_of_their_own(run_of
 
 
 @pytest.mark.plots
+@pytest.mark.slow
 def test_a_comparison_puts_methods_on_stored_uploads_and_a_run_s_own_result_side_by_side(
     run_of_fens: MakeRun, ran: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -198,7 +198,7 @@ def test_the_grid_of_images_holds_the_images(shape: tuple[int, int, int, int]) -
         assert np.array_equal(second, images[1])
 
 
-@pytest.mark.parametrize("clients", [5, 100])
+@pytest.mark.parametrize("clients", [5, pytest.param(100, marks=pytest.mark.slow)])
 @pytest.mark.plots
 def test_the_plots_of_a_run_when_written_are_readable_files_of_a_sensible_size(
     tmp_path: Path, stage: Stage, clients: int
