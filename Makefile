@@ -44,7 +44,7 @@ soak: $(READY)  ## pull plugs in a deployment on this machine; ARGS="--seed 7 --
 	PYTHONPATH=tests/flower $(BIN)/python tests/soak/soak.py $(ARGS)
 
 fuzz: $(READY)  ## try malformed inputs on every reader; ARGS="--examples 5000 --seed 1"
-	$(BIN)/python tests/fuzz $(ARGS)
+	PYTHONPATH=tests/unit/strategies/flower $(BIN)/python tests/fuzz $(ARGS)
 
 config: $(READY)  ## write the settings into pyproject.toml and the pages
 	$(BIN)/python -m server_app.settings.config_table

@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from fuzz_files import FILES
 from fuzz_messages import MESSAGES
+from fuzz_wire import WIRE
 
-DECODERS = {**MESSAGES, **FILES}
+DECODERS = {**MESSAGES, **WIRE, **FILES}

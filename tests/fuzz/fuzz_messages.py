@@ -59,9 +59,25 @@ anything = st.one_of(scalar, listed)
 numbers = st.one_of(number, real, st.lists(real, max_size=4), st.lists(number, max_size=4), st.just(10))
 
 
+# Sizes that multiply to 0, to less than 0 or beyond 64 bits, and more dimensions than numpy has.
+SHAPES = ((-1,), (-1, -8), (0, 2**62), (2**62, 0), (2**62,), (2**32, 2**32), (1,) * 65, (0,) * 65, ())
+
+
+@st.composite
+def consistent(draw: st.DrawFn) -> Array:
+    """An array whose header says the same as its shape and dtype; only the header's length may differ."""
+    dtype, shape = draw(st.sampled_from(["float32", "int64"])), draw(st.sampled_from(SHAPES))
+    header = f"{{'descr': '{np.dtype(dtype).str}', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
+    length = draw(st.sampled_from([len(header), len(header), 0, 1, 2**16 - 1]))
+    data = b"\x93NUMPY\x01\x00" + length.to_bytes(2, "little") + header + draw(st.binary(max_size=16))
+    return Array(dtype=dtype, shape=shape, stype="numpy.ndarray", data=data)
+
+
 @st.composite
 def arrays(draw: st.DrawFn) -> Array:
-    """An array that is not what it says."""
+    """An array that is not what it says, or that says what cannot be."""
+    if draw(st.integers(0, 3)) == 0:
+        return draw(consistent())
     good = draw(st.sampled_from(list(GOOD.values())))
     return Array(
         dtype=draw(

@@ -5,56 +5,17 @@ from __future__ import annotations
 import json
 import tracemalloc
 from collections.abc import Mapping
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.app.message import remove_content_from_message
-from flwr.common.serde import message_to_proto
-from flwr.proto.message_pb2 import ObjectTree
-from flwr.proto.node_pb2 import Node
-from flwr.proto.runtime_pb2 import PullAppMessagesResponse
-from flwr.supercore.inflatable.inflatable_object import (
-    get_all_nested_objects,
-    get_object_id,
-)
-from flwr.superlink.grid.http_grid import HttpGrid
+from flwr.supercore.inflatable.inflatable_object import get_object_id
+from wire_fakes import Link, deflated, grid_of, rewritten
 
 from strategies.core.errors import UploadError
 from strategies.flower.pulling import MOST_TEXT, inflated_bytes, pull
 from strategies.uploads.checks import MIB
-
-
-class Link:
-    """The SuperLink's side of a grid: one message, as objects."""
-
-    def __init__(self, message: Message, objects: Mapping[str, bytes]) -> None:
-        self.objects, self.confirmed = dict(objects), 0
-        first, *others = objects
-        bare = message_to_proto(remove_content_from_message(message))
-        bare.metadata.message_id = first
-        tree = ObjectTree(object_id=first, children=[ObjectTree(object_id=name) for name in others])
-        self._answer = PullAppMessagesResponse(messages_list=[bare], message_object_trees=[tree])
-
-    def PullMessages(self, request: Any) -> Any:  # noqa: N802, ARG002
-        return self._answer
-
-    def PullObject(self, request: Any) -> Any:  # noqa: N802
-        content = self.objects[request.object_id]
-        return SimpleNamespace(object_found=True, object_available=True, object_content=content)
-
-    def ConfirmMessageReceived(self, request: Any) -> None:  # noqa: N802, ARG002
-        self.confirmed += 1
-
-
-def grid_of(link: Link) -> HttpGrid:
-    grid = HttpGrid.__new__(HttpGrid)
-    grid._client = link  # type: ignore[assignment]
-    grid._run = SimpleNamespace(run_id=1)  # type: ignore[assignment]
-    grid.node = Node(node_id=1)
-    return grid
 
 
 def message(arrays: Mapping[str, Any], **records: Any) -> Message:
@@ -63,36 +24,6 @@ def message(arrays: Mapping[str, Any], **records: Any) -> Message:
     question = Message(RecordDict(), dst_node_id=1, message_type="train")
     question.metadata.__dict__["_src_node_id"] = 1
     return Message(content, reply_to=question)
-
-
-def deflated(answer: Message) -> dict[str, bytes]:
-    """Return id -> content, the message first."""
-    objects = {name: item.deflate() for name, item in get_all_nested_objects(answer).items()}
-    first = answer.object_id
-    return {first: objects.pop(first), **objects}
-
-
-def rewritten(objects: Mapping[str, bytes], kind: str, change: Any) -> dict[str, bytes]:
-    """Return the objects after a change to the body of one kind; every id above it follows."""
-    found, renamed = dict(objects), dict[str, str]()
-    order = ["ArrayChunk", "Array", "ArrayRecord", "RecordDict", "Message"]
-    for level in order[order.index(kind) :]:
-        for name, content in list(found.items()):
-            head, _, body = content.partition(b"\0")
-            if not head.startswith(f"{level} ".encode()):
-                continue
-            if level == kind:
-                body = json.dumps(change(json.loads(body))).encode()
-            for old, new in renamed.items():
-                head, body = head.replace(old.encode(), new.encode()), body.replace(old.encode(), new.encode())
-            words = head.split(b" ")
-            fresh = b" ".join([*words[:2], str(len(body)).encode()]) + b"\0" + body
-            if fresh != content:
-                del found[name]
-                renamed[name] = get_object_id(fresh)
-                found[renamed[name]] = fresh
-    first = next(name for name, content in found.items() if content.startswith(b"Message "))
-    return {first: found.pop(first), **found}
 
 
 def test_an_answer_within_the_limit_is_that_of_flower() -> None:
