@@ -17,24 +17,27 @@ FEWEST = 3  # of two changes neither tells which one is too long
 
 
 def bounded(
-    start: Mapping[str, np.ndarray[Any, Any]], ends: Sequence[Mapping[str, np.ndarray[Any, Any]]], most: float = MOST
+    start: Mapping[str, np.ndarray[Any, Any]],
+    ends: Sequence[Mapping[str, np.ndarray[Any, Any]]],
+    per: Sequence[float] = (),
 ) -> tuple[list[Mapping[str, np.ndarray[Any, Any]]], list[float]]:
     """Shorten changes that are far longer than those of the other clients.
 
     Args:
         start: The parameters at the start of the round.
         ends: The parameters of every client after its steps, of the same names and shapes.
-        most: The longest change, in medians of the norms of all changes; of an even number the lower median counts.
+        per: Divides the norm of each change, for rules that divide the changes; positive, empty for 1 each.
 
     Returns:
-        The parameters, and every change's norm in medians. Parameters within the bound are returned as given. Fewer
+        The parameters, and every change's norm in medians of all norms. Of an even number the lower median counts.
+        Changes longer than 5 medians are shortened to them. Parameters within the bound are returned as given. Fewer
         than 3 clients, or a median of 0, bound nothing, and every ratio is then 0.
     """
-    norms = [_distance(start, end) for end in ends]
+    norms = [_distance(start, end) / unit for end, unit in zip(ends, per or [1.0] * len(ends), strict=True)]
     median = _median(norms)
     ratios = [norm / median if median > 0 else 0.0 for norm in norms]
     return [
-        end if ratio <= most else _towards(start, end, most / ratio) for end, ratio in zip(ends, ratios, strict=True)
+        end if ratio <= MOST else _towards(start, end, MOST / ratio) for end, ratio in zip(ends, ratios, strict=True)
     ], ratios
 
 
@@ -75,7 +78,11 @@ class Bound:
         self.notes: list[str] = []
 
     def apply(
-        self, number: int, start: Mapping[str, np.ndarray[Any, Any]], ends: Mapping[str, Mapping[str, Any]]
+        self,
+        number: int,
+        start: Mapping[str, np.ndarray[Any, Any]],
+        ends: Mapping[str, Mapping[str, Any]],
+        per: Sequence[float] = (),
     ) -> list[Mapping[str, np.ndarray[Any, Any]]]:
         """Return the parameters of one round's clients within the bound, in their order; see :func:`bounded`.
 
@@ -83,8 +90,9 @@ class Bound:
             number: The round, for the note.
             start: The parameters at its start.
             ends: Client -> its parameters.
+            per: Divides the norm of each client's change; empty for 1 each.
         """
-        found, ratios = bounded(start, list(ends.values()))
+        found, ratios = bounded(start, list(ends.values()), per)
         for client, ratio in zip(ends, ratios, strict=True):
             if ratio > MOST and client not in self._known:
                 self._known.add(client)

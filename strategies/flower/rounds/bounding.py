@@ -18,6 +18,8 @@ from .answers import Answered
 from .round_records import to_numpy, to_record
 
 if TYPE_CHECKING:
+    from flwr.serverapp.strategy import Strategy
+
     from ...method import State
 
 
@@ -30,11 +32,22 @@ class RoundBounds:
     Args:
         module: The model, whose trainable parameters have a bound apart from its running statistics.
         records: The strategy's records that hold a change, such as SCAFFOLD's ``control``.
+        divisor: The positive metric by which the strategy divides each client's change, such as FedNova's ``travel``;
+            empty for none. The divided changes are bounded too.
     """
 
-    def __init__(self, module: nn.Module, records: Sequence[str] = ()) -> None:
+    def __init__(self, module: nn.Module, records: Sequence[str] = (), divisor: str = "") -> None:
         self._parameters, self._records = {name for name, _ in module.named_parameters()}, tuple(records)
-        self._bounds = {what: Bound(what) for what in ("change", "change of running statistics", *self._records)}
+        self._divisor = divisor
+        whole = ("change", "change of running statistics")
+        each = [f"{what} per {divisor}" for what in whole if divisor]
+        self._bounds = {what: Bound(what) for what in (*whole, *each, *self._records)}
+
+    @classmethod
+    def of(cls, module: nn.Module, strategy: Strategy) -> RoundBounds:
+        """Return the bounds for a model under a strategy, whose class names its own records and divisor."""
+        records, divisor = getattr(strategy, "bounded_records", ()), getattr(strategy, "bounded_divisor", "")
+        return cls(module, records, divisor)
 
     def apply(self, number: int, start: State, answers: Sequence[Answered]) -> list[Answered]:
         """Return a round's answers within the bounds; an answer within them is returned as given.
@@ -47,7 +60,11 @@ class RoundBounds:
         numbers = {name for name, value in start.items() if value.is_floating_point()}
         parts = {"change": numbers & self._parameters, "change of running statistics": numbers - self._parameters}
         for what, names in parts.items():
-            answers = self._models(number, what, {name: start[name] for name in sorted(names)}, answers)
+            begin = {name: start[name] for name in sorted(names)}
+            answers = self._models(number, what, begin, answers)
+            if self._divisor:
+                per = [float(next(iter(each.content.metric_records.values()))[self._divisor]) for each in answers]  # type: ignore[arg-type]
+                answers = self._models(number, f"{what} per {self._divisor}", begin, answers, per)
         for record in self._records:
             answers = self._changes(number, record, answers)
         for bound in self._bounds.values():
@@ -55,10 +72,12 @@ class RoundBounds:
                 log(WARNING, "%s", bound.notes.pop(0))
         return list(answers)
 
-    def _models(self, number: int, what: str, start: State, answers: Sequence[Answered]) -> list[Answered]:
+    def _models(
+        self, number: int, what: str, start: State, answers: Sequence[Answered], per: Sequence[float] = ()
+    ) -> list[Answered]:
         begin = _as_numpy(start)
         ends = {answer.client: _as_numpy({name: answer.reply.state[name] for name in start}) for answer in answers}
-        found = self._bounds[what].apply(number, begin, ends)
+        found = self._bounds[what].apply(number, begin, ends, per)
         return [
             answer if near is end else _with_model(answer, near)
             for answer, near, end in zip(answers, found, ends.values(), strict=True)

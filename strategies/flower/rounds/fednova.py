@@ -22,7 +22,12 @@ class FedNova(SteppedFedAvg):
     Args:
         server_lr: The factor of the server's step.
         **settings: Those of Flower's FedAvg.
+
+    Attributes:
+        bounded_divisor: The clients' changes are bounded per travel too, because the step sums changes per travel.
     """
+
+    bounded_divisor = "travel"
 
     def __init__(self, *, server_lr: float = 1.0, **settings: Any) -> None:
         super().__init__(**settings)

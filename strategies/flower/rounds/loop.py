@@ -86,7 +86,7 @@ class IterativeRounds:
         self.client_scores = ClientScores(self.base, self._model, {})
         self._lost = self._wanted = 0
         self._attendance = Attendance()
-        self._bounds = RoundBounds(self._module, getattr(self.base.strategy, "bounded_records", ()))
+        self._bounds = RoundBounds.of(self._module, self.base.strategy)
         self._config_key: str = getattr(self.base.strategy, "configrecord_key", "config")
         self._refined = RefinedRounds(refiner, job, compute) if refiner is not None else None
 
@@ -205,12 +205,8 @@ class IterativeRounds:
     ) -> dict[str, float]:
         began = time.monotonic()
         contents = self.requests(number, trip, config)
-        answers = trip.ask(
-            contents,
-            self._model.check_answer,
-            f"round {number} of {self._job.config.rounds}",
-            self.message_type,
-        )
+        what = f"round {number} of {self._job.config.rounds}"
+        answers = trip.ask(contents, self._model.check_answer, what, self.message_type)
         self.account.spend("clients", began)
         began = time.monotonic()
         values: dict[str, float] = {"answers": len(answers)}
@@ -264,7 +260,8 @@ class IterativeRounds:
         if snapshot is None:
             return 0
         self._model.restore(snapshot.state)
-        self._lost, trip.most = snapshot.state["lost"], snapshot.state["most"]
+        self._lost = snapshot.state["lost"]
+        trip.restore(snapshot.state["most"])
         self._attendance.restore(snapshot.state["attendance"])
         train, clients, server = snapshot.state["history"]
         self.train_metrics.update(train)

@@ -55,16 +55,24 @@ class RoundTrip:
 
     Attributes:
         run_id: As given.
-        most: The most clients that were ever connected at once.
     """
 
     def __init__(self, nodes: Nodes, *, run_id: str, signatures: Mapping[str, Signature], terms: Terms) -> None:
         self.run_id = run_id
-        self.most = 0
         self._nodes = nodes
         self._signatures = signatures
         self._terms = terms
         self._settled = False
+        self._before, self._widest = 0, set[int]()
+
+    @property
+    def most(self) -> int:
+        """The most clients that were ever connected at once, without nodes that get no more questions."""
+        return max(self._before, len(self._widest - self._nodes.names.barred))
+
+    def restore(self, most: int) -> None:
+        """Continue from an earlier process's :attr:`most`."""
+        self._before = most
 
     def name_of(self, node: int) -> str | None:
         """Return the name of the client on a node; None while it is unknown."""
@@ -87,14 +95,18 @@ class RoundTrip:
         connected = self._connected(least)
         if named or fraction < 1.0:
             self._introduce(self._nodes.names.strangers(connected))
-        ordered = self._nodes.names.in_order(connected)
+        ordered = self._nodes.names.in_order(set(connected) - self._nodes.names.barred)
         count = max(1, math.ceil(fraction * len(ordered) - 1e-9))
         drawn = torch.randperm(len(ordered), generator=generator(seed, "sample", server_round))[:count]
         return [ordered[k] for k in sorted(drawn.tolist())]
 
     def connected(self) -> list[int]:
         """Return the nodes that are connected now, in the order of their clients' names."""
-        return self._nodes.names.in_order(self._nodes.connected())
+        return self._nodes.names.in_order(self._present())
+
+    def _present(self) -> set[int]:
+        """Return the connected nodes that get questions."""
+        return set(self._nodes.connected()) - self._nodes.names.barred
 
     def free(self, contents: Mapping[int, RecordDict]) -> dict[int, RecordDict]:
         """Return the requests without those to clients that still owe an answer to an earlier one."""
@@ -233,11 +245,11 @@ class RoundTrip:
         began, timeout = time.monotonic(), self._terms.limits.timeout_s
         quorum = max(least, 0 if self._nodes.simulated else self._terms.quorum)
         while True:
-            nodes = set(self._nodes.connected())
+            nodes = self._present()
             enough = bool(nodes) and len(nodes) >= quorum
             if enough and (self._settled or self._nodes.settled):
                 self._settled = True
-                self.most = max(self.most, len(nodes))
+                self._widest = max(self._widest - self._nodes.names.barred, nodes, key=len)
                 self._nodes.names.rank(nodes, self._nodes.grid)
                 return sorted(nodes)
             if time.monotonic() - began >= timeout:

@@ -80,6 +80,16 @@ def test_travel_makes_no_step_longer_than_five_median_changes(tmp_path: Path, tr
     assert distance(clean, found) < 20
 
 
+def test_travel_does_not_choose_the_direction_of_a_step(tmp_path: Path, said: list[str]) -> None:
+    def lie(content: RecordDict) -> None:
+        next(iter(content.metric_records.values()))["travel"] = 1e-30
+
+    clean, found = run(tmp_path / "clean", "fednova"), run(tmp_path / "struck", "fednova", mallory=lie)
+
+    assert distance(clean, found) < 0.3  # 0.8 where mallory's change alone is the step
+    assert any(line.startswith("mallory's change per travel in round 1 is") for line in said)
+
+
 @pytest.mark.parametrize("name", ["fedavg", "fednova", "scaffold"])
 def test_honest_run_has_the_same_bits_without_bounds(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch

@@ -394,6 +394,13 @@ def test_request_describes_the_round(tmp_path: Path) -> None:
     assert sent == ["arrays"]
 
 
+def test_a_node_that_gets_no_more_questions_is_none_of_the_clients(tmp_path: Path) -> None:
+    grid = Hostile({**three(), 9: silent}, hostile=[9], error=KeyError("chunk"))
+    iterative(tmp_path / "run", strategy="scaffold", rounds=3).start(grid, timeout=60.0)
+    told = [message.content.config_records["config"] for message in grid.asked if "arrays" in message.content]
+    assert [said["num-clients"] for said in told] == [3] * 9
+
+
 def test_bytes_are_those_of_the_messages(tmp_path: Path) -> None:
     grid = FakeGrid(three())
     found = iterative(tmp_path / "run", rounds=2)
