@@ -57,10 +57,11 @@ clean:  ## remove .venv
 # Two steps below: first the locked packages with their hashes, then torch and this project, with torch's version pinned.
 LOCKED := pyproject.toml --extra dev --universal --python-version 3.11 --generate-hashes --constraint constraints.txt \
 	--no-header --no-annotate --no-emit-find-links --no-emit-package torch
+LOCK_HEAD := \# Without torch: each of its builds has other hashes. constraints.txt pins its version, and pip takes it in a second step.
 lock: $(READY)
 	$(BIN)/uv pip compile $(LOCKED) --quiet --output-file requirements.lock
 	$(BIN)/python -c "import re, pathlib; p = pathlib.Path('requirements.lock'); \
-		p.write_text(re.sub(r'(?m)^(nvidia|cuda|triton).*\n(    --hash.*\n)+', '', p.read_text()))"
+		p.write_text('$(LOCK_HEAD)\n' + re.sub(r'(?m)^(nvidia|cuda|triton).*\n(    --hash.*\n)+', '', p.read_text()))"
 
 $(READY): pyproject.toml constraints.txt requirements.lock
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 to 3.14 was found: install one, or name it: make run PYTHON=/path/to/python3"; exit 1; }

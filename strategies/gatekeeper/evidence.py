@@ -37,7 +37,7 @@ MOST_PROBES = 1024  # images inverted from all clients together
 MOST_CLASSES = 10  # classes of a client for which images are inverted
 NOISE = 48  # images of noise besides the inverted ones
 TRIGGER_IMAGES = 16  # images on which a trigger is searched
-TRIGGER_SIZE = 0.6  # a trigger is suspect below this multiple of the median of the other clients' smallest
+TRIGGER_SIZE = 0.5  # a trigger is suspect below this multiple of the median of the other clients' smallest
 WORKS = 0.8  # a trigger works if it moves this share of the images
 
 

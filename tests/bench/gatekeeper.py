@@ -1,6 +1,6 @@
 """False alarms and misses of the gatekeeper on many seeds: ``python tests/bench/gatekeeper.py --dir FOLDER``.
 
-Five clients on digits with LeNet-5, in the app's own settings, at two alphas. The five honest models of a seed are
+Five clients on digits with LeNet-5, in the app's own settings. The five honest models of a seed are
 trained once. Under each attack the first client is an attacker, and the other four models stay equal to the bit. Each
 cohort is a JSON file in the folder, so that a measurement that was cut off goes on. ``--out`` receives all counts.
 
@@ -145,7 +145,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dir", required=True, help="folder of the cohorts' files")
     parser.add_argument("--out", default="", help="JSON file of the counts")
-    parser.add_argument("--alpha", type=float, nargs="+", default=[0.3, 0.1])
+    parser.add_argument("--alpha", type=float, nargs="+", default=[0.3])
     parser.add_argument("--first", type=int, default=100, help="first seed")
     parser.add_argument("--seeds", type=int, default=30, help="number of seeds")
     main(parser.parse_args())

@@ -2,7 +2,8 @@
 
 ``make soak``, ``make soak ARGS="--seed 7 --minutes 10"``. After each run: every upload that was ever accepted is still
 there, unchanged; no client has two; no client has trained again what it had kept; uploads and result have the bits
-of a run without faults. The exit status says whether all held; the last line is one JSON object.
+of a run without faults. Then a hostile node with a valid key answers beside honest ones, for a third of the time as
+well: see adversary.py. The exit status says whether all held; the last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from adversary import attacked
 from plugs import ROOT, Field, plugged_in, result_of, uploads_in
 from strikes import FAULTS, Fault, Round
 
@@ -47,6 +49,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--clients", type=int, default=3, help="SuperNodes")
     parser.add_argument("--only-run", type=int, default=0, help="repeat this run of the seed alone")
     parser.add_argument("--fault", default="", help="draw no others but those whose names hold this text")
+    parser.add_argument("--only-adversary", action="store_true", help="pull no plugs")
     parser.add_argument("--patience", type=float, default=600.0, help="seconds that one run may take")
     parser.add_argument("--app", type=Path, default=ROOT, help="the app's folder")
     given = parser.parse_args()
@@ -59,9 +62,30 @@ def main() -> int:
     """Soak for as long as asked; return the exit status."""
     given = arguments()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that disks are given back
-    began, number, done, failures = time.monotonic(), given.only_run or 1, 0, []
+    began, done, failures = time.monotonic(), 0, list[dict[str, Any]]()
     struck: Counter[str] = Counter()
     folder = Path(tempfile.mkdtemp(prefix="soak-"))
+    if not given.only_adversary:
+        done = pulled(folder, given, struck, failures)
+    if given.only_adversary or not (given.only_run or given.fault or failures):
+        minutes = given.minutes / (1 if given.only_adversary else 3)
+        attacks, broken = attacked(folder / "adversary", given.seed, minutes, say)
+        again = f'make soak ARGS="--seed {given.seed} --only-adversary"'
+        failures += [{"run": 0, "struck": attacks, "reason": reason, "again": again} for reason in broken]
+        done += len(attacks)
+        struck.update(f"hostile node: {attack}" for attack in attacks)
+    if left := leftovers(folder):
+        failures.append({"run": 0, "struck": [], "reason": f"processes are left: {left}", "again": ""})
+    if failures:
+        say(f"logs and run folders are kept in {folder}")
+    else:
+        shutil.rmtree(folder)
+    return summary(given, done, struck, failures, time.monotonic() - began)
+
+
+def pulled(folder: Path, given: argparse.Namespace, struck: Counter[str], failures: list[dict[str, Any]]) -> int:
+    """Pull plugs for as long as asked; count the faults, note broken promises, and return the number of runs."""
+    began, number, done = time.monotonic(), given.only_run or 1, 0
     with plugged_in(folder, given.clients) as field:
         field.app = given.app.resolve()
         expected = faultless(field)
@@ -78,13 +102,7 @@ def main() -> int:
             done, number = done + 1, number + 1
             if given.only_run or failures:
                 break
-    if left := leftovers(folder):
-        failures.append({"run": 0, "struck": [], "reason": f"processes are left: {left}", "again": ""})
-    if failures:
-        say(f"logs and run folders are kept in {folder}")
-    else:
-        shutil.rmtree(folder)
-    return summary(given, done, struck, failures, time.monotonic() - began)
+    return done
 
 
 def faultless(field: Field) -> dict[str, Any]:
@@ -215,8 +233,8 @@ def summary(
 ) -> int:
     """Print the faults and their cost; return the exit status."""
     say(f"\n{runs} runs, {sum(struck.values())} faults, {seconds:.0f} s, seed {given.seed}")
-    for fault in FAULTS:
-        say(f"  {struck[fault.name]:3d}  {fault.name}")
+    for name in dict.fromkeys([*(fault.name for fault in FAULTS), *struck]):
+        say(f"  {struck[name]:3d}  {name}")
     say(f"failures: {len(failures)}")
     facts = {"seed": given.seed, "runs": runs, "faults": dict(struck), "failures": failures, "seconds": round(seconds)}
     say(json.dumps(facts))

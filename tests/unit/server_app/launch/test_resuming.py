@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import random
 import shlex
 import tomllib
 from collections.abc import Callable
@@ -17,10 +18,11 @@ from flwr.supercore.run import RunNotRunningException
 
 from fl_app.node_config import SUPERNODES_VARIABLE
 from server_app import app as server_app
-from server_app.launch.resuming import RESUME_FILE, how_to_go_on
+from server_app.launch.resuming import RESUME_FILE, how_to_go_on, leave_resume_file
 from server_app.settings.read import default_settings, read_settings
+from server_app.settings.settled import FREE_ON_RESUME, check_same_run
 from server_app.settings.text import merge_settings
-from strategies.core.errors import ComputeError, QuorumError, StoreError
+from strategies.core.errors import ComputeError, OptionError, QuorumError, StoreError
 from strategies.flower.one_shot import OneShot
 from strategies.run.run_folder import RunFolder
 
@@ -70,6 +72,26 @@ def test_the_file_that_a_run_leaves_holds_all_it_began_with(
     with RunFolder.open(run) as folder:
         begun = folder.info["settings"]
     assert dict(found.flat) == {**begun, "run-dir": "", "resume": str(run)}
+
+
+def test_a_flipped_bit_in_the_file_is_a_refusal_or_changes_no_setting_of_the_result(tmp_path: Path) -> None:
+    begun = {**default_settings(), "method": "dense", "seed": 7, "data.alpha": 0.1}
+    leave_resume_file(tmp_path, begun)
+    good, kinds = (tmp_path / RESUME_FILE).read_bytes(), {key: type(value) for key, value in begun.items()}
+    rng, lines = random.Random(0), list[str]()
+    for _ in range(40):
+        data = bytearray(good)
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        (tmp_path / RESUME_FILE).write_bytes(data)
+        try:
+            found = {**default_settings(), **merge_settings([str(tmp_path / RESUME_FILE)], kinds)}
+            check_same_run({"settings": begun}, found)
+        except OptionError as error:
+            lines.append(str(error))
+        else:
+            assert {key for key in begun if found[key] != begun[key]} <= set(FREE_ON_RESUME)
+    assert len(lines) > 25
+    assert not any("\n" in line for line in lines)
 
 
 def test_the_command_when_the_folder_has_a_space_is_one_that_a_shell_can_read(tmp_path: Path) -> None:

@@ -6,7 +6,10 @@ import pytest
 import torch
 
 from strategies.gatekeeper import measures
+from strategies.gatekeeper.evidence import Behaviour, Evidence, Trigger
+from strategies.gatekeeper.findings import Cohort, backdoored
 from strategies.gatekeeper.probes import moved, noise_images, stamped
+from strategies.gatekeeper.verdicts import MEASURES
 
 NAN = float("nan")
 
@@ -154,3 +157,19 @@ def test_moved_counts_those_that_were_not_there_before() -> None:
 
     assert moved(before, after, 0) == pytest.approx(2 / 3)
     assert math.isnan(moved(torch.zeros(2), torch.zeros(2), 0))
+
+
+@pytest.mark.parametrize(("size", "harm"), [(5.6, ""), (4.4, "backdoor")])
+def test_a_trigger_is_suspect_below_half_the_others(size: float, harm: str) -> None:
+    triggers = [Trigger(0, pixels, torch.zeros(1, 2, 2), torch.zeros(1, 2, 2), 0.0) for pixels in (size, 10.0, 10.0)]
+    sizes = torch.tensor([[size, 12.0], [10.0, 12.0], [10.0, 12.0]])
+    none = torch.zeros(0, dtype=torch.long)
+    behaviour = Behaviour(torch.zeros(3, 0, 2), none, none, sizes, triggers)
+    known, nothing = torch.ones((3, 2), dtype=torch.bool), torch.zeros(1)
+    evidence = Evidence(("a", "b", "c"), ("x",) * 3, known, [{}] * 3, [{}] * 3, [nothing] * 3, behaviour)
+    measures = {name: [float("nan")] * 3 for name in MEASURES} | {"trigger": [size / 10.0, 1.0, 1.0]}
+    apart = torch.full((3, 3), float("nan"), dtype=torch.float64)
+
+    found = backdoored(0, Cohort(measures, ("",) * 3, apart, apart), evidence)
+
+    assert (found.kind if found else "") == harm
