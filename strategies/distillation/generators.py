@@ -9,6 +9,9 @@ from torch import Tensor, nn
 from ..core.errors import OptionError
 from ..teacher.ensemble import fast_layout
 
+# Channels of both generators of images, half as many before the pixels.
+WIDTH = 128
+
 
 class UpsampleConv(nn.Module):
     """Nearest upsampling by two, then a 3x3 convolution with padding 1 and no bias, in one step.
@@ -57,12 +60,12 @@ class DenseGenerator(nn.Module):
         super().__init__()
         channels = image_shape[0]
         height, width = _quarter(image_shape)
-        self.first = (128, height, width)
-        self.project = nn.Linear(latent, 128 * height * width)
-        self.norm0 = nn.BatchNorm2d(128)
-        self.up1, self.norm1 = UpsampleConv(128, 128), nn.BatchNorm2d(128)
-        self.up2, self.norm2 = UpsampleConv(128, 64), nn.BatchNorm2d(64)
-        self.pixels = nn.Conv2d(64, channels, 3, padding=1)
+        self.first = (WIDTH, height, width)
+        self.project = nn.Linear(latent, WIDTH * height * width)
+        self.norm0 = nn.BatchNorm2d(WIDTH)
+        self.up1, self.norm1 = UpsampleConv(WIDTH, WIDTH), nn.BatchNorm2d(WIDTH)
+        self.up2, self.norm2 = UpsampleConv(WIDTH, WIDTH // 2), nn.BatchNorm2d(WIDTH // 2)
+        self.pixels = nn.Conv2d(WIDTH // 2, channels, 3, padding=1)
         fast_layout(self)
 
     def forward(self, noise: Tensor) -> Tensor:
@@ -117,13 +120,13 @@ class ConditionalGenerator(nn.Module):
         self.latent, self.classes = latent, classes
         channels = image_shape[0]
         height, width = _quarter(image_shape)
-        self.first = (64, height, width)
-        self.project = nn.Linear(latent, 64 * height * width)
-        self.project_label = nn.Linear(classes, 64 * height * width)
-        self.norm0 = nn.BatchNorm2d(128)
-        self.up1, self.norm1 = UpsampleConv(128, 128), nn.BatchNorm2d(128)
-        self.up2, self.norm2 = UpsampleConv(128, 64), nn.BatchNorm2d(64)
-        self.pixels = nn.Conv2d(64, channels, 3, padding=1)
+        self.first = (WIDTH // 2, height, width)
+        self.project = nn.Linear(latent, WIDTH // 2 * height * width)
+        self.project_label = nn.Linear(classes, WIDTH // 2 * height * width)
+        self.norm0 = nn.BatchNorm2d(WIDTH)
+        self.up1, self.norm1 = UpsampleConv(WIDTH, WIDTH), nn.BatchNorm2d(WIDTH)
+        self.up2, self.norm2 = UpsampleConv(WIDTH, WIDTH // 2), nn.BatchNorm2d(WIDTH // 2)
+        self.pixels = nn.Conv2d(WIDTH // 2, channels, 3, padding=1)
         self.norm3 = nn.BatchNorm2d(channels, affine=False)
         fast_layout(self)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +187,7 @@ def test_plug_in_page_lists_the_strategies_and_their_arguments() -> None:
         assert documented[key] == str(signature[key].default)
 
 
+@cache
 def sentences(*files: Path) -> set[str]:
     """Return every text that some modules can print, with one mark in place of each run of inserted values."""
     found = set()

@@ -117,6 +117,7 @@ def test_generator_learns_to_make_inputs_of_the_class() -> None:
 # What a round leaves.
 
 
+@pytest.mark.usefixtures("wide_generators")
 @pytest.mark.parametrize("config", [SMALL, IMAGES], ids=["features", "images"])
 def test_round_keeps_the_combined_model_and_leaves_a_generator(config: FedGenConfig) -> None:
     start = {name: value + 1 for name, value in UPLOADS[0].read().items()}

@@ -144,6 +144,7 @@ def test_it_refines() -> None:
     assert refines(METHOD)
 
 
+@pytest.mark.usefixtures("wide_generators")
 def test_pinned_value() -> None:
     found = student(METHOD.fit(job(), Silent()))
     assert float(found["6.weight"].abs().mean()) == pytest.approx(PINNED, rel=1e-3)

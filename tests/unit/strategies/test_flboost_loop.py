@@ -105,6 +105,7 @@ def plain_loop(given: Job, variant: str) -> tuple[State, State]:
     return model.state_dict(), made.state_dict()
 
 
+@pytest.mark.usefixtures("wide_generators")
 @pytest.mark.parametrize("variant", ["paper", "published-code"])
 def test_loop_equals_a_plain_one_written_from_the_algorithm(variant: str) -> None:
     torch.set_default_dtype(torch.float64)  # Adam's first steps are signs of gradients, rounded or not

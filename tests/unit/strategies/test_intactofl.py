@@ -100,6 +100,7 @@ def test_first_step_of_the_gate_is_adam_s_on_the_cross_entropy_of_the_mixture(us
         torch.testing.assert_close(snapshot.state["modules"]["student"][name], value, rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.usefixtures("wide_generators")
 def test_gate_is_surer_of_the_intended_class_than_the_plain_mean_of_experts() -> None:
     config = replace(SMALL, epochs=8, generator_steps=4, synthesis_batch_size=24, batch_size=8, gate_lr=0.05)
     book = Book(keep=True)

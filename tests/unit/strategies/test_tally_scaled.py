@@ -77,6 +77,7 @@ def job(factor: float = 1.0, attacker: int = 1, clients: int = CLIENTS, kind: st
     return Job(uploads, BUILDERS, kind, CLASSES, SHAPE, space, replace(STILL, **options))
 
 
+@cache
 def started(factor: float = 1.0, **how: Any) -> dict[str, Tensor]:
     student = METHOD.fit(job(factor, **how), Book()).student
     assert student is not None
