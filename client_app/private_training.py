@@ -24,6 +24,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -113,30 +114,36 @@ def plan_of(privacy: PrivacyConfig, config: ClientConfig, size: int) -> Plan:
         raise UploadError(
             "privacy.epsilon needs opacus, which is not installed here: pip install 'oneshot-fl[privacy]'"
         )
-    from opacus.accountants import RDPAccountant
-    from opacus.accountants.utils import get_noise_multiplier
-
     if privacy.delta * size >= 1:
         raise UploadError(
             f"privacy.delta is {privacy.delta:g}: must be less than 1 / {size}, the client's number of examples"
         )
     batch, steps = min(config.batch_size, size), sum(epoch_lengths(config, size))
-    rate, accountant = batch / size, RDPAccountant()
+    return Plan(batch / size, steps, batch, *_noise(privacy.epsilon, privacy.delta, batch / size, steps))
+
+
+@cache
+def _noise(epsilon: float, delta: float, rate: float, steps: int) -> tuple[float, float]:
+    """Return the least noise multiplier that keeps to the budget, and the epsilon that it spends."""
+    from opacus.accountants import RDPAccountant
+    from opacus.accountants.utils import get_noise_multiplier
+
+    accountant = RDPAccountant()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # opacus warns that a bound could be tighter; the bound still holds
         try:
             noise = get_noise_multiplier(
-                target_epsilon=privacy.epsilon,
-                target_delta=privacy.delta,
+                target_epsilon=epsilon,
+                target_delta=delta,
                 sample_rate=rate,
                 steps=steps,
                 accountant="rdp",
-                epsilon_tolerance=min(0.01, privacy.epsilon / 100),
+                epsilon_tolerance=min(0.01, epsilon / 100),
             )
         except ValueError as error:
-            raise UploadError(f"privacy.epsilon is {privacy.epsilon:g}: must be larger; opacus: {error}") from error
+            raise UploadError(f"privacy.epsilon is {epsilon:g}: must be larger; opacus: {error}") from error
         accountant.history = [(noise, rate, steps)]
-        return Plan(rate, steps, batch, noise, accountant.get_epsilon(delta=privacy.delta))
+        return noise, accountant.get_epsilon(delta=delta)
 
 
 def train(

@@ -45,6 +45,12 @@ def parsed(text: str) -> ast.Module:
     return ast.parse(text)
 
 
+@cache
+def nodes(tree: ast.AST) -> tuple[ast.AST, ...]:
+    """Return a tree's node and all below it."""
+    return tuple(ast.walk(tree))
+
+
 def module_name(path: str) -> str:
     """Return a file's module by its absolute name."""
     parts = path.removesuffix(".py").split("/")

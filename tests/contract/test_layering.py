@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import subprocess
 import sys
 import textwrap
 from dataclasses import dataclass
 
 import pytest
-from sources import PACKAGES, ROOT, SOURCES, imported, module_name, of_each, parsed
+from sources import PACKAGES, ROOT, SOURCES, imported, module_name, nodes, of_each, parsed
 
 from strategies.method import METHODS
 
@@ -55,7 +54,7 @@ LAYERS = {
 def violations(path: str, text: str) -> list[str]:
     """Return the imports of a file that its package must not have; those for type checkers count as well."""
     layer, found = LAYERS[path.split("/")[0]], []
-    for node in ast.walk(parsed(text)):
+    for node in nodes(parsed(text)):
         for name, level in imported(path, node):
             top = name.partition(".")[0]
             if top in PACKAGES:
@@ -137,7 +136,7 @@ def test_the_library_s_pieces_do_not_know_flower_s_half(path: str) -> None:
     client = () if path.startswith("strategies/client/") else ("strategies.client",)
     half = ("strategies.flower", *client)
 
-    names = {name for node in ast.walk(parsed(SOURCES[path])) for name, _ in imported(path, node)}
+    names = {name for node in nodes(parsed(SOURCES[path])) for name, _ in imported(path, node)}
 
     assert {name for name in names if any(f"{name}.".startswith(f"{part}.") for part in half)} <= {module_name(path)}
 

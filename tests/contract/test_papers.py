@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping
 
 import pytest
-from sources import ROOT, SOURCES, of_each, parsed
+from sources import ROOT, SOURCES, nodes, of_each, parsed
 from test_rooms import PAPERS, import_graph, room_of
 
 from strategies.method import METHODS
@@ -43,7 +43,7 @@ WORDS = NAMES - {"dense"}  # an array may be dense
 
 def docstrings(tree: ast.AST) -> set[ast.AST]:
     """Return the constants that are docstrings."""
-    bodies = [node.body for node in ast.walk(tree) if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)]
+    bodies = [node.body for node in nodes(tree) if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)]
     return {body[0].value for body in bodies if body and isinstance(body[0], ast.Expr)}
 
 
@@ -62,7 +62,7 @@ def papers_in(text: str) -> set[str]:
     """Return the methods that a file's code names: texts like ``fens`` or ``fens.rounds``, identifiers, imports."""
     tree, found = parsed(text), set[str]()
     spoken = docstrings(tree)
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in spoken:
             found |= {word for word in re.findall(r"[\w-]+(?=\.[a-z])", node.value.lower()) if word in NAMES}
             found |= {node.value.lower()} & NAMES
@@ -76,7 +76,7 @@ def looks_into_a_config(text: str) -> list[str]:
     """Return the calls of getattr and hasattr that ask a config for an option that it may not have."""
     return [
         ast.unparse(node)
-        for node in ast.walk(parsed(text))
+        for node in nodes(parsed(text))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("getattr", "hasattr")
         if re.fullmatch(r"(.*[._])?config", ast.unparse(node.args[0]))
     ]
@@ -85,7 +85,7 @@ def looks_into_a_config(text: str) -> list[str]:
 def reads_a_job_s_config(text: str) -> list[str]:
     return [
         ast.unparse(node)
-        for node in ast.walk(parsed(text))
+        for node in nodes(parsed(text))
         if isinstance(node, ast.Attribute) and node.attr == "config" and "job" in ast.unparse(node.value)
     ]
 

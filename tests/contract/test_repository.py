@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from sources import of_each
+from sources import nodes, of_each, parsed
 
 from strategies.method import METHODS
 
@@ -50,11 +50,12 @@ each_source = of_each(SOURCES)
 
 @cache
 def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
+    return parsed(path.read_text(encoding="utf-8"))
 
 
-def functions(tree: ast.AST) -> Iterator[Function]:
-    return (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+@cache
+def functions(tree: ast.AST) -> list[Function]:
+    return [node for node in nodes(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
 
 
 def docstring_lines(node: ast.AST) -> set[int]:
@@ -156,7 +157,7 @@ def test_every_public_thing_has_a_docstring_and_every_hint(path: Path) -> None:
 
 def smells(tree: ast.AST) -> list[str]:
     found = []
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("print", "breakpoint"):
             found.append(f"{node.func.id} in line {node.lineno}")
         if isinstance(node, ast.ImportFrom) and any(alias.name == "*" for alias in node.names):
@@ -166,7 +167,7 @@ def smells(tree: ast.AST) -> list[str]:
         if isinstance(node, ast.ExceptHandler):
             caught = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
             names = {kind.id for kind in caught if isinstance(kind, ast.Name)}
-            raises = any(isinstance(inner, ast.Raise) for inner in ast.walk(node))
+            raises = any(isinstance(inner, ast.Raise) for inner in nodes(node))
             if node.type is None or ("Exception" in names) or ("BaseException" in names and not raises):
                 found.append(f"blind except in line {node.lineno}")
     return found
@@ -248,7 +249,7 @@ def test_every_package_that_is_imported_is_a_declared_dependency() -> None:
     declared = {re.split(r"[\[<>=!~ ]", entry)[0] for entry in entries}
     imported = set()
     for path in SOURCES:
-        for node in ast.walk(tree_of(path)):
+        for node in nodes(tree_of(path)):
             if isinstance(node, ast.Import):
                 imported |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:

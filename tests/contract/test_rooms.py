@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Mapping
 from graphlib import CycleError, TopologicalSorter
 
 import pytest
-from sources import SOURCES, imported, module_name, parsed
+from sources import SOURCES, imported, module_name, nodes, parsed
 
 from strategies.method import METHODS
 
@@ -38,7 +37,7 @@ def import_graph(sources: Mapping[str, str]) -> dict[str, set[str]]:
     paths = {module_name(path): path for path in sources}
     graph: dict[str, set[str]] = {}
     for path, text in sources.items():
-        names = {name for node in ast.walk(parsed(text)) for name, _ in imported(path, node)}
+        names = {name for node in nodes(parsed(text)) for name, _ in imported(path, node)}
         graph[path] = {paths[name] for name in names & paths.keys()} - {path}
     return graph
 

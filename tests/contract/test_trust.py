@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 import pytest
-from sources import PACKAGES, SOURCES, parsed
+from sources import PACKAGES, SOURCES, nodes, parsed
 
 # Calls that turn bytes or texts into code, or hand a text to a shell; what ends in a dot stands for all below it.
 DANGEROUS = (
@@ -49,7 +49,7 @@ STARTED = {
 def imports_of(tree: ast.AST) -> dict[str, str]:
     """Return what each imported name of a file stands for."""
     found = {}
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 found[alias.asname or alias.name.partition(".")[0]] = (
@@ -74,7 +74,7 @@ def dangers(text: str) -> Iterator[str]:
     """Yield every dangerous thing that a file names, called or handed on, and every unsafe reader of files."""
     tree = parsed(text)
     known = imports_of(tree)
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
             name = dotted(node, known)
             if any(name == each or (each.endswith(".") and name.startswith(each)) for each in DANGEROUS):
@@ -146,9 +146,9 @@ def starts(text: str) -> Iterator[tuple[str, str]]:
     """Yield (function, source) of every function that starts a process."""
     tree = parsed(text)
     known = imports_of(tree)
-    for function in ast.walk(tree):
+    for function in nodes(tree):
         if isinstance(function, ast.FunctionDef):
-            calls = [dotted(node.func, known) for node in ast.walk(function) if isinstance(node, ast.Call)]
+            calls = [dotted(node.func, known) for node in nodes(function) if isinstance(node, ast.Call)]
             if any(call.startswith("subprocess.") for call in calls):
                 yield function.name, ast.get_source_segment(text, function) or ""
 

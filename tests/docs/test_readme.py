@@ -243,7 +243,7 @@ def check_python(words: list[str]) -> None:
     if script == "deploy/superlink.py":
         check_superlink(words[1:])
     elif script == "deploy/make_keys.py":
-        runpy.run_path(str(ROOT / script))["parser"]().parse_args(words[1:])
+        make_keys()["parser"]().parse_args(words[1:])
     elif script.startswith("tests/bench/"):
         assert (ROOT / script).is_file(), words
     else:
@@ -251,8 +251,14 @@ def check_python(words: list[str]) -> None:
 
 
 @cache
+def make_keys() -> dict[str, Any]:
+    return runpy.run_path(str(ROOT / "deploy" / "make_keys.py"))
+
+
+@cache
 def dry_run(*words: str) -> None:
-    subprocess.run(["make", "-n", *words], cwd=ROOT, check=True, capture_output=True)
+    named = f"PYTHON={sys.executable}"  # spares make the search for an interpreter
+    subprocess.run(["make", "-n", named, *words], cwd=ROOT, check=True, capture_output=True)
 
 
 CHECKS: dict[str, Callable[[list[str]], None]] = {

@@ -85,7 +85,7 @@ def started(factor: float = 1.0, **how: Any) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("start", ["average", "class-weighted"])
-@pytest.mark.parametrize("attacker", range(CLIENTS))
+@pytest.mark.parametrize("attacker", [0, 1, CLIENTS - 1])
 @pytest.mark.parametrize("factor", [10.0, 1e6])
 def test_larger_weights_move_the_start_no_more_than_the_bound(start: str, attacker: int, factor: float) -> None:
     usual, moved = started(start=start), started(factor, attacker=attacker, start=start)

@@ -38,10 +38,18 @@ def files_of(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
+# One of each kind; what holds for the registry alone, tests/contract/test_methods.py asks of every method.
+QUICK = {"fedavg", "fedens", "fens", "dense", "tally"}
+
+
 # Uploads of other kinds are in test_upload_kinds.py.
 @pytest.mark.parametrize(
     "method",
-    [name for name in METHODS if METHODS[name].uploads == "classifier"],
+    [
+        pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
+        for name in METHODS
+        if METHODS[name].uploads == "classifier"
+    ],
 )
 def test_every_method_when_replayed_leaves_its_result_beside_the_run_and_the_run_as_it_was(
     run_folder: MakeRun, method: str

@@ -342,7 +342,9 @@ def examples(arch: str) -> Tensor:
     return torch.randn(6, *shape, generator=rng)
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize(
+    "arch", [pytest.param(name, marks=pytest.mark.slow if "34" in name else ()) for name in ARCHITECTURES]
+)
 def test_as_int8_of_every_architecture_is_close_and_passes_gradients(arch: str) -> None:
     x = examples(arch)
     with torch.random.fork_rng():
