@@ -63,15 +63,11 @@ class Command:
         return set(re.findall(r"(client-\d+): epoch 1 of", self.log.read_text()))
 
 
-def kill_simulation(command: Command, folder: Path) -> None:
+def kill_simulation(folder: Path) -> None:
     engines = [pid for pid, line in processes_of(folder).items() if "flwr-simulation" in " ".join(line.split()[:2])]
     assert engines, processes_of(folder)
     for engine in engines:
         os.kill(engine, signal.SIGKILL)
-
-
-def kill_group(command: Command, folder: Path) -> None:
-    os.killpg(command.pid, signal.SIGKILL)
 
 
 def run_folder(folder: Path) -> Path:
@@ -90,6 +86,11 @@ def written(folder: Path, name: str) -> list[dict[str, Any]]:
 
 def uploads_in(folder: Path) -> list[str]:
     return [row["client"] for row in written(folder, "uploads.jsonl")]
+
+
+def kept_in(folder: Path) -> set[str]:
+    """Names of the clients that have kept what they trained."""
+    return {path.name.removesuffix("-1.json") for path in (folder / "clients").glob("*/*.json")}
 
 
 def processes_of(folder: Path) -> dict[int, str]:
@@ -121,30 +122,36 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return result
 
 
-@pytest.mark.parametrize("kill", [kill_simulation, kill_group])
-def test_run_killed_in_both_phases_resumes_to_the_same_bits(
-    kill: Callable[[Command, Path], None], tmp_path: Path, uninterrupted: dict[str, Any]
-) -> None:
+def test_run_that_was_ended_three_times_resumes_to_the_same_bits(tmp_path: Path, uninterrupted: dict[str, Any]) -> None:
+    """Ctrl-C and a kill of the simulation while clients upload, then a kill of all while the student learns."""
     first = Command(["run", "--num-supernodes", "4", "--run-config", SETTINGS], tmp_path)
     first.until(lambda: len(uploads_in(tmp_path)) >= 1)
-    kill(first, tmp_path)
-    assert first.wait()[0] != 0
+    os.kill(first.pid, signal.SIGINT)
+    assert first.wait()[0] == 130
+    assert f"oneshot resume {run_folder(tmp_path)}" in first.log.read_text()
     nothing_left(tmp_path)
-    held = uploads_in(tmp_path)
-    kept = {path.name.removesuffix("-1.json") for path in (tmp_path / "clients").glob("*/*.json")}
+    held, kept = uploads_in(tmp_path), kept_in(tmp_path)
     assert 1 <= len(held) < 4
 
     second = Command(["resume", str(run_folder(tmp_path))], tmp_path)
-    second.until((run_folder(tmp_path) / "checkpoint" / "checkpoint.json").exists)
-    kill(second, tmp_path)
-    assert second.wait()[0] != 0
+    second.until(lambda: len(uploads_in(tmp_path)) > len(held))
+    kill_simulation(tmp_path)
+    assert second.wait()[0] == 1
     nothing_left(tmp_path)
-    assert not second.trained() & (set(held) | kept), "a client trained twice"
+    assert not second.trained() & ({*held} | kept), "a client trained twice"
+    held, kept = uploads_in(tmp_path), kept_in(tmp_path)
 
     third = Command(["resume", str(run_folder(tmp_path))], tmp_path)
-    status, result = third.wait()
+    third.until((run_folder(tmp_path) / "checkpoint" / "checkpoint.json").exists)
+    os.killpg(third.pid, signal.SIGKILL)
+    assert third.wait()[0] != 0
+    nothing_left(tmp_path)
+    assert not third.trained() & ({*held} | kept), "a client trained twice"
+
+    last = Command(["resume", str(run_folder(tmp_path))], tmp_path)
+    status, result = last.wait()
     assert status == 0
-    assert third.trained() == set()
+    assert last.trained() == set()
     assert result["resumed_at"] > 0
     assert result["uploads"] == 4
     assert result["weights_sha256"] == uninterrupted["weights_sha256"]
@@ -164,16 +171,6 @@ def test_run_with_other_compute_has_the_same_bits(uninterrupted: dict[str, Any],
     assert status == 0
     assert result["weights_sha256"] == uninterrupted["weights_sha256"]
     assert result["accuracy"] == uninterrupted["accuracy"]
-
-
-def test_interrupt_prints_the_resume_command_and_exits_130(tmp_path: Path) -> None:
-    command = Command(["run", "--num-supernodes", "2", "--run-config", SETTINGS.replace("=4", "=2")], tmp_path)
-    command.until(lambda: any((tmp_path / "runs").glob("*/run.json")))
-    os.kill(command.pid, signal.SIGINT)
-    status, _ = command.wait()
-    assert status == 130
-    assert f"oneshot resume {run_folder(tmp_path)}" in command.log.read_text()
-    nothing_left(tmp_path)
 
 
 def test_run_below_the_quorum_fails_and_names_missing_clients(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def test_fens_killed_between_two_rounds_resumes_to_the_same_bits(tmp_path: Path)
 
     first = Command(RUN, cut)
     first.until(lambda: len(written(cut, "metrics.jsonl")) >= 5)
-    kill_simulation(first, cut)
+    kill_simulation(cut)
     assert first.wait()[0] != 0
     nothing_left(cut)
     assert len(first.trained()) == len(uploads_in(cut)) == CLIENTS

@@ -86,7 +86,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     command = Command(RUN, folder)
     os.kill(until_refinement(command, folder, 2), signal.SIGKILL)
     until_refinement(command, folder, 4)
-    kill_simulation(command, folder)
+    kill_simulation(folder)
     assert command.wait()[0] != 0
     nothing_left(folder)
     assert scored(folder) == 3
@@ -108,7 +108,7 @@ def test_killed_in_a_refinement_and_in_a_round_it_resumes_to_the_same_bits(
     resume = ["resume", str(run_folder(folder))]
     second = Command(resume, folder)
     second.until(lambda: len(trained_in(folder, 5)) >= 1)
-    kill_simulation(second, folder)
+    kill_simulation(folder)
     assert second.wait()[0] != 0
     nothing_left(folder)
     assert scored(folder) == 4, "the round was over"
