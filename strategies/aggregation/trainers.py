@@ -11,11 +11,11 @@ import numpy as np
 
 from ..combiners.aggregators import aggregator_for, check_params
 from ..combiners.voting import merged, vote_counts
+from ..core.bounds import Bound
 from ..core.clients import Question
 from ..core.errors import OptionError, QuorumError, UploadError
 from ..core.seeds import derive_seed
 from ..uploads.packed import PackedMember, ensemble_digest, pack_member, to_wire
-from .bounds import Bound
 from .training import Sgd
 
 if TYPE_CHECKING:

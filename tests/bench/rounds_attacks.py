@@ -3,7 +3,7 @@
 Five clients of the client app on digits, in this process. In round 3 of 6 the first multiplies its change by 10,000, by
 -1 or by -10,000, SCAFFOLD's control variate alike; FedNova's attacker also divides its travel. The table has the
 accuracy after the last round. ``RATIOS=1`` prints the largest honest change in medians of its round instead, for the
-bound of :mod:`strategies.aggregation.bounds`.
+bound of :mod:`strategies.core.bounds`.
 Fewer: ``ROUNDS_STRATEGIES=fedavg,scaffold ROUNDS_SEEDS=0 ROUNDS_SETTINGS="data.alpha=0.05"``.
 """
 
@@ -28,7 +28,7 @@ from client_app.app import introduce, upload
 from server_app.settings.build import build_job, build_strategy, held_out
 from server_app.settings.read import default_settings, known_options, read_settings
 from server_app.settings.text import merge_settings
-from strategies.aggregation import bounds
+from strategies.core import bounds
 from strategies.core.errors import OneShotError
 from strategies.core.options import Scalar
 from strategies.rounds.config import TITLES

@@ -13,7 +13,7 @@ from flwr.app import RecordDict
 from flwr.common.logger import log
 from torch import nn
 
-from ...aggregation.bounds import Bound
+from ...core.bounds import Bound
 from .answers import Answered
 from .round_records import to_numpy, to_record
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class RoundBounds:
-    """Shortens and logs changes far longer than those of the others; see :mod:`strategies.aggregation.bounds`.
+    """Shortens and logs changes far longer than those of the others; see :mod:`strategies.core.bounds`.
 
     Trainable parameters and running statistics have bounds of their own, and so has every record of changes that the
     strategy adds. Counters of batches stay as they are.

@@ -10,7 +10,7 @@ from typing import Any
 
 from flwr.app import MetricRecord, RecordDict
 
-from ...aggregation.bounds import MOST, bounded_step
+from ...core.bounds import MOST, bounded_step
 from ...core.errors import UploadError
 from ...rounds.rules import fednova_step
 from .stepped import Arrays, SteppedFedAvg, models_of

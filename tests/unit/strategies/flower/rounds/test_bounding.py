@@ -13,7 +13,7 @@ from flwr.app import Array, ArrayRecord, Message, MessageType, RecordDict
 from test_iterative import trainer
 
 from strategies import Iterative, IterativeConfig
-from strategies.aggregation import bounds
+from strategies.core import bounds
 from strategies.rounds.config import TITLES
 
 State = dict[str, torch.Tensor]

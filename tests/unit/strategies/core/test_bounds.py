@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from strategies.aggregation.bounds import MOST, Bound, bounded
+from strategies.core.bounds import MOST, Bound, bounded
 
 START = {"a": np.array([1.0, 2.0], np.float32), "b": np.array([[3.0]], np.float32)}
 
