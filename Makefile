@@ -25,7 +25,7 @@ test: $(READY)  ## run every test
 	@$(MAKE) --no-print-directory unit slow
 
 unit: $(READY)  ## run the tests that take seconds, a process per core
-	$(BIN)/python -m pytest -m "not slow" --numprocesses logical
+	$(BIN)/python -m pytest -m "not slow" --numprocesses logical --dist loadfile
 
 # Whole runs have processes of their own and wait for them: two files at a time, whatever the cores.
 slow: $(READY)  ## run the other tests: whole runs, Ray, deployments

@@ -123,6 +123,7 @@ def test_readme_s_line_is_that_of_the_whole_server_app() -> None:
     assert all(any(line in code for code in blocks(PLUG_IN, "python")) for line in added)
 
 
+@pytest.mark.slow
 def test_plug_in_server_app_ends_with_a_student(
     finished_run: Callable[[str, bool], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -162,6 +162,7 @@ def test_build_with_one_seed_gives_one_model(name: str) -> None:
     assert not torch.equal(first, other)
 
 
+@pytest.mark.slow
 def test_builders_after_pickling_build_the_same_models() -> None:
     made = builders(10, (1, 8, 8))
     for name, builder in pickle.loads(pickle.dumps(made)).items():  # noqa: S301  our own bytes

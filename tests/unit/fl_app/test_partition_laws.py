@@ -65,6 +65,7 @@ def test_lognormal_sizes_have_the_spread_of_sigma() -> None:
     assert np.log(sizes).std() == pytest.approx(1.2, abs=0.06)
 
 
+@pytest.mark.slow
 def test_fill_with_fixed_priors_has_the_moments_of_the_rejection_loop() -> None:
     by_class, sizes = positions_by_class(5, 2, 6), np.array([4, 3, 5])
     labels = np.repeat([0, 1, 2], [5, 2, 6])
@@ -78,6 +79,7 @@ def test_fill_with_fixed_priors_has_the_moments_of_the_rejection_loop() -> None:
     assert np.abs(uniform - literal_mean).max() > 0.3
 
 
+@pytest.mark.slow
 def test_dirichlet_over_classes_has_the_moments_of_the_rejection_loop() -> None:
     by_class, labels = positions_by_class(5, 2, 6), np.repeat([0, 1, 2], [5, 2, 6])
 
@@ -138,6 +140,7 @@ def test_class_cuts_with_all_mass_on_full_clients_share_the_class_equally() -> N
     assert cuts.tolist() == [[0, 9, 9, 9], [0, 0, 4, 9], [0, 0, 4, 9]]
 
 
+@pytest.mark.slow
 def test_weighted_draws_have_the_moments_of_draws_one_after_the_other() -> None:
     by_class, labels = positions_by_class(5, 2, 6), np.repeat([0, 1, 2], [5, 2, 6])
     mean, products = moments(lambda rng: laws.weighted_draws(by_class, 3, rng, alpha=2.0), labels, 3000)

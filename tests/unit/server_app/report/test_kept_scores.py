@@ -47,6 +47,7 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_cells_on_the_same_uploads_have_the_rows_of_fresh_replays_and_score_the_uploads_once(
     run_folder: MakeRun, passes: list[str]
 ) -> None:
