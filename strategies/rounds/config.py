@@ -7,7 +7,8 @@ Paper: McMahan et al., Communication-Efficient Learning of Deep Networks from De
     NeurIPS 2024, https://arxiv.org/abs/2411.07182), which compares one-shot methods with federated learning in rounds.
     A refiner, any method that ends with one model, generalises FLBoost (flboost.py).
 Symbols: eta -> server_lr; beta_1, beta_2, tau of FedAdam and FedYogi -> BETA1, BETA2, TAU; mu of FedProx -> mu;
-    alpha of FedDyn -> dyn_alpha; p of STC -> stc_density; R -> rounds; C -> fraction.
+    alpha of FedDyn -> dyn_alpha; p of STC -> stc_density; gamma of FedNova -> server_momentum; R -> rounds;
+    C -> fraction.
 Where: FedAvg, FedProx, FedAdam, FedYogi -> Flower's own strategies; FedNova, SCAFFOLD, FedDyn -> rules.py,
     flower/rounds/fednova.py, flower/rounds/scaffold.py, flower/rounds/feddyn.py; STC -> ternary.py,
     flower/rounds/stc.py; refiners -> refinement.py; the clients' half -> client/corrections.py.
@@ -62,6 +63,9 @@ class IterativeConfig:
         "learning rate eta of the server; 0: the strategy's default (0.01 for fedadam and fedyogi, else 1)",
         low=0.0,
     )
+    server_momentum: float = option(
+        0.0, "share gamma of the last round's step that is added to a round's, for fednova", low=0.0, high=1.0
+    )
     mu: float = option(0.01, "weight mu of the proximal term, for fedprox", above=0.0)
     dyn_alpha: float = option(0.01, "weight alpha of the dynamic regulariser, for feddyn", above=0.0)
     stc_density: float = option(0.01, "share p of the entries that are sent, for stc", above=0.0, high=1.0)
@@ -79,6 +83,11 @@ class IterativeConfig:
             raise OptionError(
                 f"setting 'iterative.server-lr' is {self.server_lr} with 'iterative.strategy' {self.strategy!r}: "
                 f"must be 0; only {', '.join(OWN_LR)} take a rate"
+            )
+        if self.server_momentum and self.strategy != "fednova":
+            raise OptionError(
+                f"setting 'iterative.server-momentum' is {self.server_momentum} with 'iterative.strategy' "
+                f"{self.strategy!r}: must be 0; only fednova takes it"
             )
 
     @property

@@ -86,7 +86,7 @@ def base_of(config: IterativeConfig) -> Base:
     if config.strategy == "fedyogi":
         return Base(FedYogi(**adaptive), moments)
     if config.strategy == "fednova":
-        return Base(FedNova(server_lr=lr, **EVERYONE))
+        return Base(FedNova(server_lr=lr, server_momentum=config.server_momentum, **EVERYONE), ("velocity",))
     if config.strategy == "scaffold":
         return Base(Scaffold(server_lr=lr, **EVERYONE), ("control",))
     if config.strategy == "feddyn":

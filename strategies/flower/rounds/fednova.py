@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from flwr.app import MetricRecord, RecordDict
 
 from ...core.bounds import MOST, bounded_step
 from ...core.errors import UploadError
-from ...rounds.rules import fednova_step
+from ...rounds.rules import fednova_step, moved, plus
 from .stepped import Arrays, SteppedFedAvg, models_of
 
 
@@ -21,17 +22,20 @@ class FedNova(SteppedFedAvg):
 
     Args:
         server_lr: The factor of the server's step.
+        server_momentum: gamma in [0, 1]: the step of a round adds gamma times the step of the round before.
         **settings: Those of Flower's FedAvg.
 
     Attributes:
+        velocity: The last step, float32, by parameter; None before the first and without momentum.
         bounded_divisor: The clients' changes are bounded per travel too, because the step sums changes per travel.
     """
 
     bounded_divisor = "travel"
 
-    def __init__(self, *, server_lr: float = 1.0, **settings: Any) -> None:
+    def __init__(self, *, server_lr: float = 1.0, server_momentum: float = 0.0, **settings: Any) -> None:
         super().__init__(**settings)
-        self._server_lr = server_lr
+        self.velocity: Arrays | None = None
+        self._server_lr, self._server_momentum = server_lr, server_momentum
 
     def check_answer(self, content: RecordDict) -> RecordDict:
         """Refuse an answer that does not tell how far its steps went.
@@ -48,7 +52,10 @@ class FedNova(SteppedFedAvg):
         return content
 
     def step(self, start: Arrays, answers: Sequence[RecordDict], *, num_clients: int) -> Arrays:  # noqa: ARG002
-        """Return the next model; no ``travel`` makes the step longer than 5 median changes, times a rate above 1."""
+        """Return the next model; no ``travel`` makes the step longer than 5 median changes, times a rate above 1.
+
+        Momentum adds to the bounded step, as in FedNova's released code: ``B <- gamma B + step``, ``x <- x + B``.
+        """
         metrics = [next(iter(content.metric_records.values())) for content in answers]
         ends = models_of(answers)
         model = fednova_step(
@@ -58,4 +65,9 @@ class FedNova(SteppedFedAvg):
             travels=[float(each["travel"]) for each in metrics],  # type: ignore[arg-type]
             server_lr=self._server_lr,
         )
-        return dict(bounded_step(start, model, ends, MOST * max(1.0, self._server_lr)))
+        model = dict(bounded_step(start, model, ends, MOST * max(1.0, self._server_lr)))
+        if not self._server_momentum:
+            return model
+        step = {name: value.astype(np.float32) for name, value in moved(start, model).items()}
+        self.velocity = plus(step, self.velocity, self._server_momentum) if self.velocity else step
+        return plus(start, self.velocity)

@@ -47,6 +47,7 @@ REMEMBERS: tuple[tuple[type[Strategy], tuple[str, ...]], ...] = (
     (FedYogi, ("m_t", "v_t")),
     (Scaffold, ("control",)),
     (FedDyn, ("mean_drift",)),
+    (FedNova, ("velocity",)),
     (Stc, ("left",)),
 )
 # They step along an update, and running statistics are not part of an update.

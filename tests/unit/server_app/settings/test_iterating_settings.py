@@ -38,6 +38,10 @@ ROUNDS = {"method": "iterative", "iterative.rounds": 3}
             {"client.optimizer": "adam", "iterative.strategy": "fednova"},
             "must be 'sgd' with 'iterative.strategy' 'fednova'",
         ),
+        (
+            {"iterative.server-momentum": 0.9},
+            "'iterative.server-momentum' is 0.9 with 'iterative.strategy' 'fedavg': must be 0; only fednova",
+        ),
         ({"model.per-client": "lenet5,cnn1"}, "method 'iterative' needs one architecture for all"),
     ],
 )

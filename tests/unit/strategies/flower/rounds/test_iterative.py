@@ -163,17 +163,33 @@ def mortal(clients: Mapping[int, Client], server_round: int) -> dict[int, Client
 
 @pytest.mark.parametrize("name", TITLES)
 def test_run_that_was_cut_off_goes_on_with_the_same_bits(tmp_path: Path, name: str) -> None:
-    whole = result_of(iterative(tmp_path / "whole", strategy=name, rounds=4), three(tmp_path / "disk-whole"))
+    more = {"strategy": name, "rounds": 4, "server_momentum": 0.9 * (name == "fednova")}
+    whole = result_of(iterative(tmp_path / "whole", **more), three(tmp_path / "disk-whole"))
     run, disk = tmp_path / "run", tmp_path / "disk"
     with pytest.raises(KilledError):
-        result_of(iterative(run, strategy=name, rounds=4), mortal(three(disk), 3))
+        result_of(iterative(run, **more), mortal(three(disk), 3))
     # In the round that was cut off, two of three clients have remembered it already.
     asked: Asked = []
-    found = iterative(run, strategy=name, rounds=4)
+    found = iterative(run, **more)
     assert equal(result_of(found, three(disk, asked=asked)), whole)
     assert sorted({said["server-round"] for _, said, _ in asked}) == [3, 4]
     assert found.report.resumed_at == 2
     assert [row["epoch"] for row in rows_of(run)] == [1, 2, 3, 4]
+
+
+def test_fednova_with_momentum_adds_a_share_of_the_last_step() -> None:
+    def moved_by_one(start: float) -> RecordDict:
+        told = MetricRecord({"num-examples": 5, "travel": 0.3})
+        return RecordDict({"arrays": ArrayRecord({"w": torch.tensor([start + 1.0])}), "metrics": told})
+
+    strategy, w = FedNova(server_momentum=0.9), {"w": np.zeros(1, np.float32)}
+    ways = []
+    for _ in range(3):
+        step = strategy.step(w, [moved_by_one(float(w["w"][0]))], num_clients=1)
+        ways.append(float(step["w"][0] - w["w"][0]))
+        w = step
+
+    assert ways == pytest.approx([1.0, 1.9, 1.0 + 0.9 * 1.9])
 
 
 def test_finished_run_is_read_and_no_client_asked(tmp_path: Path) -> None:
