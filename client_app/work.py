@@ -79,7 +79,12 @@ def own_examples(config: AppConfig, node: Node, asked: Asked) -> Own:
     data = config.data
     with node.policy.reading(f"data set {data.name!r}"):
         split = cached_split(
-            data.name, "train", root=node.data_root, image_size=data.image_size, left_out=data.left_out
+            data.name,
+            "train",
+            root=node.data_root,
+            image_size=data.image_size,
+            left_out=data.left_out,
+            normalization=data.normalization,
         )
     positions = own_positions(split, config, partition_id=node.partition_id, num_partitions=node.num_partitions)
     labels = split.labels[positions].numpy() if asked.per_class else None

@@ -11,7 +11,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from fl_app.attacks import AttackConfig
-from fl_app.data import AUGMENTATIONS, DOMAINED, IMAGELESS, LAWS, SOURCES, PartitionSpec, check_left_out
+from fl_app.data import (
+    AUGMENTATIONS,
+    DOMAINED,
+    IMAGELESS,
+    LAWS,
+    NORMALIZATIONS,
+    SOURCES,
+    PartitionSpec,
+    check_left_out,
+    check_normalization,
+)
 from fl_app.models import ARCHITECTURES
 from fl_app.models.features_config import FeaturesConfig
 from fl_app.privacy import PrivacyConfig
@@ -27,6 +37,9 @@ class DataConfig:
     name: str = option("digits", "data set", choices=SOURCES)
     root: str = option("", "folder of the data sets; empty: $ONESHOT_DATA, else the user's cache folder")
     image_size: int = option(0, "height and width in pixels; 0 = the data set's own", low=0, high=512)
+    normalization: str = option(
+        "half", "input space: mean and deviation 0.5 per channel, or those of the data set", choices=NORMALIZATIONS
+    )
     law: str = option("dirichlet-classes", "law that divides the training set", choices=tuple(LAWS))
     alpha: float = option(0.3, "concentration of the Dirichlet laws; smaller is more skewed", above=0.0)
     classes_per_client: int = option(2, "classes per client of the laws 'classes' and 'classes-p1'", low=1)
@@ -45,6 +58,7 @@ class DataConfig:
         check(self, "data")
         self.partition_spec()
         check_left_out(self.name, self.left_out)
+        check_normalization(self.name, self.normalization)
         if self.law == "domains" and self.name not in DOMAINED:
             raise OptionError(
                 f"setting 'data.law' is 'domains' and 'data.name' {self.name!r}: must be a data set of domains, one of "

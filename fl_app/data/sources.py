@@ -4,8 +4,8 @@ Opening a split reads its labels and leaves the images as they are stored. Only 
 resized, so a client that holds a hundredth of a training set does a hundredth of the work.
 
 Sizes, normalisation and augmentation are those of Co-Boosting's released code (Dai et al., ICLR 2024). All torchvision
-sets are 32x32 (28x28 digits and clothes are resized). Mean and standard deviation are 0.5 per channel. Random crop and
-flip apply to CIFAR only.
+sets are 32x32 (28x28 digits and clothes are resized). Mean and standard deviation are 0.5 per channel, or on request
+those of the data set, the input space of FLBoost's code. Random crop and flip apply to CIFAR only.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from .preprocessing import resize
 
 SOURCES = ("digits", *torchvision_sets.KNOWN, "imagefolder", *domains.GROUPS, *tables.TABLES, *text.TEXTS)
 SPLITS = ("train", "test")
+NORMALIZATIONS = ("half", "data-set")
 
 # Sets of images of any size, whose papers name no common size.
 SIZELESS = ("imagefolder", *(name for name, group in domains.GROUPS.items() if not group.image_size))
@@ -130,7 +131,14 @@ def load(name: str, *, root: str = "", image_size: int = 0, left_out: str = "", 
 
 
 def open_split(
-    name: str, split: str, *, root: str = "", image_size: int = 0, left_out: str = "", download: bool = True
+    name: str,
+    split: str,
+    *,
+    root: str = "",
+    image_size: int = 0,
+    left_out: str = "",
+    normalization: str = "half",
+    download: bool = True,
 ) -> Split:
     """Open the training or the test half of a data set.
 
@@ -143,19 +151,17 @@ def open_split(
         image_size: Height and width of the images in pixels; 0 for the set's own size. Sets of :data:`SIZELESS` have
             none; sets of :data:`IMAGELESS` take 0 only.
         left_out: The domain that is the test half, for a set of domains; empty for every other set.
+        normalization: ``"half"``, or ``"data-set"`` for the mean and deviation of one of torchvision's sets.
         download: Whether a missing set may be downloaded; ``$ONESHOT_OFFLINE`` prevents every download.
 
     Raises:
-        OptionError: The name or the domain is unknown, or the size does not fit the set.
+        OptionError: The name or the domain is unknown, or the size or the normalisation does not fit the set.
         DataError: The set is missing, incomplete or damaged, or ``root`` is no folder; the message names the folder and
             the source.
     """
-    if name not in SOURCES:
-        raise OptionError(f"setting 'data.name' is {name!r}: must be one of {', '.join(SOURCES)}")
     if split not in SPLITS:
         raise ValueError(f"split is {split!r}: must be one of {', '.join(SPLITS)}")
-    domains.check_left_out(name, left_out)
-    _check_size(name, image_size)
+    _check(name, image_size, left_out, normalization)
     place, download = data_root(root), download and not offline()
     if name == "digits":
         return _digits(split, image_size)
@@ -180,12 +186,37 @@ def open_split(
     known = torchvision_sets.KNOWN[name]
     labels, read = torchvision_sets.open_set(name, split, place, download=download)
     shape = (known.channels, image_size or known.image_size)
-    return _split(labels, read, num_classes=known.num_classes, shape=shape, augmentation=known.augmentation)
+    opened = _split(labels, read, num_classes=known.num_classes, shape=shape, augmentation=known.augmentation)
+    return opened if normalization == "half" else replace(opened, normalization=Normalization(known.mean, known.std))
 
 
 def data_root(root: str = "") -> Path:
     """Return the folder of the data sets: ``root``, else ``ONESHOT_DATA``, else one in the user's cache."""
     return Path(root or os.environ.get("ONESHOT_DATA", "") or "~/.cache/oneshot-fl/data").expanduser()
+
+
+def _check(name: str, image_size: int, left_out: str, normalization: str) -> None:
+    if name not in SOURCES:
+        raise OptionError(f"setting 'data.name' is {name!r}: must be one of {', '.join(SOURCES)}")
+    domains.check_left_out(name, left_out)
+    _check_size(name, image_size)
+    check_normalization(name, normalization)
+
+
+def check_normalization(name: str, normalization: str) -> None:
+    """Refuse the mean and deviation of a data set for which none are published.
+
+    Raises:
+        OptionError: The normalisation is unknown, or the data set has none of its own.
+    """
+    if normalization not in NORMALIZATIONS:
+        allowed = ", ".join(NORMALIZATIONS)
+        raise OptionError(f"setting 'data.normalization' is {normalization!r}: must be one of {allowed}")
+    if normalization != "half" and name not in torchvision_sets.KNOWN:
+        raise OptionError(
+            f"setting 'data.normalization' is {normalization!r} with 'data.name' {name!r}: must be 'half'; only "
+            f"{', '.join(torchvision_sets.KNOWN)} have a published mean and deviation"
+        )
 
 
 def _check_size(name: str, image_size: int) -> None:

@@ -30,10 +30,14 @@ class Known:
         channels: ch.
         image_size: Height and width that the papers use, in pixels.
         augmentation: The papers' augmentation of its training images.
+        mean: Of its training pixels in [0, 1], per channel, at their own size; as FLBoost's and others' code has it.
+        std: Their standard deviation, per channel.
     """
 
     factory: str
     place: str
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
     num_classes: int = 10
     channels: int = 3
     image_size: int = 32
@@ -41,11 +45,24 @@ class Known:
 
 
 KNOWN: Mapping[str, Known] = {
-    "mnist": Known("MNIST", "MNIST", channels=1),
-    "fashion-mnist": Known("FashionMNIST", "FashionMNIST", channels=1),
-    "svhn": Known("SVHN", "{split}_32x32.mat"),
-    "cifar10": Known("CIFAR10", "cifar-10-batches-py", augmentation="crop-flip"),
-    "cifar100": Known("CIFAR100", "cifar-100-python", num_classes=100, augmentation="crop-flip"),
+    "mnist": Known("MNIST", "MNIST", (0.1307,), (0.3081,), channels=1),
+    "fashion-mnist": Known("FashionMNIST", "FashionMNIST", (0.2860,), (0.3530,), channels=1),
+    "svhn": Known("SVHN", "{split}_32x32.mat", (0.4377, 0.4438, 0.4728), (0.198, 0.201, 0.197)),
+    "cifar10": Known(
+        "CIFAR10",
+        "cifar-10-batches-py",
+        (0.4914, 0.4822, 0.4465),
+        (0.2470, 0.2435, 0.2616),
+        augmentation="crop-flip",
+    ),
+    "cifar100": Known(
+        "CIFAR100",
+        "cifar-100-python",
+        (0.5071, 0.4867, 0.4408),
+        (0.2675, 0.2565, 0.2761),
+        num_classes=100,
+        augmentation="crop-flip",
+    ),
 }
 
 

@@ -21,7 +21,14 @@ def open_half(settings: Settings, half: str) -> Split:
         DataError: The data set is missing; the error names the remedy.
     """
     data = settings.app.data
-    return open_split(data.name, half, root=data.root, image_size=data.image_size, left_out=data.left_out)
+    return open_split(
+        data.name,
+        half,
+        root=data.root,
+        image_size=data.image_size,
+        left_out=data.left_out,
+        normalization=data.normalization,
+    )
 
 
 def proxy_images(settings: Settings, input_shape: tuple[int, int, int], seed: int) -> torch.Tensor | None:

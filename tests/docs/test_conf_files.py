@@ -72,6 +72,7 @@ def p4(alpha: float, model: str = "resnet18-imagenet", **more: Any) -> Table:
     local = {
         "client.epochs": 5, "client.steps": 50, "client.batch-size": 50, "client.lr": 0.1, "client.momentum": 0.0,
         "client.weight-decay": 0.001, "client.clip": 10.0, "client.augmentation": "none",
+        "data.normalization": "data-set", "flboost.per-class": True,
         "iterative.strategy": "scaffold", "iterative.refiner": "flboost", "iterative.rounds": 1000,
         "iterative.fraction": 0.1, "iterative.lr-decay": 0.998,
     }  # fmt: skip
@@ -354,7 +355,7 @@ def test_the_commands_of_flboost_s_rows_are_the_rows_of_its_tables() -> None:
     lent = [run.refiner.config for run in runs if run.method_config.refiner == "fed-gen" and run.refiner is not None]
     assert [(config.level, config.generator_width) for config in lent] == [("features", 8192), ("images", 8192)] * 2
     last = runs[-1].refiner
-    assert last == Refiner.of("flboost", level="features", generator_width=8192)
+    assert last == Refiner.of("flboost", level="features", generator_width=8192, per_class=True)
 
 
 def test_flboost_s_row_feddf_takes_so_many_steps_of_a_generator_of_no_adversary_and_of_the_model() -> None:
@@ -377,7 +378,13 @@ def test_short_file_of_flboost_differs_from_the_paper_as_it_states(path: Path) -
     assert [getattr(short.app.client, key) for key in shared] == [getattr(paper.app.client, key) for key in shared]
     assert (short.app.data.law, short.app.data.alpha, short.app.data.limit) == (paper.app.data.law, 0.1, 100 * 500)
     assert paper.refiner is not None
-    tried = {"adversarial_weight": 0.1, "generator_step": "joint", "generator_steps": 3, "student_lr": 0.05}
+    tried = {
+        "adversarial_weight": 0.1,
+        "generator_step": "joint",
+        "generator_steps": 3,
+        "student_lr": 0.05,
+        "per_class": False,
+    }
     refiners = [run.refiner for run in run_by(path) if run.refiner is not None]
     assert [refiner.config for refiner in refiners] == [replace(paper.refiner.config, **tried)] * 2
     assert rows_of_iterative(path) == [

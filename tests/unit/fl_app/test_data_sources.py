@@ -15,7 +15,7 @@ import torch
 from sklearn.datasets import load_digits
 
 from fl_app.data import GROUPS, SOURCES, data_root, load, open_split
-from fl_app.data.preprocessing import resize
+from fl_app.data.preprocessing import normalize, resize
 from fl_app.vision import torchvision
 from strategies.core.errors import DataError, OptionError
 
@@ -144,6 +144,31 @@ def test_cifar10_is_read_with_channels_first_and_augmented(cifar10: Path) -> Non
     assert source.test.labels.tolist() == [4, 5]
     assert source.augmentation == "crop-flip"
     assert source.normalization.std == (0.5, 0.5, 0.5)
+
+
+def test_on_request_the_input_space_is_the_data_set_s(cifar10: Path) -> None:
+    half, own = (
+        open_split("cifar10", "train", root=str(cifar10), normalization=kind, download=False)
+        for kind in ("half", "data-set")
+    )
+
+    assert own.normalization == ((0.4914, 0.4822, 0.4465), (0.247, 0.2435, 0.2616))
+    assert torch.equal(own.take().images, half.take().images)
+    # Pixels of the mean are then 0, as on average those of FLBoost's generator.
+    pixels = torch.tensor(own.normalization.mean).view(1, 3, 1, 1).expand(1, 3, 2, 2) * 255
+    assert float(normalize(pixels.round().to(torch.uint8), *own.normalization).abs().max()) < 0.01
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "reason"),
+    [
+        ("digits", "data-set", "is 'data-set' with 'data.name' 'digits': must be 'half'; only mnist"),
+        ("cifar10", "none", "is 'none': must be one of half, data-set"),
+    ],
+)
+def test_an_input_space_that_is_unknown_is_refused(name: str, kind: str, reason: str) -> None:
+    with pytest.raises(OptionError, match=f"setting 'data.normalization' {reason}"):
+        open_split(name, "train", normalization=kind)
 
 
 def test_cifar100_has_100_classes(cifar100: Path) -> None:

@@ -352,7 +352,12 @@ def test_subclass_is_taken_for_its_parent() -> None:
 
 @pytest.mark.parametrize(
     ("strategy", "remembers"),
-    [(Scaffold(), ("control",)), (FedDyn(alpha=0.1), ("mean_drift",)), (Stc(density=0.1), ("left",)), (FedNova(), ("velocity",))],
+    [
+        (Scaffold(), ("control",)),
+        (FedDyn(alpha=0.1), ("mean_drift",)),
+        (Stc(density=0.1), ("left",)),
+        (FedNova(), ("velocity",)),
+    ],
 )
 def test_own_strategies_are_known(strategy: Strategy, remembers: tuple[str, ...]) -> None:
     assert wrap(strategy) == Base(strategy, remembers, samples=True, evaluates=True, sees="parameters")
