@@ -36,6 +36,7 @@ class Settings:
         steps: T_G, generator steps per epoch.
         batch: b, of synthesis and of distillation.
         latent: Length of the noise z.
+        wide: Channels of the generator, an even number.
         classes: C.
         generator_lr: Adam's, betas (0.5, 0.999).
         generator_clip: Largest norm of the generator's gradient.
@@ -58,6 +59,7 @@ class Settings:
     steps: int = 30
     batch: int = 128
     latent: int = 256
+    wide: int = 128
     classes: int = 10
     generator_lr: float = 1e-3
     generator_clip: float = 10.0
@@ -107,17 +109,18 @@ class PlainGenerator(nn.Module):
     Args:
         latent: Z.
         shape: (channels, height, width) of an image, height and width multiples of 4.
+        wide: The papers' 128 channels, an even number.
     """
 
-    def __init__(self, latent: int, shape: tuple[int, int, int]) -> None:
+    def __init__(self, latent: int, shape: tuple[int, int, int], wide: int = 128) -> None:
         super().__init__()
         channels, height, width = shape
-        self.first = (128, height // 4, width // 4)
+        self.first = (wide, height // 4, width // 4)
         self.project = nn.Linear(latent, math.prod(self.first))
-        self.norm0 = nn.BatchNorm2d(128)
-        self.up1, self.norm1 = nn.Conv2d(128, 128, 3, padding=1, bias=False), nn.BatchNorm2d(128)
-        self.up2, self.norm2 = nn.Conv2d(128, 64, 3, padding=1, bias=False), nn.BatchNorm2d(64)
-        self.pixels = nn.Conv2d(64, channels, 3, padding=1)
+        self.norm0 = nn.BatchNorm2d(wide)
+        self.up1, self.norm1 = nn.Conv2d(wide, wide, 3, padding=1, bias=False), nn.BatchNorm2d(wide)
+        self.up2, self.norm2 = nn.Conv2d(wide, wide // 2, 3, padding=1, bias=False), nn.BatchNorm2d(wide // 2)
+        self.pixels = nn.Conv2d(wide // 2, channels, 3, padding=1)
 
     def forward(self, z: Tensor) -> Tensor:
         """Map noise [B, Z] to pixels [B, channels, height, width] in [0, 1]."""
@@ -138,7 +141,7 @@ def new_state(
     return State(
         teachers=[teacher.eval() for teacher in teachers],
         student=student,
-        generator=PlainGenerator(settings.latent, shape),
+        generator=PlainGenerator(settings.latent, shape, settings.wide),
         optimizer=optimizer,
         weights=torch.full((len(teachers),), 1 / len(teachers)),
         images=torch.empty(0, *shape, dtype=torch.uint8 if settings.eight_bits else torch.float32),

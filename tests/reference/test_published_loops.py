@@ -42,6 +42,7 @@ from fl_app.models import build
 from strategies.combiners.combiners import Weighted, weighted_mean_gradient
 from strategies.combiners.outcomes import ensemble_of, load_model
 from strategies.core.seeds import generator
+from strategies.distillation import generators
 from strategies.method import Silent
 from strategies.teacher.augment import crop_flip
 from strategies.teacher.student import fresh_student
@@ -172,7 +173,7 @@ def test_the_ensemble_divides_by_the_sum_of_its_weights() -> None:
 
 # Whole runs, each side with its own draws: accuracies must agree within the spread of seeds.
 
-SHORT = Settings(epochs=20, steps=6, batch=32, latent=64, generator_lr=3e-3, student_lr=0.1, mu=0.02)
+SHORT = Settings(epochs=20, steps=6, batch=32, latent=64, wide=32, generator_lr=3e-3, student_lr=0.1, mu=0.02)
 SEEDS = (0, 1, 2)
 RUNS = {"dense": run_dense, "co-boosting": run_co_boosting}
 
@@ -188,7 +189,10 @@ def clients() -> list[dict[str, Tensor]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
-def test_whole_runs_reach_the_same_accuracies(method: str, clients: list[dict[str, Tensor]]) -> None:
+def test_whole_runs_reach_the_same_accuracies(
+    method: str, clients: list[dict[str, Tensor]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generators, "WIDTH", SHORT.wide)
     theirs: dict[str, list[float]] = {"student": [], "ensemble": []}
     ours: dict[str, list[float]] = {"student": [], "ensemble": []}
     for seed in SEEDS:
