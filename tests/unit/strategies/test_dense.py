@@ -125,6 +125,7 @@ def test_fit_starts_from_the_start_weights_of_the_job() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("wide_generators")
 def test_student_comes_closer_to_the_ensemble_on_images_it_has_not_seen() -> None:
     config = replace(SMALL, epochs=15, generator_steps=5, synthesis_batch_size=32, batch_size=16, student_lr=0.02)
     one = tiny_job(config)

@@ -657,6 +657,7 @@ def workers(folder: Path) -> list[Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("wide_generators")  # the cells' own processes have no narrow ones
 def test_a_comparison_when_interrupted_or_killed_leaves_no_process_and_goes_on_to_the_same_bits(
     run_folder: MakeRun, tmp_path: Path
 ) -> None:
