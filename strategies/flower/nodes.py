@@ -16,7 +16,7 @@ from flwr.serverapp import Grid
 
 from ..core.errors import OneShotError, UploadError
 from .names import Names
-from .pulling import pull
+from .pulling import Puller
 
 if TYPE_CHECKING:
     from ..run.run_folder import RoundFolder
@@ -116,6 +116,7 @@ class Nodes:
         self._late: dict[str, tuple[Sent, Callable[[Message, Sent], object]]] = {}
         self._seen: set[int] = set()
         self._joined = time.monotonic()
+        self._puller = Puller(grid, max_bytes)
 
     @property
     def settled(self) -> bool:
@@ -142,12 +143,12 @@ class Nodes:
         return ids[0] if ids and ids[0] else None
 
     def pull(self, message_id: str) -> Message | None:
-        """Return the answer to one message; None if it has not arrived.
+        """Return the answer to one message; None if it has not arrived whole.
 
         Raises:
             UploadError: It is larger than ``max_bytes``.
         """
-        return pull(self.grid, message_id, self.max_bytes)
+        return self._puller.pull(message_id)
 
     @contextmanager
     def guarded(self, node: int) -> Iterator[None]:

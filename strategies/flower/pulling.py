@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Iterable
 from typing import Any
 
 from flwr.app import Message
 from flwr.serverapp import Grid
 from flwr.supercore.constant import HEAD_BODY_DIVIDER
-from flwr.supercore.inflatable.inflatable_object import get_object_head_values_from_object_content
+from flwr.supercore.inflatable.inflatable_object import (
+    get_object_head_values_from_object_content,
+    iterate_object_tree,
+)
 
 from ..core.errors import UploadError
 from ..uploads.checks import MIB
@@ -26,28 +30,108 @@ MOST_TEXT = 4 * MIB
 _CLIENT = "_client"  # where Flower's grid keeps its client of the SuperLink
 
 
-def pull(grid: Grid, message_id: str, max_bytes: int) -> Message | None:
-    """Return the answer to one message, inflated by Flower; None if it has not arrived.
+class Puller:
+    """Pulls answers one at a time and waits for none of them.
+
+    A node announces its answer first and sends its objects later, and Flower's grid waits until the last one is there.
+    A node that sends none would hold up all others. Here an answer is pulled as a whole once all its objects are at the
+    SuperLink, and each earlier look asks for one that is missing.
 
     Args:
         grid: Flower's grid. One without a connection, as in a simulation, hands over whole messages.
-        message_id: The id of the question, which identifies the node: a reply's sender is only the sender's claim.
         max_bytes: The largest answer, on the wire and in memory, all records together.
-
-    Raises:
-        UploadError: The answer is larger, or nested deeper than any message.
     """
-    client = getattr(grid, "_runtime_client", None)  # connects where the grid is not connected yet
-    if client is not None:
-        setattr(grid, _CLIENT, _Bounded(client, max_bytes))
-    try:
-        reply = next(iter(grid.pull_messages([message_id])), None)
-    finally:
-        if client is not None:
-            setattr(grid, _CLIENT, client)
-    if reply is not None and not reply.has_error():
-        _check(count_bytes(reply.content), max_bytes)
-    return reply
+
+    def __init__(self, grid: Grid, max_bytes: int) -> None:
+        self._grid, self._max_bytes = grid, max_bytes
+        self._announced: dict[str, _Announced] = {}
+
+    def pull(self, message_id: str) -> Message | None:
+        """Return the answer to one message, inflated by Flower; None if it has not arrived whole.
+
+        Args:
+            message_id: The id of the question, which identifies the node: a reply's sender is only the sender's claim.
+
+        Raises:
+            UploadError: The answer is larger, or nested deeper than any message.
+        """
+        client = getattr(self._grid, "_runtime_client", None)  # connects where the grid is not connected yet
+        if client is None:
+            return self._measured(self._grid.pull_messages([message_id]))
+        announced = self._announced.pop(message_id, None)
+        if announced is not None and not announced.has_arrived(client):
+            self._announced[message_id] = announced
+            return None
+        bounded = _Bounded(client, self._max_bytes, announced and announced.response)
+        setattr(self._grid, _CLIENT, bounded)
+        try:
+            return self._measured(self._grid.pull_messages([message_id]))
+        except _MissingObjectError as error:
+            self._announced[message_id] = _Announced(bounded.response, error.request, self._max_bytes)
+            return None
+        finally:
+            setattr(self._grid, _CLIENT, client)
+
+    def _measured(self, replies: Iterable[Message]) -> Message | None:
+        reply = next(iter(replies), None)
+        if reply is not None and not reply.has_error():
+            _check(count_bytes(reply.content), self._max_bytes)
+        return reply
+
+
+class _MissingObjectError(Exception):
+    """An object is announced and not at the SuperLink yet.
+
+    Attributes:
+        request: The request for it.
+    """
+
+    def __init__(self, request: Any) -> None:
+        super().__init__(request.object_id)
+        self.request = request
+
+
+class _Announced:
+    """An answer whose objects are on their way.
+
+    Args:
+        response: The SuperLink's announcement, which it makes once.
+        request: The request for one of the objects.
+        max_bytes: The largest answer.
+
+    Attributes:
+        response: As given.
+    """
+
+    def __init__(self, response: Any, request: Any, max_bytes: int) -> None:
+        self.response, self._max_bytes, self._received = response, max_bytes, 0
+        names = [tree.object_id for whole in response.message_object_trees for tree in iterate_object_tree(whole)]
+        # In the order in which honest nodes send: while the last one is missing, none is pulled in vain.
+        self._missing = [_for_object(request, name) for name in dict.fromkeys(names)]
+
+    def has_arrived(self, client: Any) -> bool:
+        """Return whether all objects are at the SuperLink, or one is lost for good: Flower reports that itself.
+
+        Raises:
+            UploadError: They are larger than the largest answer.
+        """
+        while self._missing:
+            response = client.PullObject(self._missing[-1])
+            if not response.object_found:
+                return True
+            if not response.object_available:
+                return False
+            self._received += len(response.object_content)  # not kept: of many slow nodes none fills the memory
+            _check(self._received, self._max_bytes)
+            self._missing.pop()
+        return True
+
+
+def _for_object(request: Any, object_id: str) -> Any:
+    other = type(request)()
+    other.CopyFrom(request)
+    other.object_id = object_id
+    return other
 
 
 class _Bounded:
@@ -55,10 +139,18 @@ class _Bounded:
 
     Flower confirms a message after its last object has arrived and before it inflates them, so that is where the whole
     is measured.
+
+    Args:
+        client: Flower's client.
+        max_bytes: The largest answer.
+        response: The announcement of the answer, if the SuperLink has already made it.
+
+    Attributes:
+        response: The announcement, once it is made.
     """
 
-    def __init__(self, client: Any, max_bytes: int) -> None:
-        self._client, self._max_bytes = client, max_bytes
+    def __init__(self, client: Any, max_bytes: int, response: Any = None) -> None:
+        self._client, self._max_bytes, self.response = client, max_bytes, response
         self._lock = threading.Lock()  # Flower pulls objects in several threads
         self._objects: dict[str, bytes] = {}
         self._received = 0
@@ -66,8 +158,15 @@ class _Bounded:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._client, name)
 
+    def PullMessages(self, request: Any) -> Any:  # noqa: N802  Flower's name
+        if self.response is None:
+            self.response = self._client.PullMessages(request)
+        return self.response
+
     def PullObject(self, request: Any) -> Any:  # noqa: N802  Flower's name
         response = self._client.PullObject(request)
+        if response.object_found and not response.object_available:
+            raise _MissingObjectError(request)
         with self._lock:
             self._received += len(response.object_content)
             _check(self._received, self._max_bytes)

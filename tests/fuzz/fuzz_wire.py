@@ -300,7 +300,7 @@ class Sitting:
             self._good = {}
             for kind, good in GOODS.items():
                 answer = Message(good, reply_to=question(HONEST))
-                self._good[kind] = Link(answer, deflated(answer))
+                self._good[kind] = answer, deflated(answer)
             honest = {kind: self._exchange(kind, [HONEST]).taken[HONEST] for kind in GOODS}
         self._expected = {kind: _bits(value) for kind, value in honest.items()}
 
@@ -325,7 +325,7 @@ class Sitting:
         raise UploadError(reason)
 
     def _exchange(self, kind: str, nodes: list[int]) -> _Heard:
-        self._links.of[str(HONEST)] = self._good[kind]
+        self._links.of[str(HONEST)] = Link(*self._good[kind])
         heard, read = _Heard({}, []), reader(kind, self._nodes)
         self._nodes.refusals = Refusals(SimpleNamespace(refuse=lambda *row: heard.refused.append(row)))  # type: ignore[arg-type]
 

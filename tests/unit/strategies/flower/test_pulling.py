@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import time
 import tracemalloc
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.supercore.inflatable.inflatable_object import get_object_id
 from wire_fakes import Link, deflated, grid_of, rewritten
 
 from strategies.core.errors import UploadError
-from strategies.flower.pulling import MOST_TEXT, inflated_bytes, pull
+from strategies.flower.pulling import MOST_TEXT, Puller, inflated_bytes
 from strategies.uploads.checks import MIB
 
 
@@ -32,7 +35,7 @@ def test_an_answer_within_the_limit_is_that_of_flower() -> None:
     link = Link(answer, deflated(answer))
     grid = grid_of(link)
 
-    reply = pull(grid, "1", MIB)
+    reply = Puller(grid, MIB).pull("1")
 
     assert reply is not None
     assert (reply.content.array_records["arrays"]["weight"].numpy() == values).all()
@@ -45,16 +48,74 @@ def test_an_answer_that_is_larger_on_the_wire_is_refused_before_it_is_confirmed(
     link = Link(answer, deflated(answer))
 
     with pytest.raises(UploadError, match=r"its answer is larger than 1.0 MiB \(max-upload-mib\)"):
-        pull(grid_of(link), "1", MIB)
+        Puller(grid_of(link), MIB).pull("1")
 
     assert link.confirmed == 0
+
+
+def test_an_answer_whose_objects_are_missing_is_not_waited_for_and_pulled_once_they_are_there() -> None:
+    answer = message({"weight": np.arange(40_000, dtype=np.float32), "bias": [1.0]})
+    link = Link(answer, deflated(answer))
+    link.absent = set(link.objects)
+    puller = Puller(grid_of(link), MIB)
+    began = time.monotonic()
+
+    assert [puller.pull("1") for _ in range(3)] == [None] * 3
+    for name in list(link.absent):
+        link.absent.discard(name)
+        assert (puller.pull("1") is None) == bool(link.absent)
+
+    assert time.monotonic() - began < 0.9  # Flower's first pause alone is longer
+    assert link.confirmed == 1
+
+
+def test_an_object_that_is_there_is_pulled_three_times_at_most_however_slowly_the_others_come() -> None:
+    answer = message({f"weight-{place}": np.arange(99) + place for place in range(20)})
+    link = Link(answer, deflated(answer))
+    link.absent = set(link.objects)
+    puller = Puller(grid_of(link), MIB)
+    arrived: Counter[str] = Counter()
+
+    while link.absent:
+        puller.pull("1")
+        link.absent.pop()
+        arrived.update(name for name in link.pulled if name not in link.absent)
+        link.pulled.clear()
+    assert puller.pull("1") is not None
+
+    arrived.update(link.pulled)
+    assert max(arrived.values()) <= 3
+
+
+def test_objects_that_come_slowly_count_while_they_come() -> None:
+    answer = message({"weight": np.random.default_rng(0).random(400_000, np.float32)})
+    link = Link(answer, deflated(answer))
+    link.absent = {next(iter(link.objects))}
+    puller = Puller(grid_of(link), MIB)
+
+    with pytest.raises(UploadError, match=r"its answer is larger than 1.0 MiB"):
+        [puller.pull("1") for _ in range(2)]
+
+
+def test_an_answer_whose_objects_are_lost_is_an_error_of_flower() -> None:
+    answer = message({"weight": [1.0]})
+    link = Link(answer, deflated(answer))
+    link.absent = set(link.objects)
+    puller = Puller(grid_of(link), MIB)
+
+    assert puller.pull("1") is None
+    link.absent, link.lost = set(), set(link.objects)
+    reply = puller.pull("1")
+
+    assert reply is not None
+    assert reply.error.code == ErrorCode.MESSAGE_UNAVAILABLE
 
 
 def test_every_record_of_an_answer_counts() -> None:
     answer = message({"weight": [1.0]}, more=ConfigRecord({"ballast": b"x" * (2 * MIB)}))
 
     with pytest.raises(UploadError, match="larger than 1.0 MiB"):
-        pull(grid_of(Link(answer, deflated(answer))), "1", MIB)
+        Puller(grid_of(Link(answer, deflated(answer))), MIB).pull("1")
 
 
 def test_a_chunk_that_an_array_names_often_counts_as_often_and_is_never_joined() -> None:
@@ -64,7 +125,7 @@ def test_a_chunk_that_an_array_names_often_counts_as_often_and_is_never_joined()
     tracemalloc.start()
 
     with pytest.raises(UploadError, match="larger than 8.0 MiB"):
-        pull(grid_of(link), "1", 8 * MIB)
+        Puller(grid_of(link), 8 * MIB).pull("1")
 
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
@@ -88,7 +149,7 @@ def test_numbers_and_texts_that_would_fill_the_memory_are_refused() -> None:
     answer = message({"weight": [1.0]}, more=ConfigRecord({"numbers": [0], "text": "x" * (MOST_TEXT + 1)}))
 
     with pytest.raises(UploadError, match="MiB of numbers and texts, must be at most 4 MiB"):
-        pull(grid_of(Link(answer, deflated(answer))), "1", 64 * MIB)
+        Puller(grid_of(Link(answer, deflated(answer))), 64 * MIB).pull("1")
 
 
 def test_an_answer_that_is_nested_deeper_than_a_message_is_refused() -> None:
@@ -117,6 +178,6 @@ class Simulated:
 def test_a_whole_message_is_measured_with_all_its_records() -> None:
     answer = message({"weight": np.zeros(10)}, more=ConfigRecord({"ballast": b"x" * MIB}))
 
-    assert pull(Simulated(answer), "1", 2 * MIB) is answer  # type: ignore[arg-type]
+    assert Puller(Simulated(answer), 2 * MIB).pull("1") is answer  # type: ignore[arg-type]
     with pytest.raises(UploadError, match="larger than 1.0 MiB"):
-        pull(Simulated(answer), "1", MIB)  # type: ignore[arg-type]
+        Puller(Simulated(answer), MIB).pull("1")  # type: ignore[arg-type]

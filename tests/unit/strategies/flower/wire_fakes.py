@@ -22,27 +22,36 @@ LEVELS = ("ArrayChunk", "Array", "ArrayRecord", "MetricRecord", "ConfigRecord", 
 
 
 class Link:
-    """Hands over answers as objects.
+    """Hands over an answer as objects, and announces it once.
 
     Args:
         message: The answer, whose metadata travels.
         objects: Id -> content, the message first.
+
+    Attributes:
+        absent: Ids of the objects that have not arrived.
+        lost: Ids of the objects that will not.
+        pulled: Ids of the objects that were pulled.
     """
 
     def __init__(self, message: Message, objects: Objects) -> None:
         self.objects, self.confirmed = dict(objects), 0
+        self.absent, self.lost, self.pulled = set[str](), set[str](), list[str]()
         first, *others = objects
         bare = message_to_proto(remove_content_from_message(message))
         bare.metadata.message_id = first
         tree = ObjectTree(object_id=first, children=[ObjectTree(object_id=name) for name in others])
-        self._answer = PullAppMessagesResponse(messages_list=[bare], message_object_trees=[tree])
+        self._answers = [PullAppMessagesResponse(messages_list=[bare], message_object_trees=[tree])]
 
     def PullMessages(self, request: Any) -> Any:  # noqa: N802, ARG002
-        return self._answer
+        return self._answers.pop() if self._answers else PullAppMessagesResponse()
 
     def PullObject(self, request: Any) -> Any:  # noqa: N802
-        content = self.objects[request.object_id]
-        return SimpleNamespace(object_found=True, object_available=True, object_content=content)
+        name = request.object_id
+        self.pulled.append(name)
+        found, available = name not in self.lost, name not in self.absent | self.lost
+        content = self.objects[name] if available else b""
+        return SimpleNamespace(object_found=found, object_available=available, object_content=content)
 
     def ConfirmMessageReceived(self, request: Any) -> None:  # noqa: N802, ARG002
         self.confirmed += 1
