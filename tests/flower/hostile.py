@@ -96,6 +96,12 @@ CHUNKS: dict[str, Callable[[list[int]], Any]] = {
     "chunks that are no list": lambda chunks: {"chunks": chunks},
 }
 ATTACKS = (*RECORDS, *CHUNKS)
+# Beside an honest upload, in what is asked afterwards: all that is refused, so that every run ends alike.
+IN_ROUNDS = "in rounds: "
+ROUND_ATTACKS = tuple(
+    IN_ROUNDS + kind
+    for kind in ("a negative shape", "65 dimensions", "a lying header", "no numbers", "ballast", "nothing", *CHUNKS)
+)
 
 
 def install() -> None:
@@ -103,13 +109,18 @@ def install() -> None:
     from flwr.app import Array
     from flwr.clientapp import ClientApp
 
-    kind = Path(__file__).with_name("attack").read_text()
+    named = Path(__file__).with_name("attack").read_text()
+    kind, later = named.removeprefix(IN_ROUNDS), named.startswith(IN_ROUNDS)
     answer, deflate = ClientApp.__call__, Array.deflate
 
     def lying(self: Any, message: Any, context: Any) -> Any:
         reply = answer(self, message, context)
+        if later and not message.metadata.message_type.startswith("train."):  # the request of an upload
+            return reply
         if kind in RECORDS and reply.has_content():
             RECORDS[kind](reply.content)
+        if kind in CHUNKS:
+            Array.deflate = deflated  # type: ignore[method-assign]
         return reply
 
     def deflated(self: Any) -> bytes:
@@ -120,8 +131,6 @@ def install() -> None:
         return head.rsplit(b" ", 1)[0] + b" %d" % len(body) + CHANGED + body
 
     ClientApp.__call__ = lying  # type: ignore[method-assign]
-    if kind in CHUNKS:
-        Array.deflate = deflated  # type: ignore[method-assign]
 
 
 if __name__ == "sitecustomize" and any("flwr-clientapp" in word for word in sys.orig_argv):

@@ -18,10 +18,9 @@ from server_app.launch.guard import members
 
 HOSPITALS = ["hospital-a", "hospital-b"]
 HOSTILE = "mallory"
-SETTINGS = (
-    "method='fedavg' client.epochs=1 data.image-size=8 data.limit=300 threads=1 min-uploads=2 deadline-s=300 "
-    "max-upload-mib=16.0"
-)
+COMMON = "client.epochs=1 data.image-size=8 data.limit=300 threads=1 min-uploads=2 deadline-s=300 max-upload-mib=16.0"
+SETTINGS = f"method='fedavg' {COMMON}"
+IN_ROUNDS = f"method='fens' fens.aggregator='per-class' fens.rounds=2 fens.local-steps=5 fens.server-lr=0.1 {COMMON}"
 
 
 @contextlib.contextmanager
@@ -53,10 +52,10 @@ def attack_by(here: Federation, kind: str) -> None:
     (here.machines[HOSTILE].folder / "hostile" / "attack").write_text(kind)
 
 
-def run(here: Federation, name: str) -> tuple[dict[str, Any], int]:
+def run(here: Federation, name: str, settings: str = SETTINGS) -> tuple[dict[str, Any], int]:
     """Run to the end; return the facts that no hostile node may change, and the ServerApp's peak memory in bytes."""
     folder, peak = here.home / "server" / "runs" / name, [0]
-    here.server.call("flwr", "run", str(ROOT), "hospitals", "--run-config", f"{SETTINGS} run-dir='{folder}'")
+    here.server.call("flwr", "run", str(ROOT), "hospitals", "--run-config", f"{settings} run-dir='{folder}'")
 
     def over() -> bool:
         peak.append(memory_of(here))

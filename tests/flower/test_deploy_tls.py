@@ -26,14 +26,11 @@ from server_app.launch.guard import members
 pytestmark = pytest.mark.slow
 
 CLIENTS = ["hospital-a", "hospital-b", "hospital-c"]
-COMMON = "client.epochs=2 data.image-size=8 data.limit=300 threads=1 min-uploads=3 deadline-s=400"
-RUNS = {
-    "co-boosting": "co-boosting.epochs=2 co-boosting.generator-steps=2 co-boosting.synthesis-batch-size=16 "
-    "co-boosting.latent=16",
-    # Few, long rounds: each takes seconds here.
-    "fens": "fens.aggregator='per-class' fens.rounds=2 fens.local-steps=20 fens.server-lr=0.1 fens.patience-s=120.0",
-}
-KILLED = "co-boosting"  # its ServerApp, once all uploads are there
+# Few, long rounds: each takes seconds here.
+SETTINGS = (
+    "method='fens' fens.aggregator='per-class' fens.rounds=2 fens.local-steps=20 fens.server-lr=0.1 "
+    "fens.patience-s=120.0 client.epochs=2 data.image-size=8 data.limit=300 threads=1 min-uploads=3 deadline-s=400"
+)
 LOOPBACK = {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
 
 
@@ -64,22 +61,17 @@ def test_a_deployment_with_tls_and_node_keys_ends_as_the_rehearsal_of_its_nodes(
             here.register(name)
             here.node(name)
         here.until(lambda: online(here) == 3)
-        deployed = {method: deploy(here, method, heard) for method in RUNS}
+        deployed = deploy(here, heard)
         assert_is_kept_out(here, stranger)
     assert_hears_nobody_else(heard)
     heard.clear()
-    rehearsed = {method: rehearse(tmp_path, nodes, method, heard) for method in RUNS}
-    for method in RUNS:
-        assert deployed[method] == rehearsed[method]
-        assert [row["client"] for row in deployed[method]["uploads"]] == CLIENTS
-        assert [row["architecture"] for row in deployed[method]["uploads"]] == ["lenet5", "resnet8", "resnet8-ds"]
-        assert [row["num_examples"] is None for row in deployed[method]["uploads"]] == [False, False, True]
-    assert deployed["co-boosting"]["refusals"] == []
+    assert deployed == rehearse(tmp_path, nodes, heard)
+    assert [row["client"] for row in deployed["uploads"]] == CLIENTS
+    assert [row["architecture"] for row in deployed["uploads"]] == ["lenet5", "resnet8", "resnet8-ds"]
+    assert [row["num_examples"] is None for row in deployed["uploads"]] == [False, False, True]
     # The node without data has a model in the ensemble, and no part in the rounds.
-    assert deployed["fens"]["refusals"] == [
-        ("hospital-c", "the client holds no examples, so it takes no part in the rounds")
-    ]
-    assert deployed["fens"]["rounds"] == CLIENTS[:2]
+    assert deployed["refusals"] == [("hospital-c", "the client holds no examples, so it takes no part in the rounds")]
+    assert deployed["rounds"] == CLIENTS[:2]
     assert {"raylet", "gcs_server"} <= {name for name, _ in heard}, heard
     assert_hears_nobody_else(heard)
 
@@ -123,15 +115,13 @@ def online(here: Federation) -> int:
     return sum(node["status"] == "online" for node in listed["nodes"])
 
 
-def deploy(here: Federation, method: str, heard: set[tuple[str, str]]) -> dict[str, Any]:
-    """Run a method, and listen to it at its start and in its server stage."""
-    run_dir = here.home / "server" / "runs" / method
-    settings = f"method='{method}' {RUNS[method]} {COMMON}"
-    here.server.call("flwr", "run", str(ROOT), "hospitals", "--run-config", f"{settings} run-dir='{run_dir}'")
-    if method == KILLED:
-        here.until(lambda: len(lines_of(run_dir / "uploads.jsonl")) == len(CLIENTS))
-        kill_server_app(here)
-        here.server.call("flwr", "run", str(ROOT), "hospitals", "--run-config", f"{settings} resume='{run_dir}'")
+def deploy(here: Federation, heard: set[tuple[str, str]]) -> dict[str, Any]:
+    """Run, with the ServerApp killed once all uploads are there, and listen to it in its server stage."""
+    run_dir = here.home / "server" / "runs" / "fens"
+    here.server.call("flwr", "run", str(ROOT), "hospitals", "--run-config", f"{SETTINGS} run-dir='{run_dir}'")
+    here.until(lambda: len(lines_of(run_dir / "uploads.jsonl")) == len(CLIENTS))
+    kill_server_app(here)
+    here.server.call("flwr", "run", str(ROOT), "hospitals", "--run-config", f"{SETTINGS} resume='{run_dir}'")
 
     def finished() -> bool:
         heard.update(here.listening())
@@ -153,13 +143,12 @@ def lines_of(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
-def rehearse(tmp_path: Path, nodes: Path, method: str, heard: set[tuple[str, str]]) -> dict[str, Any]:
-    run_dir = tmp_path / "rehearsals" / method
-    command = ["oneshot", "run", str(ROOT), "--run-config", f"method={method} {RUNS[method]} {COMMON}"]
+def rehearse(tmp_path: Path, nodes: Path, heard: set[tuple[str, str]]) -> dict[str, Any]:
+    run_dir, output = tmp_path / "rehearsals" / "fens", tmp_path / "rehearsal.log"
+    command = [str(Path(sys.executable).with_name("oneshot")), "run", str(ROOT), "--run-config", SETTINGS]
     command += ["--run-config", f"client.nodes={nodes} run-dir={run_dir}", "--format", "json"]
     environment = {**os.environ, "ONESHOT_CLIENT_STATE": str(tmp_path / "rehearsals" / "state")}
-    with (tmp_path / f"{method}.log").open("w") as log:
-        command[0] = str(Path(sys.executable).with_name("oneshot"))
+    with output.open("w") as log:
         process = psutil.Popen(command, env=environment, stdout=log, stderr=log)
         deadline = time.monotonic() + PATIENCE_S
         while process.poll() is None:
@@ -167,7 +156,7 @@ def rehearse(tmp_path: Path, nodes: Path, method: str, heard: set[tuple[str, str
             for child in descendants(process):
                 heard.update(listening(child))
             time.sleep(1.0)
-    assert process.returncode == 0, (tmp_path / f"{method}.log").read_text()[-4000:]
+    assert process.returncode == 0, output.read_text()[-4000:]
     assert json.loads((run_dir / "run.json").read_text())["num-supernodes"] == 3
     return facts_of(run_dir)
 

@@ -171,16 +171,3 @@ def test_run_with_other_compute_has_the_same_bits(uninterrupted: dict[str, Any],
     assert status == 0
     assert result["weights_sha256"] == uninterrupted["weights_sha256"]
     assert result["accuracy"] == uninterrupted["accuracy"]
-
-
-def test_run_below_the_quorum_fails_and_names_missing_clients(tmp_path: Path) -> None:
-    for client in ("client-000", "client-001"):
-        (tmp_path / f"{client}.safetensors").write_text("no weights")
-    damaged = f"client.checkpoint={tmp_path}/{{client}}.safetensors min-uploads=2"
-    command = Command(["run", "--num-supernodes", "2", "--run-config", damaged], tmp_path)
-    status, result = command.wait()
-    assert status == 1
-    assert "min-uploads is 2" in result["error"]
-    assert "client-000" in result["error"]
-    assert "cannot be read as weights" in result["error"]
-    nothing_left(tmp_path)

@@ -40,6 +40,7 @@ from strategies.client.corrections import LocalUpdate, read_round
 from strategies.client.round_state import RoundState
 from strategies.core.errors import OneShotError, OptionError, QuorumError, UploadError
 from strategies.flower.messages import count_bytes
+from strategies.flower.rounds import loop
 from strategies.flower.rounds.base import Base, base_of
 from strategies.flower.rounds.fednova import FedNova
 from strategies.flower.rounds.stc import Stc
@@ -453,26 +454,45 @@ def test_stc_sends_the_whole_model_where_it_was_refined_since(tmp_path: Path) ->
     assert [row["answers"] for row in rows_of(tmp_path / "run")] == [3, 3, 3]
 
 
+def forgetful(client: Client, disk: Path, name: str) -> Client:
+    """A client that loses what it keeps before the second round."""
+
+    def answer(message: Message) -> Message | None:
+        if message.content["config"].get("server-round") == 2:
+            for path in disk.glob(f"{name}-*"):
+                path.unlink()
+        try:
+            return client(message)
+        except UploadError as error:
+            return failing(str(error))(message)
+
+    return answer
+
+
 def test_stc_client_that_lost_its_state_gets_the_whole_model_in_the_round_after(tmp_path: Path) -> None:
     asked: Asked = []
-
-    def forgetful(client: Client) -> Client:
-        def answer(message: Message) -> Message | None:
-            if message.content["config"].get("server-round") == 2:
-                for path in (tmp_path / "disk").glob("alice-*"):
-                    path.unlink()
-            try:
-                return client(message)
-            except UploadError as error:
-                return failing(str(error))(message)
-
-        return answer
-
     clients = three(tmp_path / "disk", asked=asked)
-    clients[5] = forgetful(clients[5])
+    clients[5] = forgetful(clients[5], tmp_path / "disk", "alice")
     iterative(tmp_path / "run", strategy="stc", rounds=3).start(FakeGrid(clients))
     assert [row["answers"] for row in rows_of(tmp_path / "run")] == [3, 2, 3]
     assert [sent for name, _, sent in asked if name == "alice"] == [["arrays"], ["arrays", "ternary"], ["arrays"]]
+
+
+def test_scaffold_goes_on_from_zero_for_a_client_that_lost_its_state_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(loop, "say", said.append)
+    found = {}
+    for run in ("whole", "lost"):
+        clients = three(disk := tmp_path / run / "disk")
+        if run == "lost":
+            clients[5] = forgetful(clients[5], disk, "alice")
+        found[run] = result_of(iterative(tmp_path / run / "run", strategy="scaffold", rounds=3), clients)
+        assert [row["answers"] for row in rows_of(tmp_path / run / "run")] == [3, 3, 3]
+    line = "round 2: alice had lost its state of earlier rounds, and continues from zero"
+    assert [each for each in said if "from zero" in each] == [line]
+    assert any(not torch.equal(found["whole"][key], value) for key, value in found["lost"].items())
 
 
 def test_stc_server_adds_the_rest_of_an_update_to_the_next(tmp_path: Path) -> None:
