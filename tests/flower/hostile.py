@@ -19,11 +19,11 @@ ANOTHER = "hospital-a"  # an honest client's name
 BALLAST_MIB = 40
 
 
-def place(folder: Path) -> str:
+def place(folder: Path, attack: str = HONEST) -> str:
     """Put this file where a SuperNode's processes find it first; return the value for their PYTHONPATH."""
     folder.mkdir(parents=True)
     (folder / "sitecustomize.py").write_text(Path(__file__).read_text())
-    (folder / "attack").write_text(HONEST)
+    (folder / "attack").write_text(attack)
     return str(folder)
 
 
@@ -96,7 +96,7 @@ CHUNKS: dict[str, Callable[[list[int]], Any]] = {
     "chunks that are no list": lambda chunks: {"chunks": chunks},
 }
 ATTACKS = (*RECORDS, *CHUNKS)
-# Beside an honest upload, in what is asked afterwards: all that is refused, so that every run ends alike.
+# Lies in the answers after an honest upload. All of them are refused, so every such run ends alike.
 IN_ROUNDS = "in rounds: "
 ROUND_ATTACKS = tuple(
     IN_ROUNDS + kind

@@ -1,12 +1,17 @@
-"""What deploy/ tells an operator to do, done: TLS, node keys, machines of their own; it ends as its rehearsal does."""
+"""What deploy/ tells an operator to do, done: TLS, node keys, machines of their own, and a hostile node among them.
+
+It ends as the rehearsal of the honest nodes does.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
 import re
 import shutil
+import sqlite3
 import subprocess
 import sys
 import time
@@ -14,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import hostile
 import psutil
 import pytest
 import torch
@@ -26,6 +32,7 @@ from server_app.launch.guard import members
 pytestmark = pytest.mark.slow
 
 CLIENTS = ["hospital-a", "hospital-b", "hospital-c"]
+HOSTILE = "mallory"  # its answer cannot be inflated
 # Few, long rounds: each takes seconds here.
 SETTINGS = (
     "method='fens' fens.aggregator='per-class' fens.rounds=2 fens.local-steps=20 fens.server-lr=0.1 "
@@ -46,25 +53,45 @@ def nodes(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_deployment_with_tls_and_node_keys_ends_as_the_rehearsal_of_its_nodes(tmp_path: Path, nodes: Path) -> None:
+@pytest.fixture
+def intruded(nodes: Path, tmp_path: Path) -> Path:
+    """The same nodes and a hostile one."""
+    folder = Path(shutil.copytree(nodes, tmp_path / "intruded"))
+    (folder / f"{HOSTILE}.toml").write_text(
+        f'client = "{HOSTILE}"\narchitecture = "lenet5"\npartition-id = 0\nnum-partitions = 2\n'
+    )
+    return folder
+
+
+def test_a_deployment_with_tls_and_node_keys_ends_as_the_rehearsal_of_its_honest_nodes(
+    tmp_path: Path, nodes: Path, intruded: Path
+) -> None:
     heard: set[tuple[str, str]] = set()
-    with federation(tmp_path, nodes, strangers=("stranger",)) as here:
+    with federation(tmp_path, intruded, strangers=("stranger",)) as here:
         # Other code installed on a node: what the run brings goes before it.
         decoy = here.home / "hospital-b" / "installed" / "client_app"
         decoy.mkdir(parents=True)
         (decoy / "__init__.py").write_text("raise RuntimeError('the code installed on the node ran')")
         here.machines["hospital-b"].environment["PYTHONPATH"] = str(decoy.parent)
+        machine = here.machines[HOSTILE]
+        machine.environment["PYTHONPATH"] = hostile.place(machine.folder / "hostile", "an absent chunk")
         here.superlink()
         assert_control_commands_are_local(here)
         stranger = here.node("stranger")
-        for name in CLIENTS:
+        for name in (*CLIENTS, HOSTILE):
             here.register(name)
             here.node(name)
-        here.until(lambda: online(here) == 3)
+        here.until(lambda: online(here) == 4)
         deployed = deploy(here, heard)
         assert_is_kept_out(here, stranger)
+        said = logged(here)
     assert_hears_nobody_else(heard)
     heard.clear()
+    refused = [reason for client, reason in deployed["refusals"] if client == HOSTILE]
+    unread = [reason for reason in refused if reason.startswith("its answer cannot be read: IndexError: ")]
+    assert len(unread) == 1
+    assert f"refused {HOSTILE}: {unread[0]}" in said
+    deployed["refusals"] = [row for row in deployed["refusals"] if row[0] != HOSTILE]
     assert deployed == rehearse(tmp_path, nodes, heard)
     assert [row["client"] for row in deployed["uploads"]] == CLIENTS
     assert [row["architecture"] for row in deployed["uploads"]] == ["lenet5", "resnet8", "resnet8-ds"]
@@ -99,10 +126,10 @@ def assert_is_kept_out(here: Federation, stranger: subprocess.Popen[bytes]) -> N
     assert not (here.machines["stranger"].folder / "state").exists(), "no run asked it"
     here.register("stranger")
     registered = here.node("stranger")
-    here.until(lambda: online(here) == 4)
+    here.until(lambda: online(here) == 5)
     [its_id] = re.findall(r"SuperNode ID: (\d+)", log.read_text())
     here.server.call("flwr", "supernode", "unregister", its_id, "hospitals")
-    assert online(here) == 3
+    assert online(here) == 4
     registered.kill()
     registered.wait()
     again = here.node("stranger")
@@ -119,7 +146,9 @@ def deploy(here: Federation, heard: set[tuple[str, str]]) -> dict[str, Any]:
     """Run, with the ServerApp killed once all uploads are there, and listen to it in its server stage."""
     run_dir = here.home / "server" / "runs" / "fens"
     here.server.call("flwr", "run", str(ROOT), "hospitals", "--run-config", f"{SETTINGS} run-dir='{run_dir}'")
-    here.until(lambda: len(lines_of(run_dir / "uploads.jsonl")) == len(CLIENTS))
+    here.until(
+        lambda: len(lines_of(run_dir / "uploads.jsonl")) == len(CLIENTS) and lines_of(run_dir / "refusals.jsonl")
+    )
     kill_server_app(here)
     here.server.call("flwr", "run", str(ROOT), "hospitals", "--run-config", f"{SETTINGS} resume='{run_dir}'")
 
@@ -129,6 +158,12 @@ def deploy(here: Federation, heard: set[tuple[str, str]]) -> dict[str, Any]:
 
     here.until(finished, pause_s=1.0)
     return facts_of(run_dir)
+
+
+def logged(here: Federation) -> str:
+    """Return the log of all runs, which the SuperLink keeps."""
+    with contextlib.closing(sqlite3.connect(here.server.folder / "superlink.db")) as database:
+        return "".join(text for (text,) in database.execute("SELECT log FROM task_logs ORDER BY rowid"))
 
 
 def kill_server_app(here: Federation) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -73,9 +72,3 @@ def memory_of(here: Federation) -> int:
             if any("flwr-serverapp" in word for word in process.cmdline()[:3]):
                 found.append(int(process.memory_info().rss))
     return max(found)
-
-
-def logged(here: Federation) -> str:
-    """Return the log of all runs, which the SuperLink keeps."""
-    with contextlib.closing(sqlite3.connect(here.server.folder / "superlink.db")) as database:
-        return "".join(text for (text,) in database.execute("SELECT log FROM task_logs ORDER BY rowid"))
