@@ -3,9 +3,8 @@
 FedOV (Diao, Li, He, ICLR 2023, https://openreview.net/forum?id=rzrqh85f4Sc) draws one of these for every image. They
 work on batches of normalised images; places are in coordinates from -1 to 1, x to the right and y down.
 
-The specification leaves four choices open. The blur's standard deviation is an eighth of the side. The erased area
-gets 0, the mean of the input space. A partial rotation turns a rectangle within the image by 90 to 270 degrees.
-"Twice" means twice the chance, which copying and swapping halves share.
+Symbols: H -> the side of an image; h = H / 2, rounded down.
+Deviations: rectangles begin and end between pixels, not at them.
 """
 
 from __future__ import annotations
@@ -17,17 +16,22 @@ import torch
 import torch.nn.functional as F
 
 CROPPED = (0.1, 0.33)  # share of the area that a crop leaves
-TAKEN = (0.33, 0.5)  # share of the area that is erased or turned
-LONGEST = 4 / 3  # largest ratio of a rectangle's sides
-BLUR = 1 / 8  # standard deviation, in sides of the image
+CROP_RATIO = (3 / 4, 4 / 3)  # of its sides
+ERASED = (0.33, 0.5)  # share of the area that is erased
+ERASED_RATIO = (0.3, 3.3)
+TRIES = 10  # for a rectangle that fits
+# Sides of a blur's kernel, one of each for the two axes in random order, and its standard deviation in pixels. It is so
+# large that the kernel is a box to the eye.
+LONG_SIDES, SHORT_SIDES, DEVIATIONS = (3, 5, 7, 9), (1, 3, 5), (10.0, 100.0)
 
 
-def destroy(images: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
+def destroy(images: torch.Tensor, rng: torch.Generator, black: torch.Tensor) -> torch.Tensor:
     """Return images that are each destroyed in one of the ways of :data:`DESTRUCTIONS`, drawn at random.
 
     Args:
-        images: Normalised [B, ch, H, H]; left unchanged.
+        images: Normalised [B, ch, H, H], H at least 4; left unchanged.
         rng: A CPU generator.
+        black: The value of a black pixel in the input space [ch, 1, 1].
 
     Returns:
         [B, ch, H, H].
@@ -37,84 +41,110 @@ def destroy(images: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
     for kind, function in enumerate(DESTRUCTIONS):
         chosen = (kinds == kind).nonzero().flatten()
         if len(chosen):
-            destroyed[chosen] = function(images[chosen], rng)
+            destroyed[chosen] = function(images[chosen], rng, black)
     return destroyed
 
 
-def resized_crop(images: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
+def resized_crop(images: torch.Tensor, rng: torch.Generator, black: torch.Tensor) -> torch.Tensor:  # noqa: ARG001
     """Cut out a tenth to a third of each image [B, ch, H, H] and enlarge it to the whole."""
-    centre, half = _rectangles(len(images), CROPPED, rng)
-    return _sample(images, centre + half * _coordinates(images))
+    centre, half = _rectangles(len(images), CROPPED, CROP_RATIO, rng)
+    return F.grid_sample(images, centre + half * _coordinates(images), padding_mode="border", align_corners=False)
 
 
-def blur(images: torch.Tensor, rng: torch.Generator) -> torch.Tensor:  # noqa: ARG001  the signature of all
-    """Blur each image [B, ch, H, H] strongly, by a Gaussian with mirror padding."""
-    channels, side = images.shape[1], images.shape[-1]
-    reach = side // 4
+def blur(images: torch.Tensor, rng: torch.Generator, black: torch.Tensor) -> torch.Tensor:  # noqa: ARG001
+    """Blur each image [B, ch, H, H] by a Gaussian of a kernel of its own, with mirror padding."""
+    count, channels, side, _ = images.shape
+    reach = min(max(LONG_SIDES) // 2, side - 1)
+    sides = torch.stack([_one_of(LONG_SIDES, count, rng), _one_of(SHORT_SIDES, count, rng)])
+    sides = torch.where(torch.randint(2, (count,), generator=rng).bool(), sides, sides.flip(0))
+    deviation = _uniform((count, 1), *DEVIATIONS, rng)
     offsets = torch.arange(-reach, reach + 1, dtype=images.dtype)
-    weights = torch.softmax(-0.5 * (offsets / (BLUR * side)) ** 2, dim=0).repeat(channels, 1, 1, 1)
-    padded = F.pad(images, [reach] * 4, mode="reflect")
-    rows = F.conv2d(padded, weights, groups=channels)
-    return F.conv2d(rows, weights.transpose(2, 3), groups=channels)
+    exponents = (-0.5 * (offsets / deviation) ** 2).masked_fill(offsets.abs() > sides[..., None] // 2, -math.inf)
+    across, down = torch.softmax(exponents, dim=-1).repeat_interleave(channels, dim=1)[:, :, None, None]
+    rows = F.pad(images, [reach] * 4, mode="reflect").flatten(0, 1)[None]
+    rows = F.conv2d(rows, across, groups=len(across))
+    return F.conv2d(rows, down.transpose(2, 3), groups=len(down)).view_as(images)
 
 
-def erase(images: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
-    """Set a rectangle of a third to a half of each image [B, ch, H, H] to 0."""
-    inside = _inside(images, *_rectangles(len(images), TAKEN, rng))
-    return images.masked_fill(inside[:, None], 0.0)
+def erase(images: torch.Tensor, rng: torch.Generator, black: torch.Tensor) -> torch.Tensor:
+    """Blacken a rectangle of a third to a half of each image [B, ch, H, H]."""
+    centre, half = _rectangles(len(images), ERASED, ERASED_RATIO, rng)
+    inside = ((_coordinates(images) - centre).abs() < half).all(-1)
+    return torch.where(inside[:, None], black, images)
 
 
-def copy_half(images: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
-    """Copy one half of each image [B, ch, H, H], left, right, upper or lower, over the other."""
-    half = images.shape[-1] // 2
-    first = torch.arange(images.shape[-1]) % half
-    return _along_an_axis(images, lambda batch, second: batch[..., first + half * second], rng)
+def cut(images: torch.Tensor, rng: torch.Generator, black: torch.Tensor) -> torch.Tensor:  # noqa: ARG001
+    """Copy h columns or h rows of each image [B, ch, H, H] over others, or swap its halves: a third each.
+
+    A copy begins at least h / 2 from its original, and both begin in the first h columns or rows. Swapped are the left
+    and the right half, or the upper and the lower one.
+    """
+    count, side = len(images), images.shape[-1]
+    half, line = side // 2, torch.arange(side)
+    pairs = torch.tensor([(p, q) for p in range(half) for q in range(half) if 2 * abs(p - q) >= half])
+    place, source = pairs[torch.randint(len(pairs), (count,), generator=rng)].T[..., None]
+    copied = (line >= place) & (line < place + half)
+    copies = torch.where(copied, line - place + source, line)
+    swap = torch.where(line < half, line + side - half, torch.where(line < side - half, line, line - (side - half)))
+    kind = torch.randint(3, (count, 1), generator=rng)
+    columns = torch.where(kind == 2, swap, copies)
+    lying = torch.where(kind == 2, torch.randint(2, (count, 1), generator=rng), kind).bool()[:, 0]
+    return _upright(images, lying, lambda batch: torch.gather(batch, 3, _spread(columns, batch)))
 
 
-def swap_halves(images: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
-    """Swap the left and right, or upper and lower, halves of each image [B, ch, H, H]."""
-    return _along_an_axis(images, lambda batch, _: batch.roll(batch.shape[-1] // 2, -1), rng)
+def rotate_part(images: torch.Tensor, rng: torch.Generator, black: torch.Tensor) -> torch.Tensor:  # noqa: ARG001
+    """Turn the left and the right square of h rows of each image [B, ch, H, H], both by one to three quarters."""
+    count, half = len(images), images.shape[-1] // 2
+    first, quarters = (torch.randint(low, high, (count,), generator=rng) for low, high in ((0, half), (1, 4)))
+    rows = first[:, None] + torch.arange(half)
+    result = images.clone()
+    for image, (place, turns) in enumerate(zip(rows, quarters.tolist(), strict=True)):
+        for left in (0, half):
+            square = images[image][:, place, left : left + half]
+            result[image][:, place, left : left + half] = torch.rot90(square, turns, (1, 2))
+    return result
 
 
-def rotate_part(images: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
-    """Turn a rectangle of a third to a half of each image [B, ch, H, H] by 90 to 270 degrees about its centre."""
-    centre, half = _rectangles(len(images), TAKEN, rng)
-    angle = _uniform((len(images), 1, 1), math.pi / 2, 3 * math.pi / 2, rng)
-    x, y = (_coordinates(images) - centre).unbind(-1)
-    turned = torch.stack([angle.cos() * x - angle.sin() * y, angle.sin() * x + angle.cos() * y], dim=-1)
-    inside = _inside(images, centre, half)
-    return torch.where(inside[:, None], _sample(images, centre + turned), images)
-
-
-DESTRUCTIONS: tuple[Callable[[torch.Tensor, torch.Generator], torch.Tensor], ...] = (
-    resized_crop, blur, erase, copy_half, swap_halves, rotate_part, rotate_part,
+# Each stands for a seventh of the images.
+DESTRUCTIONS: tuple[Callable[[torch.Tensor, torch.Generator, torch.Tensor], torch.Tensor], ...] = (
+    resized_crop, blur, erase, cut, rotate_part, cut, rotate_part,
 )  # fmt: skip
 
 
-def _along_an_axis(
-    images: torch.Tensor, change: Callable[[torch.Tensor, int], torch.Tensor], rng: torch.Generator
-) -> torch.Tensor:
-    """Change each image along its rows or its columns, beginning with its first or its second half."""
-    axis, second = torch.randint(2, (2, len(images), 1, 1, 1), generator=rng).bool()
-    upright, turned = images, images.transpose(2, 3)
-    rows = torch.where(second, change(upright, 1), change(upright, 0))
-    columns = torch.where(second, change(turned, 1), change(turned, 0)).transpose(2, 3)
-    return torch.where(axis, columns, rows)
+def _upright(images: torch.Tensor, lying: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """Change images along their columns, those that are ``lying`` [B] along their rows."""
+    chosen = lying[:, None, None, None]
+    changed = change(torch.where(chosen, images.transpose(2, 3), images))
+    return torch.where(chosen, changed.transpose(2, 3), changed)
 
 
-def _rectangles(count: int, area: tuple[float, float], rng: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+def _spread(columns: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
+    """Return each image's columns [B, H] for all its channels and rows [B, ch, H, H]."""
+    return columns[:, None, None, :].expand(images.shape)
+
+
+def _rectangles(
+    count: int, area: tuple[float, float], ratio: tuple[float, float], rng: torch.Generator
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return centres and half sides (x, y), each [B, 1, 1, 2], of rectangles within the image.
 
-    Their share of its area is uniform, their ratio of sides uniform in the logarithm.
+    Their share of its area is uniform, their ratio of sides uniform in the logarithm. One that does not fit is drawn
+    again; after :data:`TRIES` it is made to fit.
     """
-    share = _uniform((count,), *area, rng)
-    ratio = _uniform((count,), -math.log(LONGEST), math.log(LONGEST), rng).exp()
-    half = torch.stack([(share * ratio).sqrt(), (share / ratio).sqrt()], dim=-1)[:, None, None]
+    share = _uniform((TRIES, count), *area, rng)
+    sides = _uniform((TRIES, count), math.log(ratio[0]), math.log(ratio[1]), rng).exp()
+    halves = torch.stack([(share * sides).sqrt(), (share / sides).sqrt()], dim=-1)
+    first = (halves <= 1).all(-1).int().argmax(0)
+    half = halves[first, torch.arange(count)].clamp(max=1.0)[:, None, None]
     return (1 - half) * _uniform(half.shape, -1.0, 1.0, rng), half
 
 
 def _uniform(shape: tuple[int, ...], low: float, high: float, rng: torch.Generator) -> torch.Tensor:
     return low + (high - low) * torch.rand(shape, generator=rng)
+
+
+def _one_of(values: tuple[int, ...], count: int, rng: torch.Generator) -> torch.Tensor:
+    return torch.tensor(values)[torch.randint(len(values), (count,), generator=rng)]
 
 
 def _coordinates(images: torch.Tensor) -> torch.Tensor:
@@ -123,13 +153,3 @@ def _coordinates(images: torch.Tensor) -> torch.Tensor:
     line = (2 * torch.arange(side) + 1) / side - 1
     y, x = torch.meshgrid(line, line, indexing="ij")
     return torch.stack([x, y], dim=-1)
-
-
-def _inside(images: torch.Tensor, centre: torch.Tensor, half: torch.Tensor) -> torch.Tensor:
-    """Return which pixels lie in each image's rectangle, bool [B, H, H]."""
-    return ((_coordinates(images) - centre).abs() < half).all(-1)
-
-
-def _sample(images: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """Sample each image at its places [B, H, H, 2], bilinear; places outside get the border's value."""
-    return F.grid_sample(images, places, padding_mode="border", align_corners=False)

@@ -4,8 +4,9 @@ Paper: Diao, Li, He, Towards Addressing Label Skews in One-Shot Federated Learni
     https://openreview.net/forum?id=rzrqh85f4Sc. Read version: a summary of the paper and of its code.
 Symbols: C -> the number of classes, and the index of "unknown"; x_dd -> destroyed; x_dd' -> attacked.
 Where: destructive augmentation -> client_app.destruction; the five terms of the loss -> open_set_loss.
-Deviations: the mixed features are the inputs of the last linear layer; each pair's share is uniform in (0, 1).
-    Only clean images enter batch normalisation's running statistics; the others are normalised by their own batch.
+Deviations: the mixed features are the inputs of the last linear layer. Only clean images enter batch normalisation's
+    running statistics; the others are normalised by their own batch. The published code bounds what the attack changes
+    by 0.5, which five steps of 0.002 never reach: here nothing bounds it.
 """
 
 from __future__ import annotations
@@ -27,11 +28,10 @@ from strategies.core.seeds import generator
 
 # The true logit is lowered by this much, which removes it from the softmax.
 LOWERED = 1e4
-# Of the published code: the weight of mixed features; the change of a normalised pixel in each step that makes a
-# destroyed image look known, and by all of them.
+# Of the published code: the weight of mixed features; the change of a pixel from 0 to 1 in each step that makes a
+# destroyed image look known.
 MIXUP_WEIGHT = 0.01
 ATTACK_STEP = 0.002
-ATTACK_RADIUS = 0.5
 
 
 def train(
@@ -61,12 +61,18 @@ def train(
     criterion, rng = loss_of(config, data.labels), generator(seed, "unknown")
 
     def objective(inputs: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        features, logits = features_and_logits(model, inputs)
-        known = criterion(logits, labels)
+        outputs = features_and_logits(model, inputs)
+        known = criterion(outputs[1], labels)
         unknown = unknown_loss(
-            model, inputs, labels, features=features, logits=logits, attack_steps=config.attack_steps, rng=rng
+            model,
+            inputs,
+            labels,
+            outputs=outputs,
+            normalization=normalization,
+            attack_steps=config.attack_steps,
+            rng=rng,
         )
-        return known + unknown, hits(logits[:, :-1], labels)
+        return known + unknown, hits(outputs[1][:, :-1], labels)
 
     def prepare(images: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
         return normalize(augment(images, augmentation, rng), *normalization)
@@ -79,8 +85,8 @@ def unknown_loss(
     inputs: torch.Tensor,
     labels: torch.Tensor,
     *,
-    features: torch.Tensor,
-    logits: torch.Tensor,
+    outputs: tuple[torch.Tensor, torch.Tensor],
+    normalization: Normalization,
     attack_steps: int,
     rng: torch.Generator,
 ) -> torch.Tensor:
@@ -92,17 +98,19 @@ def unknown_loss(
         model: f, in training mode.
         inputs: x, normalised [B, ch, H, H].
         labels: y [B].
-        features: Inputs of f's last linear layer for x [B, F].
-        logits: f(x) [B, C + 1].
+        outputs: Inputs of f's last linear layer for x [B, F], and f(x) [B, C + 1].
+        normalization: The input space, for black pixels and the length of a step.
         attack_steps: Steps that make destroyed images look known.
         rng: A CPU generator.
 
     Returns:
         A scalar.
     """
-    destroyed = destroy(inputs, rng)
+    features, logits = outputs
+    mean, deviation = (torch.tensor(values).view(-1, 1, 1) for values in normalization)
+    destroyed = destroy(inputs, rng, -mean / deviation)
+    attacked = attack(model, destroyed, steps=attack_steps, step=ATTACK_STEP / deviation)
     with statistics_at_rest(model):
-        attacked = attack(model, destroyed, steps=attack_steps, step=ATTACK_STEP, radius=ATTACK_RADIUS)
         strange = to_unknown(model(destroyed)) + to_unknown(model(attacked))
     mixed = mixed_features(features, labels, rng)
     return strange + to_unknown(without_label(logits, labels)) + MIXUP_WEIGHT * to_unknown(penultimate(model)(mixed))
@@ -121,7 +129,7 @@ def without_label(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def mixed_features(features: torch.Tensor, labels: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
-    """Mix each image's features with those of another, drawn at random; pairs of one class are left out.
+    """Mix each image's features with those of another, drawn at random, by one share; pairs of one class are left out.
 
     Args:
         features: h [B, F].
@@ -129,32 +137,33 @@ def mixed_features(features: torch.Tensor, labels: torch.Tensor, rng: torch.Gene
         rng: A CPU generator.
 
     Returns:
-        ``s h_i + (1 - s) h_j`` [P, F] of the P pairs with different labels.
+        ``s h_i + (1 - s) h_j`` [P, F] of the P pairs with different labels; s is uniform in (0, 1), Beta(1, 1).
     """
-    other, share = torch.randperm(len(labels), generator=rng), torch.rand(len(labels), 1, generator=rng)
+    other, share = torch.randperm(len(labels), generator=rng), torch.rand((), generator=rng)
     return (share * features + (1 - share) * features[other])[labels != labels[other]]
 
 
-def attack(model: nn.Module, images: torch.Tensor, *, steps: int, step: float, radius: float) -> torch.Tensor:
-    """Move images in the direction in which the model is less sure that they are unknown.
+def attack(model: nn.Module, images: torch.Tensor, *, steps: int, step: torch.Tensor) -> torch.Tensor:
+    """Move images in the direction in which the model, as it is used, is less sure that they are unknown.
 
-    Each step adds ``step * sign(grad CE(f(x), C))`` and stays within ``radius`` of the start, per value.
+    Each step adds ``step * sign(grad CE(f(x), C))``, with f in evaluation mode.
 
     Args:
-        model: f, to C + 1 logits; its weights get no gradient.
+        model: f, to C + 1 logits; its weights get no gradient, and its mode stays.
         images: Normalised [B, ch, H, W]; left unchanged.
         steps: Number of steps.
-        step: Change of each value per step, in the input space.
-        radius: Largest change of a value by all steps.
+        step: Change of each value per step, in the input space [ch, 1, 1].
 
     Returns:
         [B, ch, H, W], without gradient.
     """
-    moved = images
+    moved, training = images, model.training
+    model.eval()
     for _ in range(steps):
         moved = moved.detach().requires_grad_(True)
         (slope,) = torch.autograd.grad(to_unknown(model(moved)), moved)
-        moved = torch.clamp(moved + step * slope.sign(), images - radius, images + radius)
+        moved = moved + step * slope.sign()
+    model.train(training)
     return moved.detach()
 
 

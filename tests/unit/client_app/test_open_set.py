@@ -83,9 +83,9 @@ def test_mixed_features_lie_between_those_of_two_images_of_different_classes() -
     for seed in range(20):
         mixed = array(mixed_features(features, labels, random_generator(seed)))
         rng = random_generator(seed)
-        other, share = torch.randperm(6, generator=rng), torch.rand(6, 1, generator=rng)
+        other, share = torch.randperm(6, generator=rng), torch.rand((), generator=rng)
         pairs = [(i, int(j)) for i, j in enumerate(other) if labels[i] != labels[j]]
-        wanted = [share[i] * features[i] + (1 - share[i]) * features[j] for i, j in pairs]
+        wanted = [share * features[i] + (1 - share) * features[j] for i, j in pairs]
         np.testing.assert_allclose(mixed, torch.stack(wanted).numpy(), rtol=1e-6)
 
 
@@ -108,8 +108,8 @@ def test_attack_steps_along_the_sign_of_the_gradient_and_makes_images_look_known
     leaf = start.clone().requires_grad_(True)
     (slope,) = torch.autograd.grad(to_unknown(model(leaf)), leaf)
 
-    one = attack(model, start, steps=1, step=0.01, radius=0.5)
-    many = attack(model, start, steps=10, step=0.01, radius=0.5)
+    one = attack(model, start, steps=1, step=torch.tensor(0.01))
+    many = attack(model, start, steps=10, step=torch.tensor(0.01))
 
     torch.testing.assert_close(one, start + 0.01 * slope.sign())
     losses = [float(to_unknown(model(batch)).detach()) for batch in (start, one, many)]
@@ -118,11 +118,33 @@ def test_attack_steps_along_the_sign_of_the_gradient_and_makes_images_look_known
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_attack_stays_within_its_radius() -> None:
-    moved = attack(small(), images(), steps=8, step=0.1, radius=0.25)
+def test_attack_looks_at_the_model_in_evaluation_mode_and_leaves_its_mode_and_statistics() -> None:
+    model = normed().train()
+    model(images())  # statistics that differ from those of a batch
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    leaf = images(3).requires_grad_(True)
+    (slope,) = torch.autograd.grad(to_unknown(model.eval()(leaf)), leaf)
 
-    change = (moved - images()).abs()
-    assert float(change.max()) == pytest.approx(0.25)
+    found = attack(model.train(), images(3), steps=1, step=torch.tensor(0.01))
+
+    torch.testing.assert_close(found, images(3) + 0.01 * slope.sign())
+    assert all(module.training for module in model.modules())
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+def test_a_step_is_as_long_in_pixels_and_black_is_black_in_every_input_space(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[torch.Tensor] = []
+    monkeypatch.setattr("client_app.open_set.destroy", lambda given, _, black: [seen.append(black), given][1])
+    monkeypatch.setattr("client_app.open_set.attack", lambda _, batch, steps, step: [seen.append(step), batch][1])
+    model, labels = small(), torch.tensor([0, 1, 2, 0, 1, 2])
+    features, logits = features_and_logits(model, images())
+    for space in (HALF, Normalization((0.1307,), (0.3081,))):
+        unknown_loss(
+            model, images(), labels, outputs=(features, logits), normalization=space, attack_steps=5,
+            rng=random_generator(),
+        )  # fmt: skip
+    found = [float(value) for value in seen]
+    assert found == pytest.approx([-1.0, 0.004, -0.1307 / 0.3081, 0.002 / 0.3081], rel=1e-6)
 
 
 def test_loss_when_counted_term_by_term_in_numpy_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,16 +152,16 @@ def test_loss_when_counted_term_by_term_in_numpy_is_the_same(monkeypatch: pytest
     monkeypatch.setattr("client_app.open_set.MIXUP_WEIGHT", 0.3)
     monkeypatch.setattr("client_app.open_set.ATTACK_STEP", 0.05)
     destroyed = inputs.flip(3)
-    monkeypatch.setattr("client_app.open_set.destroy", lambda given, _: given.flip(3))
+    monkeypatch.setattr("client_app.open_set.destroy", lambda given, *_: given.flip(3))
     features, logits = features_and_logits(model, inputs)
 
     rng = random_generator(3)
-    loss = unknown_loss(model, inputs, labels, features=features, logits=logits, attack_steps=2, rng=rng)
+    loss = unknown_loss(model, inputs, labels, outputs=(features, logits), normalization=HALF, attack_steps=2, rng=rng)
 
     def strange(batch: torch.Tensor) -> float:
         return float(-log_softmax(array(model(batch)))[:, -1].mean())
 
-    attacked = attack(model, destroyed, steps=2, step=0.05, radius=0.5)
+    attacked = attack(model, destroyed, steps=2, step=torch.tensor(0.1))
     mixed = model[5](mixed_features(features, labels, random_generator(3)))  # type: ignore[index]
     rest = np.stack([np.delete(row, label) for row, label in zip(array(logits), labels.tolist(), strict=True)])
     without, between = (-log_softmax(values)[:, -1].mean() for values in (rest, array(mixed)))
@@ -152,7 +174,10 @@ def test_running_statistics_take_the_clean_images_alone() -> None:
     inputs, labels = images(), torch.tensor([0, 1, 2, 0, 1, 2])
 
     features, logits = features_and_logits(model, inputs)
-    unknown_loss(model, inputs, labels, features=features, logits=logits, attack_steps=5, rng=random_generator())
+    unknown_loss(
+        model, inputs, labels, outputs=(features, logits), normalization=HALF, attack_steps=5,
+        rng=random_generator(),
+    )  # fmt: skip
     other(inputs)
 
     for key, value in other.state_dict().items():
