@@ -28,6 +28,7 @@ OF_STRATEGIES: Mapping[str, Sequence[str]] = {
     "mu": ("fedprox",),
     "dyn-alpha": ("feddyn",),
     "stc-density": ("stc",),
+    "stc-values": ("stc",),
 }
 
 Flat = Mapping[str, Scalar]

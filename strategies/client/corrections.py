@@ -14,7 +14,7 @@ In a few lines::
     records, metrics = update.finish(model)
 
 ``records`` and ``metrics`` belong into the answer, beside the number of examples. ``update`` reads the request: FedProx
-sends ``proximal-mu``, FedDyn ``feddyn-alpha``, SCAFFOLD its control variate, STC its density, FedGen its generator.
+sends ``proximal-mu``, FedDyn ``feddyn-alpha``, SCAFFOLD its control variate, STC its compression, FedGen its generator.
 Without any of them the penalty is 0; several of them add up. Each part also works alone:
 
 * :class:`.regularizers.Proximal`, :class:`.regularizers.DynamicRegularizer`;
@@ -45,6 +45,7 @@ from .regularizers import DynamicRegularizer as DynamicRegularizer
 from .regularizers import Proximal as Proximal
 from .round_state import RoundState
 from .sparse_update import SparseUpdate as SparseUpdate
+from .sparse_update import compression_of
 from .sparse_update import load_start as load_start
 
 
@@ -100,16 +101,16 @@ class LocalUpdate:
         self._last, self._safe = _whole(said, "last-round"), _whole(said, "safe-round")
         self._memory = memory or RoundState(None, str(said.get("client", "client")))
         self._travel = Travel(momentum)
-        density, mu, alpha = (_number(said, key, 0.0) for key in ("stc-density", "proximal-mu", "feddyn-alpha"))
-        self._recalled = None
-        if density or alpha or "control" in sent:
+        mu, alpha = (_number(said, key, 0.0) for key in ("proximal-mu", "feddyn-alpha"))
+        sparse, self._recalled = compression_of(_number(said, "stc-density", 0.0), said), None
+        if sparse or alpha or "control" in sent:
             self._recalled = self._memory.recall(self._round, self._last)
         kept = self._recalled.state if self._recalled else {}
-        load_start(model, sent, density, kept if self._recalled and self._recalled.round == self._round - 1 else {})
+        load_start(model, sent, sparse, kept if self._recalled and self._recalled.round == self._round - 1 else {})
         self._control = ControlVariates(model, sent["control"], part_of(kept, "own.")) if "control" in sent else None
         self._dynamic = DynamicRegularizer(model, alpha, part_of(kept, "drift.")) if alpha else None
-        self._sparse = SparseUpdate(model, density, kept.get("left")) if density else None
-        self._start = parameters_of(model) if density else {}
+        self._sparse = SparseUpdate(model, sparse, kept.get("left")) if sparse else None
+        self._start = parameters_of(model) if sparse else {}
         proximal = Proximal(model, mu) if mu else None
         self._on_weights: list[OnWeights] = [part for part in (proximal, self._control, self._dynamic) if part]
         self._on_batches: list[OnBatches] = []

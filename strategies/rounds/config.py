@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from ..core.errors import OptionError
 from ..core.options import check, option
 from ..method import METHODS, ClientAsks, Need
+from ..uploads.ternary import VALUES
 
 TITLES = {
     "fedavg": "FedAvg",
@@ -69,6 +70,9 @@ class IterativeConfig:
     mu: float = option(0.01, "weight mu of the proximal term, for fedprox", above=0.0)
     dyn_alpha: float = option(0.01, "weight alpha of the dynamic regulariser, for feddyn", above=0.0)
     stc_density: float = option(0.01, "share p of the entries that are sent, for stc", above=0.0, high=1.0)
+    stc_values: str = option(
+        "ternary", "form of these entries, for stc: signs and one magnitude, or 16 bits each", choices=VALUES
+    )
     lr_decay: float = option(1.0, "factor of the clients' learning rate from round to round", above=0.0)
     evaluate_every: int = option(1, "rounds between two tests on held-out data; the last round is always tested", low=1)
     checkpoint_every: int = option(1, "rounds between two checkpoints, from which a killed run resumes", low=1)

@@ -1,11 +1,13 @@
-"""Sparse ternary compression: the places and signs of a vector's largest entries, and one magnitude for all of them.
+"""Sparse compression of a vector: the places of its largest entries, with their signs and one magnitude, or in 16 bits.
 
 Paper: Sattler, Wiedemann, Mueller, Samek, Robust and Communication-Efficient Federated Learning from Non-i.i.d. Data,
-    IEEE TNNLS 2020, https://arxiv.org/abs/1903.02891.
-Symbols: T -> values; n -> size; p -> density; k = max(n p, 1) -> entries_of; mu -> Ternary.magnitude.
-Where: the compression STC -> sparse_ternary; its Golomb code of the distances -> golomb_bits, encode.
+    IEEE TNNLS 2020, https://arxiv.org/abs/1903.02891: "ternary". Allouah et al., NeurIPS 2024,
+    https://arxiv.org/abs/2411.07182, Section 5: half of the entries in 16 bits each, "float16".
+Symbols: T -> values; n -> size; p -> density; k = max(n p, 1) -> entries_of; mu -> the magnitude.
+Where: the compression STC -> compress; its Golomb code of the distances -> golomb_bits, encode.
 Deviations: the unary parts of all code words precede all binary parts, so that both are read without a loop; the length
-    is the same. Among entries of equal size the first ones are kept.
+    is the same. Among entries of equal size the first ones are kept. Allouah et al. do not count the places of the
+    entries; here they travel by the same code, at a density of 0.5 in one bit per entry of the vector.
 """
 
 from __future__ import annotations
@@ -22,51 +24,125 @@ from ..core.errors import UploadError
 
 Vector = npt.NDArray[np.float32]
 GOLDEN = (math.sqrt(5) + 1) / 2
+VALUES = ("ternary", "float16")
+_LARGEST = np.finfo(np.float16).max
 
 
 @dataclass(frozen=True)
-class Ternary:
-    """A vector whose entries are ``-magnitude``, 0 and ``magnitude``.
+class Sparse:
+    """A vector whose entries are 0 but for some.
 
     Attributes:
         size: n, the number of all entries.
-        places: Indices of the entries that are not 0: int64 [k], ascending.
-        signs: Whether each of these is positive: bool [k].
-        magnitude: mu, at least 0.
+        places: Indices of the others: int64 [k], ascending.
+        values: These entries: float32 [k].
     """
 
     size: int
     places: npt.NDArray[np.int64]
-    signs: npt.NDArray[np.bool_]
-    magnitude: np.float32
+    values: Vector
 
     def dense(self) -> Vector:
         """Return the vector, float32 [n]."""
         found = np.zeros(self.size, np.float32)
-        found[self.places] = np.where(self.signs, self.magnitude, -self.magnitude)
+        found[self.places] = self.values
         return found
 
 
-def entries_of(size: int, density: float) -> int:
-    """Return k, the number of entries of ``size`` that are kept, at least one."""
-    return max(1, int(size * density))
+@dataclass(frozen=True)
+class Compression:
+    """The share of a vector's entries to keep, and their form.
 
-
-def sparse_ternary(values: Vector, density: float) -> Ternary:
-    """Return STC(T): the k largest entries by magnitude, each replaced by its sign times their mean.
-
-    Args:
-        values: T, float32 [n], n at least 1.
-        density: p in (0, 1].
+    Attributes:
+        density: p in (0, 1], the share of the entries that are kept.
+        values: One of :data:`VALUES`, the form of each.
     """
-    kept, sizes = entries_of(len(values), density), np.abs(values)
-    # Chosen by the threshold: the order of a partial sort depends on the processor.
-    threshold = np.partition(sizes, len(values) - kept)[len(values) - kept]
-    above = np.flatnonzero(sizes > threshold)
-    level = np.flatnonzero(sizes == threshold)[: kept - len(above)]
-    places = np.sort(np.concatenate([above, level])).astype(np.int64)
-    magnitude = np.float32(sizes[places].mean(dtype=np.float64))
-    return Ternary(len(values), places, values[places] > 0, magnitude)
+
+    density: float
+    values: str = "ternary"
+
+    def compress(self, vector: Vector) -> Sparse:
+        """Return the k largest entries by magnitude: their signs times their mean magnitude, or rounded to 16 bits.
+
+        Args:
+            vector: T, float32 [n], n at least 1.
+        """
+        kept, sizes = self.entries_of(len(vector)), np.abs(vector)
+        # Chosen by the threshold: the order of a partial sort depends on the processor.
+        threshold = np.partition(sizes, len(vector) - kept)[len(vector) - kept]
+        above = np.flatnonzero(sizes > threshold)
+        level = np.flatnonzero(sizes == threshold)[: kept - len(above)]
+        places = np.sort(np.concatenate([above, level])).astype(np.int64)
+        if self.values == "float16":
+            rounded = np.clip(vector[places], -_LARGEST, _LARGEST).astype(np.float16)
+            return Sparse(len(vector), places, rounded.astype(np.float32))
+        magnitude = np.float32(sizes[places].mean(dtype=np.float64))
+        return Sparse(len(vector), places, np.where(vector[places] > 0, magnitude, -magnitude))
+
+    def entries_of(self, size: int) -> int:
+        """Return k, the number of entries of ``size`` that are kept, at least one."""
+        return max(1, int(size * self.density))
+
+    def encode(self, sparse: Sparse) -> dict[str, npt.NDArray[Any]]:
+        """Return the arrays to send.
+
+        ``"bits"``, uint8, has the places: each distance between two is a quotient in unary and a remainder of
+        :func:`golomb_bits` bits. Signs follow, and ``"magnitude"`` is one number: about ``log2(1/p) + 2`` bits per kept
+        entry. Or ``"values"`` has the entries, float16 [k].
+        """
+        width, distances = golomb_bits(self.density), np.diff(sparse.places, prepend=-1) - 1
+        quotients, rests = distances >> width, distances & ((1 << width) - 1)
+        unary = np.ones(int(quotients.sum()) + len(quotients), np.uint8)
+        unary[np.cumsum(quotients + 1) - 1] = 0
+        binary = (rests[:, None] >> np.arange(width)) & 1
+        places = [unary, binary.astype(np.uint8).ravel()]
+        if self.values == "float16":
+            return {"bits": np.packbits(np.concatenate(places)), "values": sparse.values.astype(np.float16)}
+        signs = (sparse.values > 0).astype(np.uint8)
+        return {"bits": np.packbits(np.concatenate([*places, signs])), "magnitude": np.abs(sparse.values[:1])}
+
+    def decode(self, arrays: Mapping[str, npt.NDArray[Any]], size: int, what: str) -> Sparse:
+        """Return the vector that :meth:`encode` turned into these arrays, which are validated.
+
+        Args:
+            arrays: As :meth:`encode` returns them.
+            size: n.
+            what: The arrays' name in the message.
+
+        Raises:
+            UploadError: The arrays are not a code of such a vector.
+        """
+        name, dtype, count = ("magnitude", "float32", 1)
+        if self.values == "float16":
+            name, dtype, count = ("values", "float16", self.entries_of(size))
+        forms = {key: (str(array.dtype), array.size) for key, array in arrays.items() if array.ndim == 1}
+        if forms.keys() != {"bits", name} or forms["bits"][0] != "uint8" or forms[name] != (dtype, count):
+            raise UploadError(
+                f"{what} holds {sorted(arrays)[:4]!s:.200}: must be 'bits', uint8, and {name!r}, {dtype}[{count}]"
+            )
+        places, signs = self._places(arrays["bits"], size, what)
+        values = arrays[name].astype(np.float32)
+        wrong = not np.isfinite(values).all() or (name == "magnitude" and values[0] < 0)
+        if places[-1] >= size or wrong:
+            raise UploadError(
+                f"{what} has place {places[-1]} and {name} {values[:3]}: must be a place below {size} and finite "
+                "numbers, a magnitude from 0"
+            )
+        return Sparse(size, places, values if name == "values" else np.where(signs, values, -values))
+
+    def _places(
+        self, packed: npt.NDArray[Any], size: int, what: str
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+        """Return the places of a code, and its signs where it has any."""
+        kept, width, bits = self.entries_of(size), golomb_bits(self.density), np.unpackbits(packed.ravel())
+        ends = np.flatnonzero(bits == 0)[:kept]
+        unary = int(ends[-1]) + 1 if len(ends) else 0
+        needed = unary + kept * (width + (self.values == "ternary"))
+        if len(ends) < kept or not needed <= len(bits) < needed + 8:
+            raise UploadError(f"{what} has {len(bits)} bits, which are not the code of {kept} entries")
+        binary = bits[unary : unary + kept * width].reshape(kept, width).astype(np.int64)
+        distances = ((np.diff(ends, prepend=-1) - 1) << width) + (binary << np.arange(width)).sum(1)
+        return np.cumsum(distances + 1) - 1, bits[unary + kept * width : needed].astype(bool)
 
 
 def golomb_bits(density: float) -> int:
@@ -74,53 +150,6 @@ def golomb_bits(density: float) -> int:
     if density >= 1.0:
         return 0
     return max(0, 1 + math.floor(math.log2(math.log(GOLDEN - 1) / math.log1p(-density))))
-
-
-def encode(ternary: Ternary, density: float) -> dict[str, npt.NDArray[Any]]:
-    """Return the arrays to send: ``"bits"``, uint8, about ``log2(1/p) + 2`` bits per entry, and ``"magnitude"``.
-
-    Each distance between two places is a quotient in unary and a remainder of :func:`golomb_bits` bits. The signs
-    follow.
-    """
-    width, distances = golomb_bits(density), np.diff(ternary.places, prepend=-1) - 1
-    quotients, rests = distances >> width, distances & ((1 << width) - 1)
-    unary = np.ones(int(quotients.sum()) + len(quotients), np.uint8)
-    unary[np.cumsum(quotients + 1) - 1] = 0
-    binary = (rests[:, None] >> np.arange(width)) & 1
-    bits = np.concatenate([unary, binary.astype(np.uint8).ravel(), ternary.signs.astype(np.uint8)])
-    return {"bits": np.packbits(bits), "magnitude": np.array([ternary.magnitude], np.float32)}
-
-
-def decode(arrays: Mapping[str, npt.NDArray[Any]], size: int, density: float, what: str) -> Ternary:
-    """Return the vector that :func:`encode` turned into these arrays, which are validated.
-
-    Args:
-        arrays: ``"bits"`` and ``"magnitude"``.
-        size: n.
-        density: p.
-        what: The arrays' name in the message.
-
-    Raises:
-        UploadError: The arrays are not a code of such a vector.
-    """
-    if set(arrays) != {"bits", "magnitude"} or arrays["bits"].dtype != np.uint8 or arrays["magnitude"].shape != (1,):
-        raise UploadError(f"{what} holds {sorted(arrays)[:4]!s:.200}: must be 'bits', uint8, and one 'magnitude'")
-    kept, width, bits = entries_of(size, density), golomb_bits(density), np.unpackbits(arrays["bits"].ravel())
-    ends = np.flatnonzero(bits == 0)[:kept]
-    unary = int(ends[-1]) + 1 if len(ends) else 0
-    needed = unary + kept * (width + 1)
-    if len(ends) < kept or not needed <= len(bits) < needed + 8:
-        raise UploadError(f"{what} has {len(bits)} bits, which are not the code of {kept} entries")
-    binary = bits[unary : unary + kept * width].reshape(kept, width).astype(np.int64)
-    distances = ((np.diff(ends, prepend=-1) - 1) << width) + (binary << np.arange(width)).sum(1)
-    places = np.cumsum(distances + 1) - 1
-    magnitude = np.float32(arrays["magnitude"][0])
-    if places[-1] >= size or not (np.isfinite(magnitude) and magnitude >= 0):
-        raise UploadError(
-            f"{what} has place {places[-1]} and magnitude {magnitude}: must be a place below {size} and a finite "
-            "magnitude from 0"
-        )
-    return Ternary(size, places, bits[unary + kept * width : needed].astype(bool), magnitude)
 
 
 def flat(arrays: Mapping[str, npt.NDArray[Any]]) -> Vector:

@@ -31,7 +31,7 @@ from strategies.run.traffic import Traffic
 from strategies.uploads.checks import Signatures
 from strategies.uploads.packed import ensemble_digest, from_wire, pack_member, to_wire, unpack_member
 from strategies.uploads.quantization import dequantized, quantized
-from strategies.uploads.ternary import decode, encode, flat, sparse_ternary
+from strategies.uploads.ternary import Compression, flat
 
 CLASSES = 4
 
@@ -164,7 +164,8 @@ def _read_record(content: RecordDict) -> Any:
 
 WEIGHTS = {key: value.numpy() for key, value in STATE.items() if value.is_floating_point()}
 DENSITY = 0.1
-CODE = encode(sparse_ternary(flat(WEIGHTS), DENSITY), DENSITY)
+STC = Compression(DENSITY)
+CODE = STC.encode(STC.compress(flat(WEIGHTS)))
 
 
 @st.composite
@@ -179,7 +180,7 @@ def codes(draw: st.DrawFn) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def _read_code(code: dict[str, np.ndarray[Any, Any]]) -> Any:
-    return decode(code, flat(WEIGHTS).size, DENSITY, "alice: ternary").dense()
+    return STC.decode(code, flat(WEIGHTS).size, "alice: ternary").dense()
 
 
 def _read_sparse(content: RecordDict) -> Any:

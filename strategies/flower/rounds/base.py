@@ -92,5 +92,5 @@ def base_of(config: IterativeConfig) -> Base:
     if config.strategy == "feddyn":
         return Base(FedDyn(alpha=config.dyn_alpha, **EVERYONE), ("mean_drift",))
     if config.strategy == "stc":
-        return Base(Stc(density=config.stc_density, **EVERYONE), ("left",))
+        return Base(Stc(density=config.stc_density, values=config.stc_values, **EVERYONE), ("left",))
     return Base(FedAvg(**EVERYONE))

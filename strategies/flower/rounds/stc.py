@@ -1,4 +1,4 @@
-"""FedAvg with sparse ternary compression as a Flower strategy: both ways, updates travel as a few signs.
+"""FedAvg with sparse ternary compression as a Flower strategy: both ways, updates travel as a few entries.
 
 A client that was in the round before gets the last update, others get the whole model. The rest that compression leaves
 out of an update is added to the next one, on either side. The clients' half is
@@ -16,7 +16,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
 from ...core.errors import UploadError
-from ...uploads.ternary import decode, encode, flat, sparse_ternary, unflat
+from ...uploads.ternary import Compression, flat, unflat
 from ..decoding import decode_array
 from .round_records import to_numpy, to_record
 
@@ -26,6 +26,7 @@ class Stc(FedAvg):
 
     Args:
         density: p, the share of entries that is sent, in (0, 1].
+        values: "ternary", their signs and one magnitude, or "float16", each in 16 bits.
         **settings: Those of Flower's FedAvg.
 
     Attributes:
@@ -35,10 +36,10 @@ class Stc(FedAvg):
 
     clients_remember = True
 
-    def __init__(self, *, density: float, **settings: Any) -> None:
+    def __init__(self, *, density: float, values: str = "ternary", **settings: Any) -> None:
         super().__init__(**settings)
         self.left: np.ndarray[Any, Any] | None = None
-        self._density = density
+        self._compression = Compression(density, values)
         self._start: dict[str, np.ndarray[Any, Any]] = {}
         self._update = ArrayRecord()
         self._holders: set[int] = set()
@@ -54,7 +55,9 @@ class Stc(FedAvg):
         self._start = to_numpy(arrays)
         if not _equal(self._start, self._made):
             self._holders = set()
-        config["stc-density"] = self._density
+        config["stc-density"] = self._compression.density
+        if self._compression.values != "ternary":  # the default of a client, of earlier versions too
+            config["stc-values"] = self._compression.values
         messages = list(super().configure_train(server_round, arrays, config, grid))
         for message in messages:
             if message.metadata.dst_node_id in self._holders:
@@ -68,19 +71,19 @@ class Stc(FedAvg):
         """Put the client's model together from its start and its update.
 
         Raises:
-            UploadError: The update is no ternary code for this model.
+            UploadError: The update is no code for this model.
         """
         record = content.array_records.get("ternary")
         if record is None:
             raise UploadError("the array record 'ternary' is missing from the answer")
         code = {}
         for name, array in list(record.items())[:3]:
-            dtype, limit = ("uint8", len(array.data)) if name == "bits" else ("float32", 1)
-            if len(array.shape) != 1 or not 0 < array.shape[0] <= limit:
+            dtype = {"bits": "uint8", "values": "float16"}.get(name, "float32")
+            if len(array.shape) != 1 or not 0 < array.shape[0] <= len(array.data):
                 raise UploadError(f"ternary[{name[:80]!r}] has shape {list(array.shape[:9])}: must be one row")
             code[name] = decode_array(array, tuple(array.shape), dtype, f"ternary[{name[:80]!r}]")
         size = sum(value.size for value in self._start.values())
-        update = unflat(decode(code, size, self._density, "ternary").dense(), self._start)
+        update = unflat(self._compression.decode(code, size, "ternary").dense(), self._start)
         model = to_record({name: value + update[name] for name, value in self._start.items()})
         sent = content.array_records.get(self.arrayrecord_key, ArrayRecord())
         others = {name: array for name, array in sent.items() if name not in self._start}
@@ -97,9 +100,9 @@ class Stc(FedAvg):
             return None, None
         left = self.left if self.left is not None else 0.0
         wanted = flat(to_numpy(mean)) - flat(self._start) + left
-        sent = sparse_ternary(wanted, self._density)
+        sent = self._compression.compress(wanted)
         self.left = wanted - sent.dense()
-        self._update = to_record(encode(sent, self._density))
+        self._update = to_record(self._compression.encode(sent))
         self._holders = {reply.metadata.src_node_id for reply in replies if not reply.has_error()}
         step = unflat(sent.dense(), self._start)
         self._made = {name: value + step[name] for name, value in self._start.items()}

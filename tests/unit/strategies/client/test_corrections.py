@@ -24,7 +24,7 @@ from strategies.client.corrections import (
 )
 from strategies.client.round_state import RoundState
 from strategies.core.errors import UploadError
-from strategies.uploads.ternary import decode, encode, sparse_ternary
+from strategies.uploads.ternary import VALUES, Compression
 
 State = dict[str, torch.Tensor]
 
@@ -118,16 +118,17 @@ def test_control_variates_of_a_new_client_are_zero_and_of_another_model_refused(
         ControlVariates(model, {"0.weight": torch.zeros(1)}, {})
 
 
-def test_sparse_updates_and_their_rests_add_up_to_the_whole() -> None:
-    left, sent, whole = None, 0.0, 0.0
+@pytest.mark.parametrize("values", VALUES)
+def test_sparse_updates_and_their_rests_add_up_to_the_whole(values: str) -> None:
+    left, sent, whole, stc = None, 0.0, 0.0, Compression(0.1, values)
     for round_ in range(4):
         model = net()
-        update = SparseUpdate(model, 0.1, left)
+        update = SparseUpdate(model, stc, left)
         step = like(model, round_)
         moved(model, step)
         code, left = update.finish(model)
         arrays = {name: value.numpy() for name, value in code.items()}
-        sent += decode(arrays, len(left), 0.1, "update").dense()
+        sent += stc.decode(arrays, len(left), "update").dense()
         whole += np.concatenate([step[name].numpy().ravel() for name in sorted(step)])
     np.testing.assert_allclose(sent + left.numpy(), whole, atol=1e-5)
     assert np.count_nonzero(sent) <= 4 * 3
@@ -225,14 +226,16 @@ def test_disk_that_refuses_costs_the_memory_only(tmp_path: Path, said: list[str]
     assert any("alice: its state of round 1 is not saved" in line for line in said)
 
 
-def test_ternary_update_of_the_server_is_added_to_the_weights_of_the_round_before(tmp_path: Path) -> None:
-    memory, said = RoundState(tmp_path / "run", "alice"), {"server-round": 1, "stc-density": 0.2}
+@pytest.mark.parametrize("values", VALUES)
+def test_sparse_update_of_the_server_is_added_to_the_weights_of_the_round_before(tmp_path: Path, values: str) -> None:
+    memory, stc = RoundState(tmp_path / "run", "alice"), Compression(0.2, values)
+    said = {"server-round": 1, "stc-density": 0.2, "stc-values": values}
     start, model = net(1), net()
     LocalUpdate(model, said, sent_by_server(start), memory=memory).finish(moved(model, like(model, 2)))
     names = sorted(parameters_of(start))
     size = sum(parameters_of(start)[name].numel() for name in names)
-    step = sparse_ternary(np.random.default_rng(0).standard_normal(size).astype(np.float32), 0.2)
-    code = {name: torch.from_numpy(value) for name, value in encode(step, 0.2).items()}
+    step = stc.compress(np.random.default_rng(0).standard_normal(size).astype(np.float32))
+    code = {name: torch.from_numpy(value) for name, value in stc.encode(step).items()}
     buffers = {name: value for name, value in start.state_dict().items() if name not in names}
     sent = {"arrays": buffers, "ternary": code}
     LocalUpdate(model, {**said, "server-round": 2}, sent, memory=memory)
@@ -242,6 +245,12 @@ def test_ternary_update_of_the_server_is_added_to_the_weights_of_the_round_befor
     # Two rounds later the weights that it belongs to are not here.
     with pytest.raises(UploadError, match="the client lacks the weights of the round before"):
         LocalUpdate(model, {**said, "server-round": 4}, sent, memory=memory)
+
+
+@pytest.mark.parametrize("wrong", [{"stc-density": 1.5}, {"stc-density": 0.5, "stc-values": "float8"}], ids=str)
+def test_a_compression_that_does_not_exist_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UploadError, match="at most 1, and one of ternary, float16"):
+        LocalUpdate(net(), wrong, {})
 
 
 def test_weights_of_another_model_are_refused() -> None:

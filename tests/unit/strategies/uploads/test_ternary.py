@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from strategies.core.errors import UploadError
-from strategies.uploads.ternary import decode, encode, entries_of, flat, golomb_bits, sparse_ternary, unflat
+from strategies.uploads.ternary import VALUES, Compression, Sparse, flat, golomb_bits, unflat
 
 
 def vector(size: int, seed: int = 0) -> np.ndarray[Any, Any]:
@@ -17,7 +17,7 @@ def vector(size: int, seed: int = 0) -> np.ndarray[Any, Any]:
 
 
 def test_ternary_of_a_vector_matches_numbers_by_hand() -> None:
-    found = sparse_ternary(np.array([0.5, -3.0, 0.0, 1.0, -0.25, 2.0], np.float32), 0.5)
+    found = Compression(0.5).compress(np.array([0.5, -3.0, 0.0, 1.0, -0.25, 2.0], np.float32))
     assert found.dense().tolist() == [0.0, -2.0, 0.0, 2.0, 0.0, 2.0]  # mean of 3, 1 and 2
 
 
@@ -28,20 +28,41 @@ def test_ternary_is_the_largest_entries_signs_times_their_mean(size: int, densit
     wanted = np.zeros(size)
     largest = np.argsort(-np.abs(values))[:kept]
     wanted[largest] = np.sign(values[largest]) * np.abs(values[largest]).mean()
-    found = sparse_ternary(values, density)
+    found = Compression(density).compress(values)
     np.testing.assert_allclose(found.dense(), wanted, rtol=1e-6)
-    assert len(found.places) == entries_of(size, density) == kept
+    assert len(found.places) == Compression(density).entries_of(size) == kept
 
 
 def test_ternary_with_entries_of_one_size_takes_the_first() -> None:
-    assert sparse_ternary(np.array([1, -1, 1, -1], np.float32), 0.5).dense().tolist() == [1.0, -1.0, 0.0, 0.0]
-    assert sparse_ternary(np.zeros(4, np.float32), 0.5).dense().tolist() == [0.0] * 4
+    assert Compression(0.5).compress(np.array([1, -1, 1, -1], np.float32)).dense().tolist() == [1.0, -1.0, 0.0, 0.0]
+    assert Compression(0.5).compress(np.zeros(4, np.float32)).dense().tolist() == [0.0] * 4
 
 
+def test_values_in_16_bits_and_ternary_ones_of_four_numbers() -> None:
+    values = np.array([4.0, -3.0, 2.0, 1.0], np.float32)
+    found = {kind: Compression(0.5, kind).compress(values).dense().tolist() for kind in VALUES}
+    assert found == {"float16": [4.0, -3.0, 0.0, 0.0], "ternary": [3.5, -3.5, 0.0, 0.0]}
+
+
+def test_values_in_16_bits_are_rounded_and_stay_finite() -> None:
+    values = np.array([1 / 3, 1e9, -1e9, 1e-3], np.float32)
+    found = Compression(1.0, "float16").compress(values).values
+    assert found.tolist() == [float(np.float16(1 / 3)), 65504.0, -65504.0, float(np.float16(1e-3))]
+
+
+def test_half_of_the_entries_in_16_bits_take_a_fourth_of_the_bytes_and_their_places_one_bit_each() -> None:
+    one, size = Compression(0.5, "float16"), 80_000
+    code = one.encode(one.compress(vector(size)))
+    assert 4 * size / code["values"].nbytes == pytest.approx(4.0)
+    assert 4 * size / sum(array.nbytes for array in code.values()) == pytest.approx(32 / 9, rel=1e-3)
+
+
+@pytest.mark.parametrize("values", VALUES)
 @pytest.mark.parametrize(("size", "density"), [(1, 0.01), (7, 1.0), (64, 0.5), (1000, 0.01), (50_000, 1 / 400)])
-def test_code_goes_there_and_back_to_the_bit(size: int, density: float) -> None:
-    sent = sparse_ternary(vector(size), density)
-    found = decode(encode(sent, density), size, density, "update")
+def test_code_goes_there_and_back_to_the_bit(size: int, density: float, values: str) -> None:
+    one = Compression(density, values)
+    sent = one.compress(vector(size))
+    found = one.decode(one.encode(sent), size, "update")
     assert np.array_equal(found.dense(), sent.dense())
     assert found.dense().dtype == np.float32
 
@@ -49,51 +70,72 @@ def test_code_goes_there_and_back_to_the_bit(size: int, density: float) -> None:
 def test_code_with_a_place_at_the_end_goes_there_and_back() -> None:
     values = np.zeros(100_000, np.float32)
     values[-1] = -2.0
-    sent = sparse_ternary(values, 1e-5)
-    assert np.array_equal(decode(encode(sent, 1e-5), len(values), 1e-5, "update").dense(), values)
+    one = Compression(1e-5)
+    assert np.array_equal(one.decode(one.encode(one.compress(values)), len(values), "update").dense(), values)
 
 
 @pytest.mark.parametrize("density", [0.01, 0.05, 1 / 400])
 def test_code_is_as_long_as_golomb_s_formula_says(density: float) -> None:
-    sent = sparse_ternary(vector(200_000), density)
+    sent = Compression(density).compress(vector(200_000))
     width = golomb_bits(density)
     # Bits of a place on average, and one for its sign.
     wanted = width + 1 / (1 - (1 - density) ** (2**width)) + 1
-    assert 8 * encode(sent, density)["bits"].size / len(sent.places) == pytest.approx(wanted, rel=0.01)
+    assert 8 * Compression(density).encode(sent)["bits"].size / len(sent.places) == pytest.approx(wanted, rel=0.01)
     assert width == 1 + math.floor(math.log2(math.log((math.sqrt(5) - 1) / 2) / math.log(1 - density)))
 
 
+def code_of(size: int, one: Compression) -> dict[str, Any]:
+    return one.encode(one.compress(vector(size)))
+
+
 def test_decode_refuses_an_invalid_code() -> None:
-    good = encode(sparse_ternary(vector(1000), 0.01), 0.01)
-    assert decode(good, 1000, 0.01, "update").size == 1000
-    bad: list[tuple[dict[str, Any], int]] = [
-        ({"bits": good["bits"]}, 1000),
-        ({**good, "bits": good["bits"].astype(np.int64)}, 1000),
-        ({**good, "magnitude": np.zeros(2, np.float32)}, 1000),
-        ({**good, "magnitude": np.array([np.nan], np.float32)}, 1000),
-        ({**good, "magnitude": np.array([-1.0], np.float32)}, 1000),
-        ({**good, "bits": good["bits"][:-1]}, 1000),
-        ({**good, "bits": np.append(good["bits"], np.uint8(0))}, 1000),
-        ({**good, "bits": np.full(100, 255, np.uint8)}, 1000),
-        ({**good, "bits": np.zeros(0, np.uint8)}, 1000),
-        (encode(sparse_ternary(vector(1099), 0.01), 0.01), 1000),
+    one = Compression(0.01)
+    good = code_of(1000, one)
+    assert one.decode(good, 1000, "update").size == 1000
+    bad: list[dict[str, Any]] = [
+        {"bits": good["bits"]},
+        {**good, "bits": good["bits"].astype(np.int64)},
+        {**good, "magnitude": np.zeros(2, np.float32)},
+        {**good, "magnitude": np.array([np.nan], np.float32)},
+        {**good, "magnitude": np.array([-1.0], np.float32)},
+        {**good, "bits": good["bits"][:-1]},
+        {**good, "bits": np.append(good["bits"], np.uint8(0))},
+        {**good, "bits": np.full(100, 255, np.uint8)},
+        {**good, "bits": np.zeros(0, np.uint8)},
+        code_of(1099, one),
+        code_of(1000, Compression(0.01, "float16")),
     ]
-    refused = 0
-    for arrays, size in bad:
+    for arrays in bad:
         with pytest.raises(UploadError, match="^client-1: ternary"):
-            decode(arrays, size, 0.01, "client-1: ternary")
-        refused += 1
-    assert refused == len(bad)
+            one.decode(arrays, 1000, "client-1: ternary")
 
 
-def test_decode_of_any_bits_refuses_or_gives_a_vector_of_the_size() -> None:
-    rng = np.random.default_rng(3)
-    length = len(encode(sparse_ternary(vector(300), 0.02), 0.02)["bits"])
-    outcomes = set()
+def test_decode_refuses_invalid_values_in_16_bits() -> None:
+    one = Compression(0.01, "float16")
+    good = code_of(1000, one)
+    bad: list[dict[str, Any]] = [
+        {"bits": good["bits"]},
+        {**good, "values": good["values"].astype(np.float32)},
+        {**good, "values": good["values"][:-1]},
+        {**good, "values": np.where(np.arange(10) == 3, np.float16(np.inf), good["values"])},
+        {**good, "bits": good["bits"][:-1]},
+        {**good, "magnitude": np.ones(1, np.float32)},
+        code_of(1000, Compression(0.01)),
+    ]
+    for arrays in bad:
+        with pytest.raises(UploadError, match="^client-1: sparse"):
+            one.decode(arrays, 1000, "client-1: sparse")
+
+
+@pytest.mark.parametrize("values", VALUES)
+def test_decode_of_any_bits_refuses_or_gives_a_vector_of_the_size(values: str) -> None:
+    rng, one = np.random.default_rng(3), Compression(0.02, values)
+    good, outcomes = code_of(300, one), set()
     for _ in range(300):
-        bits = rng.integers(0, 256, length + rng.integers(-1, 2), dtype=np.uint8)
+        bits = rng.integers(0, 256, len(good["bits"]) + rng.integers(-1, 2), dtype=np.uint8)
         try:
-            found = decode({"bits": bits, "magnitude": np.ones(1, np.float32)}, 300, 0.02, "update")
+            found = one.decode({**good, "bits": bits}, 300, "update")
+            assert isinstance(found, Sparse)
             assert len(found.places) == 6
             assert found.dense().shape == (300,)
             outcomes.add("vector")

@@ -430,11 +430,12 @@ def test_bytes_are_those_of_the_messages(tmp_path: Path) -> None:
     assert traffic["up"]["alice"] > 2 * whole
 
 
-def test_stc_sends_the_update_alone_to_clients_of_the_round_before(tmp_path: Path) -> None:
+@pytest.mark.parametrize("values", ["ternary", "float16"])
+def test_stc_sends_the_update_alone_to_clients_of_the_round_before(tmp_path: Path, values: str) -> None:
     asked: Asked = []
     clients = three(tmp_path / "disk", asked=asked)
     late = FakeGrid({**clients, 9: trainer("dave", 1, place=tmp_path / "disk", asked=asked)}, joins={9: 22})
-    iterative(tmp_path / "run", strategy="stc", rounds=3).start(late)
+    iterative(tmp_path / "run", strategy="stc", stc_values=values, rounds=3).start(late)
     found = {(name, said["server-round"]): sent for name, said, sent in asked}
     assert found["alice", 1] == ["arrays"]
     assert found["alice", 2] == found["alice", 3] == ["arrays", "ternary"]
