@@ -30,7 +30,7 @@ from torch import Tensor
 from .core.errors import OptionError
 from .core.options import check, option, presets
 from .core.seeds import generator
-from .distillation.consensus import weighted_cross_entropy
+from .distillation.consensus import CE_FORMS, weighted_cross_entropy
 from .distillation.epochs import weights_of
 from .distillation.label_draws import class_weights
 from .distillation.lent import LEVELS, NOISES, Lent, draw_noise
@@ -64,6 +64,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "weight_decay": 1e-2,
         "labels": "held",
         "weights": "counts",
+        "ce_form": "batch-mean",
         "noise": "uniform",
         "local_batch_size": 32,
     },
@@ -90,6 +91,7 @@ class FedGenConfig:
     weights: str = option(
         "uniform", "weights w of the clients: equal, or by their examples of the class", choices=("uniform", "counts")
     )
+    ce_form: str = option("per-sample", "w weighs each sample, or the batch's mean", choices=CE_FORMS)
     diversity_weight: float = option(1.0, "weight eta of the diversity loss", low=0.0)
     noise: str = option("normal", "the noise: N(0, 1), or U[0, 1)", choices=NOISES)
     local_batch_size: int = option(50, "generated examples b_g beside each batch of a client", low=1, high=2**12)
@@ -162,7 +164,7 @@ class _Server:
         made = self.generator(noise, labels)
         logits = self.teacher.member_logits(made)
         weights = self.weights[:, labels]
-        terms = {"ce": weighted_cross_entropy(logits, labels, weights, "per-sample")}
+        terms = {"ce": weighted_cross_entropy(logits, labels, weights, config.ce_form)}
         if config.diversity_weight:
             terms["diversity"] = config.diversity_weight * diversity(noise, made)
         return terms

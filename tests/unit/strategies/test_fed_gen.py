@@ -77,8 +77,12 @@ def by_hand(config: FedGenConfig, weights: np.ndarray[Any, Any]) -> tuple[_Serve
     nll = np.stack([-log_sm(values)[np.arange(6), y] for values in each])
     apart = [[((a - b) ** 2).mean() for b in z] for a in z]
     differ = [[np.abs(a - b).mean() for b in made] for a in made]
+    ce = {
+        "per-sample": (weights[:, y] * nll).mean(1).sum(),
+        "batch-mean": (weights[:, y].mean(1) * nll.mean(1)).sum(),
+    }
     wanted = {
-        "ce": (weights[:, y] * nll).mean(1).sum(),
+        "ce": ce[config.ce_form],
         "diversity": 2.0 * np.exp(-(np.array(apart) * np.array(differ)).mean()),
     }
     return server, found, wanted
@@ -94,6 +98,16 @@ def test_terms_are_numpy_s_with_weights_by_examples_of_the_class() -> None:
     server, found, wanted = by_hand(replace(SMALL, weights="counts", diversity_weight=2.0), counts / counts.sum(0))
     assert found == pytest.approx(wanted, rel=1e-4)
     np.testing.assert_allclose(server.weights.numpy().sum(0), 1.0, rtol=1e-6)
+
+
+def test_terms_are_numpy_s_where_the_means_of_weights_and_losses_are_multiplied() -> None:
+    counts = 1 + np.array([one.label_counts for one in UPLOADS], dtype=float)
+    weights = counts / counts.sum(0)
+    settings = replace(SMALL, weights="counts", diversity_weight=2.0, ce_form="batch-mean")
+    _, found, wanted = by_hand(settings, weights)
+    assert found == pytest.approx(wanted, rel=1e-4)
+    _, other, _ = by_hand(replace(settings, ce_form="per-sample"), weights)
+    assert found["ce"] != pytest.approx(other["ce"], rel=1e-3)
 
 
 def test_terms_without_weight_are_not_computed() -> None:
@@ -220,7 +234,7 @@ OTHER: dict[str, Any] = {
 
 
 def test_every_option_is_tried_here() -> None:
-    elsewhere = {"lr_decay", "labels", "local_batch_size"}
+    elsewhere = {"lr_decay", "labels", "local_batch_size", "ce_form"}
     assert {field.name for field in fields(FedGenConfig)} == OTHER.keys() | elsewhere
 
 
@@ -295,11 +309,12 @@ def test_refinement_takes_it() -> None:
 def test_presets_are_the_publications() -> None:
     original = FedGenConfig.preset("original", level="images")
     assert (original.generator_lr, original.weight_decay, original.lr_decay) == (3e-4, 1e-2, 0.98)
-    assert (original.labels, original.weights, original.noise, original.level) == (
+    assert (original.labels, original.weights, original.noise, original.level, original.ce_form) == (
         "held",
         "counts",
         "uniform",
         "images",
+        "batch-mean",
     )
     assert FedGenConfig.preset("default") == FedGenConfig()
     with torch.device("meta"):
