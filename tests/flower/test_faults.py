@@ -24,7 +24,7 @@ SETTINGS = (
     "method=dense client.epochs=40 dense.epochs=40 dense.generator-steps=4 dense.steps-per-epoch=4 "
     "dense.synthesis-batch-size=32 data.image-size=8 checkpoint-s=0 threads=1 min-uploads=4"
 )
-PATIENCE_S = 150.0
+PATIENCE_S = 300.0
 
 
 class Command:
