@@ -15,11 +15,12 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
+from fl_app.data.preprocessing import rectangles, uniform
+
 CROPPED = (0.1, 0.33)  # share of the area that a crop leaves
 CROP_RATIO = (3 / 4, 4 / 3)  # of its sides
 ERASED = (0.33, 0.5)  # share of the area that is erased
 ERASED_RATIO = (0.3, 3.3)
-TRIES = 10  # for a rectangle that fits
 # Sides of a blur's kernel, one of each for the two axes in random order, and its standard deviation in pixels. It is so
 # large that the kernel is a box to the eye.
 LONG_SIDES, SHORT_SIDES, DEVIATIONS = (3, 5, 7, 9), (1, 3, 5), (10.0, 100.0)
@@ -47,7 +48,7 @@ def destroy(images: torch.Tensor, rng: torch.Generator, black: torch.Tensor) -> 
 
 def resized_crop(images: torch.Tensor, rng: torch.Generator, black: torch.Tensor) -> torch.Tensor:  # noqa: ARG001
     """Cut out a tenth to a third of each image [B, ch, H, H] and enlarge it to the whole."""
-    centre, half = _rectangles(len(images), CROPPED, CROP_RATIO, rng)
+    centre, half = rectangles(len(images), CROPPED, CROP_RATIO, rng)
     return F.grid_sample(images, centre + half * _coordinates(images), padding_mode="border", align_corners=False)
 
 
@@ -57,7 +58,7 @@ def blur(images: torch.Tensor, rng: torch.Generator, black: torch.Tensor) -> tor
     reach = min(max(LONG_SIDES) // 2, side - 1)
     sides = torch.stack([_one_of(LONG_SIDES, count, rng), _one_of(SHORT_SIDES, count, rng)])
     sides = torch.where(torch.randint(2, (count,), generator=rng).bool(), sides, sides.flip(0))
-    deviation = _uniform((count, 1), *DEVIATIONS, rng)
+    deviation = uniform((count, 1), *DEVIATIONS, rng)
     offsets = torch.arange(-reach, reach + 1, dtype=images.dtype)
     exponents = (-0.5 * (offsets / deviation) ** 2).masked_fill(offsets.abs() > sides[..., None] // 2, -math.inf)
     across, down = torch.softmax(exponents, dim=-1).repeat_interleave(channels, dim=1)[:, :, None, None]
@@ -68,7 +69,7 @@ def blur(images: torch.Tensor, rng: torch.Generator, black: torch.Tensor) -> tor
 
 def erase(images: torch.Tensor, rng: torch.Generator, black: torch.Tensor) -> torch.Tensor:
     """Blacken a rectangle of a third to a half of each image [B, ch, H, H]."""
-    centre, half = _rectangles(len(images), ERASED, ERASED_RATIO, rng)
+    centre, half = rectangles(len(images), ERASED, ERASED_RATIO, rng)
     inside = ((_coordinates(images) - centre).abs() < half).all(-1)
     return torch.where(inside[:, None], black, images)
 
@@ -121,26 +122,6 @@ def _upright(images: torch.Tensor, lying: torch.Tensor, change: Callable[[torch.
 def _spread(columns: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
     """Return each image's columns [B, H] for all its channels and rows [B, ch, H, H]."""
     return columns[:, None, None, :].expand(images.shape)
-
-
-def _rectangles(
-    count: int, area: tuple[float, float], ratio: tuple[float, float], rng: torch.Generator
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return centres and half sides (x, y), each [B, 1, 1, 2], of rectangles within the image.
-
-    Their share of its area is uniform, their ratio of sides uniform in the logarithm. One that does not fit is drawn
-    again; after :data:`TRIES` it is made to fit.
-    """
-    share = _uniform((TRIES, count), *area, rng)
-    sides = _uniform((TRIES, count), math.log(ratio[0]), math.log(ratio[1]), rng).exp()
-    halves = torch.stack([(share * sides).sqrt(), (share / sides).sqrt()], dim=-1)
-    first = (halves <= 1).all(-1).int().argmax(0)
-    half = halves[first, torch.arange(count)].clamp(max=1.0)[:, None, None]
-    return (1 - half) * _uniform(half.shape, -1.0, 1.0, rng), half
-
-
-def _uniform(shape: tuple[int, ...], low: float, high: float, rng: torch.Generator) -> torch.Tensor:
-    return low + (high - low) * torch.rand(shape, generator=rng)
 
 
 def _one_of(values: tuple[int, ...], count: int, rng: torch.Generator) -> torch.Tensor:

@@ -97,9 +97,13 @@ PAPERS = {
     "coboosting-table7-svhn": p1(10, 0.05, "cnn5"),
     "coboosting-table7-cifar10": p1(10, 0.05, "cnn5"),
     "coboosting-table12-tiny": p1(10, 0.1, "resnet18", data__image_size=64),
-    "coboosting-table13-digits": p1(3, 0.3, "cnn5", "domains", data__left_out="mnist", fedavg__weights="uniform"),
+    "coboosting-table13-digits": p1(
+        3, 0.3, "cnn5", "domains", data__left_out="mnist", fedavg__weights="uniform",
+        client__augmentation="resized-crop-flip",
+    ),
     "coboosting-table14-pacs": p1(
-        3, 0.3, "resnet18", "domains", data__left_out="photo", data__image_size=64, fedavg__weights="uniform"
+        3, 0.3, "resnet18", "domains", data__left_out="photo", data__image_size=64, fedavg__weights="uniform",
+        client__augmentation="resized-crop-flip",
     ),
     "coboosting-table16-svhn": p1(10, 0.05, "cnn5", client__sam_rho=0.05),
     "coboosting-table16-cifar10": p1(10, 0.05, "cnn5", client__sam_rho=0.05),
@@ -109,7 +113,7 @@ PAPERS = {
     "fedsyn-table1-svhn": p2(5, 0.1, "cnn5"),
     "fedsyn-table1-cifar10": p2(5, 0.1, "cnn5"),
     "fedsyn-table1-cifar100": p2(5, 0.1, "cnn5-wide"),
-    "fedsyn-table1-tiny": p2(5, 0.1, "resnet18", data__image_size=64),
+    "fedsyn-table1-tiny": p2(5, 0.1, "resnet18", data__image_size=64, client__augmentation="rotate-flip"),
     "fedsyn-table2-cifar10": p2(5, 0.1, "cnn5", client__loss="ldam"),
     "fedsyn-table3-cifar10": p2(5, 0.1, MIX_P2, model__student="resnet18"),
     "fedsyn-table4-cifar10": p2(10, 0.5, "cnn5"),

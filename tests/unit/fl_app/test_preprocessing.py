@@ -137,6 +137,51 @@ def test_flip_mirrors_about_half_of_the_images_and_leaves_the_others() -> None:
     assert 70 < mirrored.sum() < 130
 
 
+@pytest.mark.parametrize("kind", ["rotate-flip", "resized-crop-flip"])
+def test_warped_images_are_8_bit_pixels_of_the_same_shape_and_other_at_each_draw(kind: str) -> None:
+    images, generator = pixels(60, 3, 32, 32), torch.Generator().manual_seed(0)
+    kept = images.clone()
+    first, second = (augment(images, kind, generator) for _ in range(2))
+    assert torch.equal(images, kept)
+    assert (first.shape, first.dtype) == (images.shape, torch.uint8)
+    assert not torch.equal(first, second)
+    assert torch.equal(first, augment(images, kind, torch.Generator().manual_seed(0)))
+    # A turn by less than two degrees moves no nearest pixel.
+    assert (first != images).flatten(1).any(1).float().mean() > 0.8
+
+
+def ramp(side: int = 64) -> torch.Tensor:
+    """An image whose channels are its own coordinates x and y, and its mirror image would have x negated."""
+    line = (2 * torch.arange(side) + 1) / side - 1
+    y, x = torch.meshgrid(line, line, indexing="ij")
+    return torch.stack([x, y])
+
+
+def test_a_rotation_is_by_at_most_20_degrees_on_black_and_half_of_them_are_mirrored() -> None:
+    turned = augment(ramp().expand(400, -1, -1, -1), "rotate-flip", torch.Generator().manual_seed(0)).numpy()
+    middle = slice(24, 40)  # the corners of the square are black, its middle is not
+    step_x = np.diff(turned[:, :, middle, middle], axis=3).mean((2, 3)) * 32  # the derivatives along a row
+    angles = np.degrees(np.arctan2(step_x[:, 1], np.abs(step_x[:, 0])))
+    assert np.abs(angles).max() <= 20.5
+    assert angles.min() < -18
+    assert angles.max() > 18
+    np.testing.assert_allclose(np.hypot(*step_x.T), 1.0, atol=0.05)
+    assert 0.42 < (step_x[:, 0] < 0).mean() < 0.58
+    steep = np.abs(angles) > 10
+    assert (turned[steep][:, :, 0, 0] == 0).all()
+
+
+def test_a_resized_crop_has_80_to_100_percent_of_the_area() -> None:
+    found = augment(ramp().expand(400, -1, -1, -1), "resized-crop-flip", torch.Generator().manual_seed(0)).numpy()
+    slopes = np.abs(np.stack([np.diff(found[:, 0], axis=2).mean((1, 2)), np.diff(found[:, 1], axis=1).mean((1, 2))]))
+    sides = slopes * 32
+    assert 0.77 < sides.prod(0).min() < 0.83
+    assert 0.95 < sides.prod(0).max() <= 1.001
+    assert sides.max() <= 1.001
+    assert (sides[0] / sides[1]).min() < 0.87
+    assert 0.42 < (np.diff(found[:, 0], axis=2).mean((1, 2)) < 0).mean() < 0.58
+
+
 def test_augment_none_returns_the_images_and_draws_nothing() -> None:
     images, generator = pixels(2, 1, 4, 4), torch.Generator().manual_seed(0)
     state = generator.get_state()
