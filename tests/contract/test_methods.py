@@ -68,6 +68,8 @@ SMALL: dict[str, dict[str, Any]] = {
 # Where Adam trains a fresh student, it has no bias before batch normalisation. The gradient of such a bias is 0 except
 # for rounding, which differs between processors, and Adam makes whole steps of it.
 BY_ADAM = ("fedkd", "fed-et", "fedcvae-ens")
+# Their generator has such biases too, whatever the student: processors differ by up to 0.2 % there.
+BY_GENERATOR = ("dense", "flboost")
 PINNED = {
     "fedavg": 0.284510,
     "fedens": 0.720615,
@@ -318,7 +320,7 @@ def test_fit_gives_the_pinned_value(method: Method) -> None:
     else:
         logits = usual(method.name)
     value = float(logits.abs().mean())
-    assert value == pytest.approx(PINNED[method.name], rel=1e-3)
+    assert value == pytest.approx(PINNED[method.name], rel=5e-3 if method.name in BY_GENERATOR else 1e-3)
 
 
 def test_module_carries_a_source_note(method: Method) -> None:
