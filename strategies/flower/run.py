@@ -32,14 +32,14 @@ from ..run.stage import (
 from ..run.traffic import Traffic
 from ..uploads.accepted import accepted_of, of_kind
 from ..uploads.builders import check_student
-from ..uploads.checks import Signature, Signatures
+from ..uploads.checks import MIB, Signature, Signatures
 from ..uploads.needs import check_needs
 from ..uploads.outputs import check_outputs
 from .clients import GridClients
 from .collect import Collector
 from .messages import Request, is_anonymous
 from .names import Names
-from .nodes import Limits, Nodes, Refusals, is_simulation
+from .nodes import MAX_BYTES, Limits, Nodes, Refusals, is_simulation
 
 if TYPE_CHECKING:
     from ..compute import ServerCompute
@@ -212,11 +212,14 @@ class Rounds:
             self.account.spend("gatekeeper", began)
         pin_clients(folder, names, out, held=held)
 
+    @property
+    def _max_bytes(self) -> int:
+        return int(self._options.max_upload_mib * MIB)
+
     def _collector(self, folder: RoundFolder) -> Collector:
-        max_bytes = int(self._options.max_upload_mib * 2**20)
         num_classes, names = self._job.num_classes, self._names
         collector = Collector(
-            folder, self._sendable, num_classes=num_classes, max_bytes=max_bytes, names=names, probe=self._probe
+            folder, self._sendable, num_classes=num_classes, max_bytes=self._max_bytes, names=names, probe=self._probe
         )
         self.account.traffic = collector.traffic
         return collector
@@ -243,11 +246,11 @@ class Rounds:
             "seed": self._job.seed,
             "forget-others": bool(forgotten),
         }
-        uploaded = round_folder.held()
+        uploaded, max_bytes = round_folder.held(), min(self._max_bytes, MAX_BYTES)
         clients = GridClients(
-            Nodes(grid, Refusals(round_folder), self.account.traffic, self._names),
+            Nodes(grid, Refusals(round_folder), self.account.traffic, self._names, max_bytes=max_bytes),
             common=common,
-            limits=Limits(timeout_s=timeout),
+            limits=Limits(timeout, max_bytes),
             left_out=(*forgotten, *quarantined(round_folder)),
             members=None if any(map(is_anonymous, uploaded)) else uploaded,
         )

@@ -104,7 +104,14 @@ def deployment(folder: Path) -> Iterator[Deployment]:
         (home / "config.toml").write_text(connection)
         here = Deployment(folder, environment, f"127.0.0.1:{port}")
         here.start("server", "flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", str(port))
+        here.until(lambda: listens(port))  # `flwr run` does not wait for it
         yield here
+
+
+def listens(port: int) -> bool:
+    """Return whether a server of this machine takes connections at the port."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 @dataclass(frozen=True)

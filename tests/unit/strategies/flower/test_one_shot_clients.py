@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from flower_fakes import (
@@ -24,6 +26,7 @@ from flower_fakes import (
     strategy,
     weights,
 )
+from flwr.app import ArrayRecord, Message, MessageType, RecordDict
 from torch import nn
 
 import strategies.flower.strategies as named_strategies
@@ -34,6 +37,7 @@ from strategies import (
     DWFedENS,
     FedAvgConfig,
     FedENS,
+    Fens,
     LabelCountEnsemble,
     Normalization,
     OneShot,
@@ -77,6 +81,22 @@ def test_start_with_different_stock_clients_distils_into_the_student(tmp_path: P
     result = found.start(grid)
     linear().load_state_dict(result.arrays.to_torch_state_dict())
     assert sorted(upload.architecture for upload in found.report.job.uploads) == ["linear", "net", "net"]
+
+
+def test_start_with_fens_bounds_answers_after_the_upload_as_uploads(tmp_path: Path, said: list[str]) -> None:
+    content = RecordDict({"clients": ArrayRecord([np.zeros(300_000, np.float32)])})
+
+    def large_in_rounds(honest: Callable[[Message], Any]) -> Callable[[Message], Any]:
+        return lambda message: (
+            honest(message)
+            if message.metadata.message_type == MessageType.TRAIN
+            else Message(content, reply_to=message)
+        )
+
+    found = strategy(Fens, tmp_path / "run", options=RunOptions(max_upload_mib=1.0))
+    with pytest.raises(QuorumError):
+        found.start(FakeGrid({node: large_in_rounds(client) for node, client in GRID.items()}), timeout=1.0)
+    assert any("its answer is larger than 1.0 MiB (max-upload-mib)" in line for line in said)
 
 
 def test_start_with_fedavg_and_different_architectures_refuses_in_one_line(tmp_path: Path) -> None:
