@@ -35,6 +35,7 @@ from .distillation.epochs import Stage, run_epochs, weights_of
 from .distillation.generated import GeneratedImages
 from .distillation.learner import Learner, teacher_of
 from .distillation.losses import hard_cross_entropy, soft_kl
+from .distillation.perturbation import moved_by_sign, prediction_gradient
 from .distillation.pool import Pool, shuffled_batches
 from .distillation.settings import StudentOptions, TextOrCodeOptions
 from .distillation.synthesis import Batch, Term, View
@@ -43,7 +44,6 @@ from .method import POOLS, EnsembleSpec, Method, Need, Outcome
 if TYPE_CHECKING:
     from .method import Job, Progress
 
-PERTURBATION_TEMPERATURE = 4.0  # temperature of the perturbation's gradient, as in the published code
 LEAST = 1e-3  # smallest weight in a pool, as a share of 1 / number of clients
 
 
@@ -214,17 +214,12 @@ class _Server:
 
     def perturb(self, inputs: Tensor, rng: torch.Generator) -> Tensor:
         """Move normalised images [B, ch, H, W] to where the ensemble's prediction changes most, Eq. (10)."""
-        config = self.config
-        inputs = inputs.detach().requires_grad_()
-        logits = self.teacher(inputs)
-        directions = torch.rand(logits.shape, generator=rng).mul_(2).sub_(1).to(logits.device)
-        if config.perturbation == "sign":
-            logits = torch.softmax(logits / PERTURBATION_TEMPERATURE, dim=1)
-        (gradient,) = torch.autograd.grad((directions * logits).sum(), inputs)
-        if config.perturbation == "sign":
-            return torch.add(inputs.detach(), gradient.sign(), alpha=config.perturbation_size)
+        by_sign, size = self.config.perturbation == "sign", self.config.perturbation_size
+        gradient = prediction_gradient(self.teacher, inputs, rng, softened=by_sign)
+        if by_sign:
+            return moved_by_sign(inputs, gradient, size)
         norms = torch.linalg.vector_norm(gradient, dim=(1, 2, 3), keepdim=True).clamp_min(1e-12)
-        return torch.addcdiv(inputs.detach(), gradient, norms, value=config.perturbation_size)
+        return torch.addcdiv(inputs.detach(), gradient, norms, value=size)
 
 
 METHOD = Method(

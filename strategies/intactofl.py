@@ -1,16 +1,17 @@
 """IntactOFL: the uploaded models stay as they are, as experts; a gate over them learns from synthetic images.
 
 Paper: Zeng, Xu, Zhou, Wu, Kang, Cai, Niyato, One-shot-but-not-degraded Federated Learning, ACM MM 2024,
-    https://doi.org/10.1145/3664647.3680715. Read version: the abstract; of the published code no
-    more than that the gate learns from images that were perturbed.
-Symbols: f_k -> member k; y -> the class an image was made for; JS -> expert_divergence; g -> the gate's softmax.
-Where: "approximating underlying distributions of local data" -> the terms ce, mean_k CE(f_k(x), y), and bn; "making
-    distinct predictions among experts" -> the term distinct, -JS(f_1(x), ..., f_M(x)); "self-supervised training" of
-    the mixture, CE(log sum_k g_k sm(f_k(x)), y) -> _Server.learn; the mixture -> combiners.expert_gate.
-Deviations: the abstract gives no formula; those above are this library's reading of it. The generator, its settings and
-    the pool are those of the other data-free methods. How the paper's gate looks is not known here: by default it is
-    linear in the experts' predictions, which carries over from synthetic to real images; with ``gate = "image"`` it is
-    the convolutional one of FENS, which mixes logits. Images are not perturbed before the gate learns from them.
+    https://doi.org/10.1145/3664647.3680715. Read version: the abstract, and the authors' code.
+Symbols: f_k(x) -> logits of member k; e(x) -> their plain mean; A(x) -> the mixture (1/M) sum_k g_k(x) f_k(x);
+    g(x) = V x + b -> expert_gate.pixel_gate; T -> epochs; eps -> perturbation_size.
+Where: the generator's loss, CE(A, y), the statistics, and the disagreement of A with e -> experts.ByPixels.terms;
+    images moved by eps -> perturbation.prediction_gradient; the gate's loss -> experts.ByPixels.loss.
+Deviations: of the paper only the abstract was read; all formulas are those of its code. There eps is 8 in normalised
+    pixels, which leaves only signs of an image. The default is 8/255, as in the same authors' copy of Co-Boosting;
+    preset "published-code" has 8. The published clients freeze batch normalisation after an epoch and hold
+    overlapping parts of the data; here clients train as for any method.
+Another gate: with ``gate = "predictions"`` it is this library's own. It is linear in the experts' predictions, the
+    mixture is one of probabilities, the images are those that experts disagree on, and nothing moves them.
 """
 
 from __future__ import annotations
@@ -18,31 +19,29 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from .combiners.expert_gate import expert_divergence, expert_mixture
-from .combiners.gate import mixture, start_gate
-from .core.options import check, option
+from .core.options import check, option, presets
 from .core.seeds import generator
 from .distillation import settings
-from .distillation.epochs import Stage, run_epochs
+from .distillation.epochs import Stage, learning_rate, run_epochs
+from .distillation.experts import GATES
 from .distillation.generated import GeneratedImages
-from .distillation.losses import cross_entropy
 from .distillation.pool import Pool, shuffled_batches
 from .distillation.settings import PRECISIONS, PoolOptions, SynthesisOptions
-from .distillation.synthesis import Batch, Term, View
+from .distillation.synthesis import Batch, Term
 from .method import EnsembleSpec, Method, Need, Outcome
 from .teacher.augment import AUGMENTATIONS, Standardize, dequantize
 from .teacher.batchnorm import batchnorm_loss, note_without_statistics
 from .teacher.ensemble import Ensemble
 
 if TYPE_CHECKING:
-    from .method import Job, Progress, State
+    from .method import Job, Progress
 
-GATES = {"predictions": "expert-gate", "image": "moe"}  # form -> combiner
+PRESETS: dict[str, dict[str, Any]] = {"default": {}, "published-code": {"perturbation_size": 8.0}}
 
 
 @dataclass(frozen=True)
@@ -52,26 +51,32 @@ class IntactOflConfig(PoolOptions, SynthesisOptions):
     epochs: int = option(200, "server epochs T", low=1, scaled=True)
     steps_per_epoch: int = option(0, "most batches per epoch that the gate sees; 0: one pass over all images", low=0)
     batch_size: int = option(128, "images per step of the gate", low=2)
-    gate: str = option("predictions", "the gate's input", choices=tuple(GATES))
-    gate_lr: float = option(1e-3, "Adam's learning rate of the gate", above=0.0)
+    gate: str = option(
+        "pixels",
+        "the gate's input: the pixels as published, or the experts' predictions",
+        choices=tuple(GATES),
+    )
+    gate_lr: float = option(
+        0.0, "learning rate of the gate; 0: 0.01 by SGD on pixels, 0.001 by Adam on predictions", low=0.0
+    )
+    perturbation_size: float = option(
+        8 / 255, "how far images are moved before the gate on pixels sees them, in normalised pixels", above=0.0
+    )
     bn_weight: float = option(1.0, "weight of the batch-normalisation loss", low=0.0)
-    distinct_weight: float = option(1.0, "weight of the divergence among the experts' predictions", low=0.0)
+    distinct_weight: float = option(
+        1.0,
+        "weight of the disagreement between gate and plain mean, or with a gate on predictions among experts",
+        low=0.0,
+    )
     teacher_precision: str = option(
         "float32", "arithmetic of the uploaded models: bfloat16 halves their time", choices=PRECISIONS
     )
 
+    preset = presets(PRESETS)
+
     def __post_init__(self) -> None:
         check(self, "intactofl")
         settings.check_pool(self, "intactofl")
-
-
-def check_job(job: Job) -> None:
-    """Refuse images that the gate cannot look at.
-
-    Raises:
-        OptionError: They are too small.
-    """
-    _start(job)
 
 
 def fit(job: Job, progress: Progress) -> Outcome:
@@ -79,28 +84,9 @@ def fit(job: Job, progress: Progress) -> Outcome:
     server = _Server(job, progress)
     outcome = run_epochs(job, progress, server.stage, epochs=job.config.epochs, step=server.epoch)
     clients = tuple(upload.client for upload in job.uploads)
-    return replace(outcome, student=None, ensemble=EnsembleSpec(clients, GATES[job.config.gate], outcome.student or {}))
-
-
-class _Experts(nn.Module):
-    """The experts under a gate; the gate alone is trained, and is all that the module's state holds."""
-
-    def __init__(self, members: Ensemble, form: str, weights: State) -> None:
-        super().__init__()
-        self._members, self._form = (members,), form  # in a tuple it is no part of this module
-        for name, value in weights.items():
-            self.register_parameter(name, nn.Parameter(value))
-
-    def mixed(self, logits: Tensor, x: Tensor) -> Tensor:
-        """Return the mixture's logits [B, C] for the experts' [M, B, C] on normalised images x [B, ch, H, W]."""
-        weights = dict(self.named_parameters())
-        if self._form == "predictions":
-            return expert_mixture(weights, logits)
-        return mixture(weights, logits, x, dropout=self.training)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the mixture's logits [B, C] for normalised images [B, ch, H, W]."""
-        return self.mixed(self._members[0](x), x)
+    return replace(
+        outcome, student=None, ensemble=EnsembleSpec(clients, server.experts.combiner, outcome.student or {})
+    )
 
 
 class _Server:
@@ -115,13 +101,15 @@ class _Server:
         )
         if config.bn_weight:
             note_without_statistics(self.members.members, progress)
-        self.experts = _Experts(self.members, config.gate, _start(job)).to(job.device)
+        form = GATES[config.gate]
+        self.experts = form(self.members, form.start(job)).to(job.device)
+        self.lr = config.gate_lr or self.experts.lr
         self.images = GeneratedImages(
             job, config.recipe(), latent=config.latent, batch_size=config.synthesis_batch_size
         )
         self.standardize = Standardize(job.normalization).to(job.device)
-        optimizer = torch.optim.Adam(self.experts.parameters(), config.gate_lr)
         pool = Pool(config.pool_cap, job.device)
+        optimizer = self.experts.optimizer(self.lr)
         self.stage = Stage({"student": self.experts}, optimizer, pool, made=config.synthesis_batch_size)
 
     def epoch(self, epoch: int) -> dict[str, float]:
@@ -134,18 +122,17 @@ class _Server:
             return {**batch.losses, "gate": self.learn(epoch, tick)}
 
     def synthesize(self, epoch: int, tick: Callable[[], None]) -> Batch:
-        """Make the images of an epoch: those that the experts put into their class, and disagree on."""
+        """Make the images of an epoch: of their class, with the statistics of training, and hard in the gate's way."""
         config = self.config
         with batchnorm_loss(self.members.members if config.bn_weight else ()) as bn_loss:
+            right, distinct = self.experts.terms(config.distinct_weight)
+            statistics = Term("bn", config.bn_weight, lambda _: bn_loss())
             return self.images.batch(
                 epoch,
                 self.members,
                 None,
-                terms=[
-                    Term("ce", 1.0, experts_cross_entropy),
-                    Term("bn", config.bn_weight, lambda _: bn_loss()),
-                    Term("distinct", config.distinct_weight, lambda view: -expert_divergence(view.teacher)),
-                ],
+                terms=[right, statistics, distinct],
+                sort_labels=self.experts.sort_labels,
                 tick=tick,
             )
 
@@ -153,43 +140,32 @@ class _Server:
     def remembered(self, batch: Batch) -> dict[str, Tensor]:
         """Return the pool's rows for new images; of images read unchanged the experts' logits stay the same."""
         rows = self.config.stored(batch.images, batch.labels)
-        if self.config.pool_augmentation == "none":
+        if self.config.gate == "predictions" and self.config.pool_augmentation == "none":
             parts = torch.split(rows["images"], self.config.batch_size)
             logits = torch.cat([self.members(self.standardize(dequantize(part))) for part in parts], dim=1)
             rows["members"] = logits.transpose(0, 1)
         return rows
 
     def learn(self, epoch: int, tick: Callable[[], None]) -> float:
-        """Pass once over the pool, one step of the gate per batch; return the mean cross-entropy."""
-        config, rng, losses = self.config, generator(self.job.seed, "gate", epoch), []
-        augment = AUGMENTATIONS[config.pool_augmentation]
-        self.experts.train()
+        """Pass once over the pool, one step of the gate per batch; return the mean of its loss."""
+        config, optimizer, losses = self.config, self.stage.optimizer, []
+        rng, augment = generator(self.job.seed, "gate", epoch), AUGMENTATIONS[config.pool_augmentation]
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(self.experts.schedule, self.lr, epoch, config.epochs)
         for rows in shuffled_batches(self.stage.pool.columns, config.batch_size, rng, most=config.steps_per_epoch):
             inputs = self.standardize(augment(dequantize(rows["images"]), rng))
+            inputs = self.experts.moved(inputs, config.perturbation_size, rng)
             with torch.no_grad():
                 logits = rows["members"].transpose(0, 1) if "members" in rows else self.members(inputs)
-            loss = cross_entropy(self.experts.mixed(logits, inputs), rows["labels"])
-            self.stage.optimizer.zero_grad()
+            loss = self.experts.loss(logits, inputs, rows["labels"])
+            optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
-            self.stage.optimizer.step()
+            if self.experts.clip:
+                nn.utils.clip_grad_norm_(self.experts.parameters(), self.experts.clip)
+            optimizer.step()
             losses.append(loss.detach())
             tick()
         return float(torch.stack(losses).mean())
-
-
-def experts_cross_entropy(view: View) -> Tensor:
-    """Return ``mean_k mean_i CE(f_k(x_i), y_i)``, a scalar; the view's teacher is all members' logits [M, B, C]."""
-    return cross_entropy(view.teacher.flatten(0, 1), view.labels.repeat(len(view.teacher)))
-
-
-def _start(job: Job) -> State:
-    """Return the gate before its first step: all experts alike, or FENS's drawn weights."""
-    members, classes = max(1, len(job.uploads)), job.num_classes
-    if job.config.gate == "predictions":
-        return {"weight": torch.zeros(members, members * classes), "bias": torch.zeros(members)}
-    asked_by = "setting 'intactofl.gate' is 'image', which"
-    drawn = start_gate(job.seed, members=members, classes=classes, input_shape=job.input_shape, asked_by=asked_by)
-    return {name: torch.from_numpy(value) for name, value in drawn.items()}
 
 
 METHOD = Method(
@@ -200,5 +176,4 @@ METHOD = Method(
     fit=fit,
     needs=frozenset({Need.SIDES_OF_FOUR}),
     kind="ensemble",
-    check=check_job,
 )

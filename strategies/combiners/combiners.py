@@ -142,6 +142,7 @@ COMBINERS: Registry[Callable[..., nn.Module]] = Registry(
         "voting": "combiners.trained:Voting",
         "moe": "combiners.gate:Gate",
         "expert-gate": "combiners.expert_gate:ExpertGate",
+        "pixel-gate": "combiners.expert_gate:PixelGate",
         "two-class-average": "combiners.two_class:TwoClassMean",
         "two-class-weighted": "combiners.two_class:TwoClassLabelCount",
         "two-class-per-class": "combiners.two_class:TwoClassLinear",

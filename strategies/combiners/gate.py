@@ -83,7 +83,6 @@ def start_gate(
     classes: int,
     input_shape: Sequence[int],
     per_class: bool = False,
-    asked_by: str = "aggregator 'moe'",
 ) -> dict[str, Array]:
     """Return the gate's float32 parameters for the first round, drawn as torch initialises its layers.
 
@@ -93,7 +92,6 @@ def start_gate(
         classes: C.
         input_shape: Of one image: (channels, height, width).
         per_class: Whether the outputs are M C raw weights, as in the paper's code from 100 classes on.
-        asked_by: The setting that needs the gate, as the beginning of an error.
 
     Raises:
         OptionError: The input is no image, or too small for the gate's convolutions.
@@ -102,7 +100,7 @@ def start_gate(
     left = [((side - KERNEL + 1) // 2 - KERNEL + 1) // 2 for side in sides]
     if len(left) != 2 or min(left) < 1:
         found = " x ".join(map(str, input_shape))
-        raise OptionError(f"{asked_by} looks at images, and the input is {found}: must be at least 16 x 16")
+        raise OptionError(f"aggregator 'moe' looks at images, and the input is {found}: must be at least 16 x 16")
     rng = np.random.default_rng(derive_seed(seed, "aggregator", "moe"))
     widths = [MAPS[1] * left[0] * left[1], *UNITS, members * classes if per_class else members]
     shapes: dict[str, tuple[int, ...]] = {f"layer{n}": (widths[n], widths[n - 1]) for n in (1, 2, 3)}

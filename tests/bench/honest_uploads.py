@@ -1,7 +1,7 @@
 """What the checks of answers cost an honest upload.
 
-Run it by ``PYTHONPATH=tests/unit/strategies/flower python tests/bench/honest_uploads.py``. It prints CPU milliseconds of
-one core:
+Run it by ``PYTHONPATH=tests/unit/strategies/flower python tests/bench/honest_uploads.py``. It prints CPU milliseconds
+of one core:
 
 - Flower's: Flower's grid pulls the answer
 - bounded: the library pulls it within its bounds

@@ -82,7 +82,7 @@ PINNED = {
     "f-adi": 0.150133,
     "dense": 0.150976,
     "co-boosting": 0.155494,
-    "intactofl": 1.652460,
+    "intactofl": 0.197755,
     "fedhydra": 0.194513,
     "tally": 0.580664,
     "flboost": 0.423003,
@@ -321,6 +321,13 @@ def test_fit_gives_the_pinned_value(method: Method) -> None:
         logits = usual(method.name)
     value = float(logits.abs().mean())
     assert value == pytest.approx(PINNED[method.name], rel=5e-3 if method.name in BY_GENERATOR else 1e-3)
+
+
+def test_gate_on_predictions_gives_its_pinned_value() -> None:
+    job = tiny_job(METHODS["intactofl"])
+    job = replace(job, config=replace(job.config, gate="predictions"))
+    logits = predict(METHODS["intactofl"].fit(job, Silent()), job)
+    assert float(logits.abs().mean()) == pytest.approx(1.652460, rel=1e-3)
 
 
 def test_module_carries_a_source_note(method: Method) -> None:

@@ -14,7 +14,7 @@ from strategies.combiners.combiners import (
     build_combiner,
     weighted_mean_gradient,
 )
-from strategies.combiners.expert_gate import ExpertGate
+from strategies.combiners.expert_gate import ExpertGate, PixelGate
 from strategies.combiners.gate import Gate, start_gate
 from strategies.combiners.open_set import OpenSet
 from strategies.combiners.opinion_pools import OpinionPool
@@ -50,6 +50,7 @@ BUILT: dict[str, nn.Module] = {
     "voting": Voting(VOTES),
     "moe": Gate(**{name: torch.from_numpy(value) for name, value in GATE.items()}),
     "expert-gate": ExpertGate(torch.zeros(2, 6), torch.tensor([math.log(3), 0.0])),
+    "pixel-gate": PixelGate(torch.linspace(-1, 1, 512).view(2, 256), torch.tensor([0.5, 0.0])),
     "two-class-average": TwoClassMean(),
     "two-class-weighted": TwoClassLabelCount(torch.tensor([[1, 3], [3, 1]])),
     "two-class-per-class": TwoClassLinear(torch.tensor([2.0, 5.0]), torch.tensor([-1.0])),
@@ -67,7 +68,7 @@ def drawn(name: str, seed: int = 1, members: int = 2) -> tuple[Tensor, ...]:
     """Return what a combiner is called with: the logits of members, and images where it looks at them."""
     rng = torch.Generator().manual_seed(seed)
     logits = torch.randn(members, 9, 2 if name.startswith("two-class-") else 3, generator=rng)
-    return (logits, torch.randn(9, 1, 16, 16, generator=rng)) if name == "moe" else (logits,)
+    return (logits, torch.randn(9, 1, 16, 16, generator=rng)) if hasattr(BUILT[name], "sees_input") else (logits,)
 
 
 @pytest.mark.parametrize(
@@ -109,6 +110,7 @@ def test_every_aggregator_has_its_combiner() -> None:
     assert {entry.combiner for entry in AGGREGATORS.values()} == COMBINERS.keys() - {
         "weighted",
         "expert-gate",
+        "pixel-gate",
         "open-set",
         "mean-probability",
         "linear-pool",

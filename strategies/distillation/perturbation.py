@@ -1,0 +1,42 @@
+"""The direction in which a small change of an image changes a prediction most.
+
+The diversification of Co-Boosting (Dai et al., ICLR 2024, Eqs. (9), (10)). The published code of IntactOFL moves its
+images so, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+PERTURBATION_TEMPERATURE = 4.0  # of the softened probabilities in both published codes
+
+
+def prediction_gradient(
+    predict: Callable[[Tensor], Tensor], inputs: Tensor, rng: torch.Generator, *, softened: bool = True
+) -> Tensor:
+    """Return ``grad_x sum_i u_i . sm(z(x_i) / 4)``, with u drawn from U[-1, 1].
+
+    Args:
+        predict: Normalised images [B, ch, H, W] -> logits z [B, C].
+        inputs: x [B, ch, H, W], normalised.
+        rng: A generator on the CPU, for u [B, C].
+        softened: False takes the logits themselves, as the text of Co-Boosting.
+
+    Returns:
+        The gradient [B, ch, H, W].
+    """
+    inputs = inputs.detach().requires_grad_()
+    values = predict(inputs)
+    directions = torch.rand(values.shape, generator=rng).mul_(2).sub_(1).to(values.device)
+    if softened:
+        values = torch.softmax(values / PERTURBATION_TEMPERATURE, dim=1)
+    (gradient,) = torch.autograd.grad((directions * values).sum(), inputs)
+    return gradient
+
+
+def moved_by_sign(inputs: Tensor, gradient: Tensor, size: float) -> Tensor:
+    """Return ``x + size * sign(gradient)``: where the gradient is not 0, each pixel moves by ``size``."""
+    return torch.add(inputs.detach(), gradient.sign(), alpha=size)
