@@ -1,16 +1,18 @@
-"""FedHydra: a client's weight for a class is how well its model guides a generator to that class.
+"""In the spirit of FedHydra: a client's weight for a class is how well its model guides a generator to that class.
 
 Paper: Bai, Song, Wu, Sajjanhar, Xiang, Zhou, Tao, Li, Li, A Unified Solution to Diverse Heterogeneities in One-Shot
     Federated Learning, https://arxiv.org/abs/2410.21119. Read version: the abstracts of arXiv v1 to v3, the beginning
     of the introduction and a summary; no formula and no code.
 Symbols: f_k -> member k; l_k^c(t) -> the mean cross-entropy of f_k on its images of class c at generator step t;
-    s_k^c = exp(-min_t l_k^c(t)), the guiding score; U_k^c = s_k^c / sum_j s_j^c -> the weights of LabelCount.
+    s_k^c = exp(-min_t l_k^c(t)), the guiding score; its shares over the clients, U_k^c = s_k^c / sum_j s_j^c, and over
+    a client's classes, V_k^c = s_k^c / sum_d s_k^d -> stratified, the weights of LabelCount.
 Where: model stratification -> guiding_losses, stratified; stratified aggregation sum_k U_k^c f_k(x)_c ->
     combiners.LabelCount; the generator and the distillation -> dense.Server.
 Deviations: the two stages are the paper's, the formulas above are this library's. It is not known here how the paper
-    scores a model's guidance, with how many images, and whether it also normalises over the classes of one model. A
-    score is the model's geometric mean probability of the class where the generator came closest. One generator makes
-    several classes side by side, as many as fit a batch. The settings outside the stratification are DENSE's.
+    scores a model's guidance, with how many images, and where each normalisation enters. A score is the model's
+    geometric mean probability of the class where the generator came closest. One generator makes several classes side
+    by side, as many as fit a batch. The settings outside the stratification are DENSE's. Until an equation can be
+    read, this is no reproduction.
 """
 
 from __future__ import annotations
@@ -41,12 +43,18 @@ if TYPE_CHECKING:
     from .method import Job, Progress
 
 
+NORMALISATIONS = ("clients", "classes", "both")
+
+
 @dataclass(frozen=True)
 class FedHydraConfig(DenseStageOptions):
     """Options of FedHydra: DENSE's, and those of the model stratification."""
 
     stratification_steps: int = option(30, "generator steps in which a client's model guides it to a class", low=1)
     stratification_images: int = option(16, "images of each class made for a client's model", low=2)
+    normalise: str = option(
+        "clients", "shares of a model's scores: over the clients, over its classes, or both", choices=NORMALISATIONS
+    )
 
     def __post_init__(self) -> None:
         check(self, "fedhydra")
@@ -65,7 +73,7 @@ def fit(job: Job, progress: Progress) -> Outcome:
         if number == 0:  # later rounds find the weights in the checkpoint
             with server.stage.clock("stratification"):
                 losses = guiding_losses(job, teacher, tick=partial(progress.report, 0, config.epochs))
-                combiner.weights.copy_(stratified(losses))
+                combiner.weights.copy_(stratified(losses, config.normalise))
         return server.epoch(number)
 
     outcome = run_epochs(job, progress, server.stage, epochs=config.epochs, step=epoch)
@@ -73,9 +81,18 @@ def fit(job: Job, progress: Progress) -> Outcome:
     return replace(outcome, ensemble=EnsembleSpec(clients, "label-count", weights_of(combiner)))
 
 
-def stratified(losses: Tensor) -> Tensor:
-    """Return U [M, C] of the least guiding losses [M, C]: per class, the softmax over clients of ``-loss``."""
-    return torch.softmax(-losses, dim=0)
+def stratified(losses: Tensor, normalise: str = "clients") -> Tensor:
+    """Return the weights [M, C] of least guiding losses ``-log s`` [M, C]; over the clients they add up to one.
+
+    Args:
+        losses: Numbers >= 0.
+        normalise: ``"clients"``: U. ``"classes"``: V. ``"both"``: the product U V. LabelCount divides the latter two
+            by their sums over the clients, and so does this.
+    """
+    over_clients, over_classes = torch.log_softmax(-losses, dim=0), torch.log_softmax(-losses, dim=1)
+    if normalise == "clients":
+        return torch.softmax(-losses, dim=0)
+    return torch.softmax(over_classes if normalise == "classes" else over_clients + over_classes, dim=0)
 
 
 def guiding_losses(job: Job, teacher: Ensemble, *, tick: Callable[[], None] = lambda: None) -> Tensor:
@@ -133,7 +150,7 @@ def _guided(
 
 METHOD = Method(
     name="fedhydra",
-    title="FedHydra",
+    title="In the spirit of FedHydra",
     source="Bai et al., KDD 2025",
     config=FedHydraConfig,
     fit=fit,

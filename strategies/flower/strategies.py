@@ -94,7 +94,7 @@ class IntactOFL(OneShot):
 
 
 class FedHydra(OneShot):
-    """FedHydra: a client that guides a generator well to a class weighs more for it; the ensemble is distilled."""
+    """In the spirit of FedHydra: a client weighs by how well it guides a generator; the ensemble is distilled."""
 
     __init__ = partialmethod(OneShot.__init__, METHODS["fedhydra"])
 

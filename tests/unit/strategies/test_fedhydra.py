@@ -31,6 +31,26 @@ def test_weights_are_the_clients_shares_of_a_class_s_scores() -> None:
     torch.testing.assert_close(stratified(-scores.log()), expected)
 
 
+@pytest.mark.parametrize(
+    ("normalise", "expected"),
+    [
+        ("clients", [[0.642857, 1 / 6], [0.357143, 5 / 6]]),
+        ("classes", [[0.9 / 1.4, 0.1 / 0.6], [0.5 / 1.4, 0.5 / 0.6]]),
+        ("both", [[0.764151, 0.038462], [0.235849, 0.961538]]),
+    ],
+)
+def test_scores_are_normalised_over_clients_classes_or_both(normalise: str, expected: list[list[float]]) -> None:
+    # U is [[9/14, 1/6], [5/14, 5/6]], V is [[0.9, 0.1], [0.5, 0.5]].
+    losses = -torch.tensor([[0.9, 0.1], [0.5, 0.5]]).log()
+    torch.testing.assert_close(stratified(losses, normalise), torch.tensor(expected), rtol=1e-5, atol=1e-6)
+
+
+def test_shares_of_its_own_scores_make_up_for_a_client_that_guides_badly_to_all_classes() -> None:
+    losses = torch.tensor([[1.0, 2.0], [1.0, 2.0]]) + torch.tensor([[0.0], [50.0]])
+    torch.testing.assert_close(stratified(losses, "classes"), torch.full((2, 2), 0.5))
+    assert float(stratified(losses, "clients")[1].max()) < 1e-20
+
+
 def test_a_class_that_no_model_guides_to_still_has_weights_that_sum_to_one() -> None:
     weights = stratified(torch.tensor([[800.0], [801.0]]))
     torch.testing.assert_close(weights[:, 0], torch.tensor([1.0, -0.0]).softmax(0).flip(0).roll(1))
@@ -127,7 +147,7 @@ def test_fit_reports_in_every_step_of_the_stratification_and_leaves_the_teacher_
 HYDRA_OTHER: dict[str, Any] = OTHER | {
     "schedule": "cosine", "bn_weight": 0.0, "adversarial_weight": 20.0,
     "adversarial_temperature": 9.0, "stratification_steps": 3,
-    "stratification_images": 3,
+    "stratification_images": 3, "normalise": "both",
 }  # fmt: skip
 
 
@@ -139,7 +159,7 @@ def test_every_option_changes_the_result(name: str) -> None:
 
 def test_defaults_are_those_of_dense() -> None:
     values, dense = asdict(FedHydraConfig()), asdict(DenseConfig())
-    assert values.keys() - dense.keys() == {"stratification_steps", "stratification_images"}
+    assert values.keys() - dense.keys() == {"stratification_steps", "stratification_images", "normalise"}
     assert {key: values[key] for key in values.keys() & dense.keys()}.items() <= dense.items()
 
 
