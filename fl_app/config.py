@@ -44,6 +44,7 @@ class DataConfig:
     alpha: float = option(0.3, "concentration of the Dirichlet laws; smaller is more skewed", above=0.0)
     classes_per_client: int = option(2, "classes per client of the laws 'classes' and 'classes-p1'", low=1)
     sigma: float = option(0.0, "sigma of the log-normal client sizes; 0 = equal sizes", low=0.0)
+    copies: float = option(10.0, "how often the law 'dirichlet-overlap' hands a class out", above=0.0)
     min_size: int = option(10, "examples of the smallest client under the law 'dirichlet-clients'", low=1)
     limit: int = option(0, "number of training images to use (of each domain), drawn by the seed; 0 = all", low=0)
     left_out: str = option("", "the domain to test on, for a data set of domains")
@@ -93,6 +94,7 @@ class DataConfig:
             alpha=self.alpha,
             classes_per_client=self.classes_per_client,
             sigma=self.sigma,
+            copies=self.copies,
             min_size=self.min_size,
         )
 

@@ -8,9 +8,10 @@ Papers:
         CVPR 2022, arXiv:2203.09249.
     FENS: Allouah et al., Revisiting Ensembling in One-Shot Federated Learning, NeurIPS 2024, arXiv:2411.07182.
     FedOV: Diao et al., Towards Addressing Label Skews in One-Shot Federated Learning, ICLR 2023.
+    IntactOFL: Zeng et al., One-shot-but-not-degraded Federated Learning, ACM MM 2024, published code.
 Symbols: N examples, n clients, C classes, p_k the class prior of client k, m_k its size.
 Common arguments: ``by_class`` holds, for each class, the positions of its examples in data set order. Each law
-returns the positions of each client's examples. No position is given twice.
+returns the positions of each client's examples; none but :func:`overlapping` gives one twice.
 Deviations: the fill loop of P1's released code rejects draws and may never end; :func:`fill` draws directly from the
 same law. Flower Datasets has partitioners of the same family with other minimum, cap and size rules, so the laws are
 written out here.
@@ -31,7 +32,6 @@ Positions = npt.NDArray[np.int64]
 Reals = npt.NDArray[np.float64]
 
 MAX_TRIES = 10_000
-
 _log = logging.getLogger(__name__)
 
 
@@ -172,6 +172,33 @@ def dirichlet_over_clients(
         f"{num_clients} clients with 'data.alpha' {alpha} reached it. The best left a client with {smallest}; set a "
         "smaller minimum, a larger alpha or fewer clients"
     )
+
+
+def overlapping(
+    by_class: Sequence[Positions], num_clients: int, rng: np.random.Generator, *, alpha: float, copies: float
+) -> list[Positions]:
+    """IntactOFL's law: of every class each client draws its share from the whole class, so that clients overlap.
+
+    Its shares are p ~ Dir(alpha 1_n), as in FAFI's code too. Figures under this law compare with no others.
+
+    Args:
+        by_class: The positions of each class [C].
+        num_clients: n.
+        rng: Generator of all draws.
+        alpha: Concentration; the smaller, the fewer clients of a class.
+        copies: How often a class is handed out, before shares above 1 / copies are cut at the whole class.
+    """
+    parts: list[list[Positions]] = [[] for _ in range(num_clients)]
+    for positions in by_class:
+        sizes = overlapping_sizes(len(positions), rng.dirichlet(np.full(num_clients, alpha)), copies)
+        for part, size in zip(parts, sizes, strict=True):
+            part.append(rng.choice(positions, size, replace=False))
+    return [np.concatenate(part) for part in parts]
+
+
+def overlapping_sizes(count: int, shares: Reals, copies: float) -> Positions:
+    """Return ``min(count, round(copies count p_k))`` [n] for the shares p [n] of a class of ``count`` examples."""
+    return np.minimum(count, np.rint(copies * count * shares)).astype(np.int64)
 
 
 def class_cuts(class_sizes: Sequence[int], num_clients: int, draw: Callable[[], Reals]) -> Positions:

@@ -30,6 +30,9 @@ LAWS: Mapping[str, Law] = {
     "dirichlet-clients": lambda by_class, n, rng, spec: laws.dirichlet_over_clients(
         by_class, n, rng, alpha=spec.alpha, min_size=spec.min_size
     ),
+    "dirichlet-overlap": lambda by_class, n, rng, spec: laws.overlapping(
+        by_class, n, rng, alpha=spec.alpha, copies=spec.copies
+    ),
     "dirichlet-p4": lambda by_class, n, rng, spec: laws.dirichlet_over_classes_shuffled(
         by_class, n, rng, alpha=spec.alpha, sigma=spec.sigma
     ),
@@ -55,14 +58,17 @@ class PartitionSpec:
 
     law: str = option(
         "dirichlet-classes",
-        "the law: Dirichlet over a client's classes or a class's clients, P4's two variants, log-normal sizes, classes "
-        "per client (FedOV's or P1's), IID, or one domain per client",
+        "the law: Dirichlet over a client's classes or a class's clients, IntactOFL's overlapping clients, P4's two "
+        "variants, log-normal sizes, classes per client (FedOV's or P1's), IID, or one domain per client",
         choices=tuple(LAWS),
     )
     alpha: float = option(0.3, "concentration of the Dirichlet laws; the smaller, the more skewed", above=0)
     classes_per_client: int = option(2, "classes that each client holds under the laws of classes", low=1)
     sigma: float = option(
         0.0, "spread of the log-normal client sizes of 'dirichlet-classes', 'dirichlet-p4' and 'lognormal'", low=0
+    )
+    copies: float = option(
+        10.0, "how often 'dirichlet-overlap' hands a class out, the whole class at most to each client", above=0
     )
     min_size: int = option(10, "examples of the smallest client under 'dirichlet-clients' (DENSE: 10)", low=1)
 
@@ -97,7 +103,8 @@ def partition(
         domains: The domain of each example [N], from 0; None for a set without domains.
 
     Returns:
-        The positions of each client's examples, n arrays of int64 that share no position and are never empty.
+        The positions of each client's examples, n arrays of int64, never empty; they share no position but under the
+        law 'dirichlet-overlap'.
 
     Raises:
         DataError: The examples cannot be divided by this law, or a label is not a class.

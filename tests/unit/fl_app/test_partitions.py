@@ -12,6 +12,7 @@ from strategies.core.options import flatten, options_of, parse
 
 LABELS = np.random.default_rng(5).integers(0, 10, 1003)
 DRAWN = tuple(law for law in LAWS if law != BY_DOMAIN)
+DISJOINT = tuple(law for law in DRAWN if law != "dirichlet-overlap")
 COVERING = ("dirichlet-clients", "dirichlet-p4", "dirichlet-p4prep", "classes", "iid")
 
 
@@ -24,7 +25,7 @@ def divide(law: str, *, seed: int = 0, num_clients: int = 10, **values: float) -
 
 
 @pytest.mark.parametrize("alpha", [0.01, 0.3, 5.0])
-@pytest.mark.parametrize("law", DRAWN)
+@pytest.mark.parametrize("law", DISJOINT)
 def test_every_law_gives_disjoint_positions_that_are_reproducible(law: str, alpha: float) -> None:
     first, second, other = (divide(law, seed=seed, alpha=alpha, min_size=1) for seed in (1, 1, 2))
     together = np.concatenate(first)
@@ -35,6 +36,32 @@ def test_every_law_gives_disjoint_positions_that_are_reproducible(law: str, alph
     assert together.max() < len(LABELS)
     assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
     assert not all(np.array_equal(a, b) for a, b in zip(first, other, strict=True))
+
+
+@pytest.mark.parametrize(("shares", "sizes"), [((0.05, 0.95), [50, 100]), ((0.1, 0.9), [100, 100])])
+def test_overlapping_clients_hold_a_share_of_copies_of_a_class(shares: tuple[float, float], sizes: list[int]) -> None:
+    assert laws.overlapping_sizes(100, np.array(shares), 10.0).tolist() == sizes
+
+
+def test_overlapping_clients_draw_from_the_whole_class_without_giving_it_twice_to_one() -> None:
+    parts, again, other = (divide("dirichlet-overlap", seed=seed, alpha=0.5) for seed in (1, 1, 2))
+    assert all(len(np.unique(part)) == len(part) for part in parts)
+    counts = label_counts(LABELS, parts, 10)
+    whole = np.bincount(LABELS)
+    assert (counts <= whole).all()
+    assert ((counts == whole).sum(0) >= 1).all()  # some client's share is at least a tenth
+    assert counts.sum() > 2 * len(LABELS)
+    assert all(np.array_equal(a, b) for a, b in zip(parts, again, strict=True))
+    assert not all(np.array_equal(a, b) for a, b in zip(parts, other, strict=True))
+    assert sum(map(len, divide("dirichlet-overlap", seed=1, alpha=0.5, copies=1.0))) == pytest.approx(1003, abs=50)
+
+
+def test_overlapping_clients_are_as_many_as_in_the_published_code() -> None:
+    # 2,000 draws with 5 clients at alpha 0.1: 1.66 clients hold a whole class, and a class is handed out 1.98 times.
+    rng = np.random.default_rng(0)
+    sizes = np.array([laws.overlapping_sizes(1000, rng.dirichlet(np.full(5, 0.1)), 10.0) for _ in range(2000)])
+    assert (sizes == 1000).sum(1).mean() == pytest.approx(1.66, abs=0.05)
+    assert sizes.sum(1).mean() / 1000 == pytest.approx(1.98, abs=0.05)
 
 
 @pytest.mark.parametrize("law", COVERING)
@@ -195,13 +222,14 @@ def test_spec_with_a_bad_value_names_key_value_and_remedy(values: dict, message:
 
 
 def test_spec_goes_through_flat_settings_unchanged() -> None:
-    spec = PartitionSpec("classes", alpha=0.1, classes_per_client=3, sigma=0.2, min_size=4)
+    spec = PartitionSpec("classes", alpha=0.1, classes_per_client=3, sigma=0.2, copies=3.0, min_size=4)
     assert parse(PartitionSpec, flatten(spec, "data"), "data") == spec
     assert [entry.key for entry in options_of(PartitionSpec, "data")] == [
         "data.law",
         "data.alpha",
         "data.classes-per-client",
         "data.sigma",
+        "data.copies",
         "data.min-size",
     ]
 
