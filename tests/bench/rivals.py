@@ -1,0 +1,197 @@
+"""All methods on the same uploads, over data sets and seeds: ``python tests/bench/rivals.py --dir FOLDER --root DATA``.
+
+A cell is a data set and a seed. Its run makes the uploads, with FENS beside; every other method is a replay of it. Each
+result is a file in the folder, so that a measurement that was cut off goes on. ``--out`` receives all of them, and
+``--table`` prints the tables of docs/tally.md from that file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from measure import say
+
+from strategies.run.files import read_json, write_json
+
+OUT = Path(__file__).parents[2] / "docs" / "results" / "rivals.json"
+SEEDS = range(3)
+DATA = {
+    "digits": "",
+    "Fashion-MNIST": "data.name=fashion-mnist client.epochs=20 client.batch-size=128",
+    "CIFAR-10": "data.name=cifar10 model.name=cnn-torch client.epochs=20 client.batch-size=64",
+}
+# Name -> method and settings. All have the short schedules of conf/short.toml.
+REPLAYS = {
+    "fedens": ("fedens", ""),
+    "mean of probabilities": ("fedens", "fedens.mean=probabilities"),
+    "label-count-ensemble": ("label-count-ensemble", ""),
+    "tally": ("tally", ""),
+    "tally, read off": ("tally", "tally.counts=noise-rows"),
+    "intactofl, predictions": ("intactofl", "intactofl.gate=predictions"),
+    "intactofl": ("intactofl", ""),
+    "intactofl, code": ("intactofl", "intactofl.perturbation-size=8.0"),
+    "fedhydra": ("fedhydra", ""),
+    "co-boosting": ("co-boosting", ""),
+    "dense": ("dense", ""),
+    "f-dafl": ("f-dafl", ""),
+    "f-adi": ("f-adi", ""),
+}
+TRAINED = ("tally", "intactofl", "fedhydra", "co-boosting", "dense", "f-dafl", "f-adi")
+Place = tuple[str, str]  # a replay, and the start of a name in its table of results
+UNCHANGED, TOLD, ASKED = "clients upload a model alone", "clients also tell label counts", "clients are asked again"
+# Group -> row -> its place.
+GROUPS: dict[str, dict[str, Place]] = {
+    f"{UNCHANGED}: ensembles": {
+        "FedENS": ("fedens", "FedENS"),
+        "mean of probabilities": ("mean of probabilities", "FedENS"),
+        "Co-Boosting ensemble": ("co-boosting", "Co-Boosting ensemble"),
+        "in the spirit of FedHydra, ensemble": ("fedhydra", "In the spirit of FedHydra ensemble"),
+        "IntactOFL": ("intactofl", "IntactOFL"),
+        "IntactOFL, images moved by 8 as in its code": ("intactofl, code", "IntactOFL"),
+        "its experts, gate on predictions": ("intactofl, predictions", "IntactOFL"),
+        "**Tally ensemble, counts read off**": ("tally, read off", "Tally ensemble"),
+    },
+    f"{UNCHANGED}: one model": {
+        "FedAvg": ("fedens", "FedAvg (one shot)"),
+        "F-ADI": ("f-adi", "F-ADI"),
+        "F-DAFL": ("f-dafl", "F-DAFL"),
+        "DENSE": ("dense", "DENSE"),
+        "Co-Boosting": ("co-boosting", "Co-Boosting"),
+        "in the spirit of FedHydra": ("fedhydra", "In the spirit of FedHydra"),
+        "**Tally, counts read off**": ("tally, read off", "Tally"),
+    },
+    f"{TOLD}: ensembles": {
+        "Label-count ensemble": ("label-count-ensemble", "Label-count ensemble"),
+        "Tally ensemble": ("tally", "Tally ensemble"),
+    },
+    f"{TOLD}: one model": {"Tally": ("tally", "Tally")},
+    f"{ASKED}: ensemble": {"FENS, 20 rounds with the clients": ("run", "FENS")},
+}
+HEADLINE = {"ensembles": "**Tally ensemble, counts read off**", "one model": "**Tally, counts read off**"}
+
+
+def oneshot(*words: str, root: str) -> tuple[dict[str, Any], float]:
+    """Run a command of the app; return its result, and its CPU seconds."""
+    before = _children()
+    command = [str(Path(sys.executable).parent / "oneshot"), *words, "--format", "json"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", **({"ONESHOT_DATA": root} if root else {})}
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result, _children() - before
+
+
+def _children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def measured(folder: Path, data: str, seed: int, name: str, *, root: str) -> dict[str, Any]:
+    """Return one result, from its file or measured now."""
+    cell = folder / f"{data.lower()}-{seed}"
+    path = folder / f"{cell.name}-{name.replace(', ', '-').replace(' ', '-')}.json"
+    if path.exists():
+        found: dict[str, Any] = read_json(path)
+        return found
+    if name == "run":
+        settings = f"{DATA[data]} data.alpha=0.1 seed={seed} threads=1 run-dir='{cell}'"
+        words = ("run", "--num-supernodes", "10", "--run-config", "conf/fens-deployment.toml", "--run-config", settings)
+    else:
+        method, changed = REPLAYS[name]
+        words = ("replay", str(cell), "--method", method, "--set", "conf/short.toml", "--set", f"threads=1 {changed}")
+    result, seconds = oneshot(*words, root=root)
+    row = {
+        "data": data,
+        "seed": seed,
+        "name": name,
+        "cpu_s": round(seconds, 1),
+        "accuracy": {entry["name"]: entry["accuracy"] for entry in result["table"] if entry["kind"] != "client"},
+    }
+    write_json(path, row)
+    say(f"{data}, seed {seed}, {name}: {row['accuracy']}, {seconds:.0f} CPU s")
+    return row
+
+
+def accuracies(rows: Iterable[Mapping[str, Any]], data: str, place: Place) -> dict[int, float]:
+    """Return seed -> accuracy in % of a row of the tables."""
+    name, entry = place
+    return {row["seed"]: row["accuracy"][entry] for row in rows if (row["data"], row["name"]) == (data, name)}
+
+
+def spread(values: Iterable[float], sign: str = "") -> str:
+    """Return mean and sample standard deviation, as ``82.2 ± 2.6``; with a star for fewer than three values."""
+    found = list(values)
+    if len(found) < len(SEEDS):
+        return f"{statistics.mean(found):{sign}.1f}*" if found else ""
+    return f"{statistics.mean(found):{sign}.1f} ± {statistics.stdev(found):.1f}"
+
+
+def server_seconds(rows: Iterable[Mapping[str, Any]], name: str) -> str:
+    """Return the CPU seconds of a replay on CIFAR-10, seed 0, beyond those of a method that trains nothing."""
+    taken = {row["name"]: row["cpu_s"] for row in rows if (row["data"], row["seed"]) == ("CIFAR-10", 0)}
+    trains = REPLAYS.get(name, ("",))[0] in TRAINED and name in taken
+    return f"{taken[name] - taken['label-count-ensemble']:.0f}" if trains else ""
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Return the table of accuracies, a group for each assumption."""
+    lines = [f"| | {' | '.join(DATA)} | CPU s |", f"|---{'|---:' * len(DATA)}|---:|"]
+    for group, members in GROUPS.items():
+        lines.append(f"| *{group}* |{' |' * len(DATA)} |")
+        for name, place in members.items():
+            cells = [spread(accuracies(rows, data, place).values()) for data in DATA]
+            lines.append(f"| {name} | {' | '.join(cells)} | {server_seconds(rows, place[0])} |")
+    return "\n".join(lines)
+
+
+def differences(rows: list[dict[str, Any]]) -> str:
+    """Return the table of paired differences: Tally with counts read off, less each rival of its group."""
+    lines = [f"| Tally less | {' | '.join(DATA)} |", f"|---{'|---:' * len(DATA)}|"]
+    for kind, headline in HEADLINE.items():
+        members = GROUPS[f"{UNCHANGED}: {kind}"]
+        lines.append(f"| *{kind}* |{' |' * len(DATA)}")
+        for name, place in members.items():
+            if name != headline:
+                cells = [paired(rows, data, members[headline], place) for data in DATA]
+                lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def paired(rows: list[dict[str, Any]], data: str, own: Place, rival: Place) -> str:
+    """Return the difference of two rows over the seeds that both have, and in how many of them it is positive."""
+    ours, theirs = accuracies(rows, data, own), accuracies(rows, data, rival)
+    found = [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
+    return f"{spread(found, '+')} ({sum(value > 0 for value in found)} of {len(found)})" if found else ""
+
+
+def main() -> None:
+    """Measure what is missing, or print the tables."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition(":")[0])
+    parser.add_argument("--dir", type=Path, help="where runs and single results are kept")
+    parser.add_argument("--root", default="", help="folder of the data sets")
+    parser.add_argument("--data", default=",".join(DATA), help="names, separated by commas")
+    parser.add_argument("--out", type=Path, default=OUT, help="receives all results of --dir")
+    parser.add_argument("--table", action="store_true", help="print the tables from --out, measure nothing")
+    words = parser.parse_args()
+    if words.table:
+        rows = read_json(words.out)["rows"]
+        say(table(rows) + "\n\n" + differences(rows))
+        return
+    for data in words.data.split(","):
+        for seed in SEEDS:
+            for name in ("run", *REPLAYS):
+                measured(words.dir, data, seed, name, root=words.root)
+    rows = [read_json(path) for path in sorted(words.dir.glob("*-[0-9]-*.json"))]
+    write_json(words.out, {"rows": rows})
+
+
+if __name__ == "__main__":
+    main()
