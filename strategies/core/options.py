@@ -250,8 +250,17 @@ def reject_unknown(settings: Mapping[str, Scalar], known: Sequence[str]) -> None
     """
     for key in sorted(settings):
         if key not in known:
-            hint = meant(key, known).removeprefix("; ") or f"known are {', '.join(sorted(known))}"
+            hint = meant(key, known).removeprefix("; ") or f"known are {_nearest(key, sorted(known))}"
             raise OptionError(f"unknown setting {key[:80]!r} (value {settings[key]!r:.80}): {hint}")
+
+
+def _nearest(key: str, known: Sequence[str]) -> str:
+    """Return the keys of the same table; of an unknown table, the keys without one and the names of all tables."""
+    table, dot, _ = key.partition(".")
+    same = [name for name in known if dot and name.startswith(f"{table}.")]
+    tables = sorted({name.partition(".")[0] for name in known if "." in name})
+    alone = [name for name in known if "." not in name]
+    return ", ".join(same) if same else ", ".join(alone) + (f"; tables are {', '.join(tables)}" if tables else "")
 
 
 def meant(word: str, known: Iterable[str]) -> str:

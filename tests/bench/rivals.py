@@ -173,7 +173,7 @@ def paired(rows: list[dict[str, Any]], data: str, own: Place, rival: Place) -> s
 
 
 def main() -> None:
-    """Measure what is missing, or print the tables."""
+    """Measure the missing results, or print the tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition(":")[0])
     parser.add_argument("--dir", type=Path, help="where runs and single results are kept")
     parser.add_argument("--root", default="", help="folder of the data sets")

@@ -54,7 +54,14 @@ def test_no_settings_when_nothing_is_given() -> None:
     ("source", "message"),
     [
         ("data.alpa=0.1", r"unknown setting 'data.alpa' \(value '?0.1'?\): did you mean 'data.alpha'\?"),
-        ("zzzzzz=1", r"unknown setting 'zzzzzz' \(value 1\): known are .*client.batch-size, .*seed"),
+        (
+            "zzzzzz=1",
+            r"unknown setting 'zzzzzz' \(value 1\): known are checkpoint-s, .*, uploads; tables are attack, .*",
+        ),
+        (
+            "ridge.zzzzzz=1",
+            r"'ridge.zzzzzz' \(value 1\): known are ridge.balance, ridge.max-share, ridge.penalty, ridge.val",
+        ),
         ("seed", r"setting 'seed' is not a pair: must be key=value"),
         ("run-dir='open", r"cannot be read: No closing quotation"),
     ],
