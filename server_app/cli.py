@@ -293,8 +293,3 @@ def methods(
     else:
         for facts in found:
             print_details(facts)
-
-
-def main() -> None:
-    """Run the command line."""
-    cli()

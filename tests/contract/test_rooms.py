@@ -18,7 +18,7 @@ ROOMS = {
         "rounds", "statistics", PAPERS, "run", "client", "flower", "flower/rounds", "__init__",
     ),
     "server_app": (
-        "__init__", "settings", "report", "launch", "replay", "compare", "rounds", "doctor", "app", "cli",
+        "__init__", "settings", "report", "launch", "replay", "compare", "rounds", "doctor", "app", "cli", "__main__",
     ),
 }  # fmt: skip
 

@@ -2,14 +2,17 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from server_app import __main__ as entry
 from server_app import cli as command_line
 from server_app.launch import superlink as launching
 from server_app.launch.superlink import Launched
@@ -554,3 +557,17 @@ def test_run_that_cannot_succeed_is_one_line_before_anything_is_started(
     assert engine.calls == []
     assert reason in ended.stderr
     assert ended.stderr.count("\n") == 1
+
+
+def test_ctrl_c_while_the_command_loads_is_one_line_and_status_130(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Interrupted(ModuleType):
+        def __getattr__(self, name: str) -> Any:
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "server_app.cli", Interrupted("server_app.cli"))
+    with pytest.raises(SystemExit) as ended:
+        entry.main()
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "interrupted\n"

@@ -620,7 +620,7 @@ def test_bad_input_on_the_command_line_is_one_line(run_folder: MakeRun) -> None:
 
 # In processes of their own.
 
-ENTRY = "from server_app.cli import main; main()"
+ENTRY = "from server_app.__main__ import main; main()"
 
 
 def start(*words: str | Path) -> subprocess.Popen[str]:

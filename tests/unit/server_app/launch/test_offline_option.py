@@ -31,7 +31,7 @@ def test_offline_is_an_option_of_every_command_that_may_meet_a_network(name: str
 
 
 def run_oneshot(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    code = "from server_app.cli import main; main()"
+    code = "from server_app.__main__ import main; main()"
     return subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code, *arguments],
         cwd=ROOT, env={**os.environ, **environ}, capture_output=True, text=True, check=False,
