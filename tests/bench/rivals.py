@@ -1,8 +1,8 @@
 """All methods on the same uploads, over data sets and seeds: ``python tests/bench/rivals.py --dir FOLDER --root DATA``.
 
 A cell is a data set and a seed. Its run makes the uploads, with FENS beside; every other method is a replay of it. Each
-result is a file in the folder, so that a measurement that was cut off goes on. ``--out`` receives all of them, and
-``--table`` prints the tables of docs/tally.md from that file.
+result is a file in the folder, so that a measurement that was cut off goes on. ``--out`` receives all of them.
+``--write`` measures nothing: from that file it renews the figures of README, docs/tally.md and the methods' pages.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from measure import say
 
 from strategies.run.files import read_json, write_json
 
-OUT = Path(__file__).parents[2] / "docs" / "results" / "rivals.json"
+ROOT = Path(__file__).parents[2]
+OUT = ROOT / "docs" / "results" / "rivals.json"
+PAGES = (ROOT / "README.md", ROOT / "docs" / "tally.md", *sorted((ROOT / "docs" / "methods").glob("*.md")))
 SEEDS = range(3)
 DATA = {
     "digits": "",
@@ -172,18 +174,36 @@ def paired(rows: list[dict[str, Any]], data: str, own: Place, rival: Place) -> s
     return f"{spread(found, '+')} ({sum(value > 0 for value in found)} of {len(found)})" if found else ""
 
 
+def written(text: str, tables: Iterable[str]) -> str:
+    """Return a page in whose tables with the same head the rows of the same names are those of these tables."""
+    for lines in (table.splitlines() for table in tables):
+        rows = {name_of(line): line for line in lines[2:]}
+        old, inside, new = text.split("\n"), False, []
+        for line in old:
+            inside = line == lines[0] or (inside and line.startswith("|"))
+            new.append(rows.get(name_of(line), line) if inside else line)
+        text = "\n".join(new)
+    return text
+
+
+def name_of(line: str) -> str:
+    """Return the name of a row of a table."""
+    return line.split("|")[1].strip() if line.startswith("|") else ""
+
+
 def main() -> None:
-    """Measure the missing results, or print the tables."""
+    """Measure the missing results, or renew the pages."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition(":")[0])
     parser.add_argument("--dir", type=Path, help="where runs and single results are kept")
     parser.add_argument("--root", default="", help="folder of the data sets")
     parser.add_argument("--data", default=",".join(DATA), help="names, separated by commas")
     parser.add_argument("--out", type=Path, default=OUT, help="receives all results of --dir")
-    parser.add_argument("--table", action="store_true", help="print the tables from --out, measure nothing")
+    parser.add_argument("--write", action="store_true", help="renew the pages from --out, measure nothing")
     words = parser.parse_args()
-    if words.table:
+    if words.write:
         rows = read_json(words.out)["rows"]
-        say(table(rows) + "\n\n" + differences(rows))
+        for page in PAGES:
+            page.write_text(written(page.read_text(), (table(rows), differences(rows))))
         return
     for data in words.data.split(","):
         for seed in SEEDS:

@@ -24,3 +24,14 @@ def test_the_page_has_the_gatekeepers_table(monkeypatch: pytest.MonkeyPatch) -> 
     results = read_json(ROOT / "docs" / "results" / "gatekeeper-fresh.json")
     table = runpy.run_path(str(bench / "gatekeeper.py"))["table"](results["rows"])
     assert table in (ROOT / "docs" / "uploads.md").read_text()
+
+
+def test_the_page_has_the_rivals_figures_and_their_differences(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = ROOT / "tests" / "bench"
+    monkeypatch.syspath_prepend(str(bench))
+    rivals = runpy.run_path(str(bench / "rivals.py"))
+    rows = read_json(ROOT / "docs" / "results" / "rivals.json")["rows"]
+    page = (ROOT / "docs" / "tally.md").read_text()
+    assert len(rows) == 3 * len(rivals["DATA"]) * (1 + len(rivals["REPLAYS"]))
+    assert [line for line in rivals["table"](rows).splitlines() if line not in page] == []
+    assert rivals["differences"](rows) in page
