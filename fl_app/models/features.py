@@ -17,15 +17,12 @@ from strategies.statistics.privacy import normalised
 from strategies.statistics.sums import projection
 from strategies.statistics.uploaded import FeatureSums
 
-from .backbones import Backbone, backbone_of, folded
+from .backbones import Backbone, backbone_of
 from .features_config import FeaturesConfig
+from .fused import fused
 
 # More images a pass are up to twice as slow on a CPU above 64 pixels a side, because the maps leave its cache.
 BATCH = 16
-FOLDED = (
-    ("_conv_stem", "_bn0"), ("_expand_conv", "_bn0"), ("_depthwise_conv", "_bn1"), ("_project_conv", "_bn2"),
-    ("_conv_head", "_bn1"),
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -154,7 +151,7 @@ def head_of(function: FeatureFunction, num_classes: int) -> nn.Module:
 def _extractor(function: FeatureFunction) -> Extractor:
     with seeded_torch(0, "backbone"):
         net = function.backbone.build()
-    return Extractor(function, folded(net.eval(), FOLDED).to(memory_format=torch.channels_last))  # type: ignore[call-overload]
+    return Extractor(function, fused(net.eval()).to(memory_format=torch.channels_last))  # type: ignore[call-overload]
 
 
 @functools.lru_cache(maxsize=4)
