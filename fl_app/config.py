@@ -14,6 +14,7 @@ from fl_app.attacks import AttackConfig
 from fl_app.data import (
     AUGMENTATIONS,
     DOMAINED,
+    HALVES,
     IMAGELESS,
     LAWS,
     NORMALIZATIONS,
@@ -53,6 +54,9 @@ class DataConfig:
     )
     proxy_name: str = option("", "data set whose training images the server uses without labels, in place of a share")
     proxy_limit: int = option(0, "largest number of images of data.proxy-name, drawn by the seed; 0 = all", low=0)
+    held_out: str = option(
+        "all", "held-out examples that score: all, the half to choose by, or the half to report on", choices=HALVES
+    )
 
     def __post_init__(self) -> None:
         """Check every value, and the combinations of values."""

@@ -8,6 +8,7 @@ A server reads a whole set. A client opens the training half and decodes its own
 """
 
 from .domains import GROUPS, check_left_out
+from .halves import HALVES, half_of
 from .partitions import LAWS, PartitionSpec, check_request, label_counts, partition
 from .preprocessing import AUGMENTATIONS, augment, normalize
 from .proxy import clients_share, images_of, nobodys, server_share
@@ -30,6 +31,7 @@ __all__ = [
     "AUGMENTATIONS",
     "DOMAINED",
     "GROUPS",
+    "HALVES",
     "IMAGELESS",
     "LAWS",
     "NORMALIZATIONS",
@@ -45,6 +47,7 @@ __all__ = [
     "check_request",
     "clients_share",
     "data_root",
+    "half_of",
     "images_of",
     "label_counts",
     "load",

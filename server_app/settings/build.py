@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fl_app.config import AppConfig
-from fl_app.data import Split
+from fl_app.data import Split, half_of
 from fl_app.models import builders
 from fl_app.models.features import FeatureFunction
 from fl_app.models.uploaded import head_builders, uploaded_builders
@@ -41,7 +41,7 @@ def held_out(settings: Settings) -> tuple[HeldOut, Split]:
     """
     split = open_half(settings, "test")
     normalization = Normalization(*split.normalization)
-    return HeldOut(split.take(), normalization), split
+    return HeldOut(split.take(half_of(split.labels, settings.app.data.held_out)), normalization), split
 
 
 def build_job(settings: Settings, split: Split, observer: HeldOut | None, *, data_seed: int | None = None) -> Job:
