@@ -1,7 +1,7 @@
 """The two halves of the held-out examples: one to choose by, the other to report on.
 
-A figure that was chosen on the images that report it is too good. So the selection half makes a choice, such as that of a
-rate, and the report half scores it. Both have the same number of examples of each class, up to one.
+A figure that was chosen on the images that report it is too good. So the selection half makes a choice, such as that
+of a rate, and the report half scores it. Both have the same number of examples of each class, up to one.
 """
 
 from __future__ import annotations
