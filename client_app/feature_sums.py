@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from logging import getLogger
 
 import torch
@@ -14,9 +14,12 @@ from fl_app.config import ClientConfig
 from fl_app.data import ImageData, Normalization, normalize
 from fl_app.models.features import Extractor, FeatureFunction
 from fl_app.privacy import PrivacyConfig
+from strategies.core.errors import UploadError
+from strategies.core.kinds import GRAM
+from strategies.statistics.moments import Moments
 from strategies.statistics.privacy import released
 from strategies.statistics.sums import Statistics
-from strategies.statistics.uploaded import FeatureSums
+from strategies.statistics.uploaded import FeatureSums, examples_of
 
 # Flower's own logger, so that its lines reach the log of the run.
 LOG = getLogger("flwr")
@@ -33,18 +36,25 @@ class ClientSums(FeatureSums):
         function: The run's feature function.
         num_classes: C.
         cache: Of the client's features; None for none.
+        second: The second moments that the run's method needs.
     """
 
-    def __init__(self, function: FeatureFunction, num_classes: int, cache: FeatureCache | None = None) -> None:
+    def __init__(
+        self,
+        function: FeatureFunction,
+        num_classes: int,
+        cache: FeatureCache | None = None,
+        second: Sequence[str] = (GRAM,),
+    ) -> None:
         backbone = function.backbone
-        super().__init__(num_classes, function.features, function.fingerprint, non_negative=backbone.non_negative)
+        super().__init__(num_classes, function.features, function.fingerprint, second=second)
         self.extractor: Callable[[], Extractor] = lambda: function.module
         self.cache, self.width = cache, backbone.features
 
     @property
     def examples(self) -> int:
         """The number of examples by the sent counts, which carry the noise of a private upload; at least 1."""
-        return max(1, round(float(self.counts.sum())))
+        return examples_of(self.counts)
 
 
 def add_up(
@@ -58,7 +68,7 @@ def add_up(
     report: Callable[[Epoch], None] | None = None,  # noqa: ARG001  there are no epochs
 ) -> Epoch:
     """Fill a client's sums; takes the arguments of :func:`client_app.local_training.train`, most of them ignored."""
-    model.fill(_sums(model, data, normalization))
+    model.fill(*_sums(model, data, normalization))
     return NOT_MEASURED
 
 
@@ -72,15 +82,25 @@ def add_up_privately(
     augmentation: str,  # noqa: ARG001  features are those of the images themselves
     report: Callable[[Epoch], None] | None = None,  # noqa: ARG001  there are no epochs
 ) -> float:
-    """Fill a client's sums with the noise of a budget, and return the epsilon that was spent."""
-    exact = _sums(model, data, normalization)
-    model.fill(released(exact, privacy.epsilon, privacy.delta), privacy.noise)
+    """Fill a client's sums with the noise of a budget, and return the epsilon that was spent.
+
+    Raises:
+        UploadError: The server asks for sums of squares, which carry no noise.
+    """
+    if model.second != (GRAM,):
+        raise UploadError("the server asks for sums of squares: must be Gram matrices alone with privacy.epsilon")
+    exact = Statistics.of(_features(model, data, normalization), *model.get_buffer("sums").shape)
+    model.fill(released(exact, privacy.epsilon, privacy.delta), noise=privacy.noise)
     return privacy.epsilon
 
 
-def _sums(model: ClientSums, data: ImageData, normalization: Normalization) -> Statistics:
-    classes, features = model.get_buffer("sums").shape
-    return Statistics.of(_features(model, data, normalization), classes, features)
+def _sums(model: ClientSums, data: ImageData, normalization: Normalization) -> list[Statistics | Moments]:
+    """Add up all features in one pass."""
+    sums = model.empty()
+    for rows, labels in _features(model, data, normalization):
+        for part in sums:
+            part.include(rows, labels)
+    return sums
 
 
 def _features(

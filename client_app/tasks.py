@@ -91,7 +91,8 @@ def _sums(wanted: Wanted) -> nn.Module:
     function = FeatureFunction(wanted.config.features, wanted.config.seed, *wanted.normalization)
     most = wanted.config.features.cache_mib
     cache = FeatureCache(wanted.cache, most) if wanted.cache is not None and most else None
-    return feature_sums.ClientSums(function, wanted.num_classes, cache)
+    second = wanted.config.features.second(wanted.config.method)
+    return feature_sums.ClientSums(function, wanted.num_classes, cache, second)
 
 
 def _all(model: nn.Module) -> dict[str, Tensor]:

@@ -25,6 +25,7 @@ WANTED: Mapping[str, tuple[Scalar, str]] = {
     "client.share-label-counts": (False, "the counts carry no noise"),
     "client.loss": ("cross-entropy", "the other losses use the label counts"),
     "client.sam-rho": (0.0, "its second gradient is not accounted for"),
+    "features.moments": (False, "the sums of squares carry no noise"),
     "client.checkpoint": ("", "a checkpoint has no privacy guarantee"),
 }
 

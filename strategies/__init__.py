@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .fedhydra import FedHydraConfig as FedHydraConfig
     from .fedkd import FedKdConfig as FedKdConfig
     from .fedov import FedOvConfig as FedOvConfig
+    from .fedpft import FedPftConfig as FedPftConfig
     from .fens import FensConfig as FensConfig
     from .flboost import FlBoostConfig as FlBoostConfig
     from .flower.one_shot import OneShot as OneShot
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from .flower.strategies import FedHydra as FedHydra
     from .flower.strategies import FedKD as FedKD
     from .flower.strategies import FedOV as FedOV
+    from .flower.strategies import FedPFT as FedPFT
     from .flower.strategies import Fens as Fens
     from .flower.strategies import IntactOFL as IntactOFL
     from .flower.strategies import LabelCountEnsemble as LabelCountEnsemble

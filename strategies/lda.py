@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .core.errors import OptionError
+from .core.kinds import GRAM
 from .core.options import check, option
 from .method import Method, Need, Outcome
 from .statistics.choice import choose_shrinkage, max_share
 from .statistics.heads import Lda
 from .statistics.sums import Statistics
-from .statistics.uploaded import Uploaded, head_state
+from .statistics.uploaded import Uploaded, check_second, head_state
 
 if TYPE_CHECKING:
     from .method import Job, Progress
@@ -62,6 +63,11 @@ def fit(job: Job, progress: Progress) -> Outcome:
     return Outcome(student=head_state(head.weight, head.bias), timings={"solve": time.perf_counter() - begin})
 
 
+def check_uploads(job: Job) -> None:
+    """Refuse uploads without Gram matrices; uploads may still be missing."""
+    check_second(job, "lda", GRAM)
+
+
 METHOD = Method(
     name="lda",
     title="LDA on features",
@@ -70,4 +76,5 @@ METHOD = Method(
     fit=fit,
     needs=frozenset({Need.IMAGES, Need.EXACT_SUMS}),
     uploads="statistics",
+    check=check_uploads,
 )

@@ -276,6 +276,6 @@ class Method:
 _MODULES = (
     "fedavg", "fedens", "dw_fedens", "label_count_ensemble", "fens", "feddf", "fedkd", "fed_et", "f_dafl", "f_adi",
     "dense", "co_boosting", "intactofl", "fedhydra", "tally", "flboost", "fedov", "fedcvae_ens", "fed_gen",
-    "ridge", "lda",
+    "ridge", "lda", "fedpft",
 )  # fmt: skip
 METHODS: Registry[Method] = Registry("method", {name.replace("_", "-"): f"{name}:METHOD" for name in _MODULES})

@@ -18,13 +18,14 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .core.kinds import GRAM
 from .core.options import check, option
 from .method import Method, Need, Outcome
 from .statistics.choice import SINGLE_FOLDS, choose_penalty, max_share, values_of
 from .statistics.heads import Head, Ridge, balanced
 from .statistics.noisy import noisy_head
 from .statistics.sums import Statistics
-from .statistics.uploaded import Uploaded, head_state
+from .statistics.uploaded import Uploaded, check_second, head_state
 
 if TYPE_CHECKING:
     from .method import Job, Progress
@@ -77,6 +78,11 @@ def _exact(job: Job, progress: Progress, clients: Uploaded) -> Head:
     return balanced(head, total.counts) if config.balance == "scores" else head
 
 
+def check_uploads(job: Job) -> None:
+    """Refuse uploads without Gram matrices; uploads may still be missing."""
+    check_second(job, "ridge", GRAM)
+
+
 METHOD = Method(
     name="ridge",
     title="Ridge on features",
@@ -85,4 +91,5 @@ METHOD = Method(
     fit=fit,
     needs=frozenset({Need.IMAGES}),
     uploads="statistics",
+    check=check_uploads,
 )

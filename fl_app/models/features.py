@@ -78,10 +78,18 @@ class FeatureFunction:
         """A digest of each part of the function, uint8 [4, 32]."""
         return _fingerprint(self)
 
-    def sums(self, num_classes: int, noise: float = 0.0) -> FeatureSums:
-        """Return an empty upload of this function's sums; ``noise`` is what a budget demands of them."""
-        non_negative = self.backbone.non_negative and not self.config.dim
-        return FeatureSums(num_classes, self.features, self.fingerprint, non_negative=non_negative, noise=noise)
+    def sums(self, num_classes: int, noise: float = 0.0, method: str = "ridge") -> FeatureSums:
+        """Return an empty upload of this function's sums.
+
+        Args:
+            num_classes: C.
+            noise: What a budget demands of them.
+            method: Of the run, which decides what second moments it needs.
+        """
+        non_negative, second = self.backbone.non_negative and not self.config.dim, self.config.second(method)
+        return FeatureSums(
+            num_classes, self.features, self.fingerprint, non_negative=non_negative, noise=noise, second=second
+        )
 
 
 class Extractor(nn.Module):

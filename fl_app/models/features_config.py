@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from strategies.core.kinds import GRAM, SQUARES
 from strategies.core.options import check, option
 
 PACKAGED = "efficientnet-lite0"
@@ -18,8 +19,18 @@ class FeaturesConfig:
     weights_sha256: str = option("", "sha256 of features.weights")
     side: int = option(0, "height and width of the backbone's input, pixels; 0 = the backbone's own", low=0, high=1024)
     dim: int = option(0, "features after a seeded orthonormal projection; 0 = all", low=0)
+    moments: bool = option(
+        False,
+        "send the sums of squares per class beside the Gram matrix, so that ridge, lda and fedpft take one upload",
+    )
     cache_mib: float = option(1024.0, "features that a client keeps on its own disk, MiB; 0 = none", low=0.0)
 
     def __post_init__(self) -> None:
         """Check every value."""
         check(self, "features")
+
+    def second(self, method: str) -> tuple[str, ...]:
+        """Return the second moments in the upload of a run of a method: ``gram``, ``squares``, or both."""
+        if self.moments:
+            return GRAM, SQUARES
+        return (SQUARES,) if method == "fedpft" else (GRAM,)

@@ -37,6 +37,7 @@ def uploaded_builders(
     latent: int = 10,
     function: FeatureFunction | None = None,
     noise: float = 0.0,
+    method: str = "ridge",
 ) -> dict[str, Callable[[], nn.Module]]:
     """Return a picklable builder of every architecture that clients may upload for a task, by name.
 
@@ -47,6 +48,7 @@ def uploaded_builders(
         latent: The length of a decoder's noise.
         function: The feature function of sums; None for the default one.
         noise: The deviation of the noise that a privacy budget demands of sums; 0 without a budget.
+        method: Of the run, which decides what second moments its sums have.
 
     Raises:
         OptionError: No architecture of this task fits the examples' shape or number of classes.
@@ -62,7 +64,7 @@ def uploaded_builders(
             )
         return {uploaded_name(task, name): open_set_builder(name, num_classes, input_shape) for name in names}
     if task == "statistics":
-        return {SUMS: partial((function or FeatureFunction()).sums, num_classes, noise)}
+        return {SUMS: partial((function or FeatureFunction()).sums, num_classes, noise, method)}
     decoder = partial(_decoder, num_classes, input_shape, latent=latent)
     decoder()  # raises for images of another size
     return {DECODER: decoder}

@@ -183,7 +183,8 @@ def _store(run: RunFolder, entries: Sequence[Entry], job: Job, max_bytes: int) -
             state = _read(entry, signatures, max_bytes)
             if entry.facts.architecture == SUMS:
                 with blaming(f"checkpoint {entry.path}"):
-                    check_outputs(SUMS, state, job.builders[SUMS], job.input_shape)
+                    facts, build = entry.facts, job.builders[SUMS]
+                    check_outputs(SUMS, state, build, job.input_shape, num_examples=facts.num_examples)
         except UploadError as error:
             refused[entry.facts.client] = str(error)
             run.round(1).refuse(entry.facts.client, str(error))

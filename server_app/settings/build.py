@@ -70,6 +70,7 @@ def build_job(settings: Settings, split: Split, observer: HeldOut | None, *, dat
         latent=app.client.latent,
         function=function,
         noise=app.privacy.noise,
+        method=settings.method.name,
     )
     heads = head_builders(function, split.num_classes) if settings.method.uploads == STATISTICS else {}
     return Job(

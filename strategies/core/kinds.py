@@ -9,6 +9,8 @@ CLASSIFIER = "classifier"
 OPEN_SET = "open-set"
 CVAE = "cvae"
 STATISTICS = "statistics"
+# The second moments of sums of features: Gram matrices, sums of squares per class, or both.
+GRAM, SQUARES = "gram", "squares"
 # The kinds that answer an example with logits, and so have an accuracy of their own.
 PREDICTING = (CLASSIFIER, OPEN_SET)
 

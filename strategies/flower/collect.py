@@ -23,6 +23,7 @@ from .names import Names
 from .nodes import Nodes, Refusals, Sent, own_error
 
 if TYPE_CHECKING:
+    from ..core.facts import UploadFacts
     from ..method import State
     from ..run.run_folder import RoundFolder
 
@@ -36,7 +37,7 @@ class Collector:
         num_classes: C.
         max_bytes: Largest accepted upload.
         names: The clients' names from earlier rounds; this round adds its own.
-        probe: (architecture, weights) -> nothing; raises UploadError where the model's outputs are not finite.
+        probe: (facts, weights) -> nothing; raises UploadError where the model's outputs are not finite.
 
     Attributes:
         clients: Names of the uploads of this phase. A client that has a name keeps the upload that an earlier process
@@ -52,7 +53,7 @@ class Collector:
         num_classes: int,
         max_bytes: int,
         names: Names | None = None,
-        probe: Callable[[str, State], None] | None = None,
+        probe: Callable[[UploadFacts, State], None] | None = None,
     ) -> None:
         self._folder = folder
         self._signatures = signatures
@@ -194,7 +195,7 @@ class Collector:
         # An earlier process may have stored the same weights of a nameless client.
         if self._probe is not None:
             with blaming(name):
-                self._probe(checked.facts.architecture, checked.state)
+                self._probe(checked.facts, checked.state)
         if not (checked.anonymous and name in self._folder.held()):
             self._folder.accept(replace(checked.facts, client=name), checked.state)
         self.clients.add(name)

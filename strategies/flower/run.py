@@ -43,6 +43,7 @@ from .nodes import MAX_BYTES, Limits, Nodes, Refusals, is_simulation
 
 if TYPE_CHECKING:
     from ..compute import ServerCompute
+    from ..core.facts import UploadFacts
     from ..method import State
     from ..run.run_folder import RoundFolder, RunFolder
 
@@ -224,8 +225,9 @@ class Rounds:
         self.account.traffic = collector.traffic
         return collector
 
-    def _probe(self, architecture: str, state: State) -> None:
-        check_outputs(architecture, state, self._job.builders[architecture], self._job.input_shape)
+    def _probe(self, facts: UploadFacts, state: State) -> None:
+        build, shape = self._job.builders[facts.architecture], self._job.input_shape
+        check_outputs(facts.architecture, state, build, shape, num_examples=facts.num_examples)
 
     def _chosen(self, *, owns_ray: bool | None) -> ServerCompute:
         compute = self.compute if self.compute is not None else "ray"

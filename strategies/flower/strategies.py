@@ -123,6 +123,12 @@ class LdaOnFeatures(OneShot):
     __init__ = partialmethod(OneShot.__init__, METHODS["lda"])
 
 
+class FedPFT(OneShot):
+    """FedPFT: a head trained on draws of the clients' Gaussians of features; clients upload ``statistics``."""
+
+    __init__ = partialmethod(OneShot.__init__, METHODS["fedpft"])
+
+
 class FedCvaeEns(OneShot):
     """FedCVAE-Ens: a student of images that the clients' decoders make; clients upload ``cvae-decoder``."""
 

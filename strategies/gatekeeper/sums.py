@@ -121,11 +121,13 @@ def distance(own: Sums, others: Sums) -> float:
 
 
 def _of(state: dict[str, Tensor]) -> Sums:
-    features = state["sums"].shape[1]
+    counts, sums = state["counts"].double(), state["sums"].double()
+    if "gram" not in state:
+        return Sums(counts, sums, state["squares"].double().sum(0))
+    features = sums.shape[1]
     row = torch.arange(features)
     diagonal = row * features - row * (row - 1) // 2  # of the upper triangle, row by row
-    counts, sums, gram = (state[key].double() for key in ("counts", "sums", "gram"))
-    return Sums(counts, sums, gram[diagonal])
+    return Sums(counts, sums, state["gram"].double()[diagonal])
 
 
 def _total(parts: Sequence[Sums]) -> Sums:

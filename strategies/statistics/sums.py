@@ -47,11 +47,15 @@ class Statistics:
         """
         total = cls.zeros(classes, features)
         for rows, labels in batches:
-            precise = rows.to(torch.float64)
-            total.counts.add_(torch.bincount(labels, minlength=classes))
-            total.sums.index_add_(0, labels, precise)
-            total.gram.addmm_(precise.T, precise)
+            total.include(rows, labels)
         return total
+
+    def include(self, rows: Tensor, labels: Tensor) -> None:
+        """Add a batch in place: features [B, d] of any float type with labels [B]."""
+        precise = rows.to(torch.float64)
+        self.counts.add_(torch.bincount(labels, minlength=self.classes))
+        self.sums.index_add_(0, labels, precise)
+        self.gram.addmm_(precise.T, precise)
 
     @classmethod
     def total(cls, parts: Iterable[Statistics]) -> Statistics:
@@ -161,28 +165,27 @@ def merged(uploads: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     choice of the penalty, and one name to forget.
 
     Args:
-        uploads: At least one, of the same feature function: ``counts``, ``sums``, ``gram``, ``noise`` and
-            ``fingerprint``.
+        uploads: At least one, of the same feature function: ``counts``, ``sums``, ``noise``, ``fingerprint`` and
+            ``gram``, ``squares`` or both.
 
     Returns:
         The same arrays. Independent noises add up in their squares.
 
     Raises:
-        ValueError: The fingerprints differ, or there is no upload.
+        ValueError: The arrays or the fingerprints differ, or there is no upload.
     """
-    prints, noise = torch.zeros(0), torch.zeros(1, dtype=torch.float64)
-
-    def parts() -> Iterable[Statistics]:
-        nonlocal prints, noise
-        for arrays in uploads:
-            prints = prints if len(prints) else arrays["fingerprint"]
-            if not torch.equal(prints, arrays["fingerprint"]):
-                raise ValueError("the fingerprints of the uploads differ: must be sums of one feature function")
-            noise = (noise.square() + arrays["noise"].square()).sqrt()
-            yield from_arrays(arrays)
-
-    arrays = to_arrays(Statistics.total(parts()))
-    return {**arrays, "noise": noise, "fingerprint": prints}
+    total, prints, noise = dict[str, Tensor](), torch.zeros(0), torch.zeros(1, dtype=torch.float64)
+    for arrays in uploads:
+        own = {key: value.double() for key, value in arrays.items() if key not in ("noise", "fingerprint")}
+        total, prints = total or dict.fromkeys(own, _zeros(1)), prints if len(prints) else arrays["fingerprint"]
+        if own.keys() != total.keys() or not torch.equal(prints, arrays["fingerprint"]):
+            raise ValueError("the uploads differ in arrays or fingerprints: must be sums of one feature function")
+        total = {key: total[key] + value for key, value in own.items()}
+        noise = (noise.square() + arrays["noise"].square()).sqrt()
+    if not total:
+        raise ValueError("no uploads to add up: must be at least one")
+    rounded = {key: value if key == "counts" else value.to(torch.float32) for key, value in total.items()}
+    return {**rounded, "noise": noise, "fingerprint": prints}
 
 
 def projection(features: int, kept: int, seed: int) -> Tensor:

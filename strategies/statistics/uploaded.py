@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from ..core.errors import UploadError
-from .privacy import COUNT_WEIGHT, SUM_WEIGHT
+from ..core.errors import OptionError, UploadError
+from ..core.kinds import GRAM, SQUARES
+from .bounds import check_counts, check_diagonal, check_gram, check_noisy, check_non_negative, check_squares, check_sums
+from .moments import Moments, moments_from_arrays, moments_to_arrays
 from .sums import Statistics, from_arrays, to_arrays
 
 if TYPE_CHECKING:
     from ..core.facts import State
-    from ..method import Upload
+    from ..method import Job, Upload
 
 # The parts of a feature function, each with a digest of its own, so that a refusal can name the part that differs.
 PARTS = ("weights", "preprocessing", "projection", "precision")
 DIGEST = 32  # bytes of each
-SIX = 6.0  # deviations that honest noise does not exceed
-ROUNDING = 1e-5  # per example; honest uploads in float32 have at most 2.4e-7
 
 
 class FeatureSums(nn.Module):
-    """The sums of one client: ``counts``, ``sums``, ``gram``, ``noise`` and ``fingerprint``, all of them buffers.
+    """The sums of one client as buffers: ``counts``, ``sums``, ``noise``, ``fingerprint``, and ``gram`` or ``squares``.
 
     Args:
         classes: C.
@@ -34,33 +34,49 @@ class FeatureSums(nn.Module):
         fingerprint: uint8 [4, 32], a digest of each of :data:`PARTS`.
         non_negative: Whether no feature is negative.
         noise: sigma, the deviation of the noise that the run's budget demands on the diagonal of ``gram``; 0: none.
+        second: The second moments that it holds: ``gram``, ``squares``, or both.
     """
 
     counts: Tensor
     fingerprint: Tensor
 
     def __init__(
-        self, classes: int, features: int, fingerprint: Tensor, *, non_negative: bool = False, noise: float = 0.0
+        self,
+        classes: int,
+        features: int,
+        fingerprint: Tensor,
+        *,
+        non_negative: bool = False,
+        noise: float = 0.0,
+        second: Sequence[str] = (GRAM,),
     ) -> None:
         super().__init__()
-        for name, value in to_arrays(Statistics.zeros(classes, features)).items():
+        self.second = tuple(second)
+        self._shape = classes, features
+        for name, value in _arrays(self.empty()).items():
             self.register_buffer(name, value)
         self.register_buffer("noise", torch.zeros(1, dtype=torch.float64))
         self.register_buffer("fingerprint", fingerprint.clone())
         self._non_negative, self._noise = non_negative, noise
 
-    def fill(self, statistics: Statistics, noise: float = 0.0) -> None:
-        """Take statistics, and the deviation of the noise in them."""
-        state = {**to_arrays(statistics), "noise": torch.tensor([noise], dtype=torch.float64)}
+    def empty(self) -> list[Statistics | Moments]:
+        """Return sums over no example, of each kind that :attr:`second` needs."""
+        kinds: dict[str, type[Statistics] | type[Moments]] = {GRAM: Statistics, SQUARES: Moments}
+        return [kinds[name].zeros(*self._shape) for name in self.second]
+
+    def fill(self, *sums: Statistics | Moments, noise: float = 0.0) -> None:
+        """Take sums over the same examples, one of each kind, and the deviation of the noise in them."""
+        state = {**_arrays(sums), "noise": torch.tensor([noise], dtype=torch.float64)}
         self.load_state_dict({**state, "fingerprint": self.fingerprint})
 
-    def check_upload(self, state: Mapping[str, Tensor]) -> None:
+    def check_upload(self, state: Mapping[str, Tensor], num_examples: int | None = None) -> None:
         """Refuse sums of other features, and sums that no examples with features of norm 1 can have.
 
-        Noisy sums keep the same bounds up to the noise that a run's budget demands, see :func:`_check_noisy`.
+        Noisy sums keep the same bounds up to the noise that a run's budget demands, see :func:`.bounds.check_noisy`.
 
         Args:
             state: An upload whose names, shapes and types fit, and whose numbers are finite.
+            num_examples: As the client tells them; None if it does not.
 
         Raises:
             UploadError: Names the bound that is broken.
@@ -69,17 +85,25 @@ class FeatureSums(nn.Module):
         if not math.isclose(float(state["noise"]), self._noise, rel_tol=1e-9):
             told = float(state["noise"])
             raise UploadError(f"noise is {told:.6g}: must be {self._noise:.6g}, that of the run's budget")
+        _check_claim(state["counts"], num_examples)
+        if self._noise and SQUARES in self.second:
+            raise UploadError("squares carry no noise: must be an upload of Gram matrices alone with a privacy budget")
         if self._noise:
-            _check_noisy(from_arrays(state), self._noise)
+            check_noisy(from_arrays(state), self._noise)
             return
-        counts = state["counts"]
-        if bool((counts < 0).any() or (counts != counts.round()).any()) or not float(counts.sum()) > 0:
-            raise UploadError("counts are not whole numbers from 0 with a positive sum")
-        found = from_arrays(state)
-        _check_entries(found, ROUNDING * found.examples)
-        if self._non_negative and min(float(found.gram.min()), float(found.sums.min())) < -ROUNDING * found.examples:
-            raise UploadError("sums or gram have negative entries, but no feature of this backbone is negative")
-        _check_spectrum(found, ROUNDING * found.examples)
+        counts, sums = state["counts"], state["sums"].double()
+        check_counts(counts)
+        check_sums(counts, sums)
+        gram = from_arrays(state) if GRAM in self.second else None
+        moments = moments_from_arrays(state) if SQUARES in self.second else None
+        if gram is not None:
+            check_gram(gram)
+        if moments is not None:
+            check_squares(moments)
+        if gram is not None and moments is not None:
+            check_diagonal(moments, gram)
+        if self._non_negative:
+            check_non_negative(counts, sums, *(() if gram is None else (gram.gram,)))
 
     def _check_fingerprint(self, told: Tensor) -> None:
         differing = [part for part, same in zip(PARTS, (told == self.fingerprint).all(1), strict=True) if not same]
@@ -103,16 +127,20 @@ class Uploaded(Mapping[str, Statistics]):
     max_share: float = 0.0
 
     def __getitem__(self, client: str) -> Statistics:
-        upload = next((upload for upload in self.uploads if upload.client == client), None)
-        if upload is None:
-            raise KeyError(client)
-        return from_arrays(upload.read()).scaled(self.factors.get(client, 1.0))
+        return from_arrays(self.arrays(client)).scaled(self.factors.get(client, 1.0))
 
     def __iter__(self) -> Iterator[str]:
         return iter(sorted(upload.client for upload in self.uploads))
 
     def __len__(self) -> int:
         return len(self.uploads)
+
+    def arrays(self, client: str) -> State:
+        """Return a client's upload as it was sent."""
+        upload = next((upload for upload in self.uploads if upload.client == client), None)
+        if upload is None:
+            raise KeyError(client)
+        return upload.read()
 
     @property
     def factors(self) -> dict[str, float]:
@@ -124,6 +152,24 @@ class Uploaded(Mapping[str, Statistics]):
     def noises(self) -> list[float]:
         """Return the deviation of the noise of every upload."""
         return [float(upload.read()["noise"]) for upload in self.uploads]
+
+
+def check_second(job: Job, method: str, name: str) -> None:
+    """Refuse uploads without the second moments that a method needs; all uploads of a run have the same arrays.
+
+    Args:
+        job: Its uploads may be missing yet.
+        method: The method's name, for the message.
+        name: ``gram`` or ``squares``.
+
+    Raises:
+        OptionError: The first upload lacks them.
+    """
+    if job.uploads and name not in job.uploads[0].read():
+        raise OptionError(
+            f"method {method!r} needs {name!r} in every upload, which {job.uploads[0].client} did not send: must be "
+            "the uploads of a run with 'features.moments', or of a run of this method"
+        )
 
 
 def capped(sizes: Mapping[str, float], share: float) -> dict[str, float]:
@@ -145,60 +191,21 @@ def capped(sizes: Mapping[str, float], share: float) -> dict[str, float]:
         held |= above
 
 
-def _check_entries(found: Statistics, slack: float) -> None:
-    counts, diagonal = found.counts, found.gram.diagonal()
-    if abs(float(diagonal.sum()) - found.examples) > slack:
-        raise UploadError(
-            f"gram has trace {float(diagonal.sum()):.6g} for {found.examples:.0f} examples: must be their number, "
-            "because every feature vector has norm 1"
-        )
-    norms = found.sums.norm(dim=1)
-    wrong = (norms > counts * (1 + ROUNDING)) | ((counts == 1) & ((norms - 1).abs() > ROUNDING))
-    if bool(wrong.any()):
-        raise UploadError(
-            f"sums of class {int(wrong.nonzero()[0])} have norm {float(norms[wrong][0]):.6g} for "
-            f"{float(counts[wrong][0]):.0f} examples: must be at most their number, and 1 for one example"
-        )
+def examples_of(counts: Tensor) -> int:
+    """Return the number of examples by counts [C], which may carry noise; at least 1."""
+    return max(1, round(float(counts.sum())))
 
 
-def _check_noisy(found: Statistics, sigma: float) -> None:
-    """Refuse sums that the noise of a budget explains with a probability below 1e-8 per bound.
-
-    A Gaussian number stays within six deviations, and the norm of d numbers within ``sqrt(d) + 6`` of them.
-    The spectral norm of the noise on G stays within ``(sqrt(2 d) + 6) sigma``. Both follow from the concentration of
-    Lipschitz functions.
-    """
-    root, count = math.sqrt(found.features), sigma / COUNT_WEIGHT
-    if float(found.counts.min()) < -SIX * count:
-        raise UploadError(f"a count is {float(found.counts.min()):.6g}: noise explains at least {-SIX * count:.6g}")
-    examples = found.examples + SIX * count * math.sqrt(found.classes)
-    trace, slack = float(found.gram.diagonal().sum()), SIX * sigma * root
-    if trace > examples + slack:
-        raise UploadError(f"gram has trace {trace:.6g}: examples and noise explain at most {examples + slack:.6g}")
-    norms = found.sums.norm(dim=1)
-    most = found.counts + SIX * count + (root + SIX) * sigma / SUM_WEIGHT
-    if bool((norms > most).any()):
-        wrong = int((norms - most).argmax())
-        norm, bound = float(norms[wrong]), float(most[wrong])
-        raise UploadError(f"sums of class {wrong} have norm {norm:.6g}: noise explains at most {bound:.6g}")
-    edge = (math.sqrt(2.0) * root + SIX) * sigma
-    least, *_, largest = torch.linalg.eigvalsh(found.gram).tolist()
-    if least < -edge or largest > examples + edge:
-        raise UploadError(
-            f"gram has eigenvalues from {least:.6g} to {largest:.6g}: examples and noise explain {-edge:.6g} to "
-            f"{examples + edge:.6g}"
-        )
+def _check_claim(counts: Tensor, num_examples: int | None) -> None:
+    if num_examples is not None and num_examples != examples_of(counts):
+        raise UploadError(f"counts sum to {float(counts.sum()):.6g}, but num-examples is {num_examples}: must be equal")
 
 
-def _check_spectrum(found: Statistics, slack: float) -> None:
-    # Rounding of d^2 entries to float32 moves an eigenvalue by at most the Frobenius norm of its errors.
-    least = float(torch.linalg.eigvalsh(found.scatter_within)[0])
-    if least < -slack:
-        raise UploadError(f"gram has eigenvalue {least:.6g} within classes: must be at least 0 for real examples")
-    if found.examples < found.features:
-        extra = float(torch.linalg.eigvalsh(found.gram)[: found.features - int(found.examples)].clamp_min(0).sum())
-        if extra > slack:
-            raise UploadError(f"gram has a rank above {found.examples:.0f}, the number of its examples")
+def _arrays(sums: Iterable[Statistics | Moments]) -> dict[str, Tensor]:
+    found = dict[str, Tensor]()
+    for part in sums:
+        found |= moments_to_arrays(part) if isinstance(part, Moments) else to_arrays(part)
+    return found
 
 
 def _short(fingerprint: Tensor) -> str:

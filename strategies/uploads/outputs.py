@@ -17,23 +17,31 @@ if TYPE_CHECKING:
 PROBES = 4
 
 
-def check_outputs(architecture: str, state: State, builder: ModelBuilder, input_shape: tuple[int, ...]) -> None:
-    """Refuse a classifier whose outputs for ordinary inputs are not finite.
+def check_outputs(
+    architecture: str,
+    state: State,
+    builder: ModelBuilder,
+    input_shape: tuple[int, ...],
+    *,
+    num_examples: int | None = None,
+) -> None:
+    """Refuse a classifier whose outputs for ordinary inputs are not finite, and sums that no examples can have.
 
     Args:
         architecture: The key of the model, which tells its kind; a decoder takes no images and is not probed.
         state: Its weights, which fit the builder's model.
         builder: Builds the model.
         input_shape: Of one input; the probes are standard normal. A model that cannot take them is not judged.
+        num_examples: The examples that the client tells of, which sums must be over; None if it tells none.
 
     Raises:
-        UploadError: An output is infinite or no number.
+        UploadError: An output is infinite or no number, or sums break a bound.
     """
     if kind_of(architecture) == CVAE:
         return
     if kind_of(architecture) == STATISTICS:
         sums: Any = builder()
-        sums.check_upload(state)  # sums of features know their own bounds
+        sums.check_upload(state, num_examples)  # sums of features know their own bounds
         return
     with seeded_torch(0, "probe"), torch.no_grad():
         model = builder()

@@ -55,7 +55,8 @@ def stored(path: Path, given: dict[str, Any], states: Sent, facts: dict[str, Upl
         for name, state in states.items():
             wanted = signatures["statistics"]
             assert {key: (tuple(v.shape), str(v.dtype)[6:]) for key, v in state.items()} == dict(wanted)
-            check_outputs("statistics", state, job.builders["statistics"], job.input_shape)
+            build, size = job.builders["statistics"], facts[name].num_examples
+            check_outputs("statistics", state, build, job.input_shape, num_examples=size)
             folder.round(1).accept(facts[name], state)
     return path
 

@@ -106,10 +106,69 @@ def test_lda_with_a_budget_is_refused_before_any_client_spends_it() -> None:
         check_needs_of_settings(read_settings(given))
 
 
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    given = {**SETTINGS, "features.moments": True}
+    return stored(tmp_path_factory.mktemp("runs") / "both", given, *sent_by_clients(given))
+
+
+@pytest.mark.parametrize("method", ["ridge", "lda", "fedpft"])
+def test_uploads_with_moments_are_replayed_by_all_methods_on_features(both: Path, tmp_path: Path, method: str) -> None:
+    assert replayed(both, method, tmp_path / "replay")["accuracy"] > 70.0
+
+
+def test_fedpft_alone_sends_no_gram_matrix_and_one_with_moments_the_same_gaussians(both: Path, tmp_path: Path) -> None:
+    given = {**SETTINGS, "method": "fedpft"}
+    states, facts = sent_by_clients(given)
+    assert states["client-000"].keys() == {"counts", "sums", "squares", "noise", "fingerprint"}
+    alone = stored(tmp_path / "run", given, states, facts)
+    for path, name in ((alone, "a"), (both, "b")):
+        replayed(path, "fedpft", tmp_path / name)
+    one, other = (load_file(tmp_path / name / "student.safetensors") for name in "ab")
+    assert torch.equal(one["head.weight"], other["head.weight"])
+    with pytest.raises(OptionError, match=r"'ridge' needs 'gram' in every upload, which client-000 did not send"):
+        replayed(alone, "ridge", tmp_path / "ridge")
+
+
+def test_spherical_fedpft_takes_every_upload_and_diagonal_refuses_those_without_squares(
+    run: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(OptionError, match=r"'fedpft' needs 'squares' in every upload, .*'features.moments'"):
+        replayed(run, "fedpft", tmp_path / "diagonal")
+    result = replayed(run, "fedpft", tmp_path / "spherical", **{"fedpft.covariance": "spherical"})
+    assert result["accuracy"] > 70.0
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"method": "fedpft"}, r"'method' is 'fedpft': must be one of .*ridge"),
+        (
+            {"features.moments": True},
+            r"'features.moments' is True: must be False .*; the sums of squares carry no nois",
+        ),
+    ],
+)
+def test_sums_of_squares_with_a_budget_are_refused_before_any_client_spends_it(
+    given: dict[str, Any], message: str
+) -> None:
+    private = {**SETTINGS, "privacy.epsilon": 1.0, "client.share-label-counts": False}
+    with pytest.raises(OptionError, match=message):
+        check_needs_of_settings(read_settings({**private, **given}))
+
+
+def test_a_client_never_answers_a_private_request_for_squares(tmp_path: Path) -> None:
+    given = {**SETTINGS, "method": "fedpft", "privacy.epsilon": 1.0, "client.share-label-counts": False}
+    given["client.state-dir"] = str(tmp_path)
+    with pytest.raises(UploadError, match="asks for sums of squares: must be Gram matrices alone with privacy.epsilon"):
+        sent_by_clients(given, "0123456789abcdef0123456789abcdef")
+
+
 def test_a_capped_share_weighs_a_boastful_client_down(
     sums: tuple[Sent, dict[str, UploadFacts]], tmp_path: Path
 ) -> None:
-    states, facts = {name: dict(state) for name, state in sums[0].items()}, sums[1]
+    states, facts = {name: dict(state) for name, state in sums[0].items()}, dict(sums[1])
+    facts["client-000"] = UploadFacts("client-000", "statistics", 100 * (facts["client-000"].num_examples or 0), None)
     for key in ("counts", "sums", "gram"):  # passes every bound
         states["client-000"][key] = states["client-000"][key] * 100
     states["client-000"]["sums"] = states["client-000"]["sums"].roll(1, 0)

@@ -94,6 +94,20 @@ def test_a_copy_that_claims_more_is_named_and_the_earlier_client_is_the_original
     assert harms({**own, "c0": more}) == {"c1": "copy"}
 
 
+def without_gram(own: State, rows: torch.Tensor, labels: torch.Tensor) -> State:
+    squares = torch.nn.functional.one_hot(labels, CLASSES).double().T @ rows.square()
+    return {**{key: value for key, value in own.items() if key != "gram"}, "squares": squares.float()}
+
+
+def test_sums_of_squares_without_gram_matrices_are_judged_alike() -> None:
+    made = {name: examples(k, (60,) * CLASSES) for k, name in enumerate(honest())}
+    given = {name: without_gram(state(*own), *own) for name, own in made.items()}
+    assert harms(given) == {}
+    rows, labels = made["c0"]
+    wrong = (labels + 1) % CLASSES
+    assert harms({**given, "c0": without_gram(flipped(), rows, wrong)}) == {"c0": "label-flip"}
+
+
 def test_two_flipped_clients_of_six_are_both_found() -> None:
     rows, labels = examples(1, (60,) * CLASSES)
     assert harms({**honest(), "c0": flipped(), "c1": state(rows, (labels + 2) % CLASSES)}) == {

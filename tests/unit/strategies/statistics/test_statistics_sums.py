@@ -95,5 +95,9 @@ def test_the_merged_upload_of_a_node_is_that_of_all_its_clients_examples() -> No
     for key, value in whole.items():
         assert found[key].dtype == value.dtype
         torch.testing.assert_close(found[key], value, rtol=1e-6, atol=1e-6)
-    with pytest.raises(ValueError, match="fingerprints of the uploads differ"):
+    with pytest.raises(ValueError, match="differ in arrays or fingerprints"):
         merged([sent[0], {**sent[1], "fingerprint": fingerprint + 1}])
+    with pytest.raises(ValueError, match="differ in arrays or fingerprints"):
+        merged([sent[0], {**sent[1], "squares": torch.zeros(CLASSES, FEATURES)}])
+    with pytest.raises(ValueError, match="must be at least one"):
+        merged([])

@@ -20,7 +20,7 @@ SIGMA = deviation(1.0, 1e-5)
 
 def sent(statistics: Statistics, noise: float) -> dict[str, Tensor]:
     model = FeatureSums(CLASSES, FEATURES, FINGERPRINT)
-    model.fill(statistics, noise)
+    model.fill(statistics, noise=noise)
     return dict(model.state_dict())
 
 
@@ -54,6 +54,120 @@ def test_noise_is_that_of_the_budget_and_no_way_around_the_bounds(told: float, d
 def test_sums_that_noise_does_not_explain_are_refused(spoil: Callable[[Statistics], Statistics], message: str) -> None:
     with pytest.raises(UploadError, match=message):
         check(spoil(released(of(*examples(0, 900)), 1.0, 1e-5)))
+
+
+def test_noise_and_squares_do_not_go_together() -> None:
+    both = FeatureSums(CLASSES, FEATURES, FINGERPRINT, second=("gram", "squares"), noise=SIGMA)
+    with pytest.raises(UploadError, match="squares carry no noise"):
+        both.check_upload({**both.state_dict(), "noise": torch.tensor([SIGMA], dtype=torch.float64)})
+
+
+def upload(rows: Tensor, labels: Tensor, *second: str) -> tuple[FeatureSums, dict[str, Tensor]]:
+    """Return the server's empty sums, and a client's upload."""
+    empty, full = (
+        FeatureSums(CLASSES, rows.shape[1], FINGERPRINT, non_negative=bool((rows >= 0).all()), second=second)
+        for _ in range(2)
+    )
+    parts = full.empty()
+    for part in parts:
+        part.include(rows, labels)
+    full.fill(*parts)
+    return empty, {key: value.clone() for key, value in full.state_dict().items()}
+
+
+def upper(matrix: Tensor) -> Tensor:
+    rows, columns = torch.triu_indices(*matrix.shape)
+    return matrix[rows, columns].float()
+
+
+@pytest.mark.parametrize("second", [("gram",), ("squares",), ("gram", "squares")])
+@pytest.mark.parametrize("count", [1, 4, 90, 3000])
+def test_honest_sums_pass_every_bound(second: tuple[str, ...], count: int) -> None:
+    rows, labels = examples(0, count)
+    for found in (rows, rows.abs()):
+        empty, state = upload(found, labels, *second)
+        empty.check_upload(state, count)
+
+
+def test_claimed_number_of_examples_is_that_of_the_counts() -> None:
+    empty, state = upload(*examples(0), "squares")
+    with pytest.raises(UploadError, match=r"counts sum to 90, but num-examples is 91: must be equal"):
+        empty.check_upload(state, 91)
+
+
+def diagonal(*values: float) -> Tensor:
+    """Return a Gram matrix whose diagonal is 90 / 6 in each place, but for the given changes."""
+    return 15.0 * torch.eye(FEATURES) + torch.diag(torch.tensor([*values, *[0.0] * (FEATURES - len(values))]))
+
+
+def crossed(value: float, *, first: float = 0.0) -> Tensor:
+    matrix = diagonal(first, first, -first, -first)
+    matrix[0, 1] = matrix[1, 0] = value
+    return matrix
+
+
+# Array -> its change, which keeps the other bounds, and the message. There are 90 examples.
+BROKEN: list[tuple[str, Callable[[Tensor], Tensor], str]] = [
+    ("counts", lambda value: value - 200.0, "counts are not whole numbers from 0"),
+    ("sums", lambda value: value.index_fill(0, torch.tensor([1]), 90.0), "sums of class 1 have norm"),
+    ("gram", lambda value: value * 1.01, "gram has trace 90.9 for 90 examples"),
+    ("gram", lambda _: upper(diagonal(-16.0, 16.0)), "gram has -1 on its diagonal"),
+    ("gram", lambda _: upper(crossed(15.1)), "gram has 15.1 for features 0 and 1: must be at most half"),
+    ("gram", lambda _: upper(crossed(-15.1)), "gram has -15.1 for features 0 and 1"),
+    ("gram", lambda _: upper(diagonal()), "gram has eigenvalue"),
+    ("squares", lambda value: value * 1.01, "squares of class . sum to"),
+    ("squares", lambda value: value.roll(1, 1), "squares of class . are below the squared sums"),
+    (
+        "squares",
+        lambda value: value + torch.tensor([0.1, -0.1, 0, 0, 0, 0]),
+        "squares differ from the diagonal of gram",
+    ),
+]
+
+
+@pytest.mark.parametrize(("array", "change", "message"), BROKEN)
+def test_each_bound_refuses_what_breaks_it(array: str, change: Callable[[Tensor], Tensor], message: str) -> None:
+    rows, labels = examples(0)
+    empty, state = upload(rows, labels, "gram", "squares")
+    state[array] = change(state[array])
+    with pytest.raises(UploadError, match=message):
+        empty.check_upload(state)
+
+
+def test_sums_of_one_example_have_norm_one_and_of_none_are_zero() -> None:
+    empty, state = upload(examples(0)[0][:30], torch.tensor([0] * 29 + [2]), "gram")
+    for row, value in ((2, 0.5), (1, 0.001)):
+        changed = {**state, "sums": state["sums"].clone()}
+        changed["sums"][row] = value * torch.eye(FEATURES)[0]
+        with pytest.raises(UploadError, match=f"sums of class {row} have norm {value}"):
+            empty.check_upload(changed)
+
+
+def test_rank_is_at_most_the_number_of_examples() -> None:
+    rows, labels = examples(0)
+    empty, state = upload(rows[:3], labels[:3], "gram")
+    zeros = {key: torch.zeros_like(state[key]) for key in ("counts", "sums")}
+    zeros["counts"][0] = 3.0
+    with pytest.raises(UploadError, match="gram has a rank above 3"):
+        empty.check_upload({**state, **zeros, "gram": upper(0.5 * torch.eye(FEATURES))})
+
+
+@pytest.mark.parametrize("second", ["gram", "squares"])
+def test_features_without_negative_values_have_no_negative_sums(second: str) -> None:
+    rows, labels = examples(0)
+    empty, state = upload(rows.abs(), labels, second)
+    state["sums"].neg_()
+    with pytest.raises(UploadError, match="have negative entries, but no feature of this backbone is negative"):
+        empty.check_upload(state)
+
+
+def test_features_without_negative_values_have_no_negative_products() -> None:
+    rows = torch.zeros(2, FEATURES, dtype=torch.float64)
+    rows[:, :2] = torch.tensor([[-0.6, 0.8], [1.0, 0.0]])  # the sums are not negative
+    state = upload(rows, torch.zeros(2, dtype=torch.int64), "gram")[1]
+    empty = FeatureSums(CLASSES, FEATURES, FINGERPRINT, non_negative=True)
+    with pytest.raises(UploadError, match="have negative entries, but no feature of this backbone is negative"):
+        empty.check_upload(state)
 
 
 @pytest.mark.parametrize(
