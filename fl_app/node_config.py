@@ -13,7 +13,7 @@ from typing import Any
 
 from fl_app.node_policy import NodePolicy
 from strategies.core.errors import OptionError, UploadError
-from strategies.core.options import read_toml_file
+from strategies.core.toml import read_toml_file
 
 # Key of a node's config -> type of its value.
 KEYS: Mapping[str, type] = {

@@ -14,45 +14,30 @@ from typing import Annotated, Literal
 import typer
 
 from server_app.doctor.command import doctor
-from server_app.launch.console import Format, TableFormat, errors, say
+from server_app.launch.arguments import (
+    ChangesOption,
+    FormatOption,
+    SettingsOption,
+    TableOption,
+    UploadsArgument,
+    run_word,
+    settings_of,
+)
+from server_app.launch.console import Format, errors, say
 from server_app.launch.offline_option import with_offline
-from server_app.launch.runs import print_runs, run_named
-from strategies.core.errors import OptionError
-from strategies.core.options import Scalar
-from strategies.run import runs_folder
+from server_app.launch.runs import print_runs
+from strategies.run import check_run_folder, runs_folder
 
-# Flower's own option name and a short one; every command with settings takes both.
-SettingsOption = Annotated[
-    list[str] | None,
-    typer.Option("--run-config", "--set", help="settings: a TOML file, or key=value pairs; repeatable, later ones win"),
-]
-ChangesOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set", "--run-config", help="settings that differ from the run's: a TOML file, or key=value; repeatable"
-    ),
-]
-FormatOption = Annotated[Format, typer.Option("--format", help="json prints one JSON object as the last line")]
-TableOption = Annotated[TableFormat, typer.Option("--format", help="format of the output")]
-
-
-def _run(word: str) -> Path:
-    try:
-        return run_named(word)
-    except OptionError as error:
-        raise typer.BadParameter(str(error)) from error
-
-
-UploadsArgument = Annotated[
-    Path, typer.Argument(parser=_run, metavar="RUN", help="run folder that holds the uploads; latest: the newest run")
-]
 RUN = "Run"  # the panels of help
 REUSE = "Reuse uploads"
 INSPECT = "Inspect"
 DEPLOY = "Deploy"
 
 cli = typer.Typer(
-    no_args_is_help=True, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]}
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    suggest_commands=False,  # click suggests one itself
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 cli.add_typer(doctor, name="doctor", rich_help_panel=DEPLOY)
 
@@ -94,11 +79,12 @@ def run(
     format: FormatOption = "text",  # noqa: A002  the name of the flag
 ) -> None:
     """Run the app in simulation and print the result; exit status 0 only if the run succeeded."""
-    from server_app.launch.run_command import app_folder, launch_run, planned
-
     with errors(format) as failing:
-        options = {"method": method, "seed": seed, "resume": None if resume is None else str(resume)}
-        given = _read(settings) | {key: value for key, value in options.items() if value is not None}
+        given = settings_of(settings, method=method, seed=seed, resume=None if resume is None else str(resume))
+        if resume is not None:
+            check_run_folder(resume)
+        from server_app.launch.run_command import app_folder, launch_run, planned
+
         launch_run(app_folder(app), *planned(given, num_supernodes), failing)
 
 
@@ -107,15 +93,16 @@ def run(
 def resume_run(
     folder: Annotated[
         Path,
-        typer.Argument(parser=_run, metavar="RUN", help="run folder of an interrupted run; latest: the newest run"),
+        typer.Argument(parser=run_word, metavar="RUN", help="run folder of an interrupted run; latest: the newest run"),
     ],
     *,
     format: FormatOption = "text",  # noqa: A002
 ) -> None:
     """Resume an interrupted run with its original settings; for a finished run, print its result."""
-    from server_app.launch.run_command import app_folder, launch_run, stored_settings, stored_supernodes
-
     with errors(format) as failing:
+        check_run_folder(folder)
+        from server_app.launch.run_command import app_folder, launch_run, stored_settings, stored_supernodes
+
         stored = stored_settings(folder)
         given = {**stored, "resume": str(folder.absolute()), "run-dir": ""}
         launch_run(app_folder(None), given, stored_supernodes(folder), failing)
@@ -135,11 +122,13 @@ def replay(
 ) -> None:
     """Run any server method on the stored uploads of a run, without Flower and without clients."""
     with errors(format):
+        overrides = settings_of(changes, method=method or None)
+        overrides.pop("method", None)
+        check_run_folder(folder)
         from server_app.launch.result import print_result
         from server_app.replay.request import Request
         from server_app.replay.stored import replay_run
 
-        overrides = _read(changes)
         request = Request(folder, method, overrides, resume=resume, model=model, compute=compute)
         print_result(replay_run(request, log=lambda line: say(line, format)), format)
 
@@ -150,7 +139,9 @@ def compare(
     runs: Annotated[
         list[Path],
         typer.Argument(
-            parser=_run, metavar="RUN...", help="run folders that hold uploads, of one data set; latest: the newest run"
+            parser=run_word,
+            metavar="RUN...",
+            help="run folders that hold uploads, of one data set; latest: the newest run",
         ),
     ],
     *,
@@ -168,10 +159,13 @@ def compare(
     """Run several server methods on the same stored uploads and print one table."""
     shown: Format = "text" if format == "text" else "json"  # every other format prints only the table
     with errors("json" if format == "json" else "text"):
+        overrides = settings_of(changes)
+        _check_methods(methods)
+        for run in runs:
+            check_run_folder(run)
         from server_app.compare.comparison import Comparison, compare_runs
         from server_app.compare.table import print_comparison
 
-        overrides = _read(changes)
         asked = Comparison(tuple(runs), methods, seeds, overrides, model, out)
         comparison = compare_runs(asked, log=lambda line: say(line, shown))
         print_comparison(comparison, format)
@@ -192,6 +186,8 @@ def rounds(
 ) -> None:
     """Report how soon runs in rounds reach an accuracy, and draw their learning curves, one per setting."""
     with errors("json" if format == "json" else "text"):
+        for run in runs:
+            check_run_folder(run)
         from server_app.rounds.report import read_targets, report_rounds
         from server_app.rounds.table import print_rounds
 
@@ -210,10 +206,11 @@ def forget(
 ) -> None:
     """Unlearn a client: run the server's part again with the uploads of the other clients only."""
     with errors(format) as failing:
+        changed = settings_of(changes)
+        check_run_folder(folder)
         from server_app.launch.run_command import app_folder, launch_run, stored_settings, stored_supernodes
         from server_app.replay.forget import forget_settings, what_is_left
 
-        changed = _read(changes)
         run_dir = str(changed.pop("run-dir", ""))
         given = forget_settings(folder, client, {**stored_settings(folder), **changed}, run_dir=run_dir)
         launch_run(app_folder(None), given, stored_supernodes(folder), failing)
@@ -234,20 +231,21 @@ def import_folder(
 ) -> None:
     """Store a folder of checkpoints from elsewhere as the uploads of a new run folder, for replay."""
     with errors(format):
+        given = settings_of(settings)
         from server_app.replay.imports import Request, import_checkpoints, import_lines
 
-        given = _read(settings)
         request = Request(folder, architecture, given, map, out, skip_bad)
         result = import_checkpoints(request, log=lambda line: say(line, format))
     typer.echo(json.dumps(result) if format == "json" else "\n".join(import_lines(result)))
 
 
-def _read(texts: list[str] | None) -> dict[str, Scalar]:
-    """Return the settings of the command line, flat; paths are absolute, because other processes read them."""
-    from server_app.settings.read import known_options
-    from server_app.settings.text import merge_settings, with_absolute_paths
+def _check_methods(names: str) -> None:
+    """Refuse an unknown method before torch is loaded."""
+    from server_app.settings.catalogue import catalogue
 
-    return with_absolute_paths(merge_settings(texts or [], {o.key: o.kind for o in known_options()}))
+    for name in (name.strip() for name in names.split(",")):
+        if name not in ("", "all"):
+            catalogue().check_method(name)
 
 
 @cli.command(name="list", rich_help_panel=INSPECT)
@@ -281,11 +279,11 @@ def methods(
     format: FormatOption = "text",  # noqa: A002
 ) -> None:
     """List the server methods by their assumptions; with names, the options of these methods."""
-    from server_app.launch.method_list import method_facts, print_details, print_overview
-    from server_app.settings.choices import CHOICES
+    from server_app.launch.method_list import print_details, print_overview
+    from server_app.settings.catalogue import catalogue
 
     with errors(format):
-        found = [method_facts(name) for name in names or CHOICES]
+        found = [catalogue().method_facts(name) for name in names or catalogue().methods]
     if format == "json":
         typer.echo(json.dumps(found))
     elif not names:

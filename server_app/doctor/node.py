@@ -14,8 +14,8 @@ from fl_app.node_config import KEYS, WORDS, client_name
 from fl_app.node_policy import FREE, NodePolicy
 from server_app.doctor.findings import Finding
 from strategies.core.errors import OptionError, StoreError
-from strategies.core.options import read_toml, read_toml_file
 from strategies.core.places import state_root
+from strategies.core.toml import read_toml, read_toml_file
 from strategies.uploads.checks import CLIENT_NAME
 
 # Flower's own expression for one pair.

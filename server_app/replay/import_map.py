@@ -11,7 +11,7 @@ from typing import Any
 from strategies.core.durable import store_errors
 from strategies.core.errors import OptionError, blaming
 from strategies.core.facts import UploadFacts
-from strategies.core.options import read_toml_file
+from strategies.core.toml import read_toml_file
 from strategies.uploads.checks import CLIENT_NAME, check_facts, check_num_examples, some
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from strategies.core.errors import OptionError
-from strategies.core.options import Scalar, read_toml, read_toml_file, reject_unknown
+from strategies.core.options import Scalar, reject_unknown
+from strategies.core.toml import read_toml, read_toml_file
 from strategies.run.retired import without_retired
 
 # Settings that name a file or a folder, beside the run folder itself.

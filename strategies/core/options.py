@@ -11,9 +11,7 @@ import difflib
 import functools
 import math
 import re
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Generic, TypeVar, get_type_hints
 
 from .errors import OptionError
@@ -63,13 +61,31 @@ class Always(Generic[T]):
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """One declared option, as the command line and the manual show it."""
+    """One declared option, as the command line and the manual show it.
+
+    Attributes:
+        key: Its key in settings.
+        kind: bool, int, float or str.
+        default: Its default.
+        help: Its meaning.
+        allowed: The valid values, in words.
+        facts: The bounds ``low``, ``high`` and ``above``, and the ``choices``; an absent one does not apply.
+    """
 
     key: str
     kind: type
     default: Scalar
     help: str
     allowed: str
+    facts: Mapping[str, Any] = dataclasses.field(default_factory=dict, compare=False)
+
+    def check(self, value: Scalar) -> None:
+        """Refuse a value of the wrong kind, or out of range.
+
+        Raises:
+            OptionError: Names the key, the value and the range.
+        """
+        _check_value(self.key, value, self.kind, self.facts)
 
 
 def kebab(name: str) -> str:
@@ -97,7 +113,7 @@ def _read_options(config: type, table: str) -> tuple[Option, ...]:
             found += _declared(kind, key)
         else:
             allowed = _allowed(kind, field.metadata)
-            found.append(Option(key, kind, field.default, field.metadata.get("help", ""), allowed))
+            found.append(Option(key, kind, field.default, field.metadata.get("help", ""), allowed, field.metadata))
     return tuple(found)
 
 
@@ -204,42 +220,6 @@ def check_device(device: str) -> None:
 def flatten(config: Any, table: str = "") -> dict[str, Scalar]:
     """Return a config as flat settings, the inverse of :func:`parse`."""
     return dict(_values(config, table))
-
-
-# Dots between two signs "=" of a line. A dotted key of this many parts costs tomllib a few MiB; a thousand times as
-# many parts exhaust the memory.
-_MOST_DOTS = 1000
-_LONG_NUMBER = re.compile(r"\b0[xob][0-9A-Fa-f_]{100}")
-
-
-def read_toml(text: str) -> dict[str, Any]:
-    """Return a TOML text as a dict, in bounded memory.
-
-    Raises:
-        ValueError: The text is not TOML (a TOMLDecodeError), is nested too deeply, or has too long a key or number.
-    """
-    if any(piece.count(".") > _MOST_DOTS for line in text.splitlines() for piece in line.split("=")):
-        raise ValueError(f"a key of more than {_MOST_DOTS} parts")
-    if _LONG_NUMBER.search(text):  # Python can read such a number but not print it
-        raise ValueError("a number of more than a hundred digits")
-    try:
-        return tomllib.loads(text)
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
-
-
-def read_toml_file(file: Path, what: str) -> dict[str, Any]:
-    """Return a TOML file as a dict; ``what`` is its name in the errors.
-
-    Raises:
-        OptionError: The file cannot be read, or is not TOML.
-    """
-    try:
-        return read_toml(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise OptionError(f"{what} {file} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise OptionError(f"{what} {file} is not TOML: {error}") from error
 
 
 def reject_unknown(settings: Mapping[str, Scalar], known: Sequence[str]) -> None:

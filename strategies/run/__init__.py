@@ -3,9 +3,22 @@
 import os
 from pathlib import Path
 
+from ..core.errors import StoreError
+
 RUNS_VARIABLE = "ONESHOT_RUNS"  # the environment variable that names the folder of the runs
+FACTS_FILE = "run.json"  # written first; the file that makes a folder a run folder
 
 
 def runs_folder(chosen: str = "") -> Path:
     """Return the folder of the runs: ``chosen``, else $ONESHOT_RUNS, else ``runs`` here; absolute."""
     return Path(chosen or os.environ.get(RUNS_VARIABLE, "") or "runs").expanduser().absolute()
+
+
+def check_run_folder(path: Path) -> None:
+    """Refuse a folder that is no run folder.
+
+    Raises:
+        StoreError: It has no ``run.json``.
+    """
+    if not (path / FACTS_FILE).is_file():
+        raise StoreError(f"{path}: no run folder (it has no {FACTS_FILE})")

@@ -19,7 +19,7 @@ from ..core.durable import TEMPORARY_PATTERN, make_folder, store_errors, sync_fo
 from ..core.errors import StoreError
 from ..method import EnsembleSpec, Upload
 from ..uploads.digest import Weights, weights_sha256
-from . import RUNS_VARIABLE, ensembles, runs_folder
+from . import FACTS_FILE, RUNS_VARIABLE, check_run_folder, ensembles, runs_folder
 from .ensembles import load_ensemble
 from .files import read_equal_weights, read_json, save_weights, write_json
 from .lock import LOCK_NAME, FolderLock
@@ -36,7 +36,6 @@ __all__ = [
     "load_ensemble",
 ]
 
-FACTS_FILE = "run.json"
 _RESULT = "result.json"
 STUDENT_FILE = "student.safetensors"
 IMAGES_FILE = "images.safetensors"
@@ -96,8 +95,7 @@ class RunFolder:
             StoreError: It is no run folder, is damaged or not writable, or has another writer (named by its pid).
         """
         path = Path(path).expanduser().absolute()
-        if not (path / FACTS_FILE).is_file():
-            raise StoreError(f"{path}: no run folder (it has no {FACTS_FILE})")
+        check_run_folder(path)
         info = read_json(path / FACTS_FILE)
         if not isinstance(info, dict) or not isinstance(info.get("id"), str):
             raise StoreError(f"{path / FACTS_FILE}: damaged, it has no id")

@@ -14,10 +14,11 @@ from ..core.durable import has_digest, store_errors
 from ..core.errors import StoreError
 from ..method import Outcome
 from ..uploads.digest import weights_sha256
+from . import FACTS_FILE
 from .ensembles import FOLDER_NAME, save_ensemble
 from .files import read_equal_weights, read_json, save_weights, write_json
 from .journal import Journal
-from .run_folder import FACTS_FILE, IMAGES_FILE, STUDENT_FILE, RoundFolder, RunFolder, load_ensemble
+from .run_folder import IMAGES_FILE, STUDENT_FILE, RoundFolder, RunFolder, load_ensemble
 from .run_folder import OUTCOME_FILE as OUTCOME_FILE
 
 if TYPE_CHECKING:

@@ -23,6 +23,7 @@ from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.common.config import parse_config_args
 
 from server_app import cli
+from server_app.launch import arguments
 from server_app.settings.choices import CHOICES
 from server_app.settings.read import known_options, read_settings
 from server_app.settings.text import merge_settings
@@ -182,7 +183,7 @@ def test_the_method_that_trains_on_the_page_about_methods_ends_with_a_student(
 @pytest.mark.parametrize("page", [*PAGES, *CONF], ids=name_of)
 def test_commands_are_accepted_by_their_programs(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(cli, "run_named", Path)  # there is no run that `latest` could name
+    monkeypatch.setattr(arguments, "run_named", Path)  # there is no run that `latest` could name
     for words in commands(page):
         assert words[0] in COMMANDS, f"{words[0]} is no command of these pages"
         if words[0] in CHECKS:

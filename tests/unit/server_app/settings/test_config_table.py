@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import tomllib
 
+from server_app.settings.catalogue import CATALOGUE, catalogue
 from server_app.settings.choices import CHOICES
-from server_app.settings.config_table import PYPROJECT, config_table, with_config_table
+from server_app.settings.config_table import PYPROJECT, catalogue_text, config_table, with_config_table
 from server_app.settings.read import default_settings, known_options
-from strategies.core.options import flatten
+from strategies.core.errors import OptionError
+from strategies.core.options import Option, flatten
 
 
 def flat(table: dict[str, object], prefix: str = "") -> dict[str, object]:
@@ -20,6 +22,29 @@ def test_pyproject_holds_the_table_that_make_config_writes() -> None:
 
     assert config_table().strip() in text, "pyproject.toml is stale: run `make config`"
     assert with_config_table(text) == text, "pyproject.toml is stale: run `make config`"
+
+
+def test_catalogue_is_the_one_that_make_config_writes() -> None:
+    assert CATALOGUE.read_text() == catalogue_text(), "the catalogue is stale: run `make config`"
+
+
+def test_catalogue_when_read_has_the_options_of_the_dataclasses_and_their_checks() -> None:
+    found = catalogue()
+
+    assert list(found.options.values()) == known_options()
+    assert found.app_defaults == default_settings()
+    for option in known_options():
+        own = found.options[option.key]
+        for value in (option.default, -1.5, "no such word", True):
+            assert refusal(own, value) == refusal(option, value)
+
+
+def refusal(option: Option, value: bool | float | str) -> str:
+    try:
+        option.check(value)
+    except OptionError as error:
+        return str(error)
+    return ""
 
 
 def test_pyproject_when_read_has_every_key_with_its_default_and_no_list() -> None:

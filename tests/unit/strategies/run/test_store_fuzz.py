@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from strategies.core.errors import StoreError, UploadError
-from strategies.core.options import read_toml
+from strategies.core.toml import read_toml
 from strategies.run.files import read_json
 from strategies.run.lines import JsonLines
 from strategies.run.traffic import Traffic

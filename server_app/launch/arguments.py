@@ -1,0 +1,60 @@
+"""The arguments and options that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from server_app.launch.console import Format, TableFormat
+from server_app.launch.runs import run_named
+from strategies.core.errors import OptionError
+from strategies.core.options import Scalar
+
+# A short name and Flower's own; every command with settings takes both.
+SettingsOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", "--run-config", help="settings: a TOML file, or key=value pairs; repeatable, later ones win"),
+]
+ChangesOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", "--run-config", help="settings that differ from the run's: a TOML file, or key=value; repeatable"
+    ),
+]
+FormatOption = Annotated[Format, typer.Option("--format", help="json prints one JSON object as the last line")]
+TableOption = Annotated[TableFormat, typer.Option("--format", help="format of the output")]
+
+
+def run_word(word: str) -> Path:
+    """Return the folder that a word on the command line names.
+
+    Raises:
+        BadParameter: ``latest`` names no run.
+    """
+    try:
+        return run_named(word)
+    except OptionError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+UploadsArgument = Annotated[
+    Path,
+    typer.Argument(parser=run_word, metavar="RUN", help="run folder that holds the uploads; latest: the newest run"),
+]
+
+
+def settings_of(texts: list[str] | None, **more: Scalar | None) -> dict[str, Scalar]:
+    """Return the settings of the command line, flat; paths are absolute, because other processes read them.
+
+    Args:
+        texts: Files and pairs.
+        more: Settings with options of their own, which win; None for one that is not given.
+
+    Raises:
+        OptionError: A key is unknown, a value is out of range, or a file cannot be read.
+    """
+    from server_app.settings.catalogue import catalogue
+
+    return catalogue().settings(texts or [], **more)
