@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import shlex
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from server_app.compare.cell import Cell, expected_seconds, facts_of, run_cell
+from server_app.compare.cell import Cell, facts_of
 from server_app.compare.plot import plot_comparison
+from server_app.compare.running import jobs_for, run_cells
 from server_app.compare.sources import data_of, differing, info_of, own_results, with_uploads
 from server_app.compare.table import differing_line, headline, lines_of, points_of_lines, times_of_lines
-from server_app.launch.guard import guarded, sigterm_as_interrupt
+from server_app.launch.guard import sigterm_as_interrupt
 from server_app.replay.stored import check_replay, unmet_need
 from server_app.report.cost_plots import plot_communication, plot_server_time
 from server_app.report.drawing import save
 from server_app.settings.choices import CHOICES
 from server_app.settings.text import to_toml
+from strategies.compute.in_process import resolve_device
 from strategies.core.durable import make_folder, store_errors
 from strategies.core.errors import OptionError, StoreError
 from strategies.core.options import Scalar
 from strategies.run.files import read_json, write_json
-from strategies.run.journal import duration
 from strategies.run.run_folder import default_run_dir
 
 FACTS_FILE = "compare.json"
@@ -48,6 +48,7 @@ class Comparison:
         overrides: Settings that differ from the runs'; each goes to the methods that know it.
         model: ``module:attribute`` that builds the models of runs of another project.
         out: The comparison's folder, new or of a comparison to resume; None for a new one beside the first run.
+        jobs: Cells at once; 0: as many as the cores hold.
     """
 
     runs: tuple[Path, ...]
@@ -56,6 +57,7 @@ class Comparison:
     overrides: Mapping[str, Scalar] = field(default_factory=dict)
     model: str = ""
     out: Path | None = None
+    jobs: int = 0
 
 
 def compare_runs(asked: Comparison, *, log: Log) -> dict[str, Any]:
@@ -103,7 +105,7 @@ def compare_runs(asked: Comparison, *, log: Log) -> dict[str, Any]:
         write_json(folder / FACTS_FILE, facts)
         log(f"comparison of {len(cells)} cells; its folder is {folder}")
         try:
-            failures = _run_cells(cells, log)
+            failures = run_cells(cells, asked.jobs or jobs_for(cells, _device(asked)), log)
         except KeyboardInterrupt:
             log(f"interrupted. To resume: {facts['command']}")
             raise
@@ -216,28 +218,6 @@ def _command(asked: Comparison, folder: Path) -> str:
     return shlex.join([*words, "--out", str(folder)])
 
 
-def _run_cells(cells: Sequence[Cell], log: Log) -> dict[str, str]:
-    """Run the unfinished cells, and return the reasons of those that failed."""
-    known = [facts_of(cell) for cell in cells]
-    took = [(cell.method, float(facts["total_s"])) for cell, facts in zip(cells, known, strict=True) if facts]
-    todo = [cell for cell, facts in zip(cells, known, strict=True) if not facts]
-    failures: dict[str, str] = {}
-    if done := len(cells) - len(todo):
-        log(f"{done} cell{'s have' if done > 1 else ' has'} finished before")
-    with guarded() as (_, token):
-        for number, cell in enumerate(todo):
-            left = f", about {duration(expected_seconds(todo[number:], took))} left" if took else ""
-            verb = "resumed: " if cell.begun else ""
-            log(f"cell {done + number + 1} of {len(cells)}: {verb}{cell.title}{left}")
-            began = time.monotonic()
-            if reason := run_cell(cell, token, log):
-                failures[cell.title] = reason
-                log(f"{cell.title} failed: {reason}")
-            else:
-                took.append((cell.method, time.monotonic() - began))
-    return failures
-
-
 def _written(
     folder: Path, facts: Mapping[str, Any], cells: Sequence[Cell], failures: Mapping[str, str]
 ) -> dict[str, Any]:
@@ -259,6 +239,12 @@ def _written(
     }
     write_json(folder / FACTS_FILE, result)
     return result
+
+
+def _device(asked: Comparison) -> str:
+    """Return the device of the cells, cpu or cuda."""
+    told = asked.overrides.get("device", info_of(asked.runs[0]).get("device", "auto"))
+    return resolve_device(str(told)).partition(":")[0]
 
 
 def _failed(failures: Mapping[str, str], command: str) -> str:

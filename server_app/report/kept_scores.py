@@ -38,7 +38,7 @@ class KeptScores:
     """A :class:`Keep` with a file.
 
     Cached scores hold for the same uploads, examples, student, normalisation, device and threads; for others they are
-    computed again. One process at a time writes the file.
+    computed again. Of two processes that write the file at once, one may lose what it wrote, and it is computed again.
 
     Args:
         path: The file; may be missing.
@@ -57,14 +57,15 @@ class KeptScores:
         """
         if self._key is None:
             return make()
-        found = self._read()
-        scores = found.setdefault(self._key, {})
-        if what not in scores:
-            scores[what] = make()
+        kept = self._read().get(self._key, {})
+        if what not in kept:
+            kept[what] = make()
+            found = self._read()  # again, since another process may have written meanwhile
+            found.setdefault(self._key, {})[what] = kept[what]
             with suppress(StoreError):
                 write_json(self._path, found)
-        kept: Scores = scores[what]
-        return kept
+        scores: Scores = kept[what]
+        return scores
 
     def _read(self) -> dict[str, dict[str, Any]]:
         try:

@@ -25,6 +25,7 @@ from typer.testing import CliRunner
 from fl_app.models import build
 from server_app import cli as command_line
 from server_app.compare import comparison as comparing
+from server_app.compare import running
 from server_app.compare.cell import Cell, expected_seconds, run_cell, work
 from server_app.compare.comparison import Comparison, compare_runs
 from server_app.compare.metered import Metered, peak_mib, usage_of
@@ -55,8 +56,9 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, int]]:
         work(cell, log)
         return ""
 
-    monkeypatch.setattr(comparing, "run_cell", here)
-    monkeypatch.setattr(comparing, "guarded", lambda: nullcontext((Path(), "")))  # there is no process to guard
+    monkeypatch.setattr(running, "run_cell", here)
+    monkeypatch.setattr(running, "guarded", lambda: nullcontext((Path(), "")))  # there is no process to guard
+    monkeypatch.setattr(comparing, "jobs_for", lambda *_: 1)  # cells in one process take turns
     return found
 
 
@@ -343,19 +345,19 @@ def test_runs_whose_clients_differ_are_compared_with_a_warning_that_names_the_di
 def test_ctrl_c_says_how_to_go_on_and_that_command_does_the_rest(
     run_folder: MakeRun, ran: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    run, lines, here = run_folder(), list[str](), vars(comparing)["run_cell"]
+    run, lines, here = run_folder(), list[str](), vars(running)["run_cell"]
 
     def interrupted(cell: Cell, token: str, log: Callable[[str], None]) -> str:
         if cell.method == "dw-fedens":
             raise KeyboardInterrupt
         return str(here(cell, token, log))
 
-    monkeypatch.setattr(comparing, "run_cell", interrupted)
+    monkeypatch.setattr(running, "run_cell", interrupted)
     overrides = {"dense.optimize-noise": True, "dense.epochs": 1}
     with pytest.raises(KeyboardInterrupt):
         compared(run, methods="fedens,dw-fedens", log=lines, overrides=overrides, out=tmp_path / "out")
     unfinished = json.loads((tmp_path / "out" / "compare.json").read_text())["status"]
-    monkeypatch.setattr(comparing, "run_cell", here)
+    monkeypatch.setattr(running, "run_cell", here)
     ran.clear()
 
     command = lines[-1].removeprefix("interrupted. To resume: oneshot ")
@@ -375,7 +377,7 @@ def test_ctrl_c_on_the_command_line_exits_with_130(
     def interrupt(*_: object) -> str:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(comparing, "run_cell", interrupt)
+    monkeypatch.setattr(running, "run_cell", interrupt)
     run = run_folder()
 
     ended = oneshot("compare", run, "--methods", "fedens", "--out", tmp_path / "out")
@@ -388,7 +390,7 @@ def test_ctrl_c_on_the_command_line_exits_with_130(
 def test_a_cell_that_fails_is_reported_and_the_others_are_in_the_table(
     run_folder: MakeRun, ran: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    run, here = run_folder(), vars(comparing)["run_cell"]
+    run, here = run_folder(), vars(running)["run_cell"]
     words: list[str | Path] = [
         "compare",
         run,
@@ -400,11 +402,11 @@ def test_a_cell_that_fails_is_reported_and_the_others_are_in_the_table(
         "json",
     ]
     monkeypatch.setattr(
-        comparing, "run_cell", lambda cell, *rest: "no memory." if cell.method == "fedens" else here(cell, *rest)
+        running, "run_cell", lambda cell, *rest: "no memory." if cell.method == "fedens" else here(cell, *rest)
     )
 
     ended = oneshot(*words)
-    monkeypatch.setattr(comparing, "run_cell", here)
+    monkeypatch.setattr(running, "run_cell", here)
     ran.clear()
     better = oneshot(*words)
 

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from fl_app.data import normalize, open_split
 from server_app.compare import comparison as comparing
+from server_app.compare import running
 from server_app.compare.cell import Cell, work
 from server_app.replay.forget import adopt_uploads
 from server_app.replay.imports import Request, import_checkpoints
@@ -79,7 +80,8 @@ def test_ridge_and_lda_are_compared_on_the_same_sums(
         work(cell, log)
         return ""
 
-    monkeypatch.setattr(comparing, "run_cell", here)
+    monkeypatch.setattr(running, "run_cell", here)
+    monkeypatch.setattr(comparing, "jobs_for", lambda *_: 1)  # cells in one process take turns
     found = comparing.compare_runs(comparing.Comparison((run,), "ridge,lda", out=tmp_path / "out"), log=lambda _: None)
     assert [row["method"] for row in found["table"]] == ["ridge", "lda"]
     assert all(row["accuracy"] > 75.0 for row in found["table"])

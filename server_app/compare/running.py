@@ -1,0 +1,87 @@
+"""Runs the cells of a comparison, as many at once as the cores hold."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
+
+from server_app.compare.cell import Cell, expected_seconds, facts_of, run_cell
+from server_app.compare.sources import info_of
+from server_app.launch.guard import guarded
+from strategies.run.journal import duration
+from strategies.run.stage import all_cores
+
+Log = Callable[[str], None]
+
+
+def jobs_for(cells: Sequence[Cell], device: str) -> int:
+    """Return how many cells can run at once: a cell per core, or per ``threads`` cores; one where a GPU works.
+
+    Each cell keeps its own number of threads, so its figures are those that it has alone.
+    """
+    cores = all_cores()
+    threads = [int(cell.overrides.get("threads", 0)) or info_of(cell.run).get("threads", cores) for cell in cells]
+    return 1 if device != "cpu" else max(1, min(len(cells), cores // max(threads, default=cores)))
+
+
+@dataclass
+class _Work:
+    """The cells that are to run, and how long the finished ones took."""
+
+    cells: Sequence[Cell]
+    jobs: int
+    token: str
+    log: Log
+    total: int
+    took: list[tuple[str, float]]
+    begun: list[Cell] = field(default_factory=list)
+
+    def run(self, cell: Cell) -> str:
+        """Run one cell; return why it failed, empty for success."""
+        self.begun.append(cell)
+        rest = [other for other in self.cells if other not in self.begun[: -self.jobs]]
+        seconds = expected_seconds(rest, self.took) / self.jobs if self.took else 0.0
+        number = self.total - len(self.cells) + len(self.begun)
+        left = f", about {duration(seconds)} left" if self.took else ""
+        verb = "resumed: " if cell.begun else ""
+        self.log(f"cell {number} of {self.total}: {verb}{cell.title}{left}")
+        began = time.monotonic()
+        reason = run_cell(cell, self.token, self._said_by(cell))
+        if reason:
+            self.log(f"{cell.title} failed: {reason}")
+        else:
+            self.took.append((cell.method, time.monotonic() - began))
+        return reason
+
+    def _said_by(self, cell: Cell) -> Log:
+        return self.log if self.jobs == 1 else lambda line: self.log(f"{cell.method}, {cell.run.name}: {line}")
+
+
+def run_cells(cells: Sequence[Cell], jobs: int, log: Log) -> dict[str, str]:
+    """Run the unfinished cells.
+
+    Args:
+        cells: The cells of a comparison.
+        jobs: How many run at once, at least 1.
+        log: Takes a line for the user.
+
+    Returns:
+        Title of a failed cell -> its reason.
+    """
+    known = [facts_of(cell) for cell in cells]
+    took = [(cell.method, float(facts["total_s"])) for cell, facts in zip(cells, known, strict=True) if facts]
+    todo = [cell for cell, facts in zip(cells, known, strict=True) if not facts]
+    if done := len(cells) - len(todo):
+        log(f"{done} cell{'s have' if done > 1 else ' has'} finished before")
+    with ThreadPoolExecutor(jobs) as pool, guarded() as (_, token):
+        work = _Work(todo, jobs, token, log, len(cells), took)
+        futures = {pool.submit(work.run, cell): cell for cell in todo}
+        try:
+            reasons = {futures[future].title: future.result() for future in as_completed(futures)}
+        except BaseException:
+            # The guardian ends the cells' processes; those that wait must not start.
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return {title: reason for title, reason in reasons.items() if reason}

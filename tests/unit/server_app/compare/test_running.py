@@ -1,0 +1,64 @@
+"""Cells of a comparison at once: as many as the cores hold, each with its own threads."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+from server_app.compare import running
+from server_app.compare.cell import Cell
+from server_app.compare.running import jobs_for, run_cells
+
+
+def cells(folder: Path, *methods: str, threads: int = 1) -> list[Cell]:
+    run = folder / "run"
+    run.mkdir(exist_ok=True)
+    (run / "run.json").write_text(json.dumps({"id": "0" * 32, "threads": threads, "seed": 0}))
+    return [Cell(run, method, 0, folder / method, {}) for method in methods]
+
+
+@pytest.mark.parametrize(("cores", "threads", "wanted"), [(8, 1, 3), (8, 4, 2), (2, 2, 1), (2, 8, 1)])
+def test_a_cell_takes_a_core_for_each_of_its_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: int, threads: int, wanted: int
+) -> None:
+    monkeypatch.setattr(running, "all_cores", lambda: cores)
+    monkeypatch.setattr(running, "info_of", lambda run: json.loads((run / "run.json").read_text()))
+    found = cells(tmp_path, "fedens", "tally", "dense", threads=threads)
+
+    assert jobs_for(found, "cpu") == wanted
+    assert jobs_for(found, "cuda") == 1
+
+
+def test_cells_run_at_once_and_failures_have_their_titles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    both, lines = threading.Barrier(2, timeout=10), list[str]()
+
+    def here(cell: Cell, token: str, log: Callable[[str], None]) -> str:
+        both.wait()  # passes only while two cells run
+        log("at work")
+        return "no memory" if cell.method == "dense" else ""
+
+    monkeypatch.setattr(running, "run_cell", here)
+    monkeypatch.setattr(running, "guarded", lambda: nullcontext((Path(), "")))
+
+    assert run_cells(cells(tmp_path, "fedens", "dense"), 2, lines.append) == {"dense, seed 0, run": "no memory"}
+    assert {"fedens, run: at work", "dense, run: at work"} <= {*lines}
+
+
+def test_an_interrupt_starts_no_further_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = list[str]()
+
+    def stop(cell: Cell, token: str, log: Callable[[str], None]) -> str:
+        begun.append(cell.method)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(running, "run_cell", stop)
+    monkeypatch.setattr(running, "guarded", lambda: nullcontext((Path(), "")))
+    with pytest.raises(KeyboardInterrupt):
+        run_cells(cells(tmp_path, *(f"m{k}" for k in range(200))), 1, lambda _: None)
+
+    assert len(begun) < 200
