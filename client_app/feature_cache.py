@@ -88,15 +88,15 @@ class FeatureCache:
             path.unlink(missing_ok=True)
 
 
-def key_of(fingerprint: torch.Tensor, images: torch.Tensor) -> str:
+def key_of(function: str, images: torch.Tensor) -> str:
     """Return the name of the features of some examples.
 
     Args:
-        fingerprint: uint8 [4, 32] of the feature function; its projection does not count.
+        function: The fields of the feature function before projection and normalisation.
         images: The decoded examples, in order.
     """
-    digest = hashlib.sha256(fingerprint[[0, 1, 3]].numpy().tobytes())
-    digest.update(f"{tuple(images.shape)} {images.dtype}".encode())
+    digest = hashlib.sha256(function.encode())
+    digest.update(f" {tuple(images.shape)} {images.dtype}".encode())
     for part in torch.split(images, 1024):
         digest.update(part.contiguous().numpy().tobytes())
     return digest.hexdigest()

@@ -46,10 +46,9 @@ class ClientSums(FeatureSums):
         cache: FeatureCache | None = None,
         second: Sequence[str] = (GRAM,),
     ) -> None:
-        backbone = function.backbone
-        super().__init__(num_classes, function.features, function.fingerprint, second=second)
+        super().__init__(num_classes, function.features, function.fingerprint, function.probe, second=second)
         self.extractor: Callable[[], Extractor] = lambda: function.module
-        self.cache, self.width = cache, backbone.features
+        self.cache, self.width, self.raw = cache, function.backbone.features, function.raw
 
     @property
     def examples(self) -> int:
@@ -113,7 +112,7 @@ def _features(
         pooled = _extracted(extractor, data, normalization)
         yield from ((extractor.finished(rows), own) for rows, own in zip(pooled, labels, strict=True))
         return
-    key = key_of(model.fingerprint, data.images)
+    key = key_of(model.raw, data.images)
     if (cached := model.cache.read(key, shape)) is not None:
         LOG.info("features of %d images are read from the cache", len(data.labels))
         for start, own in zip(range(0, shape[0], PASS), labels, strict=True):

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from strategies.core.errors import OptionError
+from strategies.core.fingerprint import packed
 from strategies.core.seeds import seeded_torch
 from strategies.statistics.privacy import normalised
 from strategies.statistics.sums import projection
@@ -19,6 +20,7 @@ from strategies.statistics.uploaded import FeatureSums
 
 from .backbones import Backbone, backbone_of
 from .features_config import FeaturesConfig
+from .fingerprints import noise_image, probed, weights_digest
 from .fused import fused
 
 # More images a pass are up to twice as slow on a CPU above 64 pixels a side, because the maps leave its cache.
@@ -74,9 +76,30 @@ class FeatureFunction:
         return _extractor(self)
 
     @property
+    def fields(self) -> dict[str, Any]:
+        """The names and values of which the fingerprint consists."""
+        kept = self.config.dim
+        return {**_raw(self), "dim": kept, **({"dim-seed": self.seed} if kept else {}), "norm": 1}
+
+    @property
+    def raw(self) -> str:
+        """The fields before projection and normalisation, which name the backbone's own features in a cache."""
+        return json.dumps(_raw(self))
+
+    @property
     def fingerprint(self) -> torch.Tensor:
-        """A digest of each part of the function, uint8 [4, 32]."""
-        return _fingerprint(self)
+        """The fields as they travel, uint8 [1024]."""
+        return packed(self.fields)
+
+    @property
+    def probe(self) -> torch.Tensor:
+        """Features of one fixed input, float32 [16]."""
+        return _probe(self)
+
+    @property
+    def non_negative(self) -> bool:
+        """Whether no feature is negative."""
+        return self.backbone.non_negative and not self.config.dim
 
     def sums(self, num_classes: int, noise: float = 0.0, method: str = "ridge") -> FeatureSums:
         """Return an empty upload of this function's sums.
@@ -86,9 +109,14 @@ class FeatureFunction:
             noise: What a budget demands of them.
             method: Of the run, which decides what second moments it needs.
         """
-        non_negative, second = self.backbone.non_negative and not self.config.dim, self.config.second(method)
         return FeatureSums(
-            num_classes, self.features, self.fingerprint, non_negative=non_negative, noise=noise, second=second
+            num_classes,
+            self.features,
+            self.fingerprint,
+            self.probe,
+            non_negative=self.non_negative,
+            noise=noise,
+            second=self.config.second(method),
         )
 
 
@@ -162,19 +190,21 @@ def _extractor(function: FeatureFunction) -> Extractor:
     return Extractor(function, fused(net.eval()).to(memory_format=torch.channels_last))  # type: ignore[call-overload]
 
 
+def _raw(function: FeatureFunction) -> dict[str, Any]:
+    backbone = function.backbone
+    return {
+        "format": 1,
+        "backbone": backbone.name,
+        "weights": weights_digest(backbone),
+        "side": function.side,
+        "resize": "bilinear, no antialias",
+        "channels": "grey repeated",
+        "mean": list(backbone.mean),
+        "std": list(backbone.std),
+        "precision": "float32",
+    }
+
+
 @functools.lru_cache(maxsize=4)
-def _fingerprint(function: FeatureFunction) -> torch.Tensor:
-    backbone, kept = function.backbone, function.config.dim
-    with seeded_torch(0, "backbone"):
-        state = backbone.build().state_dict()
-    weights = hashlib.sha256(backbone.name.encode())
-    for key in sorted(key for key in state if not key.endswith("num_batches_tracked")):
-        value = state[key].detach().contiguous()
-        weights.update(f"{key} {value.dtype} {tuple(value.shape)}\n".encode() + value.numpy().tobytes())
-    settings = (
-        [function.side, backbone.mean, backbone.std, "bilinear, no antialias, grey repeated, pixels in [0, 1]"],
-        [kept, function.seed if kept else 0, "pcg64, qr", "norm 1"],
-        ["float32"],
-    )
-    digests = [weights.digest(), *(hashlib.sha256(json.dumps(part).encode()).digest() for part in settings)]
-    return torch.tensor([list(digest) for digest in digests], dtype=torch.uint8)
+def _probe(function: FeatureFunction) -> torch.Tensor:
+    return probed(function.module, noise_image(function.mean, function.std))

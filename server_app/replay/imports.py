@@ -83,7 +83,7 @@ def import_checkpoints(request: Request, *, log: Callable[[str], None]) -> dict[
     }
     with _whole_or_absent(target) as staging:
         with open_run(staging, settings.method.name, job, identity={}, facts=facts) as run:
-            refused = _store(run, entries, job, int(settings.app.max_upload_mib * MIB))
+            refused = _store(run, entries, job, int(settings.app.max_upload_mib * MIB), log)
             if refused and not (request.skip_bad and len(refused) < len(entries)):
                 raise UploadError(_refusal(request, entries, refused))
             uploads = run.round(1).records()
@@ -175,7 +175,9 @@ def _whole_or_absent(target: Path) -> Iterator[Path]:
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def _store(run: RunFolder, entries: Sequence[Entry], job: Job, max_bytes: int) -> dict[str, str]:
+def _store(
+    run: RunFolder, entries: Sequence[Entry], job: Job, max_bytes: int, log: Callable[[str], None]
+) -> dict[str, str]:
     """Store the uploads, with one checkpoint in memory at a time, and return client -> reason of its refusal."""
     signatures, refused = Signatures(job.builders), dict[str, str]()
     for entry in entries:
@@ -184,7 +186,9 @@ def _store(run: RunFolder, entries: Sequence[Entry], job: Job, max_bytes: int) -
             if entry.facts.architecture == SUMS:
                 with blaming(f"checkpoint {entry.path}"):
                     facts, build = entry.facts, job.builders[SUMS]
-                    check_outputs(SUMS, state, build, job.input_shape, num_examples=facts.num_examples)
+                    warning = check_outputs(SUMS, state, build, job.input_shape, num_examples=facts.num_examples)
+                if warning:
+                    log(f"checkpoint {entry.path}: {warning}")
         except UploadError as error:
             refused[entry.facts.client] = str(error)
             run.round(1).refuse(entry.facts.client, str(error))

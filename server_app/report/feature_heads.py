@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fl_app.models.features import FeatureFunction, FeatureHead
 from server_app.report.drawing import COLOURS, new_figure, short
+from strategies.core.fingerprint import short as short_name
 from strategies.method import Job
 
 if TYPE_CHECKING:
@@ -30,13 +31,13 @@ def features_section(job: Job, metrics: Metrics) -> str:
     if function is None:
         return ""
     chosen = [f"{row[f'chosen_{name}']:g} ({name})" for row in metrics for name in PENALTIES if f"chosen_{name}" in row]
-    parts = ", ".join(bytes(part[:4].tolist()).hex() for part in function.fingerprint)
+    fields = ", ".join(f"{name} {value}" for name, value in function.fields.items())
     return f"""
 ## Features
 
 - Backbone: {function.backbone.name}, frozen, {function.side} pixels a side, {function.features} features. Its
   licence and its training data are those of its makers, and every figure here rests on them.
-- Fingerprint of weights, preprocessing, projection and precision: {parts}.
+- Fingerprint {short_name(function.fingerprint)}: {fields}.
 - Penalty: {chosen[-1] if chosen else "fixed by the noise"}.
 """
 

@@ -37,7 +37,8 @@ class Collector:
         num_classes: C.
         max_bytes: Largest accepted upload.
         names: The clients' names from earlier rounds; this round adds its own.
-        probe: (facts, weights) -> nothing; raises UploadError where the model's outputs are not finite.
+        probe: (facts, weights) -> a warning, or an empty text; raises UploadError where the model's outputs are not
+            finite.
 
     Attributes:
         clients: Names of the uploads of this phase. A client that has a name keeps the upload that an earlier process
@@ -53,7 +54,7 @@ class Collector:
         num_classes: int,
         max_bytes: int,
         names: Names | None = None,
-        probe: Callable[[UploadFacts, State], None] | None = None,
+        probe: Callable[[UploadFacts, State], str] | None = None,
     ) -> None:
         self._folder = folder
         self._signatures = signatures
@@ -195,7 +196,9 @@ class Collector:
         # An earlier process may have stored the same weights of a nameless client.
         if self._probe is not None:
             with blaming(name):
-                self._probe(checked.facts, checked.state)
+                warning = self._probe(checked.facts, checked.state)
+            if warning:
+                log(WARNING, "upload of %s: %s", name, warning)
         if not (checked.anonymous and name in self._folder.held()):
             self._folder.accept(replace(checked.facts, client=name), checked.state)
         self.clients.add(name)

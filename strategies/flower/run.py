@@ -225,9 +225,9 @@ class Rounds:
         self.account.traffic = collector.traffic
         return collector
 
-    def _probe(self, facts: UploadFacts, state: State) -> None:
+    def _probe(self, facts: UploadFacts, state: State) -> str:
         build, shape = self._job.builders[facts.architecture], self._job.input_shape
-        check_outputs(facts.architecture, state, build, shape, num_examples=facts.num_examples)
+        return check_outputs(facts.architecture, state, build, shape, num_examples=facts.num_examples)
 
     def _chosen(self, *, owns_ray: bool | None) -> ServerCompute:
         compute = self.compute if self.compute is not None else "ray"

@@ -67,7 +67,9 @@ def inspect(
         note = f"{count} upload{'s' * (count != 1)} cannot be judged: a client is compared with at least 2 others"
         return Inspection(tuple(Row(u.client, u.architecture, {}, {}) for u in job.uploads), (note,))
     if all(kind_of(upload.architecture) == STATISTICS for upload in job.uploads):
-        judged = inspect_sums(job.uploads, arrived, progress or Silent())
+        builder = job.builders.get(job.uploads[0].architecture)
+        probe = getattr(builder(), "probe", None) if builder is not None else None
+        judged = inspect_sums(job.uploads, arrived, progress or Silent(), probe)
         return replace(judged, seconds=time.monotonic() - began)
     evidence = gather(job, config, progress or Silent())
     cohort = cohort_of(evidence)

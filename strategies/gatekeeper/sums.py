@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ..core.fingerprint import probe_warning
 from .measures import NAN, median, robust_scores
 from .verdicts import COPY, LABEL_FLIP, RANDOM, SCALED, Finding, Inspection, Row, some_pairs
 
@@ -61,25 +62,30 @@ class Sums:
         return float(within / self.counts.sum())
 
 
-def inspect_sums(uploads: Sequence[Upload], arrived: Sequence[str], progress: Progress) -> Inspection:
+def inspect_sums(
+    uploads: Sequence[Upload], arrived: Sequence[str], progress: Progress, probe: Tensor | None = None
+) -> Inspection:
     """Judge uploads of feature sums.
 
     Args:
         uploads: At least three, of kind ``statistics``.
         arrived: The clients in the order of their arrival; empty if unknown.
         progress: Receives the percentage that is done.
+        probe: The server's own features of the fixed input; None compares none.
 
     Returns:
-        One row per client, in the order of the uploads.
+        One row per client, in the order of the uploads. Another probe than the server's is a note, and no finding.
     """
-    read, notes = dict[str, Sums](), tuple[str, ...]()
+    read, notes = dict[str, Sums](), list[str]()
     for number, upload in enumerate(uploads):
         state = upload.read()
+        if probe is not None and "probe" in state and (warning := probe_warning(state["probe"], probe)):
+            notes.append(f"{upload.client}: {warning}")
         if not float(state.get("noise", torch.zeros(1))):
             read[upload.client] = _of(state)
         progress.report(100 * (number + 1) // len(uploads), 100)
     if noisy := [upload.client for upload in uploads if upload.client not in read]:
-        notes = (f"{len(noisy)} uploads carry noise and are not judged: {', '.join(noisy[:4])}",)
+        notes.append(f"{len(noisy)} uploads carry noise and are not judged: {', '.join(noisy[:4])}")
     copies, sizes = _copies(read, arrived), {name: float(own.counts.sum()) for name, own in read.items()}
     # A client that claims more than the usual number weighs no more, else it would be the norm for the others.
     usual = median(list(sizes.values()))
@@ -102,7 +108,7 @@ def inspect_sums(uploads: Sequence[Upload], arrived: Sequence[str], progress: Pr
         )
         for upload in uploads
     )
-    return Inspection(rows, notes)
+    return Inspection(rows, tuple(notes))
 
 
 def distance(own: Sums, others: Sums) -> float:

@@ -165,27 +165,27 @@ def merged(uploads: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     choice of the penalty, and one name to forget.
 
     Args:
-        uploads: At least one, of the same feature function: ``counts``, ``sums``, ``noise``, ``fingerprint`` and
-            ``gram``, ``squares`` or both.
+        uploads: At least one, of the same feature function: ``counts``, ``sums``, ``noise``, ``fingerprint``,
+            ``probe``, and ``gram``, ``squares`` or both.
 
     Returns:
-        The same arrays. Independent noises add up in their squares.
+        The same arrays. Independent noises add up in their squares; the probe is the first upload's.
 
     Raises:
         ValueError: The arrays or the fingerprints differ, or there is no upload.
     """
-    total, prints, noise = dict[str, Tensor](), torch.zeros(0), torch.zeros(1, dtype=torch.float64)
+    total, of, noise = dict[str, Tensor](), dict[str, Tensor](), torch.zeros(1, dtype=torch.float64)
     for arrays in uploads:
-        own = {key: value.double() for key, value in arrays.items() if key not in ("noise", "fingerprint")}
-        total, prints = total or dict.fromkeys(own, _zeros(1)), prints if len(prints) else arrays["fingerprint"]
-        if own.keys() != total.keys() or not torch.equal(prints, arrays["fingerprint"]):
+        own = {key: value.double() for key, value in arrays.items() if key not in ("noise", "fingerprint", "probe")}
+        total, of = total or dict.fromkeys(own, _zeros(1)), of or {key: arrays[key] for key in ("fingerprint", "probe")}
+        if own.keys() != total.keys() or not torch.equal(of["fingerprint"], arrays["fingerprint"]):
             raise ValueError("the uploads differ in arrays or fingerprints: must be sums of one feature function")
         total = {key: total[key] + value for key, value in own.items()}
         noise = (noise.square() + arrays["noise"].square()).sqrt()
     if not total:
         raise ValueError("no uploads to add up: must be at least one")
     rounded = {key: value if key == "counts" else value.to(torch.float32) for key, value in total.items()}
-    return {**rounded, "noise": noise, "fingerprint": prints}
+    return {**rounded, "noise": noise, **of}
 
 
 def projection(features: int, kept: int, seed: int) -> Tensor:

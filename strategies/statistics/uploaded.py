@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.errors import OptionError, UploadError
+from ..core.fingerprint import PROBE, difference, probe_warning, short
 from ..core.kinds import GRAM, SQUARES
 from .bounds import check_counts, check_diagonal, check_gram, check_noisy, check_non_negative, check_squares, check_sums
 from .moments import Moments, moments_from_arrays, moments_to_arrays
@@ -20,18 +21,17 @@ if TYPE_CHECKING:
     from ..core.facts import State
     from ..method import Job, Upload
 
-# The parts of a feature function, each with a digest of its own, so that a refusal can name the part that differs.
-PARTS = ("weights", "preprocessing", "projection", "precision")
-DIGEST = 32  # bytes of each
-
 
 class FeatureSums(nn.Module):
-    """The sums of one client as buffers: ``counts``, ``sums``, ``noise``, ``fingerprint``, and ``gram`` or ``squares``.
+    """The sums of one client as buffers: ``counts``, ``sums``, ``gram``, ``squares``, and those of every upload.
+
+    Every upload has ``noise``, ``fingerprint`` and ``probe``, and ``gram`` or ``squares`` or both.
 
     Args:
         classes: C.
         features: d.
-        fingerprint: uint8 [4, 32], a digest of each of :data:`PARTS`.
+        fingerprint: The fields of the feature function, see :func:`..core.fingerprint.packed`.
+        probe: Features of a fixed input [16], float32.
         non_negative: Whether no feature is negative.
         noise: sigma, the deviation of the noise that the run's budget demands on the diagonal of ``gram``; 0: none.
         second: The second moments that it holds: ``gram``, ``squares``, or both.
@@ -39,12 +39,14 @@ class FeatureSums(nn.Module):
 
     counts: Tensor
     fingerprint: Tensor
+    probe: Tensor
 
     def __init__(
         self,
         classes: int,
         features: int,
         fingerprint: Tensor,
+        probe: Tensor | None = None,
         *,
         non_negative: bool = False,
         noise: float = 0.0,
@@ -57,6 +59,7 @@ class FeatureSums(nn.Module):
             self.register_buffer(name, value)
         self.register_buffer("noise", torch.zeros(1, dtype=torch.float64))
         self.register_buffer("fingerprint", fingerprint.clone())
+        self.register_buffer("probe", torch.zeros(PROBE) if probe is None else probe.clone())
         self._non_negative, self._noise = non_negative, noise
 
     def empty(self) -> list[Statistics | Moments]:
@@ -67,9 +70,9 @@ class FeatureSums(nn.Module):
     def fill(self, *sums: Statistics | Moments, noise: float = 0.0) -> None:
         """Take sums over the same examples, one of each kind, and the deviation of the noise in them."""
         state = {**_arrays(sums), "noise": torch.tensor([noise], dtype=torch.float64)}
-        self.load_state_dict({**state, "fingerprint": self.fingerprint})
+        self.load_state_dict({**state, "fingerprint": self.fingerprint, "probe": self.probe})
 
-    def check_upload(self, state: Mapping[str, Tensor], num_examples: int | None = None) -> None:
+    def check_upload(self, state: Mapping[str, Tensor], num_examples: int | None = None) -> str:
         """Refuse sums of other features, and sums that no examples with features of norm 1 can have.
 
         Noisy sums keep the same bounds up to the noise that a run's budget demands, see :func:`.bounds.check_noisy`.
@@ -78,10 +81,17 @@ class FeatureSums(nn.Module):
             state: An upload whose names, shapes and types fit, and whose numbers are finite.
             num_examples: As the client tells them; None if it does not.
 
+        Returns:
+            A warning if its probe belongs to another function, else an empty text.
+
         Raises:
             UploadError: Names the bound that is broken.
         """
         self._check_fingerprint(state["fingerprint"])
+        self._check_sums(state, num_examples)
+        return probe_warning(state["probe"], self.probe)
+
+    def _check_sums(self, state: Mapping[str, Tensor], num_examples: int | None) -> None:
         if not math.isclose(float(state["noise"]), self._noise, rel_tol=1e-9):
             told = float(state["noise"])
             raise UploadError(f"noise is {told:.6g}: must be {self._noise:.6g}, that of the run's budget")
@@ -106,11 +116,10 @@ class FeatureSums(nn.Module):
             check_non_negative(counts, sums, *(() if gram is None else (gram.gram,)))
 
     def _check_fingerprint(self, told: Tensor) -> None:
-        differing = [part for part, same in zip(PARTS, (told == self.fingerprint).all(1), strict=True) if not same]
-        if differing:
+        if not torch.equal(told, self.fingerprint):
             raise UploadError(
-                f"its features come from another function: fingerprint {_short(told)}, expected is "
-                f"{_short(self.fingerprint)}; they differ in {', '.join(differing)}"
+                f"its features come from another function: fingerprint {short(told)}, expected is "
+                f"{short(self.fingerprint)}; they differ in {difference(told, self.fingerprint)}"
             )
 
 
@@ -206,10 +215,6 @@ def _arrays(sums: Iterable[Statistics | Moments]) -> dict[str, Tensor]:
     for part in sums:
         found |= moments_to_arrays(part) if isinstance(part, Moments) else to_arrays(part)
     return found
-
-
-def _short(fingerprint: Tensor) -> str:
-    return "".join(bytes(part[:2].tolist()).hex() for part in fingerprint)
 
 
 def head_state(weight: Tensor, bias: Tensor) -> State:

@@ -24,7 +24,7 @@ def check_outputs(
     input_shape: tuple[int, ...],
     *,
     num_examples: int | None = None,
-) -> None:
+) -> str:
     """Refuse a classifier whose outputs for ordinary inputs are not finite, and sums that no examples can have.
 
     Args:
@@ -34,15 +34,17 @@ def check_outputs(
         input_shape: Of one input; the probes are standard normal. A model that cannot take them is not judged.
         num_examples: The examples that the client tells of, which sums must be over; None if it tells none.
 
+    Returns:
+        A warning about an upload that is accepted; empty for none.
+
     Raises:
         UploadError: An output is infinite or no number, or sums break a bound.
     """
     if kind_of(architecture) == CVAE:
-        return
+        return ""
     if kind_of(architecture) == STATISTICS:
         sums: Any = builder()
-        sums.check_upload(state, num_examples)  # sums of features know their own bounds
-        return
+        return str(sums.check_upload(state, num_examples))  # sums of features know their own bounds
     with seeded_torch(0, "probe"), torch.no_grad():
         model = builder()
         model.load_state_dict(state)
@@ -50,10 +52,11 @@ def check_outputs(
         try:
             outputs = model.eval()(probes)
         except (IndexError, RuntimeError, TypeError, ValueError):  # a model of tokens, say
-            return
+            return ""
     if isinstance(outputs, torch.Tensor) and not bool(outputs.isfinite().all()):
         largest = max((float(value.abs().max()) for value in state.values() if value.numel()), default=0.0)
         raise UploadError(
             f"arrays are finite, but the model's outputs for normal noise are not (largest value {largest:.3g}): must "
             "be weights of a trained model"
         )
+    return ""

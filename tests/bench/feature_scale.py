@@ -21,6 +21,7 @@ import torch
 from measure import say
 from torch import Tensor
 
+from strategies.core.fingerprint import packed
 from strategies.statistics.choice import choose_penalty
 from strategies.statistics.heads import Ridge
 from strategies.statistics.sums import Statistics, from_arrays, to_arrays
@@ -45,8 +46,8 @@ def measured(features: int, count: int) -> dict[str, Any]:
     def arriving() -> Iterator[Statistics]:
         return (from_arrays(kinds[number % KINDS]) for number in range(count))
 
-    checker = FeatureSums(CLASSES, features, torch.zeros(4, 32, dtype=torch.uint8), non_negative=True)
-    noise = {"noise": torch.zeros(1, dtype=torch.float64), "fingerprint": torch.zeros(4, 32, dtype=torch.uint8)}
+    checker = FeatureSums(CLASSES, features, packed({"backbone": "random"}), non_negative=True)
+    noise = {key: checker.get_buffer(key) for key in ("noise", "fingerprint", "probe")}
     begun = time.process_time()
     for number in range(CHECKED):
         checker.check_upload({**kinds[number % KINDS], **noise})

@@ -21,6 +21,7 @@ import strategies
 from strategies.combiners.outcomes import load_model
 from strategies.core.errors import OptionError
 from strategies.core.facts import UploadFacts
+from strategies.core.fingerprint import packed
 from strategies.core.options import flatten, options_of, parse
 from strategies.method import GIVEN, METHODS, EnsembleSpec, Job, Method, Need, Normalization, Outcome, Silent, Upload
 from strategies.statistics.uploaded import FeatureSums
@@ -135,7 +136,7 @@ class Head(nn.Module):
 
 
 def feature_sums() -> nn.Module:
-    return FeatureSums(4, 5, torch.zeros(4, 32, dtype=torch.uint8), second=("gram", "squares"))
+    return FeatureSums(4, 5, packed({"backbone": "tiny"}), second=("gram", "squares"))
 
 
 BUILDERS: dict[str, Callable[[], nn.Module]] = {
@@ -386,7 +387,7 @@ PROGRAM = textwrap.dedent("""
             return self.head(images.flatten(1)[:, :5])
 
     def feature_sums():
-        model = uploaded.FeatureSums(4, 5, torch.zeros(4, 32, dtype=torch.uint8), second=("gram", "squares"))
+        model = uploaded.FeatureSums(4, 5, packed({"backbone": "tiny"}), second=("gram", "squares"))
         rows, sums = torch.nn.functional.normalize(torch.arange(40.0).sin().view(8, 5).double()), model.empty()
         for part in sums:
             part.include(rows, torch.arange(8) % 4)

@@ -55,7 +55,8 @@ def test_the_card_s_code_loads_the_head_with_its_backbone(
     folder, result = finished
     card = (folder / "model_card.md").read_text()
     assert "Backbone: tiny, frozen, 16 pixels a side, 96 features" in card
-    assert re.search(r"precision: [0-9a-f]{8}(, [0-9a-f]{8}){3}\.\n- Penalty: [0-9.]+ \(lambda\)", card)
+    told = r"Fingerprint [0-9a-f]{8}: format 1, backbone tiny, weights [0-9a-f]{64}, side 16, .*, norm 1\.\n"
+    assert re.search(told + r"- Penalty: [0-9.]+ \(lambda\)", card)
 
     names: dict[str, Any] = {}
     monkeypatch.chdir(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -59,10 +60,29 @@ def test_uploads_of_another_function_are_refused_with_the_part_that_differs(
 ) -> None:
     state = sums[0]["client-000"]
     other = FeatureFunction(FeaturesConfig(backbone="tiny_backbone:make", side=20), 0)
-    with pytest.raises(UploadError, match="another function: .*they differ in preprocessing$"):
+    with pytest.raises(UploadError, match="another function: .*they differ in side: 16, expected is 20$"):
         other.sums(10).check_upload(state)
-    with pytest.raises(UploadError, match="differ in preprocessing, projection$"):
-        FeatureFunction(FeaturesConfig(backbone="tiny_backbone:make", side=20, dim=96), 0).sums(10).check_upload(state)
+    kept = FeatureFunction(FeaturesConfig(backbone="tiny_backbone:make", side=20, dim=96), 0)
+    with pytest.raises(UploadError, match="in side: 16, expected is 20; dim: 0, expected is 96; dim-seed: nothing,"):
+        kept.sums(10).check_upload(state)
+
+
+@pytest.mark.plots
+def test_a_function_that_lies_about_its_fields_is_found_by_the_probe(
+    sums: tuple[Sent, dict[str, UploadFacts]], tmp_path: Path
+) -> None:
+    honest = FeatureFunction(FeaturesConfig(backbone="tiny_backbone:make"), 0, (0.5,), (0.5,))
+    other = FeatureFunction(FeaturesConfig(backbone="tiny_backbone:make", side=20), 0, (0.5,), (0.5,))
+    states = {name: dict(state) for name, state in sums[0].items()}
+    assert honest.sums(10).check_upload(states["client-001"]) == ""
+    states["client-001"]["probe"] = other.probe
+    assert "its features of the probe differ by 0." in honest.sums(10).check_upload(states["client-001"])
+
+    run = stored(tmp_path / "run", SETTINGS, states, sums[1])
+    replayed(run, "ridge", tmp_path / "replay", **{"gatekeeper.policy": "exclude"})
+    verdict = json.loads((tmp_path / "replay" / "gatekeeper.json").read_text())
+    assert verdict["quarantined"] == []
+    assert ["client-001: its features of the probe differ" in note for note in verdict["notes"]] == [True]
 
 
 BROKEN: dict[str, tuple[Callable[[dict[str, torch.Tensor]], None], str]] = {
@@ -120,7 +140,7 @@ def test_uploads_with_moments_are_replayed_by_all_methods_on_features(both: Path
 def test_fedpft_alone_sends_no_gram_matrix_and_one_with_moments_the_same_gaussians(both: Path, tmp_path: Path) -> None:
     given = {**SETTINGS, "method": "fedpft"}
     states, facts = sent_by_clients(given)
-    assert states["client-000"].keys() == {"counts", "sums", "squares", "noise", "fingerprint"}
+    assert states["client-000"].keys() == {"counts", "sums", "squares", "noise", "fingerprint", "probe"}
     alone = stored(tmp_path / "run", given, states, facts)
     for path, name in ((alone, "a"), (both, "b")):
         replayed(path, "fedpft", tmp_path / name)

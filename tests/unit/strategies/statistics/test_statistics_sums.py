@@ -3,7 +3,10 @@ import pytest
 import torch
 from statistics_fakes import CLASSES, FEATURES, divided, examples, of
 
+from strategies.core.fingerprint import packed
 from strategies.statistics.sums import Statistics, from_arrays, merged, projection, to_arrays
+
+PROBE = torch.arange(16.0)
 
 
 def test_of_in_any_batches_is_numpys_sums() -> None:
@@ -83,15 +86,17 @@ def test_projected_sums_are_the_sums_of_projected_features() -> None:
 
 def test_the_merged_upload_of_a_node_is_that_of_all_its_clients_examples() -> None:
     rows, labels = examples(0)
-    noises, fingerprint = (3.0, 4.0), torch.arange(128, dtype=torch.uint8).reshape(4, 32)
+    noises, fingerprint = (3.0, 4.0), packed({"backbone": "tiny"})
+    of_one = {"fingerprint": fingerprint, "probe": PROBE}
     sent = [
-        {**to_arrays(of(rows[part], labels[part])), "noise": torch.tensor([noise]), "fingerprint": fingerprint}
+        {**to_arrays(of(rows[part], labels[part])), "noise": torch.tensor([noise]), **of_one}
         for part, noise in zip((slice(0, 40), slice(40, None)), noises, strict=True)
     ]
     found, whole = merged(sent), to_arrays(of(rows, labels))
 
     assert float(found["noise"]) == 5.0
     assert torch.equal(found["fingerprint"], fingerprint)
+    assert torch.equal(found["probe"], PROBE)
     for key, value in whole.items():
         assert found[key].dtype == value.dtype
         torch.testing.assert_close(found[key], value, rtol=1e-6, atol=1e-6)

@@ -10,11 +10,12 @@ from statistics_fakes import CLASSES, FEATURES, examples, of
 from torch import Tensor
 
 from strategies.core.errors import UploadError
+from strategies.core.fingerprint import packed
 from strategies.statistics.privacy import deviation, released
 from strategies.statistics.sums import Statistics
 from strategies.statistics.uploaded import FeatureSums, capped
 
-FINGERPRINT = torch.zeros(4, 32, dtype=torch.uint8)
+FINGERPRINT = packed({"backbone": "tiny"})
 SIGMA = deviation(1.0, 1e-5)
 
 

@@ -1,0 +1,89 @@
+"""The fingerprint of a feature function: its fields, which travel with every upload of sums, and a probe of its values.
+
+Sums add up only if all clients have one and the same feature function, and the numbers do not show it. So each upload
+names weights, preprocessing, projection and precision. A refusal says which of them differ, with both values.
+
+A client can send the fields of one function and the sums of another. The probe finds that where the client did not
+mean to deceive: it is 16 numbers of the features of one fixed input, which the client's own function computed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .errors import OptionError
+
+SIZE = 1024  # bytes of the fields on the wire, whatever the function, so that every fingerprint has one shape
+PROBE = 16  # numbers of a probe
+# Batches, threads and folded norms change features by at most 6e-6, relative; a wrong constant by more than 1e-2.
+TOLERANCE = 1e-3
+_SHOWN = 80  # letters of a value in a message
+_NONE = "nothing"
+
+
+def packed(fields: Mapping[str, Any]) -> Tensor:
+    """Return the fields of a feature function as they travel: JSON, filled up with zeros, uint8 [1024].
+
+    Args:
+        fields: Names -> JSON values; a refusal names differences in this order.
+
+    Raises:
+        OptionError: They do not fit.
+    """
+    data = json.dumps(fields, separators=(",", ":")).encode()
+    if len(data) > SIZE:
+        raise OptionError(f"the fingerprint of the features has {len(data)} bytes: must be at most {SIZE}")
+    return torch.tensor(list(data.ljust(SIZE, b"\0")), dtype=torch.uint8)
+
+
+def unpacked(fingerprint: Tensor) -> dict[str, Any]:
+    """Return the fields of a fingerprint from outside; empty if it holds none."""
+    try:
+        found = json.loads(bytes(fingerprint.flatten().tolist()).rstrip(b"\0"))
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def short(fingerprint: Tensor) -> str:
+    """Return the name of a fingerprint: the first eight digits of its sha256."""
+    return hashlib.sha256(bytes(fingerprint.flatten().tolist())).hexdigest()[:8]
+
+
+def difference(told: Tensor, expected: Tensor) -> str:
+    """Return the fields in which two fingerprints differ, with both values; the first three of them."""
+    one, other = unpacked(told), unpacked(expected)
+    names = [name for name in dict.fromkeys([*other, *one]) if _value(one, name) != _value(other, name)]
+    parts = [f"{name[:_SHOWN]}: {_value(one, name)}, expected is {_value(other, name)}" for name in names[:3]]
+    more = [f"{len(names) - 3} more"] if len(names) > 3 else []
+    return "; ".join([*parts, *more]) or "the form of the fields"
+
+
+def probe_warning(told: Tensor, expected: Tensor) -> str:
+    """Return a warning if a client's probe is not that of the server's function; empty if it is.
+
+    Args:
+        told: The client's numbers [16], finite.
+        expected: The server's own [16].
+    """
+    apart = float((told.double() - expected.double()).norm() / expected.double().norm().clamp_min(1e-12))
+    if apart <= TOLERANCE:
+        return ""
+    return (
+        f"its features of the probe differ by {apart:.2g} from the server's, though the fingerprint is equal: its sums "
+        "may come from another function"
+    )
+
+
+def _value(fields: Mapping[str, Any], name: str) -> str:
+    if name not in fields:
+        return _NONE
+    value = fields[name]
+    text = f"({', '.join(map(str, value))})" if isinstance(value, list) else str(value)
+    return text[:_SHOWN]
