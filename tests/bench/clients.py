@@ -1,0 +1,48 @@
+"""Trains the clients of a long run one after the other, without Flower, and goes on where it was cut off.
+
+    python tests/bench/clients.py FOLDER --clients 10 "data.name=fashion-mnist client.epochs=300 seed=0"
+
+Each client gets its file ``FOLDER/<client>.safetensors``, with the weights that it has in a run of the same settings.
+A run with ``client.checkpoint='FOLDER/{client}.safetensors'`` uploads them.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+from measure import say
+
+from client_app.node import Asked, Node
+from client_app.work import trained_model
+from fl_app.config import AppConfig
+from server_app.settings.read import known_options
+from server_app.settings.text import merge_settings
+from strategies.core.options import parse
+from strategies.run.files import save_weights
+
+
+def main() -> None:
+    """Train the clients that have no file yet."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition(",")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("settings", help="key=value pairs, as for oneshot run")
+    parser.add_argument("--clients", type=int, default=10)
+    words = parser.parse_args()
+    torch.set_num_threads(1)
+    config = parse(AppConfig, merge_settings([words.settings], {o.key: o.kind for o in known_options()}))
+    words.folder.mkdir(parents=True, exist_ok=True)
+    for partition_id in range(words.clients):
+        facts = {"partition-id": partition_id, "num-partitions": words.clients}
+        node = Node.of(facts, config)
+        file = words.folder / f"{node.client}.safetensors"
+        if not file.exists():
+            trained, state = trained_model(config, node, Asked("", 1, config.seed), {})
+            save_weights(file, state)
+            if trained is not None:
+                say(f"{node.client}: {trained.num_examples} examples, accuracy {trained.accuracy:.4f}")
+
+
+if __name__ == "__main__":
+    main()
