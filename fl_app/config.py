@@ -11,140 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from fl_app.attacks import AttackConfig
-from fl_app.data import (
-    AUGMENTATIONS,
-    DOMAINED,
-    HALVES,
-    IMAGELESS,
-    LAWS,
-    NORMALIZATIONS,
-    SOURCES,
-    PartitionSpec,
-    check_left_out,
-    check_normalization,
-)
-from fl_app.models import ARCHITECTURES
+from fl_app.data import AUGMENTATIONS, IMAGELESS
+from fl_app.data.config import DataConfig
+from fl_app.models.config import ModelConfig
 from fl_app.models.features_config import FeaturesConfig
 from fl_app.privacy import PrivacyConfig
 from strategies.core.errors import OptionError
-from strategies.core.options import Scalar, check, check_device, flatten, meant, option, parse, shortened
+from strategies.core.options import Scalar, check, check_device, flatten, option, parse, shortened
 from strategies.core.registry import TEACHER_HOMES
-
-
-@dataclass(frozen=True)
-class DataConfig:
-    """The data set, and how it is divided among the clients."""
-
-    name: str = option("digits", "data set", choices=SOURCES)
-    root: str = option("", "folder of the data sets; empty: $ONESHOT_DATA, else the user's cache folder")
-    image_size: int = option(0, "height and width in pixels; 0 = the data set's own", low=0, high=512)
-    normalization: str = option(
-        "half", "input space: mean and deviation 0.5 per channel, or those of the data set", choices=NORMALIZATIONS
-    )
-    law: str = option("dirichlet-classes", "law that divides the training set", choices=tuple(LAWS))
-    alpha: float = option(0.3, "concentration of the Dirichlet laws; smaller is more skewed", above=0.0)
-    classes_per_client: int = option(2, "classes per client of the laws 'classes' and 'classes-p1'", low=1)
-    sigma: float = option(0.0, "sigma of the log-normal client sizes; 0 = equal sizes", low=0.0)
-    copies: float = option(10.0, "how often the law 'dirichlet-overlap' hands a class out", above=0.0)
-    min_size: int = option(10, "examples of the smallest client under the law 'dirichlet-clients'", low=1)
-    limit: int = option(0, "number of training images to use (of each domain), drawn by the seed; 0 = all", low=0)
-    left_out: str = option("", "the domain to test on, for a data set of domains")
-    proxy: float = option(
-        0.0, "share of the training images that no client gets and the server may use without labels", low=0.0, high=0.9
-    )
-    proxy_name: str = option("", "data set whose training images the server uses without labels, in place of a share")
-    proxy_limit: int = option(0, "largest number of images of data.proxy-name, drawn by the seed; 0 = all", low=0)
-    held_out: str = option(
-        "all", "held-out examples that score: all, the half to choose by, or the half to report on", choices=HALVES
-    )
-
-    def __post_init__(self) -> None:
-        """Check every value, and the combinations of values."""
-        check(self, "data")
-        self.partition_spec()
-        check_left_out(self.name, self.left_out)
-        check_normalization(self.name, self.normalization)
-        if self.law == "domains" and self.name not in DOMAINED:
-            raise OptionError(
-                f"setting 'data.law' is 'domains' and 'data.name' {self.name!r}: must be a data set of domains, one of "
-                f"{', '.join(DOMAINED)}"
-            )
-        self._check_proxy()
-
-    def _check_proxy(self) -> None:
-        # Only images replace images, and a set of domains would have to leave one out.
-        others = () if self.name in IMAGELESS else SOURCES
-        allowed = [name for name in others if name not in (self.name, *DOMAINED, *IMAGELESS)]
-        if self.proxy_name and self.proxy_name not in allowed:
-            raise OptionError(
-                f"setting 'data.proxy-name' is {self.proxy_name!r}: must be one of {', '.join([*allowed, repr('')])} "
-                f"where 'data.name' is {self.name!r}"
-            )
-        if self.proxy_name and self.proxy:
-            raise OptionError(
-                f"settings 'data.proxy' ({self.proxy}) and 'data.proxy-name' ({self.proxy_name!r}) exclude each other: "
-                "set one of them"
-            )
-        if self.proxy_limit and not self.proxy_name:
-            raise OptionError(
-                f"setting 'data.proxy-limit' is {self.proxy_limit}: must be 0 where 'data.proxy-name' names no data "
-                "set; 'data.proxy' is a share"
-            )
-
-    def partition_spec(self) -> PartitionSpec:
-        """Return the law of the division with its settings."""
-        return PartitionSpec(
-            law=self.law,
-            alpha=self.alpha,
-            classes_per_client=self.classes_per_client,
-            sigma=self.sigma,
-            copies=self.copies,
-            min_size=self.min_size,
-        )
-
-
-@dataclass(frozen=True)
-class ModelConfig:
-    """Which architectures the clients and the server use."""
-
-    name: str = option("lenet5", "architecture of the clients", choices=ARCHITECTURES)
-    per_client: str = option("", "comma-separated architectures, assigned to the clients in turn; empty: model.name")
-    student: str = option("", "architecture of the server's result; empty: model.name")
-    accepted: str = option("", "comma-separated architectures that uploads may have; empty: all of the zoo")
-
-    def __post_init__(self) -> None:
-        """Check every value, the listed names too."""
-        check(self, "model")
-        accepted = [name.strip() for name in self.accepted.split(",") if name.strip()]
-        if accepted and (missing := sorted(set(self.mix()) - set(accepted))):
-            raise OptionError(
-                f"setting 'model.accepted' is {self.accepted!r}: must be '', or name {', '.join(missing)} too"
-            )
-        for key, name in [*self.named(), *(("model.accepted", name) for name in accepted)]:
-            if name not in ARCHITECTURES:
-                raise OptionError(
-                    f"setting {key!r} names {name!r}: must be one of {', '.join(ARCHITECTURES)}"
-                    f"{meant(name, ARCHITECTURES)}"
-                )
-
-    def mix(self) -> tuple[str, ...]:
-        """Return the architectures that the clients get in turn."""
-        return tuple(name.strip() for name in self.per_client.split(",") if name.strip()) or (self.name,)
-
-    def named(self) -> list[tuple[str, str]]:
-        """Return the architectures in use, each with the setting that names it."""
-        own = "model.per-client" if self.per_client else "model.name"
-        result = "model.student" if self.student else "model.name"
-        return [*((own, name) for name in self.mix()), (result, self.of_student())]
-
-    def of_client(self, partition_id: int) -> str:
-        """Return the architecture of one client."""
-        mix = self.mix()
-        return mix[partition_id % len(mix)]
-
-    def of_student(self) -> str:
-        """Return the architecture of the server's result."""
-        return self.student or self.name
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ class NodePolicy:
         max_epsilon: Largest sum of epsilon over all runs; None permits training without privacy.
         max_delta: Largest sum of delta over all runs.
         label_counts: The most that is sent of the label counts, one of :data:`LABEL_COUNTS`.
-        architectures: The architectures that are trained and built; empty for all.
+        architectures: The architectures that are trained and built; empty for all of the zoo.
     """
 
     deployed: bool = False
@@ -100,6 +100,10 @@ class NodePolicy:
             raise UploadError(
                 f"architecture {name[:80]!r} is not permitted on this node: must be one of "
                 f"{', '.join(self.architectures)}"
+            )
+        if self.deployed and ":" in name and not self.architectures:
+            raise UploadError(
+                f"architecture {name[:80]!r} is a module of the run's choice: must be among this node's 'architectures'"
             )
 
     def check_backbone(self, name: str, weights: str) -> None:

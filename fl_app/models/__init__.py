@@ -1,4 +1,4 @@
-"""The model zoo: the classifiers of the one-shot papers, built by name.
+"""The model zoo: the classifiers of the one-shot papers, built by name; and the user's own, by their import names.
 
 Most map normalised images [B, channels, H, W] to logits [B, C]. Others map rows of features [B, F, 1, 1] or texts of L
 tokens [B, 1, 1, L]. The last layer of each is linear.
@@ -7,13 +7,18 @@ tokens [B, 1, 1, L]. The last layer of each is linear.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from torch import nn
 
 from strategies.core.errors import OptionError
+from strategies.core.options import is_own
+
+if TYPE_CHECKING:
+    from .own import OwnArchitecture
 
 __all__ = ["ARCHITECTURES", "build", "builders", "penultimate"]
 
@@ -85,7 +90,8 @@ def build(name: str, *, num_classes: int, input_shape: Shape) -> nn.Module:
     """Build an untrained model; its weights are drawn from torch's global generator.
 
     Args:
-        name: One of :data:`ARCHITECTURES`.
+        name: One of :data:`ARCHITECTURES`, or ``package.module:attribute`` of the user's own code, see
+            :mod:`fl_app.models.own`.
         num_classes: C, at least 1.
         input_shape: (channels, height, width) of one image: 1 or 3 channels, square; (F, 1, 1) of a row, (1, 1, L) of
             a text.
@@ -96,6 +102,8 @@ def build(name: str, *, num_classes: int, input_shape: Shape) -> nn.Module:
     Raises:
         OptionError: The name is unknown, or the architecture does not fit the examples' shape or number of classes.
     """
+    if is_own(name):
+        return _own(name, num_classes, input_shape)()
     if name not in _ZOO:
         raise OptionError(f"unknown architecture {name!r}: must be one of {', '.join(ARCHITECTURES)}")
     architecture = _ZOO[name]
@@ -110,15 +118,16 @@ def build(name: str, *, num_classes: int, input_shape: Shape) -> nn.Module:
     return model
 
 
-def builders(num_classes: int, input_shape: Shape) -> dict[str, Callable[[], nn.Module]]:
+def builders(num_classes: int, input_shape: Shape, own: Iterable[str] = ()) -> dict[str, Callable[[], nn.Module]]:
     """Return a picklable builder of every architecture that fits these examples, by name.
 
     Args:
         num_classes: C, at least 1.
         input_shape: As in :func:`build`.
+        own: Names of the user's own architectures, which are built and tried out.
 
     Raises:
-        OptionError: No architecture fits the examples' shape or number of classes.
+        OptionError: No architecture fits the examples' shape or number of classes, or one of the user's own is wrong.
     """
     _check_classes("the model zoo", num_classes)
     found: dict[str, Callable[[], nn.Module]] = {
@@ -126,6 +135,9 @@ def builders(num_classes: int, input_shape: Shape) -> dict[str, Callable[[], nn.
         for name, architecture in _ZOO.items()
         if architecture.fits(num_classes, input_shape)
     }
+    for name in dict.fromkeys(own):
+        found[name] = made = _own(name, num_classes, input_shape)
+        made.check()
     if not found:
         allowed = "; ".join(examples.what for examples in (_images(_SMALLEST), _ROWS, _TEXTS))
         raise OptionError(f"the model zoo cannot take examples of shape {tuple(input_shape)}: must be {allowed}")
@@ -145,6 +157,12 @@ def penultimate(model: nn.Module) -> nn.Linear:
     if not linear:
         raise OptionError(f"model {type(model).__name__} has no linear layer: penultimate features need one")
     return linear[-1]
+
+
+def _own(name: str, num_classes: int, input_shape: Shape) -> OwnArchitecture:
+    from .own import own_architecture
+
+    return own_architecture(name, num_classes, input_shape)
 
 
 def _check_classes(who: str, num_classes: int, only: int = 0) -> None:

@@ -9,7 +9,6 @@ import functools
 import hashlib
 import importlib
 import importlib.util
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from fl_app.project import FORM, called, function_of
 from strategies.core.errors import OptionError
+from strategies.core.options import is_own
 
 from .features_config import PACKAGED
 
@@ -149,17 +150,14 @@ def _beheaded(architecture: str, weights: Path) -> nn.Module:
 
 
 def _of_project(name: str) -> Backbone:
-    module, _, attribute = name.partition(":")
-    sys.path.insert(0, str(Path.cwd()))  # a project's own modules lie in the folder where the user types the command
-    try:
-        found = getattr(importlib.import_module(module), attribute)()
-    except (ImportError, AttributeError, ValueError) as error:
+    where = "setting 'features.backbone'"
+    if not is_own(name):
         raise OptionError(
-            f"setting 'features.backbone' is {name!r}, which cannot be imported ({error}): must be {PACKAGED!r}, "
-            f"'{TORCHVISION}<architecture>', or 'module:attribute'"
-        ) from error
-    finally:
-        sys.path.pop(0)
+            f"{where} is {name[:200]!r}: must be {PACKAGED!r}, '{TORCHVISION}<architecture>', or {FORM!r}"
+        )
+    found = called(function_of(name, where), {}, f"{where} is {name!r}, which")
     if not isinstance(found, Backbone):
-        raise OptionError(f"setting 'features.backbone' is {name!r}: must return a fl_app.models.backbones.Backbone")
+        raise OptionError(
+            f"{where} is {name!r}, which returns {type(found).__name__}: must return a fl_app.models.backbones.Backbone"
+        )
     return found

@@ -6,7 +6,7 @@ A task names the model that the clients of a method train: ``"classifier"``, ``"
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from torch import nn
@@ -35,9 +35,8 @@ def uploaded_builders(
     input_shape: tuple[int, int, int],
     *,
     latent: int = 10,
-    function: FeatureFunction | None = None,
-    noise: float = 0.0,
-    method: str = "ridge",
+    sums: Callable[[], nn.Module] | None = None,
+    own: Iterable[str] = (),
 ) -> dict[str, Callable[[], nn.Module]]:
     """Return a picklable builder of every architecture that clients may upload for a task, by name.
 
@@ -46,17 +45,16 @@ def uploaded_builders(
         num_classes: C, without the class "unknown".
         input_shape: (channels, height, width) of one image.
         latent: The length of a decoder's noise.
-        function: The feature function of sums; None for the default one.
-        noise: The deviation of the noise that a privacy budget demands of sums; 0 without a budget.
-        method: Of the run, which decides what second moments its sums have.
+        sums: Builds the sums of features; None for those of the default feature function.
+        own: Names of the user's own architectures.
 
     Raises:
         OptionError: No architecture of this task fits the examples' shape or number of classes.
     """
     if task == "classifier":
-        return builders(num_classes, input_shape)
+        return builders(num_classes, input_shape, own)
     if task == "open-set":
-        names = builders(num_classes, input_shape)
+        names = builders(num_classes, input_shape, own)
         if input_shape[0] not in (1, 3) or input_shape[1] != input_shape[2] or input_shape[1] < LEAST_SIDE:
             raise OptionError(
                 f"FedOV cannot destroy examples of shape {tuple(input_shape)}: must be images, (channels, height, "
@@ -64,7 +62,7 @@ def uploaded_builders(
             )
         return {uploaded_name(task, name): open_set_builder(name, num_classes, input_shape) for name in names}
     if task == "statistics":
-        return {SUMS: partial((function or FeatureFunction()).sums, num_classes, noise, method)}
+        return {SUMS: sums or partial(FeatureFunction().sums, num_classes)}
     decoder = partial(_decoder, num_classes, input_shape, latent=latent)
     decoder()  # raises for images of another size
     return {DECODER: decoder}

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from math import prod
 from pathlib import Path
+
+from torch import nn
 
 from fl_app.data import Split, data_root, open_split
 from fl_app.division import own_positions
@@ -15,6 +18,7 @@ from server_app.settings.read import Settings
 from strategies.core.checkpoints import read_checkpoint
 from strategies.core.errors import DataError, OneShotError, OptionError, UploadError
 from strategies.core.facts import UploadFacts
+from strategies.core.options import is_own
 from strategies.uploads.checks import Signature, Signatures, check_upload
 from strategies.uploads.tensors import tensor_form
 
@@ -60,7 +64,12 @@ def architectures(names: tuple[str, ...], split: Split | None) -> Iterator[Findi
     for name in dict.fromkeys(names):
         check = f"architecture {name}"
         shape = f"{split.num_classes} classes, examples of {split.input_shape}"
-        if name in known:
+        try:
+            takes = name in known or (is_own(name) and bool(_known(split, name)))
+        except OptionError as error:
+            yield Finding("error", check, str(error), shape, "correct the code, or the setting that names it")
+            continue
+        if takes:
             yield Finding("ok", check, f"known to the server; takes {shape}")
         else:
             fix = f"set model.name (or the node's architecture) to one of {', '.join(known)}"
@@ -87,7 +96,9 @@ def checkpoint(path: Path, architecture: str, split: Split | None) -> Iterator[F
         found = f"{path}: {len(state)} tensors, {size:.1f} MiB; not compared with {architecture}"
         yield Finding("skipped", name, found, fix=fix)
         return
-    known = builders(split.num_classes, split.input_shape)
+    known: dict[str, Callable[[], nn.Module]] = {}
+    with suppress(OptionError):  # the check of the architectures has the line
+        known = _known(split, architecture)
     if architecture not in known:
         yield Finding("skipped", name, f"{path}: {len(state)} tensors, {size:.1f} MiB; unknown {architecture!r}")
         return
@@ -103,8 +114,16 @@ def checkpoint(path: Path, architecture: str, split: Split | None) -> Iterator[F
 
 def model_bytes(split: Split, names: tuple[str, ...]) -> dict[str, int]:
     """Return the upload size in bytes of each architecture that takes the data set's examples."""
-    signatures = Signatures(builders(split.num_classes, split.input_shape))
+    found: dict[str, Callable[[], nn.Module]] = {}
+    for name in names:
+        with suppress(OptionError):  # the check of the architectures has the line
+            found |= _known(split, name)
+    signatures = Signatures(found)
     return {name: upload_bytes(signatures[name]) for name in dict.fromkeys(names) if name in signatures}
+
+
+def _known(split: Split, name: str) -> dict[str, Callable[[], nn.Module]]:
+    return builders(split.num_classes, split.input_shape, filter(is_own, [name]))
 
 
 def upload_bytes(signature: Signature) -> int:

@@ -14,6 +14,7 @@ from fl_app.node_config import KEYS, WORDS, client_name
 from fl_app.node_policy import FREE, NodePolicy
 from server_app.doctor.findings import Finding
 from strategies.core.errors import OptionError, StoreError
+from strategies.core.options import is_own
 from strategies.core.places import state_root
 from strategies.core.toml import read_toml, read_toml_file
 from strategies.uploads.checks import CLIENT_NAME
@@ -140,7 +141,8 @@ def _policy(facts: Mapping[str, Any]) -> Iterator[Finding]:
     except OptionError as error:
         yield Finding("error", "node config", str(error), fix="correct the value")
         return
-    if unknown := sorted(set(policy.architectures) - set(ARCHITECTURES)):
+    known = {*ARCHITECTURES, *filter(is_own, policy.architectures)}
+    if unknown := sorted(set(policy.architectures) - known):
         fix = f"one of {', '.join(ARCHITECTURES)}"
         yield Finding("error", "node config architectures", ", ".join(unknown), "architectures of the zoo", fix)
 

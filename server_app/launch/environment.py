@@ -6,6 +6,7 @@ import os
 import sysconfig
 from pathlib import Path
 
+from fl_app.project import FOLDER_VARIABLE, project_folder
 from server_app.launch.guard import TOKEN_KEY
 from strategies.core import offline
 
@@ -37,6 +38,7 @@ def run_environment(folder: Path, token: str) -> dict[str, str]:
         "MALLOC_ARENA_MAX": "1",
         **given,
         **{key: str(Path(given[key]).expanduser().absolute()) for key in _PATHS if given.get(key)},
+        FOLDER_VARIABLE: str(project_folder()),
         "FLWR_HOME": str(folder),
         "RAY_TMPDIR": str(folder),
         "TMPDIR": str(folder / "tmp"),

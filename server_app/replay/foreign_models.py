@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
+from fl_app.project import imported
 from strategies.core.errors import OptionError
 
 
@@ -21,15 +19,7 @@ def foreign_models(text: str, student: str) -> dict[str, Callable[[], Any]]:
     Raises:
         OptionError: The import fails, or the attribute is neither of the two.
     """
-    module, _, attribute = text.partition(":")
-    # A project's own modules lie in the folder where the user types the command.
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise OptionError(f"--model {text!r} cannot be imported: {error}") from error
-    finally:
-        sys.path.pop(0)
+    found = imported(text, "--model")
     models = dict(found) if isinstance(found, Mapping) else {student: found}
     if student not in models or not all(map(callable, models.values())):
         raise OptionError(

@@ -11,6 +11,7 @@ from typing import Any
 from strategies.core.durable import store_errors
 from strategies.core.errors import OptionError, blaming
 from strategies.core.facts import UploadFacts
+from strategies.core.options import is_own
 from strategies.core.toml import read_toml_file
 from strategies.uploads.checks import CLIENT_NAME, check_facts, check_num_examples, some
 
@@ -83,6 +84,17 @@ def list_checkpoints(folder: Path, map_file: Path | None, *, architecture: str, 
     ]
     _refuse_same_names(entries)
     return entries
+
+
+def own_architectures(map_file: Path | None) -> list[str]:
+    """Return the architectures of the user's own code that a map names, each once.
+
+    Raises:
+        OptionError: The map cannot be read.
+    """
+    tables = {} if map_file is None else read_toml_file(map_file, "map")
+    named = [table.get("architecture") for table in tables.values() if isinstance(table, dict)]
+    return list(dict.fromkeys(name for name in named if isinstance(name, str) and is_own(name)))
 
 
 def _is_checkpoint(path: Path) -> bool:

@@ -17,14 +17,14 @@ import torch
 
 from fl_app.models import ARCHITECTURES
 from fl_app.models.uploaded import SUMS
-from server_app.replay.import_map import Entry, Known, list_checkpoints
+from server_app.replay.import_map import Entry, Known, list_checkpoints, own_architectures
 from server_app.settings.build import build_job, held_out
 from server_app.settings.read import Settings, read_settings
 from strategies.core.checkpoints import read_checkpoint
 from strategies.core.durable import make_folder, store_errors, sync_folder
 from strategies.core.errors import OptionError, StoreError, UploadError, blaming
 from strategies.core.facts import UploadFacts
-from strategies.core.options import Scalar
+from strategies.core.options import OWN_FORM, Scalar, is_own
 from strategies.method import Job
 from strategies.run.identity import open_run
 from strategies.run.run_folder import RunFolder, default_run_dir
@@ -138,8 +138,9 @@ def fit(
 
 
 def _settings(request: Request) -> Settings:
-    if request.architecture not in (*ARCHITECTURES, SUMS):
-        raise OptionError(f"--architecture is {request.architecture!r}: must be {', '.join((*ARCHITECTURES, SUMS))}")
+    if request.architecture not in (*ARCHITECTURES, SUMS) and not is_own(request.architecture):
+        allowed = ", ".join((*ARCHITECTURES, SUMS))
+        raise OptionError(f"--architecture is {request.architecture!r}: must be {allowed}, or {OWN_FORM}")
     given = request.settings
     if (named := given.get("model.name", request.architecture)) != request.architecture:
         raise OptionError(
@@ -149,7 +150,10 @@ def _settings(request: Request) -> Settings:
     if given.get("resume"):
         raise OptionError(f"setting 'resume' is {given['resume']!r}: must be empty, an import makes a new run folder")
     # Sums are no model that a client trains.
-    return read_settings(dict(given) if request.architecture == SUMS else {**given, "model.name": request.architecture})
+    chosen = dict(given) if request.architecture == SUMS else {**given, "model.name": request.architecture}
+    if (own := own_architectures(request.map_file)) and not given.get("model.accepted"):
+        chosen["model.accepted"] = ", ".join(dict.fromkeys((*read_settings(chosen).app.model.mix(), *own)))
+    return read_settings(chosen)
 
 
 def _target(request: Request, settings: Settings) -> Path:

@@ -15,6 +15,7 @@ from server_app.report.feature_heads import features_section, function_of, load_
 from server_app.report.gatekeeping import card_section
 from server_app.settings.choices import Choice
 from strategies.core.kinds import OPEN_SET, holds_images, kind_of
+from strategies.core.options import is_own
 from strategies.method import Job, Outcome
 from strategies.run.stage import StageReport
 
@@ -231,15 +232,17 @@ from fl_app.models import build
 
 
 def _load_ensemble(job: Job, *, name: str) -> str:
+    names = {upload.architecture.partition("+")[0] for upload in job.uploads}
+    own = ", own=[" + ", ".join(map(repr, found)) + "]" if (found := sorted(filter(is_own, names))) else ""
     if kind_of(job.uploads[0].architecture) == OPEN_SET:
         return f"""from fl_app.models.uploaded import uploaded_builders
 from strategies import load_ensemble_module
 
-{name} = load_ensemble_module(".", uploaded_builders("open-set", {job.num_classes}, {job.input_shape}))"""
+{name} = load_ensemble_module(".", uploaded_builders("open-set", {job.num_classes}, {job.input_shape}{own}))"""
     return f"""from fl_app.models import builders
 from strategies import load_ensemble_module
 
-{name} = load_ensemble_module(".", builders({job.num_classes}, {job.input_shape}))"""
+{name} = load_ensemble_module(".", builders({job.num_classes}, {job.input_shape}{own}))"""
 
 
 def _colour_bar(figure: Figure, axes: Axes, classes: int) -> None:

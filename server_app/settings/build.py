@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,9 +69,8 @@ def build_job(settings: Settings, split: Split, observer: HeldOut | None, *, dat
         split.num_classes,
         split.input_shape,
         latent=app.client.latent,
-        function=function,
-        noise=app.privacy.noise,
-        method=settings.method.name,
+        sums=partial(function.sums, split.num_classes, app.privacy.noise, settings.method.name),
+        own=app.model.own(),
     )
     heads = head_builders(function, split.num_classes) if settings.method.uploads == STATISTICS else {}
     return Job(
@@ -93,7 +93,7 @@ def build_job(settings: Settings, split: Split, observer: HeldOut | None, *, dat
 
 def _models_of(app: AppConfig, split: Split) -> Mapping[str, ModelBuilder]:
     """Return the architectures that take the data set's images; refuse settings that name others."""
-    models = builders(split.num_classes, split.input_shape)
+    models = builders(split.num_classes, split.input_shape, app.model.own())
     for key, name in app.model.named():
         if name not in models:
             raise OptionError(

@@ -10,6 +10,7 @@ from fl_app.data import Split, check_request, clients_share
 from fl_app.models import ARCHITECTURES
 from fl_app.node_config import checkpoint_path, client_name, read_nodes
 from strategies.core.errors import OptionError
+from strategies.core.options import OWN_FORM, is_own
 
 DEFAULT_SUPERNODES = 5
 
@@ -87,8 +88,8 @@ def _divisions(app: AppConfig, num_supernodes: int) -> set[int]:
     for number, facts in enumerate(nodes[:num_supernodes]):
         where = f"client.nodes: node {facts.get('client', number)}"
         name, part, parts = (facts.get(key) for key in ("architecture", "partition-id", "num-partitions"))
-        if name and name not in ARCHITECTURES:
-            raise OptionError(f"{where}: architecture is {name!r}: must be {', '.join(ARCHITECTURES)}")
+        if name and name not in ARCHITECTURES and not is_own(name):
+            raise OptionError(f"{where}: architecture is {name!r}: must be {', '.join(ARCHITECTURES)}, or {OWN_FORM}")
         if part is not None and not 0 <= part < (parts or 1):
             raise OptionError(f"{where}: partition-id is {part}: must be 0 to {(parts or 1) - 1}")
         if part is not None and "data-root" not in facts:

@@ -18,6 +18,13 @@ from .errors import OptionError
 
 Scalar = bool | int | float | str
 T = TypeVar("T")
+OWN_FORM = "module:attribute of your own"
+
+
+def is_own(name: str) -> bool:
+    """Return whether a name is one of the user's code, ``package.module:attribute``; others have no colon."""
+    module, _, attribute = name.partition(":")
+    return all(part.isidentifier() for part in (*module.split("."), *attribute.split(".")))
 
 
 def option(
@@ -38,7 +45,7 @@ def option(
         low: The smallest valid value.
         high: The largest valid value.
         above: A bound that every valid value exceeds.
-        choices: The valid words.
+        choices: The valid words; :data:`OWN_FORM` among them permits names of the user's own code.
         scaled: Whether it is a number of epochs that :func:`shortened` multiplies.
 
     Returns:
@@ -257,7 +264,7 @@ def _check_value(key: str, value: Any, kind: type, facts: Mapping[str, Any]) -> 
     if fits and not isinstance(value, str):
         fits = (low is None or value >= low) and (high is None or value <= high) and (above is None or value > above)
     if fits and choices:
-        fits = value in choices
+        fits = value in choices if ":" not in value else OWN_FORM in choices and is_own(value)
     if not fits:
         hint = meant(value, choices) if isinstance(value, str) else ""
         raise OptionError(f"setting {key!r} is {value!r}: must be {_allowed(kind, facts)}{hint}")
@@ -265,10 +272,8 @@ def _check_value(key: str, value: Any, kind: type, facts: Mapping[str, Any]) -> 
 
 def _allowed(kind: type, facts: Mapping[str, Any]) -> str:
     if choices := facts.get("choices"):
-        return "one of " + ", ".join(map(repr, choices))
+        return "one of " + ", ".join(word if word == OWN_FORM else repr(word) for word in choices)
     name = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}.get(kind, kind.__name__)
-    low, high, above = facts.get("low"), facts.get("high"), facts.get("above")
-    bounds = [f"at least {low}"] if low is not None else []
-    bounds += [f"greater than {above}"] if above is not None else []
-    bounds += [f"at most {high}"] if high is not None else []
+    limits = (("low", "at least"), ("above", "greater than"), ("high", "at most"))
+    bounds = [f"{words} {facts[key]}" for key, words in limits if facts.get(key) is not None]
     return " ".join([name, " and ".join(bounds)]).strip()

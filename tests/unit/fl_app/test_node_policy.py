@@ -77,6 +77,16 @@ def test_unlisted_architecture_is_refused() -> None:
     FREE.check_architecture("resnet34")
 
 
+def test_a_run_s_own_code_is_refused_by_a_deployed_node_that_does_not_list_it() -> None:
+    listing = NodePolicy.of({"architectures": "lenet5, own.models:Net"}, deployed=True)
+
+    listing.check_architecture("own.models:Net")
+    FREE.check_architecture("own.models:Net")
+    NodePolicy(deployed=True).check_architecture("lenet5")
+    with pytest.raises(UploadError, match="'own.models:Net' is a module of the run's choice: must be among this node"):
+        NodePolicy(deployed=True).check_architecture("own.models:Net")
+
+
 def test_run_without_privacy_is_refused_where_there_is_a_budget() -> None:
     policy = NodePolicy.of({"max-epsilon": 8})
 

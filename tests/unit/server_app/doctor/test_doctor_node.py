@@ -30,6 +30,10 @@ def test_limit_out_of_range_is_an_error_with_the_reason(given: str, found: str) 
     assert any(found in error.found for error in errors)
 
 
+def test_an_architecture_of_one_s_own_code_is_no_error() -> None:
+    assert NodeConfig.of('client="a" architectures="lenet5, own.models:Net"').findings == ()
+
+
 def test_budget_shows_the_spent_part_and_a_damaged_ledger_is_an_error(tmp_path: Path) -> None:
     node = NodeConfig.of(f'client="a" max-epsilon=20.0 state-dir="{tmp_path}"')
     assert node.findings == ()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fl_app.project import FOLDER_VARIABLE
 from server_app.launch.environment import REFUSALS, run_environment
 from strategies.core import offline
 
@@ -26,6 +27,13 @@ def test_run_environment_switches_off_telemetry_whatever_the_caller_s_says(
     assert made.items() >= offline.QUIET.items()
     assert (made[LOOPBACK], made[offline.LOG_VARIABLE]) == ("0", str(tmp_path / REFUSALS))
     assert str(offline.STARTUP) not in made.get("PYTHONPATH", "")
+
+
+def test_run_environment_names_the_folder_of_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
+    monkeypatch.chdir(tmp_path)
+
+    assert run_environment(tmp_path / "run", "token")[FOLDER_VARIABLE] == str(tmp_path)
 
 
 def test_run_environment_off_the_network_guards_every_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

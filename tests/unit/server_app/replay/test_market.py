@@ -111,6 +111,32 @@ def test_every_checkpoint_of_the_folder_becomes_an_upload_with_its_own_weights(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["market", "models"]
 
 
+def test_an_import_takes_architectures_of_one_s_own_also_by_the_map(
+    imported: Import, tmp_path: Path, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bought_nets.py").write_text(
+        "from torch import nn\n\n"
+        "def net(num_classes):\n    return nn.Sequential(nn.Flatten(), nn.Linear(256, num_classes))\n\n"
+        "def wide(num_classes):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(256, 8), nn.ReLU(), nn.Linear(8, num_classes))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    with seeded_torch(0):
+        for name, function in (("a.safetensors", "net"), ("b.safetensors", "wide")):
+            net = build(f"bought_nets:{function}", num_classes=10, input_shape=(1, 16, 16))
+            save_file(net.state_dict(), models / name)
+    for name in ("b.pt", "c.pth"):
+        (models / name).unlink()
+
+    result = imported('["b.safetensors"]\narchitecture = "bought_nets:wide"', architecture="bought_nets:net")
+
+    assert [upload["architecture"] for upload in result["uploads"]] == ["bought_nets:net", "bought_nets:wide"]
+    replay = replayed(result, "fedens")
+    assert [row["kind"] for row in replay["table"]] == ["client", "client", "ensemble"]
+    card = (Path(replay["run_dir"]) / "model_card.md").read_text()
+    assert "own=['bought_nets:net', 'bought_nets:wide']" in card
+
+
 def test_a_replay_of_an_import_scores_the_checkpoints_as_they_are(imported: Import) -> None:
     result = imported()
     images = held_out(read_settings(SETTINGS))[0]

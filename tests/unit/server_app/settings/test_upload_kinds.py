@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +147,7 @@ def test_uploads_of_another_kind_are_refused_in_one_line(
 @pytest.mark.parametrize("task", list(TASKS))
 def test_the_server_uses_the_client_s_name_of_an_upload(task: str) -> None:
     function = FeatureFunction(FeaturesConfig(backbone="tiny_backbone:make"))
-    builders = uploaded_builders(task, 10, (1, 16, 16), latent=5, function=function)
+    builders = uploaded_builders(task, 10, (1, 16, 16), latent=5, sums=partial(function.sums, 10))
 
     assert {kind_of(name) for name in builders} == {task}
     assert uploaded_name(task, "lenet5") in builders

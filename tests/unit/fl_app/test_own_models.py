@@ -1,0 +1,176 @@
+"""A user's own architectures: found, built, tried out, and refused in one line."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from fl_app.config import AppConfig
+from fl_app.models import build, builders
+from fl_app.models.backbones import backbone_of
+from fl_app.project import FOLDER_VARIABLE, imported
+from strategies.core.errors import OptionError
+
+MODELS = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self, num_classes, input_shape):
+        super().__init__()
+        size = input_shape[0] * input_shape[1] * input_shape[2]
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(size, num_classes))
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+class Nets:
+    net = Net
+
+
+def plain():
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 10))
+
+
+def any_words(**given):
+    return Net(**given)
+
+
+def narrow(num_classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, num_classes - 1))
+
+
+def halves(num_classes, input_shape):
+    return Net(num_classes, input_shape).half()
+
+
+def pair():
+    class Two(nn.Module):
+        def forward(self, x):
+            return x, x
+    return Two()
+
+
+def needs(width):
+    return plain()
+
+
+def no_net():
+    return 7
+
+
+def broken():
+    raise ValueError("no\\nsuch layer")
+
+
+number = 3
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with the user's modules, which is the working directory."""
+    (tmp_path / "own_models.py").write_text(MODELS)
+    (tmp_path / "needs_absent.py").write_text("import absent_package_of_own\n")
+    (tmp_path / "misspelt.py").write_text("x = = 1\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield tmp_path
+    for name in ("own_models", "needs_absent", "misspelt"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("name", ["own_models:Net", "own_models:Nets.net", "own_models:plain", "own_models:any_words"])
+@pytest.mark.usefixtures("project")
+def test_an_own_architecture_maps_examples_to_logits(name: str) -> None:
+    model = build(name, num_classes=10, input_shape=(1, 4, 4))
+
+    assert model(torch.zeros(3, 1, 4, 4)).shape == (3, 10)
+    found = builders(10, (1, 4, 4), [name])
+    assert found[name]().training
+    assert pickle.dumps(found[name])
+
+
+@pytest.mark.usefixtures("project")
+def test_an_own_architecture_serves_shapes_that_the_zoo_does_not_take() -> None:
+    assert list(builders(10, (5, 3, 2), ["own_models:Net"])) == ["own_models:Net"]
+
+
+@pytest.mark.usefixtures("project")
+def test_a_trial_of_an_own_architecture_leaves_torchs_random_state_alone() -> None:
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+
+    builders(10, (1, 4, 4), ["own_models:Net"])
+
+    assert torch.equal(torch.rand(2), expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("own_models:narrow", r"maps 2 examples of shape \(1, 4, 4\) to float32 \[2, 9\]: must be float32 \[2, 10\]"),
+        ("own_models:pair", "maps examples to tuple: must map them to one tensor of logits"),
+        ("own_models:halves", "does not take examples of shape (.*): RuntimeError"),
+        ("own_models:needs", "needs the argument 'width': must need none but num_classes, input_shape"),
+        ("own_models:no_net", "returns int: must return an nn.Module"),
+        ("own_models:broken", "fails: ValueError: no such layer"),
+        ("own_models:number", "is 'own_models:number', which is int: must be a function or a class"),
+        ("own_models:Nett", "module 'own_models' has no 'Nett'; did you mean 'Net'?"),
+        ("absent_models:Net", "there is no module 'absent_models' in .*, nor elsewhere on Python's path"),
+        ("needs_absent:Net", "module 'needs_absent' imports 'absent_package_of_own', which is not installed"),
+        ("misspelt:Net", "module 'misspelt' cannot be imported: SyntaxError"),
+    ],
+)
+@pytest.mark.usefixtures("project")
+def test_a_wrong_own_architecture_is_refused_in_one_line_that_names_it(name: str, reason: str) -> None:
+    with pytest.raises(OptionError, match=reason) as error:
+        builders(10, (1, 4, 4), [name])
+
+    assert "\n" not in str(error.value)
+    assert name in str(error.value)
+
+
+def test_a_module_is_found_in_the_folder_of_the_command_which_is_on_no_path_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "named_elsewhere.py").write_text("import torch\nvalue = 5\n")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+
+    assert imported("named_elsewhere:value", "setting 'x'") == 5
+    assert str(tmp_path) not in sys.path
+
+
+@pytest.mark.parametrize("key", ["model.name", "model.per-client", "model.student", "model.accepted"])
+def test_settings_take_own_architectures_by_their_form(key: str) -> None:
+    given: dict[str, bool | int | float | str] = {key: "a.b:C"}
+    if key == "model.accepted":
+        given["model.name"] = "a.b:C"
+
+    assert AppConfig.from_settings(given).model.own() == ("a.b:C",)
+    for wrong in ("a.b:", ":C", "a b:C", "a.b:C:D", "module:attribute of your own"):
+        with pytest.raises(OptionError, match=f"setting '{key}' .*module:attribute of your own"):
+            AppConfig.from_settings({**given, key: f"a.b:C,{wrong}" if key == "model.accepted" else wrong})
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("own_models:no_net", "returns int: must return a fl_app.models.backbones.Backbone"),
+        ("own_models:broken", "which fails: ValueError"),
+        ("resnet", "must be 'efficientnet-lite0', 'torchvision:<architecture>', or 'module:attribute'"),
+    ],
+)
+@pytest.mark.usefixtures("project")
+def test_a_wrong_own_backbone_is_refused_in_the_same_way(name: str, reason: str) -> None:
+    with pytest.raises(OptionError, match=reason):
+        backbone_of(name)
