@@ -131,12 +131,13 @@ def trained_model(config: AppConfig, node: Node, asked: Asked, start: State) -> 
 def _kept(config: AppConfig, node: Node, asked: Asked, *, keep: Keep, start: State) -> tuple[Trained, State]:
     """Train, enter the upload into the privacy ledger, and keep the model."""
     ledger = Ledger.of(state_root(node.state_dir), node.client)
-    ledger.check(config.privacy, node.policy)
+    mu = config.privacy.mu if config.privacy.on and asked.task == STATISTICS else None
+    ledger.check(config.privacy, node.policy, mu=mu)
     made = _made(config, node, asked, start)
     # A killed SuperNode may leave a process that still trains; the model kept first may have been sent.
     if config.privacy.on and (kept := keep.load()) is not None:
         return kept
-    ledger.enter(config.privacy, node.policy, run=asked.run_id, server_round=asked.server_round)
+    ledger.enter(config.privacy, node.policy, run=asked.run_id, server_round=asked.server_round, mu=mu)
     try:
         keep.save(*made)
     except (OSError, SafetensorError) as error:  # the model is sent without a kept copy

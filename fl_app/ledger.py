@@ -1,9 +1,11 @@
 """The privacy that a node has given up over all runs: a ledger on its own disk, and the budget that it must not exceed.
 
-Budgets add up by basic composition: k releases, each (epsilon_i, delta_i)-differentially private, are together
-(sum epsilon_i, sum delta_i)-differentially private.
+Sums of features with noise are Gaussian mechanisms, which compose exactly: k of them, with mu_i = sensitivity / noise,
+are together one with mu = sqrt(sum mu_i^2). Uploads of DP-SGD add up by basic composition: k releases, each (epsilon_i,
+delta_i)-differentially private, are together (sum epsilon_i, sum delta_i)-differentially private. So do both kinds.
 
-Source: Dwork, Roth, The Algorithmic Foundations of Differential Privacy, 2014, Theorem 3.16.
+Sources: Dong, Roth, Su, Gaussian Differential Privacy, 2022, Corollary 3.3; Balle, Wang, ICML 2018, Theorem 8; Dwork,
+Roth, The Algorithmic Foundations of Differential Privacy, 2014, Theorem 3.16.
 
 An upload is entered before it can be sent, so a crash may count a release that never arrived, and never misses one.
 The ledger lies in the node's state folder, outside the folders of single runs, and is never shortened.
@@ -14,7 +16,7 @@ from __future__ import annotations
 import fcntl
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
 # Ten times 1e-5 is 1e-4 but for the last bits.
 ROUNDING = 1e-9
+BUDGET = ("epsilon", "delta")
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ class Ledger:
         return cls(folder / f"{client}-privacy.json")
 
     def releases(self) -> list[dict[str, Any]]:
-        """Return the entries: ``run``, ``round``, ``epsilon``, ``delta`` and ``time``.
+        """Return the entries: ``run``, ``round``, ``epsilon``, ``delta``, ``time``, and ``mu`` of a Gaussian mechanism.
 
         Raises:
             StoreError: The file is damaged.
@@ -63,16 +66,20 @@ class Ledger:
         return rows
 
     def spent(self) -> tuple[float, float]:
-        """Return the sums of epsilon and of delta over all releases.
+        """Return the epsilon and the delta of all releases together.
 
         Raises:
             StoreError: The file is damaged.
         """
-        rows = self.releases()
-        return math.fsum(row["epsilon"] for row in rows), math.fsum(row["delta"] for row in rows)
+        return together(self.releases())
 
-    def check(self, privacy: PrivacyConfig, policy: NodePolicy) -> None:
-        """Refuse a private upload that would exceed the node's budget.
+    def check(self, privacy: PrivacyConfig, policy: NodePolicy, *, mu: float | None = None) -> None:
+        """Refuse a private upload that would exceed the node's budget, or the run's total.
+
+        Args:
+            privacy: The run's budget.
+            policy: The node's limits.
+            mu: Of the upload, if it is a Gaussian mechanism: its sensitivity over the deviation of its noise.
 
         Raises:
             UploadError: Names the budget, the spent part and the requested one; or the file that is damaged.
@@ -80,23 +87,22 @@ class Ledger:
         if not privacy.on:
             return
         try:
-            epsilon, delta = self.spent()
+            before, limits = self.releases(), _limits(privacy, policy)
+            asked = {"epsilon": privacy.epsilon, "delta": privacy.delta, **({} if mu is None else {"mu": mu})}
+            spent, after = (dict(zip(BUDGET, together(rows), strict=True)) for rows in (before, [*before, asked]))
         except StoreError as error:
             raise UploadError(f"the privacy ledger cannot be read, so nothing is sent: {error}") from error
-        if policy.max_epsilon is None:
-            return
-        limits = {
-            "epsilon": (epsilon, privacy.epsilon, policy.max_epsilon),
-            "delta": (delta, privacy.delta, policy.max_delta),
-        }
-        for name, (spent, asked, most) in limits.items():
-            if math.fsum((spent, asked, -most)) > ROUNDING * most:
+        for limit, (name, most) in limits.items():
+            if after[name] - most > ROUNDING * most:
+                left = most - spent[name] if name == "delta" else _epsilon_left(before, asked, most)
                 raise UploadError(
-                    f"setting 'privacy.{name}' is {asked:g}: must be at most {max(0.0, most - spent):g} on this node, "
-                    f"whose max-{name} over all runs is {most:g}, of which {spent:g} is spent"
+                    f"setting 'privacy.{name}' is {asked[name]:g}: must be at most {max(0.0, left):.4g} on this node, "
+                    f"whose {limit} over all runs is {most:g}, of which {spent[name]:.4g} is spent"
                 )
 
-    def enter(self, privacy: PrivacyConfig, policy: NodePolicy, *, run: str, server_round: int) -> None:
+    def enter(
+        self, privacy: PrivacyConfig, policy: NodePolicy, *, run: str, server_round: int, mu: float | None = None
+    ) -> None:
         """Check the budget again, and enter an upload before it is sent; once this returns the entry is on the disk.
 
         Raises:
@@ -109,12 +115,13 @@ class Ledger:
             "round": server_round,
             "epsilon": privacy.epsilon,
             "delta": privacy.delta,
+            **({} if mu is None else {"mu": mu}),
             "time": datetime.now(UTC).astimezone().isoformat(timespec="seconds"),
         }
         try:
             make_folder(self.path.parent, 0o700)
             with self._alone():
-                self.check(privacy, policy)
+                self.check(privacy, policy, mu=mu)
                 write_facts(self.path, {"releases": [*self.releases(), row]})
         except (OSError, StoreError) as error:
             raise UploadError(f"the privacy ledger cannot be written, so nothing is sent: {error}") from error
@@ -130,7 +137,50 @@ class Ledger:
             os.close(handle)
 
 
+def together(releases: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
+    """Return the epsilon and the delta of several releases of the same examples.
+
+    Gaussian mechanisms are together one of ``mu = sqrt(sum mu_i^2)``. Its epsilon is that at the least of their deltas.
+    The others' epsilons and deltas are added.
+
+    Args:
+        releases: Each has ``epsilon`` and ``delta``; a Gaussian mechanism also ``mu``.
+    """
+    gaussian = [row for row in releases if "mu" in row]
+    others = [row for row in releases if "mu" not in row]
+    epsilon, delta = (math.fsum(row[key] for row in others) for key in BUDGET)
+    if not gaussian:
+        return epsilon, delta
+    from strategies.statistics.privacy import spent  # late: it imports torch
+
+    least = min(row["delta"] for row in gaussian)
+    return epsilon + spent([row["mu"] for row in gaussian], least), delta + least
+
+
+def _limits(privacy: PrivacyConfig, policy: NodePolicy) -> dict[str, tuple[str, float]]:
+    """Return the name of each limit -> what it limits, and the most of it."""
+    found = {"privacy.total-epsilon": ("epsilon", privacy.total_epsilon)} if privacy.total_epsilon else {}
+    if policy.max_epsilon is not None:
+        found |= {"max-epsilon": ("epsilon", policy.max_epsilon), "max-delta": ("delta", policy.max_delta)}
+    return found
+
+
+def _epsilon_left(before: Sequence[Mapping[str, Any]], asked: Mapping[str, float], most: float) -> float:
+    """Return the largest epsilon that an upload of the kind that is asked for may have."""
+    if "mu" not in asked:
+        return most - together(before)[0]
+    from strategies.statistics.privacy import noise_for, spent
+
+    gaussian = [row for row in before if "mu" in row]
+    room = most - together([row for row in before if "mu" not in row])[0]
+    delta = min(row["delta"] for row in [*gaussian, asked])
+    square = noise_for(room, delta) ** -2 - math.fsum(row["mu"] ** 2 for row in gaussian) if room > 0 else 0.0
+    return spent([math.sqrt(square)], asked["delta"]) if square > 0 else 0.0
+
+
 def _is_release(row: object) -> bool:
     if not isinstance(row, dict):
         return False
-    return all(isinstance(row.get(key), int | float) and row[key] >= 0 for key in ("epsilon", "delta"))
+    return all(isinstance(row.get(key), int | float) and row[key] >= 0 for key in BUDGET) and (
+        "mu" not in row or (isinstance(row["mu"], int | float) and row["mu"] > 0)
+    )

@@ -42,11 +42,19 @@ class PrivacyConfig:
 
     epsilon: float = option(0.0, "privacy budget epsilon of each client's examples; 0 = no privacy", low=0.0)
     delta: float = option(1e-5, "delta of the budget; less than 1 / examples of a client", above=0.0, high=0.1)
+    total_epsilon: float = option(
+        0.0, "largest epsilon of a client's uploads over all its runs, by its own ledger; 0 = any", low=0.0
+    )
     clip: float = option(1.0, "largest norm of one example's gradient; replaces client.clip", above=0.0)
 
     def __post_init__(self) -> None:
         """Check every value."""
         check(self, "privacy")
+        if 0 < self.total_epsilon < self.epsilon:
+            raise OptionError(
+                f"setting 'privacy.total-epsilon' is {self.total_epsilon:g}: must be 0, or at least 'privacy.epsilon', "
+                f"{self.epsilon:g}"
+            )
 
     @property
     def on(self) -> bool:
@@ -59,6 +67,13 @@ class PrivacyConfig:
         from strategies.statistics.privacy import deviation  # late: it imports torch
 
         return deviation(self.epsilon, self.delta)
+
+    @property
+    def mu(self) -> float:
+        """Sensitivity over noise of the Gaussian mechanism that spends the budget on sums of features."""
+        from strategies.statistics.privacy import noise_for  # late: it imports torch
+
+        return 1.0 / noise_for(self.epsilon, self.delta)
 
     def check_settings(self, settings: Mapping[str, Scalar]) -> None:
         """Refuse settings with which an upload would reveal more than the budget permits.

@@ -105,7 +105,7 @@ def private_rows(train: Labelled, test: Labelled, draws: int) -> Iterator[dict[s
         clients = clients_of(train, count, 0.1, 0)
         for epsilon in (0.5, 1.0, 2.0, 4.0, 8.0):
             noise, found = noise_for(epsilon, DELTA) * sensitivity(), []
-            for _ in range(draws if count == CLIENTS[0] else 1):
+            for _ in range(draws):
                 noisy = (released(own, epsilon, DELTA) for own in clients.values())
                 found.append(accuracy(noisy_head(Statistics.total(noisy), [noise] * count), test))
             spread = statistics.stdev(found) if len(found) > 1 else None

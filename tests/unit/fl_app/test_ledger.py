@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 from pathlib import Path
 
 import pytest
+import torch
 
 from fl_app.ledger import Ledger
 from fl_app.node_policy import FREE, NodePolicy
 from fl_app.privacy import PrivacyConfig
-from strategies.core.errors import StoreError, UploadError
+from strategies.core.errors import OptionError, StoreError, UploadError
 
 EIGHT = PrivacyConfig(epsilon=8.0)
 BUDGET = NodePolicy.of({"max-epsilon": 20.0})
@@ -50,6 +52,81 @@ def test_delta_adds_up_too(tmp_path: Path) -> None:
         enter(tmp_path, PrivacyConfig(epsilon=1.0), policy)
 
 
+def enter_sums(folder: Path, epsilon: float, policy: NodePolicy = BUDGET, **more: float) -> None:
+    """Enter the upload of sums with noise."""
+    privacy = PrivacyConfig(epsilon=epsilon, **more)
+    Ledger.of(folder, "alice").enter(privacy, policy, run="r", server_round=1, mu=privacy.mu)
+
+
+def epsilon_of(mu: float, delta: float) -> float:
+    """Return the epsilon of a Gaussian mechanism, by bisection over the integral of both densities' difference."""
+    grid = torch.linspace(-20, 20 + mu, 100001, dtype=torch.float64)
+    one, other = (torch.exp(-((grid - shift) ** 2) / 2) / math.sqrt(2 * math.pi) for shift in (mu, 0.0))
+    low, high = 0.0, 50.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        found = float((one - math.exp(middle) * other).clamp_min(0).sum() * (grid[1] - grid[0]))
+        low, high = (middle, high) if found > delta else (low, middle)
+    return high
+
+
+def test_gaussian_mechanisms_compose_exactly(tmp_path: Path) -> None:
+    for epsilon in (1.0, 2.0, 1.0):
+        enter_sums(tmp_path, epsilon)
+    ledger = Ledger.of(tmp_path, "alice")
+    mu = math.sqrt(sum(row["mu"] ** 2 for row in ledger.releases()))
+
+    epsilon, delta = ledger.spent()
+
+    assert epsilon == pytest.approx(epsilon_of(mu, 1e-5), abs=1e-4)
+    assert epsilon < 3.0  # the sum would be 4
+    assert delta == 1e-5
+
+
+def test_one_gaussian_mechanism_spends_its_epsilon_and_the_least_delta_counts(tmp_path: Path) -> None:
+    enter_sums(tmp_path, 2.0, delta=1e-5)
+    assert Ledger.of(tmp_path, "alice").spent() == (pytest.approx(2.0, rel=1e-9), 1e-5)
+    enter_sums(tmp_path, 2.0, delta=1e-6)
+    mu = [row["mu"] for row in Ledger.of(tmp_path, "alice").releases()]
+    assert Ledger.of(tmp_path, "alice").spent() == (pytest.approx(epsilon_of(math.hypot(*mu), 1e-6), abs=1e-4), 1e-6)
+
+
+def test_trained_models_and_old_lines_are_added_to_gaussian_mechanisms(tmp_path: Path) -> None:
+    enter_sums(tmp_path, 1.0)
+    enter_sums(tmp_path, 1.0)
+    both = Ledger.of(tmp_path, "alice").spent()[0]
+    enter(tmp_path)  # without mu, as lines were before
+
+    assert Ledger.of(tmp_path, "alice").spent() == (pytest.approx(both + 8.0), pytest.approx(2e-5))
+
+
+def test_a_gaussian_mechanism_beyond_the_budget_is_told_what_is_left(tmp_path: Path) -> None:
+    policy = NodePolicy.of({"max-epsilon": 12.0})
+    enter(tmp_path, policy=policy)
+    enter_sums(tmp_path, 3.0, policy)
+    with pytest.raises(
+        UploadError, match=r"'privacy.epsilon' is 3: must be at most 2\.\d+ on this .* of which 11 is s"
+    ) as told:
+        enter_sums(tmp_path, 3.0, policy)
+    left = float(str(told.value).split("must be at most ")[1].split(" ")[0])
+    with pytest.raises(UploadError, match=r"must be at most 1 on this node"):
+        enter(tmp_path, policy=policy)  # a trained model's epsilon is added
+
+    enter_sums(tmp_path, left - 1e-3, policy)
+
+    assert Ledger.of(tmp_path, "alice").spent()[0] == pytest.approx(12.0, abs=0.01)
+
+
+def test_total_of_a_run_bounds_all_runs_on_a_node_without_a_policy(tmp_path: Path) -> None:
+    total = PrivacyConfig(epsilon=8.0, total_epsilon=10.0)
+    enter(tmp_path, total, FREE)
+    with pytest.raises(UploadError, match=r"at most 2 .* whose privacy.total-epsilon over all runs is 10, of which 8"):
+        enter(tmp_path, total, FREE)
+    assert len(Ledger.of(tmp_path, "alice").releases()) == 1
+    with pytest.raises(OptionError, match=r"'privacy.total-epsilon' is 4: must be 0, or at least 'privacy.epsilon', 8"):
+        PrivacyConfig(epsilon=8.0, total_epsilon=4.0)
+
+
 def test_node_without_a_budget_keeps_the_ledger_and_refuses_nothing(tmp_path: Path) -> None:
     for run in "abc":
         enter(tmp_path, policy=FREE, run=run)
@@ -79,6 +156,9 @@ def test_every_changed_bit_of_a_ledger_is_an_error_or_the_same_sum(tmp_path: Pat
 def test_damaged_ledger_is_never_replaced(tmp_path: Path) -> None:
     enter(tmp_path)
     path = Ledger.of(tmp_path, "alice").path
+    path.write_text(json.dumps({"releases": [{"epsilon": 8.0, "delta": 0.0, "mu": 0.0}]}))
+    with pytest.raises(UploadError, match="so nothing is sent"):
+        enter(tmp_path)
     path.write_text(json.dumps({"releases": [{"epsilon": -8.0, "delta": 0.0}]}))
 
     with pytest.raises(UploadError, match="so nothing is sent"):

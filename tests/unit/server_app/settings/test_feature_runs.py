@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 from client_app.feature_sums import ClientSums
 from fl_app.data import open_split
+from fl_app.ledger import Ledger
 from fl_app.models.features import FeatureFunction
 from fl_app.models.features_config import FeaturesConfig
 from fl_app.node_policy import NodePolicy
@@ -22,6 +23,7 @@ from server_app.settings.checks import check_needs_of_settings
 from server_app.settings.read import read_settings
 from strategies.core.errors import OptionError, UploadError
 from strategies.core.facts import UploadFacts
+from strategies.statistics.privacy import noise_for
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +120,20 @@ def test_private_sums_are_noisy_and_tell_no_exact_count(tmp_path: Path) -> None:
     assert result["accuracy"] > 50.0
     with pytest.raises(OptionError, match="'lda' cannot use sums with noise"):
         replayed(tmp_path / "run", "lda", tmp_path / "lda")
+
+
+def test_sums_asked_for_again_are_those_that_were_kept_for_nothing_and_synced_after_the_ledger(tmp_path: Path) -> None:
+    given = {**SETTINGS, "privacy.epsilon": 1.0, "client.share-label-counts": False, "privacy.total-epsilon": 1.2}
+    given["client.state-dir"] = str(tmp_path)
+    first, second = (sent_by_clients(given, "0123456789abcdef0123456789abcdef")[0] for _ in range(2))
+    ledger = Ledger.of(tmp_path, "client-000")
+    assert all(torch.equal(value, second["client-000"][key]) for key, value in first["client-000"].items())
+    assert [row["mu"] for row in ledger.releases()] == [pytest.approx(1 / noise_for(1.0, 1e-5))]
+    with pytest.raises(
+        UploadError, match=r"at most 0\.\d+ on this node, whose privacy.total-epsilon over all runs is 1.2"
+    ):
+        sent_by_clients(given, "f" * 32)
+    assert len(ledger.releases()) == 1
 
 
 def test_lda_with_a_budget_is_refused_before_any_client_spends_it() -> None:

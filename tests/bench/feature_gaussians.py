@@ -1,0 +1,80 @@
+"""FedPFT on features: a Gaussian per client and class, spherical or diagonal, beside ridge on the same divisions.
+
+python tests/bench/feature_gaussians.py --root DATA --cache FOLDER --out docs/results/feature_gaussians.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+from features import CLASSES, SEEDS, Labelled, accuracy, extracted
+from measure import say
+
+from fl_app.data import PartitionSpec, partition
+from strategies.core.facts import UploadFacts
+from strategies.fedpft import METHOD, FedPftConfig
+from strategies.method import Job, Normalization, Silent, Upload
+from strategies.statistics.heads import Head
+from strategies.statistics.uploaded import FeatureSums
+
+HALVES, ALPHA, CLIENTS = Normalization((0.5,), (0.5,)), 0.1, (10, 100)
+
+
+def upload(client: str, part: Labelled) -> Upload:
+    """Return a client's counts, sums and sums of squares."""
+    rows, labels = part
+    model = FeatureSums(CLASSES, rows.shape[1], torch.zeros(4, 32, dtype=torch.uint8), second=("squares",))
+    sums = model.empty()
+    for some, own in zip(rows.split(4096), labels.split(4096), strict=True):
+        sums[0].include(some, own)
+    model.fill(*sums)
+    return Upload(UploadFacts(client, "statistics", len(labels), None), partial(dict, model.state_dict()))
+
+
+def fedpft(parts: list[Labelled], seed: int, **options: Any) -> Head:
+    """Return FedPFT's head of the clients' examples."""
+    uploads = tuple(upload(f"client-{k:04d}", part) for k, part in enumerate(parts))
+    job = Job(uploads, {}, "head", CLASSES, (1, 8, 8), HALVES, FedPftConfig(**options), seed=seed)
+    student = METHOD.fit(job, Silent()).student or {}
+    return Head(student["head.weight"].double(), student["head.bias"].double())
+
+
+def divided(train: Labelled, clients: int, alpha: float, seed: int) -> list[Labelled]:
+    """Return the examples of every client that has any."""
+    spec = PartitionSpec(law="dirichlet-classes", alpha=alpha)
+    division = partition(train[1].numpy(), spec, num_clients=clients, num_classes=CLASSES, seed=seed)
+    return [(train[0][part], train[1][part]) for part in map(torch.from_numpy, division) if len(part)]
+
+
+def main(arguments: argparse.Namespace) -> None:
+    torch.set_num_threads(1)
+    train, test = (extracted(arguments, half) for half in ("train", "test"))
+    found: dict[str, Any] = {
+        "data": arguments.data, "side": arguments.side, "features": train[0].shape[1], "train": len(train[1]),
+        "test": len(test[1]), "alpha": ALPHA, "torch": torch.__version__, "rows": [],
+    }  # fmt: skip
+    for clients, covariance, seed in product(CLIENTS, ("diagonal", "spherical"), SEEDS):
+        parts, began = divided(train, clients, ALPHA, seed), time.process_time()
+        right = accuracy(fedpft(parts, seed, covariance=covariance), test)
+        row = {"clients": clients, "covariance": covariance, "seed": seed, "fedpft": right}
+        found["rows"].append({**row, "cpu_s": time.process_time() - began})
+        say(str(found["rows"][-1]))
+        Path(arguments.out).write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", default="")
+    parser.add_argument("--cache", required=True)
+    parser.add_argument("--out", required=True)
+    parser.add_argument("--data", default="cifar10")
+    parser.add_argument("--limit", type=int, default=0, help="first images of each half; 0 = all")
+    parser.add_argument("--side", type=int, default=128)
+    main(parser.parse_args())
