@@ -158,6 +158,7 @@ def _of_project(name: str) -> Backbone:
     found = called(function_of(name, where), {}, f"{where} is {name!r}, which")
     if not isinstance(found, Backbone):
         raise OptionError(
-            f"{where} is {name!r}, which returns {type(found).__name__}: must return a fl_app.models.backbones.Backbone"
+            f"{where} is {name!r}, which returns {type(found).__name__}: must return a "
+            "oneshot_fl.fl_app.models.backbones.Backbone"
         )
     return found

@@ -123,9 +123,9 @@ def _asked(limit_s: float) -> dict[str, Any] | str:
     try:
         with guarded() as (folder, token), tempfile.TemporaryFile("w+") as output:
             environment = {**os.environ, TOKEN_KEY: token, "RAY_TMPDIR": str(folder), "RAY_USAGE_STATS_ENABLED": "0"}
-            code = Path(__file__).parents[2]  # the packages' folder, for a checkout that is not installed
+            code = Path(__file__).parents[__name__.count(".")]  # for a checkout that is not installed
             environment["PYTHONPATH"] = os.pathsep.join([str(code), environment.get("PYTHONPATH", "")])
-            command = [sys.executable, "-W", "ignore", "-m", "server_app.doctor.ray_probe"]
+            command = [sys.executable, "-W", "ignore", "-m", f"{__package__}.ray_probe"]
             done = subprocess.run(  # noqa: S603  a module of ours, with this interpreter
                 command, env=environment, stdout=output, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL,
                 cwd=folder, timeout=limit_s, start_new_session=True, check=False,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from strategies.core.errors import printable
+from strategies.core.errors import OneShotError, printable
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 # "(ClientAppActor pid=18588) ": the process that simulated a client is of no use to the reader, and always changes.
@@ -26,7 +26,7 @@ NOISE = (
     "warnings.warn(",
 )
 # This project's errors are complete in one line, which is printed at the end, so their traceback is dropped.
-OURS = re.compile(r"^strategies\.core\.errors\.\w+: ")
+OURS = re.compile(rf"^{re.escape(OneShotError.__module__)}\.\w+: ")
 TRACEBACK = "Traceback (most recent call last):"
 
 

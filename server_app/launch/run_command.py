@@ -156,7 +156,8 @@ def _refuse_replay(folder: Path) -> None:
 
 def app_folder(given: Path | None) -> Path:
     """Return the folder that Flower runs: ``given``, else the working directory, else this app's installation."""
-    candidates = [given] if given is not None else [Path.cwd(), Path(__file__).resolve().parents[2]]
+    home = Path(__file__).resolve().parents[2]  # a clone is an app's folder, the installed package holds one
+    candidates = [given] if given is not None else [Path.cwd(), home, home / "app"]
     for folder in candidates:
         try:
             tool = tomllib.loads((folder / "pyproject.toml").read_text()).get("tool", {})

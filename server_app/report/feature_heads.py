@@ -46,8 +46,8 @@ def load_head(function: FeatureFunction, num_classes: int, *, name: str) -> str:
     """Return the code that loads a head under a variable's name; the backbone comes from its own package or file."""
     return f"""from safetensors.torch import load_file
 
-from fl_app.models.features import FeatureFunction, head_of
-from fl_app.models.features_config import FeaturesConfig
+from oneshot_fl.fl_app.models.features import FeatureFunction, head_of
+from oneshot_fl.fl_app.models.features_config import FeaturesConfig
 
 {name} = head_of({function!r}, {num_classes})
 {name}.load_state_dict(load_file("student.safetensors"))

@@ -224,7 +224,7 @@ def _load_student(job: Job, *, name: str) -> str:
         return load_head(function, job.num_classes, name=name)
     return f"""from safetensors.torch import load_file
 
-from fl_app.models import build
+from oneshot_fl.fl_app.models import build
 
 {name} = build({job.student!r}, num_classes={job.num_classes}, input_shape={job.input_shape})
 {name}.load_state_dict(load_file("student.safetensors"))
@@ -235,12 +235,12 @@ def _load_ensemble(job: Job, *, name: str) -> str:
     names = {upload.architecture.partition("+")[0] for upload in job.uploads}
     own = ", own=[" + ", ".join(map(repr, found)) + "]" if (found := sorted(filter(is_own, names))) else ""
     if kind_of(job.uploads[0].architecture) == OPEN_SET:
-        return f"""from fl_app.models.uploaded import uploaded_builders
-from strategies import load_ensemble_module
+        return f"""from oneshot_fl import load_ensemble_module
+from oneshot_fl.fl_app.models.uploaded import uploaded_builders
 
 {name} = load_ensemble_module(".", uploaded_builders("open-set", {job.num_classes}, {job.input_shape}{own}))"""
-    return f"""from fl_app.models import builders
-from strategies import load_ensemble_module
+    return f"""from oneshot_fl import load_ensemble_module
+from oneshot_fl.fl_app.models import builders
 
 {name} = load_ensemble_module(".", builders({job.num_classes}, {job.input_shape}{own}))"""
 

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from strategies.core.errors import OptionError
-from strategies.core.options import Scalar, reject_unknown
+from strategies.core.options import Scalar, meant, reject_unknown
 from strategies.core.toml import read_toml, read_toml_file
 from strategies.run.retired import without_retired
 
+CONF = Path(__file__).resolve().parents[2] / "conf"  # the settings files that have names, in a clone or installed
 # Settings that name a file or a folder, beside the run folder itself.
 PATHS = ("data.root", "client.checkpoint", "client.nodes", "client.state-dir", "uploads")
 
@@ -21,7 +22,8 @@ def merge_settings(sources: Sequence[str], kinds: Mapping[str, type]) -> dict[st
     """Merge files and pairs, later ones over earlier ones.
 
     Args:
-        sources: Paths that end in ``.toml``, or ``key=value`` pairs divided by spaces. Quotes are optional.
+        sources: Paths that end in ``.toml``, names of the files in ``conf/``, or ``key=value`` pairs divided by
+            spaces. Quotes are optional.
         kinds: Every known key with the type of its value.
 
     Raises:
@@ -29,7 +31,8 @@ def merge_settings(sources: Sequence[str], kinds: Mapping[str, type]) -> dict[st
     """
     merged: dict[str, Scalar] = {}
     for source in sources:
-        merged.update(_read_file(Path(source)) if source.endswith(".toml") else _read_pairs(source, kinds))
+        file = _file_of(source)
+        merged.update(_read_pairs(source, kinds) if file is None else _read_file(file))
     merged = without_retired(merged)
     reject_unknown(merged, list(kinds))
     return merged
@@ -55,6 +58,22 @@ def toml_table(settings: Mapping[str, Scalar]) -> str:
         return ".".join(to_toml(part) for part in key.split("."))
 
     return "".join(f"{quoted(key)} = {to_toml(value)}\n" for key, value in settings.items())
+
+
+def _file_of(source: str) -> Path | None:
+    """Return the file that a source is, or names; None for pairs."""
+    if source.endswith(".toml"):
+        return Path(source)
+    name = source.strip()
+    if not name or "=" in name:
+        return None
+    known = sorted(path.stem for path in CONF.glob("*.toml"))
+    if name not in known:
+        raise OptionError(
+            f"setting {name[:200]!r} is not a pair: must be key=value, a file that ends in .toml, or the name of a "
+            f"settings file, such as 'short'{meant(name, known)}"
+        )
+    return CONF / f"{name}.toml"
 
 
 def _read_file(path: Path) -> dict[str, Scalar]:

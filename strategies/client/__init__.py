@@ -3,7 +3,7 @@
 A ClientApp that replies with stock records works unchanged. These few lines give it a stable name and label counts, and
 spare it a second training for the same run::
 
-    from strategies.client import already_held, upload_facts
+    from oneshot_fl.client import already_held, upload_facts
 
     @app.train()
     def train(msg, context):

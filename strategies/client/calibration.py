@@ -2,7 +2,7 @@
 
 Quantised activations need a range per layer, and only the client has the data to measure it::
 
-    from strategies.client.calibration import calibrate
+    from oneshot_fl.client.calibration import calibrate
 
     content["upload"] = upload_facts(client="hospital-a", ranges=calibrate(model, batches))
 """

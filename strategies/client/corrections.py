@@ -2,7 +2,7 @@
 
 In a few lines::
 
-    from strategies.client.corrections import LocalUpdate, read_round
+    from oneshot_fl.client.corrections import LocalUpdate, read_round
 
     update = LocalUpdate(model, *read_round(msg), momentum=0.9, memory=RoundState.of("", run_id, "hospital-a"))
     for images, labels in batches:

@@ -2,7 +2,7 @@
 
 Two lines give the server's ``Fens`` strategy everything it needs::
 
-    from strategies.client import fens
+    from oneshot_fl.client import fens
     fens.serve(app, model=Net, examples=held_examples, client=name_of)
 
 ``held_examples(context)`` returns the examples that the client did not train on, as normalised inputs [n, ...] and

@@ -7,12 +7,17 @@ import runpy
 import shutil
 import subprocess
 import tomllib
+import zipfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from flwr.cli.build import build_fab_from_files
+from flwr.cli.utils import collect_files
+from flwr.common.constant import FAB_MAX_SIZE
+from hatchling.build import build_wheel
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.responses import PlainTextResponse
@@ -109,13 +114,54 @@ def test_every_unit_stops_flower_from_installing_and_from_telemetry() -> None:
     assert variables("superlink.env")["MALLOC_ARENA_MAX"] == "1"
 
 
-def test_image_has_every_package_and_file_that_the_app_is_made_of() -> None:
-    copied = re.findall(r"^COPY (.*) \S+$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
-    sources = {name for line in copied for name in line.split()}
-    project = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())
-    wanted = {*project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"], "pyproject.toml", "constraints.txt"}
-    assert wanted <= sources
+def docker_lines(word: str) -> list[str]:
+    text = (DEPLOY / "Dockerfile").read_text().replace("\\\n", " ")
+    return re.findall(rf"^{word} (.*)$", text, re.MULTILINE)
+
+
+def test_image_installs_this_project_from_the_files_that_it_copies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (DEPLOY / "Dockerfile").read_text()
+    before, install, _ = text.partition("RUN pip install --no-cache-dir --constraint constraints.txt .\n")
+    assert install
+    for line in re.findall(r"^COPY (.*)$", before, re.MULTILINE):
+        *sources, target = line.split()
+        for source in sources:
+            path = DEPLOY.parent / source
+            place = tmp_path / target
+            if path.is_dir():
+                shutil.copytree(path, place, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                shutil.copy(path, place)
+    assert {path.name for path in tmp_path.iterdir()} >= {"constraints.txt", "oneshot_fl.py"}
+
+    monkeypatch.chdir(tmp_path)
+    wheel = build_wheel(str(tmp_path))
+
+    with zipfile.ZipFile(tmp_path / wheel) as archive:
+        assert {"oneshot_fl/server_app/cli.py", "oneshot_fl/app/pyproject.toml"} <= set(archive.namelist())
+    # `flwr run /app` in the container packs these files.
+    fab, facts = build_fab_from_files(collect_files(tmp_path))
+    assert facts.fab_format_version == 1
+    assert len(fab) < FAB_MAX_SIZE
+
+
+def test_image_s_other_files_exist_and_its_commands_are_those_of_the_page() -> None:
+    sources = {name for line in docker_lines("COPY") for name in line.split()[:-1]}
     assert all((DEPLOY.parent / name).exists() for name in sources)
+    page = (DEPLOY / "README.md").read_text()
+    build = (DEPLOY / "Dockerfile").read_text().splitlines()[0].partition(": ")[2]
+    assert build in page
+    services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+    for service in services.values():
+        context, file = service["build"]["context"], service["build"]["dockerfile"]
+        assert (DEPLOY / context / file).resolve() == (DEPLOY / "Dockerfile").resolve()
+        assert f"--tag {service['image']} " in f"{build} "
+        programs = [word for word in service["command"] if word.startswith("/app/")]
+        assert all(word.removeprefix("/app/") in sources for word in programs)
+    assert "flwr run /app hospitals" in page
+    assert docker_lines("WORKDIR") == ["/app"]
 
 
 def test_node_configs_are_three_clients_of_different_architectures_one_without_data() -> None:
