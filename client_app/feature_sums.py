@@ -1,4 +1,4 @@
-"""The client's half of the methods on features: one forward pass per image, then sums; no net is trained."""
+"""The client's half of the methods on features: one forward pass per example, then sums; no net is trained."""
 
 from __future__ import annotations
 
@@ -55,6 +55,11 @@ class ClientSums(FeatureSums):
         """The number of examples by the sent counts, which carry the noise of a private upload; at least 1."""
         return examples_of(self.counts)
 
+    @property
+    def label_counts(self) -> tuple[int, ...]:
+        """The number of examples of each class in sums without noise [C]."""
+        return tuple(int(count) for count in self.counts.tolist())
+
 
 def add_up(
     model: ClientSums,
@@ -94,15 +99,34 @@ def add_up_privately(
 
 
 def _sums(model: ClientSums, data: ImageData, normalization: Normalization) -> list[Statistics | Moments]:
-    """Add up all features in one pass."""
+    """Add up all features in one pass.
+
+    Raises:
+        UploadError: No example has features.
+    """
     sums = model.empty()
     for rows, labels in _features(model, data, normalization):
         for part in sums:
             part.include(rows, labels)
+    if not float(sums[0].counts.sum()):
+        raise UploadError("none of its examples has features, so it sends nothing")
     return sums
 
 
 def _features(
+    model: ClientSums, data: ImageData, normalization: Normalization
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield features [B, d] with labels [B] of the examples that have any; a text without tokens has no direction."""
+    left_out = 0
+    for rows, labels in _every(model, data, normalization):
+        known = rows.norm(dim=1) > 0
+        left_out += len(labels) - int(known.sum())
+        yield rows[known], labels[known]
+    if left_out:
+        LOG.info("%d of %d examples have no features and are left out", left_out, len(data.labels))
+
+
+def _every(
     model: ClientSums, data: ImageData, normalization: Normalization
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield features [B, d] with labels [B], from the cache where they are in it."""
@@ -114,7 +138,7 @@ def _features(
         return
     key = key_of(model.raw, data.images)
     if (cached := model.cache.read(key, shape)) is not None:
-        LOG.info("features of %d images are read from the cache", len(data.labels))
+        LOG.info("features of %d examples are read from the cache", len(data.labels))
         for start, own in zip(range(0, shape[0], PASS), labels, strict=True):
             yield extractor.finished(torch.from_numpy(cached[start : start + PASS].copy())), own
         return
@@ -128,7 +152,7 @@ def _features(
 
 
 def _extracted(extractor: Extractor, data: ImageData, normalization: Normalization) -> Iterator[torch.Tensor]:
-    """Yield raw features [B, d]; the log has images per second and the time left."""
+    """Yield raw features [B, d]; the log has examples per second and the time left."""
     began = shown = time.monotonic()
     for start in range(0, len(data.labels), PASS):
         images = data.images[start : start + PASS]
@@ -137,4 +161,4 @@ def _extracted(extractor: Extractor, data: ImageData, normalization: Normalizati
         if now - shown > EVERY:
             rate, shown = done / (now - began), now
             left = (len(data.labels) - done) / rate
-            LOG.info("features: %d of %d images, %.0f a second, %.0f s left", done, len(data.labels), rate, left)
+            LOG.info("features: %d of %d examples, %.0f a second, %.0f s left", done, len(data.labels), rate, left)

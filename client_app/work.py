@@ -29,6 +29,7 @@ from fl_app.config import AppConfig
 from fl_app.data import Split, open_split
 from fl_app.division import own_positions
 from fl_app.ledger import Ledger
+from fl_app.models.features import as_read
 from fl_app.models.uploaded import uploaded_name
 from fl_app.node_config import checkpoint_path
 from strategies.client.holdout import held_out
@@ -75,6 +76,7 @@ def own_examples(config: AppConfig, node: Node, asked: Asked) -> Own:
 
     Raises:
         DataError: The data set is missing, or cannot be divided by these settings.
+        UploadError: The node's policy does not permit the backbone that reads the texts.
     """
     data = config.data
     with node.policy.reading(f"data set {data.name!r}"):
@@ -86,6 +88,9 @@ def own_examples(config: AppConfig, node: Node, asked: Asked) -> Own:
             left_out=data.left_out,
             normalization=data.normalization,
         )
+    if split.texts is not None:
+        node.policy.check_backbone(config.features.backbone, config.features.weights)
+        split = as_read(split, config.features)
     positions = own_positions(split, config, partition_id=node.partition_id, num_partitions=node.num_partitions)
     labels = split.labels[positions].numpy() if asked.per_class else None
     parts = held_out(len(positions), client=node.client, seed=asked.seed, share=asked.holdout, labels=labels)
@@ -179,8 +184,10 @@ def _train(config: AppConfig, node: Node, asked: Asked, start: State) -> tuple[T
         last_layer_scaled(model, config.attack.factor)
     name = uploaded_name(asked.task, node.architecture)
     ranges = activation_ranges(model, data, split.normalization, seed=asked.seed) if asked.calibrate else None
-    size = model.examples if isinstance(model, ClientSums) and config.privacy.on else len(own.train)
-    trained = Trained(name, size, own.label_counts, last.loss, last.accuracy, ranges, epsilon)
+    size, counts = len(own.train), own.label_counts
+    if isinstance(model, ClientSums):  # an example without features is not in the sums
+        size, counts = model.examples, counts if config.privacy.on else model.label_counts
+    trained = Trained(name, size, counts, last.loss, last.accuracy, ranges, epsilon)
     return claimed(trained, config.attack, node.client), task.sent(model)
 
 

@@ -74,7 +74,7 @@ METHOD = Method(
     source="Guan et al., AAAI 2025; Turazza et al., ICLR 2026",
     config=LdaConfig,
     fit=fit,
-    needs=frozenset({Need.IMAGES, Need.EXACT_SUMS}),
+    needs=frozenset({Need.EXACT_SUMS}),
     uploads="statistics",
     check=check_uploads,
 )

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from .core.kinds import GRAM
 from .core.options import check, option
-from .method import Method, Need, Outcome
+from .method import Method, Outcome
 from .statistics.choice import SINGLE_FOLDS, choose_penalty, max_share, values_of
 from .statistics.heads import Head, Ridge, balanced
 from .statistics.noisy import noisy_head
@@ -89,7 +89,6 @@ METHOD = Method(
     source="He et al., CVPR 2025; Fani et al., ICML 2024",
     config=RidgeConfig,
     fit=fit,
-    needs=frozenset({Need.IMAGES}),
     uploads="statistics",
     check=check_uploads,
 )

@@ -75,6 +75,7 @@ class Split:
         augmentation: Of the training images: ``"none"`` or ``"crop-flip"``.
         read: positions [B] -> uint8 [B, ch, h, w] at any size; rows and texts as in :class:`ImageData`.
         domains: The domain of each example, int64 [N], from 0; None if the set has none.
+        texts: The texts themselves [N]; None if the examples are none.
     """
 
     labels: torch.Tensor
@@ -84,6 +85,18 @@ class Split:
     augmentation: str
     read: Callable[[torch.Tensor], torch.Tensor]
     domains: torch.Tensor | None = None
+    texts: Sequence[str] | None = None
+
+    def tokenized(self, tokens: Callable[[Sequence[str]], torch.Tensor], length: int) -> Split:
+        """Return a split of texts with other tokens; any other split unchanged.
+
+        Args:
+            tokens: Texts [B] -> int64 [B, 1, 1, L].
+            length: L.
+        """
+        if self.texts is None:
+            return self
+        return replace(self, input_shape=(1, 1, length), read=_tokens_of(self.texts, tokens))
 
     def take(self, positions: Sequence[int] | npt.NDArray[np.int64] | torch.Tensor | None = None) -> ImageData:
         """Decode the images at these positions [B], in this order; without positions, all images.
@@ -181,8 +194,7 @@ def open_split(
         labels, centre, rows = tables.open_centres(split, place, download=download)
         return _as_they_are(labels, rows.__getitem__, num_classes=2, shape=(tables.FEATURES, 1, 1), domains=centre)
     if name in text.TEXTS:
-        labels, read = text.open_news(split, place, download=download)
-        return _as_they_are(labels, read, num_classes=text.NUM_CLASSES, shape=(1, 1, text.LENGTH))
+        return _of_texts(*text.open_news(split, place, download=download))
     known = torchvision_sets.KNOWN[name]
     labels, read = torchvision_sets.open_set(name, split, place, download=download)
     shape = (known.channels, image_size or known.image_size)
@@ -257,6 +269,19 @@ def _split(
     channels, size = shape
     half = (0.5,) * channels
     return Split(labels, num_classes, (channels, size, size), Normalization(half, half), augmentation, read)
+
+
+def _of_texts(labels: torch.Tensor, texts: Sequence[str]) -> Split:
+    """Return the split of a set of texts, whose tokens are hashes of words until a backbone brings its own."""
+    read = _tokens_of(texts, text.tokens)
+    hashed = _as_they_are(labels, read, num_classes=text.NUM_CLASSES, shape=(1, 1, text.LENGTH))
+    return replace(hashed, texts=texts)
+
+
+def _tokens_of(
+    texts: Sequence[str], tokens: Callable[[Sequence[str]], torch.Tensor]
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda positions: tokens([texts[position] for position in positions.tolist()])
 
 
 def _as_they_are(

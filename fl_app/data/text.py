@@ -4,9 +4,9 @@
 2015), which FENS uses (Allouah et al., NeurIPS 2024, Figure 7). It has 120,000 + 7,600 headlines with their first
 sentences, in the four classes world, sports, business, science.
 
-A token is a word's hash (Weinberger et al., Feature Hashing for Large Scale Multitask Learning, ICML 2009). So no
-vocabulary has to be learnt or sent, and unknown words need no special token. CRC-32 is the same on every machine;
-Python's own hash is not.
+A backbone of texts reads them by its own tokens. For other models a token is a word's hash (Weinberger et al., Feature
+Hashing for Large Scale Multitask Learning, ICML 2009). So no vocabulary has to be learnt or sent, and unknown words
+need no special token. CRC-32 is the same on every machine; Python's own hash is not.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import csv
 import re
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -40,7 +40,7 @@ ADDRESS = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data
 _WORD = re.compile(rb"[a-z0-9]+")
 
 
-def open_news(split: str, root: Path, *, download: bool) -> tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
+def open_news(split: str, root: Path, *, download: bool) -> tuple[torch.Tensor, list[str]]:
     """Open one half of AG-News.
 
     Args:
@@ -50,7 +50,7 @@ def open_news(split: str, root: Path, *, download: bool) -> tuple[torch.Tensor, 
         download: Whether a missing file may be downloaded.
 
     Returns:
-        The labels, int64 [N], and a function positions [B] -> int64 [B, 1, 1, L].
+        The labels, int64 [N] from 0, and the texts, their columns joined.
 
     Raises:
         DataError: The file is missing or damaged; the message names its source.
@@ -58,12 +58,10 @@ def open_news(split: str, root: Path, *, download: bool) -> tuple[torch.Tensor, 
     folder, published = root / "ag_news", f"{split}.csv"
     subset = folder / f"{split}_subset.csv"
     if subset.exists() and not (folder / published).exists():
-        labels, texts = _read(subset)
-    else:
-        remote = Remote(f"{ADDRESS}/{published}", PUBLISHED[published])
-        obtain("ag-news", folder, {published: remote}, download=download)
-        labels, texts = _read(folder / published)
-    return labels, lambda positions: tokens([texts[position] for position in positions.tolist()])
+        return _read(subset)
+    remote = Remote(f"{ADDRESS}/{published}", PUBLISHED[published])
+    obtain("ag-news", folder, {published: remote}, download=download)
+    return _read(folder / published)
 
 
 def tokens(texts: Sequence[str]) -> torch.Tensor:

@@ -1,6 +1,7 @@
-"""Frozen, pretrained backbones by name: a packaged one, torchvision's with a local file, or one of the user's project.
+"""Frozen, pretrained backbones by name: packaged ones, torchvision's with a local file, or one of the user's project.
 
-Nothing is downloaded. A backbone maps prepared images [B, 3, side, side] to pooled features [B, d].
+Nothing is downloaded. A backbone maps prepared images [B, 3, side, side], or the tokens of texts [B, 1, 1, L], to
+pooled features [B, d].
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import functools
 import hashlib
 import importlib
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,29 @@ from fl_app.project import FORM, called, function_of
 from strategies.core.errors import OptionError
 from strategies.core.options import is_own
 
-from .features_config import PACKAGED
+from . import wordllama
+from .features_config import PACKAGED, TEXTUAL
 
 TORCHVISION = "torchvision:"
 _IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _MISSING = "setting 'features.backbone' is 'efficientnet-lite0', but {} is not installed: pip install '.[features]'"
+
+
+@dataclass(frozen=True)
+class Texts:
+    """How a backbone of texts reads them.
+
+    Attributes:
+        tokens: Texts -> int64 [B, 1, 1, L]; 0 stands for no token.
+        length: L, the largest number of tokens of a text; further ones are cut off.
+        tokenizer: The sha256 of the tokenizer's file, or another name of it, for the fingerprint.
+        special: The special tokens that are added, for the fingerprint.
+    """
+
+    tokens: Callable[[Sequence[str]], torch.Tensor]
+    length: int
+    tokenizer: str
+    special: str = "none"
 
 
 @dataclass(frozen=True)
@@ -35,12 +54,13 @@ class Backbone:
     Attributes:
         name: For fingerprints and reports, with the version of its package.
         features: d.
-        build: Returns the frozen module in eval mode: [B, 3, side, side] -> [B, d].
+        build: Returns the frozen module in eval mode: [B, 3, side, side] or [B, 1, 1, L] -> [B, d].
         side: Height and width of its input, where no setting names another.
         mean: Per channel, of pixels in [0, 1].
         std: Per channel.
         non_negative: Whether no feature is negative.
         multiple: The side must be a multiple of this.
+        texts: How it reads texts; None for a backbone of images.
     """
 
     name: str
@@ -51,6 +71,7 @@ class Backbone:
     std: tuple[float, float, float] = _IMAGENET[1]
     non_negative: bool = False
     multiple: int = 1
+    texts: Texts | None = None
 
 
 @functools.lru_cache(maxsize=4)
@@ -58,8 +79,8 @@ def backbone_of(name: str, weights: str = "", sha256: str = "") -> Backbone:
     """Return a backbone by its name.
 
     Args:
-        name: ``"efficientnet-lite0"``, ``"torchvision:<architecture>"``, or ``"module:attribute"``, a callable that
-            returns a :class:`Backbone`.
+        name: ``"efficientnet-lite0"``, ``"wordllama"``, ``"torchvision:<architecture>"``, or ``"module:attribute"``, a
+            callable that returns a :class:`Backbone`.
         weights: The file of torchvision's weights.
         sha256: Of this file.
 
@@ -68,6 +89,9 @@ def backbone_of(name: str, weights: str = "", sha256: str = "") -> Backbone:
     """
     if name == PACKAGED:
         return _packaged()
+    if name == TEXTUAL:
+        texts = Texts(wordllama.tokens, wordllama.LENGTH, wordllama.tokenizer_digest())
+        return Backbone(wordllama.NAME, wordllama.FEATURES, wordllama.build, texts=texts)
     if name.startswith(TORCHVISION):
         return _of_torchvision(name, Path(weights).expanduser(), sha256)
     return _of_project(name)

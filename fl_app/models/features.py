@@ -1,4 +1,4 @@
-"""A frozen backbone as one feature function: from a data set's pixels to features of norm 1, with its fingerprint."""
+"""A frozen backbone as one feature function: from pixels or tokens to features of norm 1, with its fingerprint."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from torch import nn
 
 from strategies.core.errors import OptionError
 from strategies.core.fingerprint import packed
+from strategies.core.kinds import holds_images
 from strategies.core.seeds import seeded_torch
 from strategies.statistics.privacy import normalised
 from strategies.statistics.sums import projection
 from strategies.statistics.uploaded import FeatureSums
 
-from .backbones import Backbone, backbone_of
-from .features_config import FeaturesConfig
-from .fingerprints import noise_image, probed, weights_digest
+from ..data import Split
+from .backbones import TORCHVISION, Backbone, backbone_of
+from .features_config import PACKAGED, FeaturesConfig
+from .fingerprints import TEXT, noise_image, probed, weights_digest
 from .fused import fused
 
 # More images a pass are up to twice as slow on a CPU above 64 pixels a side, because the maps leave its cache.
@@ -101,6 +103,25 @@ class FeatureFunction:
         """Whether no feature is negative."""
         return self.backbone.non_negative and not self.config.dim
 
+    def check(self, split: Split, name: str) -> None:
+        """Refuse a data set whose examples the backbone does not take.
+
+        Args:
+            split: A half of the data set.
+            name: The data set's name.
+
+        Raises:
+            OptionError: The backbone takes images and the examples are none, or it takes texts and they are none.
+        """
+        kind = "images" if holds_images(split.input_shape) else "rows of numbers" if split.texts is None else "texts"
+        wanted = "images" if self.backbone.texts is None else "texts"
+        if kind != wanted:
+            raise OptionError(
+                f"setting 'features.backbone' is {self.config.backbone!r}, which takes {wanted}, and 'data.name' is "
+                f"{name!r}, which has {kind}: must be a backbone and a data set of one kind, such as "
+                "'efficientnet-lite0' for images and 'wordllama' for texts"
+            )
+
     def sums(self, num_classes: int, noise: float = 0.0, method: str = "ridge") -> FeatureSums:
         """Return an empty upload of this function's sums.
 
@@ -120,10 +141,23 @@ class FeatureFunction:
         )
 
 
+def as_read(split: Split, config: FeaturesConfig) -> Split:
+    """Return a split of texts with the tokens of the settings' backbone; any other split, or backbone, unchanged.
+
+    Raises:
+        OptionError: The backbone is unknown or not installed.
+    """
+    if split.texts is None or config.backbone == PACKAGED or config.backbone.startswith(TORCHVISION):
+        return split
+    texts = backbone_of(config.backbone, config.weights, config.weights_sha256).texts
+    return split if texts is None else split.tokenized(texts.tokens, texts.length)
+
+
 class Extractor(nn.Module):
     """From a model's input, normalised as the data set says, to features of norm 1 in float64.
 
-    Grey images are repeated to three channels. Images are resized bilinearly without antialiasing, in float32.
+    Grey images are repeated to three channels. Images are resized bilinearly without antialiasing, in float32. Tokens
+    of texts go to the backbone as they are. An example without features, such as an empty text, has zeros.
     """
 
     def __init__(self, function: FeatureFunction, net: nn.Module) -> None:
@@ -134,18 +168,18 @@ class Extractor(nn.Module):
             torch.tensor(numbers).view(1, -1, 1, 1)
             for numbers in (function.mean, function.std, backbone.mean, backbone.std)
         )
-        self._constants = shift, scale, mean, std
+        self._constants, self._texts = (shift, scale, mean, std), backbone.texts is not None
         kept = function.config.dim
         self._projection = projection(backbone.features, kept, function.seed) if kept else None
         self.eval()
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Map images [B, 1 or 3, H, W] to features [B, d]."""
+        """Map images [B, 1 or 3, H, W], or tokens [B, 1, 1, L], to features [B, d]."""
         return self.finished(self.pooled(images))
 
     @torch.no_grad()
     def pooled(self, images: torch.Tensor) -> torch.Tensor:
-        """Map images [B, 1 or 3, H, W] to the backbone's own features, in float32."""
+        """Map images [B, 1 or 3, H, W], or tokens [B, 1, 1, L], to the backbone's own features, in float32."""
         return torch.cat([self._batch(batch) for batch in torch.split(images, BATCH)])
 
     def finished(self, pooled: torch.Tensor) -> torch.Tensor:
@@ -154,6 +188,9 @@ class Extractor(nn.Module):
         return normalised(precise if self._projection is None else precise @ self._projection)
 
     def _batch(self, images: torch.Tensor) -> torch.Tensor:
+        if self._texts:
+            tokens: torch.Tensor = self.net(images.long())
+            return tokens
         shift, scale, mean, std = self._constants
         pixels = (images * scale + shift).clamp(0, 1).expand(-1, 3, -1, -1)
         if pixels.shape[-2:] != (self._side, self._side):
@@ -172,7 +209,7 @@ class FeatureHead(nn.Module):
         self.function = function
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Map images, normalised as the data set says [B, ch, H, W], to logits [B, C]."""
+        """Map images, normalised as the data set says [B, ch, H, W], or tokens [B, 1, 1, L], to logits [B, C]."""
         features = self.function.module(images.cpu()).to(self.head.weight)
         logits: torch.Tensor = self.head(features)
         return logits
@@ -196,15 +233,26 @@ def _raw(function: FeatureFunction) -> dict[str, Any]:
         "format": 1,
         "backbone": backbone.name,
         "weights": weights_digest(backbone),
+        **_preprocessing(function),
+        "precision": "float32",
+    }
+
+
+def _preprocessing(function: FeatureFunction) -> dict[str, Any]:
+    backbone, texts = function.backbone, function.backbone.texts
+    if texts is not None:
+        return {"tokenizer": texts.tokenizer, "special-tokens": texts.special, "truncation": texts.length}
+    return {
         "side": function.side,
         "resize": "bilinear, no antialias",
         "channels": "grey repeated",
         "mean": list(backbone.mean),
         "std": list(backbone.std),
-        "precision": "float32",
     }
 
 
 @functools.lru_cache(maxsize=4)
 def _probe(function: FeatureFunction) -> torch.Tensor:
-    return probed(function.module, noise_image(function.mean, function.std))
+    texts = function.backbone.texts
+    example = noise_image(function.mean, function.std) if texts is None else texts.tokens([TEXT])
+    return probed(function.module, example)

@@ -8,13 +8,16 @@ from strategies.core.kinds import GRAM, SQUARES
 from strategies.core.options import check, option
 
 PACKAGED = "efficientnet-lite0"
+TEXTUAL = "wordllama"
 
 
 @dataclass(frozen=True)
 class FeaturesConfig:
     """The frozen backbone of the methods that learn from sums of features."""
 
-    backbone: str = option(PACKAGED, "efficientnet-lite0, torchvision:<architecture>, or a project's module:attribute")
+    backbone: str = option(
+        PACKAGED, "efficientnet-lite0, wordllama for texts, torchvision:<architecture>, or a project's module:attribute"
+    )
     weights: str = option("", "file of the weights of a torchvision backbone")
     weights_sha256: str = option("", "sha256 of features.weights")
     side: int = option(0, "height and width of the backbone's input, pixels; 0 = the backbone's own", low=0, high=1024)

@@ -16,6 +16,7 @@ from strategies.statistics.sums import projection
 from .backbones import Backbone
 
 NOISE_SIDE = 32  # pixels of the probe's image, a side
+TEXT = "Zwölf Boxkämpfer jagen Viktor: 42 quick brown foxes (0.5 %) jump over the lazy dog's bed -- don't they?"
 
 
 @functools.lru_cache(maxsize=4)

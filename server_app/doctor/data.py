@@ -12,6 +12,7 @@ from torch import nn
 from fl_app.data import Split, data_root, open_split
 from fl_app.division import own_positions
 from fl_app.models import builders
+from fl_app.models.features import as_read
 from server_app.doctor.findings import Finding
 from server_app.doctor.node import NodeConfig
 from server_app.settings.read import Settings
@@ -34,7 +35,8 @@ def opened(settings: Settings, half: str, root: str = "") -> Split:
     """
     data = settings.app.data
     place = root or data.root
-    return open_split(data.name, half, root=place, image_size=data.image_size, left_out=data.left_out, download=False)
+    found = open_split(data.name, half, root=place, image_size=data.image_size, left_out=data.left_out, download=False)
+    return as_read(found, settings.app.features)
 
 
 def server_data(settings: Settings) -> Iterator[Finding]:

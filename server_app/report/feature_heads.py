@@ -31,11 +31,13 @@ def features_section(job: Job, metrics: Metrics) -> str:
     if function is None:
         return ""
     chosen = [f"{row[f'chosen_{name}']:g} ({name})" for row in metrics for name in PENALTIES if f"chosen_{name}" in row]
+    texts = function.backbone.texts
+    reads = f"{function.side} pixels a side" if texts is None else f"the first {texts.length} tokens of a text"
     fields = ", ".join(f"{name} {value}" for name, value in function.fields.items())
     return f"""
 ## Features
 
-- Backbone: {function.backbone.name}, frozen, {function.side} pixels a side, {function.features} features. Its
+- Backbone: {function.backbone.name}, frozen, {reads}, {function.features} features. Its
   licence and its training data are those of its makers, and every figure here rests on them.
 - Fingerprint {short_name(function.fingerprint)}: {fields}.
 - Penalty: {chosen[-1] if chosen else "fixed by the noise"}.
@@ -44,6 +46,8 @@ def features_section(job: Job, metrics: Metrics) -> str:
 
 def load_head(function: FeatureFunction, num_classes: int, *, name: str) -> str:
     """Return the code that loads a head under a variable's name; the backbone comes from its own package or file."""
+    texts = function.backbone.texts
+    use = f"\ntokens = {name}.function.backbone.texts.tokens  # {name}(tokens(texts)): their logits" if texts else ""
     return f"""from safetensors.torch import load_file
 
 from oneshot_fl.fl_app.models.features import FeatureFunction, head_of
@@ -51,7 +55,7 @@ from oneshot_fl.fl_app.models.features_config import FeaturesConfig
 
 {name} = head_of({function!r}, {num_classes})
 {name}.load_state_dict(load_file("student.safetensors"))
-{name}.eval()"""
+{name}.eval(){use}"""
 
 
 def plot_choice(metrics: Metrics) -> Figure | None:

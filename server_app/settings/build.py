@@ -59,11 +59,14 @@ def build_job(settings: Settings, split: Split, observer: HeldOut | None, *, dat
         DataError: These images are missing; the error names the remedy.
     """
     app = settings.app
-    models = _models_of(app, split)
+    of_sums = settings.method.uploads == STATISTICS
+    models = _models_of(app, split, used=not of_sums)
     app.attack.check_classes(split.num_classes)
     check_private_models(settings, split)
     seed = app.seed if data_seed is None else data_seed
     function = FeatureFunction(app.features, seed, *split.normalization)
+    if of_sums:
+        function.check(split, app.data.name)
     sent = uploaded_builders(
         settings.method.uploads,
         split.num_classes,
@@ -72,7 +75,7 @@ def build_job(settings: Settings, split: Split, observer: HeldOut | None, *, dat
         sums=partial(function.sums, split.num_classes, app.privacy.noise, settings.method.name),
         own=app.model.own(),
     )
-    heads = head_builders(function, split.num_classes) if settings.method.uploads == STATISTICS else {}
+    heads = head_builders(function, split.num_classes) if of_sums else {}
     return Job(
         uploads=(),
         builders={**models, **sent, **heads},
@@ -91,10 +94,10 @@ def build_job(settings: Settings, split: Split, observer: HeldOut | None, *, dat
     )
 
 
-def _models_of(app: AppConfig, split: Split) -> Mapping[str, ModelBuilder]:
-    """Return the architectures that take the data set's images; refuse settings that name others."""
+def _models_of(app: AppConfig, split: Split, *, used: bool) -> Mapping[str, ModelBuilder]:
+    """Return the architectures that take the data set's images; refuse settings that name and use others."""
     models = builders(split.num_classes, split.input_shape, app.model.own())
-    for key, name in app.model.named():
+    for key, name in app.model.named() if used else ():
         if name not in models:
             raise OptionError(
                 f"setting {key!r} is {name!r}, which does not take images of shape {split.input_shape}: "

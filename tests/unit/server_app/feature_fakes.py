@@ -1,4 +1,4 @@
-"""Runs on the sums of a tiny backbone's features of the embedded digits."""
+"""Runs on the sums of a tiny backbone's features, of the embedded digits where no settings name other data."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 
 from client_app.node import Asked, Node
 from client_app.work import trained_model
-from fl_app.data import open_split
 from server_app.replay.request import Request
 from server_app.replay.stored import replay_run
 from server_app.settings.build import build_job
 from server_app.settings.read import default_settings, read_settings
+from server_app.settings.server_data import open_half
 from strategies.core.facts import UploadFacts
 from strategies.run.run_folder import RunFolder
 from strategies.uploads.accepted import of_kind
@@ -45,10 +45,11 @@ def sent_by_clients(given: dict[str, Any], run_id: str = "") -> tuple[Sent, dict
 
 def stored(path: Path, given: dict[str, Any], states: Sent, facts: dict[str, UploadFacts]) -> Path:
     settings = read_settings(given)
-    job = build_job(settings, open_split("digits", "test"), None)
+    split = open_half(settings, "test")
+    job = build_job(settings, split, None)
     signatures = Signatures(of_kind(job.builders, "statistics"))
     about = {
-        "method": given["method"], "seed": 0, "student": job.student, "num-classes": 10,
+        "method": given["method"], "seed": 0, "student": job.student, "num-classes": split.num_classes,
         "input-shape": list(job.input_shape), "settings": {**default_settings(), **given},
     }  # fmt: skip
     with RunFolder.create(path, about) as folder:
