@@ -26,7 +26,7 @@ from client_app.pretrained import load_checkpoint
 from client_app.private_training import check_question, refuse
 from client_app.tasks import Wanted, task_of
 from fl_app.config import AppConfig
-from fl_app.data import Split, open_split
+from fl_app.data import Split, open_data
 from fl_app.division import own_positions
 from fl_app.ledger import Ledger
 from fl_app.models.features import as_read
@@ -47,7 +47,7 @@ LOG = getLogger("flwr")
 UNTOLD = Epoch(0, float("nan"), float("nan"))
 
 # A simulation's process serves many clients, and opens the data set once.
-cached_split = functools.lru_cache(maxsize=2)(open_split)
+cached_split = functools.lru_cache(maxsize=2)(open_data)
 
 
 @dataclass(frozen=True)
@@ -79,15 +79,9 @@ def own_examples(config: AppConfig, node: Node, asked: Asked) -> Own:
         UploadError: The node's policy does not permit the backbone that reads the texts.
     """
     data = config.data
+    node.policy.check_source(data.name)
     with node.policy.reading(f"data set {data.name!r}"):
-        split = cached_split(
-            data.name,
-            "train",
-            root=node.data_root,
-            image_size=data.image_size,
-            left_out=data.left_out,
-            normalization=data.normalization,
-        )
+        split = cached_split(config.data, "train", root=node.data_root)
     if split.texts is not None:
         node.policy.check_backbone(config.features.backbone, config.features.weights)
         split = as_read(split, config.features)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from fl_app.attacks import AttackConfig
-from fl_app.data import AUGMENTATIONS, IMAGELESS
+from fl_app.data import AUGMENTATIONS
 from fl_app.data.config import DataConfig
 from fl_app.models.config import ModelConfig
 from fl_app.models.features_config import FeaturesConfig
@@ -121,11 +121,8 @@ class AppConfig:
         check_device(self.device)
         self._check_attack()
         self.privacy.check_settings(flatten(self))
-        if self.data.name in IMAGELESS and self.client.augmentation not in ("data-set", "none"):
-            raise OptionError(
-                f"setting 'client.augmentation' is {self.client.augmentation!r}: must be 'data-set' or 'none' where "
-                f"'data.name' is {self.data.name!r}, whose examples are no images"
-            )
+        if self.data.imageless:
+            self.check_imageless()
         if self.resume and self.run_dir and self.resume != self.run_dir:
             raise OptionError(
                 f"settings 'resume' ({self.resume}) and 'run-dir' ({self.run_dir}) differ: set one of them"
@@ -135,12 +132,21 @@ class AppConfig:
                 f"setting 'forget' is {self.forget!r}: must be '' unless 'uploads' names the run folder of the uploads"
             )
 
-    def _check_attack(self) -> None:
-        if self.attack.kind == "backdoor" and self.data.name in IMAGELESS:
+    def check_imageless(self) -> None:
+        """Refuse settings of images, for a data set whose examples are rows or texts.
+
+        Raises:
+            OptionError: The error names the setting, its value and the possible values.
+        """
+        why = f"where 'data.name' is {self.data.name!r}, whose examples are no images"
+        if self.client.augmentation not in ("data-set", "none"):
             raise OptionError(
-                f"setting 'attack.kind' is 'backdoor': must be another attack where 'data.name' is {self.data.name!r}, "
-                "whose examples are no images"
+                f"setting 'client.augmentation' is {self.client.augmentation!r}: must be 'data-set' or 'none' {why}"
             )
+        if self.attack.kind == "backdoor":
+            raise OptionError(f"setting 'attack.kind' is 'backdoor': must be another attack {why}")
+
+    def _check_attack(self) -> None:
         if self.attack.kind != "none" and self.client.checkpoint:
             raise OptionError(
                 f"setting 'attack.kind' is {self.attack.kind!r}: must be 'none' where 'client.checkpoint' names a "

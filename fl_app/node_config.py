@@ -30,6 +30,7 @@ KEYS: Mapping[str, type] = {
     "max-delta": float,
     "label-counts": str,
     "architectures": str,
+    "data-sources": str,
 }
 PATHS = ("data-root", "checkpoint", "state-dir")
 # The keys that Flower itself gives a simulated node; a node whose config holds more is a deployed one.

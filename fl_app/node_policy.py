@@ -39,6 +39,7 @@ class NodePolicy:
         max_delta: Largest sum of delta over all runs.
         label_counts: The most that is sent of the label counts, one of :data:`LABEL_COUNTS`.
         architectures: The architectures that are trained and built; empty for all of the zoo.
+        sources: The data sources of own code, ``module:attribute``, that ``data.name`` may name.
     """
 
     deployed: bool = False
@@ -48,6 +49,7 @@ class NodePolicy:
     max_delta: float = DELTA
     label_counts: str = "numbers"
     architectures: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, facts: Mapping[str, Any], *, deployed: bool = False) -> NodePolicy:
@@ -65,6 +67,7 @@ class NodePolicy:
             max_delta=float(facts.get("max-delta", DELTA)),
             label_counts=str(facts.get("label-counts", "numbers")),
             architectures=tuple(_listed(facts.get("architectures", ""))),
+            sources=tuple(_listed(facts.get("data-sources", ""))),
         )
 
     @property
@@ -104,6 +107,18 @@ class NodePolicy:
         if self.deployed and ":" in name and not self.architectures:
             raise UploadError(
                 f"architecture {name[:80]!r} is a module of the run's choice: must be among this node's 'architectures'"
+            )
+
+    def check_source(self, name: str) -> None:
+        """Refuse a data source that is code of the run's choice, which a deployed node does not run.
+
+        Raises:
+            UploadError: Names the setting.
+        """
+        if self.deployed and ":" in name and name not in self.sources:
+            raise UploadError(
+                f"setting 'data.name' is {name[:80]!r}, a module of the run's choice: must be among this node's "
+                "'data-sources'"
             )
 
     def check_backbone(self, name: str, weights: str) -> None:

@@ -9,6 +9,7 @@ A server reads a whole set. A client opens the training half and decodes its own
 
 from .domains import GROUPS, check_left_out
 from .halves import HALVES, half_of
+from .opening import open_data
 from .partitions import LAWS, PartitionSpec, check_request, label_counts, partition
 from .preprocessing import AUGMENTATIONS, augment, normalize
 from .proxy import clients_share, images_of, nobodys, server_share
@@ -53,6 +54,7 @@ __all__ = [
     "load",
     "nobodys",
     "normalize",
+    "open_data",
     "open_split",
     "partition",
     "server_share",

@@ -76,6 +76,7 @@ class Split:
         read: positions [B] -> uint8 [B, ch, h, w] at any size; rows and texts as in :class:`ImageData`.
         domains: The domain of each example, int64 [N], from 0; None if the set has none.
         texts: The texts themselves [N]; None if the examples are none.
+        by_client: Whether a domain is what one client holds: then no other division makes sense.
     """
 
     labels: torch.Tensor
@@ -86,6 +87,7 @@ class Split:
     read: Callable[[torch.Tensor], torch.Tensor]
     domains: torch.Tensor | None = None
     texts: Sequence[str] | None = None
+    by_client: bool = False
 
     def tokenized(self, tokens: Callable[[Sequence[str]], torch.Tensor], length: int) -> Split:
         """Return a split of texts with other tokens; any other split unchanged.
@@ -180,7 +182,7 @@ def open_split(
         return _digits(split, image_size)
     if name == "imagefolder":
         labels, classes, read = folders.open_images(place, split, image_size)
-        return _split(labels, read, num_classes=classes, shape=(3, image_size))
+        return pixels(labels, read, num_classes=classes, shape=(3, image_size))
     if root and not place.is_dir():  # a mistyped folder is not made and filled
         raise DataError(f"setting 'data.root' is {root!r}: no such folder; must exist, also for a download of {name!r}")
     if name in domains.GROUPS:
@@ -189,16 +191,16 @@ def open_split(
         labels, domain, read = domains.open_group(
             name, split, place, image_size=size, left_out=left_out, download=download
         )
-        return replace(_split(labels, read, num_classes=group.num_classes, shape=(3, size)), domains=domain)
+        return replace(pixels(labels, read, num_classes=group.num_classes, shape=(3, size)), domains=domain)
     if name in tables.TABLES:
         labels, centre, rows = tables.open_centres(split, place, download=download)
-        return _as_they_are(labels, rows.__getitem__, num_classes=2, shape=(tables.FEATURES, 1, 1), domains=centre)
+        return unchanged(labels, rows.__getitem__, num_classes=2, shape=(tables.FEATURES, 1, 1), domains=centre)
     if name in text.TEXTS:
         return _of_texts(*text.open_news(split, place, download=download))
     known = torchvision_sets.KNOWN[name]
     labels, read = torchvision_sets.open_set(name, split, place, download=download)
     shape = (known.channels, image_size or known.image_size)
-    opened = _split(labels, read, num_classes=known.num_classes, shape=shape, augmentation=known.augmentation)
+    opened = pixels(labels, read, num_classes=known.num_classes, shape=shape, augmentation=known.augmentation)
     return opened if normalization == "half" else replace(opened, normalization=Normalization(known.mean, known.std))
 
 
@@ -246,7 +248,7 @@ def _digits(split: str, image_size: int) -> Split:
     """Scikit-learn's embedded digits: 1797 images of 8x8 with values 0 to 16; the last 500 are the test half."""
     rows = slice(0, DIGITS_TRAIN) if split == "train" else slice(DIGITS_TRAIN, None)
     images, labels = (tensor[rows] for tensor in _digit_tensors())
-    return _split(labels.clone(), images.__getitem__, num_classes=10, shape=(1, image_size or 16))
+    return pixels(labels.clone(), images.__getitem__, num_classes=10, shape=(1, image_size or 16))
 
 
 @functools.cache
@@ -258,7 +260,7 @@ def _digit_tensors() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.from_numpy(pixels)[:, None], torch.from_numpy(rows[:, 64]).long()
 
 
-def _split(
+def pixels(
     labels: torch.Tensor,
     read: Callable[[torch.Tensor], torch.Tensor],
     *,
@@ -266,6 +268,7 @@ def _split(
     shape: tuple[int, int],
     augmentation: str = "none",
 ) -> Split:
+    """Return the split of a set of square images (channels, side), with mean and deviation 0.5 per channel."""
     channels, size = shape
     half = (0.5,) * channels
     return Split(labels, num_classes, (channels, size, size), Normalization(half, half), augmentation, read)
@@ -274,7 +277,7 @@ def _split(
 def _of_texts(labels: torch.Tensor, texts: Sequence[str]) -> Split:
     """Return the split of a set of texts, whose tokens are hashes of words until a backbone brings its own."""
     read = _tokens_of(texts, text.tokens)
-    hashed = _as_they_are(labels, read, num_classes=text.NUM_CLASSES, shape=(1, 1, text.LENGTH))
+    hashed = unchanged(labels, read, num_classes=text.NUM_CLASSES, shape=(1, 1, text.LENGTH))
     return replace(hashed, texts=texts)
 
 
@@ -284,7 +287,7 @@ def _tokens_of(
     return lambda positions: tokens([texts[position] for position in positions.tolist()])
 
 
-def _as_they_are(
+def unchanged(
     labels: torch.Tensor,
     read: Callable[[torch.Tensor], torch.Tensor],
     *,

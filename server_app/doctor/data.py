@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch import nn
 
-from fl_app.data import Split, data_root, open_split
+from fl_app.data import Split, data_root, open_data
 from fl_app.division import own_positions
 from fl_app.models import builders
 from fl_app.models.features import as_read
@@ -33,9 +33,7 @@ def opened(settings: Settings, half: str, root: str = "") -> Split:
         DataError: The data set is missing; the message names its source.
         OptionError: A setting does not fit the data set.
     """
-    data = settings.app.data
-    place = root or data.root
-    found = open_split(data.name, half, root=place, image_size=data.image_size, left_out=data.left_out, download=False)
+    found = open_data(settings.app.data, half, root=root or None, download=False)
     return as_read(found, settings.app.features)
 
 

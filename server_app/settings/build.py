@@ -14,7 +14,12 @@ from fl_app.models import builders
 from fl_app.models.features import FeatureFunction
 from fl_app.models.uploaded import head_builders, uploaded_builders
 from fl_app.node_config import SUPERNODES_VARIABLE, refused_in_deployment
-from server_app.settings.checks import check_attackers, check_needs_of_settings, check_private_models
+from server_app.settings.checks import (
+    check_attackers,
+    check_halves,
+    check_needs_of_settings,
+    check_private_models,
+)
 from server_app.settings.held_out import HeldOut
 from server_app.settings.read import Settings, forgotten
 from server_app.settings.rehearsal import check_checkpoints, check_division
@@ -22,7 +27,7 @@ from server_app.settings.server_data import labelled_images, open_half, proxy_im
 from strategies.compute import named
 from strategies.compute.in_process import resolve_device
 from strategies.core.errors import OptionError
-from strategies.core.kinds import CVAE, STATISTICS
+from strategies.core.kinds import CVAE, STATISTICS, holds_images
 from strategies.method import TEACHERS, Job, Method, Normalization
 from strategies.run.run_folder import RunFolder
 from strategies.run.stage import all_cores
@@ -62,6 +67,8 @@ def build_job(settings: Settings, split: Split, observer: HeldOut | None, *, dat
     of_sums = settings.method.uploads == STATISTICS
     models = _models_of(app, split, used=not of_sums)
     app.attack.check_classes(split.num_classes)
+    if not holds_images(split.input_shape):
+        app.check_imageless()
     check_private_models(settings, split)
     seed = app.seed if data_seed is None else data_seed
     function = FeatureFunction(app.features, seed, *split.normalization)
@@ -128,9 +135,11 @@ def check_before_start(settings: Settings, num_supernodes: int) -> None:
     check_needs_of_settings(settings)
     if not os.environ.get("RAY_ADDRESS"):  # a cluster may have the GPU that this machine lacks
         resolve_device(app.device)
-    check_division(app, open_half(settings, "train"), num_supernodes)
+    train, test = open_half(settings, "train"), open_half(settings, "test")
+    check_division(app, train, num_supernodes)
     check_checkpoints(app, num_supernodes)
-    job = build_job(settings, open_half(settings, "test"), None)
+    check_halves(app.data.name, train, test)
+    job = build_job(settings, test, None)
     if isinstance(settings.method, Method):
         check_needs(settings.method, job)
     if settings.refiner is not None:

@@ -14,7 +14,7 @@ from server_app.settings.choices import Choice
 from server_app.settings.read import Settings
 from strategies.compute import named
 from strategies.compute.in_process import resolve_device
-from strategies.core.errors import OptionError
+from strategies.core.errors import DataError, OptionError
 from strategies.core.kinds import CLASSIFIER, STATISTICS
 from strategies.gatekeeper.config import OFF, GatekeeperConfig
 from strategies.method import METHODS, TEACHERS, Method, Need
@@ -70,6 +70,24 @@ def check_attackers(attack: AttackConfig, num_supernodes: int, nodes: str = "") 
     parts: list[dict[str, Any]] = [{"partition-id": number} for number in range(num_supernodes)]
     played = read_nodes(Path(nodes))[:num_supernodes] if nodes else parts
     attack.check_clients([client_name(facts) for facts in played])
+
+
+def check_halves(name: str, train: Split, test: Split) -> None:
+    """Refuse a data set whose halves have examples of different shapes, or different numbers of classes.
+
+    Raises:
+        DataError: The error names both.
+    """
+    if train.input_shape != test.input_shape:
+        raise DataError(
+            f"data set {name!r} has examples of shape {train.input_shape} to train on, and {test.input_shape} to test "
+            "on: must be the same"
+        )
+    if train.num_classes != test.num_classes:
+        raise DataError(
+            f"data set {name!r} shows {train.num_classes} classes to train on, and {test.num_classes} to test on: must "
+            "be the same, or 'data.num-classes' must state their number"
+        )
 
 
 def check_private_models(settings: Settings, split: Split) -> None:

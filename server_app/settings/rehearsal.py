@@ -36,6 +36,7 @@ def check_division(app: AppConfig, train: Split, num_supernodes: int) -> None:
     Raises:
         OptionError: The training set cannot be divided so, "client.nodes" has fewer nodes, or one of them is invalid.
     """
+    app.data.check_holders(by_client=train.by_client)
     for num_clients in sorted(_divisions(app, num_supernodes)):
         _check_clients(app, train, num_clients)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fl_app.data import Split, images_of, open_split, server_share
+from fl_app.data import Split, images_of, open_data, server_share
 from fl_app.models.features import as_read
 from strategies.core.errors import OptionError
 from strategies.method import Need
@@ -22,16 +22,7 @@ def open_half(settings: Settings, half: str) -> Split:
         DataError: The data set is missing; the error names the remedy.
         OptionError: The backbone of texts is unknown or not installed.
     """
-    data = settings.app.data
-    split = open_split(
-        data.name,
-        half,
-        root=data.root,
-        image_size=data.image_size,
-        left_out=data.left_out,
-        normalization=data.normalization,
-    )
-    return as_read(split, settings.app.features)
+    return as_read(open_data(settings.app.data, half), settings.app.features)
 
 
 def proxy_images(settings: Settings, input_shape: tuple[int, int, int], seed: int) -> torch.Tensor | None:

@@ -133,7 +133,7 @@ def test_an_upload_that_the_server_holds_is_answered_at_once(
     ask: Callable[..., Message], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replace_training(monkeypatch, never)
-    monkeypatch.setattr(work, "open_split", never)
+    monkeypatch.setattr(work, "open_data", never)
     monkeypatch.setattr(work.AppConfig, "from_settings", never)
 
     reply = ask(held=("client-000", "client-001"))

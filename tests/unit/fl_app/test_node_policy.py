@@ -87,6 +87,18 @@ def test_a_run_s_own_code_is_refused_by_a_deployed_node_that_does_not_list_it() 
         NodePolicy(deployed=True).check_architecture("own.models:Net")
 
 
+def test_a_data_source_of_a_run_s_own_code_is_refused_by_a_deployed_node_that_does_not_list_it() -> None:
+    listing = NodePolicy.of({"data-sources": "own.data:load, own.data:other"}, deployed=True)
+
+    listing.check_source("own.data:other")
+    FREE.check_source("own.data:load")
+    NodePolicy(deployed=True).check_source("cifar10")
+    with pytest.raises(
+        UploadError, match="'own.data:load', a module of the run's choice: must be among this node's 'd"
+    ):
+        NodePolicy(deployed=True).check_source("own.data:load")
+
+
 def test_run_without_privacy_is_refused_where_there_is_a_budget() -> None:
     policy = NodePolicy.of({"max-epsilon": 8})
 

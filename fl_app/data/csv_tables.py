@@ -1,0 +1,174 @@
+"""Tables of one's own as CSV files, encoded by the schema that all clients agree on (:mod:`fl_app.data.schema`).
+
+A folder holds ``schema.toml``, ``test.csv``, and the training rows: ``train/<client>.csv``, a file per client, or
+``train.csv``, of one client or with a column that names the client. Every file begins with the names of its columns.
+Empty fields, ``?`` and ``NA`` are missing values.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from strategies.core.errors import DataError, OptionError
+
+from .schema import SCHEMA_FILE, Column, Schema, read_schema
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+CSV = "csv"
+MISSING = ("", "?", "NA")
+
+
+class CsvHalf(NamedTuple):
+    """One half of the tables.
+
+    Attributes:
+        labels: int64 [N].
+        rows: float32 [N, F, 1, 1].
+        holders: The client of each training row, int64 [N], by the order of the clients' names; zeros of the test half.
+        by_client: Whether the files say which client holds which row.
+    """
+
+    labels: torch.Tensor
+    rows: torch.Tensor
+    holders: torch.Tensor
+    by_client: bool
+
+
+def open_csv(folder: Path, split: str, *, label: str, client: str = "", schema: Schema) -> CsvHalf:
+    """Open one half of the tables.
+
+    Args:
+        folder: The folder of the files.
+        split: ``"train"`` or ``"test"``.
+        label: The column of the classes.
+        client: The column that names each training row's client; empty for a file per client, or one client.
+        schema: The agreed schema.
+
+    Raises:
+        DataError: A file or a column is missing, or a value has another type, level or class; names file, column and
+            line.
+    """
+    if split == "test":
+        files, by_client = [_present(folder / "test.csv")], False
+    else:
+        files, by_client = _training_files(folder, client), bool(client) or (folder / "train").is_dir()
+    frames = [_read(file) for file in files]
+    labels = torch.cat([_labels(frame, label, schema, file) for frame, file in zip(frames, files, strict=True)])
+    rows = torch.cat([encoded(frame, schema, file) for frame, file in zip(frames, files, strict=True)])
+    if client and split == "train":
+        holders = _codes(frames[0], client, files[0])
+    else:
+        holders = torch.repeat_interleave(torch.tensor([len(frame) for frame in frames]))
+    return CsvHalf(labels, rows, holders, by_client)
+
+
+def schema_of(folder: Path, *, label: str, sha256: str = "") -> Schema:
+    """Return the schema of a folder of tables; the label is none of its columns.
+
+    Raises:
+        OptionError: The schema is missing or wrong.
+    """
+    schema = read_schema(folder / SCHEMA_FILE, sha256)
+    if label in [column.name for column in schema.columns]:
+        raise OptionError(f"setting 'data.label' is {label!r}: must be a column that {SCHEMA_FILE} does not have")
+    return schema
+
+
+def encoded(frame: pd.DataFrame, schema: Schema, file: Path) -> torch.Tensor:
+    """Return a table's features, float32 [N, F, 1, 1], each row by itself.
+
+    Raises:
+        DataError: See :func:`open_csv`.
+    """
+    import pandas as pd
+
+    parts = [_features(_column_of(frame, column.name, file), column, file) for column in schema.columns]
+    rows = pd.concat(parts, axis="columns").to_numpy("float32")
+    return torch.from_numpy(rows)[:, :, None, None]
+
+
+def _features(values: pd.Series[str], column: Column, file: Path) -> pd.DataFrame:
+    import pandas as pd
+
+    if values.isna().any() and column.missing is None:
+        what = f"must be filled in, or column {column.name!r} of {SCHEMA_FILE} must say what stands for 'missing'"
+        raise DataError(f"{_place(values.isna(), column.name, file)} no value: {what}")
+    if column.levels:
+        filled = values if column.missing is None else values.fillna(str(column.missing))
+        if (wrong := ~filled.isin(column.levels)).any():
+            allowed = f"must be one of {', '.join(column.levels)}"
+            raise DataError(f"{_place(wrong, column.name, file)} {str(filled[wrong].iloc[0])[:80]!r}: {allowed}")
+        return pd.get_dummies(pd.Categorical(filled, categories=column.levels), dtype=float)
+    numbers = pd.to_numeric(values, errors="coerce").replace([float("inf"), float("-inf")], float("nan"))
+    if (wrong := numbers.isna() & values.notna()).any():
+        raise DataError(f"{_place(wrong, column.name, file)} {str(values[wrong].iloc[0])[:80]!r}: must be a number")
+    filled_numbers = numbers if column.missing is None else numbers.fillna(float(column.missing))
+    return ((filled_numbers - column.mean) / column.deviation).to_frame()
+
+
+def _labels(frame: pd.DataFrame, label: str, schema: Schema, file: Path) -> torch.Tensor:
+    import pandas as pd
+
+    values = _column_of(frame, label, file)
+    codes = pd.Categorical(values, categories=schema.classes).codes
+    if (wrong := pd.Series(codes == -1)).any():
+        value = values[wrong].iloc[0]
+        shown = "no value" if pd.isna(value) else repr(str(value)[:80])
+        raise DataError(f"{_place(wrong, label, file)} {shown}: must be one of {', '.join(schema.classes)}")
+    return torch.from_numpy(codes.astype("int64"))
+
+
+def _codes(frame: pd.DataFrame, client: str, file: Path) -> torch.Tensor:
+    """Return the number of each row's client, by the order of the names."""
+    import pandas as pd
+
+    names = _column_of(frame, client, file)
+    if names.isna().any():
+        raise DataError(f"{_place(names.isna(), client, file)} no value: must name the client of the row")
+    return torch.from_numpy(pd.Categorical(names).codes.astype("int64"))
+
+
+def _training_files(folder: Path, client: str) -> list[Path]:
+    one, many = folder / "train.csv", sorted((folder / "train").glob("*.csv"))
+    if many and (one.exists() or client):
+        other = "'data.client' names a column" if client else f"there is {one}"
+        raise DataError(f"{folder / 'train'} holds a file per client, and {other}: must be one of the two")
+    if not many and not one.is_file():
+        raise DataError(f"{folder} holds no training rows: must have train.csv, or train/<client>.csv (data.root)")
+    return many or [one]
+
+
+def _present(file: Path) -> Path:
+    if not file.is_file():
+        raise DataError(f"{file} is missing: must be the test rows (data.root)")
+    return file
+
+
+def _read(file: Path) -> pd.DataFrame:
+    import pandas as pd
+
+    try:
+        frame = pd.read_csv(file, dtype=str, keep_default_na=False, na_values=list(MISSING), skipinitialspace=True)
+    except (OSError, ValueError) as error:  # a ParserError is a ValueError
+        raise DataError(f"{file} is no CSV file: {' '.join(str(error).split())[:200]}") from error
+    if frame.empty:
+        raise DataError(f"{file} holds no rows: must have at least one below the names of its columns")
+    return frame
+
+
+def _column_of(frame: pd.DataFrame, name: str, file: Path) -> pd.Series[str]:
+    if name not in frame.columns:
+        raise DataError(f"{file} has no column {name!r}: has {', '.join(map(str, frame.columns))[:200]}")
+    return frame[name]
+
+
+def _place(wrong: pd.Series[bool], column: str, file: Path) -> str:
+    """Return the begin of an error line: the file, its column, and the first line that is wrong."""
+    first, others = int(wrong.to_numpy().argmax()), int(wrong.sum()) - 1
+    more = f" (and {others} more)" if others else ""
+    return f"{file}, column {column!r}, line {first + 2}{more}:"

@@ -1,0 +1,204 @@
+"""CSV tables by an agreed schema: encoding, clients, and every mistake in one line."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+import torch
+
+from fl_app.config import AppConfig
+from fl_app.data import open_data
+from fl_app.data.config import DataConfig
+from fl_app.division import own_positions
+from strategies.core.errors import DataError, OneShotError, OptionError
+
+SCHEMA = """
+classes = ["healthy", "ill"]
+
+[columns.age]
+mean = 50
+deviation = 10.0
+missing = 60
+
+[columns."chest pain"]
+levels = ["typical", "none", 3]
+missing = "none"
+
+[columns.sugar]
+"""
+HEAD = "centre,age,chest pain,sugar,remark,outcome"
+TRAIN = [
+    "south,40,typical,1.5,x,ill",
+    "north, ?,none,0,,healthy",
+    "south,70,3,-2,,healthy",
+    "north,50,,1e1,x y,ill",
+]
+FEATURES = [[-1, 1, 0, 0, 1.5], [1, 0, 1, 0, 0], [2, 0, 0, 1, -2], [0, 0, 1, 0, 10]]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "schema.toml").write_text(SCHEMA)
+    (tmp_path / "train.csv").write_text("\n".join([HEAD, *TRAIN]))
+    (tmp_path / "test.csv").write_text("\n".join([HEAD, *TRAIN[:3]]))
+    return tmp_path
+
+
+def config(folder: Path, **more: object) -> DataConfig:
+    return DataConfig(name="csv", root=str(folder), label="outcome", **more)  # type: ignore[arg-type]
+
+
+def test_rows_become_features_by_the_schema_alone(folder: Path) -> None:
+    split = open_data(config(folder), "train")
+
+    assert (split.num_classes, split.input_shape) == (2, (5, 1, 1))
+    assert split.labels.tolist() == [1, 0, 0, 1]
+    assert split.take().images.dtype == torch.float32
+    assert split.take().images[:, :, 0, 0].tolist() == FEATURES
+    assert open_data(config(folder), "test").take().images[:, :, 0, 0].tolist() == FEATURES[:3]
+
+
+def test_a_row_is_encoded_the_same_whatever_rows_lie_beside_it(folder: Path) -> None:
+    # So no mean, deviation, or level of a client's rows shapes its features, or those of others.
+    for line, features in zip(TRAIN, FEATURES, strict=True):
+        (folder / "train.csv").write_text(f"{HEAD}\n{line}")
+        assert open_data(config(folder), "train").take().images[:, :, 0, 0].tolist() == [features]
+
+
+def test_a_column_names_the_clients(folder: Path) -> None:
+    data = config(folder, client="centre", law="domains")
+    split = open_data(data, "train")
+
+    parts = [own_positions(split, AppConfig(data=data), partition_id=k, num_partitions=2).tolist() for k in (0, 1)]
+    assert parts == [[1, 3], [0, 2]]  # north, south
+    for changed, line in (
+        (config(folder, client="centre"), "'data.law' is 'dirichlet-classes': must be 'domains'"),
+        (data, "3 clients where 'data.law' is 'domains': must be 2"),
+    ):
+        with pytest.raises(OptionError, match=line):
+            own_positions(split, AppConfig(data=changed), partition_id=0, num_partitions=3)
+
+
+def test_a_file_per_client_gives_the_same_examples(folder: Path) -> None:
+    whole = open_data(config(folder, client="centre", law="domains"), "train")
+    (folder / "train.csv").unlink()
+    (folder / "train").mkdir()
+    for name in ("south", "north"):
+        rows = [line for line in TRAIN if line.startswith(name)]
+        (folder / "train" / f"{name}.csv").write_text("\n".join([HEAD, *rows]))
+
+    split = open_data(config(folder, law="domains"), "train")
+
+    assert split.domains is not None
+    assert split.domains.tolist() == [0, 0, 1, 1]
+    assert torch.equal(split.take().images, whole.take([1, 3, 0, 2]).images)
+
+
+def test_one_file_of_one_client_can_be_divided_by_any_law(folder: Path) -> None:
+    for law in ("iid", "domains"):
+        data = config(folder, law=law)
+        found = own_positions(open_data(data, "train"), AppConfig(data=data), partition_id=0, num_partitions=1)
+        assert sorted(found.tolist()) == [0, 1, 2, 3]
+
+
+def test_all_clients_can_be_held_to_one_schema(folder: Path) -> None:
+    digest = hashlib.sha256((folder / "schema.toml").read_bytes()).hexdigest()
+    open_data(config(folder, schema_sha256=digest), "train")
+    (folder / "schema.toml").write_text(SCHEMA.replace("50", "51"))
+
+    with pytest.raises(OptionError, match=f"'data.schema-sha256' is '{digest}', but that of .* is .*: must be equal"):
+        open_data(config(folder, schema_sha256=digest), "train")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ("40,typical", "forty,typical", "column 'age', line 2: 'forty': must be a number"),
+        ("70,3", "inf,3", "column 'age', line 4: 'inf': must be a number"),
+        ("1.5", "", "column 'sugar', line 2: no value: must be filled in, or .* must say what stands for 'missing'"),
+        ("typical", "atypical", "column 'chest pain', line 2: 'atypical': must be one of typical, none, 3"),
+        ("x,ill", "x,Ill", "column 'outcome', line 2: 'Ill': must be one of healthy, ill"),
+        ("x y,ill", "x y,", "column 'outcome', line 5: no value: must be one of healthy, ill"),
+        ("south,40", "?,40", "column 'centre', line 2: no value: must name the client of the row"),
+        ("sugar", "glucose", "has no column 'sugar': has centre, age, chest pain, glucose"),
+        ("outcome", "result", "has no column 'outcome'"),
+        ("centre", "place", "has no column 'centre'"),
+        ("north,50", 'north,"50', "is no CSV file: "),
+    ],
+)
+def test_a_wrong_file_is_named_with_column_and_line(folder: Path, old: str, new: str, reason: str) -> None:
+    text = (folder / "train.csv").read_text()
+    assert old in text
+    (folder / "train.csv").write_text(text.replace(old, new))
+
+    with pytest.raises(DataError, match=reason) as error:
+        open_data(config(folder, client="centre"), "train")
+
+    assert "\n" not in str(error.value)
+    assert str(folder / "train.csv") in str(error.value)
+
+
+def test_several_wrong_values_are_counted(folder: Path) -> None:
+    text = (folder / "train.csv").read_text()
+    (folder / "train.csv").write_text(text.replace("south,40", "south,x").replace("north,50", "north,y"))
+    with pytest.raises(DataError, match=r"line 2 \(and 1 more\): 'x': must be a number"):
+        open_data(config(folder), "train")
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        ("", "classes is None: must be a list of at least two different words"),
+        ('classes = ["a", "a"]\n[columns.x]', "classes is .*: must be a list of at least two different words"),
+        ('classes = ["a", "b"]', r"columns is NoneType: must be a table \[columns.NAME\] per column"),
+        ('classes = ["a", "b"]\nlabel = "x"\n[columns.x]', "has 'label': must have classes and columns alone"),
+        ('classes = ["a", "b"]\n[columns]\nx = 3', r"column 'x' is int: must be a table, such as \[columns.x\]"),
+        ('classes = ["a", "b"]\n[columns.x]\nmin = 3', "has 'min': must be among mean, deviation, missing"),
+        (
+            'classes = ["a", "b"]\n[columns.x]\nlevels = ["u", "v"]\nmean = 3',
+            "has 'mean': must be among levels, missing",
+        ),
+        (
+            'classes = ["a", "b"]\n[columns.x]\nlevels = ["u"]',
+            "column 'x': levels is .*: must be a list of at least two",
+        ),
+        ('classes = ["a", "b"]\n[columns.x]\nlevels = ["u", "v"]\nmissing = "w"', "missing is 'w': must be one of its"),
+        ('classes = ["a", "b"]\n[columns.x]\ndeviation = 0', "deviation is 0: must be greater than 0"),
+        ('classes = ["a", "b"]\n[columns.x]\nmean = nan', "mean is nan: must be a number"),
+        (
+            'classes = ["a", "b"]\n[columns.outcome]',
+            "'data.label' is 'outcome': must be a column that schema.toml does",
+        ),
+        ("classes = [", "is not TOML"),
+    ],
+)
+def test_a_wrong_schema_is_refused_in_one_line(folder: Path, schema: str, reason: str) -> None:
+    (folder / "schema.toml").write_text(schema)
+    with pytest.raises(OptionError, match=reason) as error:
+        open_data(config(folder), "train")
+    assert "\n" not in str(error.value)
+
+
+def test_absent_files_are_named(folder: Path) -> None:
+    (folder / "train").mkdir()
+    (folder / "train" / "a.csv").write_text(f"{HEAD}\n{TRAIN[0]}")
+    for given, line in (
+        ({}, "a file per client, and there is"),
+        ({"client": "centre"}, "'data.client' names a column"),
+    ):
+        with pytest.raises(DataError, match=line):
+            open_data(config(folder, **given), "train")
+    (folder / "train" / "a.csv").unlink()
+    (folder / "train.csv").write_text(HEAD)
+    (folder / "test.csv").unlink()
+    for half, line in (("train", "train.csv holds no rows"), ("test", "test.csv is missing: must be the test rows")):
+        with pytest.raises(DataError, match=line):
+            open_data(config(folder), half)
+    (folder / "train.csv").unlink()
+    with pytest.raises(DataError, match="holds no training rows: must have train.csv, or train/<client>.csv"):
+        open_data(config(folder), "train")
+    (folder / "schema.toml").unlink()
+    with pytest.raises(OneShotError, match="schema .* cannot be read"):
+        open_data(config(folder), "train")

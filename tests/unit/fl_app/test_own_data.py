@@ -1,0 +1,163 @@
+"""Data sets of the user's own code: the answers of a function, and the refusals of wrong ones."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fl_app.config import AppConfig
+from fl_app.data import open_data
+from fl_app.data.config import DataConfig
+from fl_app.data.own import open_own
+from fl_app.division import own_positions
+from strategies.core.errors import DataError, OneShotError, OptionError
+
+SOURCES = """
+import numpy as np
+import torch
+
+
+def images(split, root):
+    count = 12 if split == "train" else 6
+    return np.arange(count * 64, dtype="uint8").reshape(count, 1, 8, 8), [k % 3 for k in range(count)]
+
+
+def rows(split):
+    count = 12 if split == "train" else 6
+    return np.ones((count, 5)), torch.arange(count) % 2, [k % 4 for k in range(count)]
+
+
+def texts():
+    return torch.ones(4, 7, dtype=torch.int64), torch.tensor([0, 1, 0, 1])
+
+
+def where(root):
+    return np.full((2, 1), float(len(root))), [0, 1]
+
+
+def fails():
+    raise KeyError("patient 7")
+
+
+one = lambda: [1]
+words = lambda: (np.array(["a"]), [0])
+ragged = lambda: ([[1.0], [1.0, 2.0]], [0, 1])
+flat = lambda: (np.zeros(3, "float32"), [0, 1, 0])
+infinite = lambda: (np.full((2, 2), np.inf), [0, 1])
+floats = lambda: (np.zeros((2, 2)), [0.0, 1.0])
+negative = lambda: (np.zeros((2, 2)), [0, -1])
+fewer = lambda: (np.zeros((3, 2)), [0, 1])
+gap = lambda: (np.zeros((2, 2)), [0, 1], [0, 2])
+oblong = lambda: (np.zeros((2, 1, 4, 6), "uint8"), [0, 1])
+"""
+
+
+@pytest.fixture(autouse=True)
+def _project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / "own_sources.py").write_text(SOURCES)
+    monkeypatch.chdir(tmp_path)
+    open_own.cache_clear()
+    yield
+    open_own.cache_clear()
+    sys.modules.pop("own_sources", None)
+
+
+def test_pixels_become_images_in_the_input_space_of_all_data_sets() -> None:
+    train, test = (open_data(DataConfig(name="own_sources:images"), half) for half in ("train", "test"))
+
+    assert (train.input_shape, train.num_classes, len(train.labels), len(test.labels)) == ((1, 8, 8), 3, 12, 6)
+    assert train.normalization == ((0.5,), (0.5,))
+    assert train.domains is None
+    assert torch.equal(train.take([1]).images[0, 0, 0], torch.arange(64, 72, dtype=torch.uint8))
+    assert open_data(DataConfig(name="own_sources:images", image_size=16), "train").take([0]).images.shape[2:] == (
+        16,
+        16,
+    )
+
+
+def test_rows_stay_as_they_are_and_lie_with_their_holders() -> None:
+    data = DataConfig(name="own_sources:rows", law="domains")
+    split = open_data(data, "train")
+
+    assert split.input_shape == (5, 1, 1)
+    assert split.take().images.dtype == torch.float32
+    config = AppConfig(data=data)
+    parts = [own_positions(split, config, partition_id=k, num_partitions=4).tolist() for k in range(4)]
+    assert parts == [[0, 4, 8], [1, 5, 9], [2, 6, 10], [3, 7, 11]]
+
+
+def test_holders_exclude_another_division() -> None:
+    data = DataConfig(name="own_sources:rows", law="iid")
+    with pytest.raises(OptionError, match="'data.law' is 'iid': must be 'domains' where 'data.name' is 'own_sources:r"):
+        own_positions(open_data(data, "train"), AppConfig(data=data), partition_id=0, num_partitions=4)
+
+
+def test_texts_are_tokens_and_the_folder_of_the_settings_is_passed_on() -> None:
+    assert open_data(DataConfig(name="own_sources:texts"), "train").input_shape == (1, 1, 7)
+    assert open_data(DataConfig(name="own_sources:where", root="/abc"), "test").take().images.flatten().tolist() == [
+        4,
+        4,
+    ]
+    assert open_data(DataConfig(name="own_sources:where"), "test", root="/node/b").take().images[0].item() == 7
+
+
+def test_the_number_of_classes_can_be_stated_where_a_half_lacks_some() -> None:
+    assert open_data(DataConfig(name="own_sources:images", num_classes=7), "train").num_classes == 7
+    with pytest.raises(DataError, match="has label 2: must be 0 to 1 with 'data.num-classes' 2"):
+        open_data(DataConfig(name="own_sources:images", num_classes=2), "train")
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("fails", "fails: KeyError: 'patient 7'"),
+        ("one", "returns list of 1: must return examples and labels, and perhaps holders"),
+        ("words", r"returns examples that are no array \(ndarray\)"),
+        ("ragged", r"returns examples that are no array \(list\): must be numpy or torch"),
+        ("flat", r"returns examples of float32 \[3\]: must be uint8 or float32 \[N, channels, height, width\]"),
+        ("infinite", "returns examples with NaN or Inf"),
+        ("floats", r"returns labels of float64 \[2\]: must be whole numbers"),
+        ("negative", "returns labels with -1: must be 0 or more"),
+        ("fewer", "returns 3 examples and 2 labels: must be as many"),
+        ("gap", "returns holders without 1: must be 0 to K - 1"),
+        ("oblong", "returns images of 4 x 6 pixels: must be squares, or set 'data.image-size'"),
+        ("absent", "module 'own_sources' has no 'absent'"),
+    ],
+)
+def test_a_wrong_answer_is_refused_in_one_line_that_names_the_source(name: str, reason: str) -> None:
+    with pytest.raises(OneShotError, match=reason) as error:
+        open_data(DataConfig(name=f"own_sources:{name}"), "train")
+
+    assert "\n" not in str(error.value)
+    assert f"own_sources:{name}" in str(error.value)
+
+
+def test_settings_of_one_source_are_refused_for_another() -> None:
+    for given, line in (
+        ({"num_classes": 3}, "'data.num-classes' is 3: must be 0 unless 'data.name' is module:attribute of your own"),
+        ({"label": "x"}, "'data.label' is 'x': must be '' unless 'data.name' is 'csv'"),
+        ({"name": "csv"}, "'data.label' is '': must name the column of the classes"),
+        ({"name": "csv", "label": "x", "image_size": 8}, "'data.image-size' is 8: must be 0"),
+        ({"name": "own:"}, "'data.name' is 'own:': must be one of .*module:attribute of your own"),
+        ({"law": "domains"}, "'data.law' is 'domains' and 'data.name' 'digits': must be a data set of domains"),
+    ):
+        with pytest.raises(OptionError, match=line):
+            DataConfig(**given)  # type: ignore[arg-type]
+
+
+def test_a_function_is_called_once_for_a_half(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    import own_sources  # type: ignore[import-not-found]
+
+    calls: list[str] = []
+    monkeypatch.setattr(
+        own_sources, "images", lambda split: (calls.append(split), (np.zeros((2, 3), "float32"), [0, 1]))[1]
+    )
+    for _ in range(3):
+        open_data(DataConfig(name="own_sources:images"), "train")
+    assert calls == ["train"]
