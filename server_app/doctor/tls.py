@@ -21,7 +21,7 @@ SOON = timedelta(days=30)
 MAKE = "make new ones with deploy/make_keys.py, or use those that were made for this machine"
 # The readers raise these on files of another format or of an unknown kind.
 UNREADABLE = (NotImplementedError, TypeError, UnsupportedAlgorithm, ValueError)
-# The curves of keys with which Flower 1.41 lets a node register.
+# The curves of keys with which Flower lets a node register.
 CURVES = (ec.SECP192R1, ec.SECP224R1, ec.SECP256R1, ec.SECP384R1, ec.SECP521R1)
 _NAMES = ("ca.crt", "server.pem", "server.key")
 

@@ -9,12 +9,9 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from flwr.cli.build import build_fab_from_files, collect_files
-from flwr.common.constant import FAB_MAX_SIZE
 from sources import nodes, of_each, parsed
 
 from strategies.method import METHODS
@@ -260,13 +257,6 @@ def test_every_package_that_is_imported_is_a_declared_dependency() -> None:
     foreign = imported - set(sys.stdlib_module_names) - set(PACKAGES)
 
     assert {{"sklearn": "scikit-learn"}.get(name, name) for name in foreign} <= declared
-
-
-def test_flower_builds_the_app_in_its_format_1_within_its_limit() -> None:
-    fab, facts = build_fab_from_files(collect_files(ROOT))
-
-    assert (facts.fab_format_version, facts.flwr_version_target) == (1, version("flwr"))
-    assert len(fab) < FAB_MAX_SIZE
 
 
 def test_citation_names_the_version_of_the_package() -> None:

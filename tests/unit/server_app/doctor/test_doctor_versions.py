@@ -32,7 +32,7 @@ def test_packages_in_the_tested_versions_are_ok() -> None:
 
 
 def test_packages_that_are_missing_or_out_of_range_are_errors_and_others_warnings() -> None:
-    found = levels(flwr="1.42.0", ray="", numpy="2.0.0")
+    found = levels(flwr="1.43.0", ray="", numpy="2.0.0")
 
     assert found == {**levels(), "flwr": "error", "ray": "error", "numpy": "warning"}
 
