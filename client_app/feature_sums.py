@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from logging import getLogger
 
 import torch
 
-from client_app.feature_cache import FeatureCache, key_of
 from client_app.local_training import Epoch
 from fl_app.config import ClientConfig
-from fl_app.data import ImageData, Normalization, normalize
-from fl_app.models.features import Extractor, FeatureFunction
+from fl_app.data import ImageData, Normalization
+from fl_app.feature_cache import FeatureCache
+from fl_app.feature_source import FeatureSource
+from fl_app.models.features import FeatureFunction
 from fl_app.privacy import PrivacyConfig
 from strategies.core.errors import UploadError
 from strategies.core.kinds import GRAM
@@ -24,8 +24,6 @@ from strategies.statistics.uploaded import FeatureSums, examples_of
 # Flower's own logger, so that its lines reach the log of the run.
 LOG = getLogger("flwr")
 
-PASS = 256  # images decoded to floats at a time
-EVERY = 10.0  # seconds between two lines on the progress
 NOT_MEASURED = Epoch(1, float("nan"), float("nan"))
 
 
@@ -47,8 +45,7 @@ class ClientSums(FeatureSums):
         second: Sequence[str] = (GRAM,),
     ) -> None:
         super().__init__(num_classes, function.features, function.fingerprint, function.probe, second=second)
-        self.extractor: Callable[[], Extractor] = lambda: function.module
-        self.cache, self.width, self.raw = cache, function.backbone.features, function.raw
+        self.source = FeatureSource(function, cache)
 
     @property
     def examples(self) -> int:
@@ -118,47 +115,9 @@ def _features(
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield features [B, d] with labels [B] of the examples that have any; a text without tokens has no direction."""
     left_out = 0
-    for rows, labels in _every(model, data, normalization):
+    for rows, labels in model.source.batches(data, normalization):
         known = rows.norm(dim=1) > 0
         left_out += len(labels) - int(known.sum())
         yield rows[known], labels[known]
     if left_out:
         LOG.info("%d of %d examples have no features and are left out", left_out, len(data.labels))
-
-
-def _every(
-    model: ClientSums, data: ImageData, normalization: Normalization
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield features [B, d] with labels [B], from the cache where they are in it."""
-    extractor, shape = model.extractor(), (len(data.labels), model.width)
-    labels = torch.split(data.labels, PASS)
-    if model.cache is None:
-        pooled = _extracted(extractor, data, normalization)
-        yield from ((extractor.finished(rows), own) for rows, own in zip(pooled, labels, strict=True))
-        return
-    key = key_of(model.raw, data.images)
-    if (cached := model.cache.read(key, shape)) is not None:
-        LOG.info("features of %d examples are read from the cache", len(data.labels))
-        for start, own in zip(range(0, shape[0], PASS), labels, strict=True):
-            yield extractor.finished(torch.from_numpy(cached[start : start + PASS].copy())), own
-        return
-    with model.cache.writing(key, shape) as kept:
-        start = 0
-        for rows, own in zip(_extracted(extractor, data, normalization), labels, strict=True):
-            if kept is not None:
-                kept[start : start + len(rows)] = rows.numpy()
-            start += len(rows)
-            yield extractor.finished(rows), own
-
-
-def _extracted(extractor: Extractor, data: ImageData, normalization: Normalization) -> Iterator[torch.Tensor]:
-    """Yield raw features [B, d]; the log has examples per second and the time left."""
-    began = shown = time.monotonic()
-    for start in range(0, len(data.labels), PASS):
-        images = data.images[start : start + PASS]
-        yield extractor.pooled(normalize(images, *normalization))
-        done, now = start + len(images), time.monotonic()
-        if now - shown > EVERY:
-            rate, shown = done / (now - began), now
-            left = (len(data.labels) - done) / rate
-            LOG.info("features: %d of %d examples, %.0f a second, %.0f s left", done, len(data.labels), rate, left)

@@ -69,12 +69,20 @@ class FensHalf:
 
     def _build(self, architecture: str, told: Told) -> torch.nn.Module:
         from fl_app.models import build
+        from fl_app.models.features import FeatureFunction
+        from fl_app.models.uploaded import model_builders
+        from strategies.core.kinds import backbone_in, is_head
 
         self.policy.check_architecture(architecture)
         _, own = self._own(told)
         if told.num_classes != own.split.num_classes:
             raise UploadError(f"the server's num-classes is {told.num_classes}: must be {own.split.num_classes}")
-        return build(architecture, num_classes=told.num_classes, input_shape=own.split.input_shape)
+        if not is_head(architecture):
+            return build(architecture, num_classes=told.num_classes, input_shape=own.split.input_shape)
+        config = self._config()
+        self.policy.check_backbone(backbone_in(architecture), config.features.weights)
+        function = FeatureFunction(config.features, config.seed, *own.split.normalization)
+        return model_builders(told.num_classes, own.split.input_shape, [architecture], function)[architecture]()
 
     def _own_model(self, told: Told) -> OwnModel | None:
         from client_app.keeping import Keep

@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from client_app import cvae, feature_sums, local_training, open_set, private_training
-from client_app.feature_cache import FeatureCache
+from client_app import cvae, feature_sums, head_training, local_training, open_set, private_training
 from fl_app.data import Normalization
+from fl_app.feature_cache import FeatureCache
 from fl_app.models import build
 from fl_app.models.cvae import Cvae
+from fl_app.models.feature_heads import of_backbone
 from fl_app.models.features import FeatureFunction
 from fl_app.models.uploaded import open_set_builder
 from strategies.core.errors import UploadError
+from strategies.core.kinds import STATISTICS, backbone_in, is_head, kind_of
 
 if TYPE_CHECKING:
     from client_app.local_training import Epoch
@@ -56,23 +58,27 @@ class Task:
         train_privately: Trains it within a privacy budget; takes the arguments of
             :func:`client_app.private_training.train`.
         sent: From the trained model to the uploaded state_dict.
+        calibrates: Whether the ranges of its layers' outputs can be measured on images.
     """
 
     build: Callable[[Wanted], nn.Module]
     train: Callable[..., Epoch]
     sent: Callable[[nn.Module], dict[str, Tensor]]
     train_privately: Callable[..., float] = private_training.train
+    calibrates: bool = True
 
 
-def task_of(name: str) -> Task:
-    """Return the task of this name.
+def task_of(name: str, architecture: str = "") -> Task:
+    """Return the task of this name; where classifiers are asked for, a client's architecture may be a head, or sums.
 
     Raises:
         UploadError: The client does not know the task.
     """
     if name not in TASKS:
         raise UploadError(f"the server asks for task {name[:80]!r}: must be one of {', '.join(TASKS)}")
-    return TASKS[name]
+    if name == "classifier" and is_head(architecture):
+        return HEADS
+    return TASKS[STATISTICS if name == "classifier" and kind_of(architecture) == STATISTICS else name]
 
 
 def _classifier(wanted: Wanted) -> nn.Module:
@@ -88,11 +94,22 @@ def _cvae(wanted: Wanted) -> nn.Module:
 
 
 def _sums(wanted: Wanted) -> nn.Module:
-    function = FeatureFunction(wanted.config.features, wanted.config.seed, *wanted.normalization)
-    most = wanted.config.features.cache_mib
-    cache = FeatureCache(wanted.cache, most) if wanted.cache is not None and most else None
     second = wanted.config.features.second(wanted.config.method)
-    return feature_sums.ClientSums(function, wanted.num_classes, cache, second)
+    return feature_sums.ClientSums(_function(wanted), wanted.num_classes, _cache(wanted), second)
+
+
+def _head(wanted: Wanted) -> nn.Module:
+    return head_training.ClientHead(_function(wanted), wanted.num_classes, _cache(wanted))
+
+
+def _function(wanted: Wanted) -> FeatureFunction:
+    function = FeatureFunction(wanted.config.features, wanted.config.seed, *wanted.normalization)
+    return of_backbone(function, backbone_in(wanted.name))
+
+
+def _cache(wanted: Wanted) -> FeatureCache | None:
+    most = wanted.config.features.cache_mib
+    return FeatureCache(wanted.cache, most) if wanted.cache is not None and most else None
 
 
 def _all(model: nn.Module) -> dict[str, Tensor]:
@@ -107,5 +124,6 @@ TASKS: Mapping[str, Task] = {
     "classifier": Task(_classifier, local_training.train, _all),
     "open-set": Task(_open_set, open_set.train, _all),
     "cvae": Task(_cvae, cvae.train, _decoder),
-    "statistics": Task(_sums, feature_sums.add_up, _all, feature_sums.add_up_privately),
+    "statistics": Task(_sums, feature_sums.add_up, _all, feature_sums.add_up_privately, calibrates=False),
 }
+HEADS = Task(_head, head_training.train, _all, head_training.train_privately, calibrates=False)

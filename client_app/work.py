@@ -34,7 +34,7 @@ from fl_app.models.uploaded import uploaded_name
 from fl_app.node_config import checkpoint_path
 from strategies.client.holdout import held_out
 from strategies.core.errors import UploadError
-from strategies.core.kinds import STATISTICS
+from strategies.core.kinds import STATISTICS, backbone_in, is_head, kind_of
 from strategies.core.places import state_root
 from strategies.core.seeds import derive_seed, seeded_torch
 
@@ -105,10 +105,11 @@ def trained_model(config: AppConfig, node: Node, asked: Asked, start: State) -> 
         OneShotError: The data set, architecture or file is missing.
     """
     task_of(asked.task)  # an unknown task is refused first
+    name = uploaded_name(asked.task, node.architecture)
     path = checkpoint_path(node.checkpoint, client=node.client, partition_id=node.partition_id)
     check_question(config.privacy, asked)
-    if asked.task == STATISTICS:
-        node.policy.check_backbone(config.features.backbone, config.features.weights)
+    if is_head(name) or kind_of(name) == STATISTICS:
+        node.policy.check_backbone(backbone_in(name) or config.features.backbone, config.features.weights)
     if path is not None:
         check_trains(config.attack, node.client)
         refuse(config.privacy, "this node's checkpoint")
@@ -156,7 +157,8 @@ def _made(config: AppConfig, node: Node, asked: Asked, start: State) -> tuple[Tr
 
 
 def _train(config: AppConfig, node: Node, asked: Asked, start: State) -> tuple[Trained, State]:
-    own, task, attack = own_examples(config, node, asked), task_of(asked.task), config.attack.of(node.client)
+    own, attack = own_examples(config, node, asked), config.attack.of(node.client)
+    task = task_of(asked.task, node.architecture)
     split, classes = own.split, own.split.num_classes
     data = poisoned(split.take(own.train), config.attack, client=node.client, num_classes=classes, seed=asked.seed)
     model, last, epsilon = _started(config, node, asked, split), UNTOLD, None
@@ -177,7 +179,8 @@ def _train(config: AppConfig, node: Node, asked: Asked, start: State) -> tuple[T
     elif attack == "last-layer":
         last_layer_scaled(model, config.attack.factor)
     name = uploaded_name(asked.task, node.architecture)
-    ranges = activation_ranges(model, data, split.normalization, seed=asked.seed) if asked.calibrate else None
+    calibrates = asked.calibrate and task.calibrates
+    ranges = activation_ranges(model, data, split.normalization, seed=asked.seed) if calibrates else None
     size, counts = len(own.train), own.label_counts
     if isinstance(model, ClientSums):  # an example without features is not in the sums
         size, counts = model.examples, counts if config.privacy.on else model.label_counts
@@ -195,8 +198,9 @@ def _started(config: AppConfig, node: Node, asked: Asked, split: Split) -> torch
         use = ("attack", "random", node.client, asked.server_round)
     with seeded_torch(asked.seed, *use):
         shape, cache = split.input_shape, state_root(node.state_dir) / "features" if asked.run_id else None
-        wanted = Wanted(node.architecture, split.num_classes, shape, split.normalization, config, cache)
-        return task_of(asked.task).build(wanted)
+        name = node.architecture if asked.task != STATISTICS else STATISTICS
+        wanted = Wanted(name, split.num_classes, shape, split.normalization, config, cache)
+        return task_of(asked.task, node.architecture).build(wanted)
 
 
 def _reporter(config: AppConfig, node: Node, examples: int) -> Callable[[Epoch], None]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from strategies.core.errors import DataError, OptionError, UploadError
+from strategies.core.kinds import backbone_in
 
 LABEL_COUNTS = ("numbers", "presence", "none")
 DELTA = 1e-4  # the sum of ten runs with the default of privacy.delta
@@ -129,7 +130,8 @@ class NodePolicy:
         """
         if weights:
             self.check_readable("features.weights", Path(weights))
-        if self.deployed and ":" in name and not name.startswith("torchvision:") and name not in self.architectures:
+        permitted = {*self.architectures, *map(backbone_in, self.architectures)}
+        if self.deployed and ":" in name and not name.startswith("torchvision:") and name not in permitted:
             raise UploadError(
                 f"setting 'features.backbone' is {name[:80]!r}, a module of the run's choice: must be among this "
                 "node's 'architectures'"

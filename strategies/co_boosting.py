@@ -228,6 +228,6 @@ METHOD = Method(
     source="Dai et al., ICLR 2024",
     config=CoBoostingConfig,
     fit=fit,
-    needs=frozenset({Need.SIDES_OF_FOUR}),
+    needs=frozenset({Need.SIDES_OF_FOUR, Need.IMAGE_GRADIENTS}),
     teachers=POOLS,
 )

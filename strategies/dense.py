@@ -197,7 +197,7 @@ METHOD = Method(
     source="Zhang et al., NeurIPS 2022",
     config=DenseConfig,
     fit=fit,
-    needs=frozenset({Need.SIDES_OF_FOUR}),
+    needs=frozenset({Need.SIDES_OF_FOUR, Need.IMAGE_GRADIENTS}),
     teachers=POOLS | {GIVEN},
     rounds=attrgetter("rounds"),
 )

@@ -128,6 +128,6 @@ METHOD = Method(
     source="Yin et al., CVPR 2020, as in Zhang et al., NeurIPS 2022",
     config=FAdiConfig,
     fit=fit,
-    needs=frozenset({Need.IMAGES}),
+    needs=frozenset({Need.IMAGES, Need.IMAGE_GRADIENTS}),
     teachers=POOLS | {GIVEN},
 )

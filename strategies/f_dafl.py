@@ -113,6 +113,6 @@ METHOD = Method(
     source="Chen et al., ICCV 2019, as in Zhang et al., NeurIPS 2022",
     config=FDaflConfig,
     fit=fit,
-    needs=frozenset({Need.SIDES_OF_FOUR}),
+    needs=frozenset({Need.SIDES_OF_FOUR, Need.IMAGE_GRADIENTS}),
     teachers=POOLS | {GIVEN},
 )

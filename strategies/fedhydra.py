@@ -154,5 +154,5 @@ METHOD = Method(
     source="Bai et al., KDD 2025",
     config=FedHydraConfig,
     fit=fit,
-    needs=frozenset({Need.SIDES_OF_FOUR}),
+    needs=frozenset({Need.SIDES_OF_FOUR, Need.IMAGE_GRADIENTS}),
 )

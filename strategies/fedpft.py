@@ -74,7 +74,7 @@ def fit(job: Job, progress: Progress) -> Outcome:
     middle = time.perf_counter()
     head = trained(rows.to(job.device), labels.to(job.device), job, progress)
     timings = {"draw": middle - begin, "train": time.perf_counter() - middle}
-    return Outcome(student=head_state(head.weight, head.bias), timings=timings)
+    return Outcome(student=head_state(job, head.weight, head.bias), timings=timings)
 
 
 def drawn(clients: Uploaded, config: FedPftConfig, *, seed: int) -> tuple[Tensor, Tensor]:

@@ -174,6 +174,6 @@ METHOD = Method(
     source="Zeng et al., ACM MM 2024",
     config=IntactOflConfig,
     fit=fit,
-    needs=frozenset({Need.SIDES_OF_FOUR}),
+    needs=frozenset({Need.SIDES_OF_FOUR, Need.IMAGE_GRADIENTS}),
     kind="ensemble",
 )

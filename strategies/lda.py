@@ -60,7 +60,7 @@ def fit(job: Job, progress: Progress) -> Outcome:
     progress.record({"chosen_shrinkage": shrinkage})
     head = Lda(Statistics.total(clients.values())).head(shrinkage, prior=config.prior)
     progress.report(1, 1)
-    return Outcome(student=head_state(head.weight, head.bias), timings={"solve": time.perf_counter() - begin})
+    return Outcome(student=head_state(job, head.weight, head.bias), timings={"solve": time.perf_counter() - begin})
 
 
 def check_uploads(job: Job) -> None:

@@ -34,6 +34,7 @@ class Need(enum.Enum):
     IMAGES = "the examples are images"
     SIDES_OF_FOUR = "the height and the width of images are multiples of 4"
     EXACT_SUMS = "the sums of features carry no noise"
+    IMAGE_GRADIENTS = "gradients reach the images through every client's model, so that images can be made"
     PROXY_IMAGES = "the server holds real, unlabelled images"
 
 

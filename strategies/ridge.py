@@ -60,7 +60,7 @@ def fit(job: Job, progress: Progress) -> Outcome:
     else:
         head = _exact(job, progress, clients)
     progress.report(1, 1)
-    return Outcome(student=head_state(head.weight, head.bias), timings={"solve": time.perf_counter() - begin})
+    return Outcome(student=head_state(job, head.weight, head.bias), timings={"solve": time.perf_counter() - begin})
 
 
 def _exact(job: Job, progress: Progress, clients: Uploaded) -> Head:

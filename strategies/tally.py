@@ -34,6 +34,7 @@ from .distillation.settings import DistillOptions
 from .method import EnsembleSpec, Method, Need, Outcome
 from .teacher.average import LARGEST, norms_of, shrinkage, shrunk, weighted_mean
 from .teacher.heads import head_keys
+from .uploads.needs import check_gradients
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -155,11 +156,13 @@ def _start(job: Job, pool: OpinionPool, progress: Progress) -> State | None:
 
 
 def check_last_layer(job: Job) -> None:
-    """Refuse a model without the last layer that counts or the start need, before a client has worked.
+    """Refuse a model without the last layer, or without the gradient, that is needed, before a client has worked.
 
     Raises:
         OptionError: The error names the setting and its possible values.
     """
+    if job.config.inverted:
+        check_gradients(job, "setting 'tally.inverted'", "It must be 0")
     # The clients' architectures are not known yet if there are several.
     if job.config.counts in READ_OFF_ROWS and set(job.builders) == {job.student}:
         _head_keys(job, "counts", "noise")

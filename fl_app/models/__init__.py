@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from strategies.core.errors import OptionError
+from strategies.core.kinds import STATISTICS, backbone_in, is_head, kind_of
 from strategies.core.options import is_own
 
 if TYPE_CHECKING:
     from .own import OwnArchitecture
 
-__all__ = ["ARCHITECTURES", "build", "builders", "penultimate"]
+__all__ = ["ARCHITECTURES", "build", "builders", "known_name", "penultimate"]
 
 Shape = tuple[int, int, int]
 
@@ -84,6 +85,19 @@ _ZOO = {
 
 ARCHITECTURES: tuple[str, ...] = tuple(_ZOO)
 _SMALLEST = 4  # pixels a side
+HEAD_FORM = "head+<backbone>"
+
+
+def known_name(name: str, *, sums: bool = False) -> bool:
+    """Say whether a name has the form of an architecture: of the zoo, of the user's own code, or a head on a backbone.
+
+    Args:
+        name: Of a client's or the server's architecture. Whether code or a backbone exists shows when it is built.
+        sums: Whether sums of features in place of a model count too: ``statistics``, ``statistics+<backbone>``.
+    """
+    if is_head(name) or (sums and kind_of(name) == STATISTICS):
+        return name == STATISTICS or bool(backbone_in(name))
+    return name in ARCHITECTURES or is_own(name)
 
 
 def build(name: str, *, num_classes: int, input_shape: Shape) -> nn.Module:

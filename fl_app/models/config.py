@@ -5,19 +5,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from strategies.core.errors import OptionError
+from strategies.core.kinds import STATISTICS, is_head, kind_of
 from strategies.core.options import OWN_FORM, check, is_own, meant, option
 
-from . import ARCHITECTURES
+from . import ARCHITECTURES, HEAD_FORM, known_name
 
 
 @dataclass(frozen=True)
 class ModelConfig:
     """Which architectures the clients and the server use."""
 
-    name: str = option("lenet5", "architecture of the clients", choices=(*ARCHITECTURES, OWN_FORM))
-    per_client: str = option("", "comma-separated architectures, assigned to the clients in turn; empty: model.name")
+    name: str = option("lenet5", f"architecture of the clients: of the zoo, {HEAD_FORM}, or {OWN_FORM}")
+    per_client: str = option(
+        "",
+        "comma-separated architectures, assigned to the clients in turn; statistics or statistics+<backbone> sends "
+        "sums of features; empty: model.name",
+    )
     student: str = option("", "architecture of the server's result; empty: model.name")
-    accepted: str = option("", "comma-separated architectures that uploads may have; empty: all of the zoo")
+    accepted: str = option(
+        "", "comma-separated architectures that uploads may have; empty: the zoo and those that these settings name"
+    )
 
     def __post_init__(self) -> None:
         """Check every value, the listed names too."""
@@ -28,9 +35,10 @@ class ModelConfig:
                 f"setting 'model.accepted' is {self.accepted!r}: must be '', or name {', '.join(missing)} too"
             )
         for key, name in [*self.named(), *(("model.accepted", name) for name in accepted)]:
-            if name not in ARCHITECTURES and not is_own(name):
+            if not known_name(name, sums=key in ("model.per-client", "model.accepted")):
+                forms = f"{HEAD_FORM}, or {OWN_FORM}"
                 raise OptionError(
-                    f"setting {key!r} names {name!r}: must be one of {', '.join(ARCHITECTURES)}, or {OWN_FORM}"
+                    f"setting {key!r} names {name!r}: must be one of {', '.join(ARCHITECTURES)}, {forms}"
                     f"{meant(name, ARCHITECTURES)}"
                 )
 
@@ -42,6 +50,11 @@ class ModelConfig:
         """Return the architectures of the user's own code."""
         named = [name for _, name in self.named()] + _listed(self.accepted)
         return tuple(dict.fromkeys(name for name in named if is_own(name)))
+
+    def on_features(self) -> tuple[str, ...]:
+        """Return the heads on backbones, and the sums of features, that these settings name."""
+        names = dict.fromkeys([*self.mix(), self.of_student(), *_listed(self.accepted)])
+        return tuple(name for name in names if is_head(name) or kind_of(name) == STATISTICS)
 
     def named(self) -> list[tuple[str, str]]:
         """Return the architectures in use, each with the setting that names it."""

@@ -200,26 +200,6 @@ class Extractor(nn.Module):
         return found
 
 
-class FeatureHead(nn.Module):
-    """A linear head on a feature function; the frozen backbone is no part of its weights."""
-
-    def __init__(self, function: FeatureFunction, num_classes: int) -> None:
-        super().__init__()
-        self.head = nn.Linear(function.features, num_classes)
-        self.function = function
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Map images, normalised as the data set says [B, ch, H, W], or tokens [B, 1, 1, L], to logits [B, C]."""
-        features = self.function.module(images.cpu()).to(self.head.weight)
-        logits: torch.Tensor = self.head(features)
-        return logits
-
-
-def head_of(function: FeatureFunction, num_classes: int) -> nn.Module:
-    """Return an untrained :class:`FeatureHead`."""
-    return FeatureHead(function, num_classes)
-
-
 @functools.lru_cache(maxsize=4)
 def _extractor(function: FeatureFunction) -> Extractor:
     with seeded_torch(0, "backbone"):

@@ -12,9 +12,11 @@ from functools import partial
 from torch import nn
 
 from strategies.core.errors import OptionError
+from strategies.core.options import is_own
 
 from . import build, builders
-from .features import FeatureFunction, head_of
+from .feature_heads import feature_builders
+from .features import FeatureFunction
 
 UNKNOWN = "+unknown"
 DECODER = "cvae-decoder"
@@ -68,14 +70,34 @@ def uploaded_builders(
     return {DECODER: decoder}
 
 
+def model_builders(
+    num_classes: int,
+    input_shape: tuple[int, int, int],
+    names: Iterable[str] = (),
+    function: FeatureFunction | None = None,
+    *,
+    noise: float = 0.0,
+) -> dict[str, Callable[[], nn.Module]]:
+    """Return a picklable builder of every architecture of the zoo that fits, and of others that are named.
+
+    Args:
+        num_classes: C.
+        input_shape: (channels, height, width) of one image.
+        names: Architectures. The user's own among them are tried out; backbones of heads and sums are built later.
+        function: The run's feature function; None for the default one.
+        noise: The deviation of the noise that a privacy budget demands of sums.
+
+    Raises:
+        OptionError: No architecture of the zoo fits the examples' shape or number of classes, or the user's own fails.
+    """
+    names = tuple(names)
+    found = builders(num_classes, input_shape, filter(is_own, names))
+    return found | feature_builders(names, function or FeatureFunction(), num_classes, noise=noise)
+
+
 def open_set_builder(name: str, num_classes: int, input_shape: tuple[int, int, int]) -> Callable[[], nn.Module]:
     """Return the builder of a classifier of C + 1 outputs, the last of which means "unknown"."""
     return partial(build, name, num_classes=num_classes + 1, input_shape=input_shape)
-
-
-def head_builders(function: FeatureFunction, num_classes: int) -> dict[str, Callable[[], nn.Module]]:
-    """Return the builder of the model that the sums of a feature function lead to, by its name."""
-    return {f"head+{function.config.backbone}": partial(head_of, function, num_classes)}
 
 
 def _decoder(num_classes: int, input_shape: tuple[int, int, int], *, latent: int) -> nn.Module:

@@ -11,15 +11,15 @@ from torch import nn
 
 from fl_app.data import Split, data_root, open_data
 from fl_app.division import own_positions
-from fl_app.models import builders
-from fl_app.models.features import as_read
+from fl_app.models.features import FeatureFunction, as_read
+from fl_app.models.uploaded import model_builders
 from server_app.doctor.findings import Finding
 from server_app.doctor.node import NodeConfig
 from server_app.settings.read import Settings
 from strategies.core.checkpoints import read_checkpoint
 from strategies.core.errors import DataError, OneShotError, OptionError, UploadError
 from strategies.core.facts import UploadFacts
-from strategies.core.options import is_own
+from strategies.core.kinds import backbone_in
 from strategies.uploads.checks import Signature, Signatures, check_upload
 from strategies.uploads.tensors import tensor_form
 
@@ -55,34 +55,34 @@ def node_data(settings: Settings, node: NodeConfig) -> Iterator[Finding]:
     yield from _readable(settings, "train", name, root, node)
 
 
-def architectures(names: tuple[str, ...], split: Split | None) -> Iterator[Finding]:
-    """Check that the server's zoo has these architectures, and that they take the data set's examples."""
+def architectures(names: tuple[str, ...], split: Split | None, settings: Settings) -> Iterator[Finding]:
+    """Check that these architectures are known, and that they take the data set's examples."""
     if split is None:
         yield Finding("skipped", "architectures", "unknown shape of the examples, because the data cannot be read")
         return
-    known = builders(split.num_classes, split.input_shape)
     for name in dict.fromkeys(names):
         check = f"architecture {name}"
         shape = f"{split.num_classes} classes, examples of {split.input_shape}"
         try:
-            takes = name in known or (is_own(name) and bool(_known(split, name)))
+            known = _known(split, name, settings)
         except OptionError as error:
             yield Finding("error", check, str(error), shape, "correct the code, or the setting that names it")
             continue
-        if takes:
+        if name in known:
             yield Finding("ok", check, f"known to the server; takes {shape}")
         else:
             fix = f"set model.name (or the node's architecture) to one of {', '.join(known)}"
             yield Finding("error", check, "not in the zoo, or it does not take such examples", shape, fix)
 
 
-def checkpoint(path: Path, architecture: str, split: Split | None) -> Iterator[Finding]:
+def checkpoint(path: Path, architecture: str, split: Split | None, settings: Settings) -> Iterator[Finding]:
     """Read a node's checkpoint, and compare it with its declared architecture.
 
     Args:
         path: The file.
         architecture: Its declared architecture.
         split: A half of the data set; None if it cannot be opened here, then the check only reads the file.
+        settings: Those of the planned run.
     """
     name = f"checkpoint {path.name}"
     try:
@@ -98,7 +98,7 @@ def checkpoint(path: Path, architecture: str, split: Split | None) -> Iterator[F
         return
     known: dict[str, Callable[[], nn.Module]] = {}
     with suppress(OptionError):  # the check of the architectures has the line
-        known = _known(split, architecture)
+        known = _known(split, architecture, settings)
     if architecture not in known:
         yield Finding("skipped", name, f"{path}: {len(state)} tensors, {size:.1f} MiB; unknown {architecture!r}")
         return
@@ -112,18 +112,23 @@ def checkpoint(path: Path, architecture: str, split: Split | None) -> Iterator[F
         yield Finding("ok", name, f"{path}: {len(state)} tensors, {size:.1f} MiB, fit {architecture}")
 
 
-def model_bytes(split: Split, names: tuple[str, ...]) -> dict[str, int]:
+def model_bytes(split: Split, names: tuple[str, ...], settings: Settings) -> dict[str, int]:
     """Return the upload size in bytes of each architecture that takes the data set's examples."""
     found: dict[str, Callable[[], nn.Module]] = {}
     for name in names:
         with suppress(OptionError):  # the check of the architectures has the line
-            found |= _known(split, name)
+            found |= _known(split, name, settings)
     signatures = Signatures(found)
     return {name: upload_bytes(signatures[name]) for name in dict.fromkeys(names) if name in signatures}
 
 
-def _known(split: Split, name: str) -> dict[str, Callable[[], nn.Module]]:
-    return builders(split.num_classes, split.input_shape, filter(is_own, [name]))
+def _known(split: Split, name: str, settings: Settings) -> dict[str, Callable[[], nn.Module]]:
+    """Return the builders of the zoo and of a named architecture; one on a backbone is built."""
+    function = FeatureFunction(settings.app.features, settings.app.seed, *split.normalization)
+    found = model_builders(split.num_classes, split.input_shape, [name], function)
+    if backbone_in(name) and name in found:
+        found[name]()
+    return found
 
 
 def upload_bytes(signature: Signature) -> int:

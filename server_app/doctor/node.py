@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from fl_app.ledger import Ledger
-from fl_app.models import ARCHITECTURES
+from fl_app.models import ARCHITECTURES, HEAD_FORM, known_name
 from fl_app.node_config import KEYS, WORDS, client_name
 from fl_app.node_policy import FREE, NodePolicy
 from server_app.doctor.findings import Finding
 from strategies.core.errors import OptionError, StoreError
-from strategies.core.options import is_own
 from strategies.core.places import state_root
 from strategies.core.toml import read_toml, read_toml_file
 from strategies.uploads.checks import CLIENT_NAME
@@ -141,9 +140,8 @@ def _policy(facts: Mapping[str, Any]) -> Iterator[Finding]:
     except OptionError as error:
         yield Finding("error", "node config", str(error), fix="correct the value")
         return
-    known = {*ARCHITECTURES, *filter(is_own, policy.architectures)}
-    if unknown := sorted(set(policy.architectures) - known):
-        fix = f"one of {', '.join(ARCHITECTURES)}"
+    if unknown := sorted(name for name in policy.architectures if not known_name(name, sums=True)):
+        fix = f"one of {', '.join(ARCHITECTURES)}, or {HEAD_FORM}"
         yield Finding("error", "node config architectures", ", ".join(unknown), "architectures of the zoo", fix)
 
 

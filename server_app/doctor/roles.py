@@ -99,11 +99,11 @@ class Server:
     def _models(self) -> Iterator[Finding]:
         model = self.settings.app.model
         split = data.split_of(self.settings, ("test", "train"))
-        yield from data.architectures((*model.mix(), model.of_student()), split)
+        yield from data.architectures((*model.mix(), model.of_student()), split, self.settings)
         if split is None:
             yield Finding("skipped", "room", "unknown sizes of the models, because the data cannot be read")
             return
-        sizes = data.model_bytes(split, model.mix())
+        sizes = data.model_bytes(split, model.mix(), self.settings)
         if not sizes:
             return
         mix = [sizes.get(model.of_client(number), 0) for number in range(self.clients)]
@@ -157,12 +157,12 @@ class NodeMachine:
         split = data.split_of(self.settings, ("train", "test"), root)
         model = self.settings.app.model
         architecture = str(self.node.facts.get("architecture", "")) or model.of_client(self.node.partition_id)
-        yield from data.architectures((architecture,), split)
+        yield from data.architectures((architecture,), split, self.settings)
         template = str(self.node.facts.get("checkpoint", "")) or self.settings.app.client.checkpoint
         if template:
             path = template.replace("{client}", self.node.client).replace("{partition}", str(self.node.partition_id))
-            yield from data.checkpoint(Path(path).expanduser(), architecture, split)
-        sizes = {} if split is None else data.model_bytes(split, (architecture,))
+            yield from data.checkpoint(Path(path).expanduser(), architecture, split, self.settings)
+        sizes = {} if split is None else data.model_bytes(split, (architecture,), self.settings)
         state = self.node.policy.state_dir(self.settings.app.client.state_dir)
         yield from room.client_state(state, sizes.get(architecture, 0))
         yield from self.node.budget()

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from fl_app.models import ARCHITECTURES
+from fl_app.models import ARCHITECTURES, HEAD_FORM, known_name
 from fl_app.models.uploaded import SUMS
 from server_app.replay.import_map import Entry, Known, list_checkpoints, own_architectures
 from server_app.settings.build import build_job, held_out
@@ -24,7 +24,8 @@ from strategies.core.checkpoints import read_checkpoint
 from strategies.core.durable import make_folder, store_errors, sync_folder
 from strategies.core.errors import OptionError, StoreError, UploadError, blaming
 from strategies.core.facts import UploadFacts
-from strategies.core.options import OWN_FORM, Scalar, is_own
+from strategies.core.kinds import STATISTICS, is_head, kind_of
+from strategies.core.options import OWN_FORM, Scalar
 from strategies.method import Job
 from strategies.run.identity import open_run
 from strategies.run.run_folder import RunFolder, default_run_dir
@@ -138,8 +139,8 @@ def fit(
 
 
 def _settings(request: Request) -> Settings:
-    if request.architecture not in (*ARCHITECTURES, SUMS) and not is_own(request.architecture):
-        allowed = ", ".join((*ARCHITECTURES, SUMS))
+    if not known_name(request.architecture, sums=True):
+        allowed = ", ".join((*ARCHITECTURES, SUMS, HEAD_FORM))
         raise OptionError(f"--architecture is {request.architecture!r}: must be {allowed}, or {OWN_FORM}")
     given = request.settings
     if (named := given.get("model.name", request.architecture)) != request.architecture:
@@ -149,8 +150,11 @@ def _settings(request: Request) -> Settings:
         )
     if given.get("resume"):
         raise OptionError(f"setting 'resume' is {given['resume']!r}: must be empty, an import makes a new run folder")
-    # Sums are no model that a client trains.
-    chosen = dict(given) if request.architecture == SUMS else {**given, "model.name": request.architecture}
+    # Sums are no model, so the server's result has another architecture.
+    sums = kind_of(request.architecture) == STATISTICS
+    chosen = {**given, "model.name": request.architecture}
+    if sums:
+        chosen = {"model.per-client": request.architecture, **given}
     if (own := own_architectures(request.map_file)) and not given.get("model.accepted"):
         chosen["model.accepted"] = ", ".join(dict.fromkeys((*read_settings(chosen).app.model.mix(), *own)))
     return read_settings(chosen)
@@ -187,10 +191,11 @@ def _store(
     for entry in entries:
         try:
             state = _read(entry, signatures, max_bytes)
-            if entry.facts.architecture == SUMS:
+            name = entry.facts.architecture
+            if kind_of(name) == STATISTICS or is_head(name):
                 with blaming(f"checkpoint {entry.path}"):
-                    facts, build = entry.facts, job.builders[SUMS]
-                    warning = check_outputs(SUMS, state, build, job.input_shape, num_examples=facts.num_examples)
+                    facts, build = entry.facts, job.builders[name]
+                    warning = check_outputs(name, state, build, job.input_shape, num_examples=facts.num_examples)
                 if warning:
                     log(f"checkpoint {entry.path}: {warning}")
         except UploadError as error:

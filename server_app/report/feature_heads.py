@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fl_app.models.features import FeatureFunction, FeatureHead
+from fl_app.models.feature_heads import FeatureHead
+from fl_app.models.features import FeatureFunction
 from server_app.report.drawing import COLOURS, new_figure, short
 from strategies.core.fingerprint import short as short_name
+from strategies.core.kinds import CLASSIFIER, is_head, kind_of
 from strategies.method import Job
 
 if TYPE_CHECKING:
@@ -19,28 +21,36 @@ LEFT_OUT = "left_out_error"
 Metrics = Sequence[Mapping[str, Any]]
 
 
-def function_of(job: Job) -> FeatureFunction | None:
-    """Return the feature function under a job's student; None for a student without a frozen backbone."""
-    built = job.builders[job.student]() if job.student.startswith("head+") else None
-    return built.function if isinstance(built, FeatureHead) else None
+def functions_in(job: Job, names: Iterable[str]) -> list[FeatureFunction]:
+    """Return the feature functions of the heads among some architectures, in the order of the names."""
+    built = (job.builders[name]() for name in sorted(set(names)) if is_head(name))
+    return [head.function for head in built if isinstance(head, FeatureHead)]
 
 
-def features_section(job: Job, metrics: Metrics) -> str:
-    """Return the model card's section on the backbone; empty for a student without one."""
-    function = function_of(job)
-    if function is None:
+def features_section(job: Job, names: Iterable[str], metrics: Metrics) -> str:
+    """Return the model card's section on the backbones of a result; empty without one.
+
+    Args:
+        job: The job.
+        names: The architectures of the result.
+        metrics: The rows of metrics.jsonl, which have the chosen penalty of a head that was solved.
+    """
+    functions = functions_in(job, names)
+    if not functions:
         return ""
     chosen = [f"{row[f'chosen_{name}']:g} ({name})" for row in metrics for name in PENALTIES if f"chosen_{name}" in row]
+    trained = not chosen and any(kind_of(upload.architecture) == CLASSIFIER for upload in job.uploads)
+    penalty = "" if trained else f"- Penalty: {chosen[-1] if chosen else 'fixed by the noise'}.\n"
+    return "\n## Features\n\n" + "".join(map(_described, functions)) + penalty
+
+
+def _described(function: FeatureFunction) -> str:
     texts = function.backbone.texts
     reads = f"{function.side} pixels a side" if texts is None else f"the first {texts.length} tokens of a text"
     fields = ", ".join(f"{name} {value}" for name, value in function.fields.items())
-    return f"""
-## Features
-
-- Backbone: {function.backbone.name}, frozen, {reads}, {function.features} features. Its
+    return f"""- Backbone: {function.backbone.name}, frozen, {reads}, {function.features} features. Its
   licence and its training data are those of its makers, and every figure here rests on them.
 - Fingerprint {short_name(function.fingerprint)}: {fields}.
-- Penalty: {chosen[-1] if chosen else "fixed by the noise"}.
 """
 
 
@@ -50,12 +60,24 @@ def load_head(function: FeatureFunction, num_classes: int, *, name: str) -> str:
     use = f"\ntokens = {name}.function.backbone.texts.tokens  # {name}(tokens(texts)): their logits" if texts else ""
     return f"""from safetensors.torch import load_file
 
-from oneshot_fl.fl_app.models.features import FeatureFunction, head_of
+from oneshot_fl.fl_app.models.feature_heads import head_of
+from oneshot_fl.fl_app.models.features import FeatureFunction
 from oneshot_fl.fl_app.models.features_config import FeaturesConfig
 
 {name} = head_of({function!r}, {num_classes})
 {name}.load_state_dict(load_file("student.safetensors"))
 {name}.eval(){use}"""
+
+
+def load_members(job: Job, names: Iterable[str], function: FeatureFunction, *, name: str) -> str:
+    """Return the code that loads an ensemble with heads under a variable's name."""
+    return f"""from oneshot_fl import load_ensemble_module
+from oneshot_fl.fl_app.models.features import FeatureFunction
+from oneshot_fl.fl_app.models.features_config import FeaturesConfig
+from oneshot_fl.fl_app.models.uploaded import model_builders
+
+builders = model_builders({job.num_classes}, {job.input_shape}, {sorted(set(names))}, {function!r})
+{name} = load_ensemble_module(".", builders)"""
 
 
 def plot_choice(metrics: Metrics) -> Figure | None:

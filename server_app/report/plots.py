@@ -11,7 +11,7 @@ import numpy as np
 from server_app.report.cost_plots import Point, plot_communication
 from server_app.report.drawing import COLOURS, legend_beside, new_figure, row_figure, save
 from server_app.report.evaluation import Row
-from server_app.report.feature_heads import features_section, function_of, load_head, plot_choice
+from server_app.report.feature_heads import features_section, functions_in, load_head, load_members, plot_choice
 from server_app.report.gatekeeping import card_section
 from server_app.settings.choices import Choice
 from strategies.core.kinds import OPEN_SET, holds_images, kind_of
@@ -185,7 +185,7 @@ Weights (sha256): {facts["weights_sha256"]}. Seed: {job.seed}.
 | name | kind | accuracy |
 |---|---|---|
 {table}
-{features_section(job, facts.get("metrics", ()))}{card_section(facts.get("gatekeeper", {}))}
+{features_section(job, own, facts.get("metrics", ()))}{card_section(facts.get("gatekeeper", {}))}
 ## Load
 
 ```python
@@ -220,8 +220,8 @@ def load_code(report: StageReport) -> str:
 
 
 def _load_student(job: Job, *, name: str) -> str:
-    if (function := function_of(job)) is not None:
-        return load_head(function, job.num_classes, name=name)
+    if functions := functions_in(job, [job.student]):
+        return load_head(functions[0], job.num_classes, name=name)
     return f"""from safetensors.torch import load_file
 
 from oneshot_fl.fl_app.models import build
@@ -239,6 +239,9 @@ def _load_ensemble(job: Job, *, name: str) -> str:
 from oneshot_fl.fl_app.models.uploaded import uploaded_builders
 
 {name} = load_ensemble_module(".", uploaded_builders("open-set", {job.num_classes}, {job.input_shape}{own}))"""
+    members = [upload.architecture for upload in job.uploads]
+    if functions := functions_in(job, members):
+        return load_members(job, members, functions[0], name=name)
     return f"""from oneshot_fl import load_ensemble_module
 from oneshot_fl.fl_app.models import builders
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fl_app.config import AppConfig
 from fl_app.data import Split, half_of
-from fl_app.models import builders
+from fl_app.models.feature_heads import feature_builders, of_backbone
 from fl_app.models.features import FeatureFunction
-from fl_app.models.uploaded import head_builders, uploaded_builders
+from fl_app.models.uploaded import model_builders, uploaded_builders
 from fl_app.node_config import SUPERNODES_VARIABLE, refused_in_deployment
 from server_app.settings.checks import (
     check_attackers,
@@ -27,7 +28,7 @@ from server_app.settings.server_data import labelled_images, open_half, proxy_im
 from strategies.compute import named
 from strategies.compute.in_process import resolve_device
 from strategies.core.errors import OptionError
-from strategies.core.kinds import CVAE, STATISTICS, holds_images
+from strategies.core.kinds import CVAE, HEAD, STATISTICS, backbone_in, holds_images
 from strategies.method import TEACHERS, Job, Method, Normalization
 from strategies.run.run_folder import RunFolder
 from strategies.run.stage import all_cores
@@ -47,7 +48,17 @@ def held_out(settings: Settings) -> tuple[HeldOut, Split]:
     """
     split = open_half(settings, "test")
     normalization = Normalization(*split.normalization)
-    return HeldOut(split.take(half_of(split.labels, settings.app.data.held_out)), normalization), split
+    data = split.take(half_of(split.labels, settings.app.data.held_out))
+    return HeldOut(data, normalization, functions=functions_of(settings, split)), split
+
+
+def functions_of(settings: Settings, split: Split) -> tuple[FeatureFunction, ...]:
+    """Return the feature functions of the run's heads and sums, one per backbone, without their projection."""
+    app = settings.app
+    names = dict.fromkeys(backbone_in(name) or app.features.backbone for name in app.model.on_features())
+    own = {app.features.backbone: None} if settings.method.uploads == STATISTICS else {}
+    whole = FeatureFunction(replace(app.features, dim=0), 0, *split.normalization)
+    return tuple(of_backbone(whole, name) for name in {**own, **names})
 
 
 def build_job(settings: Settings, split: Split, observer: HeldOut | None, *, data_seed: int | None = None) -> Job:
@@ -65,15 +76,15 @@ def build_job(settings: Settings, split: Split, observer: HeldOut | None, *, dat
     """
     app = settings.app
     of_sums = settings.method.uploads == STATISTICS
-    models = _models_of(app, split, used=not of_sums)
+    seed = app.seed if data_seed is None else data_seed
+    function = FeatureFunction(app.features, seed, *split.normalization)
+    for name in [*([""] if of_sums else []), *map(backbone_in, app.model.on_features())]:
+        of_backbone(function, name).check(split, app.data.name)
+    models = _models_of(app, split, function, used=not of_sums)
     app.attack.check_classes(split.num_classes)
     if not holds_images(split.input_shape):
         app.check_imageless()
     check_private_models(settings, split)
-    seed = app.seed if data_seed is None else data_seed
-    function = FeatureFunction(app.features, seed, *split.normalization)
-    if of_sums:
-        function.check(split, app.data.name)
     sent = uploaded_builders(
         settings.method.uploads,
         split.num_classes,
@@ -82,7 +93,7 @@ def build_job(settings: Settings, split: Split, observer: HeldOut | None, *, dat
         sums=partial(function.sums, split.num_classes, app.privacy.noise, settings.method.name),
         own=app.model.own(),
     )
-    heads = head_builders(function, split.num_classes) if of_sums else {}
+    heads = feature_builders([f"{HEAD}{app.features.backbone}"] if of_sums else [], function, split.num_classes)
     return Job(
         uploads=(),
         builders={**models, **sent, **heads},
@@ -101,9 +112,10 @@ def build_job(settings: Settings, split: Split, observer: HeldOut | None, *, dat
     )
 
 
-def _models_of(app: AppConfig, split: Split, *, used: bool) -> Mapping[str, ModelBuilder]:
+def _models_of(app: AppConfig, split: Split, function: FeatureFunction, *, used: bool) -> Mapping[str, ModelBuilder]:
     """Return the architectures that take the data set's images; refuse settings that name and use others."""
-    models = builders(split.num_classes, split.input_shape, app.model.own())
+    named, noise = (*app.model.own(), *app.model.on_features()), app.privacy.noise
+    models = model_builders(split.num_classes, split.input_shape, named, function, noise=noise)
     for key, name in app.model.named() if used else ():
         if name not in models:
             raise OptionError(

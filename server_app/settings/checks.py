@@ -39,6 +39,7 @@ def check_needs_of_settings(settings: Settings) -> None:
             f"setting {key!r} is {value!r} and the student's architecture {app.model.of_student()!r}: method "
             f"{method.name!r} needs one architecture for all"
         )
+    _check_heads(app, method)
     _check_privacy(settings)
     wanted = Need.LABEL_COUNTS in method.all_needs(settings.method_config) and app.teacher not in TEACHERS
     if wanted and not app.client.share_label_counts:
@@ -54,6 +55,29 @@ def check_needs_of_settings(settings: Settings) -> None:
         _check_iterative(app, settings.method_config)
     if named(app.compute, app.shards) == "in-process":
         resolve_device(app.device)
+
+
+def _check_heads(app: AppConfig, method: Choice) -> None:
+    """Refuse heads on features, or sums of them, with a method that trains another kind of model or makes images.
+
+    Raises:
+        OptionError: The error names the setting, its value and the reason.
+    """
+    named = {name: key for key, name in app.model.named() if name in app.model.on_features()}
+    if not isinstance(method, Method) or not named or method.uploads == STATISTICS:
+        reason = "trains whole models in rounds" if named and not isinstance(method, Method) else ""
+    elif method.uploads != CLASSIFIER:
+        reason = f"works on uploads of kind {method.uploads!r}"
+    elif Need.IMAGE_GRADIENTS in method.needs:
+        reason = "makes images by the models' gradient, which does not pass a frozen backbone"
+    else:
+        reason = ""
+    if reason:
+        name, key = next(iter(named.items()))
+        raise OptionError(
+            f"setting {key!r} is {name!r}: must be an architecture of the zoo with method {method.name!r}, "
+            f"which {reason}"
+        )
 
 
 def check_attackers(attack: AttackConfig, num_supernodes: int, nodes: str = "") -> None:
@@ -97,7 +121,8 @@ def check_private_models(settings: Settings, split: Split) -> None:
         OptionError: The error names the first of them, and the architectures that fit.
     """
     if settings.app.privacy.on and settings.method.uploads != STATISTICS:
-        for name in dict.fromkeys(settings.app.model.mix()):
+        heads = settings.app.model.on_features()
+        for name in dict.fromkeys(name for name in settings.app.model.mix() if name not in heads):
             check_architecture(name, split.num_classes, split.input_shape)
 
 

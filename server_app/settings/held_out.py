@@ -9,6 +9,12 @@ import torch
 from torch import nn
 
 from fl_app.data import ImageData, normalize
+from fl_app.data import Normalization as FromData
+from fl_app.feature_cache import MIB, FeatureCache
+from fl_app.feature_source import PASS, FeatureSource
+from fl_app.models.feature_memory import memory_of
+from fl_app.models.features import FeatureFunction
+from strategies.core.places import state_root
 from strategies.method import Normalization
 from strategies.teacher.ensemble import Ensemble
 
@@ -23,11 +29,14 @@ class HeldOut:
         data: uint8 [N, ch, H, W] and labels [N].
         normalization: The models' input space.
         passed: Called after each batch with the number of models that have seen it; None for no call.
+        functions: The feature functions of models that are asked; their features of these images are extracted once
+            per machine.
     """
 
     data: ImageData
     normalization: Normalization
     passed: Callable[[int], None] | None = None
+    functions: tuple[FeatureFunction, ...] = ()
 
     def __call__(self, epoch: int, model: nn.Module) -> dict[str, float]:  # noqa: ARG002  an Observer gets both
         """Return ``{"accuracy": %}`` of a model: the observer of a server stage."""
@@ -35,10 +44,23 @@ class HeldOut:
 
     def batches(self, device: torch.device) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield normalised images [B, ch, H, W] with their labels [B]."""
+        for function in self.functions:
+            self._remember(function)
         images_labels = zip(torch.split(self.data.images, BATCH), torch.split(self.data.labels, BATCH), strict=True)
         for images, labels in images_labels:
             pixels = normalize(images, self.normalization.mean, self.normalization.std)
             yield pixels.to(device), labels.to(device)
+
+    def _remember(self, function: FeatureFunction) -> None:
+        """Fill this process' memory with the features of all images, from this user's cache where they are in it."""
+        memory, images, most = memory_of(function), self.data.images, function.config.cache_mib
+        mean, std = self.normalization.mean, self.normalization.std
+        if 4 * len(images) * function.backbone.features > most * MIB or memory.holds(normalize(images[-1:], mean, std)):
+            return
+        source = FeatureSource(function, FeatureCache(state_root("") / "features", most))
+        pooled = source.pooled(self.data, FromData(mean, std))
+        for part, rows in zip(torch.split(images, PASS), pooled, strict=True):
+            memory.learn(normalize(part, mean, std), rows)
 
     @property
     def num_batches(self) -> int:

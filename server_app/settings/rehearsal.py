@@ -7,10 +7,10 @@ from typing import Any
 
 from fl_app.config import AppConfig
 from fl_app.data import Split, check_request, clients_share
-from fl_app.models import ARCHITECTURES
+from fl_app.models import ARCHITECTURES, HEAD_FORM, known_name
 from fl_app.node_config import checkpoint_path, client_name, read_nodes
 from strategies.core.errors import OptionError
-from strategies.core.options import OWN_FORM, is_own
+from strategies.core.options import OWN_FORM
 
 DEFAULT_SUPERNODES = 5
 
@@ -89,8 +89,9 @@ def _divisions(app: AppConfig, num_supernodes: int) -> set[int]:
     for number, facts in enumerate(nodes[:num_supernodes]):
         where = f"client.nodes: node {facts.get('client', number)}"
         name, part, parts = (facts.get(key) for key in ("architecture", "partition-id", "num-partitions"))
-        if name and name not in ARCHITECTURES and not is_own(name):
-            raise OptionError(f"{where}: architecture is {name!r}: must be {', '.join(ARCHITECTURES)}, or {OWN_FORM}")
+        if name and not known_name(name, sums=True):
+            forms = f"{', '.join(ARCHITECTURES)}, {HEAD_FORM}, or {OWN_FORM}"
+            raise OptionError(f"{where}: architecture is {name!r}: must be {forms}")
         if part is not None and not 0 <= part < (parts or 1):
             raise OptionError(f"{where}: partition-id is {part}: must be 0 to {(parts or 1) - 1}")
         if part is not None and "data-root" not in facts:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .errors import OptionError
+from .errors import OptionError, UploadError
 
 SIZE = 1024  # bytes of the fields on the wire, whatever the function, so that every fingerprint has one shape
 PROBE = 16  # numbers of a probe
@@ -63,6 +63,19 @@ def difference(told: Tensor, expected: Tensor) -> str:
     parts = [f"{name[:_SHOWN]}: {_value(one, name)}, expected is {_value(other, name)}" for name in names[:3]]
     more = [f"{len(names) - 3} more"] if len(names) > 3 else []
     return "; ".join([*parts, *more]) or "the form of the fields"
+
+
+def check_fingerprint(told: Tensor, expected: Tensor) -> None:
+    """Refuse what comes from another feature function.
+
+    Raises:
+        UploadError: Names the fields that differ, with both values.
+    """
+    if not torch.equal(told, expected):
+        raise UploadError(
+            f"its features come from another function: fingerprint {short(told)}, expected is {short(expected)}; they "
+            f"differ in {difference(told, expected)}"
+        )
 
 
 def probe_warning(told: Tensor, expected: Tensor) -> str:

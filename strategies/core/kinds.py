@@ -9,6 +9,7 @@ CLASSIFIER = "classifier"
 OPEN_SET = "open-set"
 CVAE = "cvae"
 STATISTICS = "statistics"
+HEAD = "head+"  # before the name of a backbone
 # The second moments of sums of features: Gram matrices, sums of squares per class, or both.
 GRAM, SQUARES = "gram", "squares"
 # The kinds that answer an example with logits, and so have an accuracy of their own.
@@ -16,10 +17,25 @@ PREDICTING = (CLASSIFIER, OPEN_SET)
 
 
 def kind_of(architecture: str) -> str:
-    """Return the kind of an architecture: ``net+unknown``, ``cvae-decoder``, ``statistics``, or any classifier."""
+    """Return the kind of an architecture: ``net+unknown``, ``cvae-decoder``, sums of features, or any classifier.
+
+    Sums are ``statistics``, of the run's backbone, or ``statistics+<backbone>``.
+    """
     if architecture.endswith("+unknown"):
         return OPEN_SET
-    return {"cvae-decoder": CVAE, "statistics": STATISTICS}.get(architecture, CLASSIFIER)
+    if architecture.partition("+")[0] == STATISTICS:
+        return STATISTICS
+    return CVAE if architecture == "cvae-decoder" else CLASSIFIER
+
+
+def is_head(architecture: str) -> bool:
+    """Say whether an architecture is a head on a frozen backbone, ``head+<backbone>``: its images get no gradient."""
+    return architecture.startswith(HEAD)
+
+
+def backbone_in(architecture: str) -> str:
+    """Return the backbone that the name of a head or of sums has; empty for that of the run."""
+    return architecture.partition("+")[2] if is_head(architecture) or kind_of(architecture) == STATISTICS else ""
 
 
 def holds_images(input_shape: tuple[int, int, int]) -> bool:

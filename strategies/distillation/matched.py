@@ -16,6 +16,7 @@ from ..method import TEACHERS
 from ..teacher.ensemble import Ensemble, fast_layout, member_of
 from ..teacher.heads import features_of, last_linear
 from ..teacher.student import fresh_student
+from ..uploads.needs import check_gradients
 from .generators import ConditionalGenerator, FeatureGenerator
 
 if TYPE_CHECKING:
@@ -80,8 +81,8 @@ def check_level(job: Job, level: str, *, table: str) -> None:
         table: The method's name, with which its settings begin.
 
     Raises:
-        OptionError: The examples are no images with sides that are multiples of 4, or the student does not end with a
-            linear layer of C outputs.
+        OptionError: The examples are no images with sides that are multiples of 4, no gradient reaches them, or the
+            student does not end with a linear layer of C outputs.
     """
     if level == "features":
         with seeded_torch(job.seed, "head"):
@@ -92,6 +93,8 @@ def check_level(job: Job, level: str, *, table: str) -> None:
             f"setting '{table}.level' is 'images', and the examples' shape is {tuple(job.input_shape)}: must be that "
             "of images whose height and width are multiples of 4; else set the level 'features'"
         )
+    else:
+        check_gradients(job, f"setting '{table}.level'", "It must be 'features'")
 
 
 def _generator(job: Job, latent: int, width: int, features: int, table: str) -> nn.Module:

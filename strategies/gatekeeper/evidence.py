@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..combiners.combiners import Mean
-from ..core.kinds import CLASSIFIER, holds_images, kind_of
+from ..core.kinds import CLASSIFIER, holds_images, is_head, kind_of
 from ..core.seeds import generator
 from ..teacher.augment import Standardize
 from ..teacher.ensemble import Ensemble
@@ -109,8 +109,9 @@ class Evidence:
 
 
 def judged_by_images(job: Job) -> bool:
-    """Return whether the uploads are classifiers of images, whose predictions can be judged."""
-    return holds_images(job.input_shape) and all(kind_of(u.architecture) == CLASSIFIER for u in job.uploads)
+    """Return whether the uploads are classifiers of images that gradients reach, whose predictions can be judged."""
+    names = [upload.architecture for upload in job.uploads]
+    return holds_images(job.input_shape) and all(kind_of(one) == CLASSIFIER and not is_head(one) for one in names)
 
 
 def gather(job: Job, config: GatekeeperConfig, progress: Progress) -> Evidence:

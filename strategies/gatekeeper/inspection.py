@@ -156,7 +156,7 @@ def notes_of(job: Job) -> tuple[str, ...]:
     """Return the notes on parts of a cohort that could not be judged, with the reasons."""
     notes = []
     if not judged_by_images(job):
-        notes.append("the uploads are no classifiers of images: only their weights are judged, not their predictions")
+        notes.append("no images can be made for these uploads: only their weights are judged, not their predictions")
     kinds = [upload.architecture for upload in job.uploads]
     if few := sorted({name for name in kinds if kinds.count(name) < FEWEST}):
         notes.append(f"fewer than {FEWEST} uploads have architecture {', '.join(few)}: their weights are not compared")

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from ..core.errors import OptionError, UploadError
-from ..core.fingerprint import PROBE, difference, probe_warning, short
+from ..core.fingerprint import PROBE, check_fingerprint, probe_warning
 from ..core.kinds import GRAM, SQUARES
+from ..core.seeds import seeded_torch
 from .bounds import check_counts, check_diagonal, check_gram, check_noisy, check_non_negative, check_squares, check_sums
 from .moments import Moments, moments_from_arrays, moments_to_arrays
 from .sums import Statistics, from_arrays, to_arrays
@@ -87,7 +88,7 @@ class FeatureSums(nn.Module):
         Raises:
             UploadError: Names the bound that is broken.
         """
-        self._check_fingerprint(state["fingerprint"])
+        check_fingerprint(state["fingerprint"], self.fingerprint)
         self._check_sums(state, num_examples)
         return probe_warning(state["probe"], self.probe)
 
@@ -114,13 +115,6 @@ class FeatureSums(nn.Module):
             check_diagonal(moments, gram)
         if self._non_negative:
             check_non_negative(counts, sums, *(() if gram is None else (gram.gram,)))
-
-    def _check_fingerprint(self, told: Tensor) -> None:
-        if not torch.equal(told, self.fingerprint):
-            raise UploadError(
-                f"its features come from another function: fingerprint {short(told)}, expected is "
-                f"{short(self.fingerprint)}; they differ in {difference(told, self.fingerprint)}"
-            )
 
 
 @dataclass(frozen=True)
@@ -217,6 +211,12 @@ def _arrays(sums: Iterable[Statistics | Moments]) -> dict[str, Tensor]:
     return found
 
 
-def head_state(weight: Tensor, bias: Tensor) -> State:
-    """Return a head as the weights of a module with the linear layer ``head``, in float32."""
-    return {"head.weight": weight.to(torch.float32), "head.bias": bias.to(torch.float32)}
+def head_state(job: Job, weight: Tensor, bias: Tensor) -> State:
+    """Return a head as the weights of the job's student, a module with the linear layer ``head``, in float32.
+
+    A student that has a ``fingerprint`` keeps its own, which is that of the uploads.
+    """
+    with seeded_torch(job.seed, "student"):
+        own = job.builders[job.student]().state_dict()
+    marked = {"fingerprint": own["fingerprint"]} if "fingerprint" in own else {}
+    return {"head.weight": weight.to(torch.float32), "head.bias": bias.to(torch.float32), **marked}

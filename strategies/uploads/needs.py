@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..core.errors import OptionError
-from ..core.kinds import holds_images, kind_of
+from ..core.kinds import holds_images, is_head, kind_of
 from ..method import GIVEN, METHODS, TEACHERS, EnsembleSpec, Need
 from .accepted import of_kind
 from .checks import some
@@ -31,6 +31,8 @@ def check_needs(method: Method, job: Job) -> None:
     _check_teacher(method, job)
     missing = method.needs & _lacking(job)
     _check_examples(method, job)
+    if Need.IMAGE_GRADIENTS in missing:
+        check_gradients(job, f"method {method.name!r}", f"Choose another method: {fitting(job)}")
     if Need.SIDES_OF_FOUR in missing:
         raise OptionError(
             f"the images' shape is {tuple(job.input_shape)}: method {method.name!r} needs that "
@@ -58,6 +60,25 @@ def check_needs(method: Method, job: Job) -> None:
                 f"method {method.name!r} needs label counts, which these clients did not send: {', '.join(silent)}. "
                 f"Choose another method: {fitting(job)}"
             )
+
+
+def check_gradients(job: Job, who: str, remedy: str) -> None:
+    """Refuse heads on a frozen backbone where images are made.
+
+    Args:
+        job: Its uploads may be missing.
+        who: What makes images, for the message.
+        remedy: The message's last sentence.
+
+    Raises:
+        OptionError: A client's model, or the student, is such a head.
+    """
+    if Need.IMAGE_GRADIENTS in _lacking(job):
+        heads = sorted({u.architecture for u in job.uploads if is_head(u.architecture)} or {job.student})
+        raise OptionError(
+            f"{some(heads)} reads features of a frozen backbone, through which no gradient reaches the images: {who} "
+            f"makes images by that gradient. {remedy}"
+        )
 
 
 def _check_kind(method: Method, job: Job) -> None:
@@ -158,6 +179,7 @@ def _lacking(job: Job) -> set[Need]:
         Need.LABEL_COUNTS: all(upload.label_counts is not None for upload in job.uploads),
         Need.IMAGES: images,
         Need.SIDES_OF_FOUR: images and not any(side % 4 for side in job.input_shape[1:]),
+        Need.IMAGE_GRADIENTS: not any(map(is_head, [job.student, *(u.architecture for u in job.uploads)])),
         Need.PROXY_IMAGES: _proxy_fits(job),
         Need.EXACT_SUMS: True,  # only the settings tell, before any client has spent its budget
     }

@@ -38,6 +38,7 @@ NEEDS = {
     Need.IMAGES: "images",
     Need.SIDES_OF_FOUR: "image sides in fours",
     Need.EXACT_SUMS: "exact sums",
+    Need.IMAGE_GRADIENTS: "gradients to images",
     Need.PROXY_IMAGES: "images of the server",
 }
 # What models take that take no images -> its shape.

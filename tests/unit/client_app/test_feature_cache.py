@@ -12,16 +12,19 @@ import pytest
 import torch
 from torch import nn
 
-from client_app.feature_cache import FeatureCache, key_of
 from client_app.feature_sums import ClientSums, add_up
+from client_app.head_training import ClientHead, train
 from fl_app.config import ClientConfig
-from fl_app.data import ImageData
+from fl_app.data import ImageData, Normalization
+from fl_app.feature_cache import FeatureCache, key_of
 from fl_app.models.backbones import Backbone
 from fl_app.models.features import FeatureFunction
 from fl_app.models.features_config import FeaturesConfig
+from strategies.core.seeds import seeded_torch
 
 PASSES: list[int] = []
 IMAGES = torch.randint(256, (300, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+HALF = Normalization((0.5,), (0.5,))
 DATA = ImageData(IMAGES, torch.arange(300) % 3)
 
 
@@ -103,3 +106,18 @@ def test_the_key_has_no_projection_and_all_the_rest() -> None:
     images = torch.from_numpy(np.zeros((2, 1, 4, 4), np.uint8))
     assert key_of(raw(dim=16), images) == key_of(raw(3, dim=8), images) == key_of(raw(), images)
     assert len({key_of(raw(), images), key_of(raw(side=4), images), key_of(raw(), images + 1)}) == 3
+
+
+def test_a_head_is_trained_on_the_cached_features_of_an_earlier_run(cache: FeatureCache) -> None:
+    config, function = ClientConfig(epochs=3), FeatureFunction(FeaturesConfig(backbone="test_feature_cache:make"))
+    states = []
+    for own in (cache, cache, None):
+        with seeded_torch(0, "head"):
+            model = ClientHead(function, 3, own)
+        last = train(model, DATA, config, normalization=HALF, augmentation="crop-flip", seed=0)
+        states.append(model.state_dict())
+    assert sum(PASSES) == 2 * 300  # the second run reads, the third has no cache
+    assert last.number == 3
+    for key, value in states[0].items():
+        assert torch.equal(value, states[1][key])
+        assert torch.equal(value, states[2][key])

@@ -16,7 +16,6 @@ from server_app.settings.read import default_settings, read_settings
 from server_app.settings.server_data import open_half
 from strategies.core.facts import UploadFacts
 from strategies.run.run_folder import RunFolder
-from strategies.uploads.accepted import of_kind
 from strategies.uploads.checks import Signatures
 from strategies.uploads.outputs import check_outputs
 
@@ -28,11 +27,13 @@ SETTINGS: dict[str, Any] = {
 Sent = dict[str, dict[str, torch.Tensor]]
 
 
-def sent_by_clients(given: dict[str, Any], run_id: str = "") -> tuple[Sent, dict[str, UploadFacts]]:
+def sent_by_clients(
+    given: dict[str, Any], run_id: str = "", task: str = "statistics"
+) -> tuple[Sent, dict[str, UploadFacts]]:
     settings, states, facts = read_settings(given), {}, {}
     for partition_id in range(CLIENTS):
         node = Node.of({"partition-id": partition_id, "num-partitions": CLIENTS}, settings.app)
-        trained, states[node.client] = trained_model(settings.app, node, Asked(run_id, 1, 0, task="statistics"), {})
+        trained, states[node.client] = trained_model(settings.app, node, Asked(run_id, 1, 0, task=task), {})
         assert trained is not None
         facts[node.client] = UploadFacts(
             node.client,
@@ -47,17 +48,18 @@ def stored(path: Path, given: dict[str, Any], states: Sent, facts: dict[str, Upl
     settings = read_settings(given)
     split = open_half(settings, "test")
     job = build_job(settings, split, None)
-    signatures = Signatures(of_kind(job.builders, "statistics"))
+    signatures = Signatures(job.builders)
     about = {
         "method": given["method"], "seed": 0, "student": job.student, "num-classes": split.num_classes,
         "input-shape": list(job.input_shape), "settings": {**default_settings(), **given},
     }  # fmt: skip
     with RunFolder.create(path, about) as folder:
         for name, state in states.items():
-            wanted = signatures["statistics"]
+            architecture = facts[name].architecture
+            wanted = signatures[architecture]
             assert {key: (tuple(v.shape), str(v.dtype)[6:]) for key, v in state.items()} == dict(wanted)
-            build, size = job.builders["statistics"], facts[name].num_examples
-            check_outputs("statistics", state, build, job.input_shape, num_examples=size)
+            build, size = job.builders[architecture], facts[name].num_examples
+            check_outputs(architecture, state, build, job.input_shape, num_examples=size)
             folder.round(1).accept(facts[name], state)
     return path
 

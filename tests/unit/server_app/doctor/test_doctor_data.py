@@ -59,8 +59,8 @@ def test_a_part_that_there_is_not_is_an_error_that_says_so() -> None:
 def test_architectures_have_to_take_the_examples() -> None:
     split = data.split_of(DIGITS, ("test",))
 
-    assert levels(data.architectures(("lenet5", "cnn5", "lenet5"), split)) == ["ok", "error"]
-    assert levels(data.architectures(("lenet5",), None)) == ["skipped"]
+    assert levels(data.architectures(("lenet5", "cnn5", "lenet5"), split, DIGITS)) == ["ok", "error"]
+    assert levels(data.architectures(("lenet5",), None, DIGITS)) == ["skipped"]
 
 
 def test_a_checkpoint_has_to_fit_its_architecture(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_a_checkpoint_has_to_fit_its_architecture(tmp_path: Path) -> None:
     (tmp_path / "torn.pt").write_bytes((tmp_path / "good.pt").read_bytes()[:900])
 
     def look(name: str, architecture: str = "lenet5", *, known: bool = True) -> Finding:
-        (found,) = data.checkpoint(tmp_path / name, architecture, split if known else None)
+        (found,) = data.checkpoint(tmp_path / name, architecture, split if known else None, DIGITS)
         assert found.level != "error" or found.fix
         return found
 
@@ -91,7 +91,9 @@ def test_the_bytes_of_a_model_are_those_of_its_tensors() -> None:
     assert split is not None
     state = build("lenet5", num_classes=10, input_shape=(1, 16, 16)).state_dict()
 
-    assert data.model_bytes(split, ("lenet5", "cnn5")) == {"lenet5": sum(value.nbytes for value in state.values())}
+    assert data.model_bytes(split, ("lenet5", "cnn5"), DIGITS) == {
+        "lenet5": sum(value.nbytes for value in state.values())
+    }
 
 
 def test_a_node_config_is_read_as_flower_reads_it(tmp_path: Path) -> None:
@@ -125,3 +127,13 @@ def test_a_node_config_that_makes_no_sense_is_an_error(text: str) -> None:
 def test_a_node_config_that_cannot_be_read_is_refused(text: str) -> None:
     with pytest.raises(OptionError, match="cannot be read"):
         NodeConfig.of(text)
+
+
+def test_a_head_is_known_by_its_name_and_its_missing_backbone_is_told() -> None:
+    split = data.split_of(DIGITS, ("test",))
+    assert split is not None
+    names = ("head+nowhere:make", "head+efficientnet")
+    for finding in data.architectures(names, split, DIGITS):
+        assert finding.level == "error"
+        assert "setting 'features.backbone' is" in finding.found
+    assert data.model_bytes(split, names, DIGITS) == {}

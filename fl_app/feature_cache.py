@@ -1,4 +1,4 @@
-"""A client's cache of features on its own disk: a later run with another penalty, projection or budget reads them.
+"""A user's cache of features on the own disk: a later run with another penalty, projection or budget reads them.
 
 A file holds the backbone's raw features of one list of examples. Its name is a digest of the feature function before
 the projection and of the examples. The folder and its files are open to this user alone.
@@ -31,7 +31,7 @@ Rows = np.ndarray[Any, np.dtype[np.float32]]
 
 @dataclass(frozen=True)
 class FeatureCache:
-    """The files of cached features of a client.
+    """The files of cached features of a client, or of a server's held-out images.
 
     Attributes:
         folder: The folder of the files, made when the first one is written.

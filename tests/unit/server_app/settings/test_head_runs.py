@@ -1,0 +1,132 @@
+"""Heads on a frozen backbone as the clients' models: methods work on them as on other models, or refuse."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from feature_fakes import SETTINGS, Sent, replayed, sent_by_clients, stored
+
+from fl_app.data import normalize, open_split
+from fl_app.models.feature_heads import FeatureHead, head_of
+from fl_app.models.features import FeatureFunction
+from fl_app.models.features_config import FeaturesConfig
+from server_app.settings.build import build_job
+from server_app.settings.checks import check_needs_of_settings
+from server_app.settings.read import read_settings
+from strategies.core.errors import OptionError, UploadError
+from strategies.core.facts import UploadFacts
+from strategies.method import METHODS, Need
+from strategies.uploads.outputs import check_outputs
+
+HEAD = "head+tiny_backbone:make"
+GIVEN = {**SETTINGS, "method": "fedavg", "model.name": HEAD, "client.epochs": 15, "data.proxy": 0.2, "fens.rounds": 60}
+Facts = dict[str, UploadFacts]
+MAKERS = [name for name in METHODS if Need.IMAGE_GRADIENTS in METHODS[name].needs]
+
+
+@pytest.fixture(scope="module")
+def heads() -> tuple[Sent, Facts]:
+    return sent_by_clients(GIVEN, task="classifier")
+
+
+@pytest.fixture(scope="module")
+def run(heads: tuple[Sent, Facts], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return stored(tmp_path_factory.mktemp("runs") / "heads", GIVEN, *heads)
+
+
+def test_a_client_sends_its_head_and_no_backbone(heads: tuple[Sent, Facts]) -> None:
+    state = heads[0]["client-000"]
+    assert {key: tuple(value.shape) for key, value in state.items()} == {
+        "fingerprint": (1024,), "head.weight": (10, 96), "head.bias": (10,)
+    }  # fmt: skip
+    assert heads[1]["client-000"].architecture == HEAD
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedens", "dw-fedens", "label-count-ensemble", "fens", "tally"])
+def test_methods_work_on_heads_as_on_other_models(run: Path, tmp_path: Path, method: str) -> None:
+    result = replayed(run, method, tmp_path / method, **{"tally.epochs": 2, "tally.images": 256, "tally.probes": 64})
+    names = [row["name"] for row in result["table"]]
+    assert names[:4] == [f"client-00{number}" for number in range(4)]
+    assert {"FedAvg (one shot)", "FedENS"} <= set(names)
+    assert result["accuracy"] > max(row["accuracy"] for row in result["table"][:4])
+
+
+@pytest.mark.parametrize("method", MAKERS)
+def test_methods_that_make_images_refuse_heads_in_one_line(run: Path, tmp_path: Path, method: str) -> None:
+    with pytest.raises(
+        OptionError, match=f"no gradient reaches the images: method '{method}'.*another.*: fedavg"
+    ) as it:
+        replayed(run, method, tmp_path / method)
+    assert "\n" not in str(it.value)
+
+
+@pytest.mark.parametrize(
+    ("method", "given", "message"),
+    [
+        ("tally", {"tally.inverted": 8}, "setting 'tally.inverted' makes images.* must be 0"),
+        ("flboost", {}, "setting 'flboost.level' makes images.* must be 'features'"),
+    ],
+)
+def test_a_setting_that_makes_images_is_named(
+    run: Path, tmp_path: Path, method: str, given: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(OptionError, match=message):
+        replayed(run, method, tmp_path / method, **given)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"method": "dense"}, "'model.name' is 'head.*: must be .*which makes images"),
+        ({"method": "fedov"}, "works on uploads of kind 'open-set'"),
+        ({"method": "iterative"}, "trains whole models in rounds"),
+    ],
+)
+def test_settings_that_heads_do_not_fit_are_refused_before_a_client_is_asked(
+    given: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(OptionError, match=message):
+        check_needs_of_settings(read_settings({**GIVEN, **given}))
+
+
+@pytest.mark.parametrize("name", ["head+", "heads+tiny", "statistics"])
+def test_a_name_that_is_no_model_is_refused(name: str) -> None:
+    with pytest.raises(OptionError, match="'model.name' names .*head[+]<backbone>"):
+        read_settings({"model.name": name})
+
+
+def test_a_head_of_another_function_is_refused_at_the_door_and_where_it_is_loaded(heads: tuple[Sent, Facts]) -> None:
+    other = read_settings({**GIVEN, "features.side": 20})
+    job, state = build_job(other, open_split("digits", "test"), None), heads[0]["client-000"]
+    with pytest.raises(UploadError, match="another function: .*they differ in side: 16, expected is 20$"):
+        check_outputs(HEAD, state, job.builders[HEAD], job.input_shape)
+    with pytest.raises(UploadError, match="another function"):
+        head_of(FeatureFunction(FeaturesConfig(backbone="tiny_backbone:make", dim=96), 0), 10).load_state_dict(state)
+
+
+def test_a_head_s_own_form_on_features_gives_the_same_logits(heads: tuple[Sent, Facts]) -> None:
+    model = build_job(read_settings(GIVEN), open_split("digits", "test"), None).builders[HEAD]()
+    assert isinstance(model, FeatureHead)
+    model.load_state_dict(heads[0]["client-001"])
+    alone = model.on_features()
+    alone.load_state_dict(model.state_dict())
+    images = torch.randn(5, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+    features = model.function.module(images).float()
+    torch.testing.assert_close(alone(features[..., None, None]), model(images))
+
+
+def test_the_card_s_code_loads_an_ensemble_of_heads(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = replayed(run, "label-count-ensemble", tmp_path / "ensemble")
+    card = (tmp_path / "ensemble" / "model_card.md").read_text()
+    assert "Backbone: tiny, frozen, 16 pixels a side, 96 features" in card
+    assert "Penalty" not in card
+    names: dict[str, Any] = {}
+    monkeypatch.chdir(tmp_path / "ensemble")
+    exec(card.split("```python\n")[1].split("```")[0], names)  # noqa: S102  the card's own code
+    split = open_split("digits", "test")
+    test = split.take()
+    right = names["model"](normalize(test.images, *split.normalization)).argmax(1) == test.labels
+    assert round(100.0 * float(right.double().mean()), 2) == result["accuracy"]
