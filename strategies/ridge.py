@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from .core.kinds import GRAM
 from .core.options import check, option
 from .method import Method, Outcome
-from .statistics.choice import SINGLE_FOLDS, choose_penalty, max_share, values_of
+from .statistics.choice import choose_penalty, max_share, values_of
 from .statistics.heads import Head, Ridge, balanced
 from .statistics.noisy import noisy_head
 from .statistics.sums import Statistics
@@ -44,7 +44,10 @@ class RidgeConfig:
         choices=("none", "scores"),
     )
     max_share: float = max_share()
-    values: bool = option(False, "measure what each client is worth to the others; up to 20 clients")
+    values: bool = option(
+        False,
+        "measure what each client is worth to the others; K clients take K (K - 1) / 2 solves, above 20 clients 10 K",
+    )
 
     def __post_init__(self) -> None:
         check(self, "ridge")
@@ -70,8 +73,8 @@ def _exact(job: Job, progress: Progress, clients: Uploaded) -> Head:
         penalty = choice.value
         choice.record(progress, "lambda")
     progress.record({"chosen_lambda": penalty})
-    if config.values and 3 <= len(clients) <= SINGLE_FOLDS:
-        for name, value in values_of(clients, penalty).items():
+    if config.values and len(clients) >= 3:
+        for name, value in values_of(clients, penalty, seed=job.seed).items():
             progress.record({"client": name, "value": value})
     total = Statistics.total(clients.values())
     head = Ridge(total).head(penalty)

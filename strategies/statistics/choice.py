@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from typing import TYPE_CHECKING
 
 import torch
 
 from ..core.options import option
 from ..core.seeds import generator
-from .heads import LAMBDAS, SHRINKAGES, Lda, Ridge, fallback, squared_error
+from .heads import LAMBDAS, SHRINKAGES, Head, Lda, Ridge, fallback, ridge_head, squared_error
 from .sums import Statistics
 
 if TYPE_CHECKING:
@@ -99,15 +98,17 @@ def folds_of(names: Sequence[str], seed: int) -> list[tuple[str, ...]]:
     return [tuple(sorted(ordered[k] for k in drawn[fold::FOLDS])) for fold in range(FOLDS)]
 
 
-def values_of(clients: Mapping[str, Statistics], penalty: float) -> dict[str, float]:
+def values_of(clients: Mapping[str, Statistics], penalty: float, *, seed: int = 0) -> dict[str, float]:
     """Return the value of every client to the others, without test data.
 
-    ``v_j = sum over k != j of [E_k(without j and k) - E_k(without k)] / (N - n_j)``: how much larger the others'
-    left-out error per example would be without j. A negative value is no proof of harm where classes are skewed.
+    ``v_j = sum over k of [E_k(without j and k) - E_k(without k)] / sum over k of n_k``, over the folds k of
+    :func:`folds_of` that j is not in: how much larger the left-out error per example would be without j. A negative
+    value is no proof of harm where classes are skewed.
 
     Args:
-        clients: Name -> statistics, from 3 to 20 clients; more take K (K - 1) / 2 solves.
+        clients: Name -> statistics, of at least 3 clients. K take K (K - 1) / 2 solves up to 20, 10 K above.
         penalty: lambda.
+        seed: Of the run; deals more than 20 clients to ten folds.
 
     Raises:
         ValueError: There are fewer than 3 clients.
@@ -116,14 +117,23 @@ def values_of(clients: Mapping[str, Statistics], penalty: float) -> dict[str, fl
     if len(names) < 3:
         raise ValueError(f"the value of {len(names)} clients is not defined: must be at least 3")
     total = Statistics.total(clients[name] for name in names)
-    without = {name: Ridge(total - clients[name]).head(penalty) for name in names}
-    lost = dict.fromkeys(names, 0.0)
-    for one, other in combinations(names, 2):
-        head = Ridge(total - clients[one] - clients[other]).head(penalty)
-        for left, judge in ((one, other), (other, one)):
-            held_out = clients[judge]
-            lost[left] += squared_error(head, held_out) - squared_error(without[judge], held_out)
-    return {name: lost[name] / (total.examples - clients[name].examples) for name in names}
+    lost, judged = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0.0)
+    pairs = dict[frozenset[str], Head]()  # of two single clients, which judge each other
+    for fold in folds_of(names, seed):
+        held_out = Statistics.total(clients[name] for name in fold)
+        rest = total - held_out
+        error = squared_error(ridge_head(rest, penalty), held_out)
+        for name in names:
+            if name in fold:
+                continue
+            head = pairs.pop(key := frozenset((name, *fold)), None)
+            if head is None:
+                head = ridge_head(rest - clients[name], penalty)
+                if len(fold) == 1:
+                    pairs[key] = head
+            lost[name] += squared_error(head, held_out) - error
+            judged[name] += held_out.examples
+    return {name: lost[name] / judged[name] for name in names}
 
 
 def _choose(

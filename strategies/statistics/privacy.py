@@ -6,6 +6,7 @@ https://arxiv.org/abs/1805.06530. The unit of privacy is one example of a client
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 
@@ -43,6 +44,7 @@ def log_delta(epsilon: float, noise: float) -> float:
     return -math.inf if gap >= 0.0 else first + math.log1p(-math.exp(gap))
 
 
+@functools.cache
 def noise_for(epsilon: float, delta: float) -> float:
     """Return the least noise for a budget at sensitivity 1, by bisection to 1e-12 relative.
 

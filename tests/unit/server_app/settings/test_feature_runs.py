@@ -218,7 +218,7 @@ def test_a_capped_share_weighs_a_boastful_client_down(
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"features.backbone": "tiny_backbone:net"}, "must return a fl_app.models.backbones.Backbone"),
+        ({"features.backbone": "tiny_backbone:net"}, r"must return a oneshot_fl\.fl_app\.models\.backbones\.Backbone"),
         ({"features.backbone": "nowhere:make"}, "'nowhere:make', but there is no module 'nowhere' in "),
         ({"features.backbone": "torchvision:resnet18"}, "'features.weights' is '.*': must be the file"),
         ({"features.backbone": "torchvision:nothing"}, "torchvision has no classifier of this name"),

@@ -1,3 +1,5 @@
+import time
+
 import pytest
 import torch
 from statistics_fakes import divided, examples, of
@@ -56,3 +58,48 @@ def test_value_is_the_loss_of_the_others_without_a_client() -> None:
     assert found["d"] < 0 < min(found["a"], found["b"], found["c"])
     with pytest.raises(ValueError, match="must be at least 3"):
         values_of({"a": clients["a"], "b": clients["b"]}, 0.1)
+
+
+def test_value_is_the_mean_over_the_others_of_their_error_without_it() -> None:
+    clients = divided(*examples(4, 300), 5, 1.0)
+    total, found = Statistics.total(clients.values()), values_of(clients, 0.1)
+    for name, own in clients.items():
+        changes = [
+            squared_error(Ridge(total - own - judge).head(0.1), judge)
+            - squared_error(Ridge(total - judge).head(0.1), judge)
+            for other, judge in clients.items()
+            if other != name
+        ]
+        assert found[name] == pytest.approx(sum(changes) / (300 - own.examples), rel=1e-6)
+
+
+def test_value_of_more_than_twenty_clients_is_judged_by_ten_folds() -> None:
+    rows, labels = examples(5, 920)
+    parts = torch.arange(920).chunk(23)
+    clients = {f"c{k:02d}": of(rows[part], labels[part]) for k, part in enumerate(parts)}
+    clients["c07"] = of(rows[parts[7]], (labels[parts[7]] + 1) % 3)  # wrong labels
+    found, total = values_of(clients, 0.1, seed=3), Statistics.total(clients.values())
+    assert min(found, key=lambda name: found[name]) == "c07"
+    change, judged = 0.0, 0.0
+    for fold in folds_of(list(clients), 3):
+        if "c00" not in fold:
+            held_out = Statistics.total(clients[name] for name in fold)
+            heads = [Ridge(total - held_out - left).head(0.1) for left in (clients["c00"], held_out.scaled(0.0))]
+            change += squared_error(heads[0], held_out) - squared_error(heads[1], held_out)
+            judged += held_out.examples
+    assert judged in (800.0, 840.0)
+    assert found["c00"] == pytest.approx(change / judged, rel=1e-6)
+
+
+def test_forgetting_joining_and_their_choice_take_under_a_second() -> None:
+    rng = torch.Generator().manual_seed(0)
+    rows = torch.nn.functional.normalize(torch.randn(2000, 128, generator=rng, dtype=torch.float64))
+    clients = {f"c{k}": of(part, torch.arange(len(part)) % 3) for k, part in enumerate(rows.split(200))}
+    without = {name: own for name, own in clients.items() if name != "c4"}
+    began = time.process_time()
+    total, choice = Statistics.total(without.values()), choose_penalty(without, seed=0)
+    forgotten = Ridge(total).head(choice.value)
+    assert time.process_time() - began < 1.0
+    kept = torch.cat([rows[:800], rows[1000:]])
+    labels = torch.cat([torch.arange(200) % 3] * 9)
+    torch.testing.assert_close(forgotten.weight, Ridge(of(kept, labels)).head(choice.value).weight, rtol=0, atol=1e-8)

@@ -3,7 +3,7 @@ import pytest
 import torch
 from statistics_fakes import CLASSES, FEATURES, divided, examples, of
 
-from strategies.statistics.heads import NEVER, Head, Lda, Ridge, accuracy, balanced, fallback, squared_error
+from strategies.statistics.heads import NEVER, Head, Lda, Ridge, accuracy, balanced, fallback, ridge_head, squared_error
 from strategies.statistics.sums import Statistics, from_arrays, to_arrays
 
 
@@ -23,6 +23,14 @@ def test_ridge_is_the_augmented_least_squares_of_numpy(penalty: float) -> None:
     np.testing.assert_allclose(head.bias, wanted[-1], atol=1e-10)
 
 
+def test_cholesky_head_is_that_of_the_eigenvectors() -> None:
+    found, wanted = (make(of(*examples(10))) for make in (lambda s: ridge_head(s, 0.03), lambda s: Ridge(s).head(0.03)))
+    torch.testing.assert_close(found.weight, wanted.weight)
+    torch.testing.assert_close(found.bias, wanted.bias)
+    constant = of(torch.zeros(4, FEATURES, dtype=torch.float64), torch.tensor([0, 0, 1, 1]))
+    assert ridge_head(constant, 0.03).bias.tolist() == [0.5, 0.5, 0.0]
+
+
 @pytest.mark.parametrize("prior", ["counts", "uniform"])
 def test_lda_is_the_discriminant_by_definition(prior: str) -> None:
     rows, labels = examples(1)
@@ -37,11 +45,13 @@ def test_lda_is_the_discriminant_by_definition(prior: str) -> None:
     torch.testing.assert_close(head.bias, logs - (weight * means).sum(1) / 2, check_dtype=False, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("alpha", [0.01, 0.1, 100.0])
-@pytest.mark.parametrize("clients", [1, 10, 1000])
-def test_heads_of_any_division_equal_the_pooled_ones(alpha: float, clients: int) -> None:
+@pytest.mark.parametrize("alpha", [0.01, 0.1, 1.0, 100.0])
+@pytest.mark.parametrize("clients", [1, 10, 100, 1000])
+def test_heads_of_any_division_in_any_order_equal_the_pooled_ones(alpha: float, clients: int) -> None:
     rows, labels = examples(2, 2000)
-    pooled, summed = of(rows, labels), Statistics.total(divided(rows, labels, clients, alpha).values())
+    parts = list(divided(rows, labels, clients, alpha).values())
+    order = torch.randperm(clients, generator=torch.Generator().manual_seed(clients)).tolist()
+    pooled, summed = of(rows, labels), Statistics.total(parts[k] for k in order)
     for one, other in (
         (Ridge(pooled).head(0.01), Ridge(summed).head(0.01)),
         (Lda(pooled).head(0.1), Lda(summed).head(0.1)),
