@@ -122,9 +122,11 @@ def minimise(
     epoch = Epoch(0, float("nan"), 0.0)
     with seeded_torch(seed, "dropout"), kept_memory():
         for number, length in enumerate(lengths, start=1):
+            if config.momentum_epochs and (number - 1) % config.momentum_epochs == 0:
+                optimizer.state.clear()
             order = torch.randperm(len(data.labels), generator=generator)
             epoch = _one_epoch(
-                data, step, _batches(order, config.batch_size)[:length], number=number,
+                data, step, _batches(order, config)[:length], number=number,
                 prepare=lambda images: prepare(images, generator),
             )  # fmt: skip
             if cosine is not None:
@@ -182,17 +184,18 @@ def epoch_lengths(config: ClientConfig, size: int) -> list[int]:
         config: Epochs or steps, and batch size.
         size: Number of images, at least 1.
     """
-    whole = len(_batches(torch.arange(size), config.batch_size))
+    whole = len(_batches(torch.arange(size), config))
     if not config.steps:
         return [whole] * config.epochs
     epochs = math.ceil(config.steps / whole)
     return [whole] * (epochs - 1) + [config.steps - whole * (epochs - 1)]
 
 
-def _batches(order: torch.Tensor, batch_size: int) -> list[torch.Tensor]:
+def _batches(order: torch.Tensor, config: ClientConfig) -> list[torch.Tensor]:
     """Return the images of each step; a last batch of one is dropped, because batch norm needs two for a variance."""
-    batches = torch.split(order, batch_size)
-    return [chosen for chosen in batches if len(chosen) > 1 or min(batch_size, len(order)) == 1]
+    size = min(config.batch_size, max(1, len(order)))
+    least = size if config.whole_batches else min(size, 2)
+    return [chosen for chosen in torch.split(order, size) if len(chosen) >= least]
 
 
 def _one_epoch(

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from client_app import cvae, feature_sums, head_training, local_training, open_set, private_training
+from client_app import cvae, feature_sums, head_training, local_training, open_set, private_training, prototypes
 from fl_app.data import Normalization
 from fl_app.feature_cache import FeatureCache
 from fl_app.models import build
 from fl_app.models.cvae import Cvae
 from fl_app.models.feature_heads import of_backbone
 from fl_app.models.features import FeatureFunction
-from fl_app.models.uploaded import open_set_builder
+from fl_app.models.uploaded import open_set_builder, prototype_builder
 from strategies.core.errors import UploadError
 from strategies.core.kinds import STATISTICS, backbone_in, is_head, kind_of
 
@@ -89,6 +89,10 @@ def _open_set(wanted: Wanted) -> nn.Module:
     return open_set_builder(wanted.name, wanted.num_classes, wanted.input_shape)()
 
 
+def _prototypes(wanted: Wanted) -> nn.Module:
+    return prototype_builder(wanted.name, wanted.num_classes, wanted.input_shape)()
+
+
 def _cvae(wanted: Wanted) -> nn.Module:
     return Cvae(wanted.num_classes, wanted.input_shape, latent=wanted.config.client.latent)
 
@@ -123,6 +127,7 @@ def _decoder(model: nn.Module) -> dict[str, Tensor]:
 TASKS: Mapping[str, Task] = {
     "classifier": Task(_classifier, local_training.train, _all),
     "open-set": Task(_open_set, open_set.train, _all),
+    "prototypes": Task(_prototypes, prototypes.train, _all),
     "cvae": Task(_cvae, cvae.train, _decoder),
     "statistics": Task(_sums, feature_sums.add_up, _all, feature_sums.add_up_privately, calibrates=False),
 }

@@ -28,9 +28,13 @@ class ClientConfig:
     epochs: int = option(30, "local epochs", low=1, scaled=True)
     steps: int = option(0, "optimiser steps of local training, in place of client.epochs; 0 = whole epochs", low=0)
     batch_size: int = option(32, "images per step", low=1)
+    whole_batches: bool = option(
+        False, "leave out an epoch's last batch if it is smaller; a client with fewer images has a batch of all"
+    )
     optimizer: str = option("sgd", "optimiser", choices=("sgd", "adam"))
     lr: float = option(0.01, "learning rate", above=0.0)
     momentum: float = option(0.9, "momentum of sgd", low=0.0, high=1.0)
+    momentum_epochs: int = option(0, "epochs after which the optimiser forgets its momentum; 0 = never", low=0)
     weight_decay: float = option(0.0, "weight decay", low=0.0)
     schedule: str = option("constant", "learning rate over the epochs", choices=("constant", "cosine"))
     final_lr: float = option(0.0, "learning rate that the cosine ends at", low=0.0)
@@ -38,6 +42,11 @@ class ClientConfig:
     loss: str = option("cross-entropy", "training loss", choices=("cross-entropy", "ldam"))
     sam_rho: float = option(0.0, "radius rho of sharpness-aware minimisation; 0 = off, its paper has 0.05", low=0.0)
     attack_steps: int = option(5, "FedOV: steps that make destroyed images look known", low=0)
+    views: str = option(
+        "image",
+        "FAFI: two views are drawn for each image, or for a whole batch as in its published code",
+        choices=("image", "batch"),
+    )
     latent: int = option(10, "FedCVAE-Ens: length of the CVAE's noise z", low=1)
     augmentation: str = option(
         "data-set", "change of the training images; data-set: the data set's own", choices=("data-set", *AUGMENTATIONS)

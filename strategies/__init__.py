@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .dense import DenseConfig as DenseConfig
     from .f_adi import FAdiConfig as FAdiConfig
     from .f_dafl import FDaflConfig as FDaflConfig
+    from .fafi import FafiConfig as FafiConfig
     from .fed_et import FedEtConfig as FedEtConfig
     from .fed_gen import FedGenConfig as FedGenConfig
     from .fedavg import FedAvgConfig as FedAvgConfig
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from .flower.rounds.iterative import Iterative as Iterative
     from .flower.run import RunOptions as RunOptions
     from .flower.strategies import FADI as FADI
+    from .flower.strategies import FAFI as FAFI
     from .flower.strategies import FDAFL as FDAFL
     from .flower.strategies import CoBoosting as CoBoosting
     from .flower.strategies import Dense as Dense

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from .combiners.combiners import Weighted
 from .method import EnsembleSpec, Method, Outcome
-from .teacher.average import example_weights
+from .teacher.average import recorded_weights
 
 if TYPE_CHECKING:
     from .method import Job, Progress
@@ -27,11 +27,7 @@ class DwFedEnsConfig:
 
 def fit(job: Job, progress: Progress) -> Outcome:
     """Name the ensemble of all uploads and its weights; nothing is trained."""
-    counts = example_weights([upload.num_examples for upload in job.uploads])
-    if counts is None:
-        silent = [upload.client for upload in job.uploads if upload.num_examples is None]
-        progress.record({"note": f"no num-examples from {', '.join(silent)}: every client weighs the same"})
-    weights = Weighted(counts or [1.0] * len(job.uploads)).state_dict()
+    weights = Weighted(recorded_weights(job, progress)).state_dict()
     progress.report(1, 1)
     return Outcome(ensemble=EnsembleSpec(tuple(upload.client for upload in job.uploads), "weighted", dict(weights)))
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from .core.options import check, option
 from .core.seeds import seeded_torch
 from .method import Method, Need, Outcome
-from .teacher.average import example_weights, weighted_mean
+from .teacher.average import recorded_weights, weighted_mean
 
 if TYPE_CHECKING:
     from .method import Job, Progress, State
@@ -43,13 +43,8 @@ class FedAvgConfig:
 def fit(job: Job, progress: Progress) -> Outcome:
     """Average the uploads' weights, one upload in memory at a time."""
     begin = time.perf_counter()
-    weights = [1.0] * len(job.uploads)
-    if job.config.weights == "examples":
-        counts = example_weights([upload.num_examples for upload in job.uploads])
-        if counts is None:
-            silent = [upload.client for upload in job.uploads if upload.num_examples is None]
-            progress.record({"note": f"no num-examples from {', '.join(silent)}: every client weighs the same"})
-        weights = counts or weights
+    equal = job.config.weights == "uniform"
+    weights = [1.0] * len(job.uploads) if equal else recorded_weights(job, progress)
     student = weighted_mean(_states(job, progress), weights)
     if job.config.bn_buffers == "first":
         first = job.uploads[0].read()

@@ -241,6 +241,7 @@ class Method:
         augmentation: The augmentation of the server's images, given its config: a key of ``AUGMENTATIONS``.
         labelled: Set if it can learn from labelled images of the server: whether its config requires them.
         rate: The option of its learning rate, without its table.
+        mark: What sets its result apart from others in tables, given its config; empty for nothing.
         by_round: Its draws depend on :attr:`Job.server_round` too, not on the seed alone.
     """
 
@@ -263,20 +264,23 @@ class Method:
     augmentation: Callable[[Any], str] = field(default=Always("none"))
     labelled: Callable[[Any], bool] | None = None
     rate: str = "student-lr"
+    mark: Callable[[Any], str] = field(default=Always(""))
 
     def all_needs(self, config: Any) -> frozenset[Need]:
         """Return the requirements of the method under a config."""
         return self.needs | self.needs_as_configured(config)
 
-    def titled(self, config: Any) -> str:  # noqa: ARG002  federated rounds, which have a title too, go by it
+    def titled(self, config: Any) -> str:
         """Return the title of the result in tables."""
-        return self.title
+        return f"{self.title} ({mark})" if (mark := self.mark(config)) else self.title
 
+
+TRANSDUCTIVE: Final = "transductive"  # the mark of a result whose predictions depend on the other test images
 
 # The module of method "co-boosting" is co_boosting.py.
 _MODULES = (
     "fedavg", "fedens", "dw_fedens", "label_count_ensemble", "fens", "feddf", "fedkd", "fed_et", "f_dafl", "f_adi",
-    "dense", "co_boosting", "intactofl", "fedhydra", "tally", "flboost", "fedov", "fedcvae_ens", "fed_gen",
+    "dense", "co_boosting", "intactofl", "fedhydra", "tally", "flboost", "fedov", "fafi", "fedcvae_ens", "fed_gen",
     "ridge", "lda", "fedpft",
 )  # fmt: skip
 METHODS: Registry[Method] = Registry("method", {name.replace("_", "-"): f"{name}:METHOD" for name in _MODULES})

@@ -90,7 +90,7 @@ def augment(images: torch.Tensor, kind: str, generator: torch.Generator) -> torc
         return torch.where(mirrored[:, None, None, None], images.flip(3), images)
     if kind == "crop-flip":
         return _cropped(images, generator)
-    turned = _rotated(images, generator) if kind == "rotate-flip" else _enlarged(images, generator)
+    turned = _rotated(images, generator) if kind == "rotate-flip" else enlarged(images, LEFT, RATIO, generator)
     return augment(turned, "flip", generator)
 
 
@@ -101,9 +101,29 @@ def _rotated(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return _warped(images, torch.stack(rows, 1), "nearest")
 
 
-def _enlarged(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    centre, half = (places.view(-1, 2) for places in rectangles(len(images), LEFT, RATIO, generator))
-    return _warped(images, torch.cat([torch.diag_embed(half), centre[..., None]], dim=2), "bilinear")
+def enlarged(
+    images: torch.Tensor,
+    area: tuple[float, float],
+    ratio: tuple[float, float],
+    generator: torch.Generator,
+    *,
+    draws: int = 0,
+) -> torch.Tensor:
+    """Enlarge a part of each image to the whole, bilinear.
+
+    Args:
+        images: uint8 or float [B, ch, H, W].
+        area: Least and largest share of the image's area.
+        ratio: Least and largest ratio of the part's width to its height.
+        generator: Generator of the draws.
+        draws: The number of parts that are drawn, 1 for all images or B; 0: B.
+
+    Returns:
+        Images of the same shape and dtype.
+    """
+    centre, half = (places.view(-1, 2) for places in rectangles(draws or len(images), area, ratio, generator))
+    transforms = torch.cat([torch.diag_embed(half), centre[..., None]], dim=2)
+    return _warped(images, transforms.expand(len(images), 2, 3), "bilinear")
 
 
 def _warped(images: torch.Tensor, transforms: torch.Tensor, mode: str) -> torch.Tensor:

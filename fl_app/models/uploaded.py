@@ -1,7 +1,7 @@
-"""Uploads beyond the zoo's classifiers: open-set classifiers, decoders of CVAEs, and sums of features.
+"""Uploads beyond the zoo's classifiers: open-set classifiers, encoders with prototypes, decoders, and sums of features.
 
-A task names the model that the clients of a method train: ``"classifier"``, ``"open-set"``, ``"cvae"`` or
-``"statistics"``. The server and a replay read an upload's task from the name of its architecture.
+A task names the model that the clients of a method train: ``"classifier"``, ``"open-set"``, ``"prototypes"``,
+``"cvae"`` or ``"statistics"``. The server and a replay read an upload's task from the name of its architecture.
 """
 
 from __future__ import annotations
@@ -12,23 +12,22 @@ from functools import partial
 from torch import nn
 
 from strategies.core.errors import OptionError
+from strategies.core.kinds import SUFFIXES
 from strategies.core.options import is_own
 
 from . import build, builders
 from .feature_heads import feature_builders
 from .features import FeatureFunction
 
-UNKNOWN = "+unknown"
 DECODER = "cvae-decoder"
 SUMS = "statistics"
 LEAST_SIDE = 4  # pixels a side: the smallest image that destructive augmentation can swap and blur
+CHANGED = {"open-set": "FedOV cannot destroy", "prototypes": "FAFI has no views of"}
 
 
 def uploaded_name(task: str, architecture: str) -> str:
     """Return the name under which a client whose model is ``architecture`` uploads."""
-    return {"classifier": architecture, "open-set": f"{architecture}{UNKNOWN}", "cvae": DECODER, "statistics": SUMS}[
-        task
-    ]
+    return {"cvae": DECODER, "statistics": SUMS}.get(task, f"{architecture}{SUFFIXES.get(task, '')}")
 
 
 def uploaded_builders(
@@ -43,7 +42,7 @@ def uploaded_builders(
     """Return a picklable builder of every architecture that clients may upload for a task, by name.
 
     Args:
-        task: ``"classifier"``, ``"open-set"``, ``"cvae"`` or ``"statistics"``.
+        task: ``"classifier"``, ``"open-set"``, ``"prototypes"``, ``"cvae"`` or ``"statistics"``.
         num_classes: C, without the class "unknown".
         input_shape: (channels, height, width) of one image.
         latent: The length of a decoder's noise.
@@ -55,14 +54,15 @@ def uploaded_builders(
     """
     if task == "classifier":
         return builders(num_classes, input_shape, own)
-    if task == "open-set":
+    if task in CHANGED:
         names = builders(num_classes, input_shape, own)
         if input_shape[0] not in (1, 3) or input_shape[1] != input_shape[2] or input_shape[1] < LEAST_SIDE:
             raise OptionError(
-                f"FedOV cannot destroy examples of shape {tuple(input_shape)}: must be images, (channels, height, "
+                f"{CHANGED[task]} examples of shape {tuple(input_shape)}: must be images, (channels, height, "
                 f"width) with 1 or 3 channels, height = width, at least {LEAST_SIDE} pixels a side"
             )
-        return {uploaded_name(task, name): open_set_builder(name, num_classes, input_shape) for name in names}
+        builder_of = open_set_builder if task == "open-set" else prototype_builder
+        return {uploaded_name(task, name): builder_of(name, num_classes, input_shape) for name in names}
     if task == "statistics":
         return {SUMS: sums or partial(FeatureFunction().sums, num_classes)}
     decoder = partial(_decoder, num_classes, input_shape, latent=latent)
@@ -98,6 +98,17 @@ def model_builders(
 def open_set_builder(name: str, num_classes: int, input_shape: tuple[int, int, int]) -> Callable[[], nn.Module]:
     """Return the builder of a classifier of C + 1 outputs, the last of which means "unknown"."""
     return partial(build, name, num_classes=num_classes + 1, input_shape=input_shape)
+
+
+def prototype_builder(name: str, num_classes: int, input_shape: tuple[int, int, int]) -> Callable[[], nn.Module]:
+    """Return the builder of a classifier without its last layer, with prototypes of the classes."""
+    return partial(_prototypes, name, num_classes, input_shape)
+
+
+def _prototypes(name: str, num_classes: int, input_shape: tuple[int, int, int]) -> nn.Module:
+    from .prototypes import PrototypeNet
+
+    return PrototypeNet(build(name, num_classes=num_classes, input_shape=input_shape), num_classes)
 
 
 def _decoder(num_classes: int, input_shape: tuple[int, int, int], *, latent: int) -> nn.Module:

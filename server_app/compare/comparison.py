@@ -86,7 +86,7 @@ def compare_runs(asked: Comparison, *, log: Log) -> dict[str, Any]:
         if apart := differing(asked.runs):
             log(f"note: {differing_line(apart)}")
         cells = _cells(asked, methods, folder)
-        _check(cells)
+        _check(cells, own)
         facts = {
             "status": "unfinished",
             "compare_dir": str(folder),
@@ -253,10 +253,15 @@ def _failed(failures: Mapping[str, str], command: str) -> str:
     return f"a cell failed{more}: {title}: {reason.rstrip('.')}. To resume: {command}"
 
 
-def _check(cells: Sequence[Cell]) -> None:
-    """Refuse wrong settings, and cells that began under other settings."""
+def _check(cells: Sequence[Cell], own: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse wrong settings, cells that began under other settings, and marked results beside others."""
+    marks: dict[str, str] = {facts["method"]: "" for facts in own}
     for cell in cells:
         try:
-            check_replay(cell.request())
+            marks[cell.method] = check_replay(cell.request())
         except OptionError as error:
             raise OptionError(f"{cell.folder}: {error}" if cell.begun else str(error)) from error
+    if len(set(marks.values())) > 1:
+        method, mark = next((method, mark) for method, mark in marks.items() if mark)
+        others = ", ".join(name for name in marks if name != method)
+        raise OptionError(f"method {method!r} is {mark} with these options: must stand in no table with {others}")

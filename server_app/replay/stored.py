@@ -88,16 +88,21 @@ def replay_run(request: Request, *, log: Callable[[str], None], compute: ServerC
         return result
 
 
-def check_replay(request: Request) -> None:
+def check_replay(request: Request) -> str:
     """Refuse a replay with invalid settings, or one resumed under other settings than it began with.
+
+    Returns:
+        What sets its result apart from others in tables, :attr:`strategies.method.Method.mark`.
 
     Raises:
         OptionError: A setting is wrong or differs, or the run's models cannot be built.
         StoreError: A folder is not of the expected kind.
     """
     info = _begun(request) or _source(request)
-    if _settings(request, info) is None:
-        _foreign_job(request, info)
+    if (settings := _settings(request, info)) is None:
+        job = _foreign_job(request, info)
+        return METHODS[request.method or info["method"]].mark(job.config)
+    return settings.method.mark(settings.method_config) if isinstance(settings.method, Method) else ""
 
 
 def unmet_need(request: Request) -> str:

@@ -11,6 +11,7 @@ from server_app.report.cost_plots import Curve, Point
 from server_app.report.evaluation import EXACT, Row
 from server_app.settings.choices import Choice
 from strategies.core.errors import StoreError
+from strategies.method import TRANSDUCTIVE
 from strategies.run.run_folder import RoundFolder, RunFolder
 from strategies.run.stage import TRAFFIC_FILE, kept_round
 from strategies.run.traffic import MIB, UPLOAD_PHASE, Moved, Traffic
@@ -124,9 +125,9 @@ def _counted(rounds: Sequence[RoundFolder], left_out: Collection[str]) -> tuple[
     return total, sized
 
 
-def own_names(method: Choice) -> tuple[str, str]:
+def own_names(method: Choice) -> tuple[str, ...]:
     """Return the names of the method's own rows in a result table; the last row always is its own."""
-    return method.title, f"{method.title} ensemble"
+    return method.title, f"{method.title} ensemble", f"{method.title} ({TRANSDUCTIVE})"
 
 
 def curve_of(metrics: Sequence[Mapping[str, Any]], cost: Mapping[str, Any]) -> Curve:

@@ -12,7 +12,7 @@ from server_app.settings.choices import CHOICES, Choice
 from server_app.settings.held_out import HeldOut
 from strategies.combiners.combiners import build_combiner
 from strategies.combiners.outcomes import load_model
-from strategies.core.kinds import CLASSIFIER, OPEN_SET, PREDICTING
+from strategies.core.kinds import CLASSIFIER, PREDICTING
 from strategies.method import METHODS, EnsembleSpec, Job, Silent
 from strategies.run.journal import Journal
 from strategies.run.stage import StageReport
@@ -97,7 +97,7 @@ def result_table(report: StageReport, method_name: str, held_out: HeldOut, *, ke
             score = together if name == "fedens" else keep("fedavg", lambda: _fedavg(job, held_out))
             rows += [] if score is None else [Row(METHODS[name].title, METHODS[name].kind, score)]
     if _is_of_all(method):
-        rows.append(Row(method.title, method.kind, together))
+        rows.append(Row(method.titled(job.config), method.kind, together))
     elif report.outcome.ensemble is not None:
         both = replace(report.outcome, student=None)
         title = f"{method.title} ensemble" if report.outcome.student is not None else method.title
@@ -126,7 +126,7 @@ def _fedavg(job: Job, held_out: HeldOut) -> float | None:
 
 def _is_of_all(method: Choice) -> bool:
     """Return whether a method's result is the ensemble of all uploads, scored in the same pass as its members."""
-    return method.name == "fedens" or method.uploads == OPEN_SET
+    return method.name == "fedens" or method.uploads in PREDICTING[1:]
 
 
 def _fits_fedavg(job: Job) -> bool:

@@ -14,7 +14,7 @@ from server_app.report.evaluation import Row
 from server_app.report.feature_heads import features_section, functions_in, load_head, load_members, plot_choice
 from server_app.report.gatekeeping import card_section
 from server_app.settings.choices import Choice
-from strategies.core.kinds import OPEN_SET, holds_images, kind_of
+from strategies.core.kinds import SUFFIXES, holds_images, kind_of
 from strategies.core.options import is_own
 from strategies.method import Job, Outcome
 from strategies.run.stage import StageReport
@@ -234,11 +234,11 @@ from oneshot_fl.fl_app.models import build
 def _load_ensemble(job: Job, *, name: str) -> str:
     names = {upload.architecture.partition("+")[0] for upload in job.uploads}
     own = ", own=[" + ", ".join(map(repr, found)) + "]" if (found := sorted(filter(is_own, names))) else ""
-    if kind_of(job.uploads[0].architecture) == OPEN_SET:
+    if (kind := kind_of(job.uploads[0].architecture)) in SUFFIXES:
         return f"""from oneshot_fl import load_ensemble_module
 from oneshot_fl.fl_app.models.uploaded import uploaded_builders
 
-{name} = load_ensemble_module(".", uploaded_builders("open-set", {job.num_classes}, {job.input_shape}{own}))"""
+{name} = load_ensemble_module(".", uploaded_builders({kind!r}, {job.num_classes}, {job.input_shape}{own}))"""
     members = [upload.architecture for upload in job.uploads]
     if functions := functions_in(job, members):
         return load_members(job, members, functions[0], name=name)

@@ -6,6 +6,7 @@ the tensor names of :mod:`.forms` (Allouah et al., *Revisiting Ensembling in One
 section 3 and Figure 8).
 
 A combiner with the attribute ``sees_input`` is called with the members' input as well: see :meth:`.Ensemble.combine`.
+One whose attribute ``batch_statistics`` is true has members whose batch normalisation uses the batch that it sees.
 """
 
 from __future__ import annotations
@@ -148,6 +149,7 @@ COMBINERS: Registry[Callable[..., nn.Module]] = Registry(
         "two-class-per-class": "combiners.two_class:TwoClassLinear",
         "two-class-nn": "combiners.two_class:TwoClassTwoLayers",
         "open-set": "combiners.open_set:OpenSet",
+        "prototypes": "combiners.prototypes:Prototypes",
         "log-pool": "combiners.opinion_pools:LOG_POOL",
         "linear-pool": "combiners.opinion_pools:LINEAR_POOL",
     },

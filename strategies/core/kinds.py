@@ -1,4 +1,4 @@
-"""The kinds of uploads: a classifier, one with a class "unknown", the decoder of a CVAE, or sums of features.
+"""The kinds of uploads: a classifier, one with a class "unknown", an encoder with prototypes, a decoder, or sums.
 
 The name of its architecture says it; a method works on uploads of one kind, :attr:`.method.Method.uploads`.
 """
@@ -7,13 +7,16 @@ from __future__ import annotations
 
 CLASSIFIER = "classifier"
 OPEN_SET = "open-set"
+PROTOTYPES = "prototypes"
 CVAE = "cvae"
 STATISTICS = "statistics"
 HEAD = "head+"  # before the name of a backbone
 # The second moments of sums of features: Gram matrices, sums of squares per class, or both.
 GRAM, SQUARES = "gram", "squares"
-# The kinds that answer an example with logits, and so have an accuracy of their own.
-PREDICTING = (CLASSIFIER, OPEN_SET)
+# The kinds that answer an example with logits, and so have an accuracy of their own; others may follow the C logits.
+PREDICTING = (CLASSIFIER, OPEN_SET, PROTOTYPES)
+# The kinds whose architectures are classifiers' with a suffix.
+SUFFIXES = {OPEN_SET: "+unknown", PROTOTYPES: "+prototypes"}
 
 
 def kind_of(architecture: str) -> str:
@@ -21,8 +24,9 @@ def kind_of(architecture: str) -> str:
 
     Sums are ``statistics``, of the run's backbone, or ``statistics+<backbone>``.
     """
-    if architecture.endswith("+unknown"):
-        return OPEN_SET
+    for kind, suffix in SUFFIXES.items():
+        if architecture.endswith(suffix):
+            return kind
     if architecture.partition("+")[0] == STATISTICS:
         return STATISTICS
     return CVAE if architecture == "cvae-decoder" else CLASSIFIER
@@ -36,6 +40,11 @@ def is_head(architecture: str) -> bool:
 def backbone_in(architecture: str) -> str:
     """Return the backbone that the name of a head or of sums has; empty for that of the run."""
     return architecture.partition("+")[2] if is_head(architecture) or kind_of(architecture) == STATISTICS else ""
+
+
+def base_of(architecture: str) -> str:
+    """Return an architecture's name without the suffix of its kind: that of the classifier that it was made of."""
+    return architecture.removesuffix(SUFFIXES.get(kind_of(architecture), ""))
 
 
 def holds_images(input_shape: tuple[int, int, int]) -> bool:

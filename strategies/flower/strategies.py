@@ -111,6 +111,12 @@ class FedOV(OneShot):
     __init__ = partialmethod(OneShot.__init__, METHODS["fedov"])
 
 
+class FAFI(OneShot):
+    """FAFI: encoders with prototypes; the server sums the features and averages the prototypes."""
+
+    __init__ = partialmethod(OneShot.__init__, METHODS["fafi"])
+
+
 class RidgeOnFeatures(OneShot):
     """Ridge regression on a frozen backbone's features; clients upload ``statistics``."""
 

@@ -18,7 +18,7 @@ from ..core.checkpoints import read_checkpoint
 from ..core.durable import make_folder, store_errors
 from ..core.errors import OptionError, UploadError, blaming
 from ..core.facts import UploadFacts
-from ..core.kinds import CLASSIFIER, CVAE, OPEN_SET, STATISTICS, kind_of
+from ..core.kinds import CLASSIFIER, CVAE, STATISTICS, SUFFIXES, kind_of
 from ..method import METHODS, Job, Normalization, Outcome, Upload
 from ..uploads.builders import check_student, chosen_config, chosen_student, named_builders
 from ..uploads.checks import CLIENT_NAME, Signatures, check_facts, check_upload
@@ -40,7 +40,10 @@ if TYPE_CHECKING:
     Trained = nn.Module | Mapping[str, torch.Tensor] | str | Path
 
 # How an architecture of each kind is called, see :mod:`.core.kinds`.
-_NAMES = {CLASSIFIER: "{}", OPEN_SET: "{}+unknown", CVAE: "cvae-decoder", STATISTICS: "statistics"}
+_NAMES = {
+    CLASSIFIER: "{}", CVAE: "cvae-decoder", STATISTICS: "statistics",
+    **{kind: "{}" + suffix for kind, suffix in SUFFIXES.items()},
+}  # fmt: skip
 
 
 class Further(TypedDict, total=False):

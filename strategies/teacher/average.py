@@ -12,7 +12,7 @@ from torch import Tensor
 from ..core.errors import OptionError
 
 if TYPE_CHECKING:
-    from ..method import Job
+    from ..method import Job, Progress
 
 LARGEST = 3.0  # a tensor with a norm above this multiple of the clients' median norm is shrunk
 
@@ -78,6 +78,15 @@ def example_weights(num_examples: Sequence[int | None]) -> list[float] | None:
     """Return each client's number of examples n_k as its weight; None if a client does not report it."""
     known = [float(count) for count in num_examples if count is not None]
     return known if len(known) == len(num_examples) else None
+
+
+def recorded_weights(job: Job, progress: Progress) -> list[float]:
+    """Return each client's number of examples; if one does not report it, equal weights and a note in the metrics."""
+    counts = example_weights([upload.num_examples for upload in job.uploads])
+    if counts is None:
+        silent = [upload.client for upload in job.uploads if upload.num_examples is None]
+        progress.record({"note": f"no num-examples from {', '.join(silent)}: every client weighs the same"})
+    return counts or [1.0] * len(job.uploads)
 
 
 def average_of(job: Job, why: str) -> dict[str, Tensor]:

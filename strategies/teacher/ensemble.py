@@ -36,7 +36,8 @@ class Ensemble(nn.Module):
     Args:
         members: Modules [B, ch, H, W] -> [B, C]; they are changed in place (frozen, memory layout, precision). For
             sharded members only ``combiner`` is read of the other arguments.
-        combiner: A module [M, B, C] -> [B, C]; one with the attribute ``sees_input`` takes the images as well.
+        combiner: A module [M, B, C] -> [B, C]; one with the attribute ``sees_input`` takes the images as well. With the
+            attribute ``batch_statistics`` set, the members normalise by the batch that they see.
         precision: ``"float32"`` leaves members unchanged; with ``"bfloat16"`` members compute in bfloat16 and their
             logits are returned as float32.
         form: ``"loop"`` calls one member after another, ``"stacked"`` calls members of one kind together (see
@@ -61,13 +62,15 @@ class Ensemble(nn.Module):
         else:
             self.members = nn.ModuleList([fast_layout(_cast(member, precision)) for member in members])
         self.combiner = combiner
+        if _by_batch(combiner) and isinstance(self.members, nn.ModuleList):
+            forget_statistics(self.members)
         self.requires_grad_(False)
         self.train(False)
         self._dtype = torch.bfloat16 if precision == "bfloat16" else None
         self._stacks: list[tuple[list[int], Callable[[Tensor], Tensor]]] = []
         if isinstance(self.members, nn.ModuleList):
             on_gpu = any(parameter.is_cuda for parameter in self.members.parameters())
-            if kinds and (form == "stacked" or (form == "auto" and on_gpu)):
+            if kinds and not _by_batch(combiner) and (form == "stacked" or (form == "auto" and on_gpu)):
                 self._stacks = [*stacks(list(self.members), kinds, KEPT)]
 
     @classmethod
@@ -99,6 +102,7 @@ class Ensemble(nn.Module):
         Raises:
             UploadError: An upload's weights do not fit its architecture.
         """
+        fold = fold and not _by_batch(combiner)
         loader = Loader(builders, device=device, fold=fold, precision=precision)
         for upload in uploads:
             loader.add(upload)
@@ -126,7 +130,7 @@ class Ensemble(nn.Module):
         Raises:
             UploadError: An upload's weights do not fit its architecture.
         """
-        if job.shards is not None:
+        if job.shards is not None and not _by_batch(combiner):
             members = job.shards.hold([upload.client for upload in uploads], fold=fold, precision=precision)
             return cls(members, combiner.to(job.device))
         return cls.from_uploads(uploads, job.builders, combiner, device=job.device, fold=fold, precision=precision)
@@ -220,6 +224,12 @@ def fast_layout(module: Module) -> Module:
     return module
 
 
+def forget_statistics(members: Iterable[nn.Module]) -> None:
+    """Drop members' batch-normalisation statistics, in place: in eval mode too they then use those of their batch."""
+    for layer in (layer for member in members for layer in member.modules() if isinstance(layer, _BatchNorm)):
+        layer.track_running_stats, layer.running_mean, layer.running_var = False, None, None
+
+
 def member_of(upload: Upload, builders: Mapping[str, ModelBuilder]) -> nn.Module:
     """Return one upload as a module in training mode, on the CPU; the caller's random state does not change.
 
@@ -256,6 +266,10 @@ def _cast(member: Module, precision: str) -> Module:
                 for tensor in (*layer.parameters(recurse=False), *layer.buffers(recurse=False)):
                     tensor.data = tensor.data.bfloat16() if tensor.is_floating_point() else tensor.data
     return member
+
+
+def _by_batch(combiner: nn.Module) -> bool:
+    return bool(getattr(combiner, "batch_statistics", False))
 
 
 def _has_hooks(member: nn.Module) -> bool:

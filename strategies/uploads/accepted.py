@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ..core.errors import OptionError
-from ..core.kinds import kind_of
+from ..core.kinds import base_of, kind_of
 
 if TYPE_CHECKING:
     from ..method import ModelBuilder
@@ -28,7 +28,7 @@ def accepted_of(builders: Mapping[str, ModelBuilder], accepted: str) -> Mapping[
         OptionError: A name is not one of them.
     """
     names = [name.strip() for name in accepted.split(",") if name.strip()]
-    bases = {name: name.removesuffix("+unknown") for name in builders}
+    bases = {name: base_of(name) for name in builders}
     if unknown := sorted(set(names) - set(bases.values())):
         raise OptionError(f"accepted names {', '.join(unknown)}: must be of {', '.join(sorted(bases.values()))}")
     return {name: builders[name] for name, base in bases.items() if base in names} if names else builders

@@ -22,6 +22,7 @@ from strategies.combiners.outcomes import load_model
 from strategies.core.errors import OptionError
 from strategies.core.facts import UploadFacts
 from strategies.core.fingerprint import packed
+from strategies.core.kinds import SUFFIXES
 from strategies.core.options import flatten, options_of, parse
 from strategies.method import GIVEN, METHODS, EnsembleSpec, Job, Method, Need, Normalization, Outcome, Silent, Upload
 from strategies.statistics.uploaded import FeatureSums
@@ -88,6 +89,7 @@ PINNED = {
     "tally": 0.580664,
     "flboost": 0.423003,
     "fedov": 0.763890,
+    "fafi": 0.122312,
     "fedcvae-ens": 0.224959,
     "fens": 0.419236,
     "fed-gen": 0.284510,
@@ -111,6 +113,19 @@ def narrow_and_unknown() -> nn.Module:
 
 def wide_and_unknown() -> nn.Module:
     return nn.Sequential(nn.Conv2d(1, 5, 5), nn.ReLU(), nn.Flatten(), nn.Linear(80, 5))
+
+
+class Prototyped(nn.Module):
+    """Four logits, and twelve features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Conv2d(1, 3, 5), nn.BatchNorm2d(3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten())
+        self.prototypes = nn.Parameter(torch.zeros(4, 12))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        features = self.encoder(images)
+        return torch.cat([nn.functional.normalize(features) @ self.prototypes.T, features], dim=1)
 
 
 class Decoder(nn.Module):
@@ -141,7 +156,7 @@ def feature_sums() -> nn.Module:
 
 BUILDERS: dict[str, Callable[[], nn.Module]] = {
     "narrow": narrow, "wide": wide, "narrow+unknown": narrow_and_unknown, "wide+unknown": wide_and_unknown,
-    "cvae-decoder": Decoder, "statistics": feature_sums, "head": Head,
+    "narrow+prototypes": Prototyped, "cvae-decoder": Decoder, "statistics": feature_sums, "head": Head,
 }  # fmt: skip
 
 
@@ -176,8 +191,8 @@ def tiny_state(architecture: str, seed: int) -> dict[str, torch.Tensor]:
 
 def tiny_job(method: Method, *, seed: int = 0) -> Job:
     architectures = ["narrow"] * 3 if Need.SAME_ARCHITECTURE in method.needs else ["narrow", "wide", "narrow"]
-    if method.uploads == "open-set":
-        architectures = [f"{name}+unknown" for name in architectures]
+    if method.uploads in SUFFIXES:
+        architectures = [name + SUFFIXES[method.uploads] for name in architectures]
     elif method.uploads == "cvae":
         architectures = ["cvae-decoder"] * 3
     elif method.uploads == "statistics":
@@ -394,9 +409,19 @@ PROGRAM = textwrap.dedent("""
         model.fill(*sums)
         return model
 
-    builders = {{"statistics": feature_sums, "head": Head, "net": build, "net+unknown": lambda: build(5),
+    class Prototyped(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.prototypes = torch.nn.Parameter(torch.ones(4, 5))
+        def forward(self, images):
+            features = images.flatten(1)[:, :5] + 1
+            return torch.cat([features @ self.prototypes.T, features], 1)
+
+    builders = {{"net+prototypes": Prototyped,
+                "statistics": feature_sums, "head": Head, "net": build, "net+unknown": lambda: build(5),
                 "cvae-decoder": Decoder}}
-    sent = {{"classifier": "net", "open-set": "net+unknown", "cvae": "cvae-decoder",
+    sent = {{"classifier": "net", "open-set": "net+unknown", "prototypes": "net+prototypes",
+            "cvae": "cvae-decoder",
             "statistics": "statistics"}}
 
     class Read:

@@ -215,7 +215,7 @@ def test_a_checkpoint_when_its_client_is_an_attacker_is_not_sent(tmp_path: Path)
         trained_model(config, node, Asked("", 1, 0), {})
 
 
-@pytest.mark.parametrize("task", ["open-set", "cvae"])
+@pytest.mark.parametrize("task", ["open-set", "prototypes", "cvae"])
 @pytest.mark.parametrize("kind", ["label-flip", "backdoor", "scale", "last-layer", "random", "copy"])
 def test_attacks_when_another_kind_of_model_is_asked_for_work_too(task: str, kind: str) -> None:
     honest = sent_by(1, config_of(data__limit=30), task=task)

@@ -95,3 +95,31 @@ def test_the_cosine_schedule_goes_over_the_epochs_that_the_steps_make() -> None:
 
     assert torch.equal(weights(net), weights(run(falling)[0]))
     assert not torch.equal(weights(net), weights(run(replace(falling, epochs=9))[0]))
+
+
+@pytest.mark.parametrize(
+    ("size", "batches"), [(16, [8, 8]), (17, [8, 8]), (23, [8, 8]), (24, [8, 8, 8]), (7, [7]), (1, [1])]
+)
+def test_whole_batches_leave_out_the_smaller_last_one_and_a_small_client_has_one_of_all(
+    size: int, batches: list[int]
+) -> None:
+    seen: list[int] = []
+    net = model()
+    net.register_forward_pre_hook(lambda _, given: seen.append(len(given[0])))
+
+    run(replace(FAST, epochs=1, whole_batches=True), net=net, data=toy(size))
+
+    assert seen == batches
+
+
+def test_momentum_when_forgotten_after_every_epoch_equals_training_that_starts_anew() -> None:
+    config = replace(FAST, epochs=2, batch_size=16)
+    forgetful, _ = run(replace(config, momentum_epochs=1), data=toy(16))
+    apart = model()
+    for _ in range(2):  # a batch of all images is the same in any order
+        run(replace(config, epochs=1), net=apart, data=toy(16))
+
+    torch.testing.assert_close(weights(forgetful), weights(apart), rtol=1e-5, atol=1e-6)
+    assert not torch.allclose(weights(run(config, data=toy(16))[0]), weights(forgetful), atol=1e-4)
+    kept, _ = run(replace(config, momentum_epochs=2), data=toy(16))
+    assert torch.equal(weights(kept), weights(run(config, data=toy(16))[0]))

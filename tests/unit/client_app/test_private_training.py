@@ -315,6 +315,7 @@ def test_gradients_of_single_examples_are_those_of_the_examples_one_by_one(
     ("how", "what"),
     [
         ({"task": "open-set"}, "task 'open-set'"),
+        ({"task": "prototypes"}, "task 'prototypes'"),
         ({"task": "cvae"}, "task 'cvae'"),
         ({"server_round": 2}, "a second round of uploads"),
         ({"server_round": 0}, "a second round of uploads"),

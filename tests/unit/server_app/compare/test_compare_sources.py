@@ -17,6 +17,7 @@ from server_app.compare.sources import own_results, with_uploads
 from server_app.compare.table import lines_of, notes_of, points_of_lines
 from server_app.report.communication import Cost
 from server_app.settings.choices import CHOICES
+from strategies.core.errors import OptionError
 from strategies.run.files import read_json, write_json
 from strategies.run.run_folder import RunFolder
 from strategies.run.traffic import MIB, Traffic
@@ -153,3 +154,18 @@ def test_runs_of_rounds_alone_are_compared_without_a_cell(run_of_fens: MakeRun, 
 
     assert ran == []
     assert (found["status"], [row["accuracy"] for row in found["table"]]) == ("finished", [90.5])
+
+
+def test_marked_result_stands_in_no_table_with_others(
+    run_folder: MakeRun, ran: list[tuple[str, str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marks = {"fedens": "transductive", "fedavg": ""}
+    monkeypatch.setattr(comparing, "check_replay", lambda request: marks[request.method])
+    run = run_folder()
+
+    with pytest.raises(OptionError, match=r"method 'fedens' is transductive .*: must stand in no table with fedavg$"):
+        compare_runs(Comparison((run,), "fedavg,fedens"), log=lambda _: None)
+
+    assert ran == []
+    compare_runs(Comparison((run,), "fedens"), log=lambda _: None)
+    assert ran == [("fedens", run.name, 0)]

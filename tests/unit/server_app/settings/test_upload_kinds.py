@@ -109,7 +109,7 @@ def test_fedcvae_ens_from_training_to_result(tmp_path: Path) -> None:
     assert "synthetic_images.png" in result["plots"]
 
 
-@pytest.mark.parametrize(("method", "batches"), [("fedov", CLIENTS), ("fedcvae-ens", 1)])
+@pytest.mark.parametrize(("method", "batches"), [("fedov", CLIENTS), ("fafi", CLIENTS), ("fedcvae-ens", 1)])
 def test_evaluation_counts_to_its_end(run: Callable[[str], Path], tmp_path: Path, method: str, batches: int) -> None:
     lines: list[str] = []
 
@@ -119,10 +119,25 @@ def test_evaluation_counts_to_its_end(run: Callable[[str], Path], tmp_path: Path
     assert told[-1] == f"evaluation: batch {batches} of {batches}"
 
 
-def test_model_card_of_open_set_classifiers_loads_them(
-    run: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_encoders_from_training_to_result_and_a_result_by_test_batch_is_marked(
+    run: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    replayed(run("fedov"), "fedov", tmp_path / "replay")
+    result = replayed(run("fafi"), "fafi", tmp_path / "replay")
+    marked = replayed(run("fafi"), "fafi", tmp_path / "marked", **{"fafi.bn": "test-batch"})
+
+    names = [(row["name"], row["kind"]) for row in result["table"]]
+    assert names == [*((f"client-00{k}", "client") for k in range(CLIENTS)), ("FAFI", "ensemble")]
+    assert marked["table"][-1]["name"] == "FAFI (transductive)"
+    assert "with FAFI (transductive) (" in (tmp_path / "marked" / "model_card.md").read_text()
+    facts = json.loads((tmp_path / "replay" / "ensemble" / "ensemble.json").read_text())
+    assert {member["architecture"] for member in facts["members"]} == {"mnist-cnn+prototypes"}
+
+
+@pytest.mark.parametrize("method", ["fedov", "fafi"])
+def test_model_card_of_models_with_further_outputs_loads_them(
+    run: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    replayed(run(method), method, tmp_path / "replay")
     monkeypatch.chdir(tmp_path / "replay")
 
     code = Path("model_card.md").read_text().partition("```python\n")[2].partition("```")[0]
@@ -132,7 +147,9 @@ def test_model_card_of_open_set_classifiers_loads_them(
     assert names["model"](torch.zeros(2, 1, 16, 16)).shape == (2, 10)
 
 
-@pytest.mark.parametrize(("ran", "asked"), [("fedov", "fedens"), ("fedcvae-ens", "fedov"), ("fedov", "fedcvae-ens")])
+@pytest.mark.parametrize(
+    ("ran", "asked"), [("fedov", "fedens"), ("fafi", "fedov"), ("fedcvae-ens", "fafi"), ("fedov", "fedcvae-ens")]
+)
 def test_uploads_of_another_kind_are_refused_in_one_line(
     run: Callable[[str], Path], tmp_path: Path, ran: str, asked: str
 ) -> None:
@@ -170,16 +187,17 @@ def test_images_that_a_cvae_cannot_take_are_refused_before_any_client_is_asked()
 
 
 @pytest.mark.parametrize("shape", [(13, 1, 1), (1, 1, 64), (1, 2, 2)])
-def test_examples_that_cannot_be_destroyed_are_refused(shape: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize("task", ["open-set", "prototypes"])
+def test_examples_that_cannot_be_destroyed_or_viewed_are_refused(task: str, shape: tuple[int, int, int]) -> None:
     with pytest.raises(OptionError):
-        uploaded_builders("open-set", 2, shape)
+        uploaded_builders(task, 2, shape)
 
 
 def test_a_task_that_a_client_does_not_know_is_refused() -> None:
     settings = read_settings(SETTINGS)
     node = Node.of({"partition-id": 0, "num-partitions": CLIENTS}, settings.app)
 
-    with pytest.raises(UploadError, match=r"asks for task 'poetry': must be one of classifier, open-set, cvae"):
+    with pytest.raises(UploadError, match=r"asks for task 'poetry': must be one of classifier, open-set, prototypes"):
         trained_model(settings.app, node, Asked("", 1, 0, task="poetry"), {})
 
 
@@ -194,7 +212,7 @@ def test_a_checkpoint_is_sent_as_the_task_s_kind(tmp_path: Path) -> None:
     assert trained.architecture == "mnist-cnn+unknown"
 
 
-@pytest.mark.parametrize("name", ["fedov", "fedcvae-ens", "fedens"])
+@pytest.mark.parametrize("name", ["fedov", "fafi", "fedcvae-ens", "fedens"])
 def test_request_of_a_method_says_its_task_and_the_client_reads_it(name: str) -> None:
     method = METHODS[name]
     job = Job((), {}, "net", 2, (1, 4, 4), Normalization((0.5,), (0.5,)), method.config())

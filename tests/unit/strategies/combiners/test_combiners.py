@@ -18,6 +18,7 @@ from strategies.combiners.expert_gate import ExpertGate, PixelGate
 from strategies.combiners.gate import Gate, start_gate
 from strategies.combiners.open_set import OpenSet
 from strategies.combiners.opinion_pools import OpinionPool
+from strategies.combiners.prototypes import Prototypes
 from strategies.combiners.trained import Linear, PerClass, TwoLayers, Voting
 from strategies.combiners.two_class import TwoClassLabelCount, TwoClassLinear, TwoClassMean, TwoClassTwoLayers
 from strategies.combiners.voting import FLOOR
@@ -56,6 +57,7 @@ BUILT: dict[str, nn.Module] = {
     "two-class-per-class": TwoClassLinear(torch.tensor([2.0, 5.0]), torch.tensor([-1.0])),
     "two-class-nn": TwoClassTwoLayers(**PAIR_LAYERS),
     "open-set": OpenSet(1),
+    "prototypes": Prototypes(torch.tensor([[3.0, 4.0]]), torch.tensor([7.0, 7.0])),  # of one class, with two features
     # Of whom the first knows class 0 alone, the second class 1; no member knows class 2.
     "linear-pool": OpinionPool("linear", torch.eye(2, 3), smoothing=torch.tensor([1.0])),
     "log-pool": OpinionPool("log", torch.eye(2, 3), smoothing=torch.tensor([1.0])),
@@ -92,6 +94,8 @@ def drawn(name: str, seed: int = 1, members: int = 2) -> tuple[Tensor, ...]:
         ("two-class-nn", [0.0, 5.0]),
         # Both members are alike in what they do not know; the first votes, with 1 / (1 + e + e^2) and e times that.
         ("open-set", [-math.log(1 + math.e + math.e**2), 1 - math.log(1 + math.e + math.e**2)]),
+        # The mean of the last two outputs is (4, 5), of length sqrt(41).
+        ("prototypes", [32 / math.sqrt(41)]),
         # With priors (2, 1, 1) / 4 and (1, 2, 1) / 4.
         ("linear-pool", [math.log(q) for q in POOLED] + [math.log(torch.finfo(torch.float32).tiny) - 10]),
         ("log-pool", [math.log(q + 1e-4) for q in POOLED] + [math.log(min(POOLED) + 1e-4) - 10]),
@@ -112,6 +116,7 @@ def test_every_aggregator_has_its_combiner() -> None:
         "expert-gate",
         "pixel-gate",
         "open-set",
+        "prototypes",
         "mean-probability",
         "linear-pool",
         "log-pool",

@@ -1,0 +1,140 @@
+"""FAFI's local training: its loss against loops in numpy, and what it learns."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from client_app.local_training import Epoch
+from client_app.prototypes import TEMPERATURE, prototypes_apart, supervised_contrast, train
+from fl_app.config import ClientConfig
+from fl_app.data import ImageData, Normalization
+from fl_app.models import build
+from fl_app.models.prototypes import PrototypeNet
+
+HALF = Normalization((0.5,), (0.5,))
+CONFIG = ClientConfig(epochs=1, batch_size=6, lr=0.05, clip=1.0, whole_batches=True)
+
+
+def net(classes: int = 3) -> PrototypeNet:
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        return PrototypeNet(build("lenet5", num_classes=classes, input_shape=(1, 16, 16)), classes)
+
+
+def toy(count: int = 12) -> ImageData:
+    rng = torch.Generator().manual_seed(5)
+    labels = torch.arange(count) % 3
+    images = torch.randint(0, 60, (count, 1, 16, 16), generator=rng, dtype=torch.uint8)
+    for k in range(3):  # a class is a bright band
+        images[labels == k, :, 5 * k : 5 * k + 5] += 180
+    return ImageData(images, labels)
+
+
+def test_loss_of_labels_and_of_prototypes_have_the_worked_values() -> None:
+    prototypes = torch.tensor([[2.0, 0.0], [0.0, 1.0]])
+
+    assert float(F.cross_entropy(torch.tensor([[1.0, 0.0]]) @ prototypes.T, torch.tensor([0]))) == pytest.approx(
+        0.126928, abs=1e-6
+    )
+    assert float(prototypes_apart(prototypes)) == pytest.approx((0.018150 + 0.313262) / 2, abs=1e-6)
+
+
+def test_contrast_equals_a_loop_over_anchors_and_positives() -> None:
+    rng = torch.Generator().manual_seed(1)
+    directions = F.normalize(torch.randn(10, 4, generator=rng), dim=1)
+    labels = torch.tensor([0, 1, 2, 0, 1, 0, 1, 2, 0, 1])
+    v: np.ndarray[Any, np.dtype[np.float64]] = directions.double().numpy()
+    total = 0.0
+    for i in range(10):
+        positives = [j for j in range(10) if j != i and labels[j] == labels[i]]
+        below = sum(np.exp(v[i] @ v[a] / 0.2) for a in range(10) if a != i)
+        total -= sum(np.log(np.exp(v[i] @ v[j] / 0.2) / below) for j in positives) / len(positives)
+
+    assert float(supervised_contrast(directions, labels, 0.2)) == pytest.approx(total / 10, rel=1e-5)
+
+
+def test_step_goes_down_the_gradient_of_the_whole_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("client_app.prototypes.view", lambda pixels, rng, flips, each: pixels)
+    data, model, seen = toy(6), net(), list[Epoch]()
+    start = {key: value.clone() for key, value in model.state_dict().items()}
+    inputs, labels = torch.cat([data.images.float() / 127.5 - 1] * 2), data.labels.repeat(2)
+    outputs = model(inputs)
+    directions = F.normalize(outputs[:, 3:])
+    logits = directions @ model.prototypes.T
+    loss = 2 * F.cross_entropy(logits, labels) + supervised_contrast(directions, labels, TEMPERATURE)
+    loss = loss + F.cross_entropy(model.prototypes @ model.prototypes.T, torch.arange(3))
+    loss.backward()  # type: ignore[no-untyped-call]
+    gradients = {name: value.grad.clone() for name, value in model.named_parameters() if value.grad is not None}
+    model.zero_grad()
+
+    config = replace(CONFIG, momentum=0.0, clip=0.0)
+    last = train(model, data, config, normalization=HALF, augmentation="none", seed=0, report=seen.append)
+
+    assert last.loss == pytest.approx(loss.item(), rel=1e-4)
+    assert seen == [last]
+    for name, value in model.named_parameters():
+        torch.testing.assert_close(value.detach(), start[name] - 0.05 * gradients[name], rtol=1e-3, atol=1e-5)
+
+
+def test_training_learns_the_classes_and_is_equal_for_equal_seeds() -> None:
+    config = replace(CONFIG, epochs=30, batch_size=12)
+    models = [net() for _ in range(2)]
+    last = [train(model, toy(), config, normalization=HALF, augmentation="none", seed=4) for model in models]
+
+    assert last[0] == last[1]
+    with torch.no_grad():
+        outputs = models[0].eval()(toy().images.float() / 127.5 - 1)
+    assert (outputs[:, :3].argmax(1) == toy().labels).float().mean() > 0.9
+    torch.testing.assert_close(outputs[:, :3], F.normalize(outputs[:, 3:]) @ models[0].prototypes.T)
+
+
+@pytest.mark.parametrize(("augmentation", "views", "flips", "each"), [
+    ("none", "image", False, True), ("flip", "image", True, True), ("crop-flip", "batch", True, False),
+])  # fmt: skip
+def test_views_are_drawn_and_mirrored_as_the_settings_say(
+    monkeypatch: pytest.MonkeyPatch, augmentation: str, views: str, flips: bool, each: bool
+) -> None:
+    seen: list[tuple[bool, bool]] = []
+
+    def spy(pixels: torch.Tensor, rng: torch.Generator, *, flips: bool, each: bool) -> torch.Tensor:
+        assert 0 <= float(pixels.min()) <= float(pixels.max()) <= 1
+        seen.append((flips, each))
+        return pixels
+
+    monkeypatch.setattr("client_app.prototypes.view", spy)
+    train(net(), toy(6), replace(CONFIG, views=views), normalization=HALF, augmentation=augmentation, seed=0)
+
+    assert seen == [(flips, each)] * 2
+
+
+def test_client_with_fewer_images_than_a_batch_trains_on_all_of_them() -> None:
+    model, before = net(), net()
+
+    train(model, toy(5), replace(CONFIG, batch_size=512), normalization=HALF, augmentation="none", seed=0)
+
+    assert not torch.equal(model.prototypes, before.prototypes)
+
+
+def test_encoder_is_the_classifier_without_its_last_layer() -> None:
+    model = net(classes=10)
+
+    assert model.prototypes.shape == (10, 84)
+    assert model(torch.zeros(2, 1, 16, 16)).shape == (2, 94)
+    drawn = model.prototypes.clone()
+    torch.manual_seed(8)
+    model.reset_parameters()
+    assert not torch.equal(drawn, model.prototypes)
+    assert 0.9 < model.prototypes.std().item() < 1.1
+
+
+@pytest.mark.parametrize("name", ["resnet8", "mnist-cnn", "cnn-torch"])
+def test_encoders_of_other_architectures_have_a_feature_per_input_of_the_last_layer(name: str) -> None:
+    model = PrototypeNet(build(name, num_classes=4, input_shape=(1, 16, 16)), 4)
+
+    assert model(torch.zeros(2, 1, 16, 16)).shape == (2, 4 + model.prototypes.shape[1])
