@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from server_app.compare.cell import Cell, facts_of
+from server_app.compare.page import comparison_page, comparison_setting
 from server_app.compare.plot import plot_comparison
 from server_app.compare.running import jobs_for, run_cells
 from server_app.compare.sources import data_of, differing, info_of, own_results, with_uploads
 from server_app.compare.table import differing_line, headline, lines_of, points_of_lines, times_of_lines
 from server_app.launch.guard import sigterm_as_interrupt
 from server_app.replay.stored import check_replay, unmet_need
-from server_app.report.cost_plots import plot_communication, plot_server_time
+from server_app.report.cost_plots import differ_in_cost, plot_communication, plot_server_time
 from server_app.report.drawing import save
+from server_app.report.page import PAGE_FILE, write_page
 from server_app.settings.choices import CHOICES
 from server_app.settings.text import to_toml
 from strategies.compute.in_process import resolve_device
@@ -224,9 +226,14 @@ def _written(
     """Write compare.json and the plots; return the content of compare.json."""
     finished = [found for cell in cells if (found := facts_of(cell)) is not None]
     lines = lines_of([*finished, *facts["own"]])
-    plot, points, times = "", points_of_lines(lines, facts["own"]), times_of_lines(lines)
+    setting, points, times = comparison_setting(facts), points_of_lines(lines, facts["own"]), times_of_lines(lines)
+    plot = communication = cost = ""
     if any(line.accuracies for line in lines):
-        plot = save(folder / PLOT_FILE, plot_comparison(lines, headline(facts)))
+        plot = save(folder / PLOT_FILE, plot_comparison(lines, headline(facts)), setting)
+    if differ_in_cost(points):
+        communication = save(folder / COMMUNICATION_FILE, plot_communication(points), setting)
+    if differ_in_cost(times):
+        cost = save(folder / COST_FILE, plot_server_time(times), setting)
     result = {
         **facts,
         "status": "failed" if failures else "finished",
@@ -234,9 +241,11 @@ def _written(
         "table": [line.as_json() for line in lines],
         "cells": finished,
         "plot": plot,
-        "communication_plot": save(folder / COMMUNICATION_FILE, plot_communication(points)) if points else "",
-        "cost_plot": save(folder / COST_FILE, plot_server_time(times)) if times else "",
+        "communication_plot": communication,
+        "cost_plot": cost,
+        "page": PAGE_FILE,
     }
+    write_page(folder / PAGE_FILE, comparison_page(result, lines))
     write_json(folder / FACTS_FILE, result)
     return result
 

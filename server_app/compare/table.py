@@ -254,7 +254,7 @@ def print_comparison(comparison: Mapping[str, Any], format: TableFormat) -> None
         sys.stdout.flush()
         return
     print_table(COLUMNS, [line.shown() for line in lines], texts=TEXTS, notes=notes)
-    plots = {"plot": "plot", "communication": "communication_plot", "cost": "cost_plot"}
+    plots = {"page": "page", "plot": "plot", "communication": "communication_plot", "cost": "cost_plot"}
     found = ((what, comparison.get(key)) for what, key in plots.items())
     for what, path in (*found, ("results", "compare.json")):
         if path:

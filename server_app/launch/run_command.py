@@ -16,6 +16,7 @@ from fl_app.node_config import SUPERNODES_VARIABLE
 from server_app.launch.console import INTERRUPTED, echo_to, errors
 from server_app.launch.result import print_result
 from server_app.settings.build import check_before_start
+from server_app.settings.commit import COMMIT_VARIABLE, commit_of
 from server_app.settings.read import read_settings
 from server_app.settings.rehearsal import DEFAULT_SUPERNODES, number_of_clients
 from server_app.settings.settled import check_adopted, check_same_run
@@ -53,6 +54,7 @@ def launch_run(app: Path, given: Mapping[str, Scalar], num_supernodes: int, fail
     began, written = time.monotonic(), _result_time(folder)
     # The ServerApp writes it to run.json, so that a resumed run has the same clients.
     os.environ[SUPERNODES_VARIABLE] = str(num_supernodes)
+    os.environ[COMMIT_VARIABLE] = commit_of(app)  # the app runs from a copy
     try:
         launched = launch(app, settings=given, num_supernodes=num_supernodes, echo=echo_to(failing.format))
     except KeyboardInterrupt:

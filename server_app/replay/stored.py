@@ -16,6 +16,7 @@ from server_app.replay.request import Request
 from server_app.report.finish import bare_result, finish
 from server_app.settings.build import build_job, held_out
 from server_app.settings.choices import CHOICES
+from server_app.settings.commit import commit_facts
 from server_app.settings.held_out import HeldOut
 from server_app.settings.read import Settings, read_settings, scaled_line
 from server_app.settings.server_data import open_half
@@ -185,7 +186,7 @@ def _source(request: Request) -> dict[str, Any]:
     kept = {
         key: value
         for key, value in info.items()
-        if key not in ("id", "created", "pid", "versions", "gatekeeper.policy", "teacher")
+        if key not in ("id", "created", "pid", "versions", "commit", "gatekeeper.policy", "teacher")
     }
     return {**kept, "replay-of": str(request.run.resolve()), "data-seed": info["seed"]}
 
@@ -223,7 +224,7 @@ def _settings(request: Request, info: Mapping[str, Any]) -> Settings | None:
 
 
 def _facts(settings: Settings | None, name: str, job: Job, door: Door) -> dict[str, Any]:
-    facts = {"method": name, "seed": job.seed, "threads": job.threads, "student": job.student}
+    facts = {"method": name, "seed": job.seed, "threads": job.threads, "student": job.student, **commit_facts()}
     if settings is None:
         taught = {"teacher": "run" if isinstance(job.teacher, EnsembleSpec) else job.teacher or "method"}
         return {**facts, "options": {**flatten(job.config, name), **flatten(door.config, "gatekeeper"), **taught}}

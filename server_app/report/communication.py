@@ -177,10 +177,11 @@ def moved_lines(result: Mapping[str, Any]) -> list[str]:
 
 
 def _both(amounts: Mapping[str, float]) -> str:
-    return f"{_size(amounts['mib_up_per_client'])} up, {_size(amounts['mib_down_per_client'])} down"
+    return f"{size_text(amounts['mib_up_per_client'])} up, {size_text(amounts['mib_down_per_client'])} down"
 
 
-def _size(mib: float) -> str:
+def size_text(mib: float) -> str:
+    """Return MiB in a fitting unit: ``175.1 KiB``."""
     amount = mib * MIB
     if amount >= MIB:
         return f"{mib:.1f} MiB"

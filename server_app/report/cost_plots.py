@@ -39,6 +39,11 @@ class Point:
     curves: tuple[Curve, ...] = ()
 
 
+def differ_in_cost(points: Sequence[Point]) -> bool:
+    """Return whether a plot over the cost shows anything: two costs that differ, or a curve."""
+    return len({f"{point.cost:.2g}" for point in points}) > 1 or any(point.curves for point in points)
+
+
 def plot_communication(points: Sequence[Point]) -> Figure:
     """Draw every result over its communication cost; results of many rounds have a curve.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+DPI = 180  # sharp at twice the width of a page's column
+LETTERS_PER_INCH = 14  # of the line below a title
+INK = "#1d2733"
 NAME_MOST = 28  # letters of a client's name; the middle of a longer one is cut
 COLOURS = {"client": "#9aa5b1", "baseline": "#c97b3d", "ensemble": "#4c8c6b", "student": "#3566a8"}
 
@@ -57,7 +61,30 @@ def short(name: str) -> str:
     return name if len(name) <= NAME_MOST else f"{name[: NAME_MOST // 2]}…{name[-NAME_MOST // 2 + 1 :]}"
 
 
-def save(path: Path, figure: Figure) -> str:
-    """Write a figure as a PNG and return the file's name."""
-    figure.savefig(path, dpi=120)
+def save(path: Path, figure: Figure, setting: str = "") -> str:
+    """Write a figure as a PNG and return the file's name.
+
+    Args:
+        path: The file.
+        figure: The figure; its first axes have the title.
+        setting: The line below the title: data, split, clients and seed; empty for none.
+    """
+    if setting:
+        _head(figure, setting)
+    figure.savefig(path, dpi=DPI)
     return path.name
+
+
+def _head(figure: Figure, setting: str) -> None:
+    """Put title and setting at the left above everything, in a strip by which the figure grows."""
+    width, height = figure.get_size_inches()
+    lines = textwrap.wrap(setting, int(LETTERS_PER_INCH * width))
+    strip = 0.4 + 0.17 * len(lines)
+    figure.set_size_inches(width, height + strip)
+    axes = figure.axes[0]
+    title = axes.get_title()
+    axes.set_title("")
+    figure.get_layout_engine().set(rect=(0.0, 0.0, 1.0, height / (height + strip)))  # type: ignore[union-attr, call-arg]
+    look: dict[str, Any] = {"ha": "left", "va": "top"}
+    figure.text(0.1 / width, 1 - 0.1 / (height + strip), title, fontsize=12.5, fontweight="bold", color=INK, **look)
+    figure.text(0.1 / width, 1 - 0.36 / (height + strip), "\n".join(lines), fontsize=9, color="#5b6875", **look)

@@ -12,9 +12,10 @@ from server_app.report.communication import Cost, cost_of, moved_in, moved_lines
 from server_app.report.drawing import save
 from server_app.report.evaluation import Row, best_accuracy, evaluate
 from server_app.report.gatekeeping import plot_verdict, verdict_facts, verdict_lines
-from server_app.report.page import PAGE_FILE, run_page, write_page
+from server_app.report.page import PAGE_FILE, write_page
 from server_app.report.plots import client_weights, load_code, model_card, plot_all
 from server_app.report.privacy import privacy_facts, privacy_lines
+from server_app.report.run_page import run_page, run_setting
 from server_app.settings.held_out import HeldOut
 from server_app.settings.read import Settings, scaled_line
 from strategies.core.durable import atomic_write
@@ -22,6 +23,7 @@ from strategies.core.kinds import STATISTICS
 from strategies.method import Outcome
 from strategies.run.run_folder import RunFolder
 from strategies.run.stage import StageReport, kept_digest, kept_round
+from strategies.uploads.needs import permitted
 
 
 def finish(
@@ -72,10 +74,10 @@ def finish(
         "resumed_at": report.resumed_at,
         **_of_clients(folder, settings, report, held_out),
     }
-    result["plots"] = _reported(folder, settings, report, rows, metrics, facts=_facts(settings, result), cost=cost)
+    result["plots"] = _reported(folder, settings, report, rows, metrics, result=result, cost=cost)
     spent = dict.fromkeys(("evaluation", "app"), time.monotonic() - began)
     result["seconds"] = _rounded({name: seconds.get(name, 0.0) + spent.get(name, 0.0) for name in {**seconds, **spent}})
-    write_page(folder.path / PAGE_FILE, run_page(folder, result, load_code(report)))
+    write_page(folder.path / PAGE_FILE, run_page(folder, result, load_code(report), permitted(report.job)))
     folder.write_result(result)
     return result
 
@@ -108,16 +110,17 @@ def _reported(
     rows: Sequence[Row],
     metrics: Sequence[Mapping[str, Any]],
     *,
-    facts: Mapping[str, Any],
+    result: Mapping[str, Any],
     cost: Cost | None,
 ) -> list[str]:
     """Write the model card and the plots; return the names of the plots."""
+    facts, setting = _facts(settings, result), run_setting(folder.info, result)
     card = model_card(settings.method, report, rows, {**facts, "metrics": metrics})
     atomic_write(folder.path / "model_card.md", card.encode())
     points = points_of(settings.method, rows, metrics, cost) if cost is not None else []
-    plots = plot_all(folder.path, report, rows, own_epochs(report.outcome, metrics), points)
+    plots = plot_all(folder.path, report, rows, own_epochs(report.outcome, metrics), points, setting=setting)
     if (figure := plot_verdict(facts["gatekeeper"])) is not None:
-        plots.append(save(folder.path / "report" / "gatekeeper.png", figure))
+        plots.append(save(folder.path / "report" / "gatekeeper.png", figure, setting))
     return plots
 
 

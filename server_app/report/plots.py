@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from server_app.report.cost_plots import Point, plot_communication
+from server_app.report.cost_plots import Point, differ_in_cost, plot_communication
 from server_app.report.drawing import COLOURS, legend_beside, new_figure, row_figure, save
 from server_app.report.evaluation import Row
 from server_app.report.feature_heads import features_section, functions_in, load_head, load_members, plot_choice
@@ -33,6 +33,8 @@ def plot_all(
     rows: Sequence[Row],
     metrics: Sequence[Mapping[str, Any]],
     points: Sequence[Point] = (),
+    *,
+    setting: str = "",
 ) -> list[str]:
     """Write the plots of a run into ``report/``.
 
@@ -42,29 +44,30 @@ def plot_all(
         rows: The result table.
         metrics: The rows of metrics.jsonl with the result's own accuracy.
         points: The results whose communication cost is known.
+        setting: The line below every title.
 
     Returns:
-        The names of the files written; plots without data are left out.
+        The names of the files written; plots that would show nothing are left out.
     """
     target = folder / "report"
     target.mkdir(exist_ok=True)
     counts = {u.client: u.label_counts for u in report.job.uploads if u.label_counts is not None}
     curve = [(row["epoch"], row["accuracy"]) for row in metrics if "epoch" in row and "accuracy" in row]
     rounds = any("mib_per_client" in row for row in metrics)
-    written = [save(target / "accuracy.png", plot_accuracy(rows))]
+    figures = {"accuracy": plot_accuracy(rows)}
     if counts:
-        written.append(save(target / "labels.png", plot_labels(counts)))
-    if curve:
-        written.append(save(target / "server_curve.png", plot_curve(curve, rows, rounds=rounds)))
-    if points:
-        written.append(save(target / "communication.png", plot_communication(points)))
+        figures["labels"] = plot_labels(counts)
+    if len(curve) > 1:
+        figures["server_curve"] = plot_curve(curve, rows, rounds=rounds)
+    if differ_in_cost(points):
+        figures["communication"] = plot_communication(points)
     if weights := client_weights(report.outcome):
-        written.append(save(target / "client_weights.png", plot_client_weights(weights)))
+        figures["client_weights"] = plot_client_weights(weights)
     if (choice := plot_choice(metrics)) is not None:
-        written.append(save(target / "choice.png", choice))
+        figures["choice"] = choice
     if report.outcome.images is not None:
-        written.append(save(target / "synthetic_images.png", plot_images(report.outcome.images.numpy())))
-    return written
+        figures["synthetic_images"] = plot_images(report.outcome.images.numpy())
+    return [save(target / f"{name}.png", figure, setting) for name, figure in figures.items()]
 
 
 def plot_labels(counts: Mapping[str, Sequence[int]]) -> Figure:
@@ -76,6 +79,7 @@ def plot_labels(counts: Mapping[str, Sequence[int]]) -> Figure:
         share = np.array([row[label] for row in counts.values()])
         axes.barh(range(len(counts)), share, left=left, label=str(label), color=colour)
         left += share
+    axes.set_xlim(0, max(1.0, *left))
     axes.set_xlabel("training examples")
     axes.set_title("Labels per client")
     if classes <= LEGEND_MOST:
@@ -88,11 +92,17 @@ def plot_labels(counts: Mapping[str, Sequence[int]]) -> Figure:
 def plot_accuracy(rows: Sequence[Row]) -> Figure:
     """Draw the result table."""
     figure, axes, points = row_figure([row.name for row in rows])
-    bars = axes.barh(range(len(rows)), [row.accuracy for row in rows], color=[COLOURS[row.kind] for row in rows])
-    axes.bar_label(bars, fmt="%.1f", padding=3, fontsize=points)
-    axes.set_xlim(0, 108)
+    for kind in dict.fromkeys(row.kind for row in rows):
+        places = [place for place, row in enumerate(rows) if row.kind == kind]
+        bars = axes.barh(places, [rows[place].accuracy for place in places], color=COLOURS[kind], label=kind)
+        axes.bar_label(bars, fmt="%.1f", padding=3, fontsize=points)
+    farthest = max(1.0, *(row.accuracy for row in rows))
+    axes.set_xlim(0, 1.1 * farthest)  # space for the number of the longest bar
+    axes.set_xticks([tick for tick in axes.get_xticks() if 0 <= tick <= farthest])
+    axes.spines["bottom"].set_bounds(0, farthest)
     axes.set_xlabel("accuracy on held-out images, %")
     axes.set_title("Every client alone, and together")
+    legend_beside(axes)
     return figure
 
 
@@ -133,6 +143,7 @@ def plot_curve(curve: Sequence[tuple[int, float]], rows: Sequence[Row], *, round
     epochs, scores = zip(*curve, strict=True)
     axes.plot(epochs, scores, color=COLOURS[own.kind], marker=".", label=own.name if rounds else "student")
     axes.locator_params(axis="x", integer=True)
+    axes.set_xlim(epochs[0], epochs[-1])
     for row in rows:
         if row.kind in ("baseline", "ensemble") and row is not own:
             # The student's teacher ensemble has the colour of FedENS, so its line is dotted.

@@ -44,7 +44,7 @@ def plot_rounds(lines: Sequence[RoundsLine], targets: Sequence[float]) -> Figure
             textcoords="offset points", ha="left", va="bottom", fontsize="x-small", color="#5f6b76",
         )  # fmt: skip
     axes.locator_params(axis="x", integer=True)
-    axes.set_xlim(left=0)
+    axes.set_xlim(0, max(1, *(test.number for line in lines for run in line.runs for test in run.tested)))
     axes.set_xlabel("round")
     axes.set_ylabel("accuracy on held-out images, %")
     several = any(len(line.runs) > 1 for line in lines)

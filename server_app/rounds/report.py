@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from server_app.report.drawing import save
+from server_app.report.page import PAGE_FILE, write_page
+from server_app.rounds.page import rounds_page, rounds_setting
 from server_app.rounds.plot import plot_rounds
 from server_app.rounds.runs import read_runs, settings_of
 from server_app.rounds.table import RoundsLine, default_targets, line_of
@@ -26,8 +28,8 @@ def report_rounds(
     Args:
         runs: Their folders, of one data set.
         targets: Accuracies in %; empty: :func:`server_app.rounds.table.default_targets`.
-        out: A folder for rounds.json and the plot of the learning curves, new or of an earlier report; None to write
-            nothing.
+        out: A folder for rounds.json, the plot of the learning curves and a page, new or of an earlier report; None
+            to write nothing.
 
     Returns:
         The content of rounds.json, and the lines of the table.
@@ -49,11 +51,13 @@ def report_rounds(
         "out": str(folder or ""),
         "plot": PLOT_FILE if folder else "",
         "results": FACTS_FILE if folder else "",
+        "page": PAGE_FILE if folder else "",
     }
     if folder is not None:
         with store_errors(folder):
             make_folder(folder)
-            save(folder / PLOT_FILE, plot_rounds(lines, wanted))
+            save(folder / PLOT_FILE, plot_rounds(lines, wanted), rounds_setting(lines))
+        write_page(folder / PAGE_FILE, rounds_page(facts, lines))
         write_json(folder / FACTS_FILE, facts)
     return facts, lines
 

@@ -176,7 +176,9 @@ def print_rounds(
     if format == "text":
         print_table(columns, rows, texts=1, notes=notes)
         if facts["out"]:
-            sys.stdout.write("".join(f"{what:<14} {facts['out']}/{facts[what]}\n" for what in ("plot", "results")))
+            sys.stdout.write(
+                "".join(f"{what:<14} {facts['out']}/{facts[what]}\n" for what in ("page", "plot", "results"))
+            )
         return
     sys.stderr.flush()
     texts = {

@@ -21,6 +21,7 @@ from server_app.settings.checks import (
     check_needs_of_settings,
     check_private_models,
 )
+from server_app.settings.commit import commit_facts
 from server_app.settings.held_out import HeldOut
 from server_app.settings.read import Settings, forgotten
 from server_app.settings.rehearsal import check_checkpoints, check_division
@@ -189,6 +190,7 @@ def build_strategy(settings: Settings, job: Job) -> OneShot | Iterative:
         "observer": job.observer,
         "facts": {
             "settings": dict(settings.flat),
+            **commit_facts(),
             "num-supernodes": int(os.environ.get(SUPERNODES_VARIABLE, 0)),
             **({} if app.resume else facts_of(app.uploads, app.forget)),  # a resumed run already has them
         },

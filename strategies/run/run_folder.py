@@ -40,7 +40,7 @@ _RESULT = "result.json"
 STUDENT_FILE = "student.safetensors"
 IMAGES_FILE = "images.safetensors"
 OUTCOME_FILE = "outcome.json"
-_PACKAGES = ("torch", "torchvision", "flwr", "ray", "numpy", "safetensors")
+_PACKAGES = ("oneshot-fl", "torch", "torchvision", "flwr", "ray", "numpy", "safetensors")
 
 
 class RunFolder:

@@ -154,7 +154,12 @@ def _proxy_fits(job: Job) -> bool:
 
 
 def fitting(job: Job) -> str:
-    """Name the methods that, as they are by default, would take a job."""
+    """Name the methods that, as they are by default, would take a job, for the end of an error line."""
+    return ", ".join(permitted(job))
+
+
+def permitted(job: Job) -> list[str]:
+    """Return the methods that, as they are by default, would take a job."""
     kinds, lacking = {kind_of(upload.architecture) for upload in job.uploads}, _lacking(job)
 
     def fits(method: Method) -> bool:
@@ -168,7 +173,7 @@ def fitting(job: Job) -> str:
             return False
         return True
 
-    return ", ".join(name for name, method in METHODS.items() if fits(method))
+    return [name for name, method in METHODS.items() if fits(method)]
 
 
 def _lacking(job: Job) -> set[Need]:

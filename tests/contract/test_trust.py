@@ -44,6 +44,7 @@ STARTED = {
     ("server_app/launch/superlink.py", "start"): "env=self.environment",
     ("server_app/compare/cell.py", "run_cell"): "**QUIET",
     ("server_app/doctor/compute.py", "_asked"): '"RAY_USAGE_STATS_ENABLED": "0"',
+    ("server_app/settings/commit.py", "_ask"): '[git, "-C", ',  # git loads neither
 }
 
 

@@ -99,6 +99,9 @@ class Blank:
     def subplots(self, rows: int, columns: int) -> tuple[Blank, ...]:
         return (self,) * rows * columns
 
+    def get_size_inches(self) -> tuple[float, float]:
+        return 8.0, 4.0
+
     def savefig(self, path: Path, **_: Any) -> None:
         path.touch()
 
@@ -131,6 +134,7 @@ def run_folder(tmp_path: Path) -> Callable[..., Path]:
             "input-shape": [1, 16, 16],
             "settings": flat,
             "num-supernodes": 3,
+            "commit": "0123456789ab",
         }
         with RunFolder.create(tmp_path / "runs" / name, info) as folder:
             first = folder.round(1)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import csv
+import html
 import io
 import json
 import os
@@ -131,8 +132,15 @@ def test_every_cell_is_a_normal_replay_folder_and_compare_json_holds_all_of_them
     assert folder.parent == run.parent
     assert read_json(folder / "compare.json") == json.loads(json.dumps(found))
     assert (found["status"], found["data"], found["runs"]) == ("finished", "digits", [str(run)])
-    for plot in (found["plot"], found["communication_plot"], found["cost_plot"]):
+    for plot in (found["plot"], found["cost_plot"]):
         assert (folder / plot).stat().st_size > 1000
+    assert found["communication_plot"] == ""  # all cost the same uploads
+    page = html.unescape((folder / found["page"]).read_text())
+    assert "digits · split dirichlet-classes, alpha 0.3 · 3 clients · seeds 0 / 1" in page
+    for line in found["table"]:
+        assert f"<td>{line['name']}</td><td>{line['kind']}</td>" in page
+    assert page.count("data:image/png;base64,") == 2
+    assert found["command"].replace("--seeds 2", "--seeds 4") in page
     assert [(cell["method"], cell["seed"]) for cell in found["cells"]] == [("fedens", 0), ("dense", 0), ("dense", 1)]
     for cell in found["cells"]:
         with RunFolder.open(Path(cell["run_dir"]), write=False) as replay:
@@ -603,8 +611,8 @@ def test_the_table_for_people_has_every_column_and_names_plot_and_folder(run_fol
         ["DENSE", "student", "1"],
     ]
     assert lines[-4:] == [
+        ["page", str(tmp_path / "out" / "report.html")],
         ["plot", str(tmp_path / "out" / "comparison.png")],
-        ["communication", str(tmp_path / "out" / "communication.png")],
         ["cost", str(tmp_path / "out" / "cost.png")],
         ["results", str(tmp_path / "out" / "compare.json")],
     ]

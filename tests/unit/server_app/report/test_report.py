@@ -16,6 +16,7 @@ from matplotlib.image import imread
 from method_fakes import telling
 
 from server_app.report.cost_plots import Point
+from server_app.report.drawing import DPI, save
 from server_app.report.evaluation import Row, result_table
 from server_app.report.plots import (
     COLOURS,
@@ -208,16 +209,51 @@ def test_the_plots_of_a_run_when_written_are_readable_files_of_a_sensible_size(
     uploads = tuple(telling(few[0], client=f"client-{k:03d}") for k in range(clients))
     report = replace(report, job=replace(report.job, uploads=uploads))
 
-    points = [Point(row.name, row.kind, 0.25, row.accuracy) for row in RESULTS]
-    metrics: list[dict[str, Any]] = [{"epoch": 1, "accuracy": 50.0}, {"note": "no epoch"}]
-    written = plot_all(tmp_path, report, rows(clients), metrics, points)
+    points = [Point(row.name, row.kind, 0.25 * place, row.accuracy) for place, row in enumerate(RESULTS, 1)]
+    metrics: list[dict[str, Any]] = [{"epoch": n, "accuracy": 50.0} for n in (1, 2)] + [{"note": "no epoch"}]
+    written = plot_all(tmp_path, report, rows(clients), metrics, points, setting="digits · 5 clients · seed 0")
 
     assert written == ["accuracy.png", "labels.png", "server_curve.png", "communication.png", "synthetic_images.png"]
     for name in written:
         height, width = imread(tmp_path / "report" / name).shape[:2]
-        assert width == 960
-        assert 100 <= height <= 2000
+        assert width == 8 * DPI
+        assert 150 <= height <= 3200
         assert (tmp_path / "report" / name).stat().st_size < 500_000
+
+
+def test_plots_that_show_nothing_are_left_out(tmp_path: Path, stage: Stage) -> None:
+    report, _, _ = stage("fedens")
+    points = [Point(row.name, row.kind, 0.25, row.accuracy) for row in RESULTS]
+
+    written = plot_all(tmp_path, report, rows(3), [{"epoch": 1, "accuracy": 50.0}], points)
+
+    assert written == ["accuracy.png", "labels.png"]  # one cost for all, and a curve of one epoch
+
+
+@pytest.mark.plots
+def test_head_of_a_plot_says_title_and_setting_above_everything_else(tmp_path: Path) -> None:
+    figure = plot_accuracy(rows(3))
+    setting = "digits · split dirichlet-classes, alpha 0.3 · 3 clients · seed 0"
+
+    assert save(tmp_path / "a.png", figure, setting) == "a.png"
+
+    title, line = figure.texts
+    assert (title.get_text(), line.get_text()) == ("Every client alone, and together", setting)
+    assert_inside_and_apart(figure, [title, line])
+    assert line.get_window_extent(drawn(figure)).y0 >= figure.axes[0].get_tightbbox().y1
+    assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == [
+        "client", "baseline", "ensemble", "student",
+    ]  # fmt: skip
+
+
+@pytest.mark.plots
+def test_axes_end_where_the_data_end() -> None:
+    figure = plot_accuracy([Row("a", "client", 20.0), Row("b", "student", 61.5)])
+    assert figure.axes[0].spines["bottom"].get_bounds() == (0, 61.5)
+    assert max(figure.axes[0].get_xticks()) <= 61.5
+    curve = plot_curve([(1, 20.0), (2, 40.0), (3, 50.0)], rows(2))
+    assert curve.axes[0].get_xlim() == (1, 3)
+    assert plot_labels({"a": [3, 4], "b": [1, 9]}).axes[0].get_xlim() == (0, 10)
 
 
 def test_plots_without_data_are_left_out(tmp_path: Path, stage: Stage) -> None:

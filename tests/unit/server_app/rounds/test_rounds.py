@@ -259,7 +259,14 @@ def test_the_command_prints_text_json_and_csv_and_writes_to_the_named_file(
     assert lines[0] == "Rounds to an accuracy on held-out images (digits): 1 setting, 2 runs."
     assert any("to 60.5 %" in line for line in lines)
     assert any("2.0 ± 0.0" in line and ">2 (1 of 2)" in line and "60.50 ± 0.71" in line for line in lines)
-    assert lines[-2:] == [f"plot           {out}/learning_curves.png", f"results        {out}/rounds.json"]
+    files = {"page": "report.html", "plot": "learning_curves.png", "results": "rounds.json"}
+    assert lines[-3:] == [f"{what:<14} {out}/{name}" for what, name in files.items()]
+    page = (out / "report.html").read_text()
+    assert "digits · split dirichlet-classes, alpha 0.3 · 4 clients · seeds 0 / 1" in page
+    assert "<b>60.50 %</b> <span>after the last round, FedAvg</span>" in page
+    assert '<td>FedAvg</td><td class="number">2</td>' in page
+    assert page.count("data:image/png;base64,") == 1
+    assert f"oneshot rounds {runs[0]} {runs[1]} --targets 50,60.5 --out {out}" in page
     facts = json.loads(told.stdout)
     assert facts == read_json(out / "rounds.json")
     assert facts["runs"][0]["seeds"]["1"]["curve"] == [[1, 40.0, 0.5], [2, 61.0, 1.0]]

@@ -1,0 +1,176 @@
+"""The page of a finished run."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from server_app.report.attack_success import attack_lines
+from server_app.report.communication import size_text
+from server_app.report.gatekeeping import verdict_lines
+from server_app.report.page import Page, Table, known_facts, plots_of, software_facts
+from server_app.report.privacy import privacy_lines
+from server_app.report.setting_line import setting_line
+from server_app.settings.choices import CHOICES
+from server_app.settings.read import default_settings, scaled_line
+from server_app.settings.text import to_toml
+from strategies.gatekeeper.verdicts import SUSPECT
+from strategies.run.journal import duration
+from strategies.run.run_folder import RunFolder
+from strategies.run.stage import kept_round
+
+CLASSES_MOST = 20  # columns of the table of classes; more are in the plot alone
+_TRY_NEXT = ("fedens", "tally", "dense", "ridge", "lda", "fedov")
+_PLACES = ("run-dir", "resume", "uploads", "forget", "method", "seed")
+
+
+def run_page(folder: RunFolder, result: Mapping[str, Any], code: str, fitting: Sequence[str]) -> Page:
+    """Return the page of a finished run.
+
+    Args:
+        folder: The run folder, with its plots in ``report/``.
+        result: The content of result.json.
+        code: Code that loads the result.
+        fitting: The methods that the uploads permit.
+    """
+    info, method = folder.info, CHOICES[result["method"]]
+    settings = info.get("settings", {})
+    return Page(
+        kind="Replay" if "replay-of" in info else "Run",
+        title=f"{method.title} on {settings.get('data.name', 'uploads')}",
+        setting=run_setting(info, result),
+        figures=_figures(result),
+        facts=_facts(info, settings, result),
+        warnings=_warnings(result),
+        tables=[_results(result), *_classes(folder), *_bytes(result), *_verdict(result)],
+        plots=plots_of(folder.path / "report", result["plots"]),
+        code=code,
+        commands=_commands(info, settings, result, fitting),
+    )
+
+
+def run_setting(info: Mapping[str, Any], result: Mapping[str, Any]) -> str:
+    """Return the line below the titles of a run: data, split, clients and seed."""
+    clients = info.get("num-supernodes") or result["uploads"]
+    return setting_line([info.get("settings", {})], [clients], [result["seed"]])
+
+
+def _figures(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+    alone = max((row["accuracy"] for row in result["table"] if row["kind"] == "client"), default=None)
+    seconds = result["seconds"]
+    figures = [(f"{result['accuracy']:.2f} %", "on held-out images")]
+    figures += [] if alone is None else [(f"{alone:.2f} %", "best client alone")]
+    figures += [(str(result["uploads"]), f"uploads, {result['refused']} refused")] if result["uploads"] else []
+    figures += [(size_text(result["mib_up_per_client"]), "sent per client")]
+    return [*figures, (duration(seconds.get("server", 0.0)), "server stage")]
+
+
+def _facts(info: Mapping[str, Any], settings: Mapping[str, Any], result: Mapping[str, Any]) -> list[tuple[str, str]]:
+    models = settings.get("model.per-client") or settings.get("model.name", "")
+    spent = ", ".join(f"{phase} {duration(value)}" for phase, value in result["seconds"].items())
+    own = {
+        "clients' models": models, "student": settings.get("model.student") or info.get("student", ""),
+        "changed settings": _changed(settings), "best epoch": _best(result), "time": spent,
+        "begun": info.get("created", "")[:19].replace("T", " "), "folder": result["run_dir"],
+        "replay of": info.get("replay-of", ""), "weights (sha256)": result["weights_sha256"],
+    }  # fmt: skip
+    return [*known_facts(own), *software_facts(info)]
+
+
+def _best(result: Mapping[str, Any]) -> str:
+    best = result["best_accuracy"]
+    same = best is None or best == result["accuracy"]
+    return "" if same else f"{best:.2f} %, chosen on the held-out images themselves"
+
+
+def _changed(settings: Mapping[str, Any], but: Sequence[str] = _PLACES) -> str:
+    """Return the settings that differ from the app's defaults, as ``key=value`` pairs."""
+    defaults = default_settings()
+    changed = [key for key, value in settings.items() if key not in but and defaults.get(key, value) != value]
+    return " ".join(f"{key}={to_toml(settings[key])}" for key in changed)
+
+
+def _warnings(result: Mapping[str, Any]) -> list[str]:
+    scaled = [f"scaled: {scaled_line(result['scaled'])}"] if "scaled" in result else []
+    refused = [f"refused: {entry['client']}, {entry['reason']}" for entry in result["refusals"]]
+    own = attack_lines(result.get("attack", {})) + privacy_lines(result.get("privacy", {}))
+    return [*scaled, *refused, *own, *verdict_lines(result.get("gatekeeper", {}))]
+
+
+def _results(result: Mapping[str, Any]) -> Table:
+    table = result["table"]
+    rows = [(row["name"], row["kind"], f"{row['accuracy']:.2f}") for row in table]
+    bars = [row["accuracy"] / 100 for row in table]
+    return Table(
+        "Accuracy on held-out images", ("model", "kind", "%"), rows, texts=2, bars=bars,
+        strong=frozenset({len(rows) - 1}),
+    )  # fmt: skip
+
+
+def _classes(folder: RunFolder) -> list[Table]:
+    """Return the table of the clients' examples per class; none if no client told them."""
+    records = folder.round(kept_round(folder)).records()
+    counts = {record.client: record.facts.label_counts for record in records if record.facts.label_counts}
+    classes = max((len(own) for own in counts.values()), default=0)
+    if not 0 < classes <= CLASSES_MOST:
+        return []
+    clients = sorted(counts)
+    rows = [(client, *map(str, counts[client]), str(sum(counts[client]))) for client in clients]
+    largest = max(1, *(max(own) for own in counts.values()))
+    shades = [[*(count / largest for count in counts[client]), 0.0] for client in clients]
+    return [Table("Who held which classes", ("client", *map(str, range(classes)), "all"), rows, shades=shades,
+                  note="Training examples per class, as the clients told them.")]  # fmt: skip
+
+
+def _bytes(result: Mapping[str, Any]) -> list[Table]:
+    """Return the table of what moved per phase; none if it is unknown."""
+    cost = result.get("communication")
+    if cost is None:
+        return []
+    keys = ("mib_up_per_client", "mib_down_per_client", "mib_up", "mib_down")
+    phases = [*cost["phases"].items(), *([("all", cost["total"])] if len(cost["phases"]) > 1 else [])]
+    rows = [(phase, *(size_text(moved[key]) for key in keys)) for phase, moved in phases]
+    columns = ("phase", "up per client", "down per client", "up in total", "down in total")
+    counted = {
+        "source": "The uploads were sent in another run.",
+        "sizes": "The uploads count by the size of their files.",
+    }
+    return [Table("What moved", columns, rows, note=counted.get(cost["counted"], ""))]
+
+
+def _verdict(result: Mapping[str, Any]) -> list[Table]:
+    """Return the table of the gatekeeper's verdicts; none where it did not judge."""
+    clients = result.get("gatekeeper", {}).get("clients", ())
+    if not clients:
+        return []
+    rows = [
+        (row["client"], row["verdict"], "; ".join(f"{each['kind']}: {each['text']}" for each in row["findings"]) or "-")
+        for row in clients
+    ]
+    suspects = frozenset(place for place, row in enumerate(clients) if row["verdict"] == SUSPECT)
+    done = "left out" if result["gatekeeper"]["policy"] == "exclude" else "took part"
+    note = f"Suspects {done}. An upload that looks harmless may still harm." if suspects else "No upload looks harmful."
+    return [Table("Gatekeeper", ("client", "verdict", "why"), rows, texts=3, strong=suspects, note=note)]
+
+
+def _commands(
+    info: Mapping[str, Any], settings: Mapping[str, Any], result: Mapping[str, Any], fitting: Sequence[str]
+) -> list[tuple[str, str]]:
+    """Return what to try next; only commands that the uploads of this run permit."""
+    source, method = shlex.quote(info.get("replay-of", result["run_dir"])), result["method"]
+    others = [name for name in _TRY_NEXT if name != method and name in fitting]
+    found = []
+    if result["uploads"] and others:
+        named = ",".join([*([method] if method in fitting else []), *others])
+        found.append(("Other methods on the same uploads", f"oneshot compare {source} --methods {named}"))
+        found.append(("One of them alone", f"oneshot replay {source} --method {others[0]}"))
+    elif not result["uploads"]:
+        found.append(("How soon it reached an accuracy", f"oneshot rounds {source}"))
+    if settings and not info.get("imported-from") and not settings.get("uploads"):
+        words = ["oneshot", "run", "--method", method, "--seed", str(result["seed"] + 1)]
+        words += ["--clients", str(info["num-supernodes"])] if info.get("num-supernodes") else []
+        changed = _changed(settings)
+        found.append(("The same with another seed", shlex.join([*words, *(["--set", changed] if changed else [])])))
+    return [*found, ("The runs of this folder", f"oneshot list {shlex.quote(str(Path(result['run_dir']).parent))}")]

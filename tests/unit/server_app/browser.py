@@ -1,0 +1,55 @@
+"""Looks at a page in headless Chromium, where it is installed."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+WIDTHS = (400, 1400)
+_FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
+    "--disable-background-networking", "--disable-component-update", "--enable-logging=stderr",
+    "--window-size=1500,2000", "--virtual-time-budget=5000", "--dump-dom",
+)  # fmt: skip
+# Each width is a frame of its own, because a window has a least width.
+_FRAME = '<iframe width="{width}" height="900" style="border: 0" srcdoc="{page}"></iframe>'
+_PROBE = """<script>onload = () => { document.title = JSON.stringify([...document.querySelectorAll("iframe")].map(f => {
+  const d = f.contentDocument;
+  return [d.documentElement.scrollWidth, d.documentElement.clientWidth, d.images.length,
+    [...d.images].filter(i => i.naturalWidth > 0).length]; })); };</script>"""
+
+
+@dataclass(frozen=True)
+class Look:
+    """A page at one width: the width of its content and of its window in pixels, its images, and those shown."""
+
+    content: int
+    window: int
+    images: int
+    shown: int
+
+
+def look_at(page: Path, folder: Path) -> tuple[list[Look], list[str]]:
+    """Return the page at each of ``WIDTHS``, and the messages of the browser's console.
+
+    Args:
+        page: The file.
+        folder: A new folder for the browser's files.
+    """
+    folder.mkdir()
+    text = html.escape(page.read_text())
+    frames = "".join(_FRAME.format(width=width, page=text) for width in WIDTHS)
+    outer = folder / "outer.html"
+    outer.write_text(f'<!doctype html><meta charset="utf-8"><title></title>{frames}{_PROBE}')
+    command = [str(CHROMIUM), *_FLAGS, f"--user-data-dir={folder / 'profile'}", outer.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
+    measured = re.search(r"<title>(.*?)</title>", done.stdout)
+    assert measured is not None
+    looks = [Look(*numbers) for numbers in json.loads(html.unescape(measured[1]))]
+    return looks, [line for line in done.stderr.splitlines() if "CONSOLE" in line]

@@ -1,0 +1,44 @@
+"""The line below the titles names data, split, clients and seed, and where several runs differ, all their values."""
+
+from __future__ import annotations
+
+import pytest
+
+from server_app.report.setting_line import setting_line, split_line
+
+DIGITS = {"data.name": "digits", "data.law": "dirichlet-classes", "data.alpha": 0.3, "data.sigma": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        (DIGITS, "dirichlet-classes, alpha 0.3"),
+        ({"data.law": "classes", "data.classes-per-client": 2, "data.alpha": 0.3}, "classes, 2 classes per client"),
+        ({"data.law": "iid", "data.alpha": 0.3}, "iid"),
+        ({"data.law": "lognormal", "data.sigma": 0.6}, "lognormal, sigma 0.6"),
+        ({}, ""),
+    ],
+)
+def test_split_is_its_law_with_the_parameter_that_matters(settings: dict[str, object], line: str) -> None:
+    assert split_line(settings) == line
+
+
+def test_setting_of_one_run() -> None:
+    assert setting_line([DIGITS], [5], [0]) == "digits · split dirichlet-classes, alpha 0.3 · 5 clients · seed 0"
+
+
+def test_setting_of_runs_that_differ_has_all_values() -> None:
+    runs = [DIGITS, {**DIGITS, "data.alpha": 0.1}]
+
+    found = setting_line(runs, [5, 10], [1, 0, 1])
+
+    assert found == (
+        "digits · split dirichlet-classes, alpha 0.3 / dirichlet-classes, alpha 0.1 · 5 / 10 clients · seeds 0 / 1"
+    )
+
+
+def test_setting_of_another_project_s_run_has_what_is_known() -> None:
+    assert setting_line([{}], [0], [7]) == "seed 7"
+    assert setting_line([{"data.name": "pacs", "data.left-out": "sketch"}], [1], [7]) == (
+        "pacs without sketch · 1 client · seed 7"
+    )
