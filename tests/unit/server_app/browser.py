@@ -15,7 +15,7 @@ WIDTHS = (400, 1400)
 _FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
     "--disable-background-networking", "--disable-component-update", "--enable-logging=stderr",
-    "--window-size=1500,2000", "--virtual-time-budget=5000", "--dump-dom",
+    "--hide-scrollbars", "--window-size=1500,2000", "--virtual-time-budget=5000", "--dump-dom",
 )  # fmt: skip
 # Each width is a frame of its own, because a window has a least width.
 _FRAME = '<iframe width="{width}" height="900" style="border: 0" srcdoc="{page}"></iframe>'
