@@ -2,15 +2,16 @@
 
     python tests/bench/feature_privacy.py --root DATA --cache FOLDER --out docs/results/feature_privacy.json
 
-It continues a file that it has begun. Ridge has nothing to choose. Rate and epochs of DP-SGD are chosen at epsilon 1 on
-the selection half of the test images; all figures are those of the report half.
+It continues a file that it has begun. Ridge has nothing to choose, with all features and with few. DP-SGD has few; its
+rate and epochs are chosen at epsilon 1 on the selection half of the test images. All figures are those of the report
+half, and ``ridge_all`` is ridge on all test images.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from torch import nn
 from client_app.private_training import train
 from fl_app.config import ClientConfig
 from fl_app.data import ImageData
-from fl_app.data.halves import half_of
+from fl_app.data.halves import HALVES, half_of
 from fl_app.privacy import PrivacyConfig
 from strategies.statistics.heads import Head
 from strategies.statistics.noisy import noisy_head
@@ -33,7 +34,8 @@ from strategies.statistics.privacy import deviation, released
 from strategies.statistics.sums import Statistics, from_arrays, projection, to_arrays
 
 ALPHA, CLIENTS, EPSILONS, CHOSEN_AT = 0.1, (10, 100), (0.5, 1.0, 2.0, 4.0, 8.0), 1.0
-RATES, EPOCHS, BATCH = (0.5, 2.0, 8.0), (5, 20), 1024
+RATES, EPOCHS, BATCH, MOST_TRAINED = (0.0008, 0.004, 0.02, 0.1, 2.0, 8.0), (5, 20), 1024, 256
+WAYS = ("averaged", "fedens")
 Halves = Mapping[str, Labelled]
 
 
@@ -79,41 +81,54 @@ def settings() -> list[ClientConfig]:
     ]
 
 
-def rows_of(parts: Sequence[Labelled], halves: Halves, done: set[float], draws: int) -> Any:
-    """Yield a row per budget for one division."""
-    missing = [epsilon for epsilon in EPSILONS if epsilon not in done]
-    if not missing:
-        return
+def chosen(parts: Sequence[Labelled], test: Labelled) -> dict[str, ClientConfig]:
+    """Return the settings of DP-SGD that are best for the average of heads, and for the mean of posteriors."""
+    tried = []
+    for config in settings():
+        tried.append((combined(parts, test, CHOSEN_AT, config), config))
+        say(f"{len(parts)} clients, rate {config.lr}, {config.epochs} epochs: {tried[-1][0]}")
+    return {way: max(tried, key=lambda one, way=way: one[0][way])[1] for way in WAYS}  # type: ignore[misc]
+
+
+def ridge_row(exact: Sequence[Statistics], epsilon: float, test: Halves, draws: int) -> dict[str, Any]:
+    """Return the accuracy of ridge for every draw of the noise, on the report half and on all test images."""
+    heads = [ridge(exact, epsilon) for _ in range(draws)]
+    row = {"features": exact[0].features, "clients": len(exact), "epsilon": epsilon}
+    halves = {"ridge": test["report"], "ridge_all": test["all"]}
+    return {**row, **{key: [accuracy(head, half) for head in heads] for key, half in halves.items()}}
+
+
+def rows_of(parts: Sequence[Labelled], test: Halves, epsilons: Sequence[float], draws: int) -> Iterator[dict[str, Any]]:
+    """Yield a row per budget for one division; with few features DP-SGD too."""
     exact = [summed(part) for part in parts]
-    tried = [(combined(parts, halves["selection"], CHOSEN_AT, config), config) for config in settings()]
-    for found, config in tried:
-        say(f"{len(parts)} clients, rate {config.lr}, {config.epochs} epochs: {found}")
-    chosen = {way: max(tried, key=lambda one, way=way: one[0][way])[1] for way in ("averaged", "fedens")}  # type: ignore[misc]
-    for epsilon in missing:
-        row: dict[str, Any] = {"clients": len(parts), "epsilon": epsilon}
-        row["ridge"] = [accuracy(ridge(exact, epsilon), halves["report"]) for _ in range(draws)]
-        for way, config in chosen.items():
-            row[way] = [combined(parts, halves["report"], epsilon, config)[way] for _ in range(draws)]
+    settled = chosen(parts, test["selection"]) if exact[0].features <= MOST_TRAINED else {}
+    for epsilon in epsilons:
+        row = ridge_row(exact, epsilon, test, draws)
+        for way, config in settled.items():
+            row[way] = [combined(parts, test["report"], epsilon, config)[way] for _ in range(draws)]
             row[f"{way}_chosen"] = {"rate": config.lr, "epochs": config.epochs}
         yield row
 
 
 def main(arguments: argparse.Namespace) -> None:
     torch.set_num_threads(1)
-    train_half, test = (extracted(arguments, half) for half in ("train", "test"))
-    basis = projection(train_half[0].shape[1], arguments.dim, 0).float()
-    train_half, test = ((F.normalize(rows @ basis), labels) for rows, labels in (train_half, test))
-    positions = {half: half_of(test[1], half) for half in ("selection", "report")}
-    halves = {half: (test[0][own], test[1][own]) for half, own in positions.items()}
+    whole, held_out = (extracted(arguments, half) for half in ("train", "test"))
     out = Path(arguments.out)
     found = json.loads(out.read_text()) if out.exists() else {
-        "data": arguments.data, "features": arguments.dim, "train": len(train_half[1]), "alpha": ALPHA, "delta": DELTA,
-        "report": len(halves["report"][1]), "torch": torch.__version__, "rows": [],
+        "data": arguments.data, "train": len(whole[1]), "test": len(held_out[1]), "alpha": ALPHA, "delta": DELTA,
+        "torch": torch.__version__, "rows": [],
     }  # fmt: skip
-    for clients in CLIENTS:
-        parts = divided(train_half, clients, ALPHA, 0)
-        done = {row["epsilon"] for row in found["rows"] if row["clients"] == len(parts)}
-        for row in rows_of(parts, halves, done, arguments.draws):
+    known = {(row["features"], row["clients"], row["epsilon"]) for row in found["rows"]}
+    for kept, clients in product((arguments.dim, whole[0].shape[1]), CLIENTS):
+        missing = [epsilon for epsilon in EPSILONS if (kept, clients, epsilon) not in known]
+        if not missing:
+            continue
+        basis = projection(whole[0].shape[1], kept, 0).float() if kept == arguments.dim else None
+        train_half, test = (
+            (rows if basis is None else F.normalize(rows @ basis), labels) for rows, labels in (whole, held_out)
+        )
+        halves = {half: (test[0][own], test[1][own]) for half in HALVES for own in [half_of(test[1], half)]}
+        for row in rows_of(divided(train_half, clients, ALPHA, 0), halves, missing, arguments.draws):
             found["rows"].append(row)
             say(str(row))
             out.write_text(json.dumps(found, indent=1) + "\n")

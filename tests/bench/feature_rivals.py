@@ -1,4 +1,4 @@
-"""Ridge and LDA beside trained heads on the same features, over divisions, numbers of clients and seeds.
+"""Ridge, LDA and FedPFT beside trained heads on the same features, over divisions, numbers of clients and seeds.
 
     python tests/bench/feature_rivals.py --root DATA --cache FOLDER --out docs/results/feature_rivals.json
 
@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from feature_gaussians import fedpft
 from features import ALPHAS, CLASSES, SEEDS, Labelled, accuracy, extracted
 from measure import say
 from torch import Tensor
@@ -84,7 +85,8 @@ def cell(train: Labelled, test: Labelled, clients: int, alpha: float, seed: int)
     lda = accuracy(Lda(total).head(shrinkage), test)
     return {
         "clients": clients, "alpha": alpha, "seed": seed, "holding": len(parts), "ridge": ridge, "lambda": penalty,
-        "ridge_cpu_s": spent, "lda": lda, "a": shrinkage, **rivals(parts, test),
+        "ridge_cpu_s": spent, "lda": lda, "a": shrinkage,
+        "fedpft": accuracy(fedpft(parts, seed), test), **rivals(parts, test),
     }  # fmt: skip
 
 

@@ -16,6 +16,7 @@ RESULTS = Path(__file__).parents[2] / "docs" / "results"
 RIVALS = {
     "ridge": "ridge",
     "lda": "LDA",
+    "fedpft": "FedPFT",
     "averaged": "heads averaged",
     "fedens": "mean of posteriors",
     "label_counts": "by label counts",
@@ -40,11 +41,33 @@ def rivals(found: dict[str, Any]) -> str:
     cells: dict[tuple[int, float], list[dict[str, Any]]] = {}
     for row in found["rows"]:
         cells.setdefault((row["clients"], row["alpha"]), []).append(row)
+    measured = [key for key in RIVALS if all(key in row for row in found["rows"])]
     rows = [
-        [f"{clients:,}", f"{alpha:g}", *(mean([row[key] for row in cell]) for key in RIVALS)]
+        [f"{clients:,}", f"{alpha:g}", *(mean([row[key] for row in cell]) for key in measured)]
         for (clients, alpha), cell in cells.items()
     ]
-    return table(["clients", "alpha", *RIVALS.values()], rows)
+    return table(["clients", "alpha", *(RIVALS[key] for key in measured)], rows)
+
+
+def gaussians(found: dict[str, Any]) -> str:
+    """Return a row per number of clients and covariance of FedPFT, mean over the seeds."""
+    cells: dict[tuple[int, str], list[float]] = {}
+    for row in found["rows"]:
+        cells.setdefault((row["clients"], row["covariance"]), []).append(row["fedpft"])
+    return table(["clients", "covariance", "FedPFT"], [[str(k), kind, mean(own)] for (k, kind), own in cells.items()])
+
+
+def privacy(found: dict[str, Any]) -> str:
+    """Return a row per number of clients and budget: ridge with all features and with few, and DP-SGD with few."""
+    cells = {(row["features"], row["clients"], row["epsilon"]): row for row in found["rows"]}
+    few, most = (pick(row["features"] for row in found["rows"]) for pick in (min, max))
+    rows = [
+        [f"{clients}", f"{epsilon:g}", *(mean(cells[most, clients, epsilon][key]) for key in ("ridge_all", "ridge")),
+         *(mean(row[key]) for key in ("ridge", "averaged", "fedens"))]
+        for (features, clients, epsilon), row in cells.items() if features == few
+    ]  # fmt: skip
+    titles = ["clients", "epsilon", f"ridge, {most:,}, all test images", f"ridge, {most:,}", f"ridge, {few}"]
+    return table([*titles, f"DP-SGD averaged, {few}", f"DP-SGD mean of posteriors, {few}"], rows)
 
 
 def scale(found: dict[str, Any]) -> str:
@@ -83,6 +106,8 @@ def attacks(found: dict[str, Any]) -> str:
 
 TABLES = {
     "feature_rivals": (rivals, "features.md"),
+    "feature_gaussians": (gaussians, "features.md"),
+    "feature_privacy": (privacy, "features.md"),
     "feature_scale": (scale, "scale.md"),
     "feature_attacks": (attacks, "features.md"),
 }

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -25,8 +24,6 @@ from fl_app.models.features import FeatureFunction
 from fl_app.models.features_config import FeaturesConfig
 from strategies.statistics.choice import choose_penalty, choose_shrinkage
 from strategies.statistics.heads import Head, Lda, Ridge
-from strategies.statistics.noisy import noisy_head
-from strategies.statistics.privacy import noise_for, released, sensitivity
 from strategies.statistics.sums import Statistics, from_arrays, projection, to_arrays
 
 CLASSES, CHUNK, DELTA = 10, 256, 1e-5
@@ -99,19 +96,6 @@ def by_upload(train: Labelled, test: Labelled) -> Iterator[dict[str, Any]]:
         yield {"features": kept, "kib": kib, "ridge": accuracy(Ridge(small).head(0.01), (rows, test[1]))}
 
 
-def private_rows(train: Labelled, test: Labelled, draws: int) -> Iterator[dict[str, Any]]:
-    """Yield the accuracy for every budget, with fresh noise at every client in every draw."""
-    for count in CLIENTS:
-        clients = clients_of(train, count, 0.1, 0)
-        for epsilon in (0.5, 1.0, 2.0, 4.0, 8.0):
-            noise, found = noise_for(epsilon, DELTA) * sensitivity(), []
-            for _ in range(draws):
-                noisy = (released(own, epsilon, DELTA) for own in clients.values())
-                found.append(accuracy(noisy_head(Statistics.total(noisy), [noise] * count), test))
-            spread = statistics.stdev(found) if len(found) > 1 else None
-            yield {"clients": count, "epsilon": epsilon, "ridge": statistics.mean(found), "spread": spread}
-
-
 def claimed_rows(train: Labelled, test: Labelled) -> Iterator[dict[str, Any]]:
     """Yield the accuracy where one client of ten shifts its labels and claims many times its examples."""
     clients = clients_of(train, 10, 0.5, 0)
@@ -139,7 +123,6 @@ def main(arguments: argparse.Namespace) -> Mapping[str, Any]:
     }
     for key, rows in (
         ("upload", by_upload(train, test)),
-        ("private", private_rows(train, test, arguments.draws)),
         ("exact", exact_rows(train, test)),
         ("claimed", claimed_rows(train, test)),
     ):
@@ -159,5 +142,4 @@ if __name__ == "__main__":
     parser.add_argument("--data", default="cifar10")
     parser.add_argument("--limit", type=int, default=0, help="first images of each half; 0 = all")
     parser.add_argument("--side", type=int, default=128)
-    parser.add_argument("--draws", type=int, default=3)
     main(parser.parse_args())
