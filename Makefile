@@ -12,7 +12,7 @@ ARGS ?=
 # Tests start many processes, which share what one of them has compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test check unit slow bench soak fuzz config lock clean
+.PHONY: help run test check unit slow bench results soak fuzz config lock clean
 
 help:  ## list these targets
 	@sed -n 's/^\([a-z]*\):.*  ## /\1\t/p' Makefile
@@ -39,6 +39,12 @@ check: $(READY)  ## what CI runs: format, lint, types, every test
 
 bench: $(READY)  ## measure for minutes; ARGS=--quick for the short form
 	PYTHONPATH=tests/reference $(BIN)/python tests/bench $(ARGS)
+
+results: $(READY)  ## renew the pages' tables and plots from docs/results/
+	PYTHONPATH=tests/bench $(BIN)/python tests/bench/rivals.py --write
+	$(BIN)/python tests/bench/tally_plot.py
+	$(BIN)/python tests/bench/feature_tables.py --write
+	PYTHONPATH=tests/bench $(BIN)/python tests/bench/feature_plot.py
 
 soak: $(READY)  ## pull plugs in a deployment on this machine; ARGS="--seed 7 --minutes 10"
 	PYTHONPATH=tests/flower $(BIN)/python tests/soak/soak.py $(ARGS)

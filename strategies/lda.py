@@ -19,7 +19,7 @@ from .core.errors import OptionError
 from .core.kinds import GRAM
 from .core.options import check, option
 from .method import Method, Need, Outcome
-from .statistics.choice import choose_shrinkage, max_share
+from .statistics.choice import choose_shrinkage, max_share, with_share
 from .statistics.heads import Lda
 from .statistics.sums import Statistics
 from .statistics.uploaded import Uploaded, check_second, head_state
@@ -76,5 +76,6 @@ METHOD = Method(
     fit=fit,
     needs=frozenset({Need.EXACT_SUMS}),
     uploads="statistics",
+    guarded=with_share,
     check=check_uploads,
 )

@@ -215,6 +215,11 @@ class Silent:
         """Take no checkpoint."""
 
 
+def as_given(config: Any) -> Any:
+    """Return a config unchanged."""
+    return config
+
+
 @dataclass(frozen=True)
 class Method:
     """A server method as a value.
@@ -243,6 +248,7 @@ class Method:
         rate: The option of its learning rate, without its table.
         mark: What sets its result apart from others in tables, given its config; empty for nothing.
         by_round: Its draws depend on :attr:`Job.server_round` too, not on the seed alone.
+        guarded: Its config where a gatekeeper judges the uploads, given the one that was asked for.
     """
 
     name: str
@@ -265,6 +271,7 @@ class Method:
     labelled: Callable[[Any], bool] | None = None
     rate: str = "student-lr"
     mark: Callable[[Any], str] = field(default=Always(""))
+    guarded: Callable[[Any], Any] = field(default=as_given)
 
     def all_needs(self, config: Any) -> frozenset[Need]:
         """Return the requirements of the method under a config."""

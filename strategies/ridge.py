@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from .core.kinds import GRAM
 from .core.options import check, option
 from .method import Method, Outcome
-from .statistics.choice import choose_penalty, max_share, values_of
+from .statistics.choice import choose_penalty, max_share, values_of, with_share
 from .statistics.heads import Head, Ridge, balanced
 from .statistics.noisy import noisy_head
 from .statistics.sums import Statistics
@@ -93,5 +93,6 @@ METHOD = Method(
     config=RidgeConfig,
     fit=fit,
     uploads="statistics",
+    guarded=with_share,
     check=check_uploads,
 )

@@ -10,8 +10,8 @@ from fl_app.config import AppConfig
 from server_app.settings.choices import CHOICES, Choice
 from strategies.core.errors import OptionError
 from strategies.core.options import Option, Scalar, flatten, options_of, parse, reject_unknown, shortened
-from strategies.gatekeeper.config import GatekeeperConfig
-from strategies.method import METHODS
+from strategies.gatekeeper.config import OFF, GatekeeperConfig
+from strategies.method import METHODS, Method
 from strategies.rounds.config import IterativeConfig
 from strategies.rounds.refinement import Refiner
 from strategies.run.retired import without_retired
@@ -102,6 +102,8 @@ def read_settings(given: Mapping[str, Scalar]) -> Settings:
         raise OptionError(f"setting 'method': {error}") from error
     config: Any = shortened(parse(method.config, flat, method.name), app.scale)
     gatekeeper = parse(GatekeeperConfig, flat, "gatekeeper")
+    if isinstance(method, Method) and gatekeeper.policy != OFF:
+        config = method.guarded(config)
     return Settings(app, method, config, _refiner(config, flat, app.scale), flat, gatekeeper)
 
 

@@ -1,18 +1,20 @@
-"""The tables of docs/features.md and docs/scale.md that come from docs/results/; prints them.
+"""The tables of docs/features.md and docs/scale.md, from docs/results/: ``python tests/bench/feature_tables.py``.
 
-python tests/bench/feature_tables.py
+It prints them. With ``--write`` it renews them in the pages, where each stands below a line ``<!-- results: NAME -->``.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parents[2] / "docs" / "results"
+DOCS = Path(__file__).parents[2] / "docs"
+RESULTS = DOCS / "results"
 RIVALS = {
     "ridge": "ridge",
     "lda": "LDA",
@@ -70,6 +72,29 @@ def privacy(found: dict[str, Any]) -> str:
     return table([*titles, f"DP-SGD averaged, {few}", f"DP-SGD mean of posteriors, {few}"], rows)
 
 
+def exact(found: dict[str, Any]) -> str:
+    """Return a row per head and number of clients, a column per alpha: mean over the seeds."""
+    cells: dict[tuple[str, int], dict[float, list[float]]] = {}
+    for method in ("ridge", "lda"):
+        for row in found["exact"]:
+            cells.setdefault((method, row["clients"]), {}).setdefault(row["alpha"], []).append(row[method])
+    alphas = sorted({row["alpha"] for row in found["exact"]})
+    rows = [
+        [RIVALS[method], f"{clients:,}", *(mean(row[alpha]) if alpha in row else "" for alpha in alphas)]
+        for (method, clients), row in cells.items()
+    ]
+    return table(["head", "clients", *(f"alpha {alpha:g}" for alpha in alphas)], rows)
+
+
+def upload(found: dict[str, Any]) -> str:
+    """Return a row per number of features."""
+    rows = [
+        [f"{row['features']:,}", f"{row['kib']:,.1f}", f"{row['lambda']:.2g}", f"{row['ridge']:.1f}"]
+        for row in found["upload"]
+    ]
+    return table(["features", "KiB per client", "chosen λ", "ridge, %"], rows)
+
+
 def scale(found: dict[str, Any]) -> str:
     """Return a row per number of features and uploads."""
     rows = [
@@ -77,7 +102,7 @@ def scale(found: dict[str, Any]) -> str:
             f"{row['features']:,}",
             f"{row['uploads']:,}",
             f"{row['kib']:,.0f}",
-            f"{1000 * row['check_cpu_s']:.0f}",
+            f"{1000 * row['check_cpu_s']:.0f} / {1000 * row['check_many_cpu_s']:.0f}",
             f"{1000 * row['add_cpu_s']:.1f}",
             f"{row['peak_mib']:.0f}",
         ]
@@ -104,7 +129,10 @@ def attacks(found: dict[str, Any]) -> str:
     return table(["attack", "neither", "gatekeeper", "cap", "both", "found", "honest suspects"], rows)
 
 
+# File of docs/results/, and the name of one of its tables if it has several -> how it is made, and its page.
 TABLES = {
+    "features:exact": (exact, "features.md"),
+    "features:upload": (upload, "features.md"),
     "feature_rivals": (rivals, "features.md"),
     "feature_gaussians": (gaussians, "features.md"),
     "feature_privacy": (privacy, "features.md"),
@@ -115,7 +143,7 @@ TABLES = {
 
 def tables() -> dict[str, tuple[str, str]]:
     """Return result -> its table and the page that has it."""
-    files = {name: RESULTS / f"{name}.json" for name in TABLES}
+    files = {name: RESULTS / f"{name.partition(':')[0]}.json" for name in TABLES}
     return {
         name: (TABLES[name][0](json.loads(file.read_text())), TABLES[name][1])
         for name, file in files.items()
@@ -123,6 +151,27 @@ def tables() -> dict[str, tuple[str, str]]:
     }
 
 
+def written(page: str, name: str, text: str) -> str:
+    """Return a page whose table of this name is this one.
+
+    Raises:
+        ValueError: The page has no place for it.
+    """
+    place = re.compile(rf"(<!-- results: {re.escape(name)} -->\n)(?:\|.*\n)*")
+    if not place.search(page):
+        raise ValueError(f"no line '<!-- results: {name} -->'")
+    return place.sub(lambda found: f"{found[1]}{text}\n", page)
+
+
+def main(words: Sequence[str]) -> None:
+    """Print the tables, or write them."""
+    for name, (text, page) in tables().items():
+        if "--write" in words:
+            path = DOCS / page
+            path.write_text(written(path.read_text(), name, text))
+        else:
+            sys.stdout.write(f"{page}\n\n{text}\n\n")
+
+
 if __name__ == "__main__":
-    for text, page in tables().values():
-        sys.stdout.write(f"{page}\n\n{text}\n\n")
+    main(sys.argv[1:])

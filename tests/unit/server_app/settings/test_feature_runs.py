@@ -250,3 +250,17 @@ def test_a_deployed_node_runs_no_module_of_the_run_s_choice() -> None:
     with pytest.raises(UploadError, match="'features.weights' is '/etc/passwd'"):
         policy.check_backbone("torchvision:resnet18", "/etc/passwd")
     NodePolicy(deployed=True, architectures=("tiny_backbone:make",)).check_backbone("tiny_backbone:make", "")
+
+
+@pytest.mark.parametrize(
+    ("settings", "share"),
+    [
+        ({}, 0.0),
+        ({"gatekeeper.policy": "warn"}, 0.2),
+        ({"gatekeeper.policy": "exclude", "ridge.max-share": 0.5}, 0.5),
+    ],
+)
+def test_a_gatekeeper_caps_the_share_of_a_client_unless_it_is_set(
+    settings: dict[str, str | float], share: float
+) -> None:
+    assert read_settings({"method": "ridge", **settings}).method_config.max_share == share
