@@ -38,10 +38,19 @@ def features_section(job: Job, names: Iterable[str], metrics: Metrics) -> str:
     functions = functions_in(job, names)
     if not functions:
         return ""
+    trained = any(kind_of(upload.architecture) == CLASSIFIER for upload in job.uploads)
+    return "\n## Features\n\n" + "".join(map(_described, functions)) + _head_line(metrics, trained=trained)
+
+
+def _head_line(metrics: Metrics, *, trained: bool) -> str:
+    """Return how the server found a head from sums; empty where clients trained it."""
     chosen = [f"{row[f'chosen_{name}']:g} ({name})" for row in metrics for name in PENALTIES if f"chosen_{name}" in row]
-    trained = not chosen and any(kind_of(upload.architecture) == CLASSIFIER for upload in job.uploads)
-    penalty = "" if trained else f"- Penalty: {chosen[-1] if chosen else 'fixed by the noise'}.\n"
-    return "\n## Features\n\n" + "".join(map(_described, functions)) + penalty
+    drawn = [row["drawn"] for row in metrics if "drawn" in row]
+    if drawn:
+        return f"- Head: trained on {drawn[-1]:,} features, drawn from the clients' Gaussians.\n"
+    if trained and not chosen:
+        return ""
+    return f"- Penalty: {chosen[-1] if chosen else 'fixed by the noise'}.\n"
 
 
 def _described(function: FeatureFunction) -> str:

@@ -162,6 +162,10 @@ def test_fedpft_alone_sends_no_gram_matrix_and_one_with_moments_the_same_gaussia
         replayed(path, "fedpft", tmp_path / name)
     one, other = (load_file(tmp_path / name / "student.safetensors") for name in "ab")
     assert torch.equal(one["head.weight"], other["head.weight"])
+    assert (
+        "- Head: trained on 600 features, drawn from the clients' Gaussians."
+        in (tmp_path / "a/model_card.md").read_text()
+    )
     with pytest.raises(OptionError, match=r"'ridge' needs 'gram' in every upload, which client-000 did not send"):
         replayed(alone, "ridge", tmp_path / "ridge")
 
