@@ -112,7 +112,7 @@ class AppConfig:
     teacher: str = option(
         "method",
         "the ensemble that is distilled; method: the method's own; run: the ensemble of the replayed run (replay "
-        "only); else all uploads under the pool of this name",
+        "only); else all uploads, as this method combines them",
         choices=("method", "run", *TEACHER_HOMES),
     )
     uploads: str = option("", "run folder whose stored uploads are used; no client trains")

@@ -31,7 +31,7 @@ from .distillation.losses import adversarial_divergence, cross_entropy
 from .distillation.pool import Pool
 from .distillation.settings import AUGMENTATION_NAMES, PoolOptions, StudentOptions, SynthesisOptions, TextOrCodeOptions
 from .distillation.synthesis import Batch, Term, View
-from .method import GIVEN, POOLS, Method, Need, Outcome
+from .method import ENSEMBLES, Method, Need, Outcome
 from .teacher.batchnorm import batchnorm_loss, note_without_statistics
 
 if TYPE_CHECKING:
@@ -198,6 +198,6 @@ METHOD = Method(
     config=DenseConfig,
     fit=fit,
     needs=frozenset({Need.SIDES_OF_FOUR, Need.IMAGE_GRADIENTS}),
-    teachers=POOLS | {GIVEN},
+    teachers=ENSEMBLES,
     rounds=attrgetter("rounds"),
 )

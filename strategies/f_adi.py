@@ -34,7 +34,7 @@ from .distillation.losses import cross_entropy, jensen_shannon, total_variation
 from .distillation.pool import Pool
 from .distillation.settings import PoolOptions, StudentOptions
 from .distillation.synthesis import Batch, Recipe, Term, View, synthesize
-from .method import GIVEN, POOLS, Method, Need, Outcome
+from .method import ENSEMBLES, Method, Need, Outcome
 from .teacher.batchnorm import batchnorm_loss, note_without_statistics
 from .teacher.student import frozen
 
@@ -129,5 +129,5 @@ METHOD = Method(
     config=FAdiConfig,
     fit=fit,
     needs=frozenset({Need.IMAGES, Need.IMAGE_GRADIENTS}),
-    teachers=POOLS | {GIVEN},
+    teachers=ENSEMBLES,
 )

@@ -32,7 +32,7 @@ from .distillation.losses import cross_entropy, information
 from .distillation.pool import Pool
 from .distillation.settings import PoolOptions, StudentOptions, SynthesisOptions
 from .distillation.synthesis import Batch, Term, View
-from .method import GIVEN, POOLS, Method, Need, Outcome
+from .method import ENSEMBLES, Method, Need, Outcome
 from .teacher.features import penultimate_features
 
 if TYPE_CHECKING:
@@ -114,5 +114,5 @@ METHOD = Method(
     config=FDaflConfig,
     fit=fit,
     needs=frozenset({Need.SIDES_OF_FOUR, Need.IMAGE_GRADIENTS}),
-    teachers=POOLS | {GIVEN},
+    teachers=ENSEMBLES,
 )

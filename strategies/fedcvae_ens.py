@@ -8,7 +8,7 @@ Where: floor(n_k / N * S) images of each client, the rest of S of the last -> sh
     z ~ N(0, 1) within [-3, 3] -> truncated_normal; x = sigmoid(decoder_k(z, y)), y ~ p_k -> _Server.draw;
     the classifier's training -> _Server.epoch.
 Deviations: images are drawn once and kept as 8-bit pixels, as image files are. The paper pads images to 32 pixels a
-    side; here they have their own size, 16 or 32. The epochs are those that FENS tuned for MNIST.
+    side; here they have their own size, 16 or 32. The epochs are those of the authors' best runs on MNIST.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ CHUNK = 500  # images decoded at once
 
 @dataclass(frozen=True)
 class FedCvaeEnsConfig:
-    """Options of FedCVAE-Ens; the defaults are those that FENS tuned for MNIST."""
+    """Options of FedCVAE-Ens; the defaults are those of its authors' best runs on MNIST, which FENS took over."""
 
     epochs: int = option(10, "epochs of the classifier", low=1, scaled=True)
     images: int = option(5000, "images S drawn from all decoders together", low=2)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from .core.options import check, option, presets
 from .distillation.learner import Learner, learn_from_images, teacher_of
 from .distillation.settings import AUGMENTATION_NAMES, StudentOptions
-from .method import GIVEN, POOLS, Method, Need, Outcome
+from .method import ENSEMBLES, Method, Need, Outcome
 from .teacher.average import average_of
 
 if TYPE_CHECKING:
@@ -77,6 +77,6 @@ METHOD = Method(
     config=FedDfConfig,
     fit=fit,
     needs=frozenset({Need.PROXY_IMAGES}),
-    teachers=POOLS | {GIVEN},
+    teachers=ENSEMBLES,
     augmentation=attrgetter("augmentation"),
 )

@@ -24,7 +24,7 @@ from .core.options import check, option
 from .distillation.learner import Learner, learn_from_images, teacher_of
 from .distillation.losses import logit_distance
 from .distillation.settings import OPTIMIZER, ProxyStudentOptions
-from .method import GIVEN, POOLS, Method, Need, Outcome
+from .method import ENSEMBLES, Method, Need, Outcome
 
 if TYPE_CHECKING:
     from .method import Job, Progress
@@ -61,6 +61,6 @@ METHOD = Method(
     config=FedKdConfig,
     fit=fit,
     needs=frozenset({Need.PROXY_IMAGES, Need.LABEL_COUNTS}),
-    teachers=POOLS | {GIVEN},
+    teachers=ENSEMBLES,
     augmentation=attrgetter("augmentation"),
 )

@@ -31,7 +31,7 @@ from .combiners.aggregators import AGGREGATORS, STATIC, Aggregator, aggregator_f
 from .combiners.forms import label_shares
 from .core.errors import OptionError
 from .core.options import check, option
-from .method import TEACHERS, ClientAsks, EnsembleSpec, Method, Need, Outcome, Snapshot
+from .method import POOLS, TEACHERS, ClientAsks, EnsembleSpec, Method, Need, Outcome, Snapshot
 from .uploads.packed import PRECISIONS
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class FensConfig:
     start: str = option(
         "drawn",
         "what 'per-class' starts from: drawn weights, the clients' label counts, or those of a teacher's pool",
-        choices=("drawn", "label-counts", *TEACHERS),
+        choices=("drawn", "label-counts", *sorted(POOLS)),
     )
     rounds: int = option(500, "federated rounds R of the aggregator", low=1)
     local_steps: int = option(1, "steps K of a client in each round", low=1)
@@ -112,7 +112,7 @@ def check_job(job: Job) -> None:
             f"setting 'fens.start' is {job.config.start!r}, and there are 2 classes, whose aggregator 'per-class' has "
             "another form: must be 'drawn'"
         )
-    if job.config.start in TEACHERS:
+    if job.config.start in POOLS:
         TEACHERS[job.config.start].check(job, "setting 'fens.start'")
     if aggregator.kind == "torch":
         _start(job, aggregator)
@@ -209,7 +209,7 @@ def _start(job: Job, aggregator: Aggregator) -> Params:
     config: FensConfig = job.config
     if config.start == "label-counts":
         return {"weight": label_shares(np.array(_label_counts(job, "fens.start", config.start), np.float32))}
-    if config.start in TEACHERS:
+    if config.start in POOLS:
         _, pool = TEACHERS[config.start].build(job)
         return {"weight": pool.shares().cpu().numpy()}
     return aggregator.start(job.seed, members=len(job.uploads), classes=job.num_classes, hidden=config.hidden)

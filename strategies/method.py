@@ -133,7 +133,7 @@ class Teacher:
 
     Attributes:
         name: Its key in :data:`TEACHERS`.
-        build: ``(job, *, fold=True, precision="float32")`` -> the ensemble, and the pool that is its combiner.
+        build: ``(job, *, fold=True, precision="float32")`` -> the ensemble, and its combiner, for :data:`POOLS` a pool.
         check: Refuses a job that it cannot teach, given the teacher's key; uploads may still be missing.
     """
 
@@ -144,7 +144,8 @@ class Teacher:
 
 TEACHERS: Registry[Teacher] = Registry("teacher", TEACHER_HOMES)
 GIVEN: Final = "given"  # the teacher that is an EnsembleSpec
-POOLS = frozenset(TEACHERS)  # the teachers of a method that also works on single members
+POOLS = frozenset({"tally"})  # the teachers of a method that also works on single members
+ENSEMBLES = frozenset({*TEACHERS, GIVEN})  # the teachers of a method that needs nothing but an ensemble
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,7 @@ def _check_teacher(method: Method, job: Job) -> None:
         kind = named = job.teacher
         TEACHERS[named].check(job, "teacher")
     else:
-        raise OptionError(f"teacher is {job.teacher!r}: must be {', '.join(map(repr, TEACHERS))} and None")
+        raise OptionError(f"teacher is {job.teacher!r}: must be {', '.join(map(repr, TEACHERS))} or None")
     if kind not in method.teachers:
         raise OptionError(
             f"method {method.name!r} does not distil an ensemble that it is given ({named!r}). Choose another method: "

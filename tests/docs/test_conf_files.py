@@ -224,7 +224,10 @@ def test_table_file_runs_its_paper_s_method_with_the_paper_s_values(path: Path) 
     settings = settings_of(path)
     if path in FEDSYN:
         rounds = PAPERS[path.stem].more.get("dense.rounds", 1)
-        assert settings.method_config == DenseConfig(rounds=rounds)
+        own = "crop-flip" if "cifar" in path.stem else "flip"
+        assert settings.method_config == DenseConfig(
+            rounds=rounds, synthesis_augmentation="crop-flip", pool_augmentation=own
+        )
     elif path in FLBOOST:
         assert settings.method_config == settings.method.config(**stated_for("iterative", path))
         assert settings.refiner == Refiner.of("flboost", **stated_for("flboost", path))
@@ -298,8 +301,8 @@ def test_part_file_is_the_preset_whatever_table_of_its_paper_it_is_combined_with
         assert combined.app == alone.app
 
 
-# Of FedCVAE-Ens, as FENS tuned it: local epochs, length of the noise, images, epochs of the classifier.
-TUNED = {
+# Of FedCVAE-Ens, its authors' best runs: local epochs, length of the noise, images, epochs of the classifier.
+BEST = {
     "mnist": (15, 10, 5000, 10),
     "fmnist": (25, 10, 5000, 5),
     "svhn": (50, 10, 5000, 5),
@@ -317,14 +320,24 @@ def test_file_of_other_uploads_sets_the_published_values_behind_the_table_of_its
         assert (alone.app.client.batch_size, alone.app.client.epochs) == (64, 200)
         assert alone.method_config == CHOICES["fedov"].config()
     else:
-        epochs, latent, images, server_epochs = TUNED[data]
+        epochs, latent, images, server_epochs = BEST[data]
         client = alone.app.client
         assert (client.batch_size, client.epochs, client.latent) == (32, epochs, latent)
         assert alone.method_config == CHOICES["fedcvae-ens"].config(images=images, epochs=server_epochs)
+        assert alone.app.data.limit == (30_000 if data in ("mnist", "fmnist") else 0)  # half of the images
         assert behind.app.data.name == DATA.get(data, data)
     assert (behind.app.client.schedule, behind.method_config) == ("constant", alone.method_config)
     same = {key: behind.flat[key] for key in given_by(path)}
     assert same == given_by(path)
+
+
+def test_script_of_the_release_behind_a_table_has_its_clients_and_its_server() -> None:
+    found = settings_of(ROOT / "conf/coboosting-table1-cifar10.toml", ROOT / "conf/coboosting-published-script.toml")
+
+    assert found.method_config == CoBoostingConfig.preset("published-code")
+    app = found.app
+    assert (app.data.alpha, app.client.epochs, app.client.batch_size, app.seed) == (0.6, 100, 128, 42)
+    assert app.model.name == "cnn5"
 
 
 @pytest.mark.parametrize("path", [path for path in CONF if path.stem.startswith("fafi")], ids=name_of)

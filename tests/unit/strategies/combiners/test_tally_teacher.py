@@ -121,5 +121,5 @@ def test_names_of_combiners_are_those_they_are_rebuilt_by() -> None:
 
 
 def test_a_teacher_of_another_name_is_refused() -> None:
-    with pytest.raises(OptionError, match="teacher is 'telly': must be 'tally' and None"):
+    with pytest.raises(OptionError, match="teacher is 'telly': must be 'tally', 'dw-fedens' or None"):
         check_needs(dense.METHOD, replace(tiny_job(dense.DenseConfig()), teacher="telly"))  # type: ignore[arg-type]
