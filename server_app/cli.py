@@ -16,12 +16,14 @@ import typer
 from server_app.doctor.command import doctor
 from server_app.launch.arguments import (
     ChangesOption,
+    Foreign,
     FormatOption,
     SettingsOption,
     TableOption,
     UploadsArgument,
     run_word,
     settings_of,
+    with_foreign,
 )
 from server_app.launch.console import Format, errors, say
 from server_app.launch.offline_option import with_offline
@@ -110,14 +112,15 @@ def resume_run(
 
 @cli.command(rich_help_panel=REUSE)
 @with_offline
+@with_foreign
 def replay(
     folder: UploadsArgument,
     *,
     method: Annotated[str, typer.Option(help="server method; default: the run's own")] = "",
     changes: ChangesOption = None,
     resume: Annotated[Path | None, typer.Option(help="folder of an interrupted replay")] = None,
-    model: Annotated[str, typer.Option(help="module:attribute that builds the models of a foreign run")] = "",
     compute: Annotated[Literal["in-process", "ray"], typer.Option(help="where the server stage runs")] = "in-process",
+    foreign: Foreign,
     format: FormatOption = "text",  # noqa: A002
 ) -> None:
     """Run any server method on the stored uploads of a run, without Flower and without clients."""
@@ -129,12 +132,13 @@ def replay(
         from server_app.replay.request import Request
         from server_app.replay.stored import replay_run
 
-        request = Request(folder, method, overrides, resume=resume, model=model, compute=compute)
+        request = Request(folder, method, overrides, resume=resume, compute=compute, **vars(foreign))
         print_result(replay_run(request, log=lambda line: say(line, format)), format)
 
 
 @cli.command(rich_help_panel=REUSE)
 @with_offline
+@with_foreign
 def compare(
     runs: Annotated[
         list[Path],
@@ -150,10 +154,10 @@ def compare(
     ],
     seeds: Annotated[int, typer.Option(min=1, help="seeds per run: its own, the next one, ...")] = 1,
     changes: ChangesOption = None,
-    model: Annotated[str, typer.Option(help="module:attribute that builds the models of foreign runs")] = "",
     out: Annotated[
         Path | None, typer.Option(help="the comparison's folder; an interrupted comparison resumes there")
     ] = None,
+    foreign: Foreign,
     format: TableOption = "text",  # noqa: A002
 ) -> None:
     """Run several server methods on the same stored uploads and print one table."""
@@ -166,7 +170,7 @@ def compare(
         from server_app.compare.comparison import Comparison, compare_runs
         from server_app.compare.table import print_comparison
 
-        asked = Comparison(tuple(runs), methods, seeds, overrides, model, out)
+        asked = Comparison(tuple(runs), methods, seeds, overrides, out=out, **vars(foreign))
         comparison = compare_runs(asked, log=lambda line: say(line, shown))
         print_comparison(comparison, format)
     if "error" in comparison:

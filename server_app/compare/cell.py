@@ -46,6 +46,7 @@ class Cell:
         folder: The cell's run folder, the same as a normal replay's.
         overrides: Settings that differ from the run's, without the seed.
         model: ``module:attribute`` that builds the models of a run of another project.
+        evaluate: ``module:attribute`` that returns a model's accuracy, for such a run; empty for no scores.
     """
 
     run: Path
@@ -54,6 +55,7 @@ class Cell:
     folder: Path
     overrides: Mapping[str, Scalar]
     model: str = ""
+    evaluate: str = ""
 
     @property
     def title(self) -> str:
@@ -75,6 +77,7 @@ class Cell:
             overrides,
             resume=resume,
             model=self.model,
+            evaluate=self.evaluate,
             folder=self.folder,
             kept=self.folder.parent / SCORES_FILE,
         )

@@ -49,6 +49,7 @@ class Comparison:
         seeds: Number of seeds: the run's own, the next one, and so on.
         overrides: Settings that differ from the runs'; each goes to the methods that know it.
         model: ``module:attribute`` that builds the models of runs of another project.
+        evaluate: ``module:attribute`` that returns a model's accuracy, for such runs; empty for no scores.
         out: The comparison's folder, new or of a comparison to resume; None for a new one beside the first run.
         jobs: Cells at once; 0: as many as the cores hold.
     """
@@ -58,6 +59,7 @@ class Comparison:
     seeds: int = 1
     overrides: Mapping[str, Scalar] = field(default_factory=dict)
     model: str = ""
+    evaluate: str = ""
     out: Path | None = None
     jobs: int = 0
 
@@ -94,6 +96,7 @@ def compare_runs(asked: Comparison, *, log: Log) -> dict[str, Any]:
             "compare_dir": str(folder),
             "runs": [str(run.absolute()) for run in asked.runs],
             "data": data,
+            "evaluate": asked.evaluate,
             "methods": methods,
             "left_out": left_out,
             "differing": apart,
@@ -202,7 +205,7 @@ def _cell(asked: Comparison, run: Path, method: str, folder: Path, more: int = 0
         raise OptionError(f"setting 'seed' is {seed!r}: must be a whole number at least 0")
     name = f"{run.resolve().name}-{info['id'][:6]}"
     place = folder / CELLS_FOLDER / name / f"{method}-seed{seed + more}"
-    return Cell(run.absolute(), method, seed + more, place, own, asked.model)
+    return Cell(run.absolute(), method, seed + more, place, own, asked.model, asked.evaluate)
 
 
 def _belongs(key: str, method: str) -> bool:
@@ -217,6 +220,7 @@ def _command(asked: Comparison, folder: Path) -> str:
     for key, value in asked.overrides.items():
         words += ["--set", f"{key}={to_toml(value)}"]
     words += ["--model", asked.model] if asked.model else []
+    words += ["--evaluate", asked.evaluate] if asked.evaluate else []
     return shlex.join([*words, "--out", str(folder)])
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -43,6 +47,39 @@ UploadsArgument = Annotated[
     Path,
     typer.Argument(parser=run_word, metavar="RUN", help="run folder that holds the uploads; latest: the newest run"),
 ]
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """The code of another project, for its runs: its models' builder, and the function that scores a model."""
+
+    model: str = ""
+    evaluate: str = ""
+
+
+_FOREIGN = {
+    "model": "module:attribute that builds the models of a foreign run",
+    "evaluate": "module:attribute that returns a model's accuracy in %, to score a foreign run",
+}
+
+
+def with_foreign(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command that takes ``foreign`` the options ``--model`` and ``--evaluate`` in its place."""
+
+    @functools.wraps(command)
+    def joined(*args: Any, model: str = "", evaluate: str = "", **given: Any) -> None:
+        command(*args, foreign=Foreign(model, evaluate), **given)
+
+    own = [each for each in inspect.signature(command, eval_str=True).parameters.values() if each.name != "foreign"]
+    added = [
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default="", annotation=Annotated[str, typer.Option(help=words)]
+        )
+        for name, words in _FOREIGN.items()
+    ]
+    joined.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
+    joined.__annotations__ = {each.name: each.annotation for each in (*own, *added)}
+    return joined
 
 
 def settings_of(texts: list[str] | None, **more: Scalar | None) -> dict[str, Scalar]:

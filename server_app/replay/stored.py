@@ -5,32 +5,32 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fl_app.config import AppConfig
 from fl_app.data import Split
-from server_app.replay.foreign_models import foreign_models
+from server_app.replay.foreign_models import foreign_job
 from server_app.replay.request import Request
 from server_app.report.finish import bare_result, finish
 from server_app.settings.build import build_job, held_out
 from server_app.settings.choices import CHOICES
 from server_app.settings.commit import commit_facts
 from server_app.settings.held_out import HeldOut
+from server_app.settings.own_scores import OwnScores, Scorer
 from server_app.settings.read import Settings, read_settings, scaled_line
 from server_app.settings.server_data import open_half
 from server_app.settings.settled import check_same_run, check_settled
 from strategies.compute import ServerCompute, choose, named
 from strategies.core.errors import OneShotError, OptionError, StoreError
-from strategies.core.options import flatten, options_of, parse, reject_unknown
-from strategies.gatekeeper.config import GatekeeperConfig
-from strategies.method import METHODS, TEACHERS, EnsembleSpec, Job, Method, Normalization, Upload
+from strategies.core.options import flatten
+from strategies.core.seeds import seeded_torch
+from strategies.method import METHODS, TEACHERS, EnsembleSpec, Job, Method, Upload
 from strategies.rounds.config import NEEDS_CLIENTS, FederatedRounds
 from strategies.run.quarantine import Door, guarded_replay
-from strategies.run.retired import without_retired
 from strategies.run.run_folder import RunFolder, default_run_dir, load_ensemble
-from strategies.run.stage import CHECKPOINT_S, all_cores, kept_round, usable_uploads
+from strategies.run.stage import kept_round, usable_uploads
 from strategies.uploads.needs import check_needs, fitting
 
 LEAST_UPLOADS = 2  # the least number that a replay of another project's run needs after its gatekeeper
@@ -50,15 +50,15 @@ def replay_run(request: Request, *, log: Callable[[str], None], compute: ServerC
     """
     began = time.monotonic()
     info = _begun(request) or _source(request)
-    settings, images, job = _prepared(request, info)
-    name = settings.method.name if settings is not None else request.method or info["method"]
-    method = _method(name, request, job)
-    door = _door(request, settings, info, log)
-    with _target(request, {**info, **_facts(settings, name, job, door)}) as target:
+    ready = _prepared(request, info)
+    settings, job = ready.settings, ready.job
+    method = _method(settings.method.name, request, job)
+    door = _door(ready, log)
+    with _target(request, {**info, **_facts(ready, request, door)}) as target:
         if (done := target.result()) is not None and done["status"] == "finished":
             return done
         log(f"replay of {request.run}; its folder is {target.path}")
-        if settings is not None and settings.scaled:
+        if settings.scaled:
             log(f"scaled: {scaled_line(settings.scaled)}")
         try:
             report = guarded_replay(
@@ -66,12 +66,13 @@ def replay_run(request: Request, *, log: Callable[[str], None], compute: ServerC
                 method,
                 job,
                 request.run,
-                compute=compute or choose(named(request.compute, 0 if settings is None else settings.app.shards)),
+                compute=compute or choose(named(request.compute, settings.app.shards)),
                 target=target,
-                checkpoint_s=settings.app.checkpoint_s if settings is not None else CHECKPOINT_S,
+                checkpoint_s=settings.app.checkpoint_s,
             )
         except KeyboardInterrupt:
             model = f" --model {request.model}" if request.model else ""
+            model += f" --evaluate {request.evaluate}" if request.evaluate else ""
             log(f"interrupted. To resume: oneshot replay {request.run} --resume {target.path}{model}")
             raise
         except OneShotError:
@@ -79,10 +80,10 @@ def replay_run(request: Request, *, log: Callable[[str], None], compute: ServerC
                 _remove_unbegun(target)
             raise
         seconds = {"server": report.seconds, "app": time.monotonic() - began}
-        if settings is None or images is None:
-            result = bare_result(target, name, report, seconds)
+        if ready.scorer is None:
+            result = bare_result(target, settings.method.name, report, seconds)
         else:
-            result = finish(target, settings, report, images, seconds=seconds, log=log, kept=request.kept)
+            result = finish(target, settings, report, ready.scorer, seconds=seconds, log=log, kept=request.kept)
         # No Flower starts before a replay: the time of this process is the total.
         result["seconds"]["total"] = result["seconds"].pop("app")
         target.write_result(result)
@@ -100,9 +101,11 @@ def check_replay(request: Request) -> str:
         StoreError: A folder is not of the expected kind.
     """
     info = _begun(request) or _source(request)
-    if (settings := _settings(request, info)) is None:
-        job = _foreign_job(request, info)
-        return METHODS[request.method or info["method"]].mark(job.config)
+    settings = _settings(request, info)
+    if settings is None:
+        settings, _ = foreign_job(request, info)
+    else:
+        _check_evaluate(request)
     return settings.method.mark(settings.method_config) if isinstance(settings.method, Method) else ""
 
 
@@ -119,7 +122,7 @@ def unmet_need(request: Request) -> str:
     try:
         settings = _settings(request, info)
         job = (
-            _foreign_job(request, info) if settings is None else _job(settings, open_half(settings, "test"), None, info)
+            _foreign(request, info)[1] if settings is None else _job(settings, open_half(settings, "test"), None, info)
         )
         check_needs(_method(request.method or info["method"], request, job), replace(job, uploads=uploads))
     except OptionError as error:
@@ -147,13 +150,49 @@ def _uploads(request: Request) -> tuple[Upload, ...]:
         return usable_uploads(run.round(max(1, kept_round(run))))
 
 
-def _prepared(request: Request, info: Mapping[str, Any]) -> tuple[Settings | None, HeldOut | None, Job]:
-    """Return settings, held-out images and job; for a run of another project, the first two are None."""
+@dataclass(frozen=True)
+class _Prepared:
+    """What a replay works with.
+
+    Attributes:
+        settings: The settings; of another project's run only those of the method and of the gatekeeper.
+        scorer: The held-out images, or the function of the user's own; None for another project's run without one.
+        job: The job, without uploads.
+        foreign: Whether the run is another project's.
+    """
+
+    settings: Settings
+    scorer: Scorer | None
+    job: Job
+    foreign: bool
+
+
+def _prepared(request: Request, info: Mapping[str, Any]) -> _Prepared:
     settings = _settings(request, info)
-    if settings is None:
-        return None, None, _foreign_job(request, info)
-    images, split = held_out(settings)
-    return settings, images, _job(settings, split, images, info)
+    if settings is not None:
+        _check_evaluate(request)
+        images, split = held_out(settings)
+        return _Prepared(settings, images, _job(settings, split, images, info), foreign=False)
+    settings, job = _foreign(request, info)
+    name = request.evaluate or str(info.get("evaluate", ""))
+    scorer = OwnScores.of(name) if name else None
+    if scorer is not None:
+        with seeded_torch(0, "check"):  # a function that fails is refused before the server stage, not after it
+            scorer.accuracy(job.builders[job.student]())
+    return _Prepared(settings, scorer, replace(job, observer=scorer), foreign=True)
+
+
+def _check_evaluate(request: Request) -> None:
+    if request.evaluate:
+        raise OptionError(
+            f"--evaluate is {request.evaluate!r}: must be '' for {request.run}, a run of this app, which is tested on "
+            "its own held-out images"
+        )
+
+
+def _foreign(request: Request, info: Mapping[str, Any]) -> tuple[Settings, Job]:
+    settings, job = foreign_job(request, info)
+    return settings, _taught(job, settings.app, info)
 
 
 def _job(settings: Settings, split: Split, images: HeldOut | None, info: Mapping[str, Any]) -> Job:
@@ -223,24 +262,26 @@ def _settings(request: Request, info: Mapping[str, Any]) -> Settings | None:
     return settings
 
 
-def _facts(settings: Settings | None, name: str, job: Job, door: Door) -> dict[str, Any]:
-    facts = {"method": name, "seed": job.seed, "threads": job.threads, "student": job.student, **commit_facts()}
-    if settings is None:
-        taught = {"teacher": "run" if isinstance(job.teacher, EnsembleSpec) else job.teacher or "method"}
-        return {**facts, "options": {**flatten(job.config, name), **flatten(door.config, "gatekeeper"), **taught}}
-    return {**facts, "settings": dict(settings.flat)}
+def _facts(ready: _Prepared, request: Request, door: Door) -> dict[str, Any]:
+    settings, job = ready.settings, ready.job
+    facts = {
+        "method": settings.method.name,
+        "seed": job.seed,
+        "threads": job.threads,
+        "student": job.student,
+        **commit_facts(),
+    }
+    if not ready.foreign:
+        return {**facts, "settings": dict(settings.flat)}
+    taught = {"teacher": "run" if isinstance(job.teacher, EnsembleSpec) else job.teacher or "method"}
+    scored = {"evaluate": request.evaluate} if request.evaluate else {}
+    options = {**flatten(job.config, settings.method.name), **flatten(door.config, "gatekeeper"), **taught}
+    return {**facts, "options": options, **scored}
 
 
-def _door(request: Request, settings: Settings | None, info: Mapping[str, Any], log: Callable[[str], None]) -> Door:
-    if settings is not None:
-        return Door(settings.gatekeeper, settings.app.min_uploads, log)
-    chosen = {**_begun_options(request, info), **request.overrides}
-    return Door(parse(GatekeeperConfig, chosen, "gatekeeper"), LEAST_UPLOADS, log)
-
-
-def _begun_options(request: Request, info: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that a replay of another project's run began with; empty for a new one."""
-    return without_retired(info.get("options", {})) if request.resume is not None else {}
+def _door(ready: _Prepared, log: Callable[[str], None]) -> Door:
+    least = LEAST_UPLOADS if ready.foreign else ready.settings.app.min_uploads
+    return Door(ready.settings.gatekeeper, least, log)
 
 
 def _target(request: Request, info: Mapping[str, Any]) -> RunFolder:
@@ -256,41 +297,3 @@ def _remove_unbegun(target: RunFolder) -> None:
     epochs = any("epoch" in row for row in work.metrics())
     if work.load_checkpoint() is None and not epochs and not kept_round(target):
         shutil.rmtree(target.path)
-
-
-def _foreign_job(request: Request, info: Mapping[str, Any]) -> Job:
-    """Return the job for a run of another project: its model comes from that project's own code."""
-    name = request.method or (info["method"] if request.resume is not None else "")
-    if not name or ":" not in request.model:
-        raise OptionError(
-            f"{request.run} is a run of another project: needs {'' if name else '--method and '}--model, as "
-            "module:attribute that returns its nn.Module"
-        )
-    method = CHOICES[name]
-    own, door = options_of(method.config, name), options_of(GatekeeperConfig, "gatekeeper")
-    overrides = without_retired(request.overrides)
-    reject_unknown(overrides, ["seed", "teacher", *(o.key for o in own + door)])
-    begun = _begun_options(request, info)
-    chosen = {**begun, **overrides}
-    config: Any = parse(method.config, chosen, name)
-    gatekeeper = flatten(parse(GatekeeperConfig, chosen, "gatekeeper"), "gatekeeper")
-    said = {"seed": request.overrides.get("seed", info["seed"]), "teacher": chosen.get("teacher", "method")}
-    app = AppConfig.from_settings(said)
-    if request.resume is not None:
-        now = {**flatten(config, name), **gatekeeper, "seed": app.seed, "teacher": app.teacher}
-        check_same_run({"settings": {**begun, "seed": info["seed"]}}, now)
-    shape = tuple(info["input-shape"])
-    halves = (0.5,) * shape[0]
-    mean, std = info.get("normalization", (halves, halves))
-    job = Job(
-        uploads=(),
-        builders=foreign_models(request.model, info["student"]),
-        student=info["student"],
-        num_classes=info["num-classes"],
-        input_shape=shape,
-        normalization=Normalization(tuple(mean), tuple(std)),
-        config=config,
-        seed=app.seed,
-        threads=all_cores(),
-    )
-    return _taught(job, app, info)

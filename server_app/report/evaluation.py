@@ -9,7 +9,7 @@ from typing import Any
 
 from server_app.report.kept_scores import Keep, KeptScores, fresh
 from server_app.settings.choices import CHOICES, Choice
-from server_app.settings.held_out import HeldOut
+from server_app.settings.own_scores import Scorer
 from strategies.combiners.combiners import build_combiner
 from strategies.combiners.outcomes import load_model
 from strategies.core.kinds import CLASSIFIER, PREDICTING
@@ -37,7 +37,7 @@ class Row:
 
 
 def evaluate(
-    report: StageReport, method_name: str, held_out: HeldOut, *, log: Callable[[str], None], kept: Path | None = None
+    report: StageReport, method_name: str, held_out: Scorer, *, log: Callable[[str], None], kept: Path | None = None
 ) -> list[Row]:
     """Return :func:`result_table` and log its progress; many large models on one core take minutes.
 
@@ -69,7 +69,7 @@ def evaluate(
         return rows
 
 
-def result_table(report: StageReport, method_name: str, held_out: HeldOut, *, keep: Keep = fresh) -> list[Row]:
+def result_table(report: StageReport, method_name: str, held_out: Scorer, *, keep: Keep = fresh) -> list[Row]:
     """Compare the method's result with the baselines of the same uploads.
 
     Args:
@@ -111,12 +111,12 @@ def result_table(report: StageReport, method_name: str, held_out: HeldOut, *, ke
     return rows
 
 
-def _members(job: Job, spec: EnsembleSpec, held_out: HeldOut) -> tuple[list[float], float]:
+def _members(job: Job, spec: EnsembleSpec, held_out: Scorer) -> tuple[list[float], float]:
     combiner = build_combiner(spec.combiner, spec.weights)
     return held_out.member_accuracies(Ensemble.from_uploads(job.uploads, job.builders, combiner))
 
 
-def _fedavg(job: Job, held_out: HeldOut) -> float | None:
+def _fedavg(job: Job, held_out: Scorer) -> float | None:
     if not _fits_fedavg(job):
         return None
     method = METHODS["fedavg"]

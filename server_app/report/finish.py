@@ -12,11 +12,13 @@ from server_app.report.communication import Cost, cost_of, moved_in, moved_lines
 from server_app.report.drawing import save
 from server_app.report.evaluation import Row, best_accuracy, evaluate
 from server_app.report.gatekeeping import plot_verdict, verdict_facts, verdict_lines
+from server_app.report.load_code import load_code
 from server_app.report.page import PAGE_FILE, write_page
-from server_app.report.plots import client_weights, load_code, model_card, plot_all
+from server_app.report.plots import client_weights, model_card, plot_all
 from server_app.report.privacy import privacy_facts, privacy_lines
 from server_app.report.run_page import run_page, run_setting
 from server_app.settings.held_out import HeldOut
+from server_app.settings.own_scores import Scorer
 from server_app.settings.read import Settings, scaled_line
 from strategies.core.durable import atomic_write
 from strategies.core.kinds import STATISTICS
@@ -30,7 +32,7 @@ def finish(
     folder: RunFolder,
     settings: Settings,
     report: StageReport,
-    held_out: HeldOut,
+    held_out: Scorer,
     *,
     seconds: Mapping[str, float],
     log: Callable[[str], None],
@@ -86,10 +88,10 @@ def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:
     return {phase: round(value, 2) for phase, value in seconds.items()}
 
 
-def _of_clients(folder: RunFolder, settings: Settings, report: StageReport, held_out: HeldOut) -> dict[str, Any]:
+def _of_clients(folder: RunFolder, settings: Settings, report: StageReport, held_out: Scorer) -> dict[str, Any]:
     """Return a result's entries on attackers, privacy and the gatekeeper's verdict, without the empty ones."""
     found = {
-        "attack": attack_facts(settings.app.attack, report, held_out),
+        "attack": attack_facts(settings.app.attack, report, held_out) if isinstance(held_out, HeldOut) else {},
         "privacy": privacy_facts(settings.app.privacy, sums=settings.method.uploads == STATISTICS),
     }
     filled = {key: facts for key, facts in found.items() if facts}

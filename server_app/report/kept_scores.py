@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 
+from server_app.settings.held_out import HeldOut
 from strategies.core.errors import StoreError
 from strategies.run.files import read_json, write_json
 from strategies.run.uploads import StoredWeights
 
 if TYPE_CHECKING:
-    from server_app.settings.held_out import HeldOut
+    from server_app.settings.own_scores import Scorer
     from strategies.method import Job
 
 Scores = TypeVar("Scores")
@@ -46,7 +47,7 @@ class KeptScores:
         held_out: The images of the scores.
     """
 
-    def __init__(self, path: Path, job: Job, held_out: HeldOut) -> None:
+    def __init__(self, path: Path, job: Job, held_out: Scorer) -> None:
         self._path = path
         self._key = _key(job, held_out)
 
@@ -75,8 +76,10 @@ class KeptScores:
         return found if isinstance(found, dict) else {}
 
 
-def _key(job: Job, held_out: HeldOut) -> str | None:
+def _key(job: Job, held_out: Scorer) -> str | None:
     """Return a digest of everything that determines the scores; None for uploads that are not stored."""
+    if not isinstance(held_out, HeldOut):  # the data that a function reads are unknown
+        return None
     uploads = []
     for upload in job.uploads:
         if not isinstance(upload.read, StoredWeights):

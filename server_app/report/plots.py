@@ -11,11 +11,11 @@ import numpy as np
 from server_app.report.cost_plots import Point, differ_in_cost, plot_communication
 from server_app.report.drawing import COLOURS, legend_beside, new_figure, row_figure, save
 from server_app.report.evaluation import Row
-from server_app.report.feature_heads import features_section, functions_in, load_head, load_members, plot_choice
+from server_app.report.feature_heads import features_section, plot_choice
 from server_app.report.gatekeeping import card_section
+from server_app.report.load_code import load_code
 from server_app.settings.choices import Choice
-from strategies.core.kinds import SUFFIXES, holds_images, kind_of
-from strategies.core.options import is_own
+from strategies.core.kinds import holds_images
 from strategies.method import Job, Outcome
 from strategies.run.stage import StageReport
 
@@ -220,43 +220,6 @@ def _input_of(job: Job) -> str:
     mean, std = job.normalization.mean, job.normalization.std
     return f"""images of shape {job.input_shape} with pixels in [0, 1], normalised with mean {mean} and
 standard deviation {std}"""
-
-
-def load_code(report: StageReport) -> str:
-    """Return the code that loads the result: the student, the ensemble, or both."""
-    student, ensemble = report.outcome.student is not None, report.outcome.ensemble is not None
-    codes = [_load_student(report.job, name="model")] if student else []
-    codes += [_load_ensemble(report.job, name="ensemble" if student else "model")] if ensemble else []
-    return "\n\n".join(codes)
-
-
-def _load_student(job: Job, *, name: str) -> str:
-    if functions := functions_in(job, [job.student]):
-        return load_head(functions[0], job.num_classes, name=name)
-    return f"""from safetensors.torch import load_file
-
-from oneshot_fl.fl_app.models import build
-
-{name} = build({job.student!r}, num_classes={job.num_classes}, input_shape={job.input_shape})
-{name}.load_state_dict(load_file("student.safetensors"))
-{name}.eval()"""
-
-
-def _load_ensemble(job: Job, *, name: str) -> str:
-    names = {upload.architecture.partition("+")[0] for upload in job.uploads}
-    own = ", own=[" + ", ".join(map(repr, found)) + "]" if (found := sorted(filter(is_own, names))) else ""
-    if (kind := kind_of(job.uploads[0].architecture)) in SUFFIXES:
-        return f"""from oneshot_fl import load_ensemble_module
-from oneshot_fl.fl_app.models.uploaded import uploaded_builders
-
-{name} = load_ensemble_module(".", uploaded_builders({kind!r}, {job.num_classes}, {job.input_shape}{own}))"""
-    members = [upload.architecture for upload in job.uploads]
-    if functions := functions_in(job, members):
-        return load_members(job, members, functions[0], name=name)
-    return f"""from oneshot_fl import load_ensemble_module
-from oneshot_fl.fl_app.models import builders
-
-{name} = load_ensemble_module(".", builders({job.num_classes}, {job.input_shape}{own}))"""
 
 
 def _colour_bar(figure: Figure, axes: Axes, classes: int) -> None:

@@ -387,7 +387,7 @@ def test_a_replay_of_another_project_s_run_that_was_cut_off_goes_on_with_its_opt
     foreign: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = {"dense__epochs": 2, "dense__generator_steps": 1, "dense__synthesis_batch_size": 4, "dense__latent": 4}
-    monkeypatch.setattr("server_app.replay.stored.all_cores", lambda: 1)
+    monkeypatch.setattr("server_app.replay.foreign_models.all_cores", lambda: 1)
     run = foreign()
     with pytest.raises(CutOffError):
         replayed(run, "dense", model="foreign_net:Net", **options)

@@ -1,0 +1,147 @@
+"""Runs of another project whose own function scores the models: results, cards and reports like ours."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from server_app.compare.comparison import Comparison, compare_runs
+from server_app.compare.table import lines_of, notes_of
+from server_app.replay.request import Request
+from server_app.replay.stored import replay_run
+from strategies.core.errors import OptionError
+from strategies.core.facts import UploadFacts
+from strategies.run.run_folder import RunFolder
+
+CODE = """
+import torch
+from torch import nn
+
+KEYS = torch.tensor([[5.0] * 8 + [0.0] * 8, [0.0] * 8 + [5.0] * 8]).reshape(2, 1, 4, 4)
+
+
+def net():
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 2))
+
+
+def score(model):
+    assert not model.training
+    assert not torch.is_grad_enabled()
+    return 100.0 * float((model(KEYS).argmax(1) == torch.tensor([0, 1])).float().mean())
+
+
+def scores(model):
+    return {"accuracy": score(model), "loss": 0.5}
+
+
+def fails(model):
+    raise ValueError("no test\\ndata")
+
+
+share = lambda model: "most"
+above = lambda model: 101.0
+nothing = lambda model: None
+number = 3
+"""
+
+
+@pytest.fixture(autouse=True)
+def _project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / "scored_net.py").write_text(CODE)
+    monkeypatch.chdir(tmp_path)
+    yield
+    sys.modules.pop("scored_net", None)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run folder as another project leaves it: client a knows the classes, client b confuses them."""
+    info = {"method": "fedens", "seed": 4, "student": "model", "num-classes": 2, "input-shape": [1, 4, 4]}
+    with RunFolder.create(tmp_path / "runs" / "run", info) as folder:
+        for client, sign in (("a", 3.0), ("b", -1.0)):
+            weight = sign * torch.tensor([[1.0] * 8 + [-1.0] * 8, [-1.0] * 8 + [1.0] * 8])
+            state = {"1.weight": weight, "1.bias": torch.zeros(2)}
+            folder.round(1).accept(UploadFacts(client, "model", 5), state)
+    return tmp_path / "runs" / "run"
+
+
+def replayed(run: Path, method: str, evaluate: str, **more: Any) -> dict[str, Any]:
+    return replay_run(Request(run, method, more, model="scored_net:net", evaluate=evaluate), log=lambda _: None)
+
+
+@pytest.mark.parametrize("evaluate", ["scored_net:score", "scored_net:scores"])
+def test_a_scored_replay_has_a_table_a_card_and_a_page(run: Path, evaluate: str) -> None:
+    result = replayed(run, "fedens", evaluate)
+
+    assert [(row["name"], row["accuracy"]) for row in result["table"]] == [
+        ("a", 100.0), ("b", 0.0), ("FedAvg (one shot)", 100.0), ("FedENS", 100.0)
+    ]  # fmt: skip
+    assert result["accuracy"] == 100.0
+    folder = Path(result["run_dir"])
+    assert json.loads((folder / "run.json").read_text())["evaluate"] == evaluate
+    assert "100.00" in (folder / "report.html").read_text()
+    assert (folder / "report" / "accuracy.png").exists()
+
+
+@pytest.mark.parametrize("method", ["fedens", "fedavg"])
+def test_the_card_loads_the_result_with_the_project_s_own_model(
+    run: Path, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(replayed(run, method, "scored_net:score")["run_dir"])
+    (code,) = re.findall(r"```python\n(.*?)```", (folder / "model_card.md").read_text(), re.DOTALL)
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    monkeypatch.chdir(folder)
+    found: dict[str, Any] = {}
+
+    exec(code, found)  # noqa: S102  the code that the card shows
+
+    assert "from scored_net import net" in code
+    assert isinstance(found["model"], nn.Module)
+    assert found["model"](torch.zeros(3, 1, 4, 4)).shape == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("evaluate", "reason"),
+    [
+        ("scored_net:fails", "--evaluate 'scored_net:fails' fails: ValueError: no test data"),
+        ("scored_net:share", "returns most: must return the accuracy in %, 0 to 100, or a dict"),
+        ("scored_net:above", r"returns 101\.0: must return the accuracy in %"),
+        ("scored_net:nothing", "returns None: must return the accuracy in %"),
+        ("scored_net:number", "--evaluate is 'scored_net:number', which is int: must be a function"),
+        ("scored_net:absent", "module 'scored_net' has no 'absent'"),
+        ("score", "--evaluate is 'score': must be module:attribute"),
+    ],
+)
+def test_a_wrong_function_is_refused_in_one_line(run: Path, evaluate: str, reason: str) -> None:
+    with pytest.raises(OptionError, match=reason) as error:
+        replayed(run, "fedens", evaluate)
+    assert "\n" not in str(error.value)
+    assert list(run.parent.iterdir()) == [run]
+
+
+def test_a_run_of_this_app_has_held_out_images_of_its_own(tmp_path: Path, run_folder: Any) -> None:
+    own = run_folder()
+    with pytest.raises(OptionError, match="--evaluate is 'scored_net:score': must be '' for .*, a run of this app"):
+        replay_run(Request(own, "fedens", {}, evaluate="scored_net:score"), log=lambda _: None)
+
+
+def test_runs_of_another_project_are_compared_with_its_scores(run: Path, tmp_path: Path) -> None:
+    asked = Comparison(
+        (run,), "fedens,fedavg", model="scored_net:net", evaluate="scored_net:score", out=tmp_path / "compared"
+    )
+
+    found = compare_runs(asked, log=lambda _: None)
+
+    assert found["status"] == "finished", found.get("error")
+    assert [line.accuracy for line in lines_of(found["cells"])] == [100.0, 100.0]
+    assert "--evaluate scored_net:score" in found["command"]
+    assert any(note.startswith("Accuracy on held-out images") for note in notes_of(found))
+    assert found["plot"] == "comparison.png"
