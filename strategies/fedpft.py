@@ -90,14 +90,16 @@ def drawn(clients: Uploaded, config: FedPftConfig, *, seed: int) -> tuple[Tensor
     Returns:
         Features [N, d] in float32 and labels [N], in the order of names and classes.
     """
-    factors, total = clients.factors, sum(float(upload.read()["counts"].sum()) for upload in clients.uploads)
+    capped = clients.factors
+    factors = {name: capped.get(name, 1.0) for name in clients}
+    total = sum(factors[name] * float(clients.arrays(name)["counts"].sum()) for name in clients)
     share, fallback = min(1.0, config.limit / total), mean_variance(_moments(clients, name, config) for name in clients)
     rows, labels = [], []
-    for name in clients:
+    for name, factor in factors.items():
         moments = _moments(clients, name, config)
         deviations, means = moments.variances(fallback).sqrt().float(), moments.means.float()
         for c in moments.counts.nonzero().flatten().tolist():
-            count = max(1, round(share * factors.get(name, 1.0) * float(moments.counts[c])))
+            count = max(1, round(share * factor * float(moments.counts[c])))
             noise = torch.randn(count, means.shape[1], generator=generator(seed, "fedpft", name, c))
             rows.append(means[c] + noise * deviations[c])
             labels.append(torch.full((count,), c))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections import OrderedDict
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 from features import CLASSES, SEEDS, Labelled, accuracy, extracted
 from measure import say
+from torch import nn
 
 from fl_app.data import PartitionSpec, partition
 from strategies.core.facts import UploadFacts
@@ -41,7 +43,9 @@ def upload(client: str, part: Labelled) -> Upload:
 def fedpft(parts: list[Labelled], seed: int, **options: Any) -> Head:
     """Return FedPFT's head of the clients' examples."""
     uploads = tuple(upload(f"client-{k:04d}", part) for k, part in enumerate(parts))
-    job = Job(uploads, {}, "head", CLASSES, (1, 8, 8), HALVES, FedPftConfig(**options), seed=seed)
+    features = parts[0][0].shape[1]
+    builders = {"head": lambda: nn.Sequential(OrderedDict(head=nn.Linear(features, CLASSES)))}
+    job = Job(uploads, builders, "head", CLASSES, (1, 8, 8), HALVES, FedPftConfig(**options), seed=seed)
     student = METHOD.fit(job, Silent()).student or {}
     return Head(student["head.weight"].double(), student["head.bias"].double())
 

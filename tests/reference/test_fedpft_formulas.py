@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from strategies.core.facts import UploadFacts
 from strategies.core.seeds import generator
@@ -62,6 +65,22 @@ def test_draws_are_those_of_every_clients_gaussians() -> None:
     np.testing.assert_allclose(rows, wanted, atol=1e-5)
 
 
+def test_limit_thins_all_clients_in_proportion_and_a_boastful_one_is_capped_first() -> None:
+    def counts(boast: float, share: float, limit: int) -> list[int]:
+        found = []
+        for upload, factor in zip(uploads(), (boast, 100.0), strict=True):
+            state = {
+                key: value * factor if key in ("counts", "sums", "squares") else value
+                for key, value in upload.read().items()
+            }
+            found.append(Upload(upload.facts, partial(dict, state)))
+        labels = drawn(Uploaded(tuple(found), share), replace(CONFIG, limit=limit), seed=SEED)[1]
+        return np.bincount(labels.numpy(), minlength=CLASSES).tolist()
+
+    assert counts(100.0, 0.0, 280) == [60, 100, 120]
+    assert counts(1e12, 0.5, 4200) == [1800, 1200, 1200]
+
+
 def adamw(rows: Array, labels: NDArray[np.int64]) -> tuple[Array, Array]:
     """Return weight and bias as one matrix's parts: decoupled weight decay 0.01, moments 0.9 and 0.999."""
     weights, moment, second, step = np.zeros((CLASSES, FEATURES + 1)), 0.0, 0.0, 0
@@ -79,9 +98,13 @@ def adamw(rows: Array, labels: NDArray[np.int64]) -> tuple[Array, Array]:
     return math.sqrt(FEATURES) * weights[:, :-1], weights[:, -1]
 
 
+def head() -> nn.Module:
+    return nn.Sequential(OrderedDict(head=nn.Linear(FEATURES, CLASSES)))
+
+
 def test_head_is_that_of_adamw_on_the_draws() -> None:
     halves = Normalization((0.5,), (0.5,))
-    job = Job(uploads(), {}, "head", CLASSES, (1, 8, 8), halves, CONFIG, seed=SEED)
+    job = Job(uploads(), {"head": head}, "head", CLASSES, (1, 8, 8), halves, CONFIG, seed=SEED)
     student = METHOD.fit(job, Silent()).student
     assert student is not None
     weight, bias = adamw(*drawn_in_numpy())
