@@ -95,6 +95,17 @@ def add_up_privately(
     return privacy.epsilon
 
 
+def check_enough(examples: int, least: int, client: str) -> None:
+    """Refuse sums over so few examples that they would tell much of each; the server is not told their number.
+
+    Raises:
+        UploadError: Names the setting.
+    """
+    if examples < least:
+        LOG.info("%s has %d examples and sends nothing: 'features.min-examples' is %d", client, examples, least)
+        raise UploadError(f"it has fewer examples than 'features.min-examples', {least}, so it sends nothing")
+
+
 def _sums(model: ClientSums, data: ImageData, normalization: Normalization) -> list[Statistics | Moments]:
     """Add up all features in one pass.
 

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 
 from client_app.attacking import check_trains, claimed, copied, last_layer_scaled, poisoned, scaled
 from client_app.calibration import activation_ranges
-from client_app.feature_sums import ClientSums
+from client_app.feature_sums import ClientSums, check_enough
 from client_app.keeping import Keep, Trained
 from client_app.local_training import Epoch, epoch_lengths
 from client_app.node import Asked, Node
@@ -159,6 +159,8 @@ def _made(config: AppConfig, node: Node, asked: Asked, start: State) -> tuple[Tr
 def _train(config: AppConfig, node: Node, asked: Asked, start: State) -> tuple[Trained, State]:
     own, attack = own_examples(config, node, asked), config.attack.of(node.client)
     task = task_of(asked.task, node.architecture)
+    if asked.task == STATISTICS:
+        check_enough(len(own.train), config.features.min_examples, node.client)
     split, classes = own.split, own.split.num_classes
     data = poisoned(split.take(own.train), config.attack, client=node.client, num_classes=classes, seed=asked.seed)
     model, last, epsilon = _started(config, node, asked, split), UNTOLD, None

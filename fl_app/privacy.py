@@ -26,6 +26,7 @@ WANTED: Mapping[str, tuple[Scalar, str]] = {
     "client.loss": ("cross-entropy", "the other losses use the label counts"),
     "client.sam-rho": (0.0, "its second gradient is not accounted for"),
     "features.moments": (False, "the sums of squares carry no noise"),
+    "features.min-examples": (0, "one example more or less would decide whether an upload comes, which no noise hides"),
     "client.checkpoint": ("", "a checkpoint has no privacy guarantee"),
 }
 

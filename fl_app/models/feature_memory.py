@@ -6,7 +6,6 @@ import functools
 import hashlib
 import weakref
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -57,7 +56,7 @@ class FeatureMemory:
 
 def memory_of(function: FeatureFunction) -> FeatureMemory:
     """Return this process' memory of a backbone, which functions share that differ in what follows the backbone."""
-    return _memory(replace(function, config=replace(function.config, dim=0), seed=0))
+    return _memory(function.whole)
 
 
 @functools.lru_cache(maxsize=4)

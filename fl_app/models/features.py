@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -13,8 +13,9 @@ from torch import nn
 
 from strategies.core.errors import OptionError
 from strategies.core.fingerprint import packed
-from strategies.core.kinds import holds_images
+from strategies.core.kinds import GRAM, SQUARES, holds_images
 from strategies.core.seeds import seeded_torch
+from strategies.statistics.maps import ReluMap
 from strategies.statistics.privacy import normalised
 from strategies.statistics.sums import projection
 from strategies.statistics.uploaded import FeatureSums
@@ -35,7 +36,7 @@ class FeatureFunction:
 
     Attributes:
         config: The settings.
-        seed: Of the run; draws the projection.
+        seed: Of the run; draws the projection and the map.
         mean: Of the data set's normalisation, per channel.
         std: Of the data set's normalisation, per channel.
     """
@@ -69,8 +70,13 @@ class FeatureFunction:
 
     @property
     def features(self) -> int:
-        """The number of features after the projection, d."""
-        return self.config.dim or self.backbone.features
+        """The number of features after projection and map, d."""
+        return self.config.width if self.config.mapped else self.config.dim or self.backbone.features
+
+    @property
+    def whole(self) -> FeatureFunction:
+        """The function without projection and map, whose features a cache holds for all of them."""
+        return replace(self, config=replace(self.config, dim=0, map="none"), seed=0)
 
     @property
     def module(self) -> Extractor:
@@ -80,12 +86,14 @@ class FeatureFunction:
     @property
     def fields(self) -> dict[str, Any]:
         """The names and values of which the fingerprint consists."""
-        kept = self.config.dim
-        return {**_raw(self), "dim": kept, **({"dim-seed": self.seed} if kept else {}), "norm": 1}
+        config = self.config
+        kept = {"dim": config.dim, **({"dim-seed": self.seed} if config.dim else {})}
+        mapped = {"map": config.map, "width": config.width, "map-seed": self.seed} if config.mapped else {}
+        return {**_raw(self), **kept, **mapped, "norm": 1}
 
     @property
     def raw(self) -> str:
-        """The fields before projection and normalisation, which name the backbone's own features in a cache."""
+        """The fields before projection, map and normalisation, which name the backbone's own features in a cache."""
         return json.dumps(_raw(self))
 
     @property
@@ -101,7 +109,7 @@ class FeatureFunction:
     @property
     def non_negative(self) -> bool:
         """Whether no feature is negative."""
-        return self.backbone.non_negative and not self.config.dim
+        return self.config.mapped or (self.backbone.non_negative and not self.config.dim)
 
     def check(self, split: Split, name: str) -> None:
         """Refuse a data set whose examples the backbone does not take.
@@ -113,13 +121,34 @@ class FeatureFunction:
         Raises:
             OptionError: The backbone takes images and the examples are none, or it takes texts and they are none.
         """
-        kind = "images" if holds_images(split.input_shape) else "rows of numbers" if split.texts is None else "texts"
+        kind = "images" if holds_images(split.input_shape) else "rows" if split.input_shape[2] == 1 else "texts"
         wanted = "images" if self.backbone.texts is None else "texts"
         if kind != wanted:
             raise OptionError(
                 f"setting 'features.backbone' is {self.config.backbone!r}, which takes {wanted}, and 'data.name' is "
                 f"{name!r}, which has {kind}: must be a backbone and a data set of one kind, such as "
                 "'efficientnet-lite0' for images and 'wordllama' for texts"
+            )
+
+    def check_size(self, num_classes: int, method: str, most_mib: float) -> None:
+        """Refuse features whose sums no server would accept, before any client computes them.
+
+        Args:
+            num_classes: C.
+            method: Of the run, which decides what second moments it needs.
+            most_mib: The setting "max-upload-mib".
+
+        Raises:
+            OptionError: Names the size of an upload.
+        """
+        numbers = {GRAM: self.features * (self.features + 1) // 2, SQUARES: num_classes * self.features}
+        second = self.config.second(method)
+        size = 4 * (num_classes * self.features + sum(numbers[name] for name in second)) / 2**20
+        if size > most_mib:
+            key = "features.width" if self.config.mapped else "features.dim"
+            raise OptionError(
+                f"setting {key!r} is {self.features}: an upload would have {size:.1f} MiB, must be at most "
+                f"{most_mib:g} ('max-upload-mib')"
             )
 
     def sums(self, num_classes: int, noise: float = 0.0, method: str = "ridge") -> FeatureSums:
@@ -171,6 +200,9 @@ class Extractor(nn.Module):
         self._constants, self._texts = (shift, scale, mean, std), backbone.texts is not None
         kept = function.config.dim
         self._projection = projection(backbone.features, kept, function.seed) if kept else None
+        given = kept or backbone.features, function.config.width, function.seed
+        self._map = ReluMap.of(*given) if function.config.mapped else None
+        self._half = function.config.precision == "bfloat16"
         self.eval()
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
@@ -180,12 +212,14 @@ class Extractor(nn.Module):
     @torch.no_grad()
     def pooled(self, images: torch.Tensor) -> torch.Tensor:
         """Map images [B, 1 or 3, H, W], or tokens [B, 1, 1, L], to the backbone's own features, in float32."""
-        return torch.cat([self._batch(batch) for batch in torch.split(images, BATCH)])
+        with torch.autocast("cpu", torch.bfloat16, enabled=self._half):
+            return torch.cat([self._batch(batch).float() for batch in torch.split(images, BATCH)])
 
     def finished(self, pooled: torch.Tensor) -> torch.Tensor:
-        """Map the backbone's features to those of the function: projected, of norm 1, in float64."""
+        """Map the backbone's features to those of the function: projected, mapped, of norm 1, in float64."""
         precise = pooled.double()
-        return normalised(precise if self._projection is None else precise @ self._projection)
+        unit = normalised(precise if self._projection is None else precise @ self._projection)
+        return unit if self._map is None else normalised(self._map(unit))
 
     def _batch(self, images: torch.Tensor) -> torch.Tensor:
         if self._texts:
@@ -214,7 +248,7 @@ def _raw(function: FeatureFunction) -> dict[str, Any]:
         "backbone": backbone.name,
         "weights": weights_digest(backbone),
         **_preprocessing(function),
-        "precision": "float32",
+        "precision": function.config.precision,
     }
 
 

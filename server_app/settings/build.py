@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,8 +57,8 @@ def functions_of(settings: Settings, split: Split) -> tuple[FeatureFunction, ...
     app = settings.app
     names = dict.fromkeys(backbone_in(name) or app.features.backbone for name in app.model.on_features())
     own = {app.features.backbone: None} if settings.method.uploads == STATISTICS else {}
-    whole = FeatureFunction(replace(app.features, dim=0), 0, *split.normalization)
-    return tuple(of_backbone(whole, name) for name in {**own, **names})
+    function = FeatureFunction(app.features, 0, *split.normalization)
+    return tuple(of_backbone(function.whole, name) for name in {**own, **names})
 
 
 def build_job(settings: Settings, split: Split, observer: HeldOut | None, *, data_seed: int | None = None) -> Job:
@@ -81,6 +80,8 @@ def build_job(settings: Settings, split: Split, observer: HeldOut | None, *, dat
     function = FeatureFunction(app.features, seed, *split.normalization)
     for name in [*([""] if of_sums else []), *map(backbone_in, app.model.on_features())]:
         of_backbone(function, name).check(split, app.data.name)
+    if of_sums:
+        function.check_size(split.num_classes, settings.method.name, app.max_upload_mib)
     models = _models_of(app, split, function, used=not of_sums)
     app.attack.check_classes(split.num_classes)
     if not holds_images(split.input_shape):

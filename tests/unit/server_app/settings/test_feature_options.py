@@ -1,0 +1,100 @@
+"""The map, the precision and the least number of examples, from the clients' sums to the result."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from feature_fakes import CLIENTS, SETTINGS, replayed, sent_by_clients, stored
+
+from client_app.node import Asked, Node
+from client_app.work import trained_model
+from fl_app.models.features import FeatureFunction
+from fl_app.models.features_config import FeaturesConfig
+from server_app.settings.build import check_before_start
+from server_app.settings.read import read_settings
+from strategies.core.errors import OptionError, UploadError
+
+MAP = {"features.map": "relu", "features.width": 160, "features.dim": 80}
+
+
+def function(seed: int = 0, **features: Any) -> FeatureFunction:
+    return FeatureFunction(FeaturesConfig(backbone="tiny_backbone:make", **features), seed)
+
+
+@pytest.mark.parametrize("budget", [0.0, 50.0])
+def test_mapped_sums_pass_every_bound_and_lead_to_a_head(tmp_path: Path, budget: float) -> None:
+    given = {**SETTINGS, **MAP, "privacy.epsilon": budget, "client.share-label-counts": not budget}
+    given["client.state-dir"] = str(tmp_path / "state")
+    states, facts = sent_by_clients(given, "ab" * 16)
+    assert states["client-000"]["gram"].shape == (160 * 161 // 2,)
+    run = stored(tmp_path / "run", given, states, facts)  # checks every upload as the server does
+    for method in ("ridge",) if budget else ("ridge", "lda"):
+        assert replayed(run, method, tmp_path / method)["accuracy"] > (30.0 if budget else 75.0)
+
+
+def test_mapped_features_have_norm_one_no_negative_entry_and_fields_of_their_own() -> None:
+    mapped = function(map="relu", width=160, dim=80)
+    images = torch.randn(9, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    rows = mapped.module(images)
+    assert rows.shape == (9, 160)
+    assert float((rows.norm(dim=1) - 1).abs().max()) < 1e-5
+    assert mapped.non_negative
+    assert not function(dim=80).non_negative
+    told = function(map="relu", width=170, dim=80).sums(10).state_dict()
+    with pytest.raises(UploadError, match="they differ in width: 170, expected is 160$"):
+        mapped.sums(10).check_upload({**told, "gram": torch.zeros(1)})
+    with pytest.raises(UploadError, match="differ in dim-seed: 1, expected is 0; map-seed: 1, expected is 0$"):
+        mapped.sums(10).check_upload(dict(function(1, map="relu", width=160, dim=80).sums(10).state_dict()))
+    with pytest.raises(UploadError, match="differ in map: nothing, expected is relu; width: nothing, "):
+        mapped.sums(10).check_upload(dict(function(dim=80).sums(10).state_dict()))
+
+
+def test_a_map_reads_the_same_cached_features_and_another_precision_does_not() -> None:
+    assert function(3, map="relu", dim=8).raw == function().raw
+    assert function(precision="bfloat16").raw != function().raw
+    assert function(3, map="relu", dim=8).whole == function()
+
+
+def test_half_precision_is_another_function_whose_features_are_near() -> None:
+    images = torch.rand(32, 1, 16, 16, generator=torch.Generator().manual_seed(0))
+    whole, half = (function(precision=name).module(images) for name in ("float32", "bfloat16"))
+    apart = (whole - half).norm(dim=1)
+    assert 1e-5 < float(apart.max()) < 0.1
+    assert half.dtype == torch.float64
+    with pytest.raises(UploadError, match="differ in precision: bfloat16, expected is float32$"):
+        function().sums(10).check_upload(dict(function(precision="bfloat16").sums(10).state_dict()))
+
+
+def test_sums_too_large_for_the_server_are_refused_before_anything_starts() -> None:
+    given = {**SETTINGS, "features.map": "relu", "features.width": 4096, "max-upload-mib": 20.0}
+    with pytest.raises(
+        OptionError, match=r"'features.width' is 4096: an upload would have 32\.2 MiB, must be at most 20"
+    ):
+        check_before_start(read_settings(given), CLIENTS)
+    with pytest.raises(OptionError, match=r"'features.width' is 4096: an upload would have 32\.3 MiB"):
+        check_before_start(read_settings({**given, "features.moments": True}), CLIENTS)
+    check_before_start(read_settings({**given, "method": "fedpft"}), CLIENTS)
+
+
+def test_a_small_client_sends_nothing_and_the_server_is_not_told_its_number(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="flwr")
+    settings = read_settings({**SETTINGS, "data.law": "iid", "data.limit": 403, "features.min-examples": 101})
+    sent, silent = [], []
+    for partition_id in range(CLIENTS):
+        node = Node.of({"partition-id": partition_id, "num-partitions": CLIENTS}, settings.app)
+        try:
+            sent.append(trained_model(settings.app, node, Asked("", 1, 0, task="statistics"), {})[0])
+        except UploadError as error:
+            silent.append(str(error))
+    assert [trained.num_examples for trained in sent if trained] == [101, 101, 101]
+    assert silent == ["it has fewer examples than 'features.min-examples', 101, so it sends nothing"]
+    assert caplog.text.count("has 100 examples and sends nothing: 'features.min-examples' is 101") == 1
+
+
+def test_with_a_budget_no_client_may_stay_silent_because_it_is_small() -> None:
+    given = {**SETTINGS, "privacy.epsilon": 1.0, "client.share-label-counts": False, "features.min-examples": 5}
+    with pytest.raises(OptionError, match=r"'features.min-examples' is 5: must be 0 .* which no noise hides"):
+        read_settings(given)
