@@ -1,5 +1,6 @@
 """The `oneshot` command; Ctrl-C while it loads ends it in one line, as later."""
 
+import os
 import sys
 
 
@@ -7,7 +8,10 @@ def main() -> None:
     """Run the command line."""
     try:
         from server_app.cli import cli
+        from strategies.run.journal import LOG_VARIABLE
 
+        if sys.stdout.isatty():  # a bar moves more often than lines are printed
+            os.environ.setdefault(LOG_VARIABLE, "1")
         cli()
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -131,7 +130,7 @@ class _Server:
     def epoch(self, epoch: int) -> dict[str, float]:
         """One epoch in the order of the published code; Algorithm 1 adds the images before it reweighs."""
         config, pool = self.config, self.stage.pool
-        tick = partial(self.progress.report, epoch, config.epochs)
+        tick = self.stage.ticks(self.progress, epoch, config.epochs)
         with self.stage.clock("synthesis"):
             batch = self.synthesize(epoch, tick)
         with self.stage.clock("reweighting"):

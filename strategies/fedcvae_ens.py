@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -27,7 +26,7 @@ from .core.seeds import generator
 from .distillation.distill import distill
 from .distillation.epochs import Stage, run_epochs
 from .distillation.losses import cross_entropy
-from .distillation.pool import Pool, quantize, shuffled_batches
+from .distillation.pool import Pool, batch_count, quantize, shuffled_batches
 from .method import Method, Need, Outcome
 from .teacher.augment import Standardize, dequantize
 from .teacher.ensemble import fast_layout, member_of
@@ -101,7 +100,8 @@ class _Server:
 
     def epoch(self, epoch: int) -> dict[str, float]:
         """One pass over the images, in a new order."""
-        tick = partial(self.progress.report, epoch, self.config.epochs)
+        of = batch_count(len(self.table["images"]), self.config.batch_size)
+        tick = self.stage.ticks(self.progress, epoch, self.config.epochs, of=of)
         with self.stage.clock("training"):
             batches = self._batches(generator(self.job.seed, "training", epoch))
             stage = self.stage

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -114,7 +113,7 @@ class _Server:
 
     def epoch(self, epoch: int) -> dict[str, float]:
         """One epoch: make images, remember them, train the gate on all."""
-        tick = partial(self.progress.report, epoch, self.config.epochs)
+        tick = self.stage.ticks(self.progress, epoch, self.config.epochs)
         with self.stage.clock("synthesis"):
             batch = self.synthesize(epoch, tick)
         with self.stage.clock("gate"):

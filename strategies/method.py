@@ -183,14 +183,25 @@ class Snapshot:
     appended: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
+Part = tuple[int, int]
+
+
 class Progress(Protocol):
     """Receives the reports of a method. Implementations write, print, or send them to the driver."""
 
     def resume(self) -> Snapshot | None:
         """Return the snapshot to resume from, or None for a fresh start."""
 
-    def report(self, step: int, total: int, values: Mapping[str, float] | None = None) -> None:
-        """Report that ``step`` of ``total`` epochs are done; cheap enough to call often."""
+    def report(self, step: int, total: int, values: Mapping[str, float] | None = None, part: Part = (0, 0)) -> None:
+        """Report that ``step`` of ``total`` epochs are done; cheap enough to call often.
+
+        Args:
+            step: Epochs done.
+            total: T.
+            values: Numbers to show.
+            part: Steps done of the epoch under way, and its number of steps, 0 if unknown. At a border: 0, and the
+                number of steps of the epoch before.
+        """
 
     def record(self, row: Mapping[str, Any]) -> None:
         """Add a row to the run's metrics; rows of a server epoch carry ``"epoch"``."""
@@ -206,7 +217,7 @@ class Silent:
         """Start afresh."""
         return None
 
-    def report(self, step: int, total: int, values: Mapping[str, float] | None = None) -> None:
+    def report(self, step: int, total: int, values: Mapping[str, float] | None = None, part: Part = (0, 0)) -> None:
         """Ignore the report."""
 
     def record(self, row: Mapping[str, Any]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from strategies.compute import ServerCompute
 from strategies.core.durable import store_errors
 from strategies.core.errors import StoreError
-from strategies.method import Job, Method, Outcome, Progress, Snapshot
+from strategies.method import Job, Method, Outcome, Part, Progress, Snapshot
 from strategies.run.lines import JsonLines
 
 USAGE_FILE = "usage.jsonl"
@@ -88,8 +88,8 @@ class _Meter:
             self._before = Usage.of_row(then[-1]) if then else Usage()
         return snapshot
 
-    def report(self, step: int, total: int, values: Mapping[str, float] | None = None) -> None:
-        self._progress.report(step, total, values)
+    def report(self, step: int, total: int, values: Mapping[str, float] | None = None, part: Part = (0, 0)) -> None:
+        self._progress.report(step, total, values, part)
 
     def record(self, row: Mapping[str, Any]) -> None:
         self._progress.record(row)

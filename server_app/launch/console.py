@@ -9,6 +9,7 @@ from typing import Any, Literal, NoReturn
 
 import typer
 
+from server_app.launch.live_bar import bar_of
 from server_app.launch.log_lines import LogLines
 from strategies.core.errors import OneShotError
 
@@ -18,11 +19,18 @@ INTERRUPTED = 130  # exit status after Ctrl-C, as shells expect it
 
 
 def say(line: str, format: Format) -> None:  # noqa: A002
-    """Print a line of the log."""
+    """Print a line of the log; on a terminal, progress moves in one line."""
     # When a program reads standard output, only the result goes there.
     stream = sys.stderr if format == "json" else sys.stdout
-    stream.write(line + "\n")
+    stream.write(bar_of(stream).shown(line) if stream.isatty() else line + "\n")
     stream.flush()
+
+
+def end_bars() -> None:
+    """Remove a bar under way from the terminal, before output that is no line of the log."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.write(bar_of(stream).closed())
+        stream.flush()
 
 
 def echo_to(format: Format) -> Callable[[str], None]:  # noqa: A002
@@ -59,6 +67,7 @@ class errors:  # noqa: N801  reads as a statement: with errors(format)
 
 
 def _fail(reason: str, format: Format, facts: Mapping[str, Any]) -> NoReturn:  # noqa: A002
+    end_bars()
     sys.stderr.write(f"error: {reason}\n")
     sys.stderr.flush()
     if format == "json":

@@ -13,6 +13,9 @@ ACTOR = re.compile(r"^\(\w+ pid=\d+(, ip=[\d.]+)?\)\s*")
 LEVEL = re.compile(r"^(DEBUG|INFO|WARNING|ERROR)\s*:\s*")
 # Flower's advice on its own command line, and its closing messages.
 NOISE = (
+    "Using SuperLink: ",
+    "Starting logstream for run_id",
+    "Successfully installed ",
     "default simulated SuperNodes changed",
     "To change federation size",
     "flwr federation simulation-config",

@@ -13,7 +13,7 @@ from typing import Any
 import typer
 
 from fl_app.node_config import SUPERNODES_VARIABLE
-from server_app.launch.console import INTERRUPTED, echo_to, errors
+from server_app.launch.console import INTERRUPTED, echo_to, end_bars, errors
 from server_app.launch.result import print_result
 from server_app.settings.build import check_before_start
 from server_app.settings.commit import COMMIT_VARIABLE, commit_of
@@ -58,6 +58,7 @@ def launch_run(app: Path, given: Mapping[str, Scalar], num_supernodes: int, fail
     try:
         launched = launch(app, settings=given, num_supernodes=num_supernodes, echo=echo_to(failing.format))
     except KeyboardInterrupt:
+        end_bars()
         sys.stderr.write(f"interrupted.{_how_to_go_on(folder)}\n")
         raise typer.Exit(INTERRUPTED) from None
     # An unchanged result belongs to an earlier attempt.

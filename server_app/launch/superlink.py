@@ -38,6 +38,7 @@ _START_S = 60.0  # time limit of the SuperLink's first answer
 _COMMAND_S = 120.0  # time limit of one call of `flwr`
 _POLL_S = 0.5
 _SILENCE_S = 9.0  # after so long without a log line, one is printed
+STARTING = "starting Flower and Ray: about 15 s on two idle cores"
 _GRACE_S = 4.0  # wait for the last log lines after the simulation's process has ended
 _SHIPPED = {".py", ".toml", ".md", ".yaml", ".yml", ".json", ".jsonl"}  # the files that Flower packs into an app
 
@@ -78,6 +79,7 @@ def launch(
         KeyboardInterrupt: SIGINT or SIGTERM came; all processes have been ended.
     """
     stage = "not started"
+    echo(STARTING)
     with sigterm_as_interrupt(), _collected() as started:
         try:
             with guarded() as (folder, token), _told_refusals(folder / REFUSALS, echo):

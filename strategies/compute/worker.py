@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ..core import errors
 from ..core.errors import ComputeError, OneShotError, UploadError
 from ..core.offline import enforce
-from ..method import Snapshot, Upload
+from ..method import Part, Snapshot, Upload
 from .in_process import InProcess
 from .packing import pack, unpack
 from .task import Task
@@ -77,8 +77,8 @@ class Outbox:
         """Add an event; of consecutive reports only the last stays, with the newest of all their values."""
         with self._filled:
             if kind == "report" and self._events and self._events[-1][0] == "report":
-                step, total, values = args
-                args = (step, total, values if values is not None else self._events[-1][1][2])
+                step, total, values, *part = args
+                args = (step, total, values if values is not None else self._events[-1][1][2], *part)
                 self._events.pop()
             self._events.append((kind, args))
             self._filled.notify()
@@ -110,9 +110,9 @@ class OutboxProgress:
         """Return the snapshot from the driver."""
         return self._snapshot
 
-    def report(self, step: int, total: int, values: Mapping[str, float] | None = None) -> None:
+    def report(self, step: int, total: int, values: Mapping[str, float] | None = None, part: Part = (0, 0)) -> None:
         """Queue a report."""
-        self._outbox.put("report", step, total, None if values is None else dict(values))
+        self._outbox.put("report", step, total, None if values is None else dict(values), part)
 
     def record(self, row: Mapping[str, Any]) -> None:
         """Queue a row."""

@@ -36,6 +36,7 @@ class Stage:
         pool: The synthetic images.
         made: The number of images that an epoch makes.
         seconds: Phase -> seconds spent since the start of this process.
+        steps: The number of steps of each epoch of this process so far; the last may be under way.
     """
 
     modules: dict[str, nn.Module]
@@ -43,6 +44,7 @@ class Stage:
     pool: Pool
     made: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
+    steps: list[int] = field(default_factory=list)
 
     @contextmanager
     def clock(self, phase: str) -> Iterator[None]:
@@ -50,6 +52,25 @@ class Stage:
         begin = time.perf_counter()
         yield
         self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - begin
+
+    def ticks(self, progress: Progress, epoch: int, epochs: int, *, of: int = 0) -> Callable[[], None]:
+        """Begin the steps of an epoch, and return the function to call after each, which reports it.
+
+        Args:
+            progress: Receives the reports.
+            epoch: The epoch, from 0.
+            epochs: T.
+            of: The number of steps; 0: as many as in the epoch before, and more if it had more than the one before.
+        """
+        before = self.steps[-2:]
+        expected = of or (2 * before[-1] - before[0] if before else 0)
+        self.steps.append(0)
+
+        def tick() -> None:
+            self.steps[-1] += 1
+            progress.report(epoch, epochs, None, (self.steps[-1], expected and max(expected, self.steps[-1])))
+
+        return tick
 
     def sample(self) -> Tensor | None:
         """Return up to 64 of the last epoch's images, uint8 [N, ch, H, W] on the CPU; None without any."""
@@ -99,7 +120,7 @@ def run_epochs(
         with stage.clock("observer"):
             values |= observe(job, done, stage.modules["student"])
         progress.record({"epoch": done, **values})
-        progress.report(done, epochs, values)
+        progress.report(done, epochs, values, (0, stage.steps[-1] if stage.steps else 0))
         progress.checkpoint(lambda done=done: stage.snapshot(done))  # type: ignore[misc]
     return Outcome(student=weights_of(stage.modules["student"]), timings=stage.seconds, images=stage.sample())
 

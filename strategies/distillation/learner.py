@@ -122,6 +122,10 @@ class Learner:
             tick=tick,
         )
 
+    def steps(self, table: Mapping[str, Tensor]) -> int:
+        """Return the number of steps of a pass over a table."""
+        return batch_count(len(table["images"]), self.recipe.batch_size, most=self.recipe.steps_per_epoch)
+
     @torch.no_grad()
     def with_logits(self, rows: Mapping[str, Tensor], *, tick: Callable[[], None] = lambda: None) -> dict[str, Tensor]:
         """Add the teacher's ``logits`` [N, C] if they never change, as with images that are read unchanged.
@@ -153,7 +157,7 @@ class Learner:
         self, table: Mapping[str, Tensor], epoch: int, perturb: Perturb | None
     ) -> Iterator[tuple[Tensor, Tensor]]:
         rng, recipe = generator(self.job.seed, "distillation", epoch), self.recipe
-        steps = batch_count(len(table["images"]), recipe.batch_size, most=recipe.steps_per_epoch)
+        steps = self.steps(table)
         for number, (inputs, rows) in enumerate(self.read(table, rng)):
             for group in self.optimizer.param_groups:
                 group["lr"] = learning_rate(recipe.schedule, recipe.student_lr, epoch + number / steps, recipe.epochs)
@@ -193,7 +197,7 @@ def image_epoch(
         remember: Stores them, and returns the table that the student learns from.
         progress: Receives a report after each step.
     """
-    tick = partial(progress.report, epoch, learner.recipe.epochs)
+    tick = stage.ticks(progress, epoch, learner.recipe.epochs)
     with stage.clock("synthesis"):
         batch = make(epoch, tick)
     with stage.clock("distillation"):
@@ -263,8 +267,9 @@ def learn_from_table(
         table = make()
 
     def epoch(number: int) -> dict[str, float]:
+        tick = stage.ticks(progress, number, epochs, of=learner.steps(table))
         with stage.clock("distillation"):
-            return {"distillation": learner.learn(table, number, tick=partial(progress.report, number, epochs))}
+            return {"distillation": learner.learn(table, number, tick=tick)}
 
     return run_epochs(job, progress, stage, epochs=epochs, step=epoch)
 

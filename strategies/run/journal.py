@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -9,22 +10,26 @@ from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from .pace import Pace
+
 if TYPE_CHECKING:
-    from ..method import Snapshot
+    from ..method import Part, Snapshot
     from .round_folder import RoundFolder
 
 LOG_EVERY_S = 5.0
+# The environment variable that replaces it, for a terminal that shows a live bar.
+LOG_VARIABLE = "ONESHOT_LOG_EVERY_S"
 TICK_EVERY_S = 0.5
 
 
 @dataclass(frozen=True)
 class _Report:
-    """The last report of a method, and the time of that step's first report."""
+    """The last report of a method."""
 
     step: int
     total: int
     values: dict[str, float]
-    reached: float
+    part: Part
 
 
 class Journal:
@@ -65,10 +70,11 @@ class Journal:
         self.interval_s = interval_s
         self._heartbeat_s = heartbeat_s
         self._tick = tick
+        self._log_every_s = float(os.environ.get(LOG_VARIABLE, LOG_EVERY_S))
         self._began = self._saved = self._logged = monotonic()
         self._ticked = float("-inf")
         self._last: _Report | None = None
-        self._first: _Report | None = None  # after at least one epoch
+        self._pace = Pace(0, self._began)
         self._said: tuple[int, int] | None = None
         self._lock = threading.Lock()
         self._end = threading.Event()
@@ -101,23 +107,22 @@ class Journal:
             self._folder.truncate_metrics(snapshot.step if snapshot else -1)
         with self._lock:
             self._began = self._saved = monotonic()
-            self._last = self._first = self._said = None
+            self._last = self._said = None
+            self._pace = Pace(self.resumed_at, self._began)
             if snapshot:
                 self._say(f"{self._label}: resumed after {self._unit} {snapshot.step}")
         return snapshot
 
-    def report(self, step: int, total: int, values: Mapping[str, float] | None = None) -> None:
+    def report(self, step: int, total: int, values: Mapping[str, float] | None = None, part: Part = (0, 0)) -> None:
         """Record that ``step`` of ``total`` epochs are done; the first, the last and one every 5 s are logged."""
         with self._lock:
             now = monotonic()
             # Between two epoch borders the values of the last one are still the newest.
             known = self._last.values if self._last else {}
-            reached = self._last.reached if self._last and self._last.step == step else now
-            self._last = _Report(step, total, dict(values or known), reached)
-            if self._first is None and step > self.resumed_at:
-                self._first = self._last
+            self._last = _Report(step, total, dict(values or known), part)
+            self._pace.note(now, step, total, part)
             last = step >= total and self._said != (step, total)
-            if self._said is None or last or now - self._logged >= LOG_EVERY_S:
+            if self._said is None or last or now - self._logged >= self._log_every_s:
                 self._say(self._line(now))
                 self._said = (step, total)
         self.tick()
@@ -180,20 +185,13 @@ class Journal:
             return f"{self._label}: starting, {duration(elapsed)} elapsed"
         last = self._last
         parts = [f"{self._unit} {last.step} of {last.total}"]
+        if done := last.part[0]:
+            parts.append(f"step {done} of {last.part[1]}" if last.part[1] else f"step {done}")
         parts += [f"{name} {value:.3g}" for name, value in last.values.items()]
         parts.append(f"{duration(elapsed)} elapsed")
-        if self._first and last.step < last.total:
-            parts.append(f"about {duration(self._left(self._first, last, now))} left")
+        if last.step < last.total and (left := self._pace.left(now)) is not None:
+            parts.append(f"about {duration(left)} left")
         return f"{self._label}: {', '.join(parts)}"
-
-    def _left(self, first: _Report, last: _Report, now: float) -> float:
-        """Return the seconds left at the pace so far, if possible without the time before the first epochs."""
-        if last.step > first.step:
-            pace = (last.reached - first.reached) / (last.step - first.step)
-        else:
-            pace = (first.reached - self._began) / (first.step - self.resumed_at)
-        # An epoch that takes longer than expected does not make the later ones shorter.
-        return pace * (last.total - last.step - 1) + max(0.0, pace - (now - last.reached))
 
 
 def duration(seconds: float) -> str:

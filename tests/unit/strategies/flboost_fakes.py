@@ -67,5 +67,5 @@ class Rows(Silent):
     def record(self, row: Mapping[str, Any]) -> None:
         self.rows.append(dict(row))
 
-    def report(self, step: int, total: int, values: Mapping[str, float] | None = None) -> None:  # noqa: ARG002
+    def report(self, step: int, total: int, values: Mapping[str, float] | None = None, *_: object) -> None:  # noqa: ARG002
         self.steps.append((step, total))

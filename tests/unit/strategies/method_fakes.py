@@ -89,7 +89,7 @@ class Book(Silent):
     def record(self, row: Mapping[str, Any]) -> None:
         self.rows.append(row)
 
-    def report(self, step: int, total: int, values: Mapping[str, float] | None = None) -> None:  # noqa: ARG002
+    def report(self, step: int, total: int, values: Mapping[str, float] | None = None, *_: object) -> None:  # noqa: ARG002
         self.reports += 1
 
     def checkpoint(self, take: Callable[[], Snapshot]) -> None:

@@ -135,7 +135,7 @@ class Log:
         pool = torch.cat([snapshot.appended["pool"] for snapshot in self.snapshots])
         return replace(last, appended={"pool": pool})
 
-    def report(self, step: int, total: int, values: Any = None) -> None:  # noqa: ARG002
+    def report(self, step: int, total: int, values: Any = None, *_: Any) -> None:  # noqa: ARG002
         assert total == 4
 
     def record(self, row: Any) -> None:

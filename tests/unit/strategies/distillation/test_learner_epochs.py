@@ -40,7 +40,7 @@ class Notebook(Silent):
     def record(self, row: Mapping[str, Any]) -> None:
         self.rows.append(row)
 
-    def report(self, step: int, total: int, values: Mapping[str, float] | None = None) -> None:  # noqa: ARG002
+    def report(self, step: int, total: int, values: Mapping[str, float] | None = None, *_: object) -> None:  # noqa: ARG002
         self.reports.append((step, total))
 
     def checkpoint(self, take: Any) -> None:

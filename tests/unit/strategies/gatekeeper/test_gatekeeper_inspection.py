@@ -167,7 +167,7 @@ def test_the_verdict_survives_json_and_progress_is_reported() -> None:
     class Counter(Silent):
         steps: ClassVar[list[int]] = []
 
-        def report(self, step: int, total: int, values: object = None) -> None:  # noqa: ARG002
+        def report(self, step: int, total: int, values: object = None, *_: object) -> None:  # noqa: ARG002
             self.steps.append(step)
 
     found = inspect(job_of(with_first(flipped(0))), WITHOUT_TRIGGERS, progress=Counter())
