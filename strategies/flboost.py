@@ -13,14 +13,12 @@ Deviations: the paper and its code differ, and each has a preset. By default the
     cross-entropy is weighed per sample as in the paper. The KL is summed over classes: the code's mean over them makes
     the learning rate C times smaller. alpha has no 1e-6 in its denominator, because a class without examples is never
     drawn. Pixels of a crop's border are black, where the code's are the mean. Clients come in the order of their names.
+    The code's input space is the generator's; for another one there is flboost.moments, distillation.moments.
     Unless all clients tell label counts, classes and clients weigh the same; Tally's pool has its own, teaching alone.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
@@ -34,10 +32,11 @@ from .core.errors import OptionError
 from .core.options import check, option, presets
 from .core.seeds import generator, seeded_torch
 from .distillation import consensus, settings
-from .distillation.epochs import SHOWN, weights_of
+from .distillation.epochs import SHOWN, clocked, weights_of
 from .distillation.label_draws import DRAWS, draw_labels, shares_of
 from .distillation.losses import diversity
 from .distillation.matched import LEVELS, Matched, check_level
+from .distillation.moments import MOMENTS, Moments, check_moments
 from .distillation.pool import quantize
 from .method import POOLS, Method, Outcome
 from .teacher.augment import AUGMENTATIONS, Standardize
@@ -85,13 +84,13 @@ class FlBoostConfig:
     adversarial_weight: float = option(1.0, "weight of the discrepancy L_md that the generator seeks (ADV)", low=0.0)
     ce_weight: float = option(1.0, "weight of the clients' cross-entropy lambda_cls", low=0.0)
     diversity_weight: float = option(1.0, "weight of the diversity loss lambda_r", low=0.0)
-    discrepancy: str = option("logits", "L_md: L1 of logits, or KL, the model first", choices=consensus.DISCREPANCIES)
+    discrepancy: str = option("logits", "L_md: L1 or squares of logits, or KL", choices=consensus.DISCREPANCIES)
     generator_step: str = option(
         "per-client", "a generator step sees one client, or all of them", choices=("per-client", "joint")
     )
     ce_form: str = option("per-sample", "alpha weighs each sample, or the batch's mean", choices=consensus.CE_FORMS)
     student_divergence: str = option(
-        "teacher-first", "first distribution in the model's KL", choices=consensus.DIRECTIONS
+        "teacher-first", "first distribution in the model's KL, or squares of logits", choices=consensus.DIRECTIONS
     )
     per_class: bool = option(False, "the model's KL is averaged over classes too: a factor 1/C")
     labels: str = option(
@@ -102,6 +101,9 @@ class FlBoostConfig:
         "per-class", "alpha: by the clients' examples of a class, or equal (no AEN)", choices=("per-class", "uniform")
     )
     ensemble: str = option("probabilities", "the model learns from each client, or a mean", choices=consensus.MEANS)
+    moments: str = option(
+        "none", "moments of generated images: 0 and 1, those that models tell, or a data set's", choices=MOMENTS
+    )
     augmentation: str = option("none", "change of generated images before the models", choices=("none", "crop-flip"))
     level: str = option(
         "images", "generated inputs: images, or inputs of the last layer, which alone is tuned", choices=LEVELS
@@ -119,11 +121,12 @@ class FlBoostConfig:
             )
         if self.generator_width % 2:
             raise OptionError(f"setting 'flboost.generator-width' is {self.generator_width}: must be an even number")
-        if self.level == "features" and self.augmentation != "none":
-            raise OptionError(
-                f"setting 'flboost.augmentation' is {self.augmentation!r} and 'flboost.level' 'features': must be "
-                "'none', or the level 'images'"
-            )
+        for name in ("augmentation", "moments"):
+            if self.level == "features" and (value := getattr(self, name)) != "none":
+                raise OptionError(
+                    f"setting 'flboost.{name}' is {value!r} and 'flboost.level' 'features': must be 'none', or the "
+                    "level 'images'"
+                )
 
 
 def fit(job: Job, progress: Progress) -> Outcome:
@@ -167,10 +170,12 @@ class _Server:
             direction=config.student_divergence,
             per_class=config.per_class,
         )
+        self._moments = Moments.of(job, config.moments, progress)
         self._labels, self._weights = self._draw()
         self._made: Tensor | None = None
         self._sums: dict[str, Tensor] = {}
         self._seconds = dict.fromkeys(("synthesis", "distillation"), 0.0)
+        self._clock = partial(clocked, self._seconds)
 
     def iteration(self, number: int) -> None:
         """Let the generator learn, then the model, on one batch of noise and labels."""
@@ -198,7 +203,7 @@ class _Server:
         if config.adversarial_weight or config.ce_weight:
             images, some = self._look(made, rng), weights[part]
             # L1 of logits takes the clients' as constants: without cross-entropy no gradient goes through them.
-            with torch.set_grad_enabled(bool(config.ce_weight) or config.discrepancy == "kl"):
+            with torch.set_grad_enabled(bool(config.ce_weight) or config.discrepancy != "logits"):
                 logits = self._ask(images, part)
             if config.adversarial_weight:
                 terms["adversarial"] = -consensus.discrepancy(self.judge(images), logits, some, config.discrepancy)
@@ -238,7 +243,8 @@ class _Server:
     def _make(self, noise: Tensor, labels: Tensor, *, training: bool) -> Tensor:
         with torch.autocast(noise.device.type, torch.bfloat16, enabled=self.config.generator_precision == "bfloat16"):
             made: Tensor = self.generator.train(training)(noise, labels)
-        return made.float() if made.dtype == torch.bfloat16 else made
+        made = made.float() if made.dtype == torch.bfloat16 else made
+        return made if self._moments is None else self._moments(made)
 
     def _look(self, made: Tensor, rng: torch.Generator) -> Tensor:
         """Return the models' input, made from the generator's output."""
@@ -261,12 +267,6 @@ class _Server:
         """Add to a mean over the call; it stays on the device until the end."""
         self._sums[name] = self._sums.get(name, torch.zeros((), device=share.device)) + share.detach()
 
-    @contextmanager
-    def _clock(self, phase: str) -> Iterator[None]:
-        begin = time.perf_counter()
-        yield
-        self._seconds[phase] += time.perf_counter() - begin
-
     def losses(self) -> dict[str, float]:
         """Return the mean of each loss over the call, a generator's term summed over the clients."""
         return {name: float(value) for name, value in self._sums.items()}
@@ -281,13 +281,19 @@ class _Server:
         )
 
 
+def check_job(job: Job) -> None:
+    """Refuse a job whose examples or models do not fit the level or the moments of generated inputs."""
+    check_level(job, job.config.level, table="flboost")
+    check_moments(job, job.config.moments)
+
+
 METHOD = Method(
     name="flboost",
     title="FLBoost",
     source="Zhang et al., CVPR 2022",
     config=FlBoostConfig,
     fit=fit,
-    check=lambda job: check_level(job, job.config.level, table="flboost"),
+    check=check_job,
     teachers=POOLS,
     by_round=True,
     augmentation=attrgetter("augmentation"),

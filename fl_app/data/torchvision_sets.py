@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from strategies.core.errors import DataError
+from strategies.core.pixels import PIXELS
 
 # Errors of reading a damaged file, in torchvision, numpy, scipy and pickle.
 DAMAGE = (RuntimeError, OSError, ValueError, TypeError, AssertionError, EOFError, LookupError, pickle.UnpicklingError)
@@ -45,21 +46,19 @@ class Known:
 
 
 KNOWN: Mapping[str, Known] = {
-    "mnist": Known("MNIST", "MNIST", (0.1307,), (0.3081,), channels=1),
-    "fashion-mnist": Known("FashionMNIST", "FashionMNIST", (0.2860,), (0.3530,), channels=1),
-    "svhn": Known("SVHN", "{split}_32x32.mat", (0.4377, 0.4438, 0.4728), (0.198, 0.201, 0.197)),
+    "mnist": Known("MNIST", "MNIST", *PIXELS["mnist"], channels=1),
+    "fashion-mnist": Known("FashionMNIST", "FashionMNIST", *PIXELS["fashion-mnist"], channels=1),
+    "svhn": Known("SVHN", "{split}_32x32.mat", *PIXELS["svhn"]),
     "cifar10": Known(
         "CIFAR10",
         "cifar-10-batches-py",
-        (0.4914, 0.4822, 0.4465),
-        (0.2470, 0.2435, 0.2616),
+        *PIXELS["cifar10"],
         augmentation="crop-flip",
     ),
     "cifar100": Known(
         "CIFAR100",
         "cifar-100-python",
-        (0.5071, 0.4867, 0.4408),
-        (0.2675, 0.2565, 0.2761),
+        *PIXELS["cifar100"],
         num_classes=100,
         augmentation="crop-flip",
     ),

@@ -17,9 +17,9 @@ from torch import Tensor
 if TYPE_CHECKING:
     from ..teacher.ensemble import Ensemble
 
-DISCREPANCIES = ("logits", "kl")
+DISCREPANCIES = ("logits", "kl", "mse")
 CE_FORMS = ("per-sample", "batch-mean")
-DIRECTIONS = ("teacher-first", "student-first")
+DIRECTIONS = ("teacher-first", "student-first", "mse")
 MEANS = ("probabilities", "logits")
 
 
@@ -31,13 +31,15 @@ def discrepancy(student: Tensor, members: Tensor, weights: Tensor, form: str) ->
         members: Logits f [M, B, C] of all members, or of some.
         weights: a [M, B].
         form: ``"logits"``: d is ``(1/C) sum_c |s_c - f_c|`` with f as a constant (the published code); ``"kl"``: d is
-            ``KL(sm(s) || sm(f))`` (the paper).
+            ``KL(sm(s) || sm(f))`` (the paper); ``"mse"``: d is ``(1/C) sum_c (s_c - f_c)^2``.
 
     Returns:
         A scalar, at least zero.
     """
     if form == "logits":
         apart = (student - members.detach()).abs().mean(2)
+    elif form == "mse":
+        apart = (student - members).square().mean(2)
     else:
         log_s, log_f = torch.log_softmax(student, dim=1), torch.log_softmax(members, dim=2)
         apart = (log_s.exp() * (log_s - log_f)).sum(2)
@@ -68,15 +70,16 @@ class Lesson:
     """The members' targets for one batch, in two tensors for any number of members and of steps on the batch.
 
     Attributes:
-        answers: Teacher first: q = sum_k a_k sm(f_k) [B, C]; student first: m = sum_k a_k log sm(f_k) [B, C].
+        answers: Teacher first: q = sum_k a_k sm(f_k) [B, C]; student first: m = sum_k a_k log sm(f_k) [B, C]; squares:
+            sum_k a_k f_k [B, C].
         constant: The loss's part that depends on the members alone; a scalar.
-        student_first: Whether ``answers`` are those for student first.
+        direction: One of :data:`DIRECTIONS`.
         scale: A factor of the loss.
     """
 
     answers: Tensor
     constant: Tensor
-    student_first: bool
+    direction: str
     scale: float
 
     @classmethod
@@ -89,18 +92,23 @@ class Lesson:
             weights: a [M, B].
             mean: ``"probabilities"``: the student is pulled to each member; ``"logits"``: to the one distribution
                 ``sm(sum_k a_k f_k)``, as in FedDF.
-            direction: ``"teacher-first"``: KL(member || student); ``"student-first"``: KL(student || member).
+            direction: ``"teacher-first"``: KL(member || student); ``"student-first"``: KL(student || member);
+                ``"mse"``: the mean over classes of squared differences of logits, for probabilities too.
             per_class: Whether the mean is over classes too, which adds a factor 1/C.
         """
         if mean == "logits":
             members, weights = (weights[:, :, None] * members).sum(0, keepdim=True), torch.ones_like(weights[:1])
+        if direction == "mse":
+            answers = (weights[:, :, None] * members).sum(0)
+            apart = (weights[:, :, None] * members.square()).sum(0) - answers.square()
+            return cls(answers, apart.mean(), direction, 1.0)
         log_f = torch.log_softmax(members, dim=2)
         scale = 1.0 / members.shape[2] if per_class else 1.0
         if direction == "student-first":
             answers = (weights[:, :, None] * log_f).sum(0)
-            return cls(answers, answers.new_zeros(()), student_first=True, scale=scale)
+            return cls(answers, answers.new_zeros(()), direction, scale)
         shares = weights[:, :, None] * log_f.exp()
-        return cls(shares.sum(0), (shares * log_f).sum((0, 2)).mean(), student_first=False, scale=scale)
+        return cls(shares.sum(0), (shares * log_f).sum((0, 2)).mean(), direction, scale)
 
     @classmethod
     @torch.no_grad()
@@ -114,7 +122,7 @@ class Lesson:
             images: Normalised images [B, ch, H, W], or other inputs of the members.
             weights: a [M, B].
             mean: As in :meth:`of`; or ``"pool"``: the student is pulled to the combiner's output, regardless of a.
-            direction: ``"teacher-first"`` or ``"student-first"``.
+            direction: As in :meth:`of`.
             per_class: Whether the mean is over classes too.
         """
         logits = ensemble.member_logits(images)
@@ -124,7 +132,7 @@ class Lesson:
         return cls.of(logits, weights, mean=mean, direction=direction, per_class=per_class)
 
     def loss(self, student: Tensor) -> Tensor:
-        """Return ``mean_i sum_k a_ki KL`` in the lesson's direction, times its factor.
+        """Return ``mean_i sum_k a_ki d_ki``, KL in the lesson's direction or squares, times its factor.
 
         Args:
             student: Logits s [B, C]; gradients pass through them.
@@ -132,7 +140,9 @@ class Lesson:
         Returns:
             A scalar, at least zero.
         """
+        if self.direction == "mse":
+            return self.constant + (student - self.answers).square().mean()
         log_s = torch.log_softmax(student, dim=1)
-        if self.student_first:
+        if self.direction == "student-first":
             return self.scale * (log_s.exp() * (log_s - self.answers)).sum(1).mean()
         return self.scale * (self.constant - (self.answers * log_s).sum(1).mean())

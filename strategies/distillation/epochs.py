@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,14 @@ if TYPE_CHECKING:
     from ..method import Job, Progress, State
 
 SHOWN = 64  # images in the report
+
+
+@contextmanager
+def clocked(seconds: dict[str, float], phase: str) -> Iterator[None]:
+    """Add the seconds of a block to a phase."""
+    begin = time.perf_counter()
+    yield
+    seconds[phase] = seconds.get(phase, 0.0) + time.perf_counter() - begin
 
 
 @dataclass
@@ -46,12 +54,9 @@ class Stage:
     seconds: dict[str, float] = field(default_factory=dict)
     steps: list[int] = field(default_factory=list)
 
-    @contextmanager
-    def clock(self, phase: str) -> Iterator[None]:
+    def clock(self, phase: str) -> AbstractContextManager[None]:
         """Add the seconds of a block to a phase."""
-        begin = time.perf_counter()
-        yield
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - begin
+        return clocked(self.seconds, phase)
 
     def ticks(self, progress: Progress, epoch: int, epochs: int, *, of: int = 0) -> Callable[[], None]:
         """Begin the steps of an epoch, and return the function to call after each, which reports it.

@@ -59,6 +59,19 @@ def test_second_step_equals_the_one_by_hand() -> None:
     assert float(state["v.weight"][0]) == pytest.approx(v, rel=1e-5)
 
 
+def test_weight_under_a_steady_change_has_moved_by_the_worked_sum() -> None:
+    # Which bounds how far 500 rounds can get: 583 learning rates, 1.75 at 0.003.
+    adam, weight = FedAdam(lr=0.01), params(0.0)
+    state, moved = adam.start(weight), {}
+    for number in range(1, 501):
+        weight, state = adam.step(weight, state, [({"weight": weight["weight"] + np.float32(1)}, 1)])
+        moved[number] = float(weight["weight"][0]) / 0.01
+
+    assert moved[1] == pytest.approx(1.00, rel=0.011)  # of 1e-3 beside the root
+    assert moved[10] == pytest.approx(17.68, rel=0.01)
+    assert moved[500] == pytest.approx(583, rel=0.01)
+
+
 def test_clients_that_moved_nowhere_move_nothing_at_first_and_the_mean_carries_on_after() -> None:
     adam, start = FedAdam(lr=0.1), params(1.0, -1.0)
 

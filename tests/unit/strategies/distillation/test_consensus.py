@@ -52,14 +52,21 @@ def test_discrepancy_by_kl_has_the_student_first() -> None:
     assert float(discrepancy(STUDENT, MEMBERS, WEIGHTS, "kl")) == pytest.approx(wanted, rel=1e-12)
 
 
-@pytest.mark.parametrize("form", ["logits", "kl"])
+def test_discrepancy_by_squares_is_the_weighted_mean_over_classes() -> None:
+    wanted = np.mean([sum(a[k, i] * ((s[i] - f[k, i]) ** 2).mean() for k in range(M)) for i in range(B)])
+    assert float(discrepancy(STUDENT, MEMBERS, WEIGHTS, "mse")) == pytest.approx(wanted, rel=1e-12)
+    lesson = Lesson.of(MEMBERS, WEIGHTS, mean="probabilities", direction="mse", per_class=True)
+    assert float(lesson.loss(STUDENT)) == pytest.approx(wanted, rel=1e-12)
+
+
+@pytest.mark.parametrize("form", ["logits", "kl", "mse"])
 def test_discrepancy_of_single_members_adds_up(form: str) -> None:
     parts = [discrepancy(STUDENT, MEMBERS[k : k + 1], WEIGHTS[k : k + 1], form) for k in range(M)]
     torch.testing.assert_close(torch.stack(parts).sum(), discrepancy(STUDENT, MEMBERS, WEIGHTS, form))
 
 
-@pytest.mark.parametrize(("form", "through_members"), [("logits", False), ("kl", True)])
-def test_only_kl_sends_a_gradient_through_the_members(form: str, through_members: bool) -> None:
+@pytest.mark.parametrize(("form", "through_members"), [("logits", False), ("kl", True), ("mse", True)])
+def test_all_but_the_published_form_send_a_gradient_through_the_members(form: str, through_members: bool) -> None:
     student, members = STUDENT.clone().requires_grad_(), MEMBERS.clone().requires_grad_()
     discrepancy(student, members, WEIGHTS, form).backward()  # type: ignore[no-untyped-call]
     assert student.grad is not None
@@ -105,6 +112,15 @@ def test_lesson_teacher_first_has_the_gradient_of_the_published_soft_cross_entro
     shares = (WEIGHTS[:, :, None] * torch.softmax(MEMBERS, dim=2)).sum(0)
     (theirs,) = torch.autograd.grad((-torch.log_softmax(student, dim=1) * shares).mean(), student)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-15)
+
+
+def test_lesson_averaged_over_classes_has_the_worked_gradient() -> None:
+    for per_class, wanted in ((True, [-0.25, 0.25]), (False, [-0.5, 0.5])):
+        student = torch.zeros(1, 2, requires_grad=True)
+        sure = torch.tensor([[[1000.0, 0.0]]])
+        lesson = Lesson.of(sure, torch.ones(1, 1), mean="probabilities", direction="teacher-first", per_class=per_class)
+        (slope,) = torch.autograd.grad(lesson.loss(student), student)
+        assert slope.tolist() == [wanted]
 
 
 def test_lesson_of_equal_weights_on_logits_is_feddfs_mean() -> None:

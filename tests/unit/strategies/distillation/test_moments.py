@@ -1,0 +1,150 @@
+"""The moments of generated images: those of named data sets, and what models with batch normalisation tell."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flboost_fakes import SHAPE, SMALL, C, Rows, job
+from torch import nn
+
+from fl_app.models import build
+from strategies.core.errors import OptionError
+from strategies.core.pixels import PIXELS
+from strategies.distillation.generators import ConditionalGenerator
+from strategies.distillation.moments import NEIGHBOURS, Moments, read_off
+from strategies.flboost import METHOD, FlBoostConfig
+from strategies.method import Normalization, Silent
+from strategies.uploads.needs import check_needs
+
+HALF = Normalization((0.5,), (0.5,))
+
+
+def bare(channels: int = 3, padding: int = 0) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        return nn.Sequential(nn.Conv2d(channels, 9, 3, padding=padding, bias=False), nn.BatchNorm2d(9), nn.Flatten())
+
+
+def trained_on(model: nn.Module, mean: torch.Tensor, deviation: float) -> nn.Module:
+    """Give a model the running statistics of images with these moments and the guessed correlations, by loops."""
+    weight = next(model.parameters()).detach().double().numpy()
+    norm: Any = model[1]  # type: ignore[index]
+    places = [(c, u, v) for c in range(weight.shape[1]) for u in range(3) for v in range(3)]
+    for o, filters in enumerate(weight):
+        norm.running_mean[o] = sum(filters[c].sum() * float(mean[c]) for c in range(weight.shape[1]))
+        total = 0.0
+        for c, u, v in places:
+            for d, p, q in places:
+                near = NEIGHBOURS ** (abs(u - p) + abs(v - q) + (c != d))
+                total += filters[c, u, v] * filters[d, p, q] * near * deviation**2
+        norm.running_var[o] = total
+    return model
+
+
+@pytest.mark.parametrize(
+    ("name", "mean", "deviation"),
+    [
+        ("fashion-mnist", [-0.428], [0.706]),
+        ("mnist", [-0.739], [0.616]),
+        ("cifar10", [-0.017, -0.036, -0.107], [0.494, 0.487, 0.523]),
+        ("svhn", [-0.125, -0.112, -0.054], [0.396, 0.402, 0.394]),
+    ],
+)
+def test_moments_of_a_data_set_are_those_of_its_pixels_in_the_input_space(
+    name: str, mean: list[float], deviation: list[float]
+) -> None:
+    halves = (0.5,) * len(mean)
+    one = job(input_shape=(len(mean), 8, 8), normalization=Normalization(halves, halves))
+
+    found = Moments.of(one, name, Silent())
+
+    assert found is not None
+    np.testing.assert_allclose(found.mean.flatten(), mean, atol=6e-4)
+    np.testing.assert_allclose(found.deviation.flatten(), deviation, atol=6e-4)
+    own = Moments.of(replace(one, normalization=Normalization(*PIXELS[name])), name, Silent())
+    assert own is not None
+    assert (own.mean == 0).all()
+    assert (own.deviation == 1).all()
+
+
+def test_generated_images_have_the_moments_over_a_batch_in_training() -> None:
+    generator = ConditionalGenerator(20, C, SHAPE).train()
+    moments = Moments(torch.tensor([-0.7]).view(-1, 1, 1), torch.tensor([0.6]).view(-1, 1, 1))
+    images = moments(generator(torch.randn(64, 20), torch.arange(64) % C)).detach()
+
+    assert images.mean().item() == pytest.approx(-0.7, abs=1e-3)
+    assert images.std(correction=0).item() == pytest.approx(0.6, abs=1e-3)
+    same = Moments(torch.zeros(1, 1, 1), torch.ones(1, 1, 1))
+    assert torch.equal(same(images), images)
+
+
+def test_moments_are_read_off_the_running_statistics_of_models() -> None:
+    mean = torch.tensor([-0.3, 0.1, 0.4])
+    models = [trained_on(bare(), mean, 0.7), nn.Linear(2, 2)]
+
+    found = read_off(models, 3)
+
+    assert found is not None
+    torch.testing.assert_close(found[0].float(), mean, rtol=0, atol=1e-5)
+    assert found[1].item() == pytest.approx(0.7, rel=1e-5)
+
+
+def test_mean_of_images_that_a_model_has_seen_is_read_off_it() -> None:
+    model, rng = bare(), torch.Generator().manual_seed(0)
+    model[1].momentum = None  # type: ignore[index]
+    centre = torch.tensor([-0.5, 0.0, 0.25]).view(-1, 1, 1)
+    for _ in range(20):
+        model.train()(centre + 0.3 * torch.randn(50, 3, 12, 12, generator=rng))
+
+    found = read_off([model], 3)
+
+    assert found is not None
+    torch.testing.assert_close(found[0].float(), centre.flatten(), rtol=0, atol=0.01)
+
+
+@pytest.mark.parametrize("name", ["resnet8", "resnet18", "vgg11"])
+def test_architectures_that_begin_with_a_convolution_and_a_normalisation_tell_and_others_do_not(name: str) -> None:
+    model = build(name, num_classes=4, input_shape=(3, 16, 16))
+
+    assert (read_off([model], 3) is not None) == name.startswith("resnet")
+    assert read_off([model], 1) is None
+
+
+def test_models_without_batch_normalisation_tell_nothing() -> None:
+    with pytest.raises(OptionError, match=r"'flboost.moments' is 'models', and no client's model begins with"):
+        METHOD.fit(job(replace(SMALL, moments="models")), Silent())
+
+
+def test_moments_that_models_tell_are_noted_with_the_guess() -> None:
+    def told() -> nn.Module:
+        return nn.Sequential(
+            nn.Conv2d(1, 3, 3, bias=False), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(108, C)
+        )
+
+    rows = Rows()
+    uploads = tuple(
+        replace(upload, read=lambda: {key: value + 0.1 * value.ndim for key, value in told().state_dict().items()})
+        for upload in job().uploads
+    )
+    one = job(replace(SMALL, moments="models"), uploads=uploads, builders={"net": told}, start=told().state_dict())
+
+    METHOD.fit(one, rows)
+
+    [note] = [row["note"] for row in rows.rows if "moments" in str(row) or "mean" in row.get("note", "")]
+    assert "which takes neighbouring pixels to be correlated by 0.9" in note
+
+
+def test_data_set_of_other_channels_is_refused_before_the_start() -> None:
+    with pytest.raises(OptionError, match=r"'cifar10', and the examples' shape is .* one of none, models, mnist, fash"):
+        check_needs(METHOD, job(replace(SMALL, moments="cifar10")))
+
+
+def test_moments_of_features_are_refused() -> None:
+    with pytest.raises(
+        OptionError, match=r"'flboost.moments' is 'mnist' and 'flboost.level' 'features': must be 'none'"
+    ):
+        FlBoostConfig(level="features", moments="mnist")
