@@ -122,7 +122,7 @@ def test_private_sums_are_noisy_and_tell_no_exact_count(tmp_path: Path) -> None:
         replayed(tmp_path / "run", "lda", tmp_path / "lda")
 
 
-def test_sums_asked_for_again_are_those_that_were_kept_for_nothing_and_synced_after_the_ledger(tmp_path: Path) -> None:
+def test_sums_asked_for_again_are_those_that_were_kept_and_cost_nothing(tmp_path: Path) -> None:
     given = {**SETTINGS, "privacy.epsilon": 1.0, "client.share-label-counts": False, "privacy.total-epsilon": 1.2}
     given["client.state-dir"] = str(tmp_path)
     first, second = (sent_by_clients(given, "0123456789abcdef0123456789abcdef")[0] for _ in range(2))
@@ -134,6 +134,23 @@ def test_sums_asked_for_again_are_those_that_were_kept_for_nothing_and_synced_af
     ):
         sent_by_clients(given, "f" * 32)
     assert len(ledger.releases()) == 1
+
+
+def test_a_private_upload_is_in_the_ledger_before_anything_of_it_is_kept_or_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {**SETTINGS, "privacy.epsilon": 1.0, "client.share-label-counts": False}
+    given["client.state-dir"] = str(tmp_path)
+    ledger, seen = Ledger.of(tmp_path, "client-000"), list[int]()
+
+    def save(*_: object) -> None:
+        seen.append(len(ledger.releases()))
+        raise OSError("power cut")
+
+    monkeypatch.setattr("client_app.keeping.Keep.save", save)
+    with pytest.raises(UploadError, match="cannot be kept, so it is not sent: power cut"):
+        sent_by_clients(given, "0123456789abcdef0123456789abcdef")
+    assert seen == [1]
 
 
 def test_lda_with_a_budget_is_refused_before_any_client_spends_it() -> None:
