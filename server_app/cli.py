@@ -1,7 +1,4 @@
-"""The command line: ``oneshot run``, ``resume``, ``replay``, ``compare``, ``rounds``, ``import``, ``doctor``, ...
-
-A command imports its modules when it is called: torch takes two seconds, and help and a wrong option need none.
-"""
+"""The command line. A command imports its modules when it is called: torch takes two seconds, and help needs none."""
 
 from __future__ import annotations
 
@@ -14,6 +11,7 @@ from typing import Annotated, Literal
 import typer
 
 from server_app.doctor.command import doctor
+from server_app.export.command import export
 from server_app.launch.arguments import (
     ChangesOption,
     Foreign,
@@ -250,6 +248,9 @@ def _check_methods(names: str) -> None:
     for name in (name.strip() for name in names.split(",")):
         if name not in ("", "all"):
             catalogue().check_method(name)
+
+
+cli.command(rich_help_panel=REUSE)(export)
 
 
 @cli.command(name="list", rich_help_panel=INSPECT)

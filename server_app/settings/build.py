@@ -82,24 +82,15 @@ def build_job(settings: Settings, split: Split, observer: HeldOut | None, *, dat
         of_backbone(function, name).check(split, app.data.name)
     if of_sums:
         function.check_size(split.num_classes, settings.method.name, app.max_upload_mib)
-    models = _models_of(app, split, function, used=not of_sums)
+    models, student = architectures(settings, split, function)
     app.attack.check_classes(split.num_classes)
     if not holds_images(split.input_shape):
         app.check_imageless()
     check_private_models(settings, split)
-    sent = uploaded_builders(
-        settings.method.uploads,
-        split.num_classes,
-        split.input_shape,
-        latent=app.client.latent,
-        sums=partial(function.sums, split.num_classes, app.privacy.noise, settings.method.name),
-        own=app.model.own(),
-    )
-    heads = feature_builders([f"{HEAD}{app.features.backbone}"] if of_sums else [], function, split.num_classes)
     return Job(
         uploads=(),
-        builders={**models, **sent, **heads},
-        student=next(iter(heads), app.model.of_student()),
+        builders=models,
+        student=student,
         num_classes=split.num_classes,
         input_shape=split.input_shape,
         normalization=Normalization(*split.normalization),
@@ -112,6 +103,33 @@ def build_job(settings: Settings, split: Split, observer: HeldOut | None, *, dat
         teacher=app.teacher if app.teacher in TEACHERS else None,
         observer=observer,
     )
+
+
+def architectures(
+    settings: Settings, split: Split, function: FeatureFunction
+) -> tuple[Mapping[str, ModelBuilder], str]:
+    """Return a builder of every architecture of a run, by name, and the name of the student's.
+
+    Args:
+        settings: The settings.
+        split: The data set, of which no example is read.
+        function: The run's feature function.
+
+    Raises:
+        OptionError: A setting names an architecture that does not take the data set's examples.
+    """
+    app, of_sums = settings.app, settings.method.uploads == STATISTICS
+    models = _models_of(app, split, function, used=not of_sums)
+    sent = uploaded_builders(
+        settings.method.uploads,
+        split.num_classes,
+        split.input_shape,
+        latent=app.client.latent,
+        sums=partial(function.sums, split.num_classes, app.privacy.noise, settings.method.name),
+        own=app.model.own(),
+    )
+    heads = feature_builders([f"{HEAD}{app.features.backbone}"] if of_sums else [], function, split.num_classes)
+    return {**models, **sent, **heads}, next(iter(heads), app.model.of_student())
 
 
 def _models_of(app: AppConfig, split: Split, function: FeatureFunction, *, used: bool) -> Mapping[str, ModelBuilder]:

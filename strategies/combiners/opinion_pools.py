@@ -149,7 +149,7 @@ class OpinionPool(nn.Module):
 
     def opinions(self, logits: Tensor) -> Tensor:
         """Return log q_k(c | x) [M, B, C] of member logits [M, B, C]."""
-        prior = log_priors(self.counts, float(self.smoothing))
+        prior = log_priors(self.counts, self.smoothing)
         return torch.log_softmax((logits - prior[:, None]) / self.temperatures[:, None, None], dim=2)
 
     def forward(self, logits: Tensor) -> Tensor:
@@ -195,16 +195,18 @@ def class_shares(counts: Tensor) -> Tensor:
     return counts / torch.where(total > 0, total, torch.ones_like(total))
 
 
-def log_priors(counts: Tensor, smoothing: float) -> Tensor:
+def log_priors(counts: Tensor, smoothing: Tensor) -> Tensor:
     """Return log pi_k [M, C]; the uniform prior for a member without examples.
 
     Args:
         counts: n_k^c >= 0 [M, C].
-        smoothing: a > 0, so that no class is impossible.
+        smoothing: a > 0 [1], so that no class is impossible.
     """
     total, classes = counts.sum(1, keepdim=True), counts.shape[1]
     shares = torch.where(total > 0, counts / torch.where(total > 0, total, torch.ones_like(total)), 1 / classes)
-    return ((shares + smoothing) / (1 + classes * smoothing)).log()
+    # In float64 as far as Python's numbers would be. A tensor, so that an exported pool has it among its weights.
+    whole = (1 + classes * smoothing.double()).to(shares.dtype)
+    return ((shares + smoothing) / whole).log()
 
 
 LOG_POOL = partial(OpinionPool, "log")

@@ -102,7 +102,7 @@ class Voting(nn.Module):
         """Return P [M, C, C] as :func:`.voting.vote_shares` does."""
         counts = self.counts.double()
         seen = counts.sum((0, 2)) > 0
-        seen = seen if bool(seen.any()) else ~seen
+        seen = seen | ~seen.any()  # of no example every class is as if seen
         total = counts.sum(2, keepdim=True)
         nothing_known = (seen / seen.sum()).expand_as(counts)
         return torch.where(total > 0, counts / total.clamp(min=1), nothing_known.double())

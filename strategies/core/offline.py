@@ -39,6 +39,7 @@ QUIET: Mapping[str, str] = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
+    "ORT_DISABLE_TELEMETRY": "1",
 }
 # Makes programs that would download fail at once.
 _NO_DOWNLOADS: Mapping[str, str] = {

@@ -245,7 +245,10 @@ def test_names_of_test_files_are_unique_so_that_pytest_can_tell_them_apart() -> 
 
 def test_every_package_that_is_imported_is_a_declared_dependency() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    entries = [*project["dependencies"], *project["optional-dependencies"]["privacy"]]
+    entries = [
+        *project["dependencies"],
+        *(text for extra in ("privacy", "export") for text in project["optional-dependencies"][extra]),
+    ]
     declared = {re.split(r"[\[<>=!~ ]", entry)[0] for entry in entries}
     imported = set()
     for path in SOURCES:

@@ -18,7 +18,8 @@ ROOMS = {
         "rounds", "statistics", PAPERS, "run", "client", "flower", "flower/rounds", "__init__",
     ),
     "server_app": (
-        "__init__", "settings", "report", "launch", "replay", "compare", "rounds", "doctor", "app", "cli", "__main__",
+        "__init__", "settings", "report", "launch", "replay", "export", "compare", "rounds", "doctor", "app", "cli",
+        "__main__",
     ),
 }  # fmt: skip
 

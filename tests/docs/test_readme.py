@@ -22,7 +22,11 @@ from doc_pages import COMMANDS, CONF, PAGES, PLAIN, ROOT, blocks, commands, name
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.common.config import parse_config_args
 
+from fl_app.data import Normalization as Pixels
+from fl_app.models import build
 from server_app import cli
+from server_app.export.programs import write_programs
+from server_app.export.stored_models import Begun, StoredModels
 from server_app.launch import arguments
 from server_app.settings.choices import CHOICES
 from server_app.settings.read import known_options, read_settings
@@ -64,6 +68,11 @@ def test_python_blocks_run_in_order(
     page: Path, finished_run: Callable[[str, bool], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_runs(page, finished_run)
+    if page == RUN_FOLDER:  # as `oneshot export` writes it
+        student = Begun(build("lenet5", num_classes=10, input_shape=(1, 16, 16)), Pixels((0.5,), (0.5,)))
+        stored = StoredModels({"student": student.eval()}, (1, 16, 16), 10, Pixels((0.5,), (0.5,)), "")
+        Path("models").mkdir()
+        write_programs(stored, "student", Path("models"), ("torch",))
     names = execute(page, monkeypatch, lambda code: code.replace(MERGED, QUICKLY_MERGED))
     for key in ("model", "ensemble", "student"):
         if isinstance(names.get(key), torch.nn.Module):

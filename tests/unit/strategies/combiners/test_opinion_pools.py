@@ -228,7 +228,7 @@ def test_class_shares_of_a_class_sum_to_one_or_to_zero() -> None:
 
 
 def test_log_priors_are_distributions_in_which_no_class_is_impossible() -> None:
-    priors = log_priors(torch.cat([COUNTS, torch.zeros(1, 5)]), 0.1).exp()
+    priors = log_priors(torch.cat([COUNTS, torch.zeros(1, 5)]), torch.tensor([0.1])).exp()
     torch.testing.assert_close(priors.sum(1), torch.ones(4))
     torch.testing.assert_close(priors[3], torch.full((5,), 0.2))
     # (30 + 0.1 * 35) / (35 * 1.5), and the rest of a class without an example.

@@ -1,0 +1,140 @@
+"""The models that a finished run holds, as modules that begin where a user's image does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from fl_app.data import Normalization, Split
+from fl_app.models.features import FeatureFunction
+from server_app.replay.foreign_models import foreign_models
+from server_app.settings.build import architectures
+from server_app.settings.read import read_settings
+from strategies.combiners.combiners import build_combiner
+from strategies.core.errors import OptionError, StoreError
+from strategies.core.kinds import holds_images
+from strategies.core.seeds import generator, seeded_torch
+from strategies.run.ensembles import FOLDER_NAME, load_ensemble
+from strategies.run.retired import without_retired
+from strategies.run.run_folder import RunFolder
+from strategies.teacher.ensemble import Ensemble
+
+if TYPE_CHECKING:
+    from strategies.method import ModelBuilder
+
+Shape = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class StoredModels:
+    """What a run holds.
+
+    Attributes:
+        models: ``"student"``, ``"ensemble"`` or both -> a module from inputs [B, *input_shape] to logits [B, C], in
+            eval mode, on the CPU. Images are pixels from 0 to 1; the module normalises them.
+        input_shape: (channels, height, width) of images; (F, 1, 1) of rows, (1, 1, L) of texts.
+        num_classes: C.
+        normalization: Of the pixels, inside the modules; None for rows and texts, which are taken as they are.
+        weights_sha256: The digest of the result's weights in the run's facts.
+    """
+
+    models: Mapping[str, nn.Module]
+    input_shape: Shape
+    num_classes: int
+    normalization: Normalization | None
+    weights_sha256: str
+
+    @property
+    def input_name(self) -> str:
+        """The name of the input."""
+        return "examples" if self.normalization is None else "pixels"
+
+    def examples(self, count: int) -> Tensor:
+        """Return inputs [B, *input_shape] drawn at random: pixels, rows, or tokens 0 and 1 of texts."""
+        rng = generator(0, "export", count)
+        if self.normalization is None and self.input_shape[2] > 1:
+            return torch.randint(0, 2, (count, *self.input_shape), generator=rng)
+        return torch.rand(count, *self.input_shape, generator=rng)
+
+
+class Begun(nn.Module):
+    """A module that begins where a user's example does: it normalises pixels for another module.
+
+    Args:
+        model: Takes normalised images, or rows or texts as they are.
+        normalization: Mean and deviation per channel; None for rows and texts.
+    """
+
+    pixel_mean: Tensor  # in an ONNX graph a result may be called "mean"
+    pixel_std: Tensor
+
+    def __init__(self, model: nn.Module, normalization: Normalization | None) -> None:
+        super().__init__()
+        self.model = model
+        self._images = normalization is not None
+        if normalization is not None:
+            self.register_buffer("pixel_mean", torch.tensor(normalization.mean).view(1, -1, 1, 1))
+            self.register_buffer("pixel_std", torch.tensor(normalization.std).view(1, -1, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map examples [B, *input_shape], of images pixels from 0 to 1, to logits [B, C]."""
+        logits: Tensor = self.model((x - self.pixel_mean) / self.pixel_std if self._images else x)
+        return logits
+
+
+def stored_models(run: Path, model: str = "") -> StoredModels:
+    """Load what a run holds.
+
+    Args:
+        run: The run folder.
+        model: ``module:attribute`` that builds the models of a run of another project; empty for a run of this app.
+
+    Raises:
+        OptionError: The run is another project's, and ``model`` does not name its models' builder.
+        StoreError: The run has no result yet, or a file is damaged.
+    """
+    with RunFolder.open(run, write=False) as folder:
+        info, outcome, weights = folder.info, folder.outcome(), folder.student()
+    if outcome is None:
+        raise StoreError(f"{run}: has no result: must be a finished run")
+    shape: Shape = tuple(info["input-shape"])
+    classes = int(info["num-classes"])
+    halves = [0.5] * shape[0]  # of runs from before run.json had it
+    mean, std = info.get("normalization", (halves, halves))
+    normalization = Normalization(tuple(mean), tuple(std))
+    split = Split(torch.zeros(0, dtype=torch.int64), classes, shape, normalization, "none", _no_examples)
+    builders, student = _builders(run, info, model, split)
+    found: dict[str, nn.Module] = {}
+    if weights is not None:
+        with seeded_torch(0, "export"):
+            found["student"] = builders[student]()
+        found["student"].load_state_dict(weights)
+    if (run / FOLDER_NAME).is_dir():
+        spec, members = load_ensemble(run, builders)
+        combiner = build_combiner(spec.combiner, spec.weights)
+        found["ensemble"] = Ensemble.from_uploads(members, builders, combiner, precision=spec.precision, form="loop")
+    first = normalization if holds_images(shape) else None
+    models = {name: Begun(each, first).eval() for name, each in found.items()}
+    return StoredModels(models, shape, classes, first, str(outcome.get("weights-sha256", "")))
+
+
+def _builders(run: Path, info: Mapping[str, Any], model: str, split: Split) -> tuple[Mapping[str, ModelBuilder], str]:
+    stored = info.get("settings")
+    if isinstance(stored, dict):
+        settings = read_settings({**without_retired(stored), "resume": "", "run-dir": ""})
+        seed = int(info.get("data-seed", settings.app.seed))
+        return architectures(settings, split, FeatureFunction(settings.app.features, seed, *split.normalization))
+    if not model:
+        raise OptionError(
+            f"{run} is a run of another project: needs --model, as module:attribute that returns its nn.Module"
+        )
+    return foreign_models(model, info["student"]), info["student"]
+
+
+def _no_examples(positions: Tensor) -> Tensor:
+    raise StoreError(f"an export reads no examples, but {len(positions)} were asked for")

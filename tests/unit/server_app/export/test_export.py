@@ -1,0 +1,251 @@
+"""Exported models: read back by torch and onnxruntime alone, and what cannot be exported."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+from fl_app.data import Normalization
+from fl_app.models import build, builders
+from server_app.cli import cli
+from server_app.export import programs
+from server_app.export.exporting import export_run
+from server_app.export.programs import write_programs
+from server_app.export.stored_models import Begun, StoredModels, stored_models
+from server_app.replay.request import Request
+from server_app.replay.stored import replay_run
+from strategies.combiners.combiners import COMBINERS
+from strategies.combiners.opinion_pools import OpinionPool
+from strategies.core.errors import ComputeError, OptionError, StoreError
+from strategies.run.ensembles import load_ensemble_module
+from strategies.run.files import write_json
+from strategies.run.run_folder import RunFolder
+from strategies.run.stage import OUTCOME_FILE
+
+MakeRun = Callable[..., Path]
+HALF = Normalization((0.5,), (0.5,))
+
+
+@pytest.fixture
+def tally_run(run_folder: MakeRun) -> Path:
+    result = replay_run(Request(run_folder(), "tally", {"tally.epochs": 1}), log=lambda _: None)
+    return Path(result["run_dir"])
+
+
+NET = "from torch import nn\n\n\ndef net():\n    return nn.Sequential(nn.Flatten(), nn.Linear(4, 2))\n"
+
+
+@pytest.fixture
+def foreign_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A run of another project, which ended with a student of one layer; ``their_models:net`` builds it."""
+    (tmp_path / "their_models.py").write_text(NET)
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "foreign"
+    facts: dict[str, Any] = {"student": "net", "num-classes": 2, "input-shape": [1, 2, 2]}
+    with RunFolder.create(path, facts) as folder:
+        torch.manual_seed(0)
+        digest = folder.save_student(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)).state_dict())
+        write_json(path / OUTCOME_FILE, {"student": True, "weights-sha256": digest})
+    yield path
+    sys.modules.pop("their_models", None)
+
+
+def silent(line: str) -> None:
+    """Drop a line."""
+
+
+def onnx_logits(file: Path, pixels: torch.Tensor) -> torch.Tensor:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    (logits,) = session.run(None, {"pixels": pixels.numpy()})
+    return torch.from_numpy(np.asarray(logits))
+
+
+def test_student_and_ensemble_when_exported_give_the_run_s_logits_for_any_number_of_pixels(
+    tally_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import onnx
+
+    home = tmp_path / "home"
+    home.mkdir()
+    for name in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, str(home))
+    monkeypatch.delenv("CI", raising=False)
+
+    facts = export_run(tally_run, log=silent)
+
+    student = build("lenet5", num_classes=10, input_shape=(1, 16, 16)).eval()
+    with RunFolder.open(tally_run, write=False) as folder:
+        student.load_state_dict(folder.student() or {})
+    originals = {"student": student, "ensemble": load_ensemble_module(tally_run, builders(10, (1, 16, 16)))}
+    out = tally_run / "export"
+    for name, original in originals.items():
+        loaded = torch.export.load(out / f"{name}.pt2").module()
+        for count in (1, 5):
+            pixels = torch.rand(count, 1, 16, 16, generator=torch.Generator().manual_seed(count))
+            with torch.no_grad():
+                wanted = original((pixels - 0.5) / 0.5)
+            torch.testing.assert_close(loaded(pixels), wanted, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(onnx_logits(out / f"{name}.onnx", pixels), wanted, rtol=1e-5, atol=1e-5)
+    graph = onnx.load(out / "ensemble.onnx").graph
+    stored = {entry.name: onnx.numpy_helper.to_array(entry) for entry in graph.initializer}
+    pool = originals["ensemble"].combiner
+    for name, tensor in pool.state_dict().items():  # each can be read and replaced in the file
+        assert np.array_equal(stored[f"model.combiner.{name}"], tensor.numpy())
+    assert facts == {
+        "folder": str(out),
+        **{k: v for k, v in json.loads((out / "export.json").read_text()).items() if k != "digest"},
+    }
+    assert facts["input"] == {
+        "name": "pixels", "shape": ["batch", 1, 16, 16], "range": "pixels from 0 to 1; the file normalises them",
+    }  # fmt: skip
+    assert facts["weights_sha256"] == json.loads((tally_run / "result.json").read_text())["weights_sha256"]
+    assert sorted(facts["files"]) == ["ensemble.onnx", "ensemble.pt2", "student.onnx", "student.pt2"]
+    assert not list(home.rglob("*")), "onnxruntime left an identity behind"
+
+
+def test_an_export_is_made_anew_over_an_earlier_one_and_over_nothing_else(foreign_run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+
+    def export(folder: Path) -> dict[str, Any]:
+        return export_run(foreign_run, only="torch", model="their_models:net", out=folder, log=silent)
+
+    export(out)
+    (out / "student.pt2").write_bytes(b"of an earlier version")
+    again = export(out)
+
+    assert sorted(path.name for path in out.iterdir()) == ["export.json", "student.pt2"]
+    assert (out / "student.pt2").stat().st_size == again["files"]["student.pt2"]["bytes"] > 1000
+    other = tmp_path / "mine"
+    other.mkdir()
+    (other / "thesis.tex").touch()
+    with pytest.raises(OptionError, match=r"mine holds other files: must be a new folder"):
+        export(other)
+    assert [path.name for path in other.iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.parametrize("format", ["text", "json"])
+def test_the_command_prints_the_files(foreign_run: Path, format: str) -> None:  # noqa: A002
+    words = ["export", str(foreign_run), "--only", "torch", "--model", "their_models:net", "--format", format]
+    done = CliRunner().invoke(cli, words)
+
+    assert done.exit_code == 0, done.output
+    if format == "json":
+        assert json.loads(done.stdout)["folder"] == str(foreign_run / "export")
+    else:
+        assert "student.pt2  0.0" in done.stdout
+        assert "input pixels: [batch, 1, 2, 2], pixels from 0 to 1" in done.stdout
+
+
+class OfTwo(nn.Module):
+    """Two members on 16 pixels, under a combiner that may look at them."""
+
+    def __init__(self, combiner: nn.Module, classes: int) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(nn.Sequential(nn.Flatten(), nn.Linear(256, classes)) for _ in range(2))
+        self.combiner = combiner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits = torch.stack([member(x) for member in self.members])
+        combined: torch.Tensor = (
+            self.combiner(logits, x) if hasattr(self.combiner, "sees_input") else self.combiner(logits)
+        )
+        return combined
+
+
+def test_every_combiner_can_be_exported(tmp_path: Path) -> None:
+    for name, combiner in combiners().items():
+        classes = 2 if name.startswith("two-class-") else 3
+        members = 4 if name == "open-set" else classes
+        model = Begun(OfTwo(combiner, members), HALF).eval()
+        stored = StoredModels({"ensemble": model}, (1, 16, 16), classes, HALF, "")
+
+        assert write_programs(stored, "ensemble", tmp_path, ("torch",))["ensemble.pt2"] == 0.0, name
+
+
+def combiners() -> Mapping[str, nn.Module]:
+    from test_combiners import BUILT
+
+    assert BUILT.keys() == COMBINERS.keys()
+    return BUILT
+
+
+@pytest.mark.parametrize("shape", [(13, 1, 1), (1, 1, 8)])
+def test_rows_and_texts_are_taken_as_they_are(shape: tuple[int, int, int], tmp_path: Path) -> None:
+    name = "mlp" if shape[0] > 1 else "text-bag"
+    model = Begun(build(name, num_classes=2, input_shape=shape), None).eval()
+    stored = StoredModels({"student": model}, shape, 2, None, "")
+
+    assert stored.input_name == "examples"
+    assert write_programs(stored, "student", tmp_path, ("torch",)) == {"student.pt2": 0.0}
+
+
+def test_a_missing_package_is_one_line_before_the_run_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in programs.PACKAGES[:2]:
+        monkeypatch.setitem(sys.modules, name, None)
+    found = programs.importlib.util.find_spec
+    monkeypatch.setattr(
+        programs.importlib.util, "find_spec", lambda name: None if name in programs.PACKAGES[:2] else found(name)
+    )
+
+    with pytest.raises(
+        OptionError, match=r"ONNX needs onnx, onnxscript, .*pip install 'oneshot-fl\[export\]'.*--only torch"
+    ):
+        export_run(tmp_path / "absent", log=silent)
+    with pytest.raises(StoreError, match="no run folder"):
+        export_run(tmp_path / "absent", only="torch", log=silent)
+
+
+class Branching(nn.Module):
+    """A model whose path depends on its input's values, which no export can follow."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.flatten(1)[:, :2] if bool(x.sum() > 0) else x.flatten(1)[:, 2:4]
+
+
+def test_a_model_that_cannot_be_exported_or_differs_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stored(model: nn.Module) -> StoredModels:
+        return StoredModels({"student": Begun(model, HALF).eval()}, (1, 2, 2), 2, HALF, "")
+
+    with pytest.raises(ComputeError, match=r"^the student cannot be traced by torch.export: [^\n]+$"):
+        write_programs(stored(Branching()), "student", tmp_path, ("torch",))
+
+    wrong = dict.fromkeys(programs.WRITERS, lambda *_: lambda x: x.flatten(1)[:, :2] + 0.1)
+    monkeypatch.setattr(programs, "WRITERS", wrong)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
+    with pytest.raises(ComputeError, match=r"^student.pt2, read back, differs from the model by \d.*: must be at most"):
+        write_programs(stored(model), "student", tmp_path, ("torch",))
+
+
+def test_a_run_without_a_result_and_one_of_another_project_are_refused(run_folder: MakeRun, foreign_run: Path) -> None:
+    with pytest.raises(StoreError, match=r"has no result: must be a finished run"):
+        stored_models(run_folder())
+    with pytest.raises(OptionError, match=r"another project: needs --model"):
+        stored_models(foreign_run)
+
+    loaded = stored_models(foreign_run, "their_models:net")
+
+    with RunFolder.open(foreign_run, write=False) as folder:
+        kept = folder.student() or {}
+    assert torch.equal(loaded.models["student"].state_dict()["model.1.weight"], kept["1.weight"])
+    assert loaded.normalization == HALF
+
+
+def test_a_pool_s_tensors_are_weights_of_the_exported_program(tmp_path: Path) -> None:
+    pool = OpinionPool("log", torch.tensor([[3.0, 0.0, 1.0], [1.0, 2.0, 0.0]]))
+    model = Begun(OfTwo(pool, 3), HALF).eval()
+
+    write_programs(StoredModels({"ensemble": model}, (1, 16, 16), 3, HALF, ""), "ensemble", tmp_path, ("torch",))
+
+    kept = torch.export.load(tmp_path / "ensemble.pt2").state_dict
+    assert {f"model.combiner.{name}" for name in pool.state_dict()} <= kept.keys()
