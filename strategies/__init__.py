@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from .run.ensembles import load_ensemble_module as load_ensemble_module
     from .run.merging import Result as Result
     from .run.merging import merge as merge
+    from .run.results import results as results
     from .tally import TallyConfig as TallyConfig
 
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +28,9 @@ import torch
 from strategies.core.errors import DataError
 
 from .files import Remote, obtain
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Labels = npt.NDArray[np.int64]
 Positions = npt.NDArray[np.int64]
@@ -86,9 +90,12 @@ def open_centres(split: str, root: Path, *, download: bool) -> tuple[torch.Tenso
 
 def standardized(rows: Reals, scale: Reals) -> Reals:
     """Return rows [n, F] standardised by the means and deviations of other rows [m, F]."""
-    deviation = scale.std(axis=0, ddof=1)
-    units: Reals = (rows - scale.mean(axis=0)) / np.where(deviation > 1e-9, deviation, 1.0)  # equal up to rounding
-    return units
+    import pandas as pd
+
+    others = pd.DataFrame(scale)
+    deviation = others.std()
+    # A deviation of 0 may be a rounding error.
+    return ((pd.DataFrame(rows) - others.mean()) / deviation.where(deviation > 1e-9, 1.0)).to_numpy()
 
 
 def read_centre(file: Path) -> tuple[Labels, Reals]:
@@ -97,19 +104,21 @@ def read_centre(file: Path) -> tuple[Labels, Reals]:
     Raises:
         DataError: The file is damaged.
     """
+    import pandas as pd
+
     try:
-        rows = np.array([[_number(text) for text in line.split(",")] for line in file.read_text().splitlines()])
-        if rows.ndim != 2 or rows.shape[1] != COLUMNS:
-            raise ValueError(f"rows of shape {rows.shape[1:]}")
-        rows = np.delete(rows, SPARSE, axis=1)
-        rows = rows[~np.isnan(rows).any(axis=1)]
+        texts = pd.read_csv(file, header=None, na_values="?", skipinitialspace=True)
+        if texts.shape[1] != COLUMNS:
+            raise ValueError(f"rows of shape {texts.shape[1:]}")
+        rows = texts.astype(float).drop(columns=list(SPARSE)).dropna()
         if len(rows) < 4:
             raise ValueError(f"{len(rows)} complete rows")
-        return (rows[:, -1] > 0).astype(np.int64), _with_dummies(rows[:, :-1])
+        features = _with_dummies(rows.iloc[:, :-1])
+        return np.asarray(rows.iloc[:, -1] > 0, np.int64), np.asarray(features, np.float64)
     except (OSError, ValueError) as error:
         raise DataError(
-            f"file {file} under data.root is damaged: {str(error)[:200]}; a line must be {COLUMNS} numbers, with '?' "
-            "for a missing one"
+            f"file {file} under data.root is damaged: {' '.join(str(error).split())[:200]}; a line must be {COLUMNS} "
+            "numbers, with '?' for a missing one"
         ) from error
 
 
@@ -117,18 +126,18 @@ def _file(centre: str) -> str:
     return f"processed.{centre}.data"
 
 
-def _number(text: str) -> float:
-    return float("nan") if text.strip() == "?" else float(text)
-
-
-def _with_dummies(rows: Reals) -> Reals:
+def _with_dummies(rows: pd.DataFrame) -> pd.DataFrame:
     """Replace each categorical column by one dummy column per level but the first, after the other columns."""
+    import pandas as pd
+
     dummies = []
     for column, levels in LEVELS.items():
-        if not np.isin(rows[:, column], levels).all():
+        if not rows[column].isin(levels).all():
             raise ValueError(f"column {column} has other values than {', '.join(map(str, levels))}")
-        dummies.append(rows[:, [column]] == np.array(levels[1:]))
-    return np.hstack([np.delete(rows, list(LEVELS), axis=1), *dummies])
+        dummies.append(pd.get_dummies(pd.Categorical(rows[column], categories=levels), drop_first=True, dtype=float))
+    return pd.concat(
+        [rows.drop(columns=list(LEVELS)), *(each.set_index(rows.index) for each in dummies)], axis="columns"
+    )
 
 
 def _halves(labels: Labels) -> tuple[Positions, Positions]:

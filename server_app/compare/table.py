@@ -6,8 +6,9 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
 from typing import Any
+
+import pandas as pd
 
 from server_app.launch.console import TableFormat
 from server_app.report.cost_plots import Curve, Point
@@ -17,6 +18,8 @@ from server_app.settings.text import to_toml
 from strategies.run.retired import RETIRED
 
 COLUMNS = ("method", "kind", "n", "accuracy, %", "best, %", "wall, s", "CPU, s", "MiB", "MiB/client", "uploads")
+# Amounts of a cell -> digits of their mean.
+AMOUNTS = {"server_s": 2, "server_cpu_s": 2, "peak_mib": 2, "gpu_mib": 2, "mib_per_client": 6}
 TEXTS = 2  # the columns after these hold numbers
 
 
@@ -57,12 +60,13 @@ class Line:
     @property
     def accuracy(self) -> float | None:
         """The mean over the cells, in %."""
-        return round(fmean(self.accuracies), 2) if self.accuracies else None
+        return _rounded(pd.Series(self.accuracies).mean(), 2) if self.accuracies else None
 
     @property
     def spread(self) -> float | None:
         """The sample standard deviation over the cells (n - 1), in %; None for a single one."""
-        return round(stdev(self.accuracies), 2) if self.accuracies and len(self.accuracies) > 1 else None
+        several = self.accuracies is not None and len(self.accuracies) > 1
+        return _rounded(pd.Series(self.accuracies).std(), 2) if several else None
 
     @property
     def accuracy_text(self) -> str:
@@ -110,40 +114,50 @@ def lines_of(cells: Sequence[Mapping[str, Any]]) -> list[Line]:
     Args:
         cells: See :func:`server_app.compare.cell.facts_of`.
     """
-    groups: dict[tuple[str, str, str], list[tuple[Mapping[str, Any], float | None]]] = {}
-    for method in dict.fromkeys(cell["method"] for cell in cells):
-        for cell in (cell for cell in cells if cell["method"] == method):
-            for outcome in cell["outcomes"]:
-                key = (outcome["name"], method, outcome["kind"])
-                groups.setdefault(key, []).append((cell, outcome["accuracy"]))
-    return [_line(key, group) for key, group in groups.items()]
+    methods = dict.fromkeys(cell["method"] for cell in cells)
+    rows = [
+        {**{name: cell.get(name) for name in AMOUNTS}, **_best(cell, outcome), "uploads": cell["uploads"],
+         "method": method, **{key: outcome[key] for key in ("name", "kind", "accuracy")}}
+        for method in methods
+        for cell in cells if cell["method"] == method
+        for outcome in cell["outcomes"]
+    ]  # fmt: skip
+    if not rows:
+        return []
+    groups = pd.DataFrame(rows).groupby(["name", "method", "kind"], sort=False)
+    return [_line((str(name), str(method), str(kind)), group) for (name, method, kind), group in groups]
 
 
-def _line(key: tuple[str, str, str], group: Sequence[tuple[Mapping[str, Any], float | None]]) -> Line:
-    cells = [cell for cell, _ in group]
-    scores = tuple(score for _, score in group if score is not None)
+def _best(cell: Mapping[str, Any], outcome: Mapping[str, Any]) -> dict[str, Any]:
     # Both epochs of a student and rounds with clients have a best accuracy.
-    epochs = [cell for cell in cells if key[2] == "student" or "options" in cell]
-    bests = [cell["best_accuracy"] for cell in epochs if cell["best_accuracy"] is not None]
-    counts = [cell["uploads"] for cell in cells]
+    return {"best": cell["best_accuracy"] if outcome["kind"] == "student" or "options" in cell else None}
 
-    def mean(name: str, digits: int = 2) -> float | None:
-        # A comparison of an earlier version lacks some amounts.
-        found = [cell[name] for cell in cells if cell.get(name) is not None]
-        return round(fmean(found), digits) if len(found) == len(cells) else None
 
+def _line(key: tuple[str, str, str], group: pd.DataFrame) -> Line:
+    scores = group["accuracy"]
+    numbers = group[[*AMOUNTS, "best"]].astype(float)
+    # A comparison of an earlier version lacks some amounts: they have no mean.
+    means = {name: _rounded(numbers[name].mean(skipna=False), digits) for name, digits in AMOUNTS.items()}
+    name, method, kind = key
     return Line(
-        *key,
-        results=len(cells),
-        accuracies=scores if len(scores) == len(cells) else None,
-        best_accuracy=round(fmean(bests), 2) if bests else None,
-        server_s=round(fmean(cell["server_s"] for cell in cells), 2),
-        server_cpu_s=mean("server_cpu_s"),
-        peak_mib=mean("peak_mib"),
-        gpu_mib=mean("gpu_mib"),
-        mib_per_client=mean("mib_per_client", 6),
-        uploads=(min(counts), max(counts)),
+        name,
+        method,
+        kind,
+        results=len(group),
+        accuracies=tuple(map(float, scores)) if scores.notna().all() else None,
+        best_accuracy=_rounded(numbers["best"].mean(), 2),
+        server_s=means["server_s"] or 0.0,
+        server_cpu_s=means["server_cpu_s"],
+        peak_mib=means["peak_mib"],
+        gpu_mib=means["gpu_mib"],
+        mib_per_client=means["mib_per_client"],
+        uploads=(int(group["uploads"].min()), int(group["uploads"].max())),
     )
+
+
+def _rounded(value: float, digits: int) -> float | None:
+    # First to nine digits: a tie at the last one is a tie, whatever the order of the sum.
+    return None if pd.isna(value) else round(round(float(value), 9), digits)
 
 
 def times_of_lines(lines: Sequence[Line]) -> list[Point]:

@@ -13,6 +13,7 @@ from typing import Any
 from server_app.launch.console import TableFormat
 from strategies.core.errors import OptionError
 from strategies.run import runs_folder
+from strategies.run.results import list_runs
 
 LATEST = "latest"
 COLUMNS = ("run", "created", "method", "data", "clients", "seed", "status", "accuracy")
@@ -30,47 +31,6 @@ def run_named(word: str) -> Path:
     if not found:
         raise OptionError(f"'{LATEST}' names no run: {runs_folder()} holds none")
     return runs_folder() / str(found[-1]["run"])
-
-
-def list_runs(folder: Path) -> list[dict[str, Any]]:
-    """Return the facts of the runs in a folder, oldest first.
-
-    Args:
-        folder: The parent of the run folders; it need not exist.
-
-    Returns:
-        A row per run: its folder's name, the time of its creation, kind, method, data set, number of clients, seed,
-        status and accuracy in % or None. A kind is run, replay or import; a status finished, failed or unfinished.
-    """
-    rows = [row for path in folder.glob("*/run.json") if (row := _row(path.parent)) is not None]
-    return sorted(rows, key=lambda row: (str(row["created"]), str(row["run"])))
-
-
-def _row(run: Path) -> dict[str, Any] | None:
-    info = _read(run / "run.json")
-    if info is None:
-        return None
-    result, settings = _read(run / "result.json") or {}, info.get("settings") or {}
-    kind = "replay" if info.get("replay-of") else "import" if info.get("imported-from") else "run"
-    return {
-        "run": run.name,
-        "created": str(info.get("created", "")),
-        "kind": kind,
-        "method": info.get("method", ""),
-        "data": settings.get("data.name", ""),
-        "clients": result.get("uploads", info.get("num-supernodes")),
-        "seed": info.get("seed"),
-        "status": result.get("status", "unfinished"),
-        "accuracy": result.get("accuracy"),
-    }
-
-
-def _read(file: Path) -> dict[str, Any] | None:
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # a run that is being written or is damaged; the command that opens it says so
-        return None
-    return found if isinstance(found, dict) else None
 
 
 def print_runs(folder: Path, format: TableFormat) -> None:  # noqa: A002

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
 from typing import Any
+
+import pandas as pd
 
 from server_app.launch.console import TableFormat
 from server_app.report.tables import csv_text, markdown_text, print_table
@@ -36,18 +37,18 @@ class Reached:
     def shown(self) -> tuple[str, str]:
         """Return rounds and MiB as text: ``92.7 ± 14.3``, or ``>50 (1 of 3)`` if some run never reached it."""
         if not self.missed:
-            return _mean_text(self.rounds, 0 if len(self.rounds) == 1 else 1), _amount(fmean(self.mib))
+            return _mean_text(self.rounds, 0 if len(self.rounds) == 1 else 1), _amount(_mean(self.mib))
         of = f" ({len(self.rounds)} of {len(self.rounds) + len(self.missed)})"
         return f">{min(done for done, _ in self.missed)}{of}", f">{_amount(min(mib for _, mib in self.missed))}"
 
     def as_json(self) -> dict[str, Any]:
         """Return the same numbers as JSON; means are None if some run never reached the accuracy."""
         return {
-            "rounds": None if self.missed else round(fmean(self.rounds), 2),
+            "rounds": None if self.missed else round(_mean(self.rounds), 2),
             "rounds_spread": None if self.missed else _spread(self.rounds),
             "reached": len(self.rounds),
             "more_than": min((done for done, _ in self.missed), default=None),
-            "mib_per_client": None if self.missed else round(fmean(self.mib), 6),
+            "mib_per_client": None if self.missed else round(_mean(self.mib), 6),
         }
 
 
@@ -68,13 +69,16 @@ class RoundsLine:
     def mean(self, what: str) -> float | None:
         """Return the mean of one number over the runs; None unless all runs have it."""
         found = [getattr(run, what) for run in self.runs]
-        return None if None in found else round(fmean(found), 3)
+        return None if None in found else round(_mean(found), 3)
 
     def curve(self) -> list[tuple[int, float, float | None]]:
         """Return round, mean accuracy and sample deviation, for the rounds in which every run was tested."""
-        scores = [{test.number: test.accuracy for test in run.tested} for run in self.runs]
-        common = sorted(set.intersection(*map(set, scores)))
-        return [(n, fmean(by[n] for by in scores), _spread([by[n] for by in scores], None)) for n in common]
+        tested = {k: {test.number: test.accuracy for test in run.tested} for k, run in enumerate(self.runs)}
+        scores = pd.DataFrame(tested).dropna().sort_index()  # a row per round, a column per run
+        means, spreads = scores.mean(axis="columns"), scores.std(axis="columns")
+        several = len(self.runs) > 1
+        rounds = zip(scores.index, means, spreads, strict=True)
+        return [(int(n), float(mean), float(spread) if several else None) for n, mean, spread in rounds]
 
     def as_json(self) -> dict[str, Any]:
         """Return the line for rounds.json."""
@@ -92,9 +96,9 @@ class RoundsLine:
             "name": self.name,
             "results": len(self.runs),
             "rounds": min(run.done for run in self.runs),
-            "accuracy": round(fmean(last), 2),
+            "accuracy": round(_mean(last), 2),
             "accuracy_spread": _spread(last),
-            "best_accuracy": round(fmean(best), 2),
+            "best_accuracy": round(_mean(best), 2),
             "best_spread": _spread(best),
             "refinement_s": self.mean("refinement_s"),
             "arithmetic_s": self.mean("arithmetic_s"),
@@ -109,7 +113,7 @@ class RoundsLine:
             str(len(self.runs)),
             *(text for each in self.reached for text in each.shown()),
             _mean_text([run.last for run in self.runs], 2),
-            f"{fmean(run.best for run in self.runs):.2f}",
+            f"{_mean(run.best for run in self.runs):.2f}",
             *("-" if value is None else f"{value:.3g}" for value in seconds),
         ]
 
@@ -194,12 +198,18 @@ def _spread(values: Sequence[float], digits: int | None = 2) -> float | None:
     """Return the sample standard deviation (n - 1); None of a single value."""
     if len(values) < 2:
         return None
-    return stdev(values) if digits is None else round(stdev(values), digits)
+    found = float(pd.Series(values, dtype=float).std())
+    return found if digits is None else round(found, digits)
+
+
+def _mean(values: Iterable[float]) -> float:
+    # To nine digits: a tie at the last one that is shown is a tie, whatever the order of the sum.
+    return round(float(pd.Series(list(values), dtype=float).mean()), 9)
 
 
 def _mean_text(values: Sequence[float], digits: int) -> str:
     spread = _spread(values, None)
-    return f"{fmean(values):.{digits}f}" + ("" if spread is None else f" ± {spread:.{digits}f}")
+    return f"{_mean(values):.{digits}f}" + ("" if spread is None else f" ± {spread:.{digits}f}")
 
 
 def _amount(mib: float) -> str:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 import re
-import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 DOCS = Path(__file__).parents[2] / "docs"
 RESULTS = DOCS / "results"
@@ -34,8 +35,9 @@ def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def mean(values: Sequence[float]) -> str:
     """Return the mean, with the sample deviation of several values."""
-    spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-    return f"{statistics.fmean(values):.1f}{spread}"
+    found = pd.Series(values, dtype=float)
+    average = round(found.mean(), 9)  # a tie at the last digit is one, whatever the order of the sum
+    return f"{average:.1f} ± {found.std():.1f}" if len(found) > 1 else f"{average:.1f}"
 
 
 def rivals(found: dict[str, Any]) -> str:

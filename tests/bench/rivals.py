@@ -13,7 +13,6 @@ import argparse
 import json
 import os
 import resource
-import statistics
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
@@ -21,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from measure import say
 
 from strategies.run.files import read_json, write_json
@@ -155,18 +155,19 @@ def measured(folder: Path, data: str, seed: int, name: str, *, schedule: Schedul
     return row
 
 
-def accuracies(rows: Iterable[Mapping[str, Any]], data: str, place: Place) -> dict[int, float]:
-    """Return seed -> accuracy in % of a row of the tables."""
+def accuracies(rows: Iterable[Mapping[str, Any]], data: str, place: Place) -> pd.Series[float]:
+    """Return the accuracies in % of a row of the tables, by the seed."""
     name, entry = place
-    return {row["seed"]: row["accuracy"][entry] for row in rows if (row["data"], row["name"]) == (data, name)}
+    found = {row["seed"]: row["accuracy"][entry] for row in rows if (row["data"], row["name"]) == (data, name)}
+    return pd.Series(found, dtype=float)
 
 
-def spread(values: Iterable[float], sign: str = "") -> str:
+def spread(values: pd.Series[float], sign: str = "") -> str:
     """Return mean and sample standard deviation, as ``82.2 ± 2.6``; with a star for fewer than three values."""
-    found = list(values)
-    if len(found) < len(SEEDS):
-        return f"{statistics.mean(found):{sign}.1f}*" if found else ""
-    return f"{statistics.mean(found):{sign}.1f} ± {statistics.stdev(found):.1f}"
+    average = round(values.mean(), 9)  # a tie at the last digit is one, whatever the order of the sum
+    if len(values) < len(SEEDS):
+        return "" if values.empty else f"{average:{sign}.1f}*"
+    return f"{average:{sign}.1f} ± {values.std():.1f}"
 
 
 def server_seconds(rows: Iterable[Mapping[str, Any]], name: str) -> str:
@@ -182,7 +183,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     for group, members in GROUPS.items():
         lines.append(f"| *{group}* |{' |' * len(DATA)} |")
         for name, place in members.items():
-            cells = [spread(accuracies(rows, data, place).values()) for data in DATA]
+            cells = [spread(accuracies(rows, data, place)) for data in DATA]
             lines.append(f"| {name} | {' | '.join(cells)} | {server_seconds(rows, place[0])} |")
     return "\n".join(lines)
 
@@ -202,9 +203,8 @@ def differences(rows: list[dict[str, Any]]) -> str:
 
 def paired(rows: list[dict[str, Any]], data: str, own: Place, rival: Place) -> str:
     """Return the difference of two rows over the seeds that both have, and in how many of them it is positive."""
-    ours, theirs = accuracies(rows, data, own), accuracies(rows, data, rival)
-    found = [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
-    return f"{spread(found, '+')} ({sum(value > 0 for value in found)} of {len(found)})" if found else ""
+    found = (accuracies(rows, data, own) - accuracies(rows, data, rival)).dropna()  # by the seed
+    return "" if found.empty else f"{spread(found, '+')} ({int((found > 0).sum())} of {len(found)})"
 
 
 def written(text: str, tables: Iterable[str]) -> str:

@@ -1,0 +1,127 @@
+"""The results on a machine: the list of its runs, and a table of runs and comparisons for pandas.
+
+Only the small JSON files of the folders are read, so a list appears at once; pandas is loaded for the table alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import FACTS_FILE, runs_folder
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+COMPARISON_FILE = "compare.json"
+COLUMNS = (
+    "run", "created", "kind", "method", "result", "data", "law", "alpha", "clients", "seed", "status", "accuracy",
+    "best_accuracy", "server_s", "mib_per_client", "weights_sha256", "comparison",
+)  # fmt: skip
+
+
+def list_runs(folder: Path) -> list[dict[str, Any]]:
+    """Return the facts of the runs in a folder, oldest first.
+
+    Args:
+        folder: The parent of the run folders; it need not exist.
+
+    Returns:
+        A row per run: its folder's name, the time of its creation, kind, method, data set, number of clients, seed,
+        status and accuracy in % or None. A kind is run, replay or import; a status finished, failed or unfinished.
+    """
+    rows = [_row(run, *found) for run, found in _runs(folder)]
+    return sorted(rows, key=lambda row: (str(row["created"]), str(row["run"])))
+
+
+def results(folder: str | Path = "") -> pd.DataFrame:
+    """Return the results of runs, replays and comparisons as a table, a row for each result.
+
+    A run or replay has one row, that of its method's own result. A method of a comparison has a row for each run, seed
+    and result (ensemble and student), of kind ``"comparison"``. For means over seeds, group the rows.
+
+    Args:
+        folder: The parent of the run folders; empty for ``$ONESHOT_RUNS``, else ``runs``.
+
+    Returns:
+        The columns :data:`COLUMNS`, oldest first; a value that a run does not have is missing. ``accuracy`` is in %,
+        ``server_s`` the seconds of the server stage, ``mib_per_client`` what a client sent and received.
+    """
+    import pandas as pd
+
+    place = runs_folder(str(folder))
+    rows = [_result_row(run, *found) for run, found in _runs(place)]
+    rows.sort(key=lambda row: (str(row["created"]), str(row["run"])))
+    rows += [row for file in sorted(place.glob(f"*/{COMPARISON_FILE}")) for row in _cells(file)]
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def _runs(folder: Path) -> Iterator[tuple[Path, tuple[dict[str, Any], dict[str, Any]]]]:
+    """Yield every run folder with the content of run.json and of result.json."""
+    for path in folder.glob(f"*/{FACTS_FILE}"):
+        if (info := _read(path)) is not None:
+            yield path.parent, (info, _read(path.parent / "result.json") or {})
+
+
+def _row(run: Path, info: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
+    settings = info.get("settings") or {}
+    kind = "replay" if info.get("replay-of") else "import" if info.get("imported-from") else "run"
+    return {
+        "run": run.name,
+        "created": str(info.get("created", "")),
+        "kind": kind,
+        "method": info.get("method", ""),
+        "data": settings.get("data.name", ""),
+        "clients": result.get("uploads", info.get("num-supernodes")),
+        "seed": info.get("seed"),
+        "status": result.get("status", "unfinished"),
+        "accuracy": result.get("accuracy"),
+    }
+
+
+def _result_row(run: Path, info: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
+    settings, table = info.get("settings") or {}, result.get("table") or [{}]
+    cost = result.get("communication", {}).get("total", {})
+    return {
+        **_row(run, info, result),
+        "result": table[-1].get("name"),
+        "law": settings.get("data.law"),
+        "alpha": settings.get("data.alpha"),
+        "best_accuracy": result.get("best_accuracy"),
+        "server_s": result.get("seconds", {}).get("server"),
+        "mib_per_client": sum(cost[key] for key in ("mib_up_per_client", "mib_down_per_client")) if cost else None,
+        "weights_sha256": result.get("weights_sha256"),
+    }
+
+
+def _cells(file: Path) -> Iterator[dict[str, Any]]:
+    """Yield a row for every result of every cell of a comparison."""
+    comparison = _read(file) or {}
+    for cell in comparison.get("cells", []):
+        for outcome in cell["outcomes"]:
+            yield {
+                "run": Path(cell["run"]).name,
+                "kind": "comparison",
+                "method": cell["method"],
+                "result": outcome["name"],
+                "data": comparison.get("data"),
+                "clients": cell["uploads"],
+                "seed": cell["seed"],
+                "status": "finished",
+                "accuracy": outcome["accuracy"],
+                "best_accuracy": cell["best_accuracy"] if outcome["kind"] == "student" else None,
+                "server_s": cell["server_s"],
+                "mib_per_client": cell.get("mib_per_client"),
+                "weights_sha256": cell["weights_sha256"],
+                "comparison": file.parent.name,
+            }
+
+
+def _read(file: Path) -> dict[str, Any] | None:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # a run that is being written or is damaged; the command that opens it says so
+        return None
+    return found if isinstance(found, dict) else None
