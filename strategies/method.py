@@ -227,11 +227,6 @@ class Silent:
         """Take no checkpoint."""
 
 
-def as_given(config: Any) -> Any:
-    """Return a config unchanged."""
-    return config
-
-
 @dataclass(frozen=True)
 class Method:
     """A server method as a value.
@@ -260,7 +255,7 @@ class Method:
         rate: The option of its learning rate, without its table.
         mark: What sets its result apart from others in tables, given its config; empty for nothing.
         by_round: Its draws depend on :attr:`Job.server_round` too, not on the seed alone.
-        guarded: Its config where a gatekeeper judges the uploads, given the one that was asked for.
+        guarded: Its config where a gatekeeper judges the uploads, given the asked one; None for the asked one.
     """
 
     name: str
@@ -283,7 +278,7 @@ class Method:
     labelled: Callable[[Any], bool] | None = None
     rate: str = "student-lr"
     mark: Callable[[Any], str] = field(default=Always(""))
-    guarded: Callable[[Any], Any] = field(default=as_given)
+    guarded: Callable[[Any], Any] | None = None
 
     def all_needs(self, config: Any) -> frozenset[Need]:
         """Return the requirements of the method under a config."""

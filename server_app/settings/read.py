@@ -102,7 +102,7 @@ def read_settings(given: Mapping[str, Scalar]) -> Settings:
         raise OptionError(f"setting 'method': {error}") from error
     config: Any = shortened(parse(method.config, flat, method.name), app.scale)
     gatekeeper = parse(GatekeeperConfig, flat, "gatekeeper")
-    if isinstance(method, Method) and gatekeeper.policy != OFF:
+    if isinstance(method, Method) and method.guarded is not None and gatekeeper.policy != OFF:
         config = method.guarded(config)
     return Settings(app, method, config, _refiner(config, flat, app.scale), flat, gatekeeper)
 

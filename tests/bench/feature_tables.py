@@ -25,6 +25,8 @@ RIVALS = {
     "label_counts": "by label counts",
     "alone": "one client alone",
 }
+# Name of a data set in settings -> in docs/results/rivals.json, in small letters.
+NAMES = {"digits": "digits", "fashion-mnist": "fashion-mnist", "mnist": "mnist", "cifar10": "cifar-10"}
 
 
 def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -88,6 +90,23 @@ def exact(found: dict[str, Any]) -> str:
     return table(["head", "clients", *(f"alpha {alpha:g}" for alpha in alphas)], rows)
 
 
+def fit(found: dict[str, Any]) -> str:
+    """Return a row per data set: heads on the backbone beside nets from scratch, ten clients at alpha 0.1."""
+    others = [json.loads(file.read_text()) for file in sorted(RESULTS.glob("features-*.json"))]
+    scratch = json.loads((RESULTS / "rivals.json").read_text())["rows"]
+    rows = []
+    for own in [*others, found]:
+        cell = [row for row in own["exact"] if (row["clients"], row["alpha"]) == (10, 0.1)]
+        nets = [
+            row["accuracy"] for row in scratch if (row["data"].lower(), row["name"]) == (NAMES[own["data"]], "tally")
+        ]
+        rivals = [mean([row[key] for row in nets]) if nets else "" for key in ("Tally ensemble", "Tally")]
+        heads = [mean([row[key] for row in cell]) for key in ("ridge", "lda")]
+        rows.append([NAMES[own["data"]], f"{own['train']:,}", str(own["side"]), *heads, *rivals])
+    titles = ["data set", "training images", "pixels a side", "ridge", "LDA", "Tally's ensemble of nets", "its one net"]
+    return table(titles, rows)
+
+
 def upload(found: dict[str, Any]) -> str:
     """Return a row per number of features."""
     rows = [
@@ -134,6 +153,7 @@ def attacks(found: dict[str, Any]) -> str:
 # File of docs/results/, and the name of one of its tables if it has several -> how it is made, and its page.
 TABLES = {
     "features:exact": (exact, "features.md"),
+    "features:fit": (fit, "features.md"),
     "features:upload": (upload, "features.md"),
     "feature_rivals": (rivals, "features.md"),
     "feature_gaussians": (gaussians, "features.md"),
