@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from .core.facts import Normalization as Normalization
 from .core.facts import Upload as Upload
 from .core.options import Always
 from .core.registry import TEACHER_HOMES, Registry
@@ -36,14 +37,6 @@ class Need(enum.Enum):
     EXACT_SUMS = "the sums of features carry no noise"
     IMAGE_GRADIENTS = "gradients reach the images through every client's model, so that images can be made"
     PROXY_IMAGES = "the server holds real, unlabelled images"
-
-
-@dataclass(frozen=True)
-class Normalization:
-    """How pixels in [0, 1] become a model's input: ``(pixel - mean) / std``, per channel."""
-
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""An upload and its facts: one value from the message over the index to the method."""
+"""An upload and its facts, one value from the message over the index to the method; the input space of models."""
 
 from __future__ import annotations
 
@@ -10,6 +10,14 @@ if TYPE_CHECKING:
     import torch
 
     State = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Normalization:
+    """How pixels in [0, 1] become a model's input: ``(pixel - mean) / std``, per channel."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
 
 
 @dataclass(frozen=True)
