@@ -96,9 +96,11 @@ def test_a_run_that_forgets_a_client_equals_one_that_never_had_it(
         adopt_uploads(target, str(run), "client-001", min_uploads=2)
     states, facts = ({name: values[name] for name in values if name != "client-001"} for values in sums)
     never = stored(tmp_path / "never", SETTINGS, states, facts)
-    for path, name in ((tmp_path / "less", "a"), (never, "b")):
-        replayed(path, "ridge", tmp_path / name)
-    assert equal(head_of(tmp_path / "a"), head_of(tmp_path / "b"))
+    few = {"fedpft.covariance": "spherical", "fedpft.epochs": 2}
+    for method, options in (("ridge", {}), ("fedpft", few)):
+        for path, name in ((tmp_path / "less", "a"), (never, "b")):
+            replayed(path, method, tmp_path / method / name, **options)
+        assert equal(head_of(tmp_path / method / "a"), head_of(tmp_path / method / "b"))
 
 
 def test_a_client_that_joins_late_changes_no_bit(run: Path, sums: tuple[Sent, Facts], tmp_path: Path) -> None:
@@ -124,3 +126,21 @@ def test_imported_sums_lead_to_the_head_of_the_run_and_pass_its_checks(
     save_file(wrong, folder / "client-000.safetensors")
     with pytest.raises(UploadError, match=r"client-000.safetensors: gram has trace"):
         import_checkpoints(Request(folder, "statistics", SETTINGS, out=tmp_path / "other"), log=lambda _: None)
+
+
+def test_imported_gaussians_lead_to_the_head_of_fedpft_and_pass_its_checks(tmp_path: Path) -> None:
+    given, folder = {**SETTINGS, "method": "fedpft", "fedpft.epochs": 2}, tmp_path / "sums"
+    states, facts = sent_by_clients(given)
+    folder.mkdir()
+    for name, state in states.items():
+        save_file(state, folder / f"{name}.safetensors")
+    import_checkpoints(Request(folder, "statistics", given, out=tmp_path / "market"), log=lambda _: None)
+    for path, name in ((tmp_path / "market", "a"), (stored(tmp_path / "run", given, states, facts), "b")):
+        replayed(path, "fedpft", tmp_path / name)
+    assert equal(head_of(tmp_path / "a"), head_of(tmp_path / "b"))
+
+    save_file(
+        {**states["client-000"], "squares": states["client-000"]["squares"] * 2}, folder / "client-000.safetensors"
+    )
+    with pytest.raises(UploadError, match=r"client-000.safetensors: squares of class \d sum to"):
+        import_checkpoints(Request(folder, "statistics", given, out=tmp_path / "other"), log=lambda _: None)
