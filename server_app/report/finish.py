@@ -11,6 +11,7 @@ from server_app.report.attack_success import attack_facts, attack_lines
 from server_app.report.communication import Cost, cost_of, moved_in, moved_lines, points_of, rounds_in
 from server_app.report.drawing import save
 from server_app.report.evaluation import Row, best_accuracy, evaluate
+from server_app.report.front_matter import front_matter
 from server_app.report.gatekeeping import plot_verdict, verdict_facts, verdict_lines
 from server_app.report.load_code import load_code
 from server_app.report.page import PAGE_FILE, write_page
@@ -117,8 +118,9 @@ def _reported(
 ) -> list[str]:
     """Write the model card and the plots; return the names of the plots."""
     facts, setting = _facts(settings, result), run_setting(folder.info, result)
-    card = model_card(settings.method, report, rows, {**facts, "metrics": metrics})
-    atomic_write(folder.path / "model_card.md", card.encode())
+    card = model_card(settings.method, report, rows, {**facts, "metrics": metrics, "setting": setting})
+    head = front_matter(settings.method, report.job, folder.info, rows)
+    atomic_write(folder.path / "model_card.md", f"{head}{card}".encode())
     points = points_of(settings.method, rows, metrics, cost) if cost is not None else []
     plots = plot_all(folder.path, report, rows, own_epochs(report.outcome, metrics), points, setting=setting)
     if (figure := plot_verdict(facts["gatekeeper"])) is not None:

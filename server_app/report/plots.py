@@ -187,6 +187,7 @@ def model_card(method: Choice, report: StageReport, rows: Sequence[Row], facts: 
     return f"""# {method.title}: {", and ".join(results)}
 
 Made by {how}, with {method.titled(job.config)} ({method.source}).
+Data: {facts.get("setting") or "unknown"}.
 Architecture: {", ".join(sorted(own))}.
 Input: {_input_of(job)}. Output: logits of {job.num_classes} classes.
 Weights (sha256): {facts["weights_sha256"]}. Seed: {job.seed}.
@@ -198,6 +199,8 @@ Weights (sha256): {facts["weights_sha256"]}. Seed: {job.seed}.
 {table}
 {features_section(job, own, facts.get("metrics", ()))}{card_section(facts.get("gatekeeper", {}))}
 ## Load
+
+After `pip install oneshot-fl`, in this folder:
 
 ```python
 {load_code(report)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -268,5 +269,8 @@ def test_the_installed_app_runs_alone_and_in_a_project_with_its_own_strategies(
 
     assert "the ward has strategies of its own" in inside
     assert "the ward has strategies of its own" not in alone
+    (code,) = re.findall(r"```python\n(.*?)```", (tmp_path / "alone/model_card.md").read_text(), re.DOTALL)
+    shapes = "import torch\nprint([list(net(torch.zeros(2, 1, 16, 16)).shape) for net in (model, ensemble)])"
+    assert said([python, "-c", f"{code}\n{shapes}"], tmp_path / "alone").strip() == "[[2, 10], [2, 10]]"
     for folder in ("alone", "inside"):
         assert json.loads((tmp_path / folder / "result.json").read_text())["status"] == "finished"

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from server_app.report.communication import moved_lines
 from server_app.report.finish import describe_failure, finish, own_epochs, table_lines
@@ -55,7 +57,24 @@ def test_a_finished_run_has_a_result_file_with_exactly_the_agreed_keys(
     assert seconds["evaluation"] > 0.0
     assert seconds["app"] == pytest.approx(4.0 + seconds["evaluation"], abs=0.02)
     assert len(stored["weights_sha256"]) == 64
-    assert (path / "model_card.md").read_text().startswith("# ")
+    head, card = (path / "model_card.md").read_text().removeprefix("---\n").split("\n---\n\n", 1)
+    assert card.startswith("# ")
+    assert "Data: digits · split dirichlet-classes, alpha 0.3 · 3 clients · seed 0." in card
+    read = yaml.safe_load(head)
+    (model,) = read.pop("model-index")
+    assert read == {
+        "license": "other",
+        "license_name": "chosen-by-the-owners-of-the-data",
+        "library_name": "oneshot-fl",
+        "pipeline_tag": "image-classification",
+        "tags": ["federated-learning", "one-shot-federated-learning", "flower", stored["method"]],
+        "metrics": ["accuracy"],
+        "version": version("oneshot-fl"),
+        "date": json.loads((path / "run.json").read_text())["created"][:10],
+    }
+    (scored,) = model["results"]
+    assert scored["dataset"] == {"type": "digits", "name": "digits"}
+    assert scored["metrics"][0]["value"] == stored["accuracy"]
     assert sorted(stored["plots"]) == sorted(file.name for file in (path / "report").iterdir())
 
 
