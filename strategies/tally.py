@@ -5,7 +5,8 @@ A method of this library, published nowhere else.
 Symbols: z_k -> member logits; n_k^c -> tally_pool.examples_per_class; pi_k, q_k, l_k -> opinion_pools; P_T -> the
     pool's softmax; X -> noise.noise_images, overlaid.
 Where: the counts -> class_counts; the teacher -> opinion_pools.OpinionPool; the start -> class_weighted;
-    the student ``min_S mean_X KL(P_T(X) || S(X))`` -> learner.Learner.
+    the student ``min_S mean_X KL(P_T(X) || S(X))`` -> learner.Learner; X of heads on one backbone, which are noise
+    features -> feature_noise.noise_for.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ import torch
 from torch import Tensor
 
 from .combiners.combiners import name_of
+from .combiners.feature_noise import noise_for, on_features, on_images
 from .combiners.noise import noise_batches, overlaid
 from .combiners.opinion_pools import class_shares
 from .combiners.tally_pool import READ_OFF_ROWS, TallyPoolOptions
 from .combiners.tally_teacher import tally_teacher
 from .core.errors import OptionError
+from .core.kinds import holds_images
 from .core.options import check, option
 from .core.seeds import generator, seeded_torch
 from .distillation.epochs import SHOWN, weights_of
@@ -73,6 +76,7 @@ class TallyConfig(TallyPoolOptions, DistillOptions):
 def fit(job: Job, progress: Progress) -> Outcome:
     """Combine the uploads, and distil them; the results are the last epoch's student and the ensemble."""
     config: TallyConfig = job.config
+    job = on_features(job)
     teacher, pool = tally_teacher(job, config)
     if left_out := [one.client for one, weight in zip(job.uploads, pool.weights.tolist(), strict=True) if not weight]:
         why = "they do not agree with the others on noise, or their logits on it are not finite, or too large"
@@ -94,12 +98,16 @@ def fit(job: Job, progress: Progress) -> Outcome:
 
     outcome = learn_from_table(job, progress, learner, table)
     spec = EnsembleSpec(tuple(upload.client for upload in job.uploads), name_of(pool), weights_of(pool))
+    if not holds_images(job.input_shape):
+        return replace(outcome, student=on_images(outcome.student or {}), ensemble=spec)
     return replace(outcome, ensemble=spec, images=images[:SHOWN])
 
 
 def _noise(job: Job) -> Tensor:
-    """Return the noise images as bytes [N, ch, H, W]."""
+    """Return the noise images as bytes [N, ch, H, W], or noise features [N, d, 1, 1]."""
     config: TallyConfig = job.config
+    if not holds_images(job.input_shape):
+        return torch.cat(list(noise_for(job, config.images, generator(job.seed, "tally", "noise"))))
     shapes = generator(job.seed, "tally", "shapes")
     made, first = torch.empty(config.images, *job.input_shape, dtype=torch.uint8), 0
     for batch in noise_batches(config.images, job.input_shape, generator(job.seed, "tally", "noise")):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from strategies.core.errors import OptionError
-from strategies.core.kinds import STATISTICS, is_head, kind_of
+from strategies.core.kinds import HEAD, STATISTICS, backbone_in, is_head, kind_of
 from strategies.core.options import OWN_FORM, check, is_own, meant, option
 
 from . import ARCHITECTURES, HEAD_FORM, known_name
@@ -55,6 +55,16 @@ class ModelConfig:
         """Return the heads on backbones, and the sums of features, that these settings name."""
         names = dict.fromkeys([*self.mix(), self.of_student(), *_listed(self.accepted)])
         return tuple(name for name in names if is_head(name) or kind_of(name) == STATISTICS)
+
+    def heads(self, backbone: str) -> tuple[str, ...]:
+        """Return :meth:`on_features`, and the heads that the sums among them lead to.
+
+        Args:
+            backbone: That of the run, of sums whose name has none.
+        """
+        names = self.on_features()
+        solved = [f"{HEAD}{backbone_in(name) or backbone}" for name in names if kind_of(name) == STATISTICS]
+        return tuple(dict.fromkeys((*names, *solved)))
 
     def named(self) -> list[tuple[str, str]]:
         """Return the architectures in use, each with the setting that names it."""

@@ -30,7 +30,7 @@ from strategies.method import METHODS, TEACHERS, EnsembleSpec, Job, Method, Uplo
 from strategies.rounds.config import NEEDS_CLIENTS, FederatedRounds
 from strategies.run.quarantine import Door, guarded_replay
 from strategies.run.run_folder import RunFolder, default_run_dir, load_ensemble
-from strategies.run.stage import kept_round, usable_uploads
+from strategies.run.stage import joined, kept_round, usable_uploads
 from strategies.uploads.needs import check_needs, fitting
 
 LEAST_UPLOADS = 2  # the least number that a replay of another project's run needs after its gatekeeper
@@ -124,7 +124,8 @@ def unmet_need(request: Request) -> str:
         job = (
             _foreign(request, info)[1] if settings is None else _job(settings, open_half(settings, "test"), None, info)
         )
-        check_needs(_method(request.method or info["method"], request, job), replace(job, uploads=uploads))
+        method = _method(request.method or info["method"], request, job)
+        check_needs(method, joined(method, replace(job, uploads=uploads)))
     except OptionError as error:
         return str(error)
     return ""

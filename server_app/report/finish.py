@@ -25,7 +25,7 @@ from strategies.core.durable import atomic_write
 from strategies.core.kinds import STATISTICS
 from strategies.method import Outcome
 from strategies.run.run_folder import RunFolder
-from strategies.run.stage import StageReport, kept_digest, kept_round
+from strategies.run.stage import StageReport, kept_digest, kept_round, pinned_clients
 from strategies.uploads.needs import permitted
 
 
@@ -67,7 +67,7 @@ def finish(
         "accuracy": accuracy,
         "best_accuracy": best_accuracy(own_epochs(report.outcome, metrics), accuracy),
         "table": [row.as_json() for row in rows],
-        "uploads": len(report.job.uploads),
+        "uploads": len(pinned_clients(folder.round(kept_round(folder))) or report.job.uploads),
         "refused": len(refused),
         "refusals": refused,
         **_moved(folder, cost),

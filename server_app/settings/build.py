@@ -134,7 +134,7 @@ def architectures(
 
 def _models_of(app: AppConfig, split: Split, function: FeatureFunction, *, used: bool) -> Mapping[str, ModelBuilder]:
     """Return the architectures that take the data set's images; refuse settings that name and use others."""
-    named, noise = (*app.model.own(), *app.model.on_features()), app.privacy.noise
+    named, noise = (*app.model.own(), *app.model.heads(app.features.backbone)), app.privacy.noise
     models = model_builders(split.num_classes, split.input_shape, named, function, noise=noise)
     for key, name in app.model.named() if used else ():
         if name not in models:

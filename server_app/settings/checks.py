@@ -15,7 +15,7 @@ from server_app.settings.read import Settings
 from strategies.compute import named
 from strategies.compute.in_process import resolve_device
 from strategies.core.errors import DataError, OptionError
-from strategies.core.kinds import CLASSIFIER, STATISTICS
+from strategies.core.kinds import CLASSIFIER, STATISTICS, kind_of
 from strategies.gatekeeper.config import OFF, GatekeeperConfig
 from strategies.method import METHODS, TEACHERS, Method, Need
 from strategies.rounds.config import FederatedRounds, IterativeConfig
@@ -164,6 +164,19 @@ def _check_gatekeeper(config: GatekeeperConfig, method: Choice, uploads: str) ->
         )
 
 
+def _check_private_sums(app: AppConfig) -> None:
+    """Refuse noisy sums in an ensemble, before a client spends its budget on them.
+
+    Raises:
+        OptionError: The error names the setting, its value and the reason.
+    """
+    if sums := [name for name in app.model.mix() if kind_of(name) == STATISTICS]:
+        raise OptionError(
+            f"setting 'model.per-client' names {sums[0]!r}: must be other architectures with 'privacy.epsilon': "
+            "sums with noise do not join an ensemble; all clients can send them, by method 'ridge'"
+        )
+
+
 def _check_privacy(settings: Settings) -> None:
     """Refuse a method that asks clients for more than one private upload of a classifier.
 
@@ -173,6 +186,8 @@ def _check_privacy(settings: Settings) -> None:
     if not settings.app.privacy.on:
         return
     method = settings.method
+    if method.uploads == CLASSIFIER:
+        _check_private_sums(settings.app)
     if isinstance(method, FederatedRounds) or not _asks_once(method):
         allowed = ", ".join(name for name in METHODS if _asks_once(METHODS[name]))
         raise OptionError(

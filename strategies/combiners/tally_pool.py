@@ -19,7 +19,7 @@ from ..teacher.augment import Standardize
 from ..teacher.heads import head_keys
 from . import class_counts
 from .agreement import agreeing
-from .noise import noise_batches
+from .feature_noise import noise_for
 from .opinion_pools import RULES, SMOOTHING, OpinionPool
 
 if TYPE_CHECKING:
@@ -141,9 +141,9 @@ def estimated_shares(job: Job, answers: Tensor, uploads: Sequence[Upload], optio
 
 @torch.no_grad()
 def probed(job: Job, ensemble: Ensemble, count: int) -> Tensor:
-    """Return the members' logits [M, count, C] on noise, on the CPU."""
+    """Return the members' logits [M, count, C] on noise images or features, on the CPU."""
     standardize = Standardize(job.normalization)
-    batches = noise_batches(count, job.input_shape, generator(job.seed, "tally", "probes"))
+    batches = noise_for(job, count, generator(job.seed, "tally", "probes"))
     parts = (standardize(part) for batch in batches for part in torch.split(batch, BATCH))
     return torch.cat([ensemble.member_logits(part.to(job.device)).float().cpu() for part in parts], dim=1)
 

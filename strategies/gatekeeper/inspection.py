@@ -37,6 +37,7 @@ from .sums import inspect_sums
 from .verdicts import MEASURES, RATIOS, Inspection, Row
 
 if TYPE_CHECKING:
+    from ..core.facts import Upload
     from ..method import Job, Progress
 
 FEWEST = 3  # of two that differ, neither is known to be the outlier
@@ -63,6 +64,11 @@ def inspect(
         UploadError: An upload's weights do not fit its architecture.
     """
     began, count = time.monotonic(), len(job.uploads)
+    if len(cohorts := _cohorts(job.uploads)) > 1:  # sums of features are compared with sums of the same backbone
+        parts = [inspect(replace(job, uploads=own), config, arrived=arrived, progress=progress) for own in cohorts]
+        by_client = {row.client: row for part in parts for row in part.rows}
+        notes = tuple(dict.fromkeys(note for part in parts for note in part.notes))
+        return Inspection(tuple(by_client[one.client] for one in job.uploads), notes, time.monotonic() - began)
     if count < FEWEST:
         note = f"{count} upload{'s' * (count != 1)} cannot be judged: a client is compared with at least 2 others"
         return Inspection(tuple(Row(u.client, u.architecture, {}, {}) for u in job.uploads), (note,))
@@ -87,6 +93,15 @@ def inspect(
         for k, client in enumerate(evidence.clients)
     )
     return Inspection(rows, notes_of(job), time.monotonic() - began)
+
+
+def _cohorts(uploads: Sequence[Upload]) -> list[tuple[Upload, ...]]:
+    """Return the sums of each architecture, and all other uploads together."""
+    found: dict[str, tuple[Upload, ...]] = {}
+    for upload in uploads:
+        key = upload.architecture if kind_of(upload.architecture) == STATISTICS else ""
+        found[key] = (*found.get(key, ()), upload)
+    return list(found.values())
 
 
 def cohort_of(evidence: Evidence) -> Cohort:

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 
 from ..core.durable import has_digest, store_errors
 from ..core.errors import StoreError
+from ..core.kinds import CLASSIFIER
 from ..method import Outcome
+from ..statistics.groups import with_heads
 from ..uploads.digest import weights_sha256
 from . import FACTS_FILE
 from .ensembles import FOLDER_NAME, save_ensemble
@@ -69,12 +71,18 @@ def run_stage(
         checkpoint_s: Seconds between two checkpoints, at least.
     """
     began = time.monotonic()
+    job = joined(method, job, log)
     unit = "epoch" if method.fit_with is None else "round"
     with Journal(folder, log, label=method.name, unit=unit, interval_s=checkpoint_s, tick=tick) as journal:
         outcome = compute.run(method, job, journal)
         resumed_at = journal.resumed_at
     # This process uses the outcome on the CPU, wherever the stage ran.
     return StageReport(outcome, replace(job, device="cpu"), resumed_at, time.monotonic() - began)
+
+
+def joined(method: Method, job: Job, log: Callable[[str], None] = lambda _: None) -> Job:
+    """Return the job as a method works on it: a method of classifiers takes the sums of features as heads."""
+    return with_heads(job, log) if method.uploads == CLASSIFIER else job
 
 
 def pinned_clients(folder: RoundFolder) -> tuple[str, ...] | None:
@@ -178,6 +186,8 @@ def kept_report(folder: RunFolder, job: Job) -> StageReport:
         job: The job with every upload of that round.
     """
     facts = read_json(folder.path / OUTCOME_FILE)
+    if not set(facts["clients"]) <= {upload.client for upload in job.uploads}:
+        job = with_heads(job)  # the members of a mixed federation
     uploads = tuple(upload for upload in job.uploads if upload.client in facts["clients"])
     place, digest = folder.round(facts["round"]).path, facts["weights-sha256"]
     # Early runs kept the images and the ensemble of every round in the run folder, the images without a digest.

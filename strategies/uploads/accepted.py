@@ -6,15 +6,19 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ..core.errors import OptionError
-from ..core.kinds import base_of, kind_of
+from ..core.kinds import CLASSIFIER, STATISTICS, base_of, kind_of
 
 if TYPE_CHECKING:
     from ..method import ModelBuilder
 
 
 def of_kind(builders: Mapping[str, ModelBuilder], kind: str) -> Mapping[str, ModelBuilder]:
-    """Return the models that a client may send; all of them where no name says that it is of this kind."""
-    return {name: builder for name, builder in builders.items() if kind_of(name) == kind} or builders
+    """Return the models that a client may send; all of them where no name says that it is of this kind.
+
+    Sums of features join an ensemble of classifiers as heads.
+    """
+    kinds = (kind, STATISTICS) if kind == CLASSIFIER else (kind,)
+    return {name: builder for name, builder in builders.items() if kind_of(name) in kinds} or builders
 
 
 def accepted_of(builders: Mapping[str, ModelBuilder], accepted: str) -> Mapping[str, ModelBuilder]:

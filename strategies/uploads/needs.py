@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..core.errors import OptionError
-from ..core.kinds import base_of, holds_images, is_head, kind_of
+from ..core.kinds import STATISTICS, base_of, holds_images, is_head, kind_of
 from ..method import GIVEN, METHODS, TEACHERS, EnsembleSpec, Need
 from .accepted import of_kind
 from .checks import some
@@ -74,11 +74,15 @@ def check_gradients(job: Job, who: str, remedy: str) -> None:
         OptionError: A client's model, or the student, is such a head.
     """
     if Need.IMAGE_GRADIENTS in _lacking(job):
-        heads = sorted({u.architecture for u in job.uploads if is_head(u.architecture)} or {job.student})
+        heads = sorted({u.architecture for u in job.uploads if _on_features(u.architecture)} or {job.student})
         raise OptionError(
             f"{some(heads)} reads features of a frozen backbone, through which no gradient reaches the images: {who} "
             f"makes images by that gradient. {remedy}"
         )
+
+
+def _on_features(architecture: str) -> bool:
+    return is_head(architecture) or kind_of(architecture) == STATISTICS
 
 
 def _check_kind(method: Method, job: Job) -> None:
@@ -184,7 +188,7 @@ def _lacking(job: Job) -> set[Need]:
         Need.LABEL_COUNTS: all(upload.label_counts is not None for upload in job.uploads),
         Need.IMAGES: images,
         Need.SIDES_OF_FOUR: images and not any(side % 4 for side in job.input_shape[1:]),
-        Need.IMAGE_GRADIENTS: not any(map(is_head, [job.student, *(u.architecture for u in job.uploads)])),
+        Need.IMAGE_GRADIENTS: not any(map(_on_features, [job.student, *(u.architecture for u in job.uploads)])),
         Need.PROXY_IMAGES: _proxy_fits(job),
         Need.EXACT_SUMS: True,  # only the settings tell, before any client has spent its budget
     }

@@ -160,7 +160,7 @@ def test_rows_of_features_are_judged_by_their_weights_alone() -> None:
 
     assert {r.client: r.harm for r in found.rows if r.findings} == {"c0": "scaled"}
     assert "agreement" not in found.rows[0].measures
-    assert any("no classifiers of images" in note for note in found.notes)
+    assert any("no images can be made" in note for note in found.notes)
 
 
 def test_the_verdict_survives_json_and_progress_is_reported() -> None:

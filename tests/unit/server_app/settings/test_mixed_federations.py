@@ -1,0 +1,178 @@
+"""Nets, heads on two backbones and sums of features from the clients become one ensemble."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from feature_fakes import CLIENTS, SETTINGS, Sent, replayed, sent_by_clients, stored
+from safetensors.torch import save_file
+
+from fl_app.data import open_split
+from server_app.replay.imports import Request, import_checkpoints
+from server_app.settings.build import build_job
+from server_app.settings.checks import check_needs_of_settings
+from server_app.settings.read import read_settings
+from strategies.core.errors import OptionError
+from strategies.core.facts import Upload, UploadFacts
+from strategies.gatekeeper.config import GatekeeperConfig
+from strategies.gatekeeper.inspection import inspect
+from strategies.run.run_folder import RunFolder, load_ensemble
+from strategies.statistics.groups import SIZE, with_heads
+from strategies.statistics.sums import merged
+from strategies.uploads.outputs import check_outputs
+
+KINDS = ("lenet5", "head+other_backbone:make", "statistics", "statistics")
+GIVEN = {
+    **SETTINGS, "method": "label-count-ensemble", "model.per-client": ",".join(KINDS), "client.epochs": 8,
+    "data.proxy": 0.2, "fens.rounds": 20, "tally.epochs": 1, "tally.images": 64, "tally.probes": 64,
+}  # fmt: skip
+MEMBERS = ["client-000", "client-001", "sums-tiny_backbone-make"]
+Facts = dict[str, UploadFacts]
+
+
+@pytest.fixture(scope="module")
+def sent() -> tuple[Sent, Facts]:
+    return sent_by_clients(GIVEN, task="classifier")
+
+
+@pytest.fixture(scope="module")
+def run(sent: tuple[Sent, Facts], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return stored(tmp_path_factory.mktemp("runs") / "mixed", GIVEN, *sent)
+
+
+def job_of(sent: tuple[Sent, Facts], *clients: str) -> Any:
+    states, facts = sent
+    job = build_job(read_settings(GIVEN), open_split("digits", "test"), None)
+    uploads = tuple(Upload(facts[name], lambda name=name: states[name]) for name in clients)  # type: ignore[misc]
+    return type(job)(**{**vars(job), "uploads": uploads})
+
+
+@pytest.mark.parametrize("method", ["label-count-ensemble", "fedens", "fens", "tally"])
+def test_an_ensemble_has_nets_heads_and_one_head_per_group_of_sums(run: Path, tmp_path: Path, method: str) -> None:
+    result = replayed(run, method, tmp_path / method)
+    rows = {row["name"]: row["accuracy"] for row in result["table"]}
+    assert list(rows)[:3] == MEMBERS
+    assert result["uploads"] == CLIENTS
+    ensemble = rows.get("Tally ensemble", result["accuracy"])
+    assert method == "fens" or ensemble > max(rows[name] for name in MEMBERS[:2])
+    with RunFolder.open(tmp_path / method, write=False) as folder:
+        job = build_job(read_settings(GIVEN), open_split("digits", "test"), None)
+        spec, members = load_ensemble(folder.path, job.builders)
+    assert list(spec.clients) == [member.client for member in members] == MEMBERS
+
+
+def test_a_finished_mixed_run_is_read_again(run: Path, tmp_path: Path) -> None:
+    first = replayed(run, "fedens", tmp_path / "one")
+    again = replay_of(run, tmp_path / "one")
+    assert again["weights_sha256"] == first["weights_sha256"]
+
+
+def replay_of(run: Path, resumed: Path) -> dict[str, Any]:
+    from server_app.replay.request import Request as Replay
+    from server_app.replay.stored import replay_run
+
+    return replay_run(Replay(run, "fedens", {}, resume=resumed), log=lambda _: None)
+
+
+def test_a_group_counts_as_one_client_with_the_examples_of_all(sent: tuple[Sent, Facts]) -> None:
+    lines: list[str] = []
+    job = with_heads(job_of(sent, "client-000", "client-002", "client-003"), lines.append)
+    member = job.uploads[1]
+    counts = [sum(both) for both in zip(*(sent[1][name].label_counts or () for name in KEPT), strict=True)]
+    assert member.label_counts == tuple(counts)
+    assert member.num_examples == sum(counts)
+    assert member.architecture == "head+tiny_backbone:make"
+    assert lines == ["sums-tiny_backbone-make is one member of the ensemble, from the sums of client-002, client-003"]
+
+
+KEPT = ("client-002", "client-003")
+
+
+def test_logits_of_a_group_have_the_size_of_a_net_s_on_its_examples(sent: tuple[Sent, Facts]) -> None:
+    job = with_heads(job_of(sent, *KEPT))
+    (member,) = job.uploads
+    state, total = member.read(), merged(sent[0][name] for name in KEPT)
+    assert float(state["head.weight"].sum(0).abs().max()) < 1e-3
+    model = job.builders[member.architecture]()
+    model.load_state_dict(state)
+    train = open_split("digits", "train")
+    images = train.take(torch.arange(len(train.labels))).images.float() / 255 * 2 - 1
+    logits = model(images)
+    assert float(logits.square().mean().sqrt()) == pytest.approx(SIZE, rel=0.1)
+    assert float(total["counts"].sum()) == member.num_examples
+
+
+def test_equal_sums_under_another_division_lead_to_the_same_member(sent: tuple[Sent, Facts]) -> None:
+    job = with_heads(job_of(sent, *KEPT))
+    one = Upload(UploadFacts("together", "statistics", 1, None), lambda: merged(sent[0][name] for name in KEPT))
+    alone = with_heads(type(job)(**{**vars(job), "uploads": (one,)}))
+    for key in ("head.weight", "head.bias"):  # a single client cannot be left out, so that lambda differs
+        cosine = torch.nn.functional.cosine_similarity(
+            job.uploads[0].read()[key].flatten(), alone.uploads[0].read()[key].flatten(), dim=0
+        )
+        assert float(cosine) > 0.9
+
+
+def test_sums_of_an_unknown_function_and_noisy_sums_are_refused(sent: tuple[Sent, Facts]) -> None:
+    job = job_of(sent, *KEPT)
+    heads = {name: build for name, build in job.builders.items() if name != "head+tiny_backbone:make"}
+    with pytest.raises(
+        OptionError, match="the sums of client-002 have fingerprint [0-9a-f]{8}: must be that of a head"
+    ):
+        with_heads(type(job)(**{**vars(job), "builders": heads}))
+    noisy = {**sent[0]["client-002"], "noise": torch.ones(1, dtype=torch.float64)}
+    upload = Upload(sent[1]["client-002"], lambda: noisy)
+    with pytest.raises(OptionError, match="carry noise: must be exact"):
+        with_heads(type(job)(**{**vars(job), "uploads": (upload,)}))
+    given = {**GIVEN, "method": "fedens", "privacy.epsilon": 1.0, "client.share-label-counts": False}
+    with pytest.raises(OptionError, match="'model.per-client' names 'statistics': .*sums with noise"):
+        check_needs_of_settings(read_settings(given))
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [("fedavg", "needs one architecture for all"), ("dense", "which makes images")],
+)
+def test_methods_that_need_one_kind_refuse_a_mix(method: str, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        check_needs_of_settings(read_settings({**GIVEN, "method": method}))
+
+
+def test_the_gatekeeper_compares_sums_with_sums(sent: tuple[Sent, Facts]) -> None:
+    found = inspect(job_of(sent, *sent[0]), GatekeeperConfig(policy="warn"))
+    assert [row.client for row in found.rows] == list(sent[0])
+    assert found.notes == ("2 uploads cannot be judged: a client is compared with at least 2 others",)
+
+
+def test_a_folder_of_models_and_sums_is_imported_as_one_federation(sent: tuple[Sent, Facts], tmp_path: Path) -> None:
+    folder = tmp_path / "market"
+    folder.mkdir()
+    lines = []
+    for name, state in sent[0].items():
+        save_file(state, folder / f"{name}.safetensors")
+        counts = list(sent[1][name].label_counts or ())
+        lines += [
+            f'["{name}.safetensors"]',
+            f'architecture = "{sent[1][name].architecture}"',
+            f"label-counts = {counts}",
+        ]
+    (tmp_path / "map.toml").write_text("\n".join(lines))
+    given = {key: value for key, value in GIVEN.items() if key != "model.per-client"}
+    given["model.accepted"] = ", ".join(dict.fromkeys(KINDS))
+    request = Request(folder, "lenet5", given, map_file=tmp_path / "map.toml", out=tmp_path / "imported")
+    import_checkpoints(request, log=lambda _: None)
+    result = replayed(tmp_path / "imported", "label-count-ensemble", tmp_path / "replay")
+    assert [row["name"] for row in result["table"]][:3] == MEMBERS
+
+
+def test_sums_of_another_backbone_are_checked_by_their_own_function(sent: tuple[Sent, Facts]) -> None:
+    given = {**GIVEN, "model.per-client": "lenet5,statistics+other_backbone:make"}
+    states, facts = sent_by_clients(given, task="classifier")
+    job = build_job(read_settings(given), open_split("digits", "test"), None)
+    name = facts["client-001"].architecture
+    check_outputs(name, states["client-001"], job.builders[name], job.input_shape)
+    assert "head+other_backbone:make" in job.builders
+    assert states["client-001"]["sums"].shape == (10, 64)
