@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .aggregation.fed_adam import FedAdam
+from .aggregation.labelled import require_labelled
 from .aggregation.trainers import Dialogue, ServersImages, Trainers
 from .combiners.aggregators import AGGREGATORS, STATIC, Aggregator, aggregator_for
 from .combiners.forms import label_shares
@@ -116,6 +117,16 @@ def check_job(job: Job) -> None:
         TEACHERS[job.config.start].check(job, "setting 'fens.start'")
     if aggregator.kind == "torch":
         _start(job, aggregator)
+
+
+def check_alone(job: Job) -> None:
+    """Refuse an aggregator that is trained where there are neither clients nor labelled images.
+
+    Raises:
+        OptionError: The error names the aggregators that need no training.
+    """
+    if aggregator_for(job.config.aggregator, job.num_classes).kind != "static":
+        require_labelled(job)
 
 
 def fit(job: Job, progress: Progress) -> Outcome:
@@ -257,6 +268,7 @@ METHOD = Method(
     kind="ensemble",
     fit_with=fit_with,
     check=check_job,
+    check_alone=check_alone,
     needs_as_configured=needs,
     asks=asks,
     labelled=trains_on_server,

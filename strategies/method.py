@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from .core.asks import ClientAsks as ClientAsks
 from .core.facts import Normalization as Normalization
 from .core.facts import Upload as Upload
 from .core.options import Always
@@ -37,6 +38,10 @@ class Need(enum.Enum):
     EXACT_SUMS = "the sums of features carry no noise"
     IMAGE_GRADIENTS = "gradients reach the images through every client's model, so that images can be made"
     PROXY_IMAGES = "the server holds real, unlabelled images"
+
+
+# Said where no normalization is given for images.
+ASSUMED = "normalization is not given: assumed are a mean and a deviation of 0.5 per channel"
 
 
 @dataclass(frozen=True)
@@ -86,21 +91,6 @@ class Job:
     teacher: EnsembleSpec | str | None = None
     observer: Observer | None = None
     shards: Shards | None = None
-
-
-@dataclass(frozen=True)
-class ClientAsks:
-    """The requests of a method to its clients beside the upload, whose kind is :attr:`Method.uploads`.
-
-    Attributes:
-        holdout: Share of its examples that a client keeps from training; 0: none.
-        holdout_per_class: Keep the share of every class, not of all examples at random.
-        calibrate: A client sends the ranges of its layers' outputs, so that the server can quantise its model.
-    """
-
-    holdout: float = 0.0
-    holdout_per_class: bool = False
-    calibrate: bool = False
 
 
 @dataclass(frozen=True)
@@ -238,6 +228,7 @@ class Method:
         fit_with: The method with clients in reach after their upload; None if it does not use them.
         uploads: The task of its clients, a key of the client app's tasks, which train and send.
         check: Refuses a job, its uploads perhaps still missing, for reasons of the method's own.
+        check_alone: Refuses a job where no client is in reach after the uploads, as in a replay.
         teachers: The teachers that may replace its own ensemble: keys of :data:`TEACHERS`, and :data:`GIVEN`.
         lends: Set if the method's memory of a round goes to the clients with the next round's request, as the array
             record ``generator``. Given the job of the round, it returns the entries of the request's config.
@@ -261,6 +252,7 @@ class Method:
     fit_with: Callable[[Job, Progress, Clients], Outcome] | None = None
     uploads: str = "classifier"
     check: Callable[[Job], None] | None = None
+    check_alone: Callable[[Job], None] | None = None
     teachers: frozenset[str] = frozenset()
     lends: Callable[[Job], Mapping[str, str | int | float]] | None = None
     by_round: bool = False

@@ -13,6 +13,7 @@ from rich.table import Table
 from server_app.launch.console import Format
 from server_app.report.attack_success import attack_lines
 from server_app.report.communication import moved_lines
+from server_app.report.refusals import refusal_lines
 from server_app.settings.read import scaled_line
 
 
@@ -37,7 +38,7 @@ def print_result(result: Mapping[str, Any], format: Format) -> None:  # noqa: A0
     # Clients that answer round by round upload nothing.
     counted = result["uploads"] or result["refused"]
     lines = [f"uploads      {result['uploads']} accepted, {result['refused']} refused"] if counted else []
-    lines += [f"             {entry['client']}: {entry['reason']}" for entry in result["refusals"]]
+    lines += [f"             {line}" for line in refusal_lines(result["refusals"])]
     lines += [f"{'' if number else 'moved':<13}{line}" for number, line in enumerate(moved_lines(result))]
     lines += [f"attack       {line}" for line in attack_lines(result.get("attack", {}))]
     lines += [f"privacy      {result['privacy']['described']}"] if "privacy" in result else []

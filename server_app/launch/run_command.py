@@ -20,7 +20,7 @@ from server_app.settings.commit import COMMIT_VARIABLE, commit_of
 from server_app.settings.read import read_settings
 from server_app.settings.rehearsal import DEFAULT_SUPERNODES, number_of_clients
 from server_app.settings.settled import check_adopted, check_same_run
-from strategies.core.errors import OneShotError, OptionError
+from strategies.core.errors import OneShotError, OptionError, StoreError
 from strategies.core.options import Scalar
 from strategies.run.retired import without_retired
 from strategies.run.run_folder import RunFolder, default_run_dir
@@ -47,6 +47,7 @@ def launch_run(app: Path, given: Mapping[str, Scalar], num_supernodes: int, fail
     if done is not None or (not given.get("resume") and (folder / "run.json").exists()):
         raise OptionError(f"setting 'run-dir' is {str(folder)!r}, which holds a run: must be a new folder")
     _refuse_replay(folder)
+    _refuse_live(folder)
     settings = read_settings(given)
     if not settings.app.resume:
         check_adopted(settings, num_supernodes)
@@ -120,7 +121,21 @@ def _result_time(folder: Path) -> int:
     return file.stat().st_mtime_ns if file.exists() else 0
 
 
+def _refuse_live(folder: Path) -> None:
+    """Refuse the folder of a run that another process works on, before anything starts.
+
+    Raises:
+        StoreError: The error names the process.
+    """
+    if (folder / "run.json").exists():
+        RunFolder.open(folder).close()
+
+
 def _how_to_go_on(folder: Path) -> str:
+    try:
+        _refuse_live(folder)
+    except StoreError:  # the run of another process, which is no run to resume
+        return ""
     return f" To resume: oneshot resume {folder}" if (folder / "run.json").exists() else ""
 
 

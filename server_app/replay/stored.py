@@ -31,7 +31,7 @@ from strategies.rounds.config import NEEDS_CLIENTS, FederatedRounds
 from strategies.run.quarantine import Door, guarded_replay
 from strategies.run.run_folder import RunFolder, default_run_dir, load_ensemble
 from strategies.run.stage import joined, kept_round, usable_uploads
-from strategies.uploads.needs import check_needs, fitting
+from strategies.uploads.needs import check_alone, fitting
 
 LEAST_UPLOADS = 2  # the least number that a replay of another project's run needs after its gatekeeper
 
@@ -125,7 +125,7 @@ def unmet_need(request: Request) -> str:
             _foreign(request, info)[1] if settings is None else _job(settings, open_half(settings, "test"), None, info)
         )
         method = _method(request.method or info["method"], request, job)
-        check_needs(method, joined(method, replace(job, uploads=uploads)))
+        check_alone(method, joined(method, replace(job, uploads=uploads)))
     except OptionError as error:
         return str(error)
     return ""

@@ -12,6 +12,7 @@ from server_app.report.communication import size_text
 from server_app.report.gatekeeping import verdict_lines
 from server_app.report.page import Page, Table, known_facts, plots_of, software_facts
 from server_app.report.privacy import privacy_lines
+from server_app.report.refusals import refusal_lines
 from server_app.report.setting_line import setting_line
 from server_app.settings.choices import CHOICES
 from server_app.settings.read import default_settings, scaled_line
@@ -94,7 +95,7 @@ def _changed(settings: Mapping[str, Any], but: Sequence[str] = _PLACES) -> str:
 
 def _warnings(result: Mapping[str, Any]) -> list[str]:
     scaled = [f"scaled: {scaled_line(result['scaled'])}"] if "scaled" in result else []
-    refused = [f"refused: {entry['client']}, {entry['reason']}" for entry in result["refusals"]]
+    refused = [f"refused: {line}" for line in refusal_lines(result["refusals"])]
     own = attack_lines(result.get("attack", {})) + privacy_lines(result.get("privacy", {}))
     return [*scaled, *refused, *own, *verdict_lines(result.get("gatekeeper", {}))]
 

@@ -13,9 +13,10 @@ from ..combiners.aggregators import aggregator_for, check_params
 from ..combiners.voting import merged, vote_counts
 from ..core.bounds import Bound
 from ..core.clients import Question
-from ..core.errors import OptionError, QuorumError, UploadError
+from ..core.errors import QuorumError, UploadError
 from ..core.seeds import derive_seed
 from ..uploads.packed import PackedMember, ensemble_digest, pack_member, to_wire
+from .labelled import require_labelled
 from .training import Sgd
 
 if TYPE_CHECKING:
@@ -261,12 +262,7 @@ class ServersImages:
         import torch
 
         job = self._job
-        if job.labelled is None:
-            raise OptionError(
-                f"setting 'fens.aggregator' is {job.config.aggregator!r}, which is trained: without clients it needs a "
-                "server with labelled images; else set 'average' or 'weighted'"
-            )
-        images, labels = job.labelled
+        images, labels = require_labelled(job)
         inputs = _normalized(job, images)
         ensemble = _plain_ensemble(job)
         with torch.no_grad():

@@ -16,7 +16,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from ..combiners.outcomes import load_model
 from ..compute import choose
 from ..core.errors import OptionError
-from ..method import Job, Method, Normalization
+from ..method import ASSUMED, Job, Method, Normalization
 from ..run.identity import open_run
 from ..run.quarantine import guarded_replay
 from ..run.run_folder import RunFolder, default_run_dir
@@ -92,7 +92,7 @@ class OneShot(Strategy):
         if not 0.0 <= fraction_evaluate <= 1.0:
             raise OptionError(f"fraction_evaluate is {fraction_evaluate}: must be a number from 0 to 1")
         halves = (0.5,) * input_shape[0]
-        self.method = method
+        self.method, self._assumed = method, normalization is None
         self.job = Job(
             uploads=(),
             builders=builders,
@@ -186,7 +186,9 @@ class OneShot(Strategy):
             OptionError: The method's needs are not met.
             StoreError: The run folder cannot be used.
         """
-        if num_rounds not in (1, FLOWER_DEFAULT_ROUNDS):  # one shot is one round
+        if self._assumed:
+            log(INFO, "%s", ASSUMED)
+        if num_rounds not in (self.method.rounds(self.job.config), FLOWER_DEFAULT_ROUNDS):
             log(INFO, "num_rounds=%d is ignored: rounds are an option of the method %s", num_rounds, self.method.name)
         arrays = start = initial_arrays if initial_arrays is not None else ArrayRecord()
         result = Result()

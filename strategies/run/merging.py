@@ -19,7 +19,7 @@ from ..core.durable import make_folder, store_errors
 from ..core.errors import OptionError, UploadError, blaming
 from ..core.facts import UploadFacts
 from ..core.kinds import CLASSIFIER, CVAE, STATISTICS, SUFFIXES, kind_of
-from ..method import METHODS, Job, Normalization, Outcome, Upload
+from ..method import ASSUMED, METHODS, Job, Normalization, Outcome, Upload
 from ..uploads.builders import check_student, chosen_config, chosen_student, named_builders
 from ..uploads.checks import CLIENT_NAME, Signatures, check_facts, check_upload
 from ..uploads.tensors import tensor_form
@@ -177,6 +177,8 @@ def merge(
     job = Job(uploads, builders, num_classes=num_classes, input_shape=input_shape, **given)
     if kind_of(job.student) == CLASSIFIER:
         check_student(job)
+    if further.get("normalization") is None and len(input_shape) == 3 and min(input_shape[1:]) > 1:
+        log(ASSUMED)
     with Journal(None, log, label=method) as journal:
         outcome = InProcess().run(chosen, job, journal)
     return Result(method, tuple(upload.client for upload in uploads), outcome, Job(**{**vars(job), "device": "cpu"}))

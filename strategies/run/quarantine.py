@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.errors import ComputeError, QuorumError
 from ..gatekeeper.config import EXCLUDE, OFF, GatekeeperConfig
-from ..uploads.needs import check_needs
+from ..uploads.needs import check_alone
 from .files import read_json, write_json
 from .run_folder import RunFolder
 from .stage import CHECKPOINT_S, kept_round, pin_clients, pinned_clients, replay, usable_uploads
@@ -155,7 +155,7 @@ def guarded_replay(
             held = run.round(max(1, kept_round(run)))
             uploads, records = usable_uploads(held), held.records()
         if uploads:
-            check_needs(method, replace(job, uploads=uploads))
+            check_alone(method, replace(job, uploads=uploads))
             out = door.admit(target.round(1), job, uploads, records)
             pin_clients(target.round(1), [upload.client for upload in uploads], out)
     return replay(method, job, source, compute=compute, target=target, log=door.log, checkpoint_s=checkpoint_s)

@@ -162,8 +162,19 @@ def fitting(job: Job) -> str:
     return ", ".join(permitted(job))
 
 
+def check_alone(method: Method, job: Job) -> None:
+    """Refuse a job that lacks an input of the method, or that the method cannot do without clients in reach.
+
+    Raises:
+        OptionError: See :func:`check_needs`; or the method's own reason.
+    """
+    check_needs(method, job)
+    if method.check_alone is not None:
+        method.check_alone(job)
+
+
 def permitted(job: Job) -> list[str]:
-    """Return the methods that, as they are by default, would take a job."""
+    """Return the methods that, as they are by default and without clients in reach, would take a job."""
     kinds, lacking = {kind_of(upload.architecture) for upload in job.uploads}, _lacking(job)
 
     def fits(method: Method) -> bool:
@@ -173,6 +184,8 @@ def permitted(job: Job) -> list[str]:
         try:
             if method.check is not None and job.student in job.builders:
                 method.check(replace(job, config=config))
+            if method.check_alone is not None:
+                method.check_alone(replace(job, config=config))
         except OptionError:
             return False
         return True

@@ -527,6 +527,51 @@ def test_help_when_nothing_is_asked_lists_the_commands(engine: Engine) -> None:
         assert command in ended.output
 
 
+@pytest.mark.parametrize("words", [["resume"], ["run", "--resume"]])
+def test_run_that_another_process_works_on_is_one_line_and_not_resumed(
+    engine: Engine, tmp_path: Path, words: list[str]
+) -> None:
+    engine.result = {"status": "failed", "error": "cut off"}
+    oneshot("run", "--set", "run-dir=here")
+    with RunFolder.open(tmp_path / "here"):
+        refused = oneshot(*words, tmp_path / "here")
+
+    assert (refused.exit_code, refused.stdout) == (1, "")
+    assert refused.stderr == (
+        f"error: {tmp_path / 'here'}: run folder is in use by process {os.getpid()}, wait or end it\n"
+    )
+    assert len(engine.calls) == 1
+
+
+@pytest.mark.usefixtures("engine")
+def test_two_starts_in_one_folder_promise_no_resumption_of_the_other_s_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others: list[RunFolder] = []
+
+    def too_late(*_: Any, **__: Any) -> Launched:
+        others.append(RunFolder.create(tmp_path / "here", {"method": "tally"}))
+        return Launched(1, "finished:failed", "run folder is in use by process 1, wait or end it")
+
+    monkeypatch.setattr(launching, "launch", too_late)
+    refused = oneshot("run", "--set", "run-dir=here")
+    others[0].close()
+
+    assert refused.exit_code == 1
+    assert refused.stderr == "error: the run failed: run folder is in use by process 1, wait or end it.\n"
+
+
+def test_reasons_of_several_clients_are_printed_once(engine: Engine) -> None:
+    reason = "data set 'svhn' is not in /data"
+    several = [{"client": f"client-{k:03d}", "reason": reason, "time": "now"} for k in range(5)]
+    engine.result = {**RESULT, "refused": 5, "refusals": several}
+
+    shown = oneshot("run").stdout
+
+    assert shown.count(reason) == 1
+    assert f"client-000, client-001, client-002, client-003, client-004: {reason}" in " ".join(shown.split())
+
+
 def test_run_with_relative_paths_names_those_of_the_caller(engine: Engine, tmp_path: Path) -> None:
     for partition in range(5):
         (tmp_path / f"c{partition}.pt").touch()

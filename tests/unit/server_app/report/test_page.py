@@ -70,7 +70,7 @@ def test_page_of_a_run_holds_its_facts_table_classes_bytes_and_refusals(page: tu
         assert cells in text
     assert "Who held which classes" in text
     assert '<tr><td>upload</td><td class="number">1001 B</td><td class="number">150 B</td>' in text
-    assert "refused: node-7, " in text
+    assert "refused: node-7: " in text
     assert result["weights_sha256"] in text
     assert "load_ensemble_module" in text
     for fact in ("oneshot-fl", "torch", "0123456789ab", "client.epochs=8"):

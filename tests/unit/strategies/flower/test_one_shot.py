@@ -36,6 +36,7 @@ from strategies import (
     load_ensemble_module,
 )
 from strategies.core.errors import OptionError
+from strategies.method import ASSUMED, Normalization
 from strategies.run.run_folder import RunFolder
 
 IMAGES = torch.linspace(-1, 1, 5 * 64).view(5, *SHAPE)
@@ -139,7 +140,7 @@ def test_start_when_initial_arrays_are_another_model_does_not_evaluate_the_stude
     assert result.evaluate_metrics_serverapp == {1: mean_of_inputs(found.outcome)}
 
 
-@pytest.mark.parametrize(("num_rounds", "lines"), [(3, 0), (1, 0), (50, 1)])
+@pytest.mark.parametrize(("num_rounds", "lines"), [(3, 0), (1, 0), (2, 1), (50, 1)])
 def test_start_ignores_num_rounds_and_says_so_once(
     tmp_path: Path, said: list[str], num_rounds: int, lines: int
 ) -> None:
@@ -147,6 +148,20 @@ def test_start_ignores_num_rounds_and_says_so_once(
     strategy(OneShotFedAvg, tmp_path / "run").start(grid, num_rounds=num_rounds)
     assert grid.of_type() == [1, 2]
     assert sum("is ignored: rounds are an option of the method fedavg" in line for line in said) == lines
+
+
+def test_start_says_that_one_round_is_ignored_where_the_method_has_more(tmp_path: Path, said: list[str]) -> None:
+    found = dense(tmp_path / "run", config=DenseConfig(**{**TINY, "rounds": 2}))
+    found.start(FakeGrid(GRID), num_rounds=1)
+    assert any("num_rounds=1 is ignored: rounds are an option of the method dense" in line for line in said)
+
+
+@pytest.mark.parametrize("given", [None, Normalization((0.1,), (0.3,))])
+def test_start_says_that_it_assumes_a_normalization(
+    tmp_path: Path, said: list[str], given: Normalization | None
+) -> None:
+    strategy(OneShotFedAvg, tmp_path / "run", normalization=given).start(FakeGrid(GRID))
+    assert (ASSUMED in said) == (given is None)
 
 
 def test_start_sends_initial_arrays_and_settings_and_begins_the_student_there(tmp_path: Path) -> None:

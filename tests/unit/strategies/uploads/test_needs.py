@@ -14,8 +14,9 @@ from strategies.core.errors import OptionError
 from strategies.core.facts import UploadFacts
 from strategies.core.kinds import holds_images
 from strategies.feddf import FedDfConfig
+from strategies.fens import FensConfig
 from strategies.method import METHODS, Job, Need, Normalization, Silent, Upload
-from strategies.uploads.needs import check_needs
+from strategies.uploads.needs import check_alone, check_needs, permitted
 
 ROW, TEXT = (5, 1, 1), (1, 1, 6)
 
@@ -83,6 +84,17 @@ def test_methods_that_a_refusal_recommends_do_not_lack_anything_either(name: str
     assert {"fedens", "fedavg"} & set(recommended) == {"fedens"}
     for other in recommended:
         check_needs(METHODS[other], replace(poor, config=METHODS[other].config()))
+
+
+def test_method_that_needs_clients_after_the_uploads_is_neither_recommended_nor_begun_without_them() -> None:
+    here = job()
+    assert "fens" not in permitted(here)
+    assert "fedens" in permitted(here)
+    with pytest.raises(OptionError, match="'fens.aggregator' is 'nn', which is trained: without clients it needs"):
+        check_alone(METHODS["fens"], replace(here, config=FensConfig()))
+    check_alone(METHODS["fens"], replace(here, config=FensConfig(aggregator="average")))
+    labelled = (torch.zeros(4, *ROW), torch.zeros(4, dtype=torch.int64))
+    check_alone(METHODS["fens"], replace(here, config=FensConfig(), labelled=labelled))
 
 
 def test_every_method_that_makes_images_says_so() -> None:
