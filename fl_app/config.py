@@ -86,6 +86,10 @@ class ClientConfig:
             ) from error
 
 
+NO_TRACKER = "none"
+TRACKERS = (NO_TRACKER, "tensorboard", "mlflow", "wandb")
+
+
 @dataclass(frozen=True)
 class AppConfig:
     """The app's settings."""
@@ -109,6 +113,7 @@ class AppConfig:
     checkpoint_s: float = option(20.0, "shortest time between two checkpoints of the server stage, seconds", low=0.0)
     run_dir: str = option("", "run folder; empty: a new one under $ONESHOT_RUNS, else ./runs")
     resume: str = option("", "run folder of an interrupted run, which continues there")
+    tracker: str = option(NO_TRACKER, "experiment tracker that gets the metrics, on this machine", choices=TRACKERS)
     teacher: str = option(
         "method",
         "the ensemble that is distilled; method: the method's own; run: the ensemble of the replayed run (replay "

@@ -18,6 +18,7 @@ from server_app.report.page import PAGE_FILE, write_page
 from server_app.report.plots import client_weights, model_card, plot_all
 from server_app.report.privacy import privacy_facts, privacy_lines
 from server_app.report.run_page import run_page, run_setting
+from server_app.report.tracking import track
 from server_app.settings.held_out import HeldOut
 from server_app.settings.own_scores import Scorer
 from server_app.settings.read import Settings, scaled_line
@@ -81,8 +82,15 @@ def finish(
     spent = dict.fromkeys(("evaluation", "app"), time.monotonic() - began)
     result["seconds"] = _rounded({name: seconds.get(name, 0.0) + spent.get(name, 0.0) for name in {**seconds, **spent}})
     write_page(folder.path / PAGE_FILE, run_page(folder, result, load_code(report), permitted(report.job)))
-    folder.write_result(result)
+    _keep(folder, settings, result, log=log)
     return result
+
+
+def _keep(folder: RunFolder, settings: Settings, result: Mapping[str, Any], *, log: Callable[[str], None]) -> None:
+    """Write the result, then hand it to the tracker."""
+    folder.write_result(result)
+    metrics = folder.round(kept_round(folder)).metrics()
+    track(settings.app.tracker, folder.path, metrics, result, settings.flat, log=log)
 
 
 def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:

@@ -19,6 +19,7 @@ from server_app.settings.checks import (
     check_halves,
     check_needs_of_settings,
     check_private_models,
+    check_tracker,
 )
 from server_app.settings.commit import commit_facts
 from server_app.settings.held_out import HeldOut
@@ -75,6 +76,7 @@ def build_job(settings: Settings, split: Split, observer: HeldOut | None, *, dat
         DataError: These images are missing; the error names the remedy.
     """
     app = settings.app
+    check_tracker(app.tracker)
     of_sums = settings.method.uploads == STATISTICS
     seed = app.seed if data_seed is None else data_seed
     function = FeatureFunction(app.features, seed, *split.normalization)

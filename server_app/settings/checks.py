@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
 from fl_app.attacks import POISONING, AttackConfig
-from fl_app.config import AppConfig
+from fl_app.config import NO_TRACKER, AppConfig
 from fl_app.data import Split
 from fl_app.node_config import client_name, read_nodes
 from fl_app.privacy import check_architecture
@@ -227,3 +228,16 @@ def _check_iterative(app: AppConfig, config: IterativeConfig) -> None:
             f"setting 'client.optimizer' is {app.client.optimizer!r}: must be 'sgd' with 'iterative.strategy' "
             f"{config.strategy!r}"
         )
+
+
+def check_tracker(name: str) -> None:
+    """Refuse a tracker whose package is missing.
+
+    Args:
+        name: The setting ``tracker``.
+
+    Raises:
+        OptionError: The error names the extra that brings it.
+    """
+    if name != NO_TRACKER and importlib.util.find_spec(name) is None:
+        raise OptionError(f"setting 'tracker' is {name!r}, which is not installed: pip install 'oneshot-fl[{name}]'")

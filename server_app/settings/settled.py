@@ -21,7 +21,7 @@ from strategies.run.run_folder import RunFolder
 FREE_TABLES = (*CHOICES, "gatekeeper")
 FREE_ON_REPLAY = (
     "method", "seed", "threads", "device", "shards", "checkpoint-s", "data.root", "data.proxy", "data.proxy-name",
-    "data.proxy-limit", "model.student", "teacher",
+    "data.proxy-limit", "model.student", "teacher", "tracker",
 )  # fmt: skip
 
 
@@ -29,7 +29,7 @@ FREE_ON_REPLAY = (
 FREE_ON_RESUME = (
     "resume", "run-dir", "compute", "shards", "data.root", "client.state-dir", "min-uploads", "deadline-s",
     "checkpoint-s", "max-upload-mib", "client.max-ensemble-mib", "fens.quorum", "fens.patience-s",
-    "fens.ensemble-patience-s",
+    "fens.ensemble-patience-s", "tracker",
 )  # fmt: skip
 
 
@@ -67,7 +67,7 @@ def completed(stored: Mapping[str, Any]) -> dict[str, Any]:
 FREE_ON_ADOPTION = (
     "method", "uploads", "forget", "threads", "device", "compute", "shards", "checkpoint-s", "deadline-s",
     "min-uploads", "max-upload-mib", "data.root", "client.state-dir", "client.max-ensemble-mib", "run-dir", "resume",
-    "scale", "teacher",
+    "scale", "teacher", "tracker",
 )  # fmt: skip
 
 

@@ -187,6 +187,7 @@ def test_a_resumed_run_when_only_places_and_patience_differ_goes_on() -> None:
         "fens.patience-s": 5.0,
         "fens.ensemble-patience-s": 5.0,
         "checkpoint-s": 1.0,
+        "tracker": "mlflow",
     }
 
     check_same_run({"settings": default_settings()}, {**default_settings(), **changed})
