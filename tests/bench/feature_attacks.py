@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from feature_rivals import CLASSES, rounded
-from features import Labelled, accuracy, extracted
+from feature_rivals import rounded
+from features import Labelled, accuracy, classes_of, extracted, parser_of
 from measure import say
 from torch import Tensor
 
@@ -36,26 +36,26 @@ Cohort = dict[str, Statistics]
 def divided(train: Labelled, alpha: float, seed: int) -> dict[str, Labelled]:
     """Return the examples of ten clients."""
     spec = PartitionSpec(law="dirichlet-classes", alpha=alpha)
-    parts = partition(train[1].numpy(), spec, num_clients=COUNT, num_classes=CLASSES, seed=seed)
+    parts = partition(train[1].numpy(), spec, num_clients=COUNT, num_classes=classes_of(train[1]), seed=seed)
     return {f"c{k}": (train[0][part], train[1][part]) for k, part in enumerate(map(torch.from_numpy, parts))}
 
 
 def harmful(parts: Mapping[str, Labelled], name: str) -> dict[str, Statistics]:
     """Return what the first of the clients sends under each attack."""
-    rows, labels = parts[name]
+    (rows, labels), classes = parts[name], max(classes_of(own) for _, own in parts.values())
     rng = torch.Generator().manual_seed(0)
-    shifted = rounded((rows, (labels + 1) % CLASSES))
+    shifted = rounded((rows, (labels + 1) % classes), classes)
     noise = F.normalize(torch.randn(rows.shape, generator=rng).abs())
     return {
-        "none": rounded((rows, labels)),
+        "none": rounded((rows, labels), classes),
         "flipped labels": shifted,
-        "random labels": rounded((rows, torch.randint(CLASSES, labels.shape, generator=rng))),
-        "random features": rounded((noise, labels)),
-        "features in reverse order": rounded((rows.flip(1), labels)),
-        "copy of another client": rounded(parts["c1"]),
+        "random labels": rounded((rows, torch.randint(classes, labels.shape, generator=rng)), classes),
+        "random features": rounded((noise, labels), classes),
+        "features in reverse order": rounded((rows.flip(1), labels), classes),
+        "copy of another client": rounded(parts["c1"], classes),
         "flipped, claimed times 10": shifted.scaled(10.0),
         "flipped, claimed times 100": shifted.scaled(100.0),
-        "honest, claimed times 100": rounded((rows, labels)).scaled(100.0),
+        "honest, claimed times 100": rounded((rows, labels), classes).scaled(100.0),
     }
 
 
@@ -82,7 +82,7 @@ def score(cohort: Cohort, test: Labelled, share: float = 0.0) -> float:
 def rows(train: Labelled, test: Labelled, alpha: float, seed: int) -> list[dict[str, Any]]:
     """Return a row per attack on one division."""
     parts, found = divided(train, alpha, seed), []
-    honest = {name: rounded(part) for name, part in parts.items()}
+    honest = {name: rounded(part, classes_of(train[1])) for name, part in parts.items()}
     for attack, sent in harmful(parts, "c0").items():
         cohort = {**honest, "c0": sent}
         suspects = judged(cohort)
@@ -109,12 +109,6 @@ def main(arguments: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--root", default="")
-    parser.add_argument("--cache", required=True)
-    parser.add_argument("--out", required=True)
-    parser.add_argument("--data", default="cifar10")
-    parser.add_argument("--limit", type=int, default=0, help="first images of each half; 0 = all")
-    parser.add_argument("--side", type=int, default=128)
+    parser = parser_of(__doc__)
     parser.add_argument("--dim", type=int, default=512)
     main(parser.parse_args())

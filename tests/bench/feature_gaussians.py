@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from features import CLASSES, SEEDS, Labelled, accuracy, extracted
+from features import SEEDS, Labelled, accuracy, classes_of, extracted, parser_of
 from measure import say
 from torch import nn
 
@@ -29,10 +29,10 @@ from strategies.statistics.uploaded import FeatureSums
 HALVES, ALPHA, CLIENTS = Normalization((0.5,), (0.5,)), 0.1, (10, 100)
 
 
-def upload(client: str, part: Labelled) -> Upload:
+def upload(client: str, part: Labelled, classes: int) -> Upload:
     """Return a client's counts, sums and sums of squares."""
     rows, labels = part
-    model = FeatureSums(CLASSES, rows.shape[1], torch.zeros(4, 32, dtype=torch.uint8), second=("squares",))
+    model = FeatureSums(classes, rows.shape[1], torch.zeros(4, 32, dtype=torch.uint8), second=("squares",))
     sums = model.empty()
     for some, own in zip(rows.split(4096), labels.split(4096), strict=True):
         sums[0].include(some, own)
@@ -42,10 +42,11 @@ def upload(client: str, part: Labelled) -> Upload:
 
 def fedpft(parts: list[Labelled], seed: int, **options: Any) -> Head:
     """Return FedPFT's head of the clients' examples."""
-    uploads = tuple(upload(f"client-{k:04d}", part) for k, part in enumerate(parts))
+    classes = max(classes_of(labels) for _, labels in parts)
+    uploads = tuple(upload(f"client-{k:04d}", part, classes) for k, part in enumerate(parts))
     features = parts[0][0].shape[1]
-    builders = {"head": lambda: nn.Sequential(OrderedDict(head=nn.Linear(features, CLASSES)))}
-    job = Job(uploads, builders, "head", CLASSES, (1, 8, 8), HALVES, FedPftConfig(**options), seed=seed)
+    builders = {"head": lambda: nn.Sequential(OrderedDict(head=nn.Linear(features, classes)))}
+    job = Job(uploads, builders, "head", classes, (1, 8, 8), HALVES, FedPftConfig(**options), seed=seed)
     student = METHOD.fit(job, Silent()).student or {}
     return Head(student["head.weight"].double(), student["head.bias"].double())
 
@@ -53,7 +54,7 @@ def fedpft(parts: list[Labelled], seed: int, **options: Any) -> Head:
 def divided(train: Labelled, clients: int, alpha: float, seed: int) -> list[Labelled]:
     """Return the examples of every client that has any."""
     spec = PartitionSpec(law="dirichlet-classes", alpha=alpha)
-    division = partition(train[1].numpy(), spec, num_clients=clients, num_classes=CLASSES, seed=seed)
+    division = partition(train[1].numpy(), spec, num_clients=clients, num_classes=classes_of(train[1]), seed=seed)
     return [(train[0][part], train[1][part]) for part in map(torch.from_numpy, division) if len(part)]
 
 
@@ -74,11 +75,5 @@ def main(arguments: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--root", default="")
-    parser.add_argument("--cache", required=True)
-    parser.add_argument("--out", required=True)
-    parser.add_argument("--data", default="cifar10")
-    parser.add_argument("--limit", type=int, default=0, help="first images of each half; 0 = all")
-    parser.add_argument("--side", type=int, default=128)
+    parser = parser_of(__doc__)
     main(parser.parse_args())

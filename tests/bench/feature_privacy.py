@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from feature_gaussians import divided
-from features import CLASSES, DELTA, Labelled, accuracy, extracted
+from features import DELTA, Labelled, accuracy, classes_of, extracted, parser_of
 from measure import say
 from torch import nn
 
@@ -34,15 +34,15 @@ from strategies.statistics.privacy import deviation, released
 from strategies.statistics.sums import Statistics, from_arrays, projection, to_arrays
 
 ALPHA, CLIENTS, EPSILONS, CHOSEN_AT = 0.1, (10, 100), (0.5, 1.0, 2.0, 4.0, 8.0), 1.0
-RATES, EPOCHS, BATCH, MOST_TRAINED = (0.0008, 0.004, 0.02, 0.1, 2.0, 8.0), (5, 20), 1024, 256
+RATES, EPOCHS, BATCH = (0.0008, 0.004, 0.02, 0.1, 2.0, 8.0), (5, 20), 1024
 WAYS = ("averaged", "fedens")
 Halves = Mapping[str, Labelled]
 
 
-def summed(part: Labelled) -> Statistics:
+def summed(part: Labelled, classes: int) -> Statistics:
     """Return a client's sums as they arrive."""
     batches = zip(part[0].split(4096), part[1].split(4096), strict=True)
-    return from_arrays(to_arrays(Statistics.of(batches, CLASSES, part[0].shape[1])))
+    return from_arrays(to_arrays(Statistics.of(batches, classes, part[0].shape[1])))
 
 
 def ridge(exact: Sequence[Statistics], epsilon: float) -> Head:
@@ -51,9 +51,9 @@ def ridge(exact: Sequence[Statistics], epsilon: float) -> Head:
     return noisy_head(Statistics.total(noisy), [deviation(epsilon, DELTA)] * len(exact))
 
 
-def private_head(part: Labelled, epsilon: float, config: ClientConfig) -> nn.Linear:
+def private_head(part: Labelled, classes: int, epsilon: float, config: ClientConfig) -> nn.Linear:
     """Return a client's head, trained from zeros by DP-SGD."""
-    head = nn.Linear(part[0].shape[1], CLASSES)
+    head = nn.Linear(part[0].shape[1], classes)
     for parameter in head.parameters():
         nn.init.zeros_(parameter)
     budget = PrivacyConfig(epsilon=epsilon, delta=DELTA)
@@ -63,7 +63,7 @@ def private_head(part: Labelled, epsilon: float, config: ClientConfig) -> nn.Lin
 
 def combined(parts: Sequence[Labelled], test: Labelled, epsilon: float, config: ClientConfig) -> dict[str, float]:
     """Return the accuracy in % of the average of the clients' heads, and of their posteriors."""
-    heads = [private_head(part, epsilon, config) for part in parts]
+    heads = [private_head(part, classes_of(test[1]), epsilon, config) for part in parts]
     sizes = torch.tensor([len(labels) for _, labels in parts], dtype=torch.float64)
     weights = torch.stack([head.weight.detach() for head in heads]).double()
     biases = torch.stack([head.bias.detach() for head in heads]).double()
@@ -98,10 +98,12 @@ def ridge_row(exact: Sequence[Statistics], epsilon: float, test: Halves, draws: 
     return {**row, **{key: [accuracy(head, half) for head in heads] for key, half in halves.items()}}
 
 
-def rows_of(parts: Sequence[Labelled], test: Halves, epsilons: Sequence[float], draws: int) -> Iterator[dict[str, Any]]:
-    """Yield a row per budget for one division; with few features DP-SGD too."""
-    exact = [summed(part) for part in parts]
-    settled = chosen(parts, test["selection"]) if exact[0].features <= MOST_TRAINED else {}
+def rows_of(
+    parts: Sequence[Labelled], test: Halves, epsilons: Sequence[float], draws: int, most: int
+) -> Iterator[dict[str, Any]]:
+    """Yield a row per budget for one division; with at most so many features DP-SGD too."""
+    exact = [summed(part, classes_of(test["all"][1])) for part in parts]
+    settled = chosen(parts, test["selection"]) if exact[0].features <= most else {}
     for epsilon in epsilons:
         row = ridge_row(exact, epsilon, test, draws)
         for way, config in settled.items():
@@ -128,20 +130,15 @@ def main(arguments: argparse.Namespace) -> None:
             (rows if basis is None else F.normalize(rows @ basis), labels) for rows, labels in (whole, held_out)
         )
         halves = {half: (test[0][own], test[1][own]) for half in HALVES for own in [half_of(test[1], half)]}
-        for row in rows_of(divided(train_half, clients, ALPHA, 0), halves, missing, arguments.draws):
+        for row in rows_of(divided(train_half, clients, ALPHA, 0), halves, missing, arguments.draws, arguments.trained):
             found["rows"].append(row)
             say(str(row))
             out.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--root", default="")
-    parser.add_argument("--cache", required=True)
-    parser.add_argument("--out", required=True)
-    parser.add_argument("--data", default="cifar10")
-    parser.add_argument("--limit", type=int, default=0, help="first images of each half; 0 = all")
-    parser.add_argument("--side", type=int, default=128)
+    parser = parser_of(__doc__)
     parser.add_argument("--dim", type=int, default=256, help="features after the projection")
+    parser.add_argument("--trained", type=int, default=256, help="the most features on which DP-SGD trains too")
     parser.add_argument("--draws", type=int, default=3)
     main(parser.parse_args())

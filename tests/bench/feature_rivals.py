@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from feature_gaussians import divided, fedpft
-from features import ALPHAS, CLASSES, SEEDS, Labelled, accuracy, extracted
+from features import ALPHAS, SEEDS, Labelled, accuracy, classes_of, extracted, parser_of
 from measure import say
 from torch import Tensor
 
@@ -32,11 +32,12 @@ CLIENTS = (10, 100, 1000)
 EPOCHS, BATCH, RATE = 20, 64, 1e-3
 
 
-def trained(rows: Tensor, labels: Tensor, seed: int) -> Head:
+def trained(part: Labelled, classes: int, seed: int) -> Head:
     """Return a softmax head of one client, for features scaled to a deviation near 1."""
+    rows, labels = part
     scale = rows.shape[1] ** 0.5
-    weight = torch.zeros(CLASSES, rows.shape[1], requires_grad=True)
-    bias = torch.zeros(CLASSES, requires_grad=True)
+    weight = torch.zeros(classes, rows.shape[1], requires_grad=True)
+    bias = torch.zeros(classes, requires_grad=True)
     optimizer = torch.optim.AdamW([weight, bias], RATE)
     rng = torch.Generator().manual_seed(seed)
     for _ in range(EPOCHS):
@@ -49,9 +50,10 @@ def trained(rows: Tensor, labels: Tensor, seed: int) -> Head:
 
 def rivals(parts: list[Labelled], test: Labelled) -> dict[str, float]:
     """Return the accuracy of the clients' own heads, of their average and of two ensembles."""
-    heads = [trained(rows, labels, k) for k, (rows, labels) in enumerate(parts)]
+    classes = classes_of(test[1])
+    heads = [trained(part, classes, k) for k, part in enumerate(parts)]
     sizes = torch.tensor([len(labels) for _, labels in parts], dtype=torch.float64)
-    counts = torch.stack([torch.bincount(labels, minlength=CLASSES) for _, labels in parts])
+    counts = torch.stack([torch.bincount(labels, minlength=classes) for _, labels in parts])
     shares = sizes / sizes.sum()
     mean = Head(
         torch.einsum("k,kcd->cd", shares, torch.stack([head.weight for head in heads])),
@@ -72,8 +74,8 @@ def rivals(parts: list[Labelled], test: Labelled) -> dict[str, float]:
 
 def cell(train: Labelled, test: Labelled, clients: int, alpha: float, seed: int) -> dict[str, Any]:
     """Return one row: all methods on one division."""
-    parts = divided(train, clients, alpha, seed)
-    sums = {f"client-{k:04d}": rounded(part) for k, part in enumerate(parts)}
+    parts, classes = divided(train, clients, alpha, seed), classes_of(train[1])
+    sums = {f"client-{k:04d}": rounded(part, classes) for k, part in enumerate(parts)}
     began = time.process_time()
     total, penalty = Statistics.total(sums.values()), choose_penalty(sums, seed=seed).value
     ridge = accuracy(Ridge(total).head(penalty), test)
@@ -87,9 +89,9 @@ def cell(train: Labelled, test: Labelled, clients: int, alpha: float, seed: int)
     }  # fmt: skip
 
 
-def rounded(part: Labelled) -> Statistics:
+def rounded(part: Labelled, classes: int) -> Statistics:
     """Return a client's sums as they arrive, in float32 on the wire."""
-    exact = Statistics.of([part], CLASSES, part[0].shape[1])
+    exact = Statistics.of([part], classes, part[0].shape[1])
     return Statistics(exact.counts, exact.sums.float().double(), exact.gram.float().double())
 
 
@@ -120,12 +122,6 @@ def main(arguments: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--root", default="")
-    parser.add_argument("--cache", required=True)
-    parser.add_argument("--out", required=True)
-    parser.add_argument("--data", default="cifar10")
-    parser.add_argument("--limit", type=int, default=0, help="first images of each half; 0 = all")
-    parser.add_argument("--side", type=int, default=128)
+    parser = parser_of(__doc__)
     parser.add_argument("--dim", type=int, default=0, help="features after the projection; 0 = all")
     main(parser.parse_args())

@@ -64,16 +64,18 @@ def gaussians(found: dict[str, Any]) -> str:
 
 
 def privacy(found: dict[str, Any]) -> str:
-    """Return a row per number of clients and budget: ridge with all features and with few, and DP-SGD with few."""
+    """Return a row per number of clients and budget: ridge with all features and few, and DP-SGD where measured."""
     cells = {(row["features"], row["clients"], row["epsilon"]): row for row in found["rows"]}
     few, most = (pick(row["features"] for row in found["rows"]) for pick in (min, max))
+    ways = {"averaged": "averaged", "fedens": "mean of posteriors"}
+    ways = {key: title for key, title in ways.items() if all(key in cells[own] for own in cells if own[0] == few)}
     rows = [
         [f"{clients}", f"{epsilon:g}", *(mean(cells[most, clients, epsilon][key]) for key in ("ridge_all", "ridge")),
-         *(mean(row[key]) for key in ("ridge", "averaged", "fedens"))]
+         *(mean(row[key]) for key in ("ridge", *ways))]
         for (features, clients, epsilon), row in cells.items() if features == few
     ]  # fmt: skip
-    titles = ["clients", "epsilon", f"ridge, {most:,}, all test images", f"ridge, {most:,}", f"ridge, {few}"]
-    return table([*titles, f"DP-SGD averaged, {few}", f"DP-SGD mean of posteriors, {few}"], rows)
+    titles = ["clients", "epsilon", f"ridge, {most:,}, whole test", f"ridge, {most:,}", f"ridge, {few}"]
+    return table([*titles, *(f"DP-SGD {title}, {few}" for title in ways.values())], rows)
 
 
 def exact(found: dict[str, Any]) -> str:
@@ -114,6 +116,15 @@ def upload(found: dict[str, Any]) -> str:
         for row in found["upload"]
     ]
     return table(["features", "KiB per client", "chosen λ", "ridge, %"], rows)
+
+
+def maps(found: dict[str, Any]) -> str:
+    """Return a row per width of a fixed random map."""
+    rows = [
+        [f"{row['width']:,}", f"{row['kib']:,.0f}", f"{row['lambda']:.2g}", f"{row['ridge']:.1f}"]
+        for row in found["maps"]
+    ]
+    return table(["width", "KiB per client", "chosen λ", "ridge, %"], rows)
 
 
 def scale(found: dict[str, Any]) -> str:
@@ -158,6 +169,11 @@ TABLES = {
     "feature_rivals": (rivals, "features.md"),
     "feature_gaussians": (gaussians, "features.md"),
     "feature_privacy": (privacy, "features.md"),
+    "feature_texts:exact": (exact, "features.md"),
+    "feature_texts:upload": (upload, "features.md"),
+    "feature_texts:maps": (maps, "features.md"),
+    "feature_texts_rivals": (rivals, "features.md"),
+    "feature_texts_privacy": (privacy, "features.md"),
     "feature_scale": (scale, "scale.md"),
     "feature_attacks": (attacks, "features.md"),
 }
