@@ -30,6 +30,7 @@ from torch import Tensor
 from .core.errors import OptionError
 from .core.options import check, option, presets
 from .core.seeds import generator
+from .core.work import work
 from .distillation.consensus import CE_FORMS, weighted_cross_entropy
 from .distillation.epochs import weights_of
 from .distillation.label_draws import class_weights
@@ -152,6 +153,7 @@ class _Server:
             optimizer.zero_grad(set_to_none=True)
             torch.stack(list(terms.values())).sum().backward()  # type: ignore[no-untyped-call]
             optimizer.step()
+            work().generator_steps += 1
             sums = {name: sums.get(name, 0.0) + float(value.detach()) for name, value in terms.items()}
             self.progress.report(step, config.iterations)
         means = {name: value / config.iterations for name, value in sums.items()}

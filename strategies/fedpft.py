@@ -27,6 +27,7 @@ from .core.errors import OptionError
 from .core.kinds import SQUARES
 from .core.options import check, option
 from .core.seeds import generator
+from .core.work import work
 from .distillation.epochs import learning_rate
 from .distillation.pool import shuffled_batches
 from .method import Method, Need, Outcome
@@ -135,6 +136,7 @@ def trained(rows: Tensor, labels: Tensor, job: Job, progress: Progress) -> Head:
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
+            work().student_steps += 1
             losses.append(loss.detach())
         values = {"loss": float(torch.stack(losses).mean())}
         progress.record({"epoch": epoch + 1, **values})

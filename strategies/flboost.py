@@ -13,7 +13,6 @@ Deviations: the paper and its code differ, and each has a preset. By default the
     cross-entropy is weighed per sample as in the paper. The KL is summed over classes: the code's mean over them makes
     the learning rate C times smaller. alpha has no 1e-6 in its denominator, because a class without examples is never
     drawn. Pixels of a crop's border are black, where the code's are the mean. Clients come in the order of their names.
-    The code's input space is the generator's; for another one there is flboost.moments, distillation.moments.
     Unless all clients tell label counts, classes and clients weigh the same; Tally's pool has its own, teaching alone.
 """
 
@@ -31,6 +30,7 @@ from .combiners.opinion_pools import OpinionPool
 from .core.errors import OptionError
 from .core.options import check, option, presets
 from .core.seeds import generator, seeded_torch
+from .core.work import work
 from .distillation import consensus, settings
 from .distillation.epochs import SHOWN, clocked, weights_of
 from .distillation.label_draws import DRAWS, draw_labels, shares_of
@@ -216,6 +216,7 @@ class _Server:
         self._learn.zero_grad()
         terms["generator"].backward()  # type: ignore[no-untyped-call]
         self._learn.step()
+        work().generator_steps += 1
         for name, term in terms.items():
             self._add(name, term / (config.iterations * config.generator_steps))
 
@@ -233,12 +234,12 @@ class _Server:
             self._teach.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             self._teach.step()
+            work().student_steps += 1
             self._add("distillation", loss / (config.iterations * config.student_steps))
 
     def _ask(self, images: Tensor, part: slice) -> Tensor:
         """Return the logits of some members [m, B, C]."""
-        whole = part.stop - part.start == len(self.teacher.members)
-        return self.teacher.member_logits(images, None if whole else part)
+        return self.teacher.member_logits(images, part if part.stop - part.start < len(self.teacher.members) else None)
 
     def _make(self, noise: Tensor, labels: Tensor, *, training: bool) -> Tensor:
         with torch.autocast(noise.device.type, torch.bfloat16, enabled=self.config.generator_precision == "bfloat16"):
@@ -251,8 +252,7 @@ class _Server:
         if self.config.augmentation == "none":
             return made
         pixels = AUGMENTATIONS[self.config.augmentation](self._standardize.inverse(made), rng)
-        images: Tensor = self._standardize(pixels)
-        return images
+        return self._standardize(pixels)  # type: ignore[no-any-return]
 
     def _draw(self) -> tuple[Tensor, Tensor]:
         """Return the labels [I b] of all iterations, and each client's weight for each of them [M, I b]."""

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from .core.options import check, option, presets
 from .core.seeds import generator
+from .core.work import work
 from .distillation import settings
 from .distillation.epochs import Stage, learning_rate, run_epochs
 from .distillation.experts import GATES
@@ -162,6 +163,7 @@ class _Server:
             if self.experts.clip:
                 nn.utils.clip_grad_norm_(self.experts.parameters(), self.experts.clip)
             optimizer.step()
+            work().student_steps += 1
             losses.append(loss.detach())
             tick()
         return float(torch.stack(losses).mean())

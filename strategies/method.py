@@ -141,6 +141,7 @@ class Outcome:
         timings: Phase -> seconds of this process; a resumed run counts from its resumption.
         images: A sample of synthetic images [N, ch, H, W] in uint8, for the report; None if the method makes none.
         memory: The method's state for the next round of a run in rounds: its generator's weights, on the CPU.
+        work: Counts of passes and steps, :class:`.core.work.Work`; the place that runs the method fills them in.
     """
 
     student: State | None = None
@@ -148,6 +149,7 @@ class Outcome:
     timings: Mapping[str, float] = field(default_factory=dict)
     images: torch.Tensor | None = None
     memory: State = field(default_factory=dict)
+    work: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -183,6 +183,7 @@ def facts_of(cell: Cell) -> dict[str, Any] | None:
         "total_s": result["seconds"]["total"],
         "threads": info["threads"],
         "resumed_at": result["resumed_at"],
+        **result.get("work", {}),
         **({"scaled": result["scaled"]} if "scaled" in result else {}),
     }
 

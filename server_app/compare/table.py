@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pandas as pd
@@ -19,7 +19,8 @@ from strategies.run.retired import RETIRED
 
 COLUMNS = ("method", "kind", "n", "accuracy, %", "best, %", "wall, s", "CPU, s", "MiB", "MiB/client", "uploads")
 # Amounts of a cell -> digits of their mean.
-AMOUNTS = {"server_s": 2, "server_cpu_s": 2, "peak_mib": 2, "gpu_mib": 2, "mib_per_client": 6}
+WORK = ("teacher_forward", "teacher_backward", "student_steps", "generator_steps")
+AMOUNTS = {"server_s": 2, "server_cpu_s": 2, "peak_mib": 2, "gpu_mib": 2, "mib_per_client": 6, **dict.fromkeys(WORK, 1)}
 TEXTS = 2  # the columns after these hold numbers
 
 
@@ -40,6 +41,7 @@ class Line:
         gpu_mib: Mean peak memory of torch on the GPU, in MiB; 0 without a GPU.
         mib_per_client: Mean MiB that a client sent and received for the result.
         uploads: The fewest and the most uploads.
+        work: Mean counts of :data:`WORK`.
 
     A number that was not measured in every cell is None.
     """
@@ -56,6 +58,7 @@ class Line:
     gpu_mib: float | None
     mib_per_client: float | None
     uploads: tuple[int, int]
+    work: Mapping[str, float | None] = field(default_factory=dict)
 
     @property
     def accuracy(self) -> float | None:
@@ -90,6 +93,7 @@ class Line:
             "gpu_mib": self.gpu_mib,
             "mib_per_client": self.mib_per_client,
             "uploads": uploads_text(self.uploads),
+            **{name: self.work.get(name) for name in WORK},
         }
 
     def shown(self) -> tuple[str, ...]:
@@ -152,6 +156,7 @@ def _line(key: tuple[str, str, str], group: pd.DataFrame) -> Line:
         gpu_mib=means["gpu_mib"],
         mib_per_client=means["mib_per_client"],
         uploads=(int(group["uploads"].min()), int(group["uploads"].max())),
+        work={name: means[name] for name in WORK},
     )
 
 
@@ -202,13 +207,15 @@ def as_csv(lines: Sequence[Line]) -> str:
 
 
 def as_markdown(lines: Sequence[Line], notes: Sequence[str]) -> str:
-    """Return the lines as a Markdown table with notes.
+    """Return the lines as a Markdown table with notes; its last columns are the work of the server stage.
 
     Args:
         lines: The lines.
         notes: The first stands before the table, the others after it.
     """
-    return markdown_text(COLUMNS, [line.shown() for line in lines], texts=TEXTS, notes=notes)
+    columns = [*COLUMNS, *(name.replace("_", " ") for name in WORK)]
+    rows = [(*line.shown(), *(_text(line.work.get(name), 0) for name in WORK)) for line in lines]
+    return markdown_text(columns, rows, texts=TEXTS, notes=notes)
 
 
 def headline(comparison: Mapping[str, Any]) -> str:

@@ -73,8 +73,8 @@ def finish(
         "refusals": refused,
         **_moved(folder, cost),
         "seconds": {},  # filled below, with the time of the report
+        "work": dict(report.outcome.work),
         "weights_sha256": kept_digest(folder),
-        **({"client_weights": weights} if (weights := client_weights(report.outcome)) else {}),
         "resumed_at": report.resumed_at,
         **_of_clients(folder, settings, report, held_out),
     }
@@ -98,8 +98,9 @@ def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:
 
 
 def _of_clients(folder: RunFolder, settings: Settings, report: StageReport, held_out: Scorer) -> dict[str, Any]:
-    """Return a result's entries on attackers, privacy and the gatekeeper's verdict, without the empty ones."""
+    """Return a result's entries on weights, attackers, privacy and the gatekeeper's verdict, without the empty ones."""
     found = {
+        "client_weights": client_weights(report.outcome),
         "attack": attack_facts(settings.app.attack, report, held_out) if isinstance(held_out, HeldOut) else {},
         "privacy": privacy_facts(settings.app.privacy, sums=settings.method.uploads == STATISTICS),
     }
@@ -170,6 +171,7 @@ def bare_result(target: RunFolder, name: str, report: StageReport, seconds: Mapp
         "refusals": [],
         **_moved(target, cost_of(target)),
         "seconds": _rounded(seconds),
+        "work": dict(report.outcome.work),
         "weights_sha256": kept_digest(target),
         **({"client_weights": weights} if (weights := client_weights(report.outcome)) else {}),
         "resumed_at": report.resumed_at,

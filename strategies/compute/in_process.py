@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from ..core.errors import ComputeError, OptionError
 from ..core.memory import kept_memory
+from ..core.work import Counting, Work, counted
 from ..method import Job, Method, Outcome, Progress
 from ..uploads.needs import check_needs
 
@@ -29,8 +30,9 @@ class InProcess:
         """
         check_needs(method, job)
         job = replace(job, device=resolve_device(job.device))
-        with torch_threads(job.threads), kept_memory():
-            return method.fit(job, progress)
+        with torch_threads(job.threads), kept_memory(), counted(Work()) as counts:
+            outcome = method.fit(job, Counting(progress, counts))
+        return replace(outcome, work=counts.as_dict())
 
     @contextmanager
     def kept(self) -> Iterator[InProcess]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..core.errors import OptionError
 from ..core.memory import kept_memory
+from ..core.work import Counting, Work, counted
 from ..uploads.needs import check_needs
 from .in_process import resolve_device, torch_threads
 
@@ -38,8 +39,9 @@ class WithClients:
             raise OptionError(f"method {method.name!r} sends its clients no questions after their upload")
         check_needs(method, job)
         job = replace(job, device=resolve_device(job.device))
-        with torch_threads(job.threads), kept_memory():
-            return method.fit_with(job, progress, self._clients)
+        with torch_threads(job.threads), kept_memory(), counted(Work()) as counts:
+            outcome = method.fit_with(job, Counting(progress, counts), self._clients)
+        return replace(outcome, work=counts.as_dict())
 
     @contextmanager
     def kept(self) -> Iterator[WithClients]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ..core.work import work
 from .losses import soft_kl
 
 # A student's logits [B, C] and the teacher's answers [B, ...] to a scalar.
@@ -85,6 +86,7 @@ def distill(
         if clip:
             nn.utils.clip_grad_norm_(student.parameters(), clip)
         optimizer.step()
+        work().student_steps += 1
         losses.append(value.detach())
         tick()
     return float(torch.stack(losses).mean()) if losses else 0.0

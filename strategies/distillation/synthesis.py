@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.errors import OptionError
+from ..core.work import work
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,7 @@ def synthesize(
         if recipe.clip:
             nn.utils.clip_grad_norm_(generator.parameters(), recipe.clip)
         optimizer.step()
+        work().generator_steps += 1
         # Chosen by torch.where instead of `if`, so that a GPU never waits for the host.
         better, total, images = total.detach() < best, total.detach(), images.detach()
         kept = images if kept is None else torch.where(better, images, kept)

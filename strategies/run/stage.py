@@ -158,6 +158,7 @@ def keep_outcome(folder: RunFolder, report: StageReport, server_round: int = 1) 
         "resumed-at": report.resumed_at,
         "seconds": report.seconds,
         "timings": dict(outcome.timings),
+        "work": dict(outcome.work),
         "weights-sha256": digest,
         "images-sha256": weights_sha256(images) if images else "",
     }
@@ -197,6 +198,7 @@ def kept_report(folder: RunFolder, job: Job) -> StageReport:
         student=read_equal_weights(place / STUDENT_FILE, digest) if facts["student"] else None,
         ensemble=load_ensemble(combined, job.builders)[0] if facts["combiner"] else None,
         timings=facts["timings"],
+        work=facts.get("work", {}),  # early runs did not count
         images=images["images"] if images else None,
     )
     if facts["round"] > 1:  # the copy in the run folder may be incomplete after a crash

@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..core.errors import UploadError
 from ..core.shards import HeldMembers
+from ..core.work import work
 from ..uploads.quantization import as_int8
 from .copies import FreshModules, built
 from .frozen import simplified
@@ -146,6 +147,11 @@ class Ensemble(nn.Module):
             x: The images.
             part: Evaluates only these members [m, B, C], one by one and in the images' own memory layout; None for all.
         """
+        logits = self._passed(x, part)
+        work().passed(logits)
+        return logits
+
+    def _passed(self, x: Tensor, part: slice | None) -> Tensor:
         if not isinstance(self.members, nn.ModuleList):
             return self.members.logits(x, part)
         # Tokens are integers, and bfloat16 represents every integer only up to 256.

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ..core.seeds import seeded_torch
+from ..core.work import Work, counted
 
 if TYPE_CHECKING:
     from ..method import Job
@@ -28,7 +29,7 @@ def observe(job: Job, epoch: int, module: nn.Module) -> dict[str, float]:
     """Return the observer's scores, without changing the module's mode or torch's random state."""
     if job.observer is None:
         return {}
-    with seeded_torch(job.seed, "observer", epoch), frozen(module), torch.no_grad():
+    with seeded_torch(job.seed, "observer", epoch), frozen(module), torch.no_grad(), counted(Work()):
         return dict(job.observer(epoch, module))
 
 

@@ -589,8 +589,11 @@ def test_output_for_programs_is_alone_on_standard_output(run_folder: MakeRun, ou
         assert float(rows[2]["accuracy"]) > 0
     else:
         head, *lines = [line for line in ended.stdout.splitlines() if line.startswith("|")]
-        assert head == "| method | kind | n | accuracy, % | best, % | wall, s | CPU, s | MiB | MiB/client | uploads |"
-        assert {line.count("|") for line in lines} == {11}
+        counts = "teacher forward | teacher backward | student steps | generator steps |"
+        assert head == (
+            "| method | kind | n | accuracy, % | best, % | wall, s | CPU, s | MiB | MiB/client | uploads | " + counts
+        )
+        assert {line.count("|") for line in lines} == {15}
         assert len(lines) == 4
         assert re.fullmatch(r"\| DENSE \| student \| 2 \| \d+\.\d\d ± \d+\.\d\d \| 90\.50 \| .*", lines[3])
         assert ended.stdout.startswith("Methods on the same uploads (digits): 1 run, 2 seeds.\n\n|")

@@ -1,0 +1,136 @@
+"""The counts of a server stage are those by hand, also after a resumption; other work does not count."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from flboost_fakes import SMALL, job
+from torch import nn
+
+from strategies.combiners.combiners import Mean
+from strategies.compute.in_process import InProcess
+from strategies.core.work import KEY, Counting, Work, counted, work
+from strategies.dense import METHOD as DENSE
+from strategies.dense import DenseConfig
+from strategies.flboost import METHOD as FLBOOST
+from strategies.method import Job, Silent, Snapshot
+from strategies.teacher.ensemble import Ensemble
+from strategies.teacher.student import observe
+
+MEMBERS, IMAGES, BATCH, EPOCHS, STEPS = 3, 8, 4, 3, 2
+
+
+def dense_job(epochs: int = EPOCHS) -> Job:
+    config = DenseConfig(
+        epochs=epochs, generator_steps=STEPS, synthesis_batch_size=IMAGES, batch_size=BATCH, latent=5, bn_weight=0.0
+    )
+    return job(config)  # type: ignore[arg-type]
+
+
+def by_hand(epochs: int) -> dict[str, int]:
+    """Of DENSE: two generator steps on 8 images, their answers once, then passes over a pool that grows by 8."""
+    student = sum(IMAGES * (epoch + 1) // BATCH for epoch in range(epochs))
+    forward = epochs * (STEPS * IMAGES + IMAGES) * MEMBERS
+    return {
+        "teacher_forward": forward, "teacher_backward": epochs * STEPS * IMAGES * MEMBERS, "student_steps": student,
+        "generator_steps": epochs * STEPS,
+    }  # fmt: skip
+
+
+def test_counts_of_dense_are_those_by_hand() -> None:
+    assert InProcess().run(DENSE, dense_job(), Silent()).work == by_hand(EPOCHS)
+
+
+@pytest.mark.parametrize("step", ["per-client", "joint"])
+def test_counts_of_flboost_are_those_by_hand(step: str) -> None:
+    config = replace(SMALL, generator_step=step)
+
+    found = InProcess().run(FLBOOST, job(config), Silent()).work
+
+    steps = config.iterations * (MEMBERS if step == "per-client" else 1)
+    seen = config.iterations * config.batch_size * MEMBERS
+    assert found == {
+        "teacher_forward": 2 * seen, "teacher_backward": seen, "student_steps": config.iterations * 5,
+        "generator_steps": steps,
+    }  # fmt: skip
+
+
+class Kept(Silent):
+    """Keeps every snapshot, and resumes from one."""
+
+    def __init__(self, snapshot: Snapshot | None = None) -> None:
+        self.taken: list[Snapshot] = []
+        self.given = snapshot
+
+    def resume(self) -> Snapshot | None:
+        return self.given
+
+    def checkpoint(self, take: Callable[[], Snapshot]) -> None:
+        self.taken.append(take())
+
+
+def test_resumed_stage_has_the_counts_of_an_uninterrupted_one() -> None:
+    first = Kept()
+    whole = InProcess().run(DENSE, dense_job(), first)
+    # A snapshot has the rows of its pool since the one before.
+    rows = {name: torch.cat([part.appended[name] for part in first.taken[:2]]) for name in first.taken[0].appended}
+    resumed = InProcess().run(DENSE, dense_job(), Kept(replace(first.taken[1], appended=rows)))
+
+    assert first.taken[1].state[KEY] == by_hand(2)
+    assert resumed.work == whole.work
+
+
+def test_snapshot_from_before_there_were_counts_is_taken_as_it_is() -> None:
+    counts = Work()
+
+    found = Counting(Kept(Snapshot(2, {"own": 1})), counts).resume()
+
+    assert found == Snapshot(2, {"own": 1})
+    assert counts == Work()
+
+
+def test_reports_and_records_pass_through() -> None:
+    seen: list[Any] = []
+
+    class Spy(Silent):
+        def report(self, *given: Any) -> None:
+            seen.append(given)
+
+        def record(self, row: Mapping[str, Any]) -> None:
+            seen.append(row)
+
+    counting = Counting(Spy(), Work())
+    counting.report(1, 2, {"loss": 0.5})
+    counting.record({"epoch": 1})
+    assert seen == [(1, 2, {"loss": 0.5}), {"epoch": 1}]
+
+
+def test_gradient_that_never_comes_is_no_backward_pass_and_one_that_comes_twice_counts_twice() -> None:
+    members = [nn.Sequential(nn.Flatten(), nn.Linear(4, 2)) for _ in range(2)]
+    ensemble, x = Ensemble(members, Mean()), torch.ones(5, 1, 2, 2, requires_grad=True)
+    with counted(Work()) as counts:
+        ensemble(x)
+        logits = ensemble.member_logits(x, slice(1, 2))
+        for _ in range(2):
+            torch.autograd.grad(logits.sum(), x, retain_graph=True)
+
+    assert (counts.teacher_forward, counts.teacher_backward) == (10 + 5, 10)
+
+
+def test_observer_s_passes_do_not_count_and_neither_does_work_outside_of_a_stage() -> None:
+    one, member = job(), nn.Sequential(nn.Flatten(), nn.Linear(64, 4))
+    ensemble = Ensemble([member], Mean())
+    images = torch.zeros(3, *one.input_shape)
+    watched = replace(one, observer=lambda epoch, model: {"sum": float(model(images).sum())})
+
+    with counted(Work()) as counts:
+        observe(watched, 1, ensemble)
+    ensemble(images)
+
+    assert counts == Work()
+    assert work() == Work()
+    assert work() is not work()
