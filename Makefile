@@ -12,7 +12,7 @@ ARGS ?=
 # Tests start many processes, which share what one of them has compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test check unit slow bench results soak fuzz config lock clean
+.PHONY: help run test check unit slow bench results soak fuzz config docs lock clean
 
 help:  ## list these targets
 	@sed -n 's/^\([a-z]*\):.*  ## /\1\t/p' Makefile
@@ -55,6 +55,10 @@ fuzz: $(READY)  ## try malformed inputs on every reader; ARGS="--examples 5000 -
 config: $(READY)  ## write the settings into pyproject.toml and the pages
 	$(BIN)/python -m server_app.settings.config_table
 	$(BIN)/python tests/docs/option_tables.py
+
+docs: $(READY)  ## write the documentation as a site into build/site; read it with: python3 -m http.server -d build/site
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 clean:  ## remove .venv
 	rm -rf $(VENV)
