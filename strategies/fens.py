@@ -135,17 +135,18 @@ def fit(job: Job, progress: Progress) -> Outcome:
     Raises:
         OptionError: The aggregator is trained, and the server has no labelled images.
     """
-    return _fitted(job, progress, ServersImages(job))
+    return fitted(job, progress, ServersImages(job))
 
 
 def fit_with(job: Job, progress: Progress, clients: Clients) -> Outcome:
     """Send the ensemble to the clients, and train the aggregator with them, round by round."""
     if trains_on_server(job.config):
         return fit(job, progress)
-    return _fitted(job, progress, Dialogue(job, clients))
+    return fitted(job, progress, Dialogue(job, clients))
 
 
-def _fitted(job: Job, progress: Progress, trainers: Trainers) -> Outcome:
+def fitted(job: Job, progress: Progress, trainers: Trainers) -> Outcome:
+    """Determine the aggregator with given trainers: the clients, the server, or those of a bench."""
     began, aggregator = time.monotonic(), aggregator_for(job.config.aggregator, job.num_classes)
     if aggregator.kind == "static":
         counts = _label_counts(job, "fens.aggregator", job.config.aggregator) if aggregator.counts else []
