@@ -74,7 +74,8 @@ def privacy(found: dict[str, Any]) -> str:
          *(mean(row[key]) for key in ("ridge", *ways))]
         for (features, clients, epsilon), row in cells.items() if features == few
     ]  # fmt: skip
-    titles = ["clients", "epsilon", f"ridge, {most:,}, whole test", f"ridge, {most:,}", f"ridge, {few}"]
+    examples = "texts" if found["data"] == "ag-news" else "images"
+    titles = ["clients", "epsilon", f"ridge, {most:,}, all test {examples}", f"ridge, {most:,}", f"ridge, {few}"]
     return table([*titles, *(f"DP-SGD {title}, {few}" for title in ways.values())], rows)
 
 
