@@ -19,6 +19,7 @@ from fl_app.project import FAILURES, one_line
 _AT_HOME = {
     "WANDB_MODE": "offline",
     "WANDB_ERROR_REPORTING": "false",
+    "WANDB_SILENT": "true",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_ALLOW_FILE_STORE": "true",
     "DO_NOT_TRACK": "true",
