@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -15,17 +14,20 @@ from torch import nn
 from ..combiners.outcomes import ensemble_of, load_model
 from ..compute.in_process import InProcess
 from ..core.checkpoints import read_checkpoint
-from ..core.durable import make_folder, store_errors
+from ..core.durable import atomic_write, make_folder, store_errors
 from ..core.errors import OptionError, UploadError, blaming
 from ..core.facts import UploadFacts
-from ..core.kinds import CLASSIFIER, CVAE, STATISTICS, SUFFIXES, kind_of
+from ..core.kinds import CLASSIFIER, kind_of
 from ..method import ASSUMED, METHODS, Job, Normalization, Outcome, Upload
 from ..uploads.builders import check_student, chosen_config, chosen_student, named_builders
 from ..uploads.checks import CLIENT_NAME, Signatures, check_facts, check_upload
 from ..uploads.tensors import tensor_form
+from .copies import copies_of, maker_of
 from .ensembles import FOLDER_NAME, save_ensemble
 from .files import save_weights
 from .journal import Journal
+from .merged_card import CARD_FILE, merged_card
+from .one_line import OneLine
 from .run_folder import STUDENT_FILE
 from .stage import all_cores
 
@@ -33,17 +35,11 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from ..core.facts import State
-    from ..method import EnsembleSpec, ModelBuilder
+    from ..method import EnsembleSpec
     from ..teacher.ensemble import Ensemble
     from ..uploads.builders import Model
 
     Trained = nn.Module | Mapping[str, torch.Tensor] | str | Path
-
-# How an architecture of each kind is called, see :mod:`.core.kinds`.
-_NAMES = {
-    CLASSIFIER: "{}", CVAE: "cvae-decoder", STATISTICS: "statistics",
-    **{kind: "{}" + suffix for kind, suffix in SUFFIXES.items()},
-}  # fmt: skip
 
 
 class Further(TypedDict, total=False):
@@ -111,8 +107,12 @@ class Result:
             raise OptionError("loader yields no example: must yield at least one batch of examples and labels")
         return {name: 100.0 * count / total for name, count in right.items()}
 
-    def save(self, folder: str | Path) -> None:
-        """Write ``student.safetensors`` and ``ensemble/``, those that there are; see :func:`load_ensemble_module`.
+    def save(self, folder: str | Path, scores: Mapping[str, float] | None = None) -> None:
+        """Write ``student.safetensors`` and ``ensemble/``, those that there are, and ``model_card.md``.
+
+        Args:
+            folder: The folder, new or not; :func:`load_ensemble_module` reads the ensemble.
+            scores: What :meth:`evaluate` has returned, for the card.
 
         Raises:
             StoreError: The disk refuses.
@@ -124,6 +124,10 @@ class Result:
             save_weights(place / STUDENT_FILE, self.outcome.student)
         if self.outcome.ensemble is not None:
             save_ensemble(place / FOLDER_NAME, self.outcome.ensemble, self.job.uploads)
+        makers = {name: maker for name, build in self.job.builders.items() if (maker := maker_of(build))}
+        card = merged_card(self.method, self.job, self.outcome, makers=makers, scores=scores or {})
+        with store_errors(place):
+            atomic_write(place / CARD_FILE, card.encode())
 
 
 def merge(
@@ -134,7 +138,7 @@ def merge(
     input_shape: tuple[int, int, int],
     model: Model | None = None,
     label_counts: Sequence[Sequence[int]] | None = None,
-    log: Callable[[str], None] = print,
+    log: Callable[[str], None] | None = None,
     **further: Unpack[Further],
 ) -> Result:
     """Merge trained models into one model or an ensemble, in this process.
@@ -147,7 +151,7 @@ def merge(
         model: A callable that returns a fresh module, or architecture name -> callable. Modules need none: their
             layers are copied, and a student starts from what the layers' own ``reset_parameters`` draw.
         label_counts: Training examples per class [M][C], in the order of the models; None if unknown.
-        log: Takes a line about the progress.
+        log: Takes a line about the progress; None shows one line that is written over, in a notebook or on a terminal.
         further: Fields of the job, such as ``config``, ``student`` and ``seed``; see :class:`Further`.
 
     Returns:
@@ -162,7 +166,7 @@ def merge(
     if not named:
         raise OptionError("models is empty: must hold at least one model")
     sizes = further.pop("num_examples", None)
-    builders = _copies(named, chosen.uploads) if model is None else named_builders(model)
+    builders = copies_of(named, chosen.uploads) if model is None else named_builders(model)
     facts = _facts(named, label_counts, sizes, num_classes)
     halves = (0.5,) * input_shape[0]
     defaults = {"normalization": Normalization(halves, halves), "threads": all_cores(), "device": "auto"}
@@ -178,10 +182,12 @@ def merge(
     if kind_of(job.student) == CLASSIFIER:
         check_student(job)
     if further.get("normalization") is None and len(input_shape) == 3 and min(input_shape[1:]) > 1:
-        log(ASSUMED)
-    with Journal(None, log, label=method) as journal:
+        with OneLine() as note:  # a line of its own, which no progress is written over
+            (log or note)(ASSUMED)
+    with OneLine() as line, Journal(None, log or line, label=method) as journal:
         outcome = InProcess().run(chosen, job, journal)
-    return Result(method, tuple(upload.client for upload in uploads), outcome, Job(**{**vars(job), "device": "cpu"}))
+    clients = tuple(upload.client for upload in uploads)
+    return Result(method, clients, outcome, Job(**{**vars(job), "device": "cpu"}))
 
 
 def _facts(
@@ -239,41 +245,3 @@ def _architecture(state: State, signatures: Signatures) -> str:
     if len(fitting) == 1 or len(signatures) == 1:
         return next(iter(fitting or signatures))
     raise UploadError(f"its tensors fit {' and '.join(fitting) or 'none'} of {', '.join(signatures)}: must fit one")
-
-
-def _copies(named: Mapping[str, Trained], kind: str) -> dict[str, ModelBuilder]:
-    """Return builders that copy the modules' layers, one per architecture.
-
-    Raises:
-        OptionError: A model is no module, or a layer of it cannot be drawn anew.
-    """
-    found: dict[tuple[type, str], str] = {}
-    builders: dict[str, ModelBuilder] = {}
-    for client, module in named.items():
-        if not isinstance(module, nn.Module):
-            raise OptionError(
-                f"model {client!r} is {type(module).__name__}: needs model=, a callable that returns its nn.Module"
-            )
-        key = (type(module), repr(module))
-        if key not in found:
-            own = _NAMES[kind].format(type(module).__name__)
-            found[key] = (
-                own if own not in builders else _NAMES[kind].format(f"{type(module).__name__}-{len(found) + 1}")
-            )
-            builders[found[key]] = partial(_fresh, copy.deepcopy(module).cpu())
-    return builders
-
-
-def _fresh(template: nn.Module) -> nn.Module:
-    """Return a copy of a module whose weights are drawn anew."""
-    module = copy.deepcopy(template).train().requires_grad_(True)
-    for name, layer in module.named_modules():
-        draw = getattr(layer, "reset_parameters", None) or getattr(layer, "_reset_parameters", None)
-        if draw is not None:
-            draw()
-        elif any(True for _ in layer.parameters(recurse=False)):
-            raise OptionError(
-                f"layer {name or 'at the top'!r} ({type(layer).__name__}) has no reset_parameters: needs model=, a "
-                "callable that returns a fresh nn.Module"
-            )
-    return module

@@ -16,6 +16,7 @@ from torch import nn
 from strategies import Result, load_ensemble_module, merge
 from strategies.core.errors import OptionError, UploadError
 from strategies.fedavg import FedAvgConfig
+from strategies.run.one_line import OneLine
 from strategies.tally import TallyConfig
 
 SHAPE: dict[str, Any] = {"num_classes": 4, "input_shape": (1, 8, 8), "threads": 1, "log": str}
@@ -154,3 +155,68 @@ def test_a_model_with_an_unknown_class_is_merged_by_fedov() -> None:
     result = merge([trained(seed, lambda: Net(classes=5)) for seed in range(2)], "fedov", **SHAPE)
 
     assert predicted(result).shape == (3, 4)
+
+
+def code_of(folder: Path) -> str:
+    (code,) = re.findall(r"```python\n(.*?)```", (folder / "model_card.md").read_text(), re.DOTALL)
+    return str(code)
+
+
+@pytest.mark.parametrize("model", [None, Net])
+def test_the_card_says_what_was_merged_and_loads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Callable[[], nn.Module] | None
+) -> None:
+    named = {"clinic-a": NETS[0], "clinic-b": NETS[1]}
+    result = merge(named, label_counts=COUNTS[:2], config=SMALL, model=model, **SHAPE)
+    result.save(tmp_path, {"student": 71.25, "ensemble": 80.0})
+
+    text = (tmp_path / "model_card.md").read_text()
+    for part in (
+        "Merged from clinic-a, clinic-b with Tally",
+        "accuracy 71.25 %",
+        "accuracy 80.00 %",
+        "`tally.epochs` = 1",
+    ):
+        assert part in text
+    code, names = code_of(tmp_path), dict[str, Any]()
+    assert f"from {__name__} import Net" in code
+    monkeypatch.chdir(tmp_path)
+    exec(code, names)  # noqa: S102  the code that the card shows
+    assert result.student is not None
+    with torch.no_grad():
+        assert torch.equal(names["student"](IMAGES), result.student.eval()(IMAGES))
+        assert result.ensemble is not None
+        assert torch.allclose(names["ensemble"](IMAGES), result.ensemble(IMAGES), atol=1e-6)
+
+
+def test_the_card_leaves_a_module_without_a_name_to_the_reader(tmp_path: Path) -> None:
+    def layers() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 4))
+
+    merge([trained(0, layers), trained(1, layers)], "fedavg", **SHAPE).save(tmp_path)
+
+    code = code_of(tmp_path)
+    assert "# Sequential stands for the callable that returns your untrained module" in code
+    assert "accuracy" not in (tmp_path / "model_card.md").read_text()
+    assert "None" not in code
+
+
+@pytest.mark.parametrize(("live", "shown"), [(True, "\rfirst\rb    \n"), (False, "first\nb\n")])
+def test_progress_is_one_line_that_is_written_over(capsys: pytest.CaptureFixture[str], live: bool, shown: str) -> None:
+    with OneLine(live) as line:
+        line("first")
+        line("b")
+    assert capsys.readouterr().out == shown
+
+
+def test_a_merge_without_a_log_tells_its_progress(capsys: pytest.CaptureFixture[str]) -> None:
+    merge(NETS, label_counts=COUNTS, config=SMALL, **{**SHAPE, "log": None})
+    assert "tally: epoch 1 of 1" in capsys.readouterr().out
+
+
+def test_a_notebook_gets_the_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("builtins.__IPYTHON__", True, raising=False)
+    assert OneLine().live
+    monkeypatch.delattr("builtins.__IPYTHON__")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: False, raising=False)
+    assert not OneLine().live
