@@ -1,0 +1,112 @@
+"""The examples: a Flower project, hospitals with tables, and a backbone, each executed or opened."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import tomllib
+from collections.abc import Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from doc_pages import ROOT
+from flwr.app import Context, Message, RecordDict
+
+from fl_app.models.backbones import backbone_of
+from fl_app.node_config import read_nodes
+from server_app.settings.build import check_before_start
+from server_app.settings.catalogue import catalogue
+from server_app.settings.read import read_settings
+from strategies import RunOptions, Tally, TallyConfig
+
+EXAMPLES = ROOT / "docs" / "examples"
+
+
+@pytest.fixture
+def here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """The example's folder, as the working directory."""
+    folder = EXAMPLES / request.param
+    before = set(sys.modules)
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("ONESHOT_RUNS", str(tmp_path))
+    yield folder
+    for name in set(sys.modules) - before:
+        if name.partition(".")[0] in ("stripes", "edges"):
+            del sys.modules[name]
+
+
+class Simulated:
+    """A grid of three nodes that run a project's ClientApp in this process."""
+
+    pull_interval = 0.1
+
+    def __init__(self, app: Any, run_config: dict[str, Any]) -> None:
+        self._app, self._run_config = app, run_config
+        self._replies: dict[str, Message] = {}
+
+    def get_node_ids(self) -> Iterable[int]:
+        return [1, 2, 3]
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        pushed = []
+        for message in messages:
+            node = message.metadata.dst_node_id
+            facts = {"partition-id": node - 1, "num-partitions": 3}
+            context = Context(
+                run_id=1, node_id=node, node_config=facts, state=RecordDict(), run_config=self._run_config
+            )
+            pushed.append(f"{len(self._replies)}-{node}")
+            self._replies[pushed[-1]] = self._app(message, context)
+        return pushed
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return [self._replies.pop(name) for name in message_ids if name in self._replies]
+
+
+@pytest.mark.parametrize("here", ["flower_project"], indirect=True)
+def test_flower_project_ends_with_a_student(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(here))
+    tool = tomllib.loads((here / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
+    apps = {}
+    for what, name in tool["components"].items():
+        module, _, attribute = name.partition(":")
+        apps[what] = getattr(importlib.import_module(module), attribute)
+    server = importlib.import_module("stripes.server_app")
+    quick = TallyConfig(epochs=4, images=512, probes=128)
+    quickly = partial(Tally, config=quick, compute="in-process", options=RunOptions(threads=1))
+    monkeypatch.setattr(server, "Tally", quickly)
+    config = tool["config"]
+
+    server.main(Simulated(apps["clientapp"], config), SimpleNamespace(run_config=config))
+
+    said = capsys.readouterr().out
+    assert float(said.partition("accuracy of the student: ")[2].split()[0]) > 60  # of four classes, 25 % by chance
+
+
+@pytest.mark.parametrize("here", ["hospitals"], indirect=True)
+def test_hospitals_can_be_rehearsed_and_deployed(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    settings = read_settings(catalogue().settings([str(here / "settings.toml")]))
+    check_before_start(settings, len(list((here / "tables" / "train").glob("*.csv"))))
+
+    nodes = {facts["client"]: facts for facts in read_nodes(here / "nodes")}
+    assert set(nodes) == {path.stem for path in (here / "tables" / "train").glob("*.csv")}
+    assert {facts["architectures"] for facts in nodes.values()} == {settings.app.model.name}
+
+
+@pytest.mark.parametrize("here", ["backbone"], indirect=True)
+def test_backbone_has_the_features_that_it_promises(here: Path) -> None:
+    found = backbone_of("edges:make")
+    images = torch.rand(2, 3, found.side, found.side)
+
+    features = found.build()(images)
+
+    assert features.shape == (2, found.features)
+    assert bool((features >= 0).all())
+    check_before_start(read_settings({"method": "ridge", "features.backbone": "edges:make"}), 3)
