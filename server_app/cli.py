@@ -14,6 +14,7 @@ from server_app.doctor.command import doctor
 from server_app.export.command import export
 from server_app.launch.arguments import (
     ChangesOption,
+    ClientsOption,
     Foreign,
     FormatOption,
     SettingsOption,
@@ -24,6 +25,7 @@ from server_app.launch.arguments import (
     with_foreign,
 )
 from server_app.launch.console import Format, errors, say
+from server_app.launch.dry_run_option import is_dry, with_dry_run
 from server_app.launch.offline_option import with_offline
 from server_app.launch.runs import print_runs
 from strategies.run import check_run_folder, runs_folder
@@ -60,21 +62,14 @@ def about(
 
 @cli.command(rich_help_panel=RUN)
 @with_offline
+@with_dry_run
 def run(
     app: Annotated[Path | None, typer.Argument(help="the app's folder; default: here, else the installed one")] = None,
     *,
     settings: SettingsOption = None,
     method: Annotated[str | None, typer.Option(help="server method, as the setting method")] = None,
     seed: Annotated[int | None, typer.Option(help="seed, as the setting seed")] = None,
-    num_supernodes: Annotated[
-        int | None,
-        typer.Option(
-            "--clients",
-            "--num-supernodes",
-            min=1,
-            help="simulated clients; default: 5, those of client.nodes, or those of the stored run",
-        ),
-    ] = None,
+    num_supernodes: ClientsOption = None,
     resume: Annotated[Path | None, typer.Option(help="run folder of an interrupted run")] = None,
     format: FormatOption = "text",  # noqa: A002  the name of the flag
 ) -> None:
@@ -85,6 +80,11 @@ def run(
             check_run_folder(resume)
         from server_app.launch.run_command import app_folder, launch_run, planned
 
+        if is_dry():
+            from server_app.launch.dry_run import dry_run
+
+            dry_run(*planned(given, num_supernodes), format)
+            return
         launch_run(app_folder(app), *planned(given, num_supernodes), failing)
 
 

@@ -27,6 +27,15 @@ ChangesOption = Annotated[
         "--set", "--run-config", help="settings that differ from the run's: a TOML file, or key=value; repeatable"
     ),
 ]
+ClientsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--clients",
+        "--num-supernodes",
+        min=1,
+        help="simulated clients; default: 5, those of client.nodes, or those of the stored run",
+    ),
+]
 FormatOption = Annotated[Format, typer.Option("--format", help="json prints one JSON object as the last line")]
 TableOption = Annotated[TableFormat, typer.Option("--format", help="format of the output")]
 

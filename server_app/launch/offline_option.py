@@ -24,15 +24,28 @@ _OPTION = Annotated[
 
 def with_offline(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command of the command line the option ``--offline``, which takes effect before the command begins."""
+    return with_flag(command, "offline", _OPTION, lambda asked: _switch_on() if asked else None)
+
+
+def with_flag(
+    command: Callable[..., None], name: str, annotation: Any, act: Callable[[bool], None]
+) -> Callable[..., None]:
+    """Give a command a further flag.
+
+    Args:
+        command: The command.
+        name: The flag's parameter, which the command itself does not get.
+        annotation: The option.
+        act: Called with the flag before the command begins.
+    """
 
     @functools.wraps(command)
-    def switched(*args: Any, offline: bool = False, **given: Any) -> None:
-        if offline:
-            _switch_on()
+    def switched(*args: Any, **given: Any) -> None:
+        act(bool(given.pop(name, False)))
         command(*args, **given)
 
     own = inspect.signature(command, eval_str=True)
-    added = inspect.Parameter("offline", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_OPTION)
+    added = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=annotation)
     switched.__signature__ = own.replace(parameters=[*own.parameters.values(), added])  # type: ignore[attr-defined]
     switched.__annotations__ = {each.name: each.annotation for each in (*own.parameters.values(), added)}
     return switched

@@ -1,0 +1,133 @@
+"""What a run would do, before anything starts: its settings, the bytes of a client, and how long it may take."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from server_app.launch.console import Format
+from server_app.report.communication import size_text
+from server_app.report.setting_line import setting_line
+from server_app.settings.build import build_job, check_before_start
+from server_app.settings.choices import Choice
+from server_app.settings.read import Settings, default_settings, read_settings
+from server_app.settings.server_data import open_half
+from server_app.settings.text import to_toml
+from strategies.core.kinds import CLASSIFIER
+from strategies.core.options import Scalar
+from strategies.rounds.config import FederatedRounds
+from strategies.run import runs_folder
+from strategies.run.journal import duration
+from strategies.run.results import list_runs
+from strategies.run.traffic import MIB
+
+_ALIKE = ("method", "data.name", "model.name", "data.limit")  # runs that tell the time agree in these
+
+
+def dry_run(given: Mapping[str, Scalar], num_supernodes: int, format: Format) -> None:  # noqa: A002
+    """Check a run as before its start, and print what it would do.
+
+    Raises:
+        OneShotError: The run would be refused.
+    """
+    settings = read_settings(given)
+    check_before_start(settings, num_supernodes)
+    facts = plan(settings, num_supernodes, runs_folder())
+    if format == "json":
+        sys.stdout.write(json.dumps(facts) + "\n")
+        return
+    up, down = (_amount(facts[key]) for key in ("mib_up_per_client", "mib_down_per_client"))
+    changed = " ".join(f"{key}={to_toml(value)}" for key, value in facts["changed"].items())
+    lines = {
+        "method": settings.method.title, "setting": facts["setting"], "changed": changed or "nothing",
+        "bytes": f"{up} up, {down} down per client; {facts['bytes_basis']}",
+        "time": f"{_time(facts['seconds'])}{facts['time_basis']}", "run folder": facts["run_dir"],
+    }  # fmt: skip
+    sys.stdout.write("".join(f"{name:<12} {line}\n" for name, line in lines.items()))
+    sys.stdout.write("nothing was started\n")
+
+
+def plan(settings: Settings, num_supernodes: int, runs: Path) -> dict[str, Any]:
+    """Return what a run would do.
+
+    Args:
+        settings: Its settings.
+        num_supernodes: Number of clients.
+        runs: The folder whose finished runs tell how long such a run takes.
+
+    Returns:
+        The setting, the changed settings, MiB per client up and down (None: not known before), seconds per phase
+        (None: no run tells), each with its basis.
+    """
+    defaults, app = default_settings(), settings.app
+    changed = {key: value for key, value in settings.flat.items() if key != "run-dir" and defaults[key] != value}
+    up, down, counted = _bytes(settings)
+    seconds, told = _seconds(settings, num_supernodes, runs)
+    return {
+        "status": "planned",
+        "method": settings.method.name,
+        "setting": setting_line([settings.flat], [num_supernodes], [app.seed]),
+        "changed": changed,
+        "mib_up_per_client": up,
+        "mib_down_per_client": down,
+        "bytes_basis": counted,
+        "seconds": seconds,
+        "time_basis": told,
+        "run_dir": app.run_dir,
+    }
+
+
+def _bytes(settings: Settings) -> tuple[float | None, float | None, str]:
+    method = settings.method
+    if method.uploads != CLASSIFIER:
+        return None, None, "what these clients send depends on their examples"
+    job = build_job(settings, open_half(settings, "test"), None)
+    sizes = [
+        sum(value.numel() * value.element_size() for value in job.builders[name]().state_dict().values())
+        for name in settings.app.model.mix()
+    ]
+    model = round(fmean(sizes) / MIB, 6)
+    if isinstance(method, FederatedRounds):
+        rounds = settings.method_config.rounds * settings.method_config.fraction
+        return round(rounds * model, 6), round(rounds * model, 6), "a model each way in every round, before compression"
+    times = method.rounds(settings.method_config)
+    again = "; the method asks again, which is not counted" if _asks_again(method) else ""
+    return times * model, (times - 1) * model, f"the weights of a model, and requests of some bytes{again}"
+
+
+def _asks_again(method: Choice) -> bool:
+    return not isinstance(method, FederatedRounds) and (method.fit_with is not None or method.lends is not None)
+
+
+def _seconds(settings: Settings, num_supernodes: int, runs: Path) -> tuple[dict[str, float] | None, str]:
+    """Return the seconds of the newest finished run alike, with its epochs and clients scaled to this run's."""
+    for row in reversed([row for row in list_runs(runs) if row["kind"] == "run" and row["status"] == "finished"]):
+        info, result = (json.loads((runs / row["run"] / name).read_text()) for name in ("run.json", "result.json"))
+        stored, seconds = info.get("settings") or {}, result.get("seconds", {})
+        if any(stored.get(key) != settings.flat[key] for key in _ALIKE) or "server" not in seconds:
+            continue
+        trained = settings.flat["client.epochs"] / stored["client.epochs"]
+        worked = _epochs(settings.flat) / _epochs(stored)
+        clients = num_supernodes / (info.get("num-supernodes") or num_supernodes)
+        factors = {"clients": trained * clients, "server": worked * clients, "gatekeeper": clients}
+        found = {name: round(value * factors.get(name, 1.0), 1) for name, value in seconds.items() if name != "total"}
+        return found, f", by the run {row['run']} of this machine, scaled by epochs and clients"
+    return None, "unknown: no finished run here has this method, data and model"
+
+
+def _epochs(settings: Mapping[str, Any]) -> float:
+    """Return the server's epochs, rounds or iterations; 1 for a method without."""
+    names = (f"{settings['method']}.{word}" for word in ("epochs", "rounds", "iterations"))
+    return float(next((settings[name] for name in names if name in settings), 1))
+
+
+def _time(seconds: Mapping[str, float] | None) -> str:
+    return "" if seconds is None else f"about {duration(sum(seconds.values()))}"
+
+
+def _amount(mib: float | None) -> str:
+    return "?" if mib is None else size_text(mib)

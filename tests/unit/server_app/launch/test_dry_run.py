@@ -1,0 +1,71 @@
+"""A dry run tells settings, bytes and time with their basis, and starts nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from server_app import cli as command_line
+from server_app.launch import superlink
+from strategies.run.run_folder import RunFolder
+
+
+def planned(*words: str) -> dict[str, Any]:
+    ended = CliRunner().invoke(command_line.cli, ["run", "--dry-run", "--format", "json", *words])
+    assert ended.exit_code == 0, ended.output
+    found: dict[str, Any] = json.loads(ended.stdout)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _nothing_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(superlink, "launch", lambda *_, **__: pytest.fail("started"))
+    monkeypatch.chdir(tmp_path)
+
+
+def test_dry_run_tells_setting_changes_and_bytes_and_makes_no_folder(tmp_path: Path) -> None:
+    found = planned("--set", "client.epochs=7", "--clients", "4")
+
+    assert found["setting"] == "digits · split dirichlet-classes, alpha 0.3 · 4 clients · seed 0"
+    assert found["changed"] == {"client.epochs": 7}
+    assert found["mib_up_per_client"] == pytest.approx(44_426 * 4 / 2**20, rel=1e-3)  # the weights of a LeNet-5
+    assert found["seconds"] is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_rounds_cost_a_model_each_way_in_every_round() -> None:
+    once, rounds = planned(), planned("--method", "iterative", "--set", "iterative.rounds=10")
+
+    assert rounds["mib_up_per_client"] == rounds["mib_down_per_client"]
+    assert rounds["mib_up_per_client"] == pytest.approx(10 * once["mib_up_per_client"], rel=1e-3)
+
+
+def test_time_is_that_of_the_newest_run_alike_scaled_by_epochs_and_clients(tmp_path: Path) -> None:
+    settings = planned()["changed"] | command_line.settings_of([])
+    stored = {**command_line.settings_of([]), **_defaults(), **settings, "client.epochs": 10, "tally.epochs": 6}
+    with RunFolder.create(tmp_path / "runs" / "a", {"settings": stored, "num-supernodes": 5}) as folder:
+        seconds = {"start": 9.0, "clients": 10.0, "server": 6.0, "total": 25.0}
+        folder.write_result({"status": "finished", "seconds": seconds})
+
+    found = planned("--clients", "10", "--set", "client.epochs=20 tally.epochs=3")
+
+    assert found["seconds"] == {"start": 9.0, "clients": 40.0, "server": 6.0}
+    assert "by the run a of this machine" in found["time_basis"]
+    assert planned("--method", "fedens")["seconds"] is None
+
+
+def test_dry_run_of_a_wrong_setting_is_refused() -> None:
+    ended = CliRunner().invoke(command_line.cli, ["run", "--dry-run", "--clients", "1"])
+
+    assert ended.exit_code == 1
+    assert "'min-uploads' is 2: must be at most 1" in ended.stderr
+
+
+def _defaults() -> dict[str, Any]:
+    from server_app.settings.read import default_settings
+
+    return default_settings()
