@@ -61,6 +61,19 @@ class FeatureHead(HeadOnFeatures):
         return HeadOnFeatures(self.function, self.head.out_features)
 
 
+class WholeHead(nn.Module):
+    """A head with its backbone among its own modules and no memory of images, from which a program can be made."""
+
+    def __init__(self, head: FeatureHead) -> None:
+        super().__init__()
+        self.extractor, self.head = head.function.module, head.head
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map images, normalised as the data set says [B, ch, H, W], to logits [B, C]."""
+        logits: Tensor = self.head(self.extractor.at_once(images).to(self.head.weight))
+        return logits
+
+
 def head_of(function: FeatureFunction, num_classes: int) -> nn.Module:
     """Return an untrained :class:`FeatureHead`."""
     return FeatureHead(function, num_classes)

@@ -215,6 +215,12 @@ class Extractor(nn.Module):
         with torch.autocast("cpu", torch.bfloat16, enabled=self._half):
             return torch.cat([self._batch(batch).float() for batch in torch.split(images, BATCH)])
 
+    def at_once(self, images: torch.Tensor) -> torch.Tensor:
+        """Map images or tokens [B, ...] to features [B, d] in one pass, which a program of any B can hold."""
+        with torch.autocast("cpu", torch.bfloat16, enabled=self._half):
+            pooled = self._batch(images).float()
+        return self.finished(pooled)
+
     def finished(self, pooled: torch.Tensor) -> torch.Tensor:
         """Map the backbone's features to those of the function: projected, mapped, of norm 1, in float64."""
         precise = pooled.double()

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_app.data import Normalization, Split
+from fl_app.models.feature_heads import FeatureHead, WholeHead
 from fl_app.models.features import FeatureFunction
 from server_app.replay.foreign_models import foreign_models
 from server_app.settings.build import architectures
@@ -119,8 +120,17 @@ def stored_models(run: Path, model: str = "") -> StoredModels:
         combiner = build_combiner(spec.combiner, spec.weights)
         found["ensemble"] = Ensemble.from_uploads(members, builders, combiner, precision=spec.precision, form="loop")
     first = normalization if holds_images(shape) else None
-    models = {name: Begun(each, first).eval() for name, each in found.items()}
+    models = {name: Begun(_whole(each), first).eval() for name, each in found.items()}
     return StoredModels(models, shape, classes, first, str(outcome.get("weights-sha256", "")))
+
+
+def _whole(module: nn.Module) -> nn.Module:
+    """Return a module whose heads on a frozen backbone hold their backbone."""
+    if isinstance(module, FeatureHead):
+        return WholeHead(module)
+    if isinstance(module, Ensemble) and isinstance(module.members, nn.ModuleList):
+        module.members = nn.ModuleList(map(_whole, module.members))
+    return module
 
 
 def _builders(run: Path, info: Mapping[str, Any], model: str, split: Split) -> tuple[Mapping[str, ModelBuilder], str]:
