@@ -21,8 +21,9 @@ from .errors import OptionError, UploadError
 
 SIZE = 1024  # bytes of the fields on the wire, whatever the function, so that every fingerprint has one shape
 PROBE = 16  # numbers of a probe
-# Batches, threads and folded norms change features by at most 6e-6, relative; a wrong constant by more than 1e-2.
-TOLERANCE = 1e-3
+# Batches, threads and folded norms change features by at most 6e-6, relative; a wrong constant by more than 1e-2. In
+# half precision the instructions of two processors differ by 9e-3, and float32 by 4e-2.
+TOLERANCE = {"float32": 1e-3, "bfloat16": 2e-2}
 _SHOWN = 80  # letters of a value in a message
 _NONE = "nothing"
 
@@ -78,15 +79,16 @@ def check_fingerprint(told: Tensor, expected: Tensor) -> None:
         )
 
 
-def probe_warning(told: Tensor, expected: Tensor) -> str:
+def probe_warning(upload: Mapping[str, Tensor], expected: Tensor) -> str:
     """Return a warning if a client's probe is not that of the server's function; empty if it is.
 
     Args:
-        told: The client's numbers [16], finite.
+        upload: The client's ``probe`` [16], finite, and its ``fingerprint``, which equals the server's.
         expected: The server's own [16].
     """
+    told, precision = upload["probe"], str(unpacked(upload["fingerprint"]).get("precision"))
     apart = float((told.double() - expected.double()).norm() / expected.double().norm().clamp_min(1e-12))
-    if apart <= TOLERANCE:
+    if apart <= TOLERANCE.get(precision, TOLERANCE["float32"]):
         return ""
     return (
         f"its features of the probe differ by {apart:.2g} from the server's, though the fingerprint is equal: its sums "

@@ -79,7 +79,7 @@ def inspect_sums(
     read, notes = dict[str, Sums](), list[str]()
     for number, upload in enumerate(uploads):
         state = upload.read()
-        if probe is not None and "probe" in state and (warning := probe_warning(state["probe"], probe)):
+        if probe is not None and "probe" in state and (warning := probe_warning(state, probe)):
             notes.append(f"{upload.client}: {warning}")
         if not float(state.get("noise", torch.zeros(1))):
             read[upload.client] = _of(state)

@@ -90,7 +90,7 @@ class FeatureSums(nn.Module):
         """
         check_fingerprint(state["fingerprint"], self.fingerprint)
         self._check_sums(state, num_examples)
-        return probe_warning(state["probe"], self.probe)
+        return probe_warning(state, self.probe)
 
     def _check_sums(self, state: Mapping[str, Tensor], num_examples: int | None) -> None:
         if not math.isclose(float(state["noise"]), self._noise, rel_tol=1e-9):

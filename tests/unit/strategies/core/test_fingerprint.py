@@ -46,8 +46,15 @@ def test_spaces_alone_are_a_difference_of_form() -> None:
     assert difference(raw(b'{"dim": 0}'), raw(b'{"dim":0}')) == "the form of the fields"
 
 
-def test_a_probe_differs_from_one_thousandth_on() -> None:
+def test_a_probe_differs_from_one_thousandth_on_and_later_in_half_precision() -> None:
     own = torch.randn(16, generator=torch.Generator().manual_seed(0))
-    assert probe_warning(own * (1 + 5e-4), own) == ""
-    assert "differ by 0.002 from the server's" in probe_warning(own * 1.002, own)
-    assert "differ by" in probe_warning(own, torch.zeros(16))
+
+    def warning(told: torch.Tensor, expected: torch.Tensor, precision: str = "float32") -> str:
+        return probe_warning({"probe": told, "fingerprint": packed({"precision": precision})}, expected)
+
+    assert warning(own * (1 + 5e-4), own) == ""
+    assert "differ by 0.002 from the server's" in warning(own * 1.002, own)
+    assert "differ by" in warning(own, torch.zeros(16))
+    assert "differ by" in warning(own * 1.002, own, "another")
+    assert warning(own * 1.01, own, "bfloat16") == ""
+    assert "differ by 0.03 from the server's" in warning(own * 1.03, own, "bfloat16")
