@@ -11,7 +11,7 @@ import typer
 
 from server_app.launch.live_bar import bar_of
 from server_app.launch.log_lines import LogLines
-from strategies.core.errors import OneShotError
+from strategies.core.errors import OneShotError, printable
 
 Format = Literal["text", "json"]
 TableFormat = Literal["text", "json", "csv", "md"]
@@ -19,7 +19,11 @@ INTERRUPTED = 130  # exit status after Ctrl-C, as shells expect it
 
 
 def say(line: str, format: Format) -> None:  # noqa: A002
-    """Print a line of the log; on a terminal, progress moves in one line."""
+    """Print a line of the log; on a terminal, progress moves in one line, and control characters are written out."""
+    _write("\n".join(map(printable, line.split("\n"))), format)
+
+
+def _write(line: str, format: Format) -> None:  # noqa: A002
     # When a program reads standard output, only the result goes there.
     stream = sys.stderr if format == "json" else sys.stdout
     stream.write(bar_of(stream).shown(line) if stream.isatty() else line + "\n")
@@ -39,7 +43,7 @@ def echo_to(format: Format) -> Callable[[str], None]:  # noqa: A002
 
     def echo(line: str) -> None:
         for tidied in lines.take(line):
-            say(tidied, format)
+            _write(tidied, format)  # written out already, and coloured by us
 
     return echo
 

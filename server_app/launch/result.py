@@ -15,6 +15,7 @@ from server_app.report.attack_success import attack_lines
 from server_app.report.communication import moved_lines
 from server_app.report.refusals import refusal_lines
 from server_app.settings.read import scaled_line
+from strategies.core.errors import printable
 
 
 def print_result(result: Mapping[str, Any], format: Format) -> None:  # noqa: A002
@@ -30,7 +31,7 @@ def print_result(result: Mapping[str, Any], format: Format) -> None:  # noqa: A0
     table.add_column("kind")
     table.add_column("accuracy, %", justify="right")
     for row in result["table"]:
-        table.add_row(row["name"], row["kind"], f"{row['accuracy']:.2f}")
+        table.add_row(printable(row["name"]), printable(row["kind"]), f"{row['accuracy']:.2f}")
     if result["table"]:
         # A separate line, because a table's title would be wrapped to the table's width.
         console.print(f"accuracy on held-out images ({result['method']}, seed {result['seed']})", highlight=False)
@@ -47,4 +48,4 @@ def print_result(result: Mapping[str, Any], format: Format) -> None:  # noqa: A0
     lines.append("seconds      " + ", ".join(f"{phase} {value:.1f}" for phase, value in result["seconds"].items()))
     lines.append(f"run folder   {result['run_dir']}")
     for line in lines:
-        console.print(line, highlight=False, soft_wrap=True)
+        console.print(printable(line), highlight=False, soft_wrap=True)

@@ -10,6 +10,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from strategies.core.errors import printable
+
 _FILE_WIDTH = 112  # letters per line outside a terminal
 
 
@@ -50,8 +52,8 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, texts:
         least = None if place < texts else longest
         table.add_column(column, justify="left" if place < texts else "right", min_width=least)
     for row in rows:
-        table.add_row(*row)
-    console.print(notes[0], soft_wrap=True)
+        table.add_row(*map(printable, row))
+    console.print(printable(notes[0]), soft_wrap=True)
     console.print(table)
     for note in notes[1:]:
-        console.print(note, soft_wrap=True)
+        console.print(printable(note), soft_wrap=True)

@@ -572,6 +572,19 @@ def test_reasons_of_several_clients_are_printed_once(engine: Engine) -> None:
     assert f"client-000, client-001, client-002, client-003, client-004: {reason}" in " ".join(shown.split())
 
 
+def test_escape_codes_of_others_are_written_out_in_lists_and_results(engine: Engine, tmp_path: Path) -> None:
+    RunFolder.create(tmp_path / "runs" / "eve", {"method": "\x1b[31mred", "seed": 0}).close()
+    reason = {"client": "eve", "reason": "\x1b]0;title\x07", "time": "now"}
+    engine.result = {**RESULT, "refusals": [reason], "table": [{"name": "\x1b[2J", "kind": "client", "accuracy": 1.0}]}
+
+    shown = oneshot("list").stdout + oneshot("run").stdout
+
+    assert "\x1b" not in shown
+    assert r"\x1b[31mred" in shown
+    assert r"\x1b[2J" in shown
+    assert r"\x1b]0;title\x07" in shown
+
+
 def test_run_with_relative_paths_names_those_of_the_caller(engine: Engine, tmp_path: Path) -> None:
     for partition in range(5):
         (tmp_path / f"c{partition}.pt").touch()

@@ -51,3 +51,9 @@ def test_say_draws_a_bar_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch, ter
     assert stream.getvalue().startswith(written)
     console.end_bars()
     assert stream.getvalue().endswith(CLEAR) == terminal
+
+
+def test_say_writes_out_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
+    console.say("a note of \x1b[2J\nand another", "text")
+
+    assert capsys.readouterr().out == r"a note of \x1b[2J" + "\nand another\n"
