@@ -114,6 +114,7 @@ def _save_onnx(program: Any, file: Path, stored: StoredModels) -> Run:
     )
     # With a limit of 0 nothing is folded: every tensor of the model keeps its name, and can be read and replaced.
     optimizer.fold_constants(translated.model, input_size_limit=0)
+    optimizer.remove_unused_nodes(translated.model)
     translated.save(str(file), external_data=large)
     session = _session(file)
     return lambda inputs: torch.from_numpy(session.run(["logits"], {stored.input_name: inputs.numpy()})[0])
