@@ -16,7 +16,7 @@ from server_app.compare.sources import data_of, differing, info_of, own_results,
 from server_app.compare.table import differing_line, headline, lines_of, points_of_lines, times_of_lines
 from server_app.launch.guard import sigterm_as_interrupt
 from server_app.replay.stored import check_replay, unmet_need
-from server_app.report.cost_plots import differ_in_cost, plot_communication, plot_server_time
+from server_app.report.cost_plots import LEAST_SECONDS, differ_in_cost, plot_communication, plot_server_time
 from server_app.report.drawing import save
 from server_app.report.page import PAGE_FILE, write_page
 from server_app.settings.choices import CHOICES
@@ -236,7 +236,7 @@ def _written(
         plot = save(folder / PLOT_FILE, plot_comparison(lines, headline(facts)), setting)
     if differ_in_cost(points):
         communication = save(folder / COMMUNICATION_FILE, plot_communication(points), setting)
-    if differ_in_cost(times):
+    if differ_in_cost(times, LEAST_SECONDS):
         cost = save(folder / COST_FILE, plot_server_time(times), setting)
     result = {
         **facts,

@@ -132,14 +132,15 @@ def test_every_cell_is_a_normal_replay_folder_and_compare_json_holds_all_of_them
     assert folder.parent == run.parent
     assert read_json(folder / "compare.json") == json.loads(json.dumps(found))
     assert (found["status"], found["data"], found["runs"]) == ("finished", "digits", [str(run)])
-    for plot in (found["plot"], found["cost_plot"]):
-        assert (folder / plot).stat().st_size > 1000
+    drawn = [found[key] for key in ("plot", "cost_plot") if found[key]]
+    assert drawn[0] == "comparison.png"
+    assert all((folder / plot).stat().st_size > 1000 for plot in drawn)
     assert found["communication_plot"] == ""  # all cost the same uploads
     page = html.unescape((folder / found["page"]).read_text())
     assert "digits · split dirichlet-classes, alpha 0.3 · 3 clients · seeds 0 / 1" in page
     for line in found["table"]:
         assert f"<td>{line['name']}</td><td>{line['kind']}</td>" in page
-    assert page.count("data:image/png;base64,") == 2
+    assert page.count("data:image/png;base64,") == len(drawn)
     assert found["command"].replace("--seeds 2", "--seeds 4") in page
     assert [(cell["method"], cell["seed"]) for cell in found["cells"]] == [("fedens", 0), ("dense", 0), ("dense", 1)]
     for cell in found["cells"]:
@@ -613,11 +614,10 @@ def test_the_table_for_people_has_every_column_and_names_plot_and_folder(run_fol
         ["DENSE", "ensemble", "ensemble"],
         ["DENSE", "student", "1"],
     ]
-    assert lines[-4:] == [
-        ["page", str(tmp_path / "out" / "report.html")],
-        ["plot", str(tmp_path / "out" / "comparison.png")],
-        ["cost", str(tmp_path / "out" / "cost.png")],
-        ["results", str(tmp_path / "out" / "compare.json")],
+    files = {"page": "report.html", "plot": "comparison.png", "results": "compare.json"}
+    # The time of so small stages may be one for all, and is not drawn then.
+    assert [line for line in lines[-4:] if line[0] in files] == [
+        [what, str(tmp_path / "out" / name)] for what, name in files.items()
     ]
 
 

@@ -9,7 +9,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from server_app.compare.table import Line, times_of_lines
-from server_app.report.cost_plots import Point, plot_communication, plot_server_time
+from server_app.report.cost_plots import Point, differ_in_cost, plot_communication, plot_server_time
 from server_app.report.drawing import COLOURS
 
 pytestmark = pytest.mark.plots
@@ -66,6 +66,13 @@ def test_the_axis_of_mib_has_readable_numbers_over_few_and_many_decades(amounts:
     least, most = figure.axes[0].get_xlim()
     assert least < min(amounts) <= max(amounts) < most
     assert_readable(figure)
+
+
+def test_costs_that_are_one_for_all_show_nothing() -> None:
+    assert not differ_in_cost([Point("a", "student", 0.25, 50.0), Point("b", "student", 0.2501, 60.0)])
+    assert differ_in_cost([Point("a", "student", 0.25, 50.0), Point("b", "student", 0.5, 60.0)])
+    assert differ_in_cost([Point("a", "student", 0.25, 50.0, curves=(((0.1, 1.0), (0.25, 50.0)),))])
+    assert not differ_in_cost([Point("a", "student", 0.01, 50.0), Point("b", "student", 0.05, 60.0)], 0.1)
 
 
 def test_rounds_when_drawn_are_a_curve_in_the_colour_of_their_result() -> None:
