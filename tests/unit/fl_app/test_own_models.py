@@ -165,7 +165,7 @@ def test_settings_take_own_architectures_by_their_form(key: str) -> None:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("own_models:no_net", "returns int: must return a fl_app.models.backbones.Backbone"),
+        ("own_models:no_net", "returns int: must return a oneshot_fl.fl_app.models.backbones.Backbone"),
         ("own_models:broken", "which fails: ValueError"),
         ("resnet", "must be 'efficientnet-lite0', 'torchvision:<architecture>', or 'module:attribute'"),
     ],
