@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from strategies.core.kinds import STATISTICS
 from strategies.core.registry import Registry
 from strategies.method import METHODS, Method, Need
 from strategies.rounds.config import FederatedRounds
@@ -11,9 +12,10 @@ CHOICES: Registry[Choice] = Registry("method", {**METHODS.homes, "iterative": "r
 PLAIN = "Clients train and upload as ever"
 COUNTS = "Clients send their label counts"
 OTHER_TRAINING = "Clients train something else"
+SHARED_BACKBONE = "Clients share a pretrained backbone"
 ASKED_AGAIN = "Clients are asked again"
 SERVER_IMAGES = "The server has images"
-ASSUMPTIONS = (PLAIN, COUNTS, OTHER_TRAINING, ASKED_AGAIN, SERVER_IMAGES)
+ASSUMPTIONS = (PLAIN, COUNTS, OTHER_TRAINING, SHARED_BACKBONE, ASKED_AGAIN, SERVER_IMAGES)
 
 
 def assumption_of(method: Choice) -> str:
@@ -23,7 +25,7 @@ def assumption_of(method: Choice) -> str:
     if Need.PROXY_IMAGES in method.needs:
         return SERVER_IMAGES
     if method.uploads != "classifier":
-        return OTHER_TRAINING
+        return SHARED_BACKBONE if method.uploads == STATISTICS else OTHER_TRAINING
     if method.fit_with is not None or method.lends is not None:
         return ASKED_AGAIN
     return COUNTS if Need.LABEL_COUNTS in method.needs else PLAIN
