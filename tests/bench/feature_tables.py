@@ -24,6 +24,10 @@ RIVALS = {
     "fedens": "mean of posteriors",
     "label_counts": "by label counts",
     "alone": "one client alone",
+    "tally_ensemble": "Tally, ensemble",
+    "tally": "Tally, student",
+    "fens nn": "FENS, two layers",
+    "fens per-class": "FENS, per class",
 }
 # Name of a data set in settings -> in docs/results/rivals.json, in small letters.
 NAMES = {"digits": "digits", "fashion-mnist": "fashion-mnist", "mnist": "mnist", "cifar10": "cifar-10"}
@@ -168,6 +172,7 @@ TABLES = {
     "features:fit": (fit, "features.md"),
     "features:upload": (upload, "features.md"),
     "feature_rivals": (rivals, "features.md"),
+    "feature_ensembles": (rivals, "features.md"),
     "feature_gaussians": (gaussians, "features.md"),
     "feature_privacy": (privacy, "features.md"),
     "feature_texts:exact": (exact, "features.md"),
