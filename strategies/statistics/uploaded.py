@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -145,7 +146,7 @@ class Uploaded(Mapping[str, Statistics]):
             raise KeyError(client)
         return upload.read()
 
-    @property
+    @cached_property
     def factors(self) -> dict[str, float]:
         """The factor of each client whose claimed share of the examples exceeds the largest one."""
         if not self.max_share:
