@@ -69,8 +69,8 @@ class FensHalf:
 
     def _build(self, architecture: str, told: Told) -> torch.nn.Module:
         from fl_app.models import build
+        from fl_app.models.feature_heads import feature_builders
         from fl_app.models.features import FeatureFunction
-        from fl_app.models.uploaded import model_builders
         from strategies.core.kinds import backbone_in, is_head
 
         self.policy.check_architecture(architecture)
@@ -82,7 +82,7 @@ class FensHalf:
         config = self._config()
         self.policy.check_backbone(backbone_in(architecture), config.features.weights)
         function = FeatureFunction(config.features, config.seed, *own.split.normalization)
-        return model_builders(told.num_classes, own.split.input_shape, [architecture], function)[architecture]()
+        return feature_builders([architecture], function, told.num_classes)[architecture]()
 
     def _own_model(self, told: Told) -> OwnModel | None:
         from client_app.keeping import Keep
