@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from strategies.core.errors import OptionError
-from strategies.core.options import check, option
+from strategies.core.options import check, listed, option
 
 if TYPE_CHECKING:
     import torch
@@ -85,7 +85,7 @@ class AttackConfig:
 
     def names(self) -> tuple[str, ...]:
         """Return the attackers' names, each once."""
-        return tuple(dict.fromkeys(name.strip() for name in self.clients.split(",") if name.strip()))
+        return tuple(dict.fromkeys(listed(self.clients)))
 
     def of(self, client: str) -> str:
         """Return the attack of one client, a key of :data:`KINDS`; ``"none"`` for an honest one."""

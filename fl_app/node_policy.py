@@ -18,6 +18,7 @@ from typing import Any
 
 from strategies.core.errors import DataError, OptionError, UploadError
 from strategies.core.kinds import backbone_in
+from strategies.core.options import listed
 
 LABEL_COUNTS = ("numbers", "presence", "none")
 DELTA = 1e-4  # the sum of ten runs with the default of privacy.delta
@@ -62,13 +63,13 @@ class NodePolicy:
         _check(facts)
         return cls(
             deployed=deployed or any(key in facts for key in _GUARDING),
-            read=tuple(Path(each).expanduser().resolve() for each in _listed(facts.get("read", ""))),
+            read=tuple(Path(each).expanduser().resolve() for each in listed(facts.get("read", ""))),
             state=str(facts.get("state-dir", "")),
             max_epsilon=float(facts["max-epsilon"]) if "max-epsilon" in facts else None,
             max_delta=float(facts.get("max-delta", DELTA)),
             label_counts=str(facts.get("label-counts", "numbers")),
-            architectures=tuple(_listed(facts.get("architectures", ""))),
-            sources=tuple(_listed(facts.get("data-sources", ""))),
+            architectures=tuple(listed(facts.get("architectures", ""))),
+            sources=tuple(listed(facts.get("data-sources", ""))),
         )
 
     @property
@@ -172,10 +173,6 @@ class NodePolicy:
 FREE = NodePolicy()
 
 
-def _listed(text: str) -> list[str]:
-    return [each.strip() for each in text.split(",") if each.strip()]
-
-
 def _check(facts: Mapping[str, Any]) -> None:
     """Check the values that a node's config has of the policy.
 
@@ -196,7 +193,7 @@ def _check(facts: Mapping[str, Any]) -> None:
             f"the node's config: label-counts is {facts['label-counts'][:80]!r}: must be one of "
             f"{', '.join(LABEL_COUNTS)}"
         )
-    for folder in _listed(facts.get("read", "")):
+    for folder in listed(facts.get("read", "")):
         if not Path(folder).expanduser().is_absolute():
             raise OptionError(
                 f"the node's config: read has {folder[:200]!r}: must be absolute paths, divided by commas"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from strategies.core.errors import OptionError
 from strategies.core.kinds import HEAD, STATISTICS, backbone_in, is_head, kind_of
-from strategies.core.options import OWN_FORM, check, is_own, meant, option
+from strategies.core.options import OWN_FORM, check, is_own, listed, meant, option
 
 from . import ARCHITECTURES, HEAD_FORM, known_name
 
@@ -29,7 +29,7 @@ class ModelConfig:
     def __post_init__(self) -> None:
         """Check every value, the listed names too."""
         check(self, "model")
-        accepted = _listed(self.accepted)
+        accepted = listed(self.accepted)
         if accepted and (missing := sorted(set(self.mix()) - set(accepted))):
             raise OptionError(
                 f"setting 'model.accepted' is {self.accepted!r}: must be '', or name {', '.join(missing)} too"
@@ -44,16 +44,16 @@ class ModelConfig:
 
     def mix(self) -> tuple[str, ...]:
         """Return the architectures that the clients get in turn."""
-        return tuple(_listed(self.per_client)) or (self.name,)
+        return tuple(listed(self.per_client)) or (self.name,)
 
     def own(self) -> tuple[str, ...]:
         """Return the architectures of the user's own code."""
-        named = [name for _, name in self.named()] + _listed(self.accepted)
+        named = [name for _, name in self.named()] + listed(self.accepted)
         return tuple(dict.fromkeys(name for name in named if is_own(name)))
 
     def on_features(self) -> tuple[str, ...]:
         """Return the heads on backbones, and the sums of features, that these settings name."""
-        names = dict.fromkeys([*self.mix(), self.of_student(), *_listed(self.accepted)])
+        names = dict.fromkeys([*self.mix(), self.of_student(), *listed(self.accepted)])
         return tuple(name for name in names if is_head(name) or kind_of(name) == STATISTICS)
 
     def heads(self, backbone: str) -> tuple[str, ...]:
@@ -80,7 +80,3 @@ class ModelConfig:
     def of_student(self) -> str:
         """Return the architecture of the server's result."""
         return self.student or self.name
-
-
-def _listed(names: str) -> list[str]:
-    return [name.strip() for name in names.split(",") if name.strip()]

@@ -24,11 +24,11 @@ from server_app.settings.text import to_toml
 from strategies.compute.in_process import resolve_device
 from strategies.core.durable import make_folder, store_errors
 from strategies.core.errors import OptionError, StoreError
-from strategies.core.options import Scalar
+from strategies.core.options import Scalar, listed
 from strategies.run.files import read_json, write_json
+from strategies.run.results import COMPARISON_FILE
 from strategies.run.run_folder import default_run_dir
 
-FACTS_FILE = "compare.json"
 PLOT_FILE = "comparison.png"
 CELLS_FOLDER = "cells"
 COMMUNICATION_FILE = "communication.png"
@@ -107,7 +107,7 @@ def compare_runs(asked: Comparison, *, log: Log) -> dict[str, Any]:
         }
         with store_errors(folder):
             make_folder(folder)
-        write_json(folder / FACTS_FILE, facts)
+        write_json(folder / COMPARISON_FILE, facts)
         log(f"comparison of {len(cells)} cells; its folder is {folder}")
         try:
             failures = run_cells(cells, asked.jobs or jobs_for(cells, _device(asked)), log)
@@ -121,8 +121,8 @@ def _folder(asked: Comparison) -> Path:
     if asked.out is None:
         return default_run_dir("", "compare", parent=asked.runs[0].absolute().parent)
     folder = asked.out.expanduser().absolute()
-    if folder.exists() and not (folder.is_dir() and ((folder / FACTS_FILE).exists() or not any(folder.iterdir()))):
-        raise StoreError(f"{folder}: holds no comparison; --out must be a new folder, or one with {FACTS_FILE}")
+    if folder.exists() and not (folder.is_dir() and ((folder / COMPARISON_FILE).exists() or not any(folder.iterdir()))):
+        raise StoreError(f"{folder}: holds no comparison; --out must be a new folder, or one with {COMPARISON_FILE}")
     return folder
 
 
@@ -132,9 +132,9 @@ def _with_earlier(asked: Comparison, folder: Path) -> Comparison:
     Raises:
         OptionError: The settings differ from the earlier ones: cells of both must not share a line.
     """
-    if not (folder / FACTS_FILE).exists():
+    if not (folder / COMPARISON_FILE).exists():
         return asked
-    before = read_json(folder / FACTS_FILE)
+    before = read_json(folder / COMPARISON_FILE)
     for key, now in sorted(asked.overrides.items()):
         then = before["settings"].get(key)
         if then != now:
@@ -143,7 +143,7 @@ def _with_earlier(asked: Comparison, folder: Path) -> Comparison:
                 "or no settings, or a new folder"
             )
     runs = [Path(run) for run in before["runs"]]
-    named = [name.strip() for name in asked.methods.split(",") if name.strip()]
+    named = listed(asked.methods)
     # Wrong names stay in the text, and are refused where names are checked.
     earlier = [] if ALL in named or not named else [name for name in before["methods"] if name not in named]
     return replace(
@@ -161,7 +161,7 @@ def _shown(value: Scalar | None) -> str:
 
 def _permitted(asked: Comparison, folder: Path) -> tuple[list[str], dict[str, str]]:
     """Return the methods to compare, and why others are left out; refuse a named one that is not possible."""
-    names = [name.strip() for name in asked.methods.split(",") if name.strip()]
+    names = listed(asked.methods)
     every = names == [ALL]
     if not names or (ALL in names and not every):
         raise OptionError(f"--methods is {asked.methods!r}: must name methods, or be {ALL!r} alone")
@@ -250,7 +250,7 @@ def _written(
         "page": PAGE_FILE,
     }
     write_page(folder / PAGE_FILE, comparison_page(result, lines))
-    write_json(folder / FACTS_FILE, result)
+    write_json(folder / COMPARISON_FILE, result)
     return result
 
 

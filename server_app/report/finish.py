@@ -25,6 +25,7 @@ from server_app.settings.read import Settings, scaled_line
 from strategies.core.durable import atomic_write
 from strategies.core.kinds import STATISTICS
 from strategies.method import Outcome
+from strategies.run.merged_card import CARD_FILE
 from strategies.run.run_folder import RunFolder
 from strategies.run.stage import StageReport, kept_digest, kept_round, pinned_clients
 from strategies.uploads.needs import permitted
@@ -129,7 +130,7 @@ def _reported(
     facts, setting = _facts(settings, result), run_setting(folder.info, result)
     card = model_card(settings.method, report, rows, {**facts, "metrics": metrics, "setting": setting})
     head = front_matter(settings.method, report.job, folder.info, rows)
-    atomic_write(folder.path / "model_card.md", f"{head}{card}".encode())
+    atomic_write(folder.path / CARD_FILE, f"{head}{card}".encode())
     points = points_of(settings.method, rows, metrics, cost) if cost is not None else []
     plots = plot_all(folder.path, report, rows, own_epochs(report.outcome, metrics), points, setting=setting)
     if (figure := plot_verdict(facts["gatekeeper"])) is not None:

@@ -9,7 +9,7 @@ from typing import Any
 from fl_app.config import AppConfig
 from server_app.settings.choices import CHOICES, Choice
 from strategies.core.errors import OptionError
-from strategies.core.options import Option, Scalar, flatten, options_of, parse, reject_unknown, shortened
+from strategies.core.options import Option, Scalar, flatten, listed, options_of, parse, reject_unknown, shortened
 from strategies.gatekeeper.config import OFF, GatekeeperConfig
 from strategies.method import METHODS, Method
 from strategies.rounds.config import IterativeConfig
@@ -116,7 +116,7 @@ def _refiner(config: Any, flat: Mapping[str, Scalar], scale: float) -> Refiner |
 
 def forgotten(text: str) -> set[str]:
     """Return the clients in the setting "forget"."""
-    return {name.strip() for name in text.split(",") if name.strip()}
+    return set(listed(text))
 
 
 def scaled_line(scaled: Mapping[str, Sequence[Any]]) -> str:

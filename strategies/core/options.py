@@ -27,6 +27,11 @@ def is_own(name: str) -> bool:
     return all(part.isidentifier() for part in (*module.split("."), *attribute.split(".")))
 
 
+def listed(text: str) -> list[str]:
+    """Return the names in a setting's text, which has commas between them."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
 def option(
     default: Any,
     help: str,  # noqa: A002  the word every command line uses

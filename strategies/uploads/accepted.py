@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..core.errors import OptionError
 from ..core.kinds import CLASSIFIER, STATISTICS, base_of, kind_of
+from ..core.options import listed
 
 if TYPE_CHECKING:
     from ..method import ModelBuilder
@@ -31,7 +32,7 @@ def accepted_of(builders: Mapping[str, ModelBuilder], accepted: str) -> Mapping[
     Raises:
         OptionError: A name is not one of them.
     """
-    names = [name.strip() for name in accepted.split(",") if name.strip()]
+    names = listed(accepted)
     bases = {name: base_of(name) for name in builders}
     if unknown := sorted(set(names) - set(bases.values())):
         raise OptionError(f"accepted names {', '.join(unknown)}: must be of {', '.join(sorted(bases.values()))}")
