@@ -119,7 +119,7 @@ TEMPLATE = (
 {% for name, value in page.facts %}<dt>{{ name }}</dt><dd>{{ value }}</dd>
 {% endfor %}</dl>
 {% endif %}{% if page.code %}<h2>Load the result</h2>
-<p>In a clone of this project, from the run's folder:</p>
+<p>After <code>pip install oneshot-fl</code>, in the run's folder:</p>
 <pre>{{ page.code }}</pre>
 {% endif %}{% if page.commands %}<h2>Try next</h2>
 {% for purpose, command in page.commands %}<h3>{{ purpose }}</h3>
