@@ -30,6 +30,7 @@ from strategies.aggregation.steps import round_steps
 from strategies.aggregation.training import Sgd
 from strategies.combiners.aggregators import aggregator_for
 from strategies.combiners.combiners import LabelCount, build_combiner
+from strategies.combiners.voting import merged, vote_counts
 from strategies.core.facts import Upload, UploadFacts
 from strategies.core.options import parse
 from strategies.core.seeds import derive_seed
@@ -77,7 +78,7 @@ class Held:
         return found
 
     def votes(self) -> np.ndarray[Any, Any]:
-        raise NotImplementedError("no aggregator of this bench counts votes")
+        return merged(vote_counts(logits, labels) for logits, labels in self._held)
 
 
 def uploads_of(parts: list[Labelled], classes: int) -> tuple[Upload, ...]:
