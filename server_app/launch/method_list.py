@@ -13,21 +13,24 @@ from server_app.settings.catalogue import catalogue
 
 
 def print_overview() -> None:
-    """Print a line per method, under its assumption."""
+    """Print the methods' names under their assumptions, and there by what they give; a screen holds all."""
     console, methods = output_console(), catalogue().methods.values()
-    named, titled = (max(len(method[column]) for method in methods) for column in ("name", "title"))
     for heading in catalogue().assumptions:
+        table = Table.grid("kind", "names", padding=(0, 2, 0, 0))
+        alike = [method for method in methods if method["assumption"] == heading]
+        for kind in dict.fromkeys(method["kind"] for method in alike):
+            names = [method["name"] for method in alike if method["kind"] == kind]
+            table.add_row(f"  {kind:<8}", ", ".join(names))
         console.print(heading, style="bold")
-        for method in (method for method in methods if method["assumption"] == heading):
-            line = f"  {method['name']:<{named}}  {method['title']:<{titled}}  {method['kind']:<8}  {method['source']}"
-            console.print(line, soft_wrap=True)
-    console.print("options of a method: oneshot methods NAME")
+        console.print(table)
+    console.print("source, needs and options of a method: oneshot methods NAME")
 
 
 def print_details(facts: Mapping[str, Any]) -> None:
-    """Print a method's needs, and its options with this app's defaults in two columns."""
+    """Print a method's source, result and needs, and its options with this app's defaults in two columns."""
     console = output_console()
     console.print(f"{facts['name']}: {facts['title']} ({facts['source']})")
+    console.print(f"  {facts['assumption']}; result: {facts['kind']}")
     for need in facts["needs"]:
         console.print(f"  needs: {need}")
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)

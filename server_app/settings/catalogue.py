@@ -48,7 +48,7 @@ class Catalogue:
             raise OptionError(f"unknown method {name!r}: known are {', '.join(known)}{meant(name, known)}")
 
     def method_facts(self, name: str) -> dict[str, Any]:
-        """Return a method's name, title, source, kind, needs and options, as JSON has them.
+        """Return a method's name, title, source, kind, assumption, needs and options, as JSON has them.
 
         Raises:
             OptionError: The method is unknown.
@@ -60,7 +60,11 @@ class Catalogue:
              "help": o.help}
             for o in self.options.values() if o.key.startswith(f"{name}.")
         ]  # fmt: skip
-        return {"name": name, **{key: method[key] for key in ("title", "source", "kind", "needs")}, "options": options}
+        return {
+            "name": name,
+            **{key: method[key] for key in ("title", "source", "kind", "assumption", "needs")},
+            "options": options,
+        }
 
     def settings(self, texts: Sequence[str], **more: Scalar | None) -> dict[str, Scalar]:
         """Return the settings of a command line, flat, each checked alone; paths are absolute.

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping
 from importlib import metadata
@@ -10,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from server_app import __main__ as entry
@@ -380,17 +382,25 @@ def test_a_replay_that_was_cut_off_goes_on_as_a_replay_only(
     assert engine.calls == []
 
 
-def test_methods_when_listed_are_a_line_each_under_their_assumptions(engine: Engine) -> None:
-    ended = oneshot("methods")
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_methods_when_listed_fit_a_screen_under_their_assumptions(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    monkeypatch.setattr("server_app.launch.method_list.output_console", lambda: Console(width=width, highlight=False))
+    text = re.sub(r" +\n", "\n", oneshot("methods").stdout)
 
-    lines = [line.rstrip() for line in ended.stdout.splitlines()]
-    assert [line for line in lines if line in ASSUMPTIONS] == list(ASSUMPTIONS)
-    for name in CHOICES:
-        (line,) = [line for line in lines if line.split()[:1] == [name]]
-        assert CHOICES[name].title in line
-        place = lines.index(line)
-        assert next(above for above in lines[place::-1] if above in ASSUMPTIONS) == assumption_of(CHOICES[name])
-    assert len(lines) == len(CHOICES) + len(ASSUMPTIONS) + 1
+    lines = text.splitlines()
+    assert len(lines) <= 25
+    assert max(map(len, lines)) <= width
+    shown = []
+    for line in re.sub(r"\n {12}", " ", text).splitlines()[:-1]:  # names that go on in the next line
+        if not line.startswith(" "):
+            heading = line
+            continue
+        kind, names = line.split(maxsplit=1)
+        shown += [(heading, kind, name) for name in names.split(", ")]
+    assert sorted(shown) == sorted((assumption_of(method), method.kind, name) for name, method in CHOICES.items())
+    assert list(dict.fromkeys(heading for heading, _, _ in shown)) == list(ASSUMPTIONS)
 
 
 def test_methods_when_named_show_their_options_with_the_app_s_and_the_paper_s_defaults(engine: Engine) -> None:
@@ -398,6 +408,7 @@ def test_methods_when_named_show_their_options_with_the_app_s_and_the_paper_s_de
 
     text = " ".join(ended.stdout.split())
     assert f"dense: {CHOICES['dense'].title} ({CHOICES['dense'].source})" in text
+    assert f"{assumption_of(CHOICES['dense'])}; result: student" in text
     assert f"dense.epochs = {APP_DEFAULTS['dense.epochs']} " in text
     assert "default of its paper: 200" in text
     assert "fedavg.weights = examples" in text
