@@ -27,6 +27,7 @@ from .sources import (
     load,
     open_split,
 )
+from .table_files import TABLE_FORMS
 
 __all__ = [
     "AUGMENTATIONS",
@@ -37,6 +38,7 @@ __all__ = [
     "LAWS",
     "NORMALIZATIONS",
     "SOURCES",
+    "TABLE_FORMS",
     "ImageData",
     "Normalization",
     "PartitionSpec",

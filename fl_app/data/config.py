@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from strategies.core.errors import OptionError
 from strategies.core.options import OWN_FORM, check, is_own, option
 
-from .csv_tables import CSV
 from .domains import check_left_out
 from .halves import HALVES
 from .partitions import LAWS, PartitionSpec
 from .sources import DOMAINED, IMAGELESS, NORMALIZATIONS, SOURCES, check_normalization
+from .table_files import TABLE_FORMS
 
 
 @dataclass(frozen=True)
 class DataConfig:
     """The data set, and how it is divided among the clients."""
 
-    name: str = option("digits", "data set", choices=(*SOURCES, CSV, OWN_FORM))
+    name: str = option("digits", "data set", choices=(*SOURCES, *TABLE_FORMS, OWN_FORM))
     root: str = option("", "folder of the data sets; empty: $ONESHOT_DATA, else the user's cache folder")
     image_size: int = option(0, "height and width in pixels; 0 = the data set's own", low=0, high=512)
     normalization: str = option(
@@ -41,9 +41,11 @@ class DataConfig:
         "all", "held-out examples that score: all, the half to choose by, or the half to report on", choices=HALVES
     )
     num_classes: int = option(0, "classes of a data set of your own code; 0 = as many as its labels show", low=0)
-    label: str = option("", "csv: column of the classes")
-    client: str = option("", "csv: column that names the client of a row; empty: a file per client, or one client")
-    schema_sha256: str = option("", "csv: sha256 of the schema that all clients must have; empty: any")
+    label: str = option("", "csv, parquet: column of the classes")
+    client: str = option(
+        "", "csv, parquet: column that names the client of a row; empty: a file per client, or one client"
+    )
+    schema_sha256: str = option("", "csv, parquet: sha256 of the schema that all clients must have; empty: any")
 
     def __post_init__(self) -> None:
         """Check every value, and the combinations of values."""
@@ -51,10 +53,10 @@ class DataConfig:
         self.partition_spec()
         check_left_out(self.name, self.left_out)
         check_normalization(self.name, self.normalization)
-        if self.law == "domains" and not (self.own or self.name in (*DOMAINED, CSV)):
+        if self.law == "domains" and not (self.own or self.name in (*DOMAINED, *TABLE_FORMS)):
             raise OptionError(
                 f"setting 'data.law' is 'domains' and 'data.name' {self.name!r}: must be a data set of domains, one of "
-                f"{', '.join((*DOMAINED, CSV))}, or {OWN_FORM}"
+                f"{', '.join((*DOMAINED, *TABLE_FORMS))}, or {OWN_FORM}"
             )
         self._check_proxy()
         self._check_tables()
@@ -65,9 +67,14 @@ class DataConfig:
         return is_own(self.name)
 
     @property
+    def tables(self) -> bool:
+        """Whether the data set is tables of one's own in files."""
+        return self.name in TABLE_FORMS
+
+    @property
     def imageless(self) -> bool:
         """Whether the examples are no images; those of one's own code show it when they are read."""
-        return self.name in (*IMAGELESS, CSV)
+        return self.name in IMAGELESS or self.tables
 
     def check_holders(self, *, by_client: bool) -> None:
         """Refuse a division of examples that lie with their clients already.
@@ -83,12 +90,17 @@ class DataConfig:
 
     def _check_tables(self) -> None:
         for key, value in (("label", self.label), ("client", self.client), ("schema-sha256", self.schema_sha256)):
-            if value and self.name != CSV:
-                raise OptionError(f"setting 'data.{key}' is {value!r}: must be '' unless 'data.name' is {CSV!r}")
-        if self.name == CSV and not self.label:
-            raise OptionError("setting 'data.label' is '': must name the column of the classes with 'data.name' 'csv'")
-        if self.name == CSV and self.image_size:
-            raise OptionError(f"setting 'data.image-size' is {self.image_size}: must be 0 with 'data.name' 'csv'")
+            if value and not self.tables:
+                forms = " or ".join(map(repr, TABLE_FORMS))
+                raise OptionError(f"setting 'data.{key}' is {value!r}: must be '' unless 'data.name' is {forms}")
+        if self.tables and not self.label:
+            raise OptionError(
+                f"setting 'data.label' is '': must name the column of the classes with 'data.name' {self.name!r}"
+            )
+        if self.tables and self.image_size:
+            raise OptionError(
+                f"setting 'data.image-size' is {self.image_size}: must be 0 with 'data.name' {self.name!r}"
+            )
         if self.num_classes and not self.own:
             raise OptionError(
                 f"setting 'data.num-classes' is {self.num_classes}: must be 0 unless 'data.name' is {OWN_FORM}"

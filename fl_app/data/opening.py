@@ -1,4 +1,4 @@
-"""Opens the configured data set: one by name, the user's own function, or tables as CSV files."""
+"""Opens the configured data set: one by name, the user's own function, or tables as files."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import torch
 from strategies.core.errors import DataError
 
 from .config import DataConfig
-from .csv_tables import CSV, open_csv, schema_of
 from .own import num_classes_of, open_own
 from .sources import Split, data_root, open_split, pixels, unchanged
+from .table_files import open_tables, schema_of
 
 
 def open_data(data: DataConfig, half: str, *, root: str | None = None, download: bool = True) -> Split:
@@ -30,10 +30,10 @@ def open_data(data: DataConfig, half: str, *, root: str | None = None, download:
     place = data.root if root is None else root
     if data.own:
         return _own(data, half, place)
-    if data.name == CSV:
+    if data.tables:
         folder = data_root(place)
         schema = schema_of(folder, label=data.label, sha256=data.schema_sha256)
-        found = open_csv(folder, half, label=data.label, client=data.client, schema=schema)
+        found = open_tables(folder, half, form=data.name, label=data.label, client=data.client, schema=schema)
         opened = unchanged(
             found.labels, found.rows.__getitem__, num_classes=len(schema.classes), shape=(schema.features, 1, 1)
         )

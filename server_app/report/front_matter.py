@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
+from fl_app.data import TABLE_FORMS
 from server_app.report.evaluation import Row
 from server_app.settings.choices import Choice
 from strategies.core.kinds import holds_images
@@ -22,7 +23,7 @@ ON_HUB = {
     "svhn": "ufldl-stanford/svhn",
     "ag-news": "fancyzhx/ag_news",
 }
-_NO_NAMES = ("csv", "parquet", "imagefolder")  # forms of data, which name no data set
+_NO_NAMES = (*TABLE_FORMS, "imagefolder")  # forms of data, which name no data set
 
 
 def front_matter(method: Choice, job: Job, info: Mapping[str, Any], rows: Sequence[Row]) -> str:

@@ -1,12 +1,13 @@
-"""Tables of one's own as CSV files, encoded by the schema that all clients agree on (:mod:`fl_app.data.schema`).
+"""Tables of one's own as CSV or Parquet files, encoded by the schema that all clients agree on.
 
-A folder holds ``schema.toml``, ``test.csv``, and the training rows: ``train/<client>.csv``, a file per client, or
-``train.csv``, of one client or with a column that names the client. Every file begins with the names of its columns.
-Empty fields, ``?`` and ``NA`` are missing values.
+A folder holds ``schema.toml`` (:mod:`fl_app.data.schema`), ``test.csv``, and the training rows: ``train/<client>.csv``,
+a file per client, or ``train.csv``, of one client or with a column that names the client. Parquet files have the ending
+``.parquet``. A CSV file begins with the names of its columns. Empty fields, ``?`` and ``NA`` are missing values.
 """
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,11 +20,12 @@ from .schema import SCHEMA_FILE, Column, Schema, read_schema
 if TYPE_CHECKING:
     import pandas as pd
 
-CSV = "csv"
+CSV, PARQUET = "csv", "parquet"
+TABLE_FORMS = (CSV, PARQUET)  # values of the setting data.name, and endings of the files
 MISSING = ("", "?", "NA")
 
 
-class CsvHalf(NamedTuple):
+class TableHalf(NamedTuple):
     """One half of the tables.
 
     Attributes:
@@ -39,24 +41,26 @@ class CsvHalf(NamedTuple):
     by_client: bool
 
 
-def open_csv(folder: Path, split: str, *, label: str, client: str = "", schema: Schema) -> CsvHalf:
+def open_tables(folder: Path, split: str, *, form: str, label: str, client: str = "", schema: Schema) -> TableHalf:
     """Open one half of the tables.
 
     Args:
         folder: The folder of the files.
         split: ``"train"`` or ``"test"``.
+        form: One of :data:`TABLE_FORMS`.
         label: The column of the classes.
         client: The column that names each training row's client; empty for a file per client, or one client.
         schema: The agreed schema.
 
     Raises:
+        OptionError: The package that reads Parquet is not installed.
         DataError: A file or a column is missing, or a value has another type, level or class; names file, column and
-            line.
+            line, or row of a Parquet file.
     """
     if split == "test":
-        files, by_client = [_present(folder / "test.csv")], False
+        files, by_client = [_present(folder / f"test.{form}")], False
     else:
-        files, by_client = _training_files(folder, client), bool(client) or (folder / "train").is_dir()
+        files, by_client = _training_files(folder, form, client), bool(client) or (folder / "train").is_dir()
     frames = [_read(file) for file in files]
     labels = torch.cat([_labels(frame, label, schema, file) for frame, file in zip(frames, files, strict=True)])
     rows = torch.cat([encoded(frame, schema, file) for frame, file in zip(frames, files, strict=True)])
@@ -64,7 +68,7 @@ def open_csv(folder: Path, split: str, *, label: str, client: str = "", schema: 
         holders = _codes(frames[0], client, files[0])
     else:
         holders = torch.repeat_interleave(torch.tensor([len(frame) for frame in frames]))
-    return CsvHalf(labels, rows, holders, by_client)
+    return TableHalf(labels, rows, holders, by_client)
 
 
 def schema_of(folder: Path, *, label: str, sha256: str = "") -> Schema:
@@ -83,7 +87,7 @@ def encoded(frame: pd.DataFrame, schema: Schema, file: Path) -> torch.Tensor:
     """Return a table's features, float32 [N, F, 1, 1], each row by itself.
 
     Raises:
-        DataError: See :func:`open_csv`.
+        DataError: See :func:`open_tables`.
     """
     import pandas as pd
 
@@ -115,7 +119,7 @@ def _labels(frame: pd.DataFrame, label: str, schema: Schema, file: Path) -> torc
     import pandas as pd
 
     values = _column_of(frame, label, file)
-    codes = pd.Categorical(values, categories=schema.classes).codes
+    codes = pd.Index(schema.classes).get_indexer(pd.Index(values))  # -1: none of them
     if (wrong := pd.Series(codes == -1)).any():
         value = values[wrong].iloc[0]
         shown = "no value" if pd.isna(value) else repr(str(value)[:80])
@@ -133,13 +137,13 @@ def _codes(frame: pd.DataFrame, client: str, file: Path) -> torch.Tensor:
     return torch.from_numpy(pd.Categorical(names).codes.astype("int64"))
 
 
-def _training_files(folder: Path, client: str) -> list[Path]:
-    one, many = folder / "train.csv", sorted((folder / "train").glob("*.csv"))
+def _training_files(folder: Path, form: str, client: str) -> list[Path]:
+    one, many = folder / f"train.{form}", sorted((folder / "train").glob(f"*.{form}"))
     if many and (one.exists() or client):
         other = "'data.client' names a column" if client else f"there is {one}"
         raise DataError(f"{folder / 'train'} holds a file per client, and {other}: must be one of the two")
     if not many and not one.is_file():
-        raise DataError(f"{folder} holds no training rows: must have train.csv, or train/<client>.csv (data.root)")
+        raise DataError(f"{folder} holds no training rows: must have {one.name}, or train/<client>.{form} (data.root)")
     return many or [one]
 
 
@@ -152,13 +156,28 @@ def _present(file: Path) -> Path:
 def _read(file: Path) -> pd.DataFrame:
     import pandas as pd
 
+    form = "Parquet" if file.suffix == f".{PARQUET}" else "CSV"
     try:
-        frame = pd.read_csv(file, dtype=str, keep_default_na=False, na_values=list(MISSING), skipinitialspace=True)
-    except (OSError, ValueError) as error:  # a ParserError is a ValueError
-        raise DataError(f"{file} is no CSV file: {' '.join(str(error).split())[:200]}") from error
+        source = _as_csv(file) if form == "Parquet" else file
+        frame = pd.read_csv(source, dtype=str, keep_default_na=False, na_values=list(MISSING), skipinitialspace=True)
+    except (OSError, ValueError, NotImplementedError) as error:  # the errors of both parsers are among them
+        raise DataError(f"{file} is no {form} file: {' '.join(str(error).split())[:200]}") from error
     if frame.empty:
-        raise DataError(f"{file} holds no rows: must have at least one below the names of its columns")
+        raise DataError(f"{file} holds no rows: must have at least one beside the names of its columns")
     return frame
+
+
+def _as_csv(file: Path) -> io.StringIO:
+    """Return a Parquet file as the text of a CSV file, so that one table means the same in both forms."""
+    import pandas as pd
+
+    try:
+        frame = pd.read_parquet(file, engine="pyarrow", dtype_backend="numpy_nullable")  # a 3 beside a gap stays 3
+    except ImportError as error:
+        raise OptionError(
+            f"setting 'data.name' is {PARQUET!r}, but pyarrow is not installed: pip install 'oneshot-fl[parquet]'"
+        ) from error
+    return io.StringIO(frame.to_csv(index=any(frame.index.names)))
 
 
 def _column_of(frame: pd.DataFrame, name: str, file: Path) -> pd.Series[str]:
@@ -168,7 +187,8 @@ def _column_of(frame: pd.DataFrame, name: str, file: Path) -> pd.Series[str]:
 
 
 def _place(wrong: pd.Series[bool], column: str, file: Path) -> str:
-    """Return the begin of an error line: the file, its column, and the first line that is wrong."""
+    """Return the begin of an error line: the file, its column, and the first line or row that is wrong."""
     first, others = int(wrong.to_numpy().argmax()), int(wrong.sum()) - 1
     more = f" (and {others} more)" if others else ""
-    return f"{file}, column {column!r}, line {first + 2}{more}:"
+    where = f"row {first + 1}" if file.suffix == f".{PARQUET}" else f"line {first + 2}"
+    return f"{file}, column {column!r}, {where}{more}:"

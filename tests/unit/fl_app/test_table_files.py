@@ -1,10 +1,13 @@
-"""CSV tables by an agreed schema: encoding, clients, and every mistake in one line."""
+"""Tables by an agreed schema: encoding, clients, and every mistake in one line."""
 
 from __future__ import annotations
 
 import hashlib
+import re
+import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 
@@ -46,8 +49,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def config(folder: Path, **more: object) -> DataConfig:
-    return DataConfig(name="csv", root=str(folder), label="outcome", **more)  # type: ignore[arg-type]
+def config(folder: Path, name: str = "csv", **more: object) -> DataConfig:
+    return DataConfig(name=name, root=str(folder), label="outcome", **more)  # type: ignore[arg-type]
 
 
 def test_rows_become_features_by_the_schema_alone(folder: Path) -> None:
@@ -202,3 +205,53 @@ def test_absent_files_are_named(folder: Path) -> None:
     (folder / "schema.toml").unlink()
     with pytest.raises(OneShotError, match="schema .* cannot be read"):
         open_data(config(folder), "train")
+
+
+def as_it_was_saved(folder: Path, split: str) -> pd.DataFrame:
+    """A half as a program keeps it: numbers beside gaps, a category, and an index with a name."""
+    frame = pd.read_csv(folder / f"{split}.csv", na_values="?", skipinitialspace=True).convert_dtypes()
+    return frame.astype({"chest pain": "category"}).set_index("centre")
+
+
+def test_parquet_and_csv_files_of_one_table_give_the_same_examples(folder: Path) -> None:
+    pytest.importorskip("pyarrow")
+    data = {"client": "centre", "law": "domains"}
+    halves = [open_data(config(folder, **data), half) for half in ("train", "test")]
+    for half in ("train", "test"):
+        as_it_was_saved(folder, half).to_parquet(folder / f"{half}.parquet")
+        (folder / f"{half}.csv").unlink()
+
+    for csv, half in zip(halves, ("train", "test"), strict=True):
+        split = open_data(config(folder, "parquet", **data), half)
+        assert torch.equal(split.take().images, csv.take().images)
+        assert torch.equal(split.labels, csv.labels)
+        assert torch.equal(split.domains, csv.domains)  # type: ignore[arg-type]
+    (folder / "test.parquet").write_bytes(b"PAR1 is only the begin")
+    with pytest.raises(DataError, match=r"test.parquet is no Parquet file: ") as error:
+        open_data(config(folder, "parquet"), "test")
+    assert "\n" not in str(error.value)
+
+
+def test_a_parquet_file_is_read_as_the_text_of_its_cells(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved = as_it_was_saved(folder, "train")
+    monkeypatch.setattr(pd, "read_parquet", lambda file, **_: saved)  # the package that reads such files may be absent
+    (folder / "train.parquet").touch()
+
+    split = open_data(config(folder, "parquet", client="centre", law="domains"), "train")
+
+    assert split.take().images[:, :, 0, 0].tolist() == FEATURES
+    assert split.labels.tolist() == [1, 0, 0, 1]
+    saved.loc["north", "sugar"] = 7
+    saved.loc["south", "outcome"] = pd.NA
+    with pytest.raises(
+        DataError, match=r"train.parquet, column 'outcome', row 1 \(and 1 more\): no value: must be one"
+    ):
+        open_data(config(folder, "parquet"), "train")
+
+
+def test_parquet_without_its_package_is_one_line_with_the_remedy(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    (folder / "train.parquet").touch()
+    line = "'data.name' is 'parquet', but pyarrow is not installed: pip install 'oneshot-fl[parquet]'"
+    with pytest.raises(OptionError, match=re.escape(line)):
+        open_data(config(folder, "parquet"), "train")
