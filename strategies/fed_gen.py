@@ -153,7 +153,7 @@ class _Server:
             optimizer.zero_grad(set_to_none=True)
             torch.stack(list(terms.values())).sum().backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-            work().generator_steps += 1
+            work().generator_stepped()
             sums = {name: sums.get(name, 0.0) + float(value.detach()) for name, value in terms.items()}
             self.progress.report(step, config.iterations)
         means = {name: value / config.iterations for name, value in sums.items()}

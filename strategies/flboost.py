@@ -31,13 +31,14 @@ from .core.errors import OptionError
 from .core.options import check, option, presets
 from .core.seeds import generator, seeded_torch
 from .core.work import work
-from .distillation import consensus, settings
+from .distillation import consensus
 from .distillation.epochs import SHOWN, clocked, weights_of
 from .distillation.label_draws import DRAWS, draw_labels, shares_of
 from .distillation.losses import diversity
 from .distillation.matched import LEVELS, Matched, check_level
 from .distillation.moments import MOMENTS, Moments, check_moments
 from .distillation.pool import quantize
+from .distillation.synthesis import ARITHMETICS, in_bfloat16
 from .method import POOLS, Method, Outcome
 from .teacher.augment import AUGMENTATIONS, Standardize
 from .teacher.average import average_of
@@ -75,9 +76,7 @@ class FlBoostConfig:
     batch_size: int = option(50, "generated examples per step b", low=2)
     latent: int = option(100, "length of the noise vector z", low=1)
     generator_lr: float = option(0.01, "Adam's learning rate of the generator", above=0.0)
-    generator_precision: str = option(
-        "float32", "arithmetic of the generator: bfloat16 halves its time", choices=settings.PRECISIONS
-    )
+    generator_precision: str = option("auto", "the generator's arithmetic; auto: the fastest", choices=ARITHMETICS)
     student_lr: float = option(0.1, "SGD's learning rate of the model", above=0.0)
     lr_decay: float = option(0.998, "factor of both from round to round", above=0.0, high=1.0)
     weight_decay: float = option(1e-3, "weight decay of the model", low=0.0)
@@ -162,6 +161,7 @@ class _Server:
             self.judge.parameters(), config.student_lr * decay, weight_decay=config.weight_decay
         )
         self._learn = torch.optim.Adam(self.generator.parameters(), config.generator_lr * decay, fused=True)
+        self._half = in_bfloat16(config.generator_precision, job.device)
         self._standardize = Standardize(job.normalization).to(job.device)
         self._lesson = partial(
             consensus.Lesson.of_ensemble,
@@ -216,7 +216,7 @@ class _Server:
         self._learn.zero_grad()
         terms["generator"].backward()  # type: ignore[no-untyped-call]
         self._learn.step()
-        work().generator_steps += 1
+        work().generator_stepped(self._half)
         for name, term in terms.items():
             self._add(name, term / (config.iterations * config.generator_steps))
 
@@ -242,7 +242,7 @@ class _Server:
         return self.teacher.member_logits(images, part if part.stop - part.start < len(self.teacher.members) else None)
 
     def _make(self, noise: Tensor, labels: Tensor, *, training: bool) -> Tensor:
-        with torch.autocast(noise.device.type, torch.bfloat16, enabled=self.config.generator_precision == "bfloat16"):
+        with torch.autocast(noise.device.type, torch.bfloat16, enabled=self._half):
             made: Tensor = self.generator.train(training)(noise, labels)
         made = made.float() if made.dtype == torch.bfloat16 else made
         return made if self._moments is None else self._moments(made)

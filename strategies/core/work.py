@@ -23,12 +23,14 @@ class Work:
         teacher_backward: Passes of a gradient through the teacher, to the image.
         student_steps: Steps of the student's optimiser, or of a gate's.
         generator_steps: Steps of a generator's optimiser, or of images that are optimised themselves.
+        bfloat16_steps: The generator's steps in bfloat16 among them.
     """
 
     teacher_forward: int = 0
     teacher_backward: int = 0
     student_steps: int = 0
     generator_steps: int = 0
+    bfloat16_steps: int = 0
 
     def passed(self, logits: Tensor) -> None:
         """Count the passes that made logits [M, B, C], and those of their gradient once it comes."""
@@ -40,6 +42,15 @@ class Work:
 
         if logits.requires_grad:
             logits.register_hook(backward)  # type: ignore[no-untyped-call]
+
+    def generator_stepped(self, half: bool = False) -> None:
+        """Count a step of a generator.
+
+        Args:
+            half: Whether the generator computed in bfloat16.
+        """
+        self.generator_steps += 1
+        self.bfloat16_steps += half
 
     def include(self, counts: Mapping[str, int]) -> None:
         """Add counts of an earlier process."""

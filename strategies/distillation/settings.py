@@ -16,7 +16,7 @@ from ..core.options import option
 from ..teacher.augment import AUGMENTATIONS
 from .distill import DistillRecipe
 from .pool import quantize
-from .synthesis import Recipe
+from .synthesis import ARITHMETICS, Recipe
 
 AUGMENTATION_NAMES = tuple(AUGMENTATIONS)
 PRECISIONS = ("float32", "bfloat16")
@@ -31,7 +31,7 @@ class SynthesisOptions:
     generator_lr: float = option(1e-3, "Adam's learning rate of the generator eta_G", above=0.0)
     generator_clip: float = option(10.0, "largest norm of the generator's gradient; 0: no limit", low=0.0)
     generator_precision: str = option(
-        "float32", "arithmetic of the generator: bfloat16 halves its time", choices=PRECISIONS
+        "auto", "arithmetic of the generator; auto: bfloat16 where the device computes in it", choices=ARITHMETICS
     )
     latent: int = option(256, "length of the noise vector z", low=1)
     synthesis_batch_size: int = option(128, "images made per epoch", low=2)

@@ -23,20 +23,20 @@ from strategies.core.options import parse
 from strategies.run.files import save_weights
 
 
-def main() -> None:
-    """Train the clients that have no file yet."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition(",")[0])
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("settings", help="key=value pairs, as for oneshot run")
-    parser.add_argument("--clients", type=int, default=10)
-    words = parser.parse_args()
+def train_missing(folder: Path, settings: list[str], *, clients: int) -> None:
+    """Train the clients that have no file yet, on one thread.
+
+    Args:
+        folder: Receives a file per client; made if it is missing.
+        settings: Files and key=value pairs, as for ``oneshot run``.
+        clients: Number of partitions.
+    """
     torch.set_num_threads(1)
-    config = parse(AppConfig, merge_settings([words.settings], {o.key: o.kind for o in known_options()}))
-    words.folder.mkdir(parents=True, exist_ok=True)
-    for partition_id in range(words.clients):
-        facts = {"partition-id": partition_id, "num-partitions": words.clients}
-        node = Node.of(facts, config)
-        file = words.folder / f"{node.client}.safetensors"
+    config = parse(AppConfig, merge_settings(settings, {o.key: o.kind for o in known_options()}))
+    folder.mkdir(parents=True, exist_ok=True)
+    for partition_id in range(clients):
+        node = Node.of({"partition-id": partition_id, "num-partitions": clients}, config)
+        file = folder / f"{node.client}.safetensors"
         if not file.exists():
             trained, state = trained_model(config, node, Asked("", 1, config.seed), {})
             save_weights(file, state)
@@ -45,4 +45,9 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition(",")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("settings", help="key=value pairs, as for oneshot run")
+    parser.add_argument("--clients", type=int, default=10)
+    words = parser.parse_args()
+    train_missing(words.folder, [words.settings], clients=words.clients)

@@ -1,7 +1,5 @@
 """All methods on the same uploads, over data sets and seeds: ``python tests/bench/rivals.py --dir FOLDER --root DATA``.
 
-``--schedule published`` has clients of 300 local epochs in place of 20, as in Co-Boosting's Table 1.
-
 A cell is a data set and a seed. Its run makes the uploads, with FENS beside; every other method is a replay of it. Each
 result is a file in the folder, so that a measurement that was cut off goes on. ``--out`` receives all of them.
 ``--write`` measures nothing: from that file it renews the figures of README, docs/tally.md and the methods' pages.
@@ -16,7 +14,6 @@ import resource
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +25,7 @@ from strategies.run.files import read_json, write_json
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results"
 OUT = RESULTS / "rivals.json"
+RUN = "conf/fens-deployment.toml"  # the settings of the run that makes the uploads
 PAGES = (ROOT / "README.md", ROOT / "docs" / "tally.md", *sorted((ROOT / "docs" / "methods").glob("*.md")))
 SEEDS = range(3)
 DATA = {
@@ -50,35 +48,6 @@ REPLAYS = {
     "dense": ("dense", ""),
     "f-dafl": ("f-dafl", ""),
     "f-adi": ("f-adi", ""),
-}
-PUBLISHED = "client.epochs=300 client.batch-size=128"
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """How long the clients train, and what runs on their uploads.
-
-    Attributes:
-        data: Data set -> the settings of its clients.
-        run: The settings of the run that makes the uploads.
-        replays: The names of the methods on them, keys of :data:`REPLAYS`.
-        out: The file of the results.
-    """
-
-    data: Mapping[str, str]
-    run: str
-    replays: tuple[str, ...]
-    out: Path
-
-
-SCHEDULES = {
-    "short": Schedule(DATA, "conf/fens-deployment.toml", tuple(REPLAYS), OUT),
-    "published": Schedule(
-        {"Fashion-MNIST": f"data.name=fashion-mnist {PUBLISHED}", "MNIST": f"data.name=mnist {PUBLISHED}"},
-        "method=fedens",
-        ("mean of probabilities", "label-count-ensemble", "tally, read off", "tally"),
-        RESULTS / "published.json",
-    ),
 }
 TRAINED = ("tally", "intactofl", "fedhydra", "co-boosting", "dense", "f-dafl", "f-adi")
 Place = tuple[str, str]  # a replay, and the start of a name in its table of results
@@ -129,7 +98,7 @@ def _children() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def measured(folder: Path, data: str, seed: int, name: str, *, schedule: Schedule, root: str) -> dict[str, Any]:
+def measured(folder: Path, data: str, seed: int, name: str, *, root: str) -> dict[str, Any]:
     """Return one result, from its file or measured now."""
     cell = folder / f"{data.lower()}-{seed}"
     path = folder / f"{cell.name}-{name.replace(', ', '-').replace(' ', '-')}.json"
@@ -137,8 +106,8 @@ def measured(folder: Path, data: str, seed: int, name: str, *, schedule: Schedul
         found: dict[str, Any] = read_json(path)
         return found
     if name == "run":
-        settings = f"{schedule.data[data]} data.alpha=0.1 seed={seed} threads=1 run-dir='{cell}'"
-        words = ("run", "--num-supernodes", "10", "--run-config", schedule.run, "--run-config", settings)
+        settings = f"{DATA[data]} data.alpha=0.1 seed={seed} threads=1 run-dir='{cell}'"
+        words = ("run", "--num-supernodes", "10", "--run-config", RUN, "--run-config", settings)
     else:
         method, changed = REPLAYS[name]
         words = ("replay", str(cell), "--method", method, "--set", "conf/short.toml", "--set", f"threads=1 {changed}")
@@ -229,24 +198,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition(":")[0])
     parser.add_argument("--dir", type=Path, help="where runs and single results are kept")
     parser.add_argument("--root", default="", help="folder of the data sets")
-    parser.add_argument("--schedule", choices=SCHEDULES, default="short", help="of the clients")
-    parser.add_argument("--data", default="", help="names, separated by commas; default: all of the schedule")
-    parser.add_argument("--out", type=Path, help="receives all results of --dir; default: the schedule's")
+    parser.add_argument("--data", default="", help="names, separated by commas; default: all")
+    parser.add_argument("--out", type=Path, default=OUT, help="receives all results of --dir")
     parser.add_argument("--write", action="store_true", help="renew the pages from --out, measure nothing")
     words = parser.parse_args()
-    schedule = SCHEDULES[words.schedule]
-    out = words.out or schedule.out
     if words.write:
-        rows = read_json(out)["rows"]
+        rows = read_json(words.out)["rows"]
         for page in PAGES:
             page.write_text(written(page.read_text(), (table(rows), differences(rows))))
         return
-    for data in words.data.split(",") if words.data else schedule.data:
+    for data in words.data.split(",") if words.data else DATA:
         for seed in SEEDS:
-            for name in ("run", *schedule.replays):
-                measured(words.dir, data, seed, name, schedule=schedule, root=words.root)
+            for name in ("run", *REPLAYS):
+                measured(words.dir, data, seed, name, root=words.root)
                 rows = [read_json(path) for path in sorted(words.dir.glob("*-[0-9]-*.json"))]
-                write_json(out, {"rows": rows})
+                write_json(words.out, {"rows": rows})
 
 
 if __name__ == "__main__":

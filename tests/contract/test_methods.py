@@ -38,28 +38,25 @@ TALLY: dict[str, Any] = {
     "smoothing": 0.02, "cap_examples": False, "kd_temperature": 1.0, "student_lr": 0.01,
     "start": "class-weighted", "layers": 3, "inverted": 0,
 }  # fmt: skip
+# In the same arithmetic on every processor.
+GENERATED: dict[str, Any] = {
+    "epochs": 2, "generator_steps": 2, "latent": 8, "batch_size": 6, "synthesis_batch_size": 8,
+    "generator_precision": "float32",
+}  # fmt: skip
 # Settings that make a method small; methods that train nothing need none.
 SMALL: dict[str, dict[str, Any]] = {
     "fens": {"rounds": 2, "batch_size": 4, "hidden": 5},
     "feddf": {"epochs": 2, "batch_size": 6},
     "fedkd": {"epochs": 2, "batch_size": 6, "student_lr": 0.01},
     "fed-et": {"epochs": 2, "batch_size": 6, "student_lr": 0.01},
-    "f-dafl": {"epochs": 2, "generator_steps": 2, "latent": 8, "batch_size": 6, "synthesis_batch_size": 8},
+    "f-dafl": GENERATED,
     "f-adi": {"epochs": 2, "inversion_steps": 2, "batch_size": 6, "inversion_batch_size": 8},
-    "co-boosting": {"epochs": 2, "generator_steps": 2, "latent": 8, "batch_size": 6, "synthesis_batch_size": 8},
-    "dense": {"epochs": 2, "generator_steps": 2, "latent": 8, "batch_size": 6, "synthesis_batch_size": 8},
-    "intactofl": {"epochs": 2, "generator_steps": 2, "latent": 8, "batch_size": 6, "synthesis_batch_size": 8},
-    "fedhydra": {
-        "epochs": 2,
-        "generator_steps": 2,
-        "latent": 8,
-        "batch_size": 6,
-        "synthesis_batch_size": 8,
-        "stratification_steps": 2,
-        "stratification_images": 2,
-    },
+    "co-boosting": GENERATED,
+    "dense": GENERATED,
+    "intactofl": GENERATED,
+    "fedhydra": {**GENERATED, "stratification_steps": 2, "stratification_images": 2},
     "tally": TALLY,
-    "flboost": {"iterations": 2, "batch_size": 6, "latent": 8},
+    "flboost": {"iterations": 2, "batch_size": 6, "latent": 8, "generator_precision": "float32"},
     "fedcvae-ens": {"epochs": 2, "images": 12, "batch_size": 6, "student_lr": 0.01},
     "ridge": {"penalty": 0.01, "balance": "scores"},
     "lda": {"shrinkage": 0.1},

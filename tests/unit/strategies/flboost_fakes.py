@@ -18,7 +18,7 @@ from strategies.method import Job, Normalization, Outcome, Silent, Upload
 State = dict[str, Tensor]
 SHAPE, C, Z, B = (1, 8, 8), 4, 5, 6
 COUNTS = ((5, 0, 5, 0), (0, 6, 5, 9), (2, 1, 0, 18))
-SMALL = FlBoostConfig(iterations=2, batch_size=B, latent=Z)
+SMALL = FlBoostConfig(iterations=2, batch_size=B, latent=Z, generator_precision="float32")
 
 
 def net() -> nn.Module:

@@ -26,8 +26,9 @@ MEMBERS, IMAGES, BATCH, EPOCHS, STEPS = 3, 8, 4, 3, 2
 
 def dense_job(epochs: int = EPOCHS) -> Job:
     config = DenseConfig(
-        epochs=epochs, generator_steps=STEPS, synthesis_batch_size=IMAGES, batch_size=BATCH, latent=5, bn_weight=0.0
-    )
+        epochs=epochs, generator_steps=STEPS, synthesis_batch_size=IMAGES, batch_size=BATCH, latent=5, bn_weight=0.0,
+        generator_precision="float32",
+    )  # fmt: skip
     return job(config)  # type: ignore[arg-type]
 
 
@@ -37,7 +38,7 @@ def by_hand(epochs: int) -> dict[str, int]:
     forward = epochs * (STEPS * IMAGES + IMAGES) * MEMBERS
     return {
         "teacher_forward": forward, "teacher_backward": epochs * STEPS * IMAGES * MEMBERS, "student_steps": student,
-        "generator_steps": epochs * STEPS,
+        "generator_steps": epochs * STEPS, "bfloat16_steps": 0,
     }  # fmt: skip
 
 
@@ -45,9 +46,9 @@ def test_counts_of_dense_are_those_by_hand() -> None:
     assert InProcess().run(DENSE, dense_job(), Silent()).work == by_hand(EPOCHS)
 
 
-@pytest.mark.parametrize("step", ["per-client", "joint"])
-def test_counts_of_flboost_are_those_by_hand(step: str) -> None:
-    config = replace(SMALL, generator_step=step)
+@pytest.mark.parametrize(("step", "precision"), [("per-client", "float32"), ("joint", "bfloat16")])
+def test_counts_of_flboost_are_those_by_hand(step: str, precision: str) -> None:
+    config = replace(SMALL, generator_step=step, generator_precision=precision)
 
     found = InProcess().run(FLBOOST, job(config), Silent()).work
 
@@ -55,7 +56,7 @@ def test_counts_of_flboost_are_those_by_hand(step: str) -> None:
     seen = config.iterations * config.batch_size * MEMBERS
     assert found == {
         "teacher_forward": 2 * seen, "teacher_backward": seen, "student_steps": config.iterations * 5,
-        "generator_steps": steps,
+        "generator_steps": steps, "bfloat16_steps": steps if precision == "bfloat16" else 0,
     }  # fmt: skip
 
 

@@ -24,7 +24,7 @@ def test_recipe_takes_over_every_option_of_the_loop() -> None:
     }  # fmt: skip
     expected = Recipe(steps=3, lr=0.5, clip=2.0, precision="bfloat16")
     assert SynthesisOptions(**given).recipe() == expected
-    assert SynthesisOptions().recipe() == TextOrCodeOptions().recipe() == Recipe(clip=10.0)
+    assert SynthesisOptions().recipe() == TextOrCodeOptions().recipe() == Recipe(clip=10.0, precision="auto")
     text = TextOrCodeOptions(**given, optimize_noise=False, keep_images="last").recipe()
     assert text == replace(expected, optimize_noise=False, keep="last")
 
