@@ -116,9 +116,13 @@ class AppConfig:
     tracker: str = option(NO_TRACKER, "experiment tracker that gets the metrics, on this machine", choices=TRACKERS)
     teacher: str = option(
         "method",
-        "the ensemble that is distilled; method: the method's own; run: the ensemble of the replayed run (replay "
-        "only); else all uploads, as this method combines them",
+        "the ensemble that is distilled; method: the method's own; run: the ensemble of the replayed run, or of "
+        "teacher-run (replay only); else all uploads, as this method combines them",
         choices=("method", "run", *TEACHER_HOMES),
+    )
+    teacher_run: str = option("", "replay of the same run whose ensemble is the teacher, with teacher=run")
+    store_images: int = option(
+        0, "synthetic images that images.safetensors holds: the last ones of the method; 0 = a sample of 64", low=0
     )
     uploads: str = option("", "run folder whose stored uploads are used; no client trains")
     forget: str = option("", "comma-separated clients whose stored uploads are left out")
@@ -140,6 +144,11 @@ class AppConfig:
         if self.resume and self.run_dir and self.resume != self.run_dir:
             raise OptionError(
                 f"settings 'resume' ({self.resume}) and 'run-dir' ({self.run_dir}) differ: set one of them"
+            )
+        if self.teacher_run and self.teacher != "run":
+            raise OptionError(
+                f"setting 'teacher-run' is {self.teacher_run!r}: must be '' unless 'teacher' is 'run', not "
+                f"{self.teacher!r}"
             )
         if self.forget and not self.uploads:
             raise OptionError(

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .compute import RayActors as RayActors
     from .compute import ServerCompute as ServerCompute
     from .dense import DenseConfig as DenseConfig
+    from .distill import DistillConfig as DistillConfig
     from .f_adi import FAdiConfig as FAdiConfig
     from .f_dafl import FDaflConfig as FDaflConfig
     from .fafi import FafiConfig as FafiConfig
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from .flower.strategies import FDAFL as FDAFL
     from .flower.strategies import CoBoosting as CoBoosting
     from .flower.strategies import Dense as Dense
+    from .flower.strategies import Distilled as Distilled
     from .flower.strategies import DWFedENS as DWFedENS
     from .flower.strategies import FedCvaeEns as FedCvaeEns
     from .flower.strategies import FedDF as FedDF

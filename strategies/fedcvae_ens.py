@@ -24,7 +24,7 @@ from .core.errors import OptionError
 from .core.options import check, option
 from .core.seeds import generator
 from .distillation.distill import distill
-from .distillation.epochs import Stage, run_epochs
+from .distillation.epochs import Stage, run_epochs, sampled
 from .distillation.losses import cross_entropy
 from .distillation.pool import Pool, batch_count, quantize, shuffled_batches
 from .method import Method, Need, Outcome
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from .method import Job, Progress, Upload
 
 CUT = 3.0  # the noise stays within so many standard deviations
-SHOWN = 64  # images in the report
 CHUNK = 500  # images decoded at once
 
 
@@ -70,8 +69,7 @@ def fit(job: Job, progress: Progress) -> Outcome:
     """Run the server stage: draw the images, then train; the result is the last epoch's student."""
     server = _Server(job, progress)
     outcome = run_epochs(job, progress, server.stage, epochs=job.config.epochs, step=server.epoch)
-    shown = torch.linspace(0, len(server.table["images"]) - 1, SHOWN).long()
-    return replace(outcome, images=server.table["images"][shown].cpu())
+    return replace(outcome, images=sampled(server.table["images"], job.store_images))
 
 
 class _Server:

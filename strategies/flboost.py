@@ -32,7 +32,7 @@ from .core.options import check, option, presets
 from .core.seeds import generator, seeded_torch
 from .core.work import work
 from .distillation import consensus
-from .distillation.epochs import SHOWN, clocked, weights_of
+from .distillation.epochs import clocked, sampled, weights_of
 from .distillation.label_draws import DRAWS, draw_labels, shares_of
 from .distillation.losses import diversity
 from .distillation.matched import LEVELS, Matched, check_level
@@ -275,7 +275,7 @@ class _Server:
         """Return the model, the generator, and a sample of the last images."""
         images = None
         if self.config.level == "images" and self._made is not None:
-            images = quantize(self._standardize.inverse(self._made[:SHOWN])).cpu().contiguous()
+            images = sampled(quantize(self._standardize.inverse(self._made)), self.job.store_images)
         return Outcome(
             student=weights_of(self.student), timings=self._seconds, images=images, memory=weights_of(self.generator)
         )

@@ -37,7 +37,7 @@ class Need(enum.Enum):
     SIDES_OF_FOUR = "the height and the width of images are multiples of 4"
     EXACT_SUMS = "the sums of features carry no noise"
     IMAGE_GRADIENTS = "gradients reach the images through every client's model, so that images can be made"
-    PROXY_IMAGES = "the server holds real, unlabelled images"
+    PROXY_IMAGES = "the server holds images without labels"
 
 
 # Said where no normalization is given for images.
@@ -63,7 +63,8 @@ class Job:
         start: Weights the student starts from; None for a fresh, seeded initialisation.
         server_round: The round of federated learning that the uploads belong to, from 1; 1 for one-shot runs.
         memory: The method's memory from the round before (:attr:`Outcome.memory`); None in its first.
-        proxy: Real images on the server, without labels: uint8 [N, ch, H, W] on the CPU; None if it has none.
+        proxy: Images on the server, without labels: [N, ch, H, W] on the CPU, uint8 or float32 in [0, 1]; None if it
+            has none.
         labelled: Real images with their labels [N] on the server, as ``proxy``; None if it has none.
         teacher: The combination of the uploads' logits where a method distils their ensemble: an ensemble by reference,
             or a key of :data:`TEACHERS`, built where the method runs; None for the method's own. A method refuses a
@@ -71,6 +72,7 @@ class Job:
         observer: ``(epoch, module) -> scores``; runs under no_grad with mode and random state restored. Its scores
             are recorded and never reach the method.
         shards: Holds the members of ensembles outside the method's process; None to hold them inside.
+        store_images: The number of synthetic images that the outcome shall hold, the last ones made; 0 for a sample.
     """
 
     uploads: tuple[Upload, ...]
@@ -91,6 +93,7 @@ class Job:
     teacher: EnsembleSpec | str | None = None
     observer: Observer | None = None
     shards: Shards | None = None
+    store_images: int = 0
 
 
 @dataclass(frozen=True)
@@ -139,7 +142,8 @@ class Outcome:
         student: Weights of the resulting model, on the CPU; None if the result is the ensemble.
         ensemble: The resulting ensemble; None if the method has none of its own.
         timings: Phase -> seconds of this process; a resumed run counts from its resumption.
-        images: A sample of synthetic images [N, ch, H, W] in uint8, for the report; None if the method makes none.
+        images: Synthetic images [N, ch, H, W]: a sample in uint8 for the report, or the last :attr:`Job.store_images`,
+            in uint8 or as pixels in [0, 1]; None if the method makes none.
         memory: The method's state for the next round of a run in rounds: its generator's weights, on the CPU.
         work: Counts of passes and steps, :class:`.core.work.Work`; the place that runs the method fills them in.
     """
@@ -280,8 +284,8 @@ TRANSDUCTIVE: Final = "transductive"  # the mark of a result whose predictions d
 
 # The module of method "co-boosting" is co_boosting.py.
 _MODULES = (
-    "fedavg", "fedens", "dw_fedens", "label_count_ensemble", "fens", "feddf", "fedkd", "fed_et", "f_dafl", "f_adi",
-    "dense", "co_boosting", "intactofl", "fedhydra", "tally", "flboost", "fedov", "fafi", "fedcvae_ens", "fed_gen",
-    "ridge", "lda", "fedpft",
+    "fedavg", "fedens", "dw_fedens", "label_count_ensemble", "fens", "feddf", "fedkd", "fed_et", "distill", "f_dafl",
+    "f_adi", "dense", "co_boosting", "intactofl", "fedhydra", "tally", "flboost", "fedov", "fafi", "fedcvae_ens",
+    "fed_gen", "ridge", "lda", "fedpft",
 )  # fmt: skip
 METHODS: Registry[Method] = Registry("method", {name.replace("_", "-"): f"{name}:METHOD" for name in _MODULES})

@@ -29,7 +29,7 @@ from .core.errors import OptionError
 from .core.kinds import holds_images
 from .core.options import check, option
 from .core.seeds import generator, seeded_torch
-from .distillation.epochs import SHOWN, weights_of
+from .distillation.epochs import sampled, weights_of
 from .distillation.inverted import inverted_images
 from .distillation.learner import Learner, learn_from_table
 from .distillation.pool import quantize
@@ -100,7 +100,7 @@ def fit(job: Job, progress: Progress) -> Outcome:
     spec = EnsembleSpec(tuple(upload.client for upload in job.uploads), name_of(pool), weights_of(pool))
     if not holds_images(job.input_shape):
         return replace(outcome, student=on_images(outcome.student or {}), ensemble=spec)
-    return replace(outcome, ensemble=spec, images=images[:SHOWN])
+    return replace(outcome, ensemble=spec, images=sampled(images, job.store_images))
 
 
 def _noise(job: Job) -> Tensor:

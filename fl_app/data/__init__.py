@@ -12,7 +12,7 @@ from .halves import HALVES, half_of
 from .opening import open_data
 from .partitions import LAWS, PartitionSpec, check_request, label_counts, partition
 from .preprocessing import AUGMENTATIONS, augment, normalize
-from .proxy import clients_share, images_of, nobodys, server_share
+from .proxy import clients_share, images_in, images_of, nobodys, server_share
 from .sources import (
     DOMAINED,
     IMAGELESS,
@@ -51,6 +51,7 @@ __all__ = [
     "clients_share",
     "data_root",
     "half_of",
+    "images_in",
     "images_of",
     "label_counts",
     "load",

@@ -37,6 +37,9 @@ class DataConfig:
     )
     proxy_name: str = option("", "data set whose training images the server uses without labels, in place of a share")
     proxy_limit: int = option(0, "largest number of images of data.proxy-name, drawn by the seed; 0 = all", low=0)
+    proxy_file: str = option(
+        "", "safetensors file with images that the server uses without labels, such as those of another run"
+    )
     held_out: str = option(
         "all", "held-out examples that score: all, the half to choose by, or the half to report on", choices=HALVES
     )
@@ -115,11 +118,9 @@ class DataConfig:
                 f"setting 'data.proxy-name' is {self.proxy_name!r}: must be one of {', '.join([*allowed, repr('')])} "
                 f"where 'data.name' is {self.name!r}"
             )
-        if self.proxy_name and self.proxy:
-            raise OptionError(
-                f"settings 'data.proxy' ({self.proxy}) and 'data.proxy-name' ({self.proxy_name!r}) exclude each other: "
-                "set one of them"
-            )
+        named = {"data.proxy": self.proxy, "data.proxy-name": self.proxy_name, "data.proxy-file": self.proxy_file}
+        if len(given := [f"{key!r} ({value!r})" for key, value in named.items() if value]) > 1:
+            raise OptionError(f"settings {' and '.join(given)} exclude each other: set one of them")
         if self.proxy_limit and not self.proxy_name:
             raise OptionError(
                 f"setting 'data.proxy-limit' is {self.proxy_limit}: must be 0 where 'data.proxy-name' names no data "

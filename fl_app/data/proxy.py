@@ -5,14 +5,18 @@ comparison (Dai et al., ICLR 2024) they are a fifth of the training set, drawn i
 
 Here the seed fixes one order of the training set. The clients' images are its beginning, the server's its end. A run
 with a limit leaves images between them unused, which a later replay may give to the server. The server's images may
-also be another data set's.
+also be another data set's, or those of a file, which need not be real.
 """
 
 from __future__ import annotations
 
-import torch
+from pathlib import Path
 
-from strategies.core.errors import OptionError
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from strategies.core.errors import DataError, OptionError
 from strategies.core.seeds import generator
 
 from .sources import Split, open_split
@@ -74,6 +78,32 @@ def images_of(name: str, input_shape: tuple[int, int, int], *, root: str, limit:
         )
     order = torch.randperm(len(split.labels), generator=generator(seed, "proxy"))
     return split.take(order[: limit or len(order)].sort().values).images
+
+
+def images_in(file: str, input_shape: tuple[int, int, int]) -> torch.Tensor:
+    """Return the images of a file, such as ``images.safetensors`` of a run folder.
+
+    Args:
+        file: A safetensors file whose tensor ``images`` is [N, ch, H, W], uint8 or float32.
+        input_shape: (ch, H, W) of the images.
+
+    Raises:
+        DataError: The file is missing or damaged, or holds no such tensor.
+    """
+    where = f"setting 'data.proxy-file' is {file!r}"
+    try:
+        found = load_file(Path(file).expanduser())
+    except FileNotFoundError as error:
+        raise DataError(f"{where}: no such file; must be a safetensors file with a tensor 'images'") from error
+    except (OSError, SafetensorError) as error:
+        raise DataError(f"{where}: no readable safetensors file ({error})") from error
+    if "images" not in found:
+        raise DataError(f"{where}, with tensors {', '.join(sorted(found)[:3])}: must have one of the name 'images'")
+    images = found["images"]
+    if images.shape[1:] != input_shape:
+        wanted = ", ".join(map(str, input_shape))
+        raise DataError(f"{where}, whose images have the shape {tuple(images.shape)}: must be (N, {wanted})")
+    return images
 
 
 def _order(split: Split, seed: int) -> torch.Tensor:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from fl_app.config import AppConfig
+from fl_app.data import images_in
 from fl_app.project import imported
 from server_app.replay.request import Request
 from server_app.settings.choices import CHOICES
@@ -17,6 +18,14 @@ from strategies.gatekeeper.config import GatekeeperConfig
 from strategies.method import Job, Normalization
 from strategies.run.retired import without_retired
 from strategies.run.stage import all_cores
+
+# The settings of the app that a replay of another project's run takes, beside the seed.
+OF_THE_APP = ("teacher", "teacher-run", "store-images", "data.proxy-file")
+
+
+def of_the_app(app: AppConfig) -> dict[str, Any]:
+    """Return the settings :data:`OF_THE_APP` of a replay."""
+    return {key: value for key, value in flatten(app).items() if key in OF_THE_APP}
 
 
 def foreign_models(text: str, student: str) -> dict[str, Callable[[], Any]]:
@@ -47,6 +56,7 @@ def foreign_job(request: Request, info: Mapping[str, Any]) -> tuple[Settings, Jo
         info: The facts of the run, or of its resumed replay.
 
     Raises:
+        DataError: The file of the server's images is missing or damaged.
         OptionError: The request names no method or no model, a setting is wrong, or the import fails.
     """
     name = request.method or (info["method"] if request.resume is not None else "")
@@ -58,15 +68,15 @@ def foreign_job(request: Request, info: Mapping[str, Any]) -> tuple[Settings, Jo
     method = CHOICES[name]
     own, door = options_of(method.config, name), options_of(GatekeeperConfig, "gatekeeper")
     overrides = without_retired(request.overrides)
-    reject_unknown(overrides, ["seed", "teacher", *(o.key for o in own + door)])
+    reject_unknown(overrides, ["seed", *OF_THE_APP, *(o.key for o in own + door)])
     begun = begun_options(request, info)
     chosen = {**begun, **overrides}
     config: Any = parse(method.config, chosen, name)
     gatekeeper = flatten(parse(GatekeeperConfig, chosen, "gatekeeper"), "gatekeeper")
-    said = {"seed": request.overrides.get("seed", info["seed"]), "teacher": chosen.get("teacher", "method")}
-    app = AppConfig.from_settings(said)
+    said = {key: chosen[key] for key in OF_THE_APP if key in chosen}
+    app = AppConfig.from_settings({"seed": request.overrides.get("seed", info["seed"]), **said})
     if request.resume is not None:
-        now = {**flatten(config, name), **gatekeeper, "seed": app.seed, "teacher": app.teacher}
+        now = {**flatten(config, name), **gatekeeper, "seed": app.seed, **of_the_app(app)}
         check_same_run({"settings": {**begun, "seed": info["seed"]}}, now)
     shape = tuple(info["input-shape"])
     halves = (0.5,) * shape[0]
@@ -81,6 +91,8 @@ def foreign_job(request: Request, info: Mapping[str, Any]) -> tuple[Settings, Jo
         config=config,
         seed=app.seed,
         threads=all_cores(),
+        proxy=images_in(app.data.proxy_file, shape) if app.data.proxy_file else None,
+        store_images=app.store_images,
     )
     flat = {**flatten(app), **flatten(config, name), **gatekeeper}
     return Settings(app, method, config, None, flat, parse(GatekeeperConfig, chosen, "gatekeeper")), job

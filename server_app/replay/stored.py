@@ -6,13 +6,12 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from fl_app.config import AppConfig
 from fl_app.data import Split
-from server_app.replay.foreign_models import foreign_job
+from server_app.replay.foreign_models import foreign_job, of_the_app
 from server_app.replay.request import Request
+from server_app.replay.teachers import stored_uploads, taught
 from server_app.report.finish import bare_result, finish
 from server_app.settings.build import build_job, held_out
 from server_app.settings.choices import CHOICES
@@ -26,11 +25,11 @@ from strategies.compute import ServerCompute, choose, named
 from strategies.core.errors import OneShotError, OptionError, StoreError
 from strategies.core.options import flatten
 from strategies.core.seeds import seeded_torch
-from strategies.method import METHODS, TEACHERS, EnsembleSpec, Job, Method, Upload
+from strategies.method import METHODS, Job, Method
 from strategies.rounds.config import NEEDS_CLIENTS, FederatedRounds
 from strategies.run.quarantine import Door, guarded_replay
-from strategies.run.run_folder import RunFolder, default_run_dir, load_ensemble
-from strategies.run.stage import joined, kept_round, usable_uploads
+from strategies.run.run_folder import RunFolder, default_run_dir
+from strategies.run.stage import joined, kept_round
 from strategies.uploads.needs import check_alone, fitting
 
 LEAST_UPLOADS = 2  # the least number that a replay of another project's run needs after its gatekeeper
@@ -118,7 +117,7 @@ def unmet_need(request: Request) -> str:
     """
     info = _source(request)
     check_replay(request)
-    uploads = _uploads(request)
+    uploads = stored_uploads(request.run)
     try:
         settings = _settings(request, info)
         job = (
@@ -141,14 +140,9 @@ def _method(name: str, request: Request, job: Job) -> Method:
     if isinstance(method, FederatedRounds):
         raise OptionError(
             f"method {method.name!r} needs that {NEEDS_CLIENTS}: run it with 'oneshot run', or choose another "
-            f"method: {fitting(replace(job, uploads=_uploads(request)))}"
+            f"method: {fitting(replace(job, uploads=stored_uploads(request.run)))}"
         )
     return method
-
-
-def _uploads(request: Request) -> tuple[Upload, ...]:
-    with RunFolder.open(request.run, write=False) as run:
-        return usable_uploads(run.round(max(1, kept_round(run))))
 
 
 @dataclass(frozen=True)
@@ -193,27 +187,13 @@ def _check_evaluate(request: Request) -> None:
 
 def _foreign(request: Request, info: Mapping[str, Any]) -> tuple[Settings, Job]:
     settings, job = foreign_job(request, info)
-    return settings, _taught(job, settings.app, info)
+    return settings, taught(job, settings.app, info)
 
 
 def _job(settings: Settings, split: Split, images: HeldOut | None, info: Mapping[str, Any]) -> Job:
     # A replay may have another seed, but the clients' images are those of the run.
     job = build_job(settings, split, images, data_seed=info.get("data-seed"))
-    return _taught(job, settings.app, info)
-
-
-def _taught(job: Job, app: AppConfig, info: Mapping[str, Any]) -> Job:
-    if app.teacher == "run":
-        return replace(job, teacher=_ensemble_of(Path(info["replay-of"]), job))
-    return replace(job, teacher=app.teacher if app.teacher in TEACHERS else None)
-
-
-def _ensemble_of(run: Path, job: Job) -> EnsembleSpec:
-    """Return the ensemble that a run ended with."""
-    try:
-        return load_ensemble(run, job.builders)[0]
-    except StoreError as error:
-        raise OptionError(f"setting 'teacher' is 'run': needs a run that ended with an ensemble; {error}") from error
+    return taught(job, settings.app, info)
 
 
 def _source(request: Request) -> dict[str, Any]:
@@ -274,9 +254,9 @@ def _facts(ready: _Prepared, request: Request, door: Door) -> dict[str, Any]:
     }
     if not ready.foreign:
         return {**facts, "settings": dict(settings.flat)}
-    taught = {"teacher": "run" if isinstance(job.teacher, EnsembleSpec) else job.teacher or "method"}
     scored = {"evaluate": request.evaluate} if request.evaluate else {}
-    options = {**flatten(job.config, settings.method.name), **flatten(door.config, "gatekeeper"), **taught}
+    options = {**flatten(job.config, settings.method.name), **flatten(door.config, "gatekeeper")}
+    options |= of_the_app(settings.app)
     return {**facts, "options": options, **scored}
 
 

@@ -157,8 +157,8 @@ def plot_curve(curve: Sequence[tuple[int, float]], rows: Sequence[Row], *, round
 
 
 def plot_images(images: np.ndarray[Any, Any]) -> Figure:
-    """Draw synthetic images [N, ch, H, W] (uint8) as a grid."""
-    shown = images[:64]
+    """Draw the first 64 of synthetic images [N, ch, H, W], uint8 or pixels in [0, 1], as a grid."""
+    shown = images[:64] if images.dtype == np.uint8 else (255 * images[:64]).astype(np.uint8)
     columns = min(16, len(shown))
     count, channels, height, width = shown.shape
     lines = -(-count // columns)

@@ -104,6 +104,7 @@ def build_job(settings: Settings, split: Split, observer: HeldOut | None, *, dat
         labelled=labelled_images(settings, seed),
         teacher=app.teacher if app.teacher in TEACHERS else None,
         observer=observer,
+        store_images=app.store_images,
     )
 
 
@@ -194,6 +195,8 @@ def build_strategy(settings: Settings, job: Job) -> OneShot | Iterative:
     accepted = "" if isinstance(settings.method, Method) and settings.method.uploads == CVAE else app.model.accepted
     if app.resume and not (Path(app.resume).expanduser() / "run.json").exists():
         raise OptionError(f"setting 'resume' is {app.resume!r}: must be the folder of a run (it holds run.json)")
+    names = ("threads", "device", "max_upload_mib", "checkpoint_s", "teacher", "store_images")
+    of_run = {name: getattr(app, name) for name in names}
     shared: dict[str, Any] = {
         "student": job.student,
         "num_classes": job.num_classes,
@@ -204,9 +207,7 @@ def build_strategy(settings: Settings, job: Job) -> OneShot | Iterative:
         "run_dir": run_dir or None,
         "min_uploads": app.min_uploads,
         "seed": app.seed,
-        "options": RunOptions(
-            app.threads, app.device, app.max_upload_mib, app.checkpoint_s, settings.gatekeeper, app.teacher, accepted
-        ),
+        "options": RunOptions(accepted=accepted, gatekeeper=settings.gatekeeper, **of_run),
         "proxy": job.proxy,
         "observer": job.observer,
         "facts": {

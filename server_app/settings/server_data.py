@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fl_app.data import Split, images_of, open_data, server_share
+from fl_app.data import Split, images_in, images_of, open_data, server_share
 from fl_app.models.features import as_read
 from strategies.core.errors import OptionError
 from strategies.method import Need
@@ -26,14 +26,17 @@ def open_half(settings: Settings, half: str) -> Split:
 
 
 def proxy_images(settings: Settings, input_shape: tuple[int, int, int], seed: int) -> torch.Tensor | None:
-    """Return the server's real images, uint8 [N, ch, H, W]; None for a method that does not use them.
+    """Return the server's images without labels [N, ch, H, W]; None for a method that does not use them.
 
     Raises:
+        DataError: The file of the images is missing or damaged.
         OptionError: The method needs images, and no setting names any.
     """
     data, method = settings.app.data, settings.learner
     if Need.PROXY_IMAGES not in method.needs:
         return None
+    if data.proxy_file:
+        return images_in(data.proxy_file, input_shape)
     if data.proxy_name:
         return images_of(data.proxy_name, input_shape, root=data.root, limit=data.proxy_limit, seed=seed)
     if data.proxy:
@@ -41,7 +44,8 @@ def proxy_images(settings: Settings, input_shape: tuple[int, int, int], seed: in
         return train.take(server_share(train, seed=seed, proxy=data.proxy)).images
     raise OptionError(
         f"method {method.name!r} needs that {Need.PROXY_IMAGES.value}: set 'data.proxy', a share of the "
-        "training images that no client gets (0.2, for example), or 'data.proxy-name', another data set"
+        "training images that no client gets (0.2, for example), 'data.proxy-name', another data set, or "
+        "'data.proxy-file', a file with images"
     )
 
 

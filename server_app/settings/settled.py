@@ -21,7 +21,8 @@ from strategies.run.run_folder import RunFolder
 FREE_TABLES = (*CHOICES, "gatekeeper")
 FREE_ON_REPLAY = (
     "method", "seed", "threads", "device", "shards", "checkpoint-s", "data.root", "data.proxy", "data.proxy-name",
-    "data.proxy-limit", "model.student", "teacher", "tracker",
+    "data.proxy-limit", "data.proxy-file", "data.held-out", "model.student", "teacher", "teacher-run", "store-images",
+    "tracker",
 )  # fmt: skip
 
 
@@ -67,7 +68,7 @@ def completed(stored: Mapping[str, Any]) -> dict[str, Any]:
 FREE_ON_ADOPTION = (
     "method", "uploads", "forget", "threads", "device", "compute", "shards", "checkpoint-s", "deadline-s",
     "min-uploads", "max-upload-mib", "data.root", "client.state-dir", "client.max-ensemble-mib", "run-dir", "resume",
-    "scale", "teacher", "tracker",
+    "scale", "teacher", "teacher-run", "store-images", "tracker",
 )  # fmt: skip
 
 

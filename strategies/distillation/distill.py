@@ -23,7 +23,7 @@ class DistillRecipe:
     """The settings of a student's training.
 
     Attributes:
-        epochs: T, the length of the learning rate's schedule.
+        epochs: T, the passes over the images, and the length of the learning rate's schedule.
         batch_size: b, images per step.
         kd_temperature: Temperature of the distillation loss.
         student_lr: eta_S, the largest learning rate.
@@ -33,6 +33,7 @@ class DistillRecipe:
         weight_decay: Weight decay of either optimiser.
         schedule: ``"constant"``, ``"cosine"`` or ``"one-cycle"``.
         student_clip: Largest norm of the gradient; 0 does not clip.
+        steps: All steps, with which the last pass and the schedule end; 0: whole passes.
     """
 
     epochs: int
@@ -45,6 +46,7 @@ class DistillRecipe:
     weight_decay: float = 0.0
     schedule: str = "constant"
     student_clip: float = 0.0
+    steps: int = 0
 
 
 def distill(

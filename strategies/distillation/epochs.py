@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from ..core.seeds import seeded_torch
 from ..method import Outcome, Snapshot
-from ..teacher.augment import dequantize
 from ..teacher.student import observe
 from .pool import Pool, quantize
 
@@ -77,13 +76,12 @@ class Stage:
 
         return tick
 
-    def sample(self) -> Tensor | None:
-        """Return up to 64 of the last epoch's images, uint8 [N, ch, H, W] on the CPU; None without any."""
+    def sample(self, most: int = 0) -> Tensor | None:
+        """Return :func:`sampled` images of the pool, a sample from the last epoch; None without any."""
         if not len(self.pool):
             return None
         images = self.pool.columns["images"]
-        chosen = torch.linspace(max(0, len(images) - (self.made or len(images))), len(images) - 1, SHOWN).long()
-        return quantize(dequantize(images[chosen])).cpu()
+        return sampled(images if most else images[-self.made :], most)
 
     def snapshot(self, epoch: int) -> Snapshot:
         """Return copies of the state after ``epoch`` epochs, and mark the pool's rows as saved."""
@@ -127,10 +125,26 @@ def run_epochs(
         progress.record({"epoch": done, **values})
         progress.report(done, epochs, values, (0, stage.steps[-1] if stage.steps else 0))
         progress.checkpoint(lambda done=done: stage.snapshot(done))  # type: ignore[misc]
-    return Outcome(student=weights_of(stage.modules["student"]), timings=stage.seconds, images=stage.sample())
+    return Outcome(
+        student=weights_of(stage.modules["student"]), timings=stage.seconds, images=stage.sample(job.store_images)
+    )
 
 
-def learning_rate(schedule: str, lr: float, position: float, epochs: int) -> float:
+def sampled(images: Tensor, most: int = 0) -> Tensor:
+    """Return the images that an outcome holds, on the CPU.
+
+    Args:
+        images: [N, ch, H, W], uint8 or pixels in [0, 1].
+        most: :attr:`~strategies.method.Job.store_images`: the number of the last images, as they are. 0: up to
+            64 of all, at equal distances, in uint8.
+    """
+    if most:
+        return images[-most:].cpu().clone()
+    chosen = images[torch.linspace(0, len(images) - 1, min(SHOWN, len(images))).long()]
+    return (chosen if chosen.dtype == torch.uint8 else quantize(chosen)).cpu()
+
+
+def learning_rate(schedule: str, lr: float, position: float, epochs: float) -> float:
     """Return the learning rate of a step.
 
     ``"one-cycle"`` is that of Smith, Topin, *Super-convergence*, 2019, in the form of torch's OneCycleLR.
@@ -141,7 +155,7 @@ def learning_rate(schedule: str, lr: float, position: float, epochs: int) -> flo
             cosine down to lr / 250,000.
         lr: The largest rate.
         position: The number of epochs done before the step, the current one as a fraction.
-        epochs: T.
+        epochs: T; the last one may be a part of an epoch.
     """
     if schedule == "one-cycle":
         done, up = position / epochs, 0.1

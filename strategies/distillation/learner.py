@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import torch
@@ -158,9 +159,11 @@ class Learner:
     ) -> Iterator[tuple[Tensor, Tensor]]:
         rng, recipe = generator(self.job.seed, "distillation", epoch), self.recipe
         steps = self.steps(table)
-        for number, (inputs, rows) in enumerate(self.read(table, rng)):
+        length = recipe.steps / steps if recipe.steps else recipe.epochs
+        most = recipe.steps - epoch * steps if recipe.steps else None
+        for number, (inputs, rows) in enumerate(islice(self.read(table, rng), most)):
             for group in self.optimizer.param_groups:
-                group["lr"] = learning_rate(recipe.schedule, recipe.student_lr, epoch + number / steps, recipe.epochs)
+                group["lr"] = learning_rate(recipe.schedule, recipe.student_lr, epoch + number / steps, length)
             if perturb is not None:
                 inputs = perturb(inputs, rng)
             known = rows.get("logits") if perturb is None and self._known_for_ever else None

@@ -57,7 +57,7 @@ class OneShot(Strategy):
         fraction_evaluate: Share of the nodes that evaluate the resulting student at the end.
         seed: Every random draw of the server follows from it.
         options: Settings that most users leave alone.
-        proxy: Real images without labels, uint8 [N, ch, H, W], for methods that need them.
+        proxy: Images without labels [N, ch, H, W], uint8 or float32 in [0, 1], for methods that need them.
         observer: ``(epoch, module) -> scores``, recorded after every server epoch; the method never sees them.
         facts: Entries of run.json, beside those that the strategy adds.
 
@@ -107,6 +107,7 @@ class OneShot(Strategy):
             proxy=proxy,
             teacher=options.job_teacher,
             observer=observer,
+            store_images=options.store_images,
         )
         self.evaluate_model = evaluate_model
         self._run_dir, self._options, self._facts = run_dir, options, dict(facts or {})

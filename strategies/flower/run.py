@@ -64,6 +64,7 @@ class RunOptions:
     )
 
     accepted: str = option("", "comma-separated architectures that uploads may have; empty: all of the models")
+    store_images: int = option(0, "synthetic images that the outcome holds, the last ones; 0: a sample of 64", low=0)
 
     def __post_init__(self) -> None:
         """Check every value."""

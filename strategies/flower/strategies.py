@@ -46,7 +46,7 @@ class Fens(OneShot):
 
 
 class FedDF(OneShot):
-    """FedDF: the ensemble distilled on real, unlabelled images of the server (``proxy=``)."""
+    """FedDF: the ensemble distilled on real images of the server without labels (``proxy=``)."""
 
     __init__ = partialmethod(OneShot.__init__, METHODS["feddf"])
 
@@ -61,6 +61,12 @@ class FedET(OneShot):
     """Fed-ET: a student of the uploads' consensus and dissent on real, unlabelled images of the server."""
 
     __init__ = partialmethod(OneShot.__init__, METHODS["fed-et"])
+
+
+class Distilled(OneShot):
+    """One model distilled from the ensemble, or from another teacher, on images of the server (``proxy=``)."""
+
+    __init__ = partialmethod(OneShot.__init__, METHODS["distill"])
 
 
 class FDAFL(OneShot):

@@ -146,13 +146,15 @@ def _check_examples(method: Method, job: Job) -> None:
 
 
 def _proxy_kinds(job: Job) -> tuple[str, ...]:
-    return ("uint8",) if holds_images(job.input_shape) else ("float32", "int64")
+    return ("uint8", "float32 in [0, 1]") if holds_images(job.input_shape) else ("float32", "int64")
 
 
 def _proxy_fits(job: Job) -> bool:
     if job.proxy is None:
         return False
     kind = str(job.proxy.dtype).removeprefix("torch.")
+    if kind == "float32" and holds_images(job.input_shape) and bool(((job.proxy >= 0) & (job.proxy <= 1)).all()):
+        kind = "float32 in [0, 1]"
     same_shape = tuple(job.proxy.shape[1:]) == tuple(job.input_shape)
     return len(job.proxy) > 1 and same_shape and kind in _proxy_kinds(job)
 

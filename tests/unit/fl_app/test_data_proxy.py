@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from fl_app.config import DataConfig
-from fl_app.data import Split, clients_share, images_of, load, nobodys, open_split, server_share
+from fl_app.data import Split, clients_share, images_in, images_of, load, nobodys, open_split, server_share
 from fl_app.data.sources import Normalization
-from strategies.core.errors import OptionError
+from strategies.core.errors import DataError, OptionError
 from strategies.core.seeds import generator
 
 HALF = Normalization((0.5,), (0.5,))
@@ -72,6 +76,35 @@ def test_images_of_another_data_set_with_other_channels_are_refused_in_one_line(
         images_of("digits", (3, 16, 16), root="", limit=0, seed=0)
 
 
+@pytest.mark.parametrize("images", [torch.arange(32, dtype=torch.uint8).view(2, 1, 4, 4), torch.rand(3, 1, 4, 4)])
+def test_images_of_a_file_are_those_in_it(tmp_path: Path, images: torch.Tensor) -> None:
+    save_file({"images": images, "labels": torch.zeros(2)}, tmp_path / "pool.safetensors")
+
+    assert torch.equal(images_in(str(tmp_path / "pool.safetensors"), (1, 4, 4)), images)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        (None, "no such file; must be a safetensors file with a tensor 'images'"),
+        (b"no tensors", "no readable safetensors file"),
+        ({"pixels": torch.zeros(2, 1, 4, 4)}, "with tensors pixels: must have one of the name 'images'"),
+        ({"images": torch.zeros(2, 1, 4, 5)}, r"have the shape \(2, 1, 4, 5\): must be \(N, 1, 4, 4\)"),
+        ({"images": torch.zeros(())}, r"have the shape \(\): must be \(N, 1, 4, 4\)"),
+    ],
+)
+def test_a_file_without_fitting_images_is_refused_in_one_line(tmp_path: Path, tensors: Any, message: str) -> None:
+    file = tmp_path / "pool.safetensors"
+    if isinstance(tensors, bytes):
+        file.write_bytes(tensors)
+    elif tensors is not None:
+        save_file(tensors, file)
+
+    with pytest.raises(DataError, match=rf"^setting 'data.proxy-file' is '.*pool.safetensors'.*{message}") as error:
+        images_in(str(file), (1, 4, 4))
+    assert "\n" not in str(error.value)
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -79,6 +112,7 @@ def test_images_of_another_data_set_with_other_channels_are_refused_in_one_line(
             {"proxy": 0.2, "proxy_name": "svhn"},
             r"'data.proxy' \(0.2\) and 'data.proxy-name' \('svhn'\) exclude each other: set one of them",
         ),
+        ({"proxy": 0.2, "proxy_file": "a"}, r"'data.proxy' \(0.2\) and 'data.proxy-file' \('a'\) exclude"),
         ({"proxy": 1.0}, "'data.proxy' is 1.0: must be a number at least 0.0 and at most 0.9"),
         ({"proxy": -0.1}, "'data.proxy' is -0.1"),
         ({"proxy_name": "digits"}, "'data.proxy-name' is 'digits': must be one of mnist,"),

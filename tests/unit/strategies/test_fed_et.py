@@ -173,7 +173,7 @@ def test_fit_with_another_seed_gives_another_result(usual: Outcome) -> None:
 def test_job_without_images_is_refused_and_label_counts_are_not_needed() -> None:
     silent = tuple(telling(one, label_counts=None) for one in UPLOADS)
     check_needs(METHOD, tiny_job(SMALL, uploads=silent))
-    with pytest.raises(OptionError, match="'fed-et' needs that the server holds real, unlabelled images"):
+    with pytest.raises(OptionError, match="'fed-et' needs that the server holds images without labels"):
         check_needs(METHOD, replace(tiny_job(SMALL), proxy=None))
 
 

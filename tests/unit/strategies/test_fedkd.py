@@ -139,7 +139,7 @@ def test_every_epoch_passes_over_all_images_and_records_its_loss() -> None:
 
 def test_job_without_images_or_label_counts_is_refused() -> None:
     check_needs(METHOD, tiny_job(SMALL))
-    with pytest.raises(OptionError, match="'fedkd' needs that the server holds real, unlabelled images"):
+    with pytest.raises(OptionError, match="'fedkd' needs that the server holds images without labels"):
         check_needs(METHOD, replace(tiny_job(SMALL), proxy=None))
     silent = (telling(UPLOADS[0], label_counts=None), *UPLOADS[1:])
     with pytest.raises(OptionError, match=r"'fedkd' needs label counts, .*: c0\. Choose another method: .*feddf"):

@@ -223,7 +223,7 @@ def test_all_when_asked_for_leaves_out_methods_that_the_uploads_do_not_permit_an
 def test_a_method_that_needs_images_on_the_server_is_permitted_once_a_setting_names_some(run_folder: MakeRun) -> None:
     run, other = run_folder(**{"data.proxy": 0.0}), run_folder(name="other", **{"data.proxy": 0.1})
 
-    assert "needs that the server holds real, unlabelled images" in unmet_need(Request(run, "feddf", {}))
+    assert "needs that the server holds images without labels" in unmet_need(Request(run, "feddf", {}))
     assert unmet_need(Request(other, "feddf", {})) == ""
     with pytest.raises(OptionError, match="'feddf.epochs' is 0"):
         unmet_need(Request(run, "feddf", {"feddf.epochs": 0}))

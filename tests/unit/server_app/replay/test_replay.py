@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from server_app.replay.request import Request
@@ -310,6 +311,18 @@ def test_a_run_of_another_project_when_its_model_is_named_is_replayed_without_sc
     assert (result["accuracy"], result["table"]) == (None, [])
     assert json.loads((Path(result["run_dir"]) / "result.json").read_text())["weights_sha256"]
     assert str(Path.cwd()) not in sys.path
+
+
+def test_a_replay_of_another_project_s_run_learns_from_the_images_of_a_file(foreign: MakeRun, tmp_path: Path) -> None:
+    save_file({"images": torch.rand(6, 1, 4, 4)}, tmp_path / "pool.safetensors")
+
+    result = replayed(
+        foreign(), "distill", model="foreign_net:Net", data__proxy_file="pool.safetensors", distill__steps=2
+    )
+
+    assert (result["status"], result["work"]["student_steps"]) == ("finished", 2)
+    stored = json.loads((Path(result["run_dir"]) / "run.json").read_text())
+    assert stored["options"]["data.proxy-file"] == "pool.safetensors"
 
 
 def test_a_replay_of_another_project_s_run_goes_on_with_the_gatekeeper_it_began_with(

@@ -14,8 +14,9 @@ from server_app.replay.stored import replay_run
 from server_app.settings.build import build_job, build_strategy, held_out
 from server_app.settings.checks import check_needs_of_settings
 from server_app.settings.read import read_settings
-from strategies.core.errors import OptionError
-from strategies.method import EnsembleSpec
+from strategies.core.errors import DataError, OptionError
+from strategies.core.facts import UploadFacts
+from strategies.method import EnsembleSpec, Upload
 from strategies.run.run_folder import RunFolder
 
 MakeRun = Callable[..., Path]
@@ -99,6 +100,61 @@ def test_labelled_images_that_the_clients_trained_on_are_refused_in_a_replay(run
 
     with pytest.raises(OptionError, match="setting 'data.proxy' is 0.1, the last 129 of 1297 training images"):
         replayed(run, "fens", fens__train_on="server", data__proxy=0.1)
+
+
+SOLE = {"data__proxy": 0.0, "distill__steps": 3, "distill__batch_size": 8}
+
+
+def test_a_replay_distils_the_teacher_of_another_replay_on_the_images_that_it_stored(run_folder: MakeRun) -> None:
+    run = run_folder()
+    made = Path(replayed(run, "co-boosting", store_images=12)["run_dir"])
+    with RunFolder.open(made, write=False) as folder:
+        images = folder.images()
+    assert images is not None
+    assert images.shape == (12, 1, 16, 16)  # of the two epochs' 16 images
+
+    given = {**SOLE, "data__proxy_file": str(made / "images.safetensors")}
+    plain = replayed(run, "distill", **given)
+    learned, again = (replayed(run, "distill", **given, teacher="run", teacher_run=str(made)) for _ in range(2))
+
+    assert plain["work"]["teacher_forward"] == 3 * len(images)
+    assert learned["weights_sha256"] == again["weights_sha256"] != plain["weights_sha256"]
+    assert learned["table"][-1]["name"] == "Distilled on stored images"
+
+
+def test_the_ensemble_of_other_models_is_no_teacher(run_folder: MakeRun) -> None:
+    run, other = run_folder(), run_folder("lenet5", "mnist-cnn", "mnist-cnn", name="other")
+    with RunFolder.open(other) as folder:  # one client has another architecture, one is the same, one has other weights
+        first, _, last = folder.round(1).uploads()
+        changed = {name: value + 1 for name, value in run_state(run, 1).items()}
+        second = Upload(UploadFacts("client-001", "lenet5", 5, None), lambda: changed)
+        folder.save_ensemble(EnsembleSpec(("client-000", "client-001"), "mean", {}), [first, second, last])
+
+    with pytest.raises(OptionError, match="'teacher-run' is '.*other', whose .*, of client-001: must be a replay of"):
+        replayed(run, "distill", data__proxy=0.1, teacher="run", teacher_run=str(other))
+    with pytest.raises(OptionError, match="needs a run that ended with an ensemble; .*nowhere: holds no ensemble"):
+        replayed(run, "distill", data__proxy=0.1, teacher="run", teacher_run="nowhere")
+    with pytest.raises(OptionError, match="'teacher-run' is 'a': must be '' unless 'teacher' is 'run', not 'method'"):
+        replayed(run, "distill", data__proxy=0.1, teacher_run="a")
+
+
+def run_state(run: Path, client: int) -> dict[str, torch.Tensor]:
+    with RunFolder.open(run, write=False) as folder:
+        return dict(folder.round(1).uploads()[client].read())
+
+
+def test_a_missing_file_of_images_is_one_line_and_leaves_no_folder(run_folder: MakeRun) -> None:
+    run = run_folder()
+    with pytest.raises(DataError, match=r"^setting 'data.proxy-file' is 'pool': no such file; must be a safetensors"):
+        replayed(run, "distill", **SOLE, data__proxy_file="pool")
+    assert [folder.name for folder in run.parent.iterdir()] == ["run"]
+
+
+def test_a_replay_scores_on_the_half_that_it_names(run_folder: MakeRun) -> None:
+    run = run_folder()
+    halves = [replayed(run, "fedens", data__held_out=half)["accuracy"] for half in ("selection", "report", "all")]
+    assert len(set(halves)) == 3
+    assert halves[2] == pytest.approx((halves[0] + halves[1]) / 2, abs=1)
 
 
 TAUGHT = ["co-boosting", "flboost"]  # one that ends with the pool too, and one with a loop of its own

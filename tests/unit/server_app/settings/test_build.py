@@ -291,7 +291,10 @@ def write_images(root: Path) -> None:
 
 
 def test_a_method_that_needs_proxy_images_when_none_are_named_is_refused_before_anything_starts() -> None:
-    with pytest.raises(OptionError, match="'feddf' needs that the server holds .*'data.proxy', .*or 'data.proxy-name'"):
+    with pytest.raises(
+        OptionError,
+        match="'feddf' needs that the server holds .*'data.proxy', .*'data.proxy-name', .*or 'data.proxy-file'",
+    ):
         check_before_start(read_settings({"method": "feddf"}), 5)
     with pytest.raises(OptionError, match="here it holds images of shape .*must be at least 2"):
         check_before_start(read_settings({"method": "feddf", "data.proxy": 0.001}), 5)

@@ -121,6 +121,17 @@ def test_sample_is_of_the_newest_images_and_in_bytes() -> None:
     assert (int(images[0]), int(images[-1])) == (int(255 * 100 / 199), 255)
 
 
+@pytest.mark.parametrize("scale", [1.0, 255.0], ids=["float32", "uint8"])
+def test_sample_of_a_number_is_of_the_last_images_as_they_are(scale: float) -> None:
+    one, images = stage(), (scale * torch.rand(90, 1, 2, 2)).to(torch.uint8 if scale > 1 else torch.float32)
+    one.pool.add(images=images)
+    last, all_of_them = one.sample(70), one.sample(1000)
+    assert last is not None
+    assert all_of_them is not None
+    assert torch.equal(last, images[20:])
+    assert torch.equal(all_of_them, images)
+
+
 def test_step_draws_from_a_state_of_its_own_and_the_global_one_stays() -> None:
     draws: list[float] = []
     one = stage()

@@ -238,6 +238,14 @@ def test_teacher_and_student_see_the_perturbed_images() -> None:
     assert loss == pytest.approx(float(expected.detach()), rel=1e-5)
 
 
+def test_steps_that_are_no_whole_passes_end_with_the_schedule() -> None:
+    one = learner(replace(SMALL, epochs=3, steps=5, schedule="one-cycle"))  # passes of two steps, and one of one
+    rates: list[float] = []
+    for epoch in range(3):
+        one.learn({"images": IMAGES}, epoch, tick=lambda: rates.append(one.optimizer.param_groups[0]["lr"]))
+    assert rates == pytest.approx([learning_rate("one-cycle", 0.1, step, 5) for step in range(5)])
+
+
 def test_member_logits_are_the_clients_own_in_the_order_of_images() -> None:
     one = learner()
     logits = one.member_logits(IMAGES)

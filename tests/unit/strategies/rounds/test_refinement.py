@@ -193,7 +193,7 @@ def test_the_method_s_needs_are_checked_before_any_round() -> None:
     Refiner.of("dense").check(job())
     with pytest.raises(OptionError, match="multiples of 4"):
         Refiner.of("dense").check(replace(job(), input_shape=(1, 9, 8)))
-    with pytest.raises(OptionError, match="real, unlabelled images"):
+    with pytest.raises(OptionError, match="images without labels"):
         Refiner.of("feddf").check(job())
 
 

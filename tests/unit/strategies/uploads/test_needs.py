@@ -121,7 +121,7 @@ def test_augmentation_is_refused_for_examples_that_are_no_images() -> None:
     ],
 )
 def test_proxy_has_the_type_of_its_examples(shape: tuple[int, int, int], dtype: torch.dtype, fits: bool) -> None:
-    method, given = METHODS["feddf"], job(shape, FedDfConfig(), torch.zeros(4, *shape, dtype=dtype))
+    method, given = METHODS["feddf"], job(shape, FedDfConfig(), torch.full((4, *shape), 2, dtype=dtype))
     if fits:
         check_needs(method, given)
     else:

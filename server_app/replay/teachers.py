@@ -1,0 +1,74 @@
+"""The teacher of a replay, which may be the ensemble that a run, or another replay of it, ended with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fl_app.config import AppConfig
+from strategies.core.errors import OptionError, StoreError
+from strategies.method import TEACHERS, Job, Upload
+from strategies.run.run_folder import RunFolder, StoredWeights, load_ensemble
+from strategies.run.stage import kept_round, usable_uploads
+from strategies.uploads.checks import some
+from strategies.uploads.digest import weights_sha256
+
+
+def stored_uploads(run: Path) -> tuple[Upload, ...]:
+    """Return the uploads that a replay of a run works with.
+
+    Raises:
+        StoreError: The folder is no run folder, or an upload is damaged.
+    """
+    with RunFolder.open(run, write=False) as folder:
+        return usable_uploads(folder.round(max(1, kept_round(folder))))
+
+
+def taught(job: Job, app: AppConfig, info: Mapping[str, Any]) -> Job:
+    """Return the job of a replay with the teacher that its settings name.
+
+    Args:
+        job: The job, without uploads.
+        app: The settings of the app.
+        info: The facts of the replay.
+
+    Raises:
+        OptionError: The run ended without an ensemble, or the named one is of other models.
+    """
+    if app.teacher != "run":
+        return replace(job, teacher=app.teacher if app.teacher in TEACHERS else None)
+    run = Path(info["replay-of"])
+    try:
+        spec, members = load_ensemble(Path(app.teacher_run).expanduser() if app.teacher_run else run, job.builders)
+    except StoreError as error:
+        raise OptionError(f"setting 'teacher' is 'run': needs a run that ended with an ensemble; {error}") from error
+    if app.teacher_run:
+        _check_members(app.teacher_run, members, run)
+    return replace(job, teacher=spec)
+
+
+def _check_members(named: str, members: tuple[Upload, ...], run: Path) -> None:
+    """Refuse an ensemble of other models than a run's.
+
+    Raises:
+        OptionError: The error names the setting and the clients.
+    """
+    own = {upload.client: upload for upload in stored_uploads(run)}
+    # The head of a client that uploaded sums has weights of its own.
+    others = [
+        one.client
+        for one in members
+        if one.client not in own
+        or (own[one.client].architecture == one.architecture and _digest(own[one.client]) != _digest(one))
+    ]
+    if others:
+        raise OptionError(
+            f"setting 'teacher-run' is {named!r}, whose ensemble has models that {run} does not hold, of "
+            f"{some(others)}: must be a replay of that run"
+        )
+
+
+def _digest(upload: Upload) -> str:
+    return upload.read.sha256 if isinstance(upload.read, StoredWeights) else weights_sha256(upload.read())
