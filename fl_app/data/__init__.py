@@ -7,6 +7,8 @@ A server reads a whole set. A client opens the training half and decodes its own
     mine = split.take(parts[2])
 """
 
+from strategies.core.facts import Normalization
+
 from .domains import GROUPS, check_left_out
 from .halves import HALVES, half_of
 from .opening import open_data
@@ -19,7 +21,6 @@ from .sources import (
     NORMALIZATIONS,
     SOURCES,
     ImageData,
-    Normalization,
     Source,
     Split,
     check_normalization,

@@ -16,13 +16,13 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from strategies.core.errors import DataError, OptionError
+from strategies.core.facts import Normalization
 from strategies.core.offline import wanted as offline
 
 from . import domains, folders, tables, text, torchvision_sets
@@ -41,13 +41,6 @@ IMAGELESS = (*tables.TABLES, *text.TEXTS)
 
 # The first of the 1797 embedded digits; the other 500 are held out.
 DIGITS_TRAIN = 1297
-
-
-class Normalization(NamedTuple):
-    """Per channel, of pixels in [0, 1]: ``normalize(images, *source.normalization)``."""
-
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -270,8 +263,7 @@ def pixels(
 ) -> Split:
     """Return the split of a set of square images (channels, side), with mean and deviation 0.5 per channel."""
     channels, size = shape
-    half = (0.5,) * channels
-    return Split(labels, num_classes, (channels, size, size), Normalization(half, half), augmentation, read)
+    return Split(labels, num_classes, (channels, size, size), Normalization.half(channels), augmentation, read)
 
 
 def _of_texts(labels: torch.Tensor, texts: Sequence[str]) -> Split:

@@ -27,6 +27,7 @@ from strategies.compute import InProcess
 from strategies.core.errors import OneShotError
 from strategies.core.offline import QUIET
 from strategies.core.options import Scalar
+from strategies.run import is_run_folder
 from strategies.run.files import read_json
 from strategies.run.run_folder import RunFolder
 from strategies.run.stage import OUTCOME_FILE
@@ -65,7 +66,7 @@ class Cell:
     @property
     def begun(self) -> bool:
         """Whether an earlier process has begun it."""
-        return (self.folder / "run.json").exists()
+        return is_run_folder(self.folder)
 
     def request(self) -> Request:
         """Return the replay, which resumes if it has begun."""

@@ -15,6 +15,7 @@ from server_app.report.cost_plots import Curve, Point
 from server_app.report.tables import csv_text, markdown_text, print_table
 from server_app.settings.read import default_settings, scaled_line
 from server_app.settings.text import to_toml
+from strategies.run.results import COMPARISON_FILE
 from strategies.run.retired import RETIRED
 
 COLUMNS = ("method", "kind", "n", "accuracy, %", "best, %", "wall, s", "CPU, s", "MiB", "MiB/client", "uploads")
@@ -279,6 +280,6 @@ def print_comparison(comparison: Mapping[str, Any], format: TableFormat) -> None
     print_table(COLUMNS, [line.shown() for line in lines], texts=TEXTS, notes=notes)
     plots = {"page": "page", "plot": "plot", "communication": "communication_plot", "cost": "cost_plot"}
     found = ((what, comparison.get(key)) for what, key in plots.items())
-    for what, path in (*found, ("results", "compare.json")):
+    for what, path in (*found, ("results", COMPARISON_FILE)):
         if path:
             sys.stdout.write(f"{what:<14} {comparison['compare_dir']}/{path}\n")

@@ -21,6 +21,7 @@ from strategies.core.errors import OptionError, StoreError
 from strategies.core.kinds import holds_images
 from strategies.core.seeds import generator, seeded_torch
 from strategies.run.ensembles import FOLDER_NAME, load_ensemble
+from strategies.run.identity import stored_normalization
 from strategies.run.retired import without_retired
 from strategies.run.run_folder import RunFolder
 from strategies.teacher.ensemble import Ensemble
@@ -105,9 +106,7 @@ def stored_models(run: Path, model: str = "") -> StoredModels:
         raise StoreError(f"{run}: has no result: must be a finished run")
     shape: Shape = tuple(info["input-shape"])
     classes = int(info["num-classes"])
-    halves = [0.5] * shape[0]  # of runs from before run.json had it
-    mean, std = info.get("normalization", (halves, halves))
-    normalization = Normalization(tuple(mean), tuple(std))
+    normalization = stored_normalization(info)
     split = Split(torch.zeros(0, dtype=torch.int64), classes, shape, normalization, "none", _no_examples)
     builders, student = _builders(run, info, model, split)
     found: dict[str, nn.Module] = {}

@@ -20,7 +20,7 @@ from server_app.settings.text import to_toml
 from strategies.core.kinds import CLASSIFIER
 from strategies.core.options import Scalar
 from strategies.rounds.config import FederatedRounds
-from strategies.run import runs_folder
+from strategies.run import FACTS_FILE, RESULT_FILE, runs_folder
 from strategies.run.journal import duration
 from strategies.run.results import list_runs
 from strategies.run.traffic import MIB
@@ -106,7 +106,7 @@ def _asks_again(method: Choice) -> bool:
 def _seconds(settings: Settings, num_supernodes: int, runs: Path) -> tuple[dict[str, float] | None, str]:
     """Return the seconds of the newest finished run alike, with its epochs and clients scaled to this run's."""
     for row in reversed([row for row in list_runs(runs) if row["kind"] == "run" and row["status"] == "finished"]):
-        info, result = (json.loads((runs / row["run"] / name).read_text()) for name in ("run.json", "result.json"))
+        info, result = (json.loads((runs / row["run"] / name).read_text()) for name in (FACTS_FILE, RESULT_FILE))
         stored, seconds = info.get("settings") or {}, result.get("seconds", {})
         if any(stored.get(key) != settings.flat[key] for key in _ALIKE) or "server" not in seconds:
             continue

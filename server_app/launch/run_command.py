@@ -22,6 +22,7 @@ from server_app.settings.rehearsal import DEFAULT_SUPERNODES, number_of_clients
 from server_app.settings.settled import check_adopted, check_same_run
 from strategies.core.errors import OneShotError, OptionError, StoreError
 from strategies.core.options import Scalar
+from strategies.run import FACTS_FILE, RESULT_FILE, is_run_folder
 from strategies.run.retired import without_retired
 from strategies.run.run_folder import RunFolder, default_run_dir
 
@@ -44,7 +45,7 @@ def launch_run(app: Path, given: Mapping[str, Scalar], num_supernodes: int, fail
     if (done := _finished(folder)) is not None and given.get("resume"):
         print_result(done, failing.format)
         return
-    if done is not None or (not given.get("resume") and (folder / "run.json").exists()):
+    if done is not None or (not given.get("resume") and is_run_folder(folder)):
         raise OptionError(f"setting 'run-dir' is {str(folder)!r}, which holds a run: must be a new folder")
     _refuse_replay(folder)
     _refuse_live(folder)
@@ -65,7 +66,7 @@ def launch_run(app: Path, given: Mapping[str, Scalar], num_supernodes: int, fail
     # An unchanged result belongs to an earlier attempt.
     result = _read_result(folder) if _result_time(folder) != written else None
     if launched.exit_code != 0 or result is None or result["status"] != "finished":
-        failing.facts = {"run_dir": str(folder)} if (folder / "run.json").exists() else {}
+        failing.facts = {"run_dir": str(folder)} if is_run_folder(folder) else {}
         reason = str((result or {}).get("error") or launched.reason or "it ended without a result")
         raise OneShotError(f"the run failed: {reason.rstrip('.')}.{_how_to_go_on(folder)}")
     total = time.monotonic() - began
@@ -110,14 +111,14 @@ def _finished(folder: Path) -> dict[str, Any] | None:
 
 
 def _read_result(folder: Path) -> dict[str, Any] | None:
-    if not (folder / "run.json").exists():
+    if not is_run_folder(folder):
         return None
     with RunFolder.open(folder, write=False) as run_folder:
         return run_folder.result()
 
 
 def _result_time(folder: Path) -> int:
-    file = folder / "result.json"
+    file = folder / RESULT_FILE
     return file.stat().st_mtime_ns if file.exists() else 0
 
 
@@ -127,7 +128,7 @@ def _refuse_live(folder: Path) -> None:
     Raises:
         StoreError: The error names the process.
     """
-    if (folder / "run.json").exists():
+    if is_run_folder(folder):
         RunFolder.open(folder).close()
 
 
@@ -136,7 +137,7 @@ def _how_to_go_on(folder: Path) -> str:
         _refuse_live(folder)
     except StoreError:  # the run of another process, which is no run to resume
         return ""
-    return f" To resume: oneshot resume {folder}" if (folder / "run.json").exists() else ""
+    return f" To resume: oneshot resume {folder}" if is_run_folder(folder) else ""
 
 
 def stored_settings(folder: Path) -> dict[str, Scalar]:
@@ -149,7 +150,9 @@ def stored_settings(folder: Path) -> dict[str, Scalar]:
     with RunFolder.open(folder, write=False) as run_folder:
         stored = run_folder.info.get("settings")
     if not isinstance(stored, dict):
-        raise OptionError(f"{folder} is no run of this app (run.json has no settings): resume it with its own project")
+        raise OptionError(
+            f"{folder} is no run of this app ({FACTS_FILE} has no settings): resume it with its own project"
+        )
     return without_retired(stored)
 
 
@@ -160,7 +163,7 @@ def stored_supernodes(folder: Path) -> int:
 
 
 def _refuse_replay(folder: Path) -> None:
-    if not (folder / "run.json").exists():
+    if not is_run_folder(folder):
         return
     with RunFolder.open(folder, write=False) as run_folder:
         source, imported = (run_folder.info.get(key) for key in ("replay-of", "imported-from"))

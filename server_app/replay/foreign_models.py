@@ -15,7 +15,8 @@ from server_app.settings.settled import check_same_run
 from strategies.core.errors import OptionError
 from strategies.core.options import flatten, options_of, parse, reject_unknown
 from strategies.gatekeeper.config import GatekeeperConfig
-from strategies.method import Job, Normalization
+from strategies.method import Job
+from strategies.run.identity import stored_normalization
 from strategies.run.retired import without_retired
 from strategies.run.stage import all_cores
 
@@ -79,15 +80,13 @@ def foreign_job(request: Request, info: Mapping[str, Any]) -> tuple[Settings, Jo
         now = {**flatten(config, name), **gatekeeper, "seed": app.seed, **of_the_app(app)}
         check_same_run({"settings": {**begun, "seed": info["seed"]}}, now)
     shape = tuple(info["input-shape"])
-    halves = (0.5,) * shape[0]
-    mean, std = info.get("normalization", (halves, halves))
     job = Job(
         uploads=(),
         builders=foreign_models(request.model, info["student"]),
         student=info["student"],
         num_classes=info["num-classes"],
         input_shape=shape,
-        normalization=Normalization(tuple(mean), tuple(std)),
+        normalization=stored_normalization(info),
         config=config,
         seed=app.seed,
         threads=all_cores(),

@@ -30,7 +30,8 @@ from strategies.compute import named
 from strategies.compute.in_process import resolve_device
 from strategies.core.errors import OptionError
 from strategies.core.kinds import CVAE, HEAD, STATISTICS, backbone_in, holds_images
-from strategies.method import TEACHERS, Job, Method, Normalization
+from strategies.method import TEACHERS, Job, Method
+from strategies.run import FACTS_FILE, is_run_folder
 from strategies.run.run_folder import RunFolder
 from strategies.run.stage import all_cores
 from strategies.uploads.needs import check_needs
@@ -48,9 +49,8 @@ def held_out(settings: Settings) -> tuple[HeldOut, Split]:
         DataError: The data set is missing; the error names the remedy.
     """
     split = open_half(settings, "test")
-    normalization = Normalization(*split.normalization)
     data = split.take(half_of(split.labels, settings.app.data.held_out))
-    return HeldOut(data, normalization, functions=functions_of(settings, split)), split
+    return HeldOut(data, split.normalization, functions=functions_of(settings, split)), split
 
 
 def functions_of(settings: Settings, split: Split) -> tuple[FeatureFunction, ...]:
@@ -95,7 +95,7 @@ def build_job(settings: Settings, split: Split, observer: HeldOut | None, *, dat
         student=student,
         num_classes=split.num_classes,
         input_shape=split.input_shape,
-        normalization=Normalization(*split.normalization),
+        normalization=split.normalization,
         config=settings.method_config,
         seed=app.seed,
         threads=app.threads or all_cores(),
@@ -193,8 +193,8 @@ def build_strategy(settings: Settings, job: Job) -> OneShot | Iterative:
     run_dir = app.resume or app.run_dir
     # Every CVAE sends a decoder of one architecture, whatever its encoder.
     accepted = "" if isinstance(settings.method, Method) and settings.method.uploads == CVAE else app.model.accepted
-    if app.resume and not (Path(app.resume).expanduser() / "run.json").exists():
-        raise OptionError(f"setting 'resume' is {app.resume!r}: must be the folder of a run (it holds run.json)")
+    if app.resume and not is_run_folder(Path(app.resume).expanduser()):
+        raise OptionError(f"setting 'resume' is {app.resume!r}: must be the folder of a run (it holds {FACTS_FILE})")
     names = ("threads", "device", "max_upload_mib", "checkpoint_s", "teacher", "store_images")
     of_run = {name: getattr(app, name) for name in names}
     shared: dict[str, Any] = {

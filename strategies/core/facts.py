@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     import torch
@@ -12,12 +12,16 @@ if TYPE_CHECKING:
     State = dict[str, torch.Tensor]
 
 
-@dataclass(frozen=True)
-class Normalization:
+class Normalization(NamedTuple):
     """How pixels in [0, 1] become a model's input: ``(pixel - mean) / std``, per channel."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
+
+    @classmethod
+    def half(cls, channels: int) -> Normalization:
+        """Return mean and deviation 0.5 per channel, the default."""
+        return cls((0.5,) * channels, (0.5,) * channels)
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,6 @@ class OneShot(Strategy):
             raise OptionError(f"min_uploads is {min_uploads}: must be a whole number at least 1")
         if not 0.0 <= fraction_evaluate <= 1.0:
             raise OptionError(f"fraction_evaluate is {fraction_evaluate}: must be a number from 0 to 1")
-        halves = (0.5,) * input_shape[0]
         self.method, self._assumed = method, normalization is None
         self.job = Job(
             uploads=(),
@@ -99,7 +98,7 @@ class OneShot(Strategy):
             student=chosen_student(student, builders),
             num_classes=num_classes,
             input_shape=input_shape,
-            normalization=normalization or Normalization(halves, halves),
+            normalization=normalization or Normalization.half(input_shape[0]),
             config=chosen_config(config, method),
             seed=seed,
             threads=options.threads or all_cores(),

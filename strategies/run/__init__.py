@@ -7,11 +7,17 @@ from ..core.errors import StoreError
 
 RUNS_VARIABLE = "ONESHOT_RUNS"  # the environment variable that names the folder of the runs
 FACTS_FILE = "run.json"  # written first; the file that makes a folder a run folder
+RESULT_FILE = "result.json"  # written last
 
 
 def runs_folder(chosen: str = "") -> Path:
     """Return the folder of the runs: ``chosen``, else $ONESHOT_RUNS, else ``runs`` here; absolute."""
     return Path(chosen or os.environ.get(RUNS_VARIABLE, "") or "runs").expanduser().absolute()
+
+
+def is_run_folder(path: Path) -> bool:
+    """Return whether a folder holds a run, finished or not."""
+    return (path / FACTS_FILE).is_file()
 
 
 def check_run_folder(path: Path) -> None:
@@ -20,5 +26,5 @@ def check_run_folder(path: Path) -> None:
     Raises:
         StoreError: It has no ``run.json``.
     """
-    if not (path / FACTS_FILE).is_file():
+    if not is_run_folder(path):
         raise StoreError(f"{path}: no run folder (it has no {FACTS_FILE})")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import OptionError
+from ..core.facts import Normalization
 from ..core.options import flatten
 from .files import plain
 from .retired import without_retired
@@ -48,6 +49,14 @@ def open_run(path: Path, method: str, job: Job, *, identity: Mapping[str, Any], 
         folder.close()
         raise
     return folder
+
+
+def stored_normalization(info: Mapping[str, Any]) -> Normalization:
+    """Return the input space of a run's models, given its run.json; files of early versions do not say it."""
+    if "normalization" not in info:
+        return Normalization.half(info["input-shape"][0])
+    mean, std = info["normalization"]
+    return Normalization(tuple(mean), tuple(std))
 
 
 # The wait for clients and the quorum do not change the result that is computed from their answers.

@@ -168,8 +168,7 @@ def merge(
     sizes = further.pop("num_examples", None)
     builders = copies_of(named, chosen.uploads) if model is None else named_builders(model)
     facts = _facts(named, label_counts, sizes, num_classes)
-    halves = (0.5,) * input_shape[0]
-    defaults = {"normalization": Normalization(halves, halves), "threads": all_cores(), "device": "auto"}
+    defaults = {"normalization": Normalization.half(input_shape[0]), "threads": all_cores(), "device": "auto"}
     students = {name: build for name, build in builders.items() if kind_of(name) == CLASSIFIER} or builders
     given: dict[str, Any] = {
         **defaults,

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import FACTS_FILE, runs_folder
+from . import FACTS_FILE, RESULT_FILE, runs_folder
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -62,7 +62,7 @@ def _runs(folder: Path) -> Iterator[tuple[Path, tuple[dict[str, Any], dict[str, 
     """Yield every run folder with the content of run.json and of result.json."""
     for path in folder.glob(f"*/{FACTS_FILE}"):
         if (info := _read(path)) is not None:
-            yield path.parent, (info, _read(path.parent / "result.json") or {})
+            yield path.parent, (info, _read(path.parent / RESULT_FILE) or {})
 
 
 def _row(run: Path, info: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from ..core.durable import TEMPORARY_PATTERN, make_folder, store_errors, sync_fo
 from ..core.errors import StoreError
 from ..method import EnsembleSpec, Upload
 from ..uploads.digest import Weights, weights_sha256
-from . import FACTS_FILE, RUNS_VARIABLE, check_run_folder, ensembles, runs_folder
+from . import FACTS_FILE, RESULT_FILE, RUNS_VARIABLE, check_run_folder, ensembles, is_run_folder, runs_folder
 from .ensembles import load_ensemble
 from .files import read_equal_weights, read_json, save_weights, write_json
 from .lock import LOCK_NAME, FolderLock
@@ -36,7 +36,6 @@ __all__ = [
     "load_ensemble",
 ]
 
-_RESULT = "result.json"
 STUDENT_FILE = "student.safetensors"
 IMAGES_FILE = "images.safetensors"
 OUTCOME_FILE = "outcome.json"
@@ -112,7 +111,7 @@ class RunFolder:
     @classmethod
     def open_or_create(cls, path: Path, info: Mapping[str, Any]) -> RunFolder:
         """Open the run folder at ``path`` for writing, or make it if there is none; see :meth:`create`."""
-        return cls.open(path) if (Path(path).expanduser() / FACTS_FILE).exists() else cls.create(path, info)
+        return cls.open(path) if is_run_folder(Path(path).expanduser()) else cls.create(path, info)
 
     def close(self) -> None:
         """Stop being the writer; the folder can still be read."""
@@ -154,7 +153,7 @@ class RunFolder:
             StoreError: The disk refuses.
         """
         self._writing()
-        write_json(self.path / _RESULT, result)
+        write_json(self.path / RESULT_FILE, result)
 
     def result(self) -> dict[str, Any] | None:
         """Return the result, or None if the run has not finished.
@@ -162,9 +161,9 @@ class RunFolder:
         Raises:
             StoreError: The result is damaged.
         """
-        if not (self.path / _RESULT).exists():
+        if not (self.path / RESULT_FILE).exists():
             return None
-        result: dict[str, Any] = read_json(self.path / _RESULT)
+        result: dict[str, Any] = read_json(self.path / RESULT_FILE)
         return result
 
     def save_student(self, state: Weights) -> str:
@@ -272,7 +271,7 @@ def default_run_dir(run_dir: str, name: str, *, parent: Path | None = None) -> P
 
 
 def _refuse_occupied(path: Path) -> None:
-    if (path / FACTS_FILE).exists():
+    if is_run_folder(path):
         raise StoreError(f"{path}: a run folder is here already; resume it, or name another")
     strangers = [p.name for p in path.iterdir() if p.name != LOCK_NAME and not p.match(TEMPORARY_PATTERN)]
     if strangers:

@@ -99,14 +99,14 @@ class Iterative(Strategy):
         observer: Observer | None = None,
         facts: Mapping[str, Any] | None = None,
     ) -> None:
-        options, builders, halves = _in_rounds(options, refiner), named_builders(model), (0.5,) * input_shape[0]
+        options, builders = _in_rounds(options, refiner), named_builders(model)
         self.job = Job(
             uploads=(),
             builders=builders,
             student=chosen_student(student, builders),
             num_classes=num_classes,
             input_shape=input_shape,
-            normalization=normalization or Normalization(halves, halves),
+            normalization=normalization or Normalization.half(input_shape[0]),
             config=config or IterativeConfig(),
             seed=seed,
             threads=options.threads or all_cores(),
