@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,10 @@ def _commands(facts: Mapping[str, Any], best: Line | None) -> list[tuple[str, st
     again, more = facts["command"], facts["seeds"] + 2
     found = [("The same with more seeds", again.replace(_seeds(facts["seeds"]), _seeds(more)))]
     if best is not None and best.method in facts["methods"]:
-        found.append(("The best of them alone", f"oneshot replay {facts['runs'][0]} --method {best.method}"))
+        words = shlex.split(again)
+        shared = words[words.index("--seeds") + 2 : words.index("--out")]  # the settings, and a foreign run's own code
+        alone = ["oneshot", "replay", facts["runs"][0], "--method", best.method, *shared]
+        found.append(("The best of them alone", shlex.join(alone)))
     return [*found, ("All options of a method", f"oneshot methods {facts['methods'][0]}")]
 
 

@@ -54,8 +54,9 @@ pre { background: var(--card); border: 1px solid var(--line); border-radius: .6r
 footer { margin-top: 3rem; border-top: 1px solid var(--line); padding-top: 1rem; color: var(--soft); font-size:
   .85rem; }
 @media (max-width: 36rem) { body { padding: 1.25rem 1rem 3rem; } dl { grid-template-columns: 1fr; gap: 0; }
-  dd { margin-bottom: .6rem; } .figures li { flex-basis: 40%; padding: .6rem .8rem; } img { min-width: 36rem; }
-  th, td { padding: .35rem .5rem; } td.bar { min-width: 4rem; } }
+  dd { margin-bottom: .6rem; } .figures li { flex-basis: 40%; padding: .6rem .8rem; }
+  .figures li:first-child { flex-basis: 100%; } img { min-width: 36rem; } table { font-size: .85rem; }
+  th, td { padding: .35rem .4rem; } td:first-child { white-space: normal; } td.bar { min-width: 4rem; } }
 @media print { :root { color-scheme: light; --ink: #000; --soft: #444; --line: #ccc; --ground: #fff; --card: #fff;
   --accent: #1d4f91;
   --shade: 53 102 168; --warn: #8a4b08; --warn-ground: #fff; --warn-line: #999; }

@@ -37,14 +37,13 @@ def rounds_page(facts: Mapping[str, Any], lines: Sequence[RoundsLine]) -> Page:
         "How soon an accuracy is reached", columns_of(facts["targets"]), [line.shown() for line in lines],
         strong=frozenset({lines.index(best)}), note=" ".join(notes[1:]),
     )  # fmt: skip
-    last = sum(run.last for run in best.runs) / len(best.runs)
     words = ["oneshot", "rounds", *(str(run.path) for run in runs)]
     targets = ",".join(f"{target:g}" for target in facts["targets"]) or "50"
     return Page(
         kind="Rounds",
         title=notes[0].partition(":")[0],
         setting=rounds_setting(lines),
-        figures=[(f"{last:.2f} %", f"after the last round, {best.name}"), (str(len(runs)), "runs"),
+        figures=[(f"{best.last_text} %", f"after the last round, {best.name}"), (str(len(runs)), "runs"),
                  (str(max(run.done for run in runs)), "rounds at most")],
         facts=[*known_facts({"runs": ", ".join(str(run.path) for run in runs), "folder": facts["out"]}),
                *software_facts(info_of(runs[0].path))],

@@ -40,11 +40,12 @@ def plot_rounds(lines: Sequence[RoundsLine], targets: Sequence[float]) -> Figure
     for target in targets:
         axes.axhline(target, color="#9aa5b1", linestyle=":", linewidth=1.0, zorder=0)
         axes.annotate(
-            f"{target:g} %", (0.0, target), xycoords=("axes fraction", "data"), xytext=(2, 2),
-            textcoords="offset points", ha="left", va="bottom", fontsize="x-small", color="#5f6b76",
+            f"{target:g} %", (1.0, target), xycoords=("axes fraction", "data"), xytext=(-2, 2),
+            textcoords="offset points", ha="right", va="bottom", fontsize="x-small", color="#5f6b76",
         )  # fmt: skip
     axes.locator_params(axis="x", integer=True)
-    axes.set_xlim(0, max(1, *(test.number for line in lines for run in line.runs for test in run.tested)))
+    tested = [test.number for line in lines for run in line.runs for test in run.tested]
+    axes.set_xlim(min(tested) if len(set(tested)) > 1 else 0, max(tested))
     axes.set_xlabel("round")
     axes.set_ylabel("accuracy on held-out images, %")
     several = any(len(line.runs) > 1 for line in lines)
@@ -58,7 +59,7 @@ def _draw(axes: Axes, line: RoundsLine, look: Mapping[str, Any], marker: str) ->
     numbers, means = [number for number, _, _ in curve], [mean for _, mean, _ in curve]
     seeds = f" ({len(line.runs)} seeds)" * (len(line.runs) > 1)
     name = textwrap.fill(line.name + seeds, LEGEND_LETTERS, subsequent_indent="   ")
-    axes.plot(numbers, means, **look, linewidth=1.6, marker=marker, label=name)
+    axes.plot(numbers, means, **look, linewidth=1.6, marker=marker, label=name, clip_on=False)
     if len(line.runs) > 1:
         low = [mean - (spread or 0.0) for _, mean, spread in curve]
         high = [mean + (spread or 0.0) for _, mean, spread in curve]

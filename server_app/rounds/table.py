@@ -71,6 +71,11 @@ class RoundsLine:
         found = [getattr(run, what) for run in self.runs]
         return None if None in found else round(_mean(found), 3)
 
+    @property
+    def last_text(self) -> str:
+        """The mean accuracy after the last round with its sample deviation, without the unit."""
+        return _mean_text([run.last for run in self.runs], 2)
+
     def curve(self) -> list[tuple[int, float, float | None]]:
         """Return round, mean accuracy and sample deviation, for the rounds in which every run was tested."""
         tested = {k: {test.number: test.accuracy for test in run.tested} for k, run in enumerate(self.runs)}
@@ -112,7 +117,7 @@ class RoundsLine:
             self.name,
             str(len(self.runs)),
             *(text for each in self.reached for text in each.shown()),
-            _mean_text([run.last for run in self.runs], 2),
+            self.last_text,
             f"{_mean(run.best for run in self.runs):.2f}",
             *("-" if value is None else f"{value:.3g}" for value in seconds),
         ]

@@ -10,8 +10,11 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 WIDTHS = (400, 1400)
+needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
 _FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
     "--disable-background-networking", "--disable-component-update", "--enable-logging=stderr",
@@ -53,3 +56,20 @@ def look_at(page: Path, folder: Path) -> tuple[list[Look], list[str]]:
     assert measured is not None
     looks = [Look(*numbers) for numbers in json.loads(html.unescape(measured[1]))]
     return looks, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+
+
+def check_looks(page: Path, folder: Path, *, images: int) -> None:
+    """Hold a page to what a reader needs at every width: all its images, no overflow, no error of the console.
+
+    Args:
+        page: The file.
+        folder: A new folder for the browser's files.
+        images: The number of images that the page has.
+    """
+    looks, errors = look_at(page, folder)
+
+    assert errors == []
+    assert [look.window for look in looks] == list(WIDTHS)
+    for look in looks:
+        assert look.content <= look.window
+        assert look.shown == look.images == images

@@ -20,6 +20,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from browser import check_looks, needs_browser
 from torch import nn
 from typer.testing import CliRunner
 
@@ -142,6 +143,8 @@ def test_every_cell_is_a_normal_replay_folder_and_compare_json_holds_all_of_them
         assert f"<td>{line['name']}</td><td>{line['kind']}</td>" in page
     assert page.count("data:image/png;base64,") == len(drawn)
     assert found["command"].replace("--seeds 2", "--seeds 4") in page
+    best = max(found["table"], key=lambda row: row["accuracy"])["method"]
+    assert f"oneshot replay {run} --method {best} --set dense.epochs=1\n" in page.replace("</pre>", "\n")
     assert [(cell["method"], cell["seed"]) for cell in found["cells"]] == [("fedens", 0), ("dense", 0), ("dense", 1)]
     for cell in found["cells"]:
         with RunFolder.open(Path(cell["run_dir"]), write=False) as replay:
@@ -154,6 +157,19 @@ def test_every_cell_is_a_normal_replay_folder_and_compare_json_holds_all_of_them
         assert cell["peak_mib"] > 50.0
     plain = replay_run(Request(run, "dense", {"dense.epochs": 1, "seed": 1}), log=lambda _: None)
     assert plain["weights_sha256"] == found["cells"][2]["weights_sha256"]
+
+
+@pytest.mark.usefixtures("both", "ran")
+@pytest.mark.slow
+@pytest.mark.plots
+@needs_browser
+def test_page_of_a_comparison_in_a_browser_shows_its_plots_without_overflow_or_error(
+    run_folder: MakeRun, tmp_path: Path
+) -> None:
+    found = compared(run_folder(), methods="fedavg,fedens,label-count-ensemble,dense", seeds=2, out=tmp_path / "out")
+
+    drawn = [found[key] for key in ("plot", "communication_plot", "cost_plot") if found[key]]
+    check_looks(tmp_path / "out" / found["page"], tmp_path / "browser", images=len(drawn))
 
 
 @pytest.mark.usefixtures("both")

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from browser import check_looks, needs_browser
 from matplotlib.collections import PolyCollection
 from typer.testing import CliRunner
 
@@ -263,7 +264,7 @@ def test_the_command_prints_text_json_and_csv_and_writes_to_the_named_file(
     assert lines[-3:] == [f"{what:<14} {out}/{name}" for what, name in files.items()]
     page = (out / "report.html").read_text()
     assert "digits · split dirichlet-classes, alpha 0.3 · 4 clients · seeds 0 / 1" in page
-    assert "<b>60.50 %</b> <span>after the last round, FedAvg</span>" in page
+    assert "<b>60.50 ± 0.71 %</b> <span>after the last round, FedAvg</span>" in page
     assert '<td>FedAvg</td><td class="number">2</td>' in page
     assert page.count("data:image/png;base64,") == 1
     assert f"oneshot rounds {runs[0]} {runs[1]} --targets 50,60.5 --out {out}" in page
@@ -278,6 +279,20 @@ def test_the_command_prints_text_json_and_csv_and_writes_to_the_named_file(
         "1",
         "",
     )
+
+
+@pytest.mark.slow
+@pytest.mark.plots
+@needs_browser
+def test_page_of_rounds_in_a_browser_shows_its_plot_without_overflow_or_error(
+    run_of_rounds: MakeRun, tmp_path: Path
+) -> None:
+    names = {"iterative.refiner": "co-boosting", "iterative.strategy": "fedadam"}  # a long name, wide columns
+    runs = [run_of_rounds([40.0, 60.0 + seed], name=f"r{seed}", seed=seed, **names) for seed in range(2)]
+
+    reported(*runs, targets=[50.0, 60.0, 60.5, 61.0], out=tmp_path / "out")
+
+    check_looks(tmp_path / "out" / "report.html", tmp_path / "browser", images=1)
 
 
 def test_without_a_folder_nothing_is_written_and_a_strange_folder_is_left_alone(
@@ -313,6 +328,7 @@ def test_curves_are_means_in_a_band_and_a_longer_run_goes_on_alone(run_of_rounds
         ([1, 2, 3], [40.0, 41.0, 42.0]),
         ([0, 1], [55.0, 55.0]),
     ]
+    assert axes.get_xlim() == (1, 3)
     assert len([band for band in axes.collections if isinstance(band, PolyCollection)]) == 1
     legend = axes.get_legend()
     assert legend is not None
