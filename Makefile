@@ -56,8 +56,9 @@ config: $(READY)  ## write the settings into pyproject.toml and the pages
 	$(BIN)/python -m server_app.settings.config_table
 	$(BIN)/python tests/docs/option_tables.py
 
-docs: $(READY)  ## write the documentation as a site into build/site; read it with: python3 -m http.server -d build/site
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
+docs: $(READY)  ## write the documentation as a site; open build/site/index.html in a browser
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps \
+		--requirement requirements-docs.lock
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 clean:  ## remove .venv
@@ -65,13 +66,16 @@ clean:  ## remove .venv
 
 # The lock file: every package but torch, whose build depends on the machine, and the libraries of its GPU builds.
 # Two steps below: first the locked packages with their hashes, then torch and this project, with torch's version pinned.
-LOCKED := pyproject.toml --extra dev --universal --python-version 3.11 --generate-hashes --constraint constraints.txt \
-	--no-header --no-annotate --no-emit-find-links --no-emit-package torch
+# The packages of `make docs` have a file of their own, in the same versions where both have one.
+COMPILE := pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
+	--no-emit-find-links
 LOCK_HEAD := \# Without torch: each of its builds has other hashes. constraints.txt pins its version, and pip takes it in a second step.
 lock: $(READY)
-	$(BIN)/uv pip compile $(LOCKED) --quiet --output-file requirements.lock
+	$(BIN)/uv $(COMPILE) pyproject.toml --extra dev --constraint constraints.txt --no-emit-package torch \
+		--output-file requirements.lock
 	$(BIN)/python -c "import re, pathlib; p = pathlib.Path('requirements.lock'); \
 		p.write_text('$(LOCK_HEAD)\n' + re.sub(r'(?m)^(nvidia|cuda|triton).*\n(    --hash.*\n)+', '', p.read_text()))"
+	$(BIN)/uv $(COMPILE) --group docs --constraint requirements.lock --output-file requirements-docs.lock
 
 $(READY): pyproject.toml constraints.txt requirements.lock
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 to 3.14 was found: install one, or name it: make run PYTHON=/path/to/python3"; exit 1; }

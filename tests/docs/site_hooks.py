@@ -1,5 +1,7 @@
 """The hooks of the documentation's site: pages from outside ``docs/``, links that leave it, and the API's reference.
 
+They also add the script by which the search works in pages that are opened as files.
+
 MkDocs calls them by name (``hooks`` in mkdocs.yml).
 """
 
@@ -95,11 +97,13 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add the pages that are not files in ``docs/``."""
+    """Add the pages and the script that are not files in ``docs/``."""
     from mkdocs.structure.files import File
 
     for source, page in OUTSIDE.items():
         files.append(File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8")))
+    worker = "assets/iframe-worker.js"
+    files.append(File.generated(config, worker, content=Path(__file__).with_name("iframe-worker.js").read_text()))
     for page, modules in rooms().items():
         files.append(File.generated(config, page, content=reference(page, modules)))
     return files

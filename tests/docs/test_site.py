@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from browser import CHROMIUM, opened
 from site_hooks import OUTSIDE, ROOT, rooms, site_links
 
 
@@ -45,8 +47,19 @@ def test_reference_has_every_module_of_library_and_app_once() -> None:
     assert sorted(named) == sorted(".".join(path.relative_to(ROOT).with_suffix("").parts) for path in wanted)
 
 
+def test_packages_of_the_site_are_locked_in_the_versions_of_the_program() -> None:
+    site, program = (
+        dict(re.findall(r"^([\w.-]+)==(\S+)", (ROOT / name).read_text(), re.MULTILINE))
+        for name in ("requirements-docs.lock", "requirements.lock")
+    )
+    asked = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]["docs"]
+
+    assert {re.split(r"[\[<>=]", name)[0] for name in asked} <= site.keys()
+    assert {name: version for name, version in site.items() if program.get(name, version) != version} == {}
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(find_spec("mkdocs") is None, reason="the extra docs is not installed")
+@pytest.mark.skipif(find_spec("mkdocs") is None, reason="the packages of the group docs are not installed")
 def test_site_is_built_strictly_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
 
@@ -57,3 +70,8 @@ def test_site_is_built_strictly_and_loads_nothing_from_elsewhere(tmp_path: Path)
     assert {"index.html", "methods/tally.html", "deploy.html", "reference/strategies.run.html"} <= pages.keys()
     loaded = re.compile(r"<(?:script|img|iframe|link rel=.stylesheet.)[^>]*(?:src|href)=.https?:[^>]*>")
     assert {name: found for name, text in pages.items() if (found := loaded.findall(text))} == {}
+    if CHROMIUM:
+        page = (tmp_path / "site" / "methods" / "tally.html").as_uri()
+        shown, errors = opened(f"{page}?q=quorum", tmp_path)
+        assert errors == []
+        assert re.search(r"[1-9]\d* matching documents", shown)  # of the search, in a page opened as a file

@@ -18,7 +18,7 @@ needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is inst
 _FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
     "--disable-background-networking", "--disable-component-update", "--enable-logging=stderr",
-    "--hide-scrollbars", "--window-size=1500,2000", "--virtual-time-budget=5000", "--dump-dom",
+    "--hide-scrollbars", "--window-size=1500,2000", "--virtual-time-budget=15000", "--dump-dom",
 )  # fmt: skip
 # Each width is a frame of its own, because a window has a least width.
 _FRAME = '<iframe width="{width}" height="900" style="border: 0" srcdoc="{page}"></iframe>'
@@ -50,12 +50,22 @@ def look_at(page: Path, folder: Path) -> tuple[list[Look], list[str]]:
     frames = "".join(_FRAME.format(width=width, page=text) for width in WIDTHS)
     outer = folder / "outer.html"
     outer.write_text(f'<!doctype html><meta charset="utf-8"><title></title>{frames}{_PROBE}')
-    command = [str(CHROMIUM), *_FLAGS, f"--user-data-dir={folder / 'profile'}", outer.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
-    measured = re.search(r"<title>(.*?)</title>", done.stdout)
+    shown, errors = opened(outer.as_uri(), folder)
+    measured = re.search(r"<title>(.*?)</title>", shown)
     assert measured is not None
-    looks = [Look(*numbers) for numbers in json.loads(html.unescape(measured[1]))]
-    return looks, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+    return [Look(*numbers) for numbers in json.loads(html.unescape(measured[1]))], errors
+
+
+def opened(address: str, folder: Path) -> tuple[str, list[str]]:
+    """Return a page as its scripts have made it, and the messages of the browser's console.
+
+    Args:
+        address: The page, as ``file:///...``.
+        folder: A folder for the browser's files.
+    """
+    command = [str(CHROMIUM), *_FLAGS, f"--user-data-dir={folder / 'profile'}", address]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
+    return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 
 
 def check_looks(page: Path, folder: Path, *, images: int) -> None:
