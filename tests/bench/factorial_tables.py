@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,29 +19,16 @@ NAMES = {"adam": "AdamW", "sgd": "SGD"}
 
 
 def chosen(found: pd.DataFrame) -> pd.DataFrame:
-    """Return the cells of the optimiser that is better, on average of the nine, on the images that choose.
-
-    Each number of steps and start has its own. An optimiser that was not measured in all cells is no candidate.
-    """
-    kept = []
-    for _, block in found.groupby(BLOCK):
-        scores = scores_of(block)
-        if not scores.empty:
-            kept.append(block[block["optimizer"] == scores.idxmax()])
-    return pd.concat(kept)
+    """Return the cells of the optimiser that is better on the images that choose, for all steps and starts."""
+    return pd.concat(
+        [block[block["optimizer"] == scores_of(block).idxmax()] for _, block in found.groupby(BLOCK)], ignore_index=True
+    )
 
 
 def scores_of(block: pd.DataFrame) -> pd.Series[float]:
-    """Return optimiser -> mean of the nine on the images that choose, over the seeds that all optimisers have."""
+    """Return optimiser -> mean accuracy on the images that choose, of those of the nine that every optimiser has."""
     nine = block[block["images"].isin(CROSSED)]
-    whole = {
-        name: {seed for seed, cells in own.groupby("seed") if len(cells) == len(CROSSED) * len(TEACHERS)}
-        for name, own in nine.groupby("optimizer")
-    }
-    whole = {name: seeds for name, seeds in whole.items() if seeds}
-    common = set.intersection(*whole.values()) if whole else set()
-    candidates = nine[nine["optimizer"].isin(list(whole)) & nine["seed"].isin(common)]
-    return candidates.groupby("optimizer")["chosen_by"].mean()
+    return nine.pivot(index=["seed", "teacher", "images"], columns="optimizer", values="chosen_by").dropna().mean()
 
 
 def optimizers(found: pd.DataFrame) -> str:
@@ -60,42 +46,49 @@ def cells(found: pd.DataFrame) -> str:
     for (steps, start), block in chosen(found).groupby(BLOCK):
         for teacher in TEACHERS:
             own = block[block["teacher"] == teacher]
+            if own.empty:
+                continue
             itself = own.groupby("seed")["taught"].first()
             students = [own[own["images"] == images] for images in IMAGES]
             shown = [
                 f"{mean(cell['student'])} ({cell['agreement'].mean():.0f})" if len(cell) else "" for cell in students
             ]
-            rows.append([f"{steps:,}", start, teacher, mean(itself), *shown])
-    return table(["steps", "start", "teacher", "itself", *(f"on {name} images" for name in IMAGES)], rows).replace(
-        "on noise images", "on noise"
+            rows.append([f"{steps:,}", start, teacher, mean(itself), *shown, f"{own['cpu_s'].mean():.0f}"])
+    return table(
+        ["steps", "start", "teacher", "itself", "noise", *(f"{name} images" for name in IMAGES[1:]), "CPU s"], rows
     )
 
 
 def effects_of(seed: pd.DataFrame) -> dict[str, float]:
-    """Return the effects in the nine cells of a seed, in points."""
-    grid = seed.pivot(index="teacher", columns="images", values="student")
-    by_teacher, by_images = grid[list(CROSSED)].mean(axis=1), grid[list(CROSSED)].mean(axis=0)
-    better, worse = grid.loc["Tally"], grid.loc["mean"]
+    """Return the effects in the nine cells of a seed, in points.
+
+    As long as cells are missing, they are over the images that both the mean and Tally taught on, and over the teachers
+    that taught on all of these.
+    """
+    grid = seed.pivot(index="teacher", columns="images", values="student").reindex(index=TEACHERS, columns=CROSSED)
+    grid = grid[grid.columns[grid.loc[["mean", "Tally"]].notna().all()]].dropna()
+    if not {"noise", "real"} <= set(grid.columns):
+        return {}
+    by_teacher, by_images, better = grid.mean(axis=1), grid.mean(axis=0), grid.loc["Tally"] - grid.loc["mean"]
     return {
-        "teacher: learned weights less mean": by_teacher["learned weights"] - by_teacher["mean"],
-        "teacher: Tally less mean": by_teacher["Tally"] - by_teacher["mean"],
-        "images: Co-Boosting's less noise": by_images["Co-Boosting's"] - by_images["noise"],
-        "images: real less noise": by_images["real"] - by_images["noise"],
-        "interaction: Tally less mean, on real less on noise": (better - worse)["real"] - (better - worse)["noise"],
-        "one cell less another: Tally on noise less mean on real": better["noise"] - worse["real"],
+        **{f"teacher: {name} less mean": by_teacher[name] - by_teacher["mean"] for name in by_teacher.index[1:]},
+        **{f"images: {name} less noise": by_images[name] - by_images["noise"] for name in by_images.index[1:]},
+        "interaction: Tally less mean, on real less on noise": better["real"] - better["noise"],
+        "Tally on noise less mean on real": grid.loc["Tally", "noise"] - grid.loc["mean", "real"],
     }
 
 
 def effects(found: pd.DataFrame) -> str:
     """Return a row per effect and a column per block: mean and spread of the paired differences over the seeds."""
-    columns: dict[str, Mapping[str, str]] = {}
-    for (steps, start), block in chosen(found).groupby(BLOCK):
-        nine = block[block["images"].isin(CROSSED)]
-        seeds = [own for _, own in nine.groupby("seed") if len(own) == len(CROSSED) * len(TEACHERS)]
-        each = pd.DataFrame([effects_of(own) for own in seeds])
-        columns[f"{steps:,} steps, {start}"] = {name: signed(each[name]) for name in each}
-    names = list(next(iter(columns.values())))
-    return table(["effect", *columns], [[name, *(own[name] for own in columns.values())] for name in names])
+    columns = {
+        f"{steps:,} steps, {start}": pd.DataFrame([effects_of(own) for _, own in block.groupby("seed")])
+        for (steps, start), block in chosen(found).groupby(BLOCK)
+    }
+    names = list(dict.fromkeys(name for each in columns.values() for name in each))
+    return table(
+        ["effect", *columns],
+        [[name, *(signed(each[name].dropna()) if name in each else "" for each in columns.values())] for name in names],
+    )
 
 
 def signed(values: pd.Series[float]) -> str:
