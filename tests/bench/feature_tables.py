@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import run_tables
 
 DOCS = Path(__file__).parents[2] / "docs"
 RESULTS = DOCS / "results"
@@ -182,6 +183,7 @@ TABLES = {
     "feature_texts_privacy": (privacy, "features.md"),
     "feature_scale": (scale, "scale.md"),
     "feature_attacks": (attacks, "features.md"),
+    **{name: (made, "results.md") for name, made in run_tables.TABLES.items()},
 }
 
 

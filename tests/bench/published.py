@@ -5,8 +5,7 @@ on all 60,000 training images. All figures are of the report half of the test im
 
 A cell is a data set, a skew and a seed. tests/bench/clients.py trains its clients, one run uploads them, and each
 method is a comparison on that run. A call finishes what an earlier one left. ``--out`` receives a row per result, with
-the curve of a student, also of one that is not finished. ``--write`` measures nothing: it renews the tables of
-docs/results.md, each below a line ``<!-- published: NAME -->``.
+the curve of a student, also of one that is not finished. tests/bench/feature_tables.py makes the tables of them.
 """
 
 from __future__ import annotations
@@ -18,15 +17,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 from clients import train_missing
 from measure import say
-from rivals import RESULTS, ROOT, oneshot, spread
+from rivals import RESULTS, oneshot
 
 from server_app.compare.table import WORK
 from strategies.run.files import read_json, write_json
 
-OUT, PAGE = RESULTS / "published.json", ROOT / "docs" / "results.md"
+OUT = RESULTS / "published.json"
 CONF = {"fashion-mnist": "fmnist", "mnist": "mnist"}
 CLIENTS, SEEDS, ALPHAS = 10, range(3), (0.1, 0.05, 0.3)
 # Name -> method and settings beside those of the run.
@@ -42,26 +40,6 @@ REPLAYS = {
 }
 QUICK = tuple(REPLAYS)[:5]
 CURVE = 10  # epochs from point to point of a stored curve
-# Row of the table -> replay, its entry, and the paper's figures by data set at alpha 0.1 (Tables 1 and 9).
-ROWS: dict[str, tuple[str, str]] = {
-    "FedENS": ("fedens", "FedENS"),
-    "mean of probabilities": ("mean of probabilities", "FedENS"),
-    "IntactOFL": ("intactofl", "IntactOFL"),
-    "Co-Boosting ensemble": ("co-boosting", "Co-Boosting ensemble"),
-    "**Tally ensemble, counts read off**": ("tally, read off", "Tally ensemble"),
-    "FedAvg": ("fedens", "FedAvg (one shot)"),
-    "DENSE": ("dense", "DENSE"),
-    "Co-Boosting": ("co-boosting", "Co-Boosting"),
-    "**Tally, counts read off**": ("tally, read off", "Tally"),
-    "Label-count ensemble": ("label-count-ensemble", "Label-count ensemble"),
-    "Tally ensemble": ("tally", "Tally ensemble"),
-    "Tally": ("tally", "Tally"),
-}
-GROUPS = {
-    "FedENS": "clients upload a model alone: ensembles",
-    "FedAvg": "clients upload a model alone: one model",
-    "Label-count ensemble": "clients also tell label counts",
-}
 
 
 @dataclass(frozen=True)
@@ -147,76 +125,8 @@ def _curve(compared: Path) -> list[tuple[int, float]]:
     return [(row["epoch"], row["accuracy"]) for row in rows if row["epoch"] % CURVE == 0 or row is rows[-1]]
 
 
-def table(rows: Sequence[Mapping[str, Any]], data: str) -> str:
-    """Return the table of a data set: a column per skew, mean and deviation over the seeds, work of the server."""
-    titles = [f"alpha {alpha:g}" for alpha in ALPHAS]
-    lines = [
-        f"| | {' | '.join(titles)} | CPU s | teacher passes | student steps |",
-        f"|---{'|---:' * (len(ALPHAS) + 3)}|",
-    ]
-    for title, (name, entry) in ROWS.items():
-        if title in GROUPS:
-            lines.append(f"| *{GROUPS[title]}* |{' |' * (len(ALPHAS) + 3)}")
-        cells = [spread(_accuracies(rows, Cell(data, alpha, 0), name, entry)) for alpha in ALPHAS]
-        lines.append(f"| {title} | {' | '.join([*cells, *_work(rows, data, name)])} |")
-    return "\n".join(lines)
-
-
-def _accuracies(rows: Sequence[Mapping[str, Any]], cell: Cell, name: str, entry: str) -> pd.Series[float]:
-    """Return the accuracies in % by the seed."""
-    place = (cell.data, cell.alpha, name)
-    found = [row for row in rows if (row["data"], row["alpha"], row["name"]) == place and entry in row["accuracy"]]
-    return pd.Series({row["seed"]: row["accuracy"][entry] for row in found}, dtype=float)
-
-
-def _work(rows: Sequence[Mapping[str, Any]], data: str, name: str) -> list[str]:
-    """Return CPU seconds, passes of an image through a member, forward and backward, and student steps: means."""
-    found = [row for row in rows if (row["data"], row["name"]) == (data, name) and row.get("student_steps")]
-    if not found:
-        return ["", "", ""]
-    frame = pd.DataFrame(found)
-    passes = frame["teacher_forward"] + frame["teacher_backward"]
-    return [
-        f"{frame['server_cpu_s'].mean():.0f}",
-        f"{passes.mean() / 1e6:.1f} million",
-        f"{frame['student_steps'].mean():,.0f}",
-    ]
-
-
-def differences(rows: Sequence[Mapping[str, Any]], data: str) -> str:
-    """Return the paired differences of Tally, counts read off, and the rivals of its group, by the seed."""
-    lines = [f"| Tally less | {' | '.join(f'alpha {alpha:g}' for alpha in ALPHAS)} |", f"|---{'|---:' * len(ALPHAS)}|"]
-    own = ""
-    for title, (name, entry) in list(ROWS.items())[:9]:
-        own = "Tally ensemble" if title in list(ROWS)[:5] else "Tally"
-        if "**" in title:
-            continue
-        cells = []
-        for alpha in ALPHAS:
-            cell = Cell(data, alpha, 0)
-            ours = _accuracies(rows, cell, "tally, read off", own)
-            found = (ours - _accuracies(rows, cell, name, entry)).dropna()
-            cells.append("" if found.empty else f"{spread(found, '+')} ({int((found > 0).sum())} of {len(found)})")
-        if any(cells):
-            lines.append(f"| {title} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def written(page: str, rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the page with the tables of these rows below its marks."""
-    for data in CONF:
-        for kind, text in (("", table(rows, data)), (" differences", differences(rows, data))):
-            mark = f"<!-- published: {data}{kind} -->\n"
-            before, found, after = page.partition(mark)
-            rest = after.lstrip("\n")
-            while rest.startswith("|"):
-                rest = rest.partition("\n")[2]
-            page = f"{before}{mark}\n{text}\n{rest}" if found else page
-    return page
-
-
 def main() -> None:
-    """Measure the missing rows, or renew the tables of the page."""
+    """Measure the missing rows."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition(":")[0])
     parser.add_argument("--dir", type=Path, help="where clients, runs and replays are kept")
     parser.add_argument("--root", default="", help="folder of the data sets")
@@ -225,11 +135,7 @@ def main() -> None:
     )
     parser.add_argument("--methods", default="", help="names, separated by semicolons; default: those of seconds")
     parser.add_argument("--out", type=Path, default=OUT, help="receives all results of --dir")
-    parser.add_argument("--write", action="store_true", help="renew the page from --out, measure nothing")
     words = parser.parse_args()
-    if words.write:
-        PAGE.write_text(written(PAGE.read_text(), read_json(words.out)["rows"]))
-        return
     for cell in (CELLS[name] for name in words.cells.split(",")) if words.cells else CELLS.values():
         run = upload(cell, words.dir, words.root)
         rows = [own_row(cell, run)]

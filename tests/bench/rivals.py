@@ -49,9 +49,18 @@ REPLAYS = {
     "f-dafl": ("f-dafl", ""),
     "f-adi": ("f-adi", ""),
 }
+ADAM = "client.optimizer=adam client.lr=0.001 client.clip=0"
+# Name -> the settings of a run whose clients train otherwise, so that it has uploads of its own; on digits alone.
+OTHERWISE = {
+    "fedov": f"method=fedov client.epochs=200 client.batch-size=64 client.weight-decay=1e-5 {ADAM}",
+    "fedcvae-ens": f"method=fedcvae-ens client.epochs=60 client.batch-size=32 fedcvae-ens.epochs=10 {ADAM}",
+    "fafi": "method=fafi client.lr=0.05 client.clip=1 client.whole-batches=true client.momentum-epochs=1",
+}
+FUSED = "fafi, noise"  # the uploads of "fafi", fused by noise
 TRAINED = ("tally", "intactofl", "fedhydra", "co-boosting", "dense", "f-dafl", "f-adi")
 Place = tuple[str, str]  # a replay, and the start of a name in its table of results
 UNCHANGED, TOLD, ASKED = "clients upload a model alone", "clients also tell label counts", "clients are asked again"
+TRAIN = "clients train otherwise"
 # Group -> row -> its place.
 GROUPS: dict[str, dict[str, Place]] = {
     f"{UNCHANGED}: ensembles": {
@@ -78,6 +87,12 @@ GROUPS: dict[str, dict[str, Place]] = {
         "Tally ensemble": ("tally", "Tally ensemble"),
     },
     f"{TOLD}: one model": {"Tally": ("tally", "Tally")},
+    f"{TRAIN}: ensembles": {
+        "FAFI": ("fafi", "FAFI"),
+        "FAFI, `fafi.fusion=noise`": ("fafi, noise", "FAFI"),
+        "FedOV": ("fedov", "FedOV"),
+    },
+    f"{TRAIN}: one model": {"FedCVAE-Ens": ("fedcvae-ens", "FedCVAE-Ens")},
     f"{ASKED}: ensemble": {"FENS, 20 rounds with the clients": ("run", "FENS")},
 }
 HEADLINE = {"ensembles": "**Tally ensemble, counts read off**", "one model": "**Tally, counts read off**"}
@@ -98,6 +113,31 @@ def _children() -> float:
     return used.ru_utime + used.ru_stime
 
 
+def names(data: str) -> tuple[str, ...]:
+    """Return the names of the results on a data set."""
+    return ("run", *REPLAYS, *((*OTHERWISE, FUSED) if data == "digits" else ()))
+
+
+def command(cell: Path, data: str, seed: int, name: str) -> tuple[str, ...]:
+    """Return the command that measures a result.
+
+    Args:
+        cell: The folder of the run that makes the uploads; those of other clients stand beside it.
+        data: A key of :data:`DATA`.
+        seed: Of partition and clients.
+        name: One of :func:`names`.
+    """
+    shared = f"{DATA[data]} data.alpha=0.1 seed={seed} threads=1"
+    if name == "run":
+        return ("run", "--clients", "10", "--run-config", RUN, "--run-config", f"{shared} run-dir='{cell}'")
+    if name in OTHERWISE:
+        return ("run", "--clients", "10", "--run-config", f"{shared} {OTHERWISE[name]} run-dir='{cell}-{name}'")
+    if name == FUSED:
+        return ("replay", f"{cell}-fafi", "--set", "fafi.fusion=noise")
+    method, changed = REPLAYS[name]
+    return ("replay", str(cell), "--method", method, "--set", "conf/short.toml", "--set", f"threads=1 {changed}")
+
+
 def measured(folder: Path, data: str, seed: int, name: str, *, root: str) -> dict[str, Any]:
     """Return one result, from its file or measured now."""
     cell = folder / f"{data.lower()}-{seed}"
@@ -105,13 +145,7 @@ def measured(folder: Path, data: str, seed: int, name: str, *, root: str) -> dic
     if path.exists():
         found: dict[str, Any] = read_json(path)
         return found
-    if name == "run":
-        settings = f"{DATA[data]} data.alpha=0.1 seed={seed} threads=1 run-dir='{cell}'"
-        words = ("run", "--num-supernodes", "10", "--run-config", RUN, "--run-config", settings)
-    else:
-        method, changed = REPLAYS[name]
-        words = ("replay", str(cell), "--method", method, "--set", "conf/short.toml", "--set", f"threads=1 {changed}")
-    result, seconds = oneshot(*words, root=root)
+    result, seconds = oneshot(*command(cell, data, seed, name), root=root)
     row = {
         "data": data,
         "seed": seed,
@@ -209,7 +243,7 @@ def main() -> None:
         return
     for data in words.data.split(",") if words.data else DATA:
         for seed in SEEDS:
-            for name in ("run", *REPLAYS):
+            for name in names(data):
                 measured(words.dir, data, seed, name, root=words.root)
                 rows = [read_json(path) for path in sorted(words.dir.glob("*-[0-9]-*.json"))]
                 write_json(words.out, {"rows": rows})

@@ -1,0 +1,114 @@
+"""The tables of docs/results.md that tests/bench/feature_tables.py makes from stored results of whole runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import pandas as pd
+from rivals import spread
+
+ALPHAS = (0.1, 0.05, 0.3)
+MEASURED = ("fashion-mnist",)  # the data sets that have a table
+Found = Mapping[str, Any]
+Entry = tuple[str, str]  # a row's name in docs/results/published.json, and one of its accuracies
+ALONE, TOLD = "clients upload a model alone", "clients also tell label counts"
+# Group -> row -> its entry; Tally's row stands last in the groups that it leads or not.
+GROUPS: dict[str, dict[str, Entry]] = {
+    f"{ALONE}: ensembles": {
+        "FedENS": ("fedens", "FedENS"),
+        "mean of probabilities": ("mean of probabilities", "FedENS"),
+        "IntactOFL": ("intactofl", "IntactOFL"),
+        "Co-Boosting ensemble": ("co-boosting", "Co-Boosting ensemble"),
+        "**Tally ensemble, counts read off**": ("tally, read off", "Tally ensemble"),
+    },
+    f"{ALONE}: one model": {
+        "FedAvg": ("run", "FedAvg (one shot)"),
+        "DENSE": ("dense", "DENSE"),
+        "Co-Boosting": ("co-boosting", "Co-Boosting"),
+        "**Tally, counts read off**": ("tally, read off", "Tally"),
+    },
+    TOLD: {
+        "Label-count ensemble": ("label-count-ensemble", "Label-count ensemble"),
+        "Tally ensemble": ("tally", "Tally ensemble"),
+        "Tally": ("tally", "Tally"),
+    },
+}
+# Row -> Co-Boosting's Tables 1 and 9 at alpha 0.1: the best epoch on all test images, mean of its seeds.
+PAPER: dict[str, dict[str, float]] = {
+    "fashion-mnist": {
+        "FedENS": 71.3, "Co-Boosting ensemble": 76.5, "FedAvg": 46.6, "DENSE": 69.4, "Co-Boosting": 74.9,
+    },
+    "mnist": {"FedENS": 88.2, "Co-Boosting ensemble": 94.5, "FedAvg": 75.7, "DENSE": 87.8, "Co-Boosting": 94.4},
+}  # fmt: skip
+
+
+def published(found: Found, *, data: str) -> str:
+    """Return the table of a data set: a column per measured skew, mean and deviation over the seeds; then the work."""
+    first, *others = _measured(found, data)
+    titles = [f"alpha {first:g}", "paper", *(f"alpha {alpha:g}" for alpha in others)]
+    lines = _head("", [*titles, "CPU s", "million passes", "student steps"])
+    for group, members in GROUPS.items():
+        lines.append(f"| *{group}* |{' |' * (len(titles) + 3)}")
+        for title, entry in members.items():
+            own, *rest = (spread(_accuracies(found, data, alpha, entry)) for alpha in (first, *others))
+            paper = f"{PAPER[data][title]}" if title in PAPER[data] else ""
+            if own or paper:
+                lines.append(f"| {title} | {' | '.join([own, paper, *rest, *_work(found, data, entry[0])])} |")
+    return "\n".join(lines)
+
+
+def differences(found: Found, *, data: str) -> str:
+    """Return the paired differences of Tally, counts read off, and the other rows of its groups, over the seeds."""
+    alphas = _measured(found, data)
+    lines = _head("Tally less", [f"alpha {alpha:g}" for alpha in alphas])
+    for group, members in GROUPS.items():
+        *rivals, (_, own) = members.items()
+        for title, entry in rivals if group != TOLD else ():
+            cells = [_paired(found, data, alpha, own, entry) for alpha in alphas]
+            if any(cells):
+                lines.append(f"| {title} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+# Name of a mark in docs/results.md -> how its table is made of a file in docs/results/ of the name before the colon.
+TABLES: dict[str, Callable[[Found], str]] = {
+    **{f"published:{data}": partial(published, data=data) for data in MEASURED},
+    **{f"published:{data}, differences": partial(differences, data=data) for data in MEASURED},
+}
+
+
+def _head(first: str, titles: Sequence[str]) -> list[str]:
+    return [f"| {first} | {' | '.join(titles)} |", f"|---{'|---:' * len(titles)}|"]
+
+
+def _measured(found: Found, data: str) -> list[float]:
+    """Return the skews of a data set that have results, 0.1 first, which the paper's column stands beside."""
+    return [
+        ALPHAS[0],
+        *(alpha for alpha in ALPHAS[1:] if any((row["data"], row["alpha"]) == (data, alpha) for row in found["rows"])),
+    ]
+
+
+def _accuracies(found: Found, data: str, alpha: float, entry: Entry) -> pd.Series[float]:
+    """Return the accuracies in % by the seed."""
+    name, outcome = entry
+    rows = [row for row in found["rows"] if (row["data"], row["alpha"], row["name"]) == (data, alpha, name)]
+    return pd.Series({row["seed"]: row["accuracy"][outcome] for row in rows if outcome in row["accuracy"]}, dtype=float)
+
+
+def _paired(found: Found, data: str, alpha: float, own: Entry, rival: Entry) -> str:
+    """Return the difference over the seeds that both have, and in how many of them it is positive."""
+    apart = (_accuracies(found, data, alpha, own) - _accuracies(found, data, alpha, rival)).dropna()
+    return "" if apart.empty else f"{spread(apart, '+')} ({int((apart > 0).sum())} of {len(apart)})"
+
+
+def _work(found: Found, data: str, name: str) -> list[str]:
+    """Return CPU seconds, passes of an image through a member in millions, and student steps: means over all cells."""
+    rows = [row for row in found["rows"] if (row["data"], row["name"]) == (data, name) and row.get("student_steps")]
+    if not rows:
+        return ["", "", ""]
+    mean = pd.DataFrame(rows)[["server_cpu_s", "teacher_forward", "teacher_backward", "student_steps"]].mean()
+    passes = (mean["teacher_forward"] + mean["teacher_backward"]) / 1e6
+    return [f"{mean['server_cpu_s']:.0f}", f"{passes:.1f}", f"{mean['student_steps']:,.0f}"]
