@@ -57,13 +57,13 @@ class Task:
         train: Trains it in place; takes the arguments of :func:`client_app.local_training.train`.
         train_privately: Trains it within a privacy budget; takes the arguments of
             :func:`client_app.private_training.train`.
-        sent: From the trained model to the uploaded state_dict.
+        sent: From the weights of the trained model, which the client keeps, to those of the upload.
         calibrates: Whether the ranges of its layers' outputs can be measured on images.
     """
 
     build: Callable[[Wanted], nn.Module]
     train: Callable[..., Epoch]
-    sent: Callable[[nn.Module], dict[str, Tensor]]
+    sent: Callable[[dict[str, Tensor]], dict[str, Tensor]]
     train_privately: Callable[..., float] = private_training.train
     calibrates: bool = True
 
@@ -116,12 +116,16 @@ def _cache(wanted: Wanted) -> FeatureCache | None:
     return FeatureCache(wanted.cache, most) if wanted.cache is not None and most else None
 
 
-def _all(model: nn.Module) -> dict[str, Tensor]:
-    return model.state_dict()
+def _all(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return state
 
 
-def _decoder(model: nn.Module) -> dict[str, Tensor]:
-    return model.get_submodule("decoder").state_dict()
+def _decoder(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return _part(state, "decoder.") or state  # an earlier release kept the decoder alone
+
+
+def _part(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
 
 
 TASKS: Mapping[str, Task] = {

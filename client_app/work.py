@@ -101,10 +101,13 @@ def trained_model(config: AppConfig, node: Node, asked: Asked, start: State) -> 
         asked: The server's request.
         start: Start weights; used if they fit the client's architecture.
 
+    Returns:
+        The facts of its training, and the part of its weights that the task sends.
+
     Raises:
         OneShotError: The data set, architecture or file is missing.
     """
-    task_of(asked.task)  # an unknown task is refused first
+    sent = task_of(asked.task).sent  # an unknown task is refused first
     name = uploaded_name(asked.task, node.architecture)
     path = checkpoint_path(node.checkpoint, client=node.client, partition_id=node.partition_id)
     check_question(config.privacy, asked)
@@ -116,6 +119,12 @@ def trained_model(config: AppConfig, node: Node, asked: Asked, start: State) -> 
         with node.policy.reading("the checkpoint"):
             state = load_checkpoint(path)
         return _facts_of_pretrained(config, node, asked), state
+    trained, whole = _whole_model(config, node, asked, start)
+    return trained, sent(whole)
+
+
+def _whole_model(config: AppConfig, node: Node, asked: Asked, start: State) -> tuple[Trained, State]:
+    """Return the whole model of a client, kept from an earlier request or trained now."""
     node.policy.check_private(config.privacy.epsilon)
     if not asked.run_id:
         return _made(config, node, asked, start)
@@ -187,7 +196,7 @@ def _train(config: AppConfig, node: Node, asked: Asked, start: State) -> tuple[T
     if isinstance(model, ClientSums):  # an example without features is not in the sums
         size, counts = model.examples, counts if config.privacy.on else model.label_counts
     trained = Trained(name, size, counts, last.loss, last.accuracy, ranges, epsilon)
-    return claimed(trained, config.attack, node.client), task.sent(model)
+    return claimed(trained, config.attack, node.client), model.state_dict()
 
 
 def _started(config: AppConfig, node: Node, asked: Asked, split: Split) -> torch.nn.Module:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from flwr.app import ArrayRecord
 
+from client_app.keeping import Keep
 from client_app.node import Asked, Node
 from client_app.tasks import TASKS
 from client_app.work import trained_model
@@ -210,6 +211,24 @@ def test_a_checkpoint_is_sent_as_the_task_s_kind(tmp_path: Path) -> None:
 
     assert trained is not None
     assert trained.architecture == "mnist-cnn+unknown"
+
+
+def test_client_keeps_its_whole_model_and_sends_the_task_s_part_again(tmp_path: Path) -> None:
+    given = {**SETTINGS, **QUICK, "method": "fedcvae-ens", "client.state-dir": str(tmp_path)}
+    settings, asked = read_settings(given), Asked("a" * 32, 1, 0, task="cvae")
+    node = Node.of({"partition-id": 0, "num-partitions": CLIENTS}, settings.app)
+    _, first = trained_model(settings.app, node, asked, {})
+    kept = Keep(str(tmp_path), asked.run_id, node.client, 1)
+    whole = kept.load()
+    _, again = trained_model(settings.app, node, asked, {})
+
+    assert whole is not None
+    assert whole[1].keys() > {f"decoder.{key}" for key in first}
+    assert first.keys() == again.keys()
+    assert all(torch.equal(value, again[key]) for key, value in first.items())
+
+    kept.save(whole[0], first)  # as an earlier release did
+    assert trained_model(settings.app, node, asked, {})[1].keys() == first.keys()
 
 
 @pytest.mark.parametrize("name", ["fedov", "fafi", "fedcvae-ens", "fedens"])
