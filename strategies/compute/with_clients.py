@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..core.errors import OptionError
 from ..core.memory import kept_memory
-from ..core.work import Counting, Work, counted
+from ..core.work import Counting, Work, counted, work
 from ..uploads.needs import check_needs
 from .in_process import resolve_device, torch_threads
 
 if TYPE_CHECKING:
-    from ..core.clients import Clients
+    from ..core.clients import Answer, Clients
     from ..method import Job, Method, Outcome, Progress
 
 
@@ -40,10 +40,25 @@ class WithClients:
         check_needs(method, job)
         job = replace(job, device=resolve_device(job.device))
         with torch_threads(job.threads), kept_memory(), counted(Work()) as counts:
-            outcome = method.fit_with(job, Counting(progress, counts), self._clients)
+            outcome = method.fit_with(job, Counting(progress, counts), _Counted(self._clients))
         return replace(outcome, work=counts.as_dict())
 
     @contextmanager
     def kept(self) -> Iterator[WithClients]:
         """Yield this place, which has nothing to start."""
         yield self
+
+
+class _Counted:
+    """Counts the questions to the clients as work of the server stage."""
+
+    def __init__(self, clients: Clients) -> None:
+        self._clients = clients
+
+    @property
+    def mib_per_client(self) -> float:
+        return self._clients.mib_per_client
+
+    def ask(self, *args: Any, **kwargs: Any) -> dict[str, Answer]:
+        work().exchanges += 1
+        return self._clients.ask(*args, **kwargs)

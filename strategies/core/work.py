@@ -1,4 +1,4 @@
-"""The work of a server stage, counted exactly: image passes through the teacher, and steps of optimisers."""
+"""The work of a server stage, counted exactly: image passes through the teacher, steps of optimisers, questions."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ class Work:
         student_steps: Steps of the student's optimiser, or of a gate's.
         generator_steps: Steps of a generator's optimiser, or of images that are optimised themselves.
         bfloat16_steps: The generator's steps in bfloat16 among them.
+        exchanges: Questions to the clients after their upload, each with the clients' answers.
     """
 
     teacher_forward: int = 0
@@ -31,6 +32,7 @@ class Work:
     student_steps: int = 0
     generator_steps: int = 0
     bfloat16_steps: int = 0
+    exchanges: int = 0
 
     def passed(self, logits: Tensor) -> None:
         """Count the passes that made logits [M, B, C], and those of their gradient once it comes."""

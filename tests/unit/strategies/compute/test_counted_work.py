@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from fens_fakes import TINY, DirectClients, fens_job
 from flboost_fakes import SMALL, job
 from torch import nn
 
 from strategies.combiners.combiners import Mean
 from strategies.compute.in_process import InProcess
+from strategies.compute.with_clients import WithClients
 from strategies.core.work import KEY, Counting, Work, counted, work
 from strategies.dense import METHOD as DENSE
 from strategies.dense import DenseConfig
+from strategies.fens import METHOD as FENS
 from strategies.flboost import METHOD as FLBOOST
 from strategies.method import Job, Silent, Snapshot
 from strategies.teacher.ensemble import Ensemble
@@ -39,6 +43,7 @@ def by_hand(epochs: int) -> dict[str, int]:
     return {
         "teacher_forward": forward, "teacher_backward": epochs * STEPS * IMAGES * MEMBERS, "student_steps": student,
         "generator_steps": epochs * STEPS, "bfloat16_steps": 0,
+        "generator_steps": epochs * STEPS, "exchanges": 0,
     }  # fmt: skip
 
 
@@ -57,7 +62,14 @@ def test_counts_of_flboost_are_those_by_hand(step: str, precision: str) -> None:
     assert found == {
         "teacher_forward": 2 * seen, "teacher_backward": seen, "student_steps": config.iterations * 5,
         "generator_steps": steps, "bfloat16_steps": steps if precision == "bfloat16" else 0,
+        "generator_steps": steps, "exchanges": 0,
     }  # fmt: skip
+
+
+def test_questions_to_the_clients_are_counted(tmp_path: Path) -> None:
+    counts = WithClients(DirectClients(tmp_path)).run(FENS, fens_job(), Silent()).work
+
+    assert counts["exchanges"] == 2 + TINY.rounds  # the ensemble is offered, then sent
 
 
 class Kept(Silent):
