@@ -71,6 +71,30 @@ def fens(msg: Message, context: Context) -> Message:
     return answer(msg, FensHalf(context.run_config, facts, node_policy(context.node_config, facts)).local())
 
 
+@app.train("fusefl")
+def fusefl(msg: Message, context: Context) -> Message:
+    """Answer a question of FuseFL: train the next block above everybody's, or tell moments of the fused features."""
+    import torch
+
+    from client_app.fusing import answer
+    from fl_app.config import AppConfig
+
+    facts = node_facts(context.node_config, context.run_config)
+    said = dict(msg.content.config_records.get("config", ConfigRecord()))
+    sent = msg.content.array_records.get("arrays", ArrayRecord()).to_torch_state_dict()
+    told, state = {"stage": said.get("stage", 0)}, dict[str, torch.Tensor]()
+    try:
+        config = AppConfig.from_settings(context.run_config)
+        node = Node.of(facts, config, node_policy(context.node_config, facts))
+        torch.set_num_threads(1)
+        limit = float(facts.get("max-ensemble-mib", config.client.max_ensemble_mib))
+        state = answer(config, node, said, dict(sent), max_mib=limit)
+    except OneShotError as error:
+        told["error"] = str(error)
+    record = ConfigRecord({"client": client_name(facts), **told})
+    return Message(RecordDict({"answer": record, "arrays": ArrayRecord(state)}), reply_to=msg)
+
+
 @app.query()
 def introduce(msg: Message, context: Context) -> Message:
     """Answer with this client's name."""

@@ -13,6 +13,7 @@ from client_app import cvae, feature_sums, head_training, local_training, open_s
 from fl_app.data import Normalization
 from fl_app.feature_cache import FeatureCache
 from fl_app.models import build
+from fl_app.models.blocks import cut
 from fl_app.models.cvae import Cvae
 from fl_app.models.feature_heads import of_backbone
 from fl_app.models.features import FeatureFunction
@@ -93,6 +94,10 @@ def _prototypes(wanted: Wanted) -> nn.Module:
     return prototype_builder(wanted.name, wanted.num_classes, wanted.input_shape)()
 
 
+def _blocks(wanted: Wanted) -> nn.Module:
+    return cut(wanted.name, _classifier(wanted), wanted.config.client.blocks)
+
+
 def _cvae(wanted: Wanted) -> nn.Module:
     return Cvae(wanted.num_classes, wanted.input_shape, latent=wanted.config.client.latent)
 
@@ -124,6 +129,10 @@ def _decoder(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return _part(state, "decoder.") or state  # an earlier release kept the decoder alone
 
 
+def _first_block(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return _part(state, "0.")
+
+
 def _part(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
 
@@ -132,6 +141,7 @@ TASKS: Mapping[str, Task] = {
     "classifier": Task(_classifier, local_training.train, _all),
     "open-set": Task(_open_set, open_set.train, _all),
     "prototypes": Task(_prototypes, prototypes.train, _all),
+    "block": Task(_blocks, local_training.train, _first_block, calibrates=False),
     "cvae": Task(_cvae, cvae.train, _decoder),
     "statistics": Task(_sums, feature_sums.add_up, _all, feature_sums.add_up_privately, calibrates=False),
 }

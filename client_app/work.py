@@ -176,7 +176,7 @@ def _train(config: AppConfig, node: Node, asked: Asked, start: State) -> tuple[T
     how: dict[str, Any] = {
         "normalization": split.normalization,
         "augmentation": split.augmentation if config.client.augmentation == "data-set" else config.client.augmentation,
-        "report": _reporter(config, node, len(own.train)),
+        "report": reporter(config, node, len(own.train)),
     }
     if attack != "random":
         _load_start(model, start)
@@ -214,7 +214,8 @@ def _started(config: AppConfig, node: Node, asked: Asked, split: Split) -> torch
         return task_of(asked.task, node.architecture).build(wanted)
 
 
-def _reporter(config: AppConfig, node: Node, examples: int) -> Callable[[Epoch], None]:
+def reporter(config: AppConfig, node: Node, examples: int) -> Callable[[Epoch], None]:
+    """Return the function that logs the first, the last and every tenth epoch of a training."""
     epochs = len(epoch_lengths(config.client, examples))
 
     def report(epoch: Epoch) -> None:

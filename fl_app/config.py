@@ -47,6 +47,7 @@ class ClientConfig:
         "FAFI: two views are drawn for each image, or for a whole batch as in its published code",
         choices=("image", "batch"),
     )
+    blocks: int = option(2, "FuseFL: blocks K that a model is cut into, 2 or 4", low=2, high=4)
     latent: int = option(10, "FedCVAE-Ens: length of the CVAE's noise z", low=1)
     augmentation: str = option(
         "data-set", "change of the training images; data-set: the data set's own", choices=("data-set", *AUGMENTATIONS)

@@ -68,6 +68,7 @@ _ZOO = {
     "cnn1": _Architecture("cnn", "cnn1", _images(18)),
     "cnn-torch": _Architecture("lenet", "cnn_torch", _images(16)),
     "resnet18": _Architecture("resnet", "resnet18", _images(8)),
+    "resnet18-narrow": _Architecture("resnet", "resnet18_narrow", _images(8)),
     "resnet34": _Architecture("resnet", "resnet34", _images(8)),
     "resnet18-imagenet": _Architecture("resnet", "resnet18_imagenet", _images(8)),
     "resnet34-imagenet": _Architecture("resnet", "resnet34_imagenet", _images(8)),

@@ -1,6 +1,7 @@
 """Residual nets (He et al., Deep Residual Learning for Image Recognition, CVPR 2016), built from torchvision's.
 
 - CIFAR form: a 3x3 stem of stride 1, no max pooling (DENSE, Co-Boosting);
+- narrow CIFAR form: a third of the width (FuseFL, Tang et al., NeurIPS 2024);
 - ImageNet form: torchvision's own, "without modification" (FLBoost = FedFTG, Zhang et al., CVPR 2022);
 - ResNet-8: three blocks (FENS, Allouah et al., NeurIPS 2024).
 """
@@ -27,6 +28,29 @@ def _cifar_form(model: nn.Module, channels: int) -> nn.Module:
     model.conv1 = nn.Conv2d(channels, 64, 3, padding=1, bias=False)
     model.maxpool = nn.Identity()
     return default_init(model)
+
+
+def resnet18_narrow(num_classes: int, input_shape: tuple[int, int, int], width: int = 20) -> nn.Module:
+    """Build ResNet-18 in its CIFAR form, ``width`` channels in place of 64, for images [B, ch, H, H]; logits [B, C].
+
+    FuseFL has 20 for its five clients, which then have half of ResNet-18's weights together.
+    """
+    widths = [width, width, 2 * width, 4 * width, 8 * width]
+    layers = {
+        f"layer{n}": nn.Sequential(
+            _block(widths[n - 1], widths[n], stride=1 if n == 1 else 2), _block(widths[n], widths[n], stride=1)
+        )
+        for n in range(1, 5)
+    }
+    return chain(
+        conv1=nn.Conv2d(input_shape[0], width, 3, padding=1, bias=False),
+        bn1=nn.BatchNorm2d(width),
+        relu=nn.ReLU(inplace=True),
+        **layers,
+        avgpool=nn.AdaptiveAvgPool2d(1),
+        flatten=nn.Flatten(),
+        fc=nn.Linear(8 * width, num_classes),
+    )
 
 
 def resnet18_imagenet(num_classes: int, input_shape: tuple[int, int, int]) -> nn.Module:

@@ -1,7 +1,7 @@
-"""Uploads beyond the zoo's classifiers: open-set classifiers, encoders with prototypes, decoders, and sums of features.
+"""Uploads beyond the zoo's classifiers: open-set ones, encoders with prototypes, first blocks, decoders, and sums.
 
 A task names the model that the clients of a method train: ``"classifier"``, ``"open-set"``, ``"prototypes"``,
-``"cvae"`` or ``"statistics"``. The server and a replay read an upload's task from the name of its architecture.
+``"block"``, ``"cvae"`` or ``"statistics"``. The server and a replay read an upload's task from its architecture's name.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from strategies.core.kinds import SUFFIXES
 from strategies.core.options import is_own
 
 from . import build, builders
+from .blocks import CUTS, FirstBlock, cut
 from .feature_heads import feature_builders
 from .features import FeatureFunction
 
@@ -36,16 +37,18 @@ def uploaded_builders(
     input_shape: tuple[int, int, int],
     *,
     latent: int = 10,
+    blocks: int = 2,
     sums: Callable[[], nn.Module] | None = None,
     own: Iterable[str] = (),
 ) -> dict[str, Callable[[], nn.Module]]:
     """Return a picklable builder of every architecture that clients may upload for a task, by name.
 
     Args:
-        task: ``"classifier"``, ``"open-set"``, ``"prototypes"``, ``"cvae"`` or ``"statistics"``.
+        task: ``"classifier"``, ``"open-set"``, ``"prototypes"``, ``"block"``, ``"cvae"`` or ``"statistics"``.
         num_classes: C, without the class "unknown".
         input_shape: (channels, height, width) of one image.
         latent: The length of a decoder's noise.
+        blocks: K, of models that are cut into blocks.
         sums: Builds the sums of features; None for those of the default feature function.
         own: Names of the user's own architectures.
 
@@ -63,6 +66,10 @@ def uploaded_builders(
             )
         builder_of = open_set_builder if task == "open-set" else prototype_builder
         return {uploaded_name(task, name): builder_of(name, num_classes, input_shape) for name in names}
+    if task == "block":
+        first = partial(_first_block, blocks=blocks, num_classes=num_classes, input_shape=input_shape)
+        whole = [name for name in builders(num_classes, input_shape) if blocks in CUTS.get(name, {})]
+        return {uploaded_name(task, name): partial(first, name) for name in whole}
     if task == "statistics":
         return {SUMS: sums or partial(FeatureFunction().sums, num_classes)}
     decoder = partial(_decoder, num_classes, input_shape, latent=latent)
@@ -109,6 +116,10 @@ def _prototypes(name: str, num_classes: int, input_shape: tuple[int, int, int]) 
     from .prototypes import PrototypeNet
 
     return PrototypeNet(build(name, num_classes=num_classes, input_shape=input_shape), num_classes)
+
+
+def _first_block(name: str, *, blocks: int, num_classes: int, input_shape: tuple[int, int, int]) -> nn.Module:
+    return FirstBlock(cut(name, build(name, num_classes=num_classes, input_shape=input_shape), blocks))
 
 
 def _decoder(num_classes: int, input_shape: tuple[int, int, int], *, latent: int) -> nn.Module:

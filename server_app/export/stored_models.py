@@ -116,7 +116,7 @@ def stored_models(run: Path, model: str = "") -> StoredModels:
         found["student"].load_state_dict(weights)
     if (run / FOLDER_NAME).is_dir():
         spec, members = load_ensemble(run, builders)
-        combiner = build_combiner(spec.combiner, spec.weights)
+        combiner = build_combiner(spec.combiner, spec.weights, builders[members[0].architecture])
         found["ensemble"] = Ensemble.from_uploads(members, builders, combiner, precision=spec.precision, form="loop")
     first = normalization if holds_images(shape) else None
     models = {name: Begun(_whole(each), first).eval() for name, each in found.items()}

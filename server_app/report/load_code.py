@@ -11,6 +11,7 @@ from strategies.core.kinds import CLASSIFIER, SUFFIXES, kind_of
 from strategies.core.options import is_own
 from strategies.method import Job
 from strategies.run.stage import StageReport
+from strategies.teacher.copies import built
 
 
 class _Project(NamedTuple):
@@ -56,7 +57,8 @@ from oneshot_fl import load_ensemble_module
 
 {name} = load_ensemble_module(".", {{{models}}})"""
     own = ", own=[" + ", ".join(map(repr, found)) + "]" if (found := sorted(filter(is_own, names))) else ""
-    if (kind := kind_of(job.uploads[0].architecture)) in SUFFIXES:
+    if (kind := kind_of(first := job.uploads[0].architecture)) in SUFFIXES:
+        own += f", blocks={len(later)}" if (later := getattr(built(job.builders[first]), "later", ())) else ""
         return f"""from oneshot_fl import load_ensemble_module
 from oneshot_fl.fl_app.models.uploaded import uploaded_builders
 

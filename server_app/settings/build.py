@@ -128,6 +128,7 @@ def architectures(
         split.num_classes,
         split.input_shape,
         latent=app.client.latent,
+        blocks=app.client.blocks,
         sums=partial(function.sums, split.num_classes, app.privacy.noise, settings.method.name),
         own=app.model.own(),
     )

@@ -24,8 +24,8 @@ def assumption_of(method: Choice) -> str:
         return ASKED_AGAIN
     if Need.PROXY_IMAGES in method.needs:
         return SERVER_IMAGES
-    if method.uploads != "classifier":
-        return SHARED_BACKBONE if method.uploads == STATISTICS else OTHER_TRAINING
     if method.fit_with is not None or method.lends is not None:
         return ASKED_AGAIN
+    if method.uploads != "classifier":
+        return SHARED_BACKBONE if method.uploads == STATISTICS else OTHER_TRAINING
     return COUNTS if Need.LABEL_COUNTS in method.needs else PLAIN

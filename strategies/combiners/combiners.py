@@ -150,6 +150,7 @@ COMBINERS: Registry[Callable[..., nn.Module]] = Registry(
         "two-class-nn": "combiners.two_class:TwoClassTwoLayers",
         "open-set": "combiners.open_set:OpenSet",
         "prototypes": "combiners.prototypes:Prototypes",
+        "fused-blocks": "combiners.fused_blocks:FusedBlocks",
         "log-pool": "combiners.opinion_pools:LOG_POOL",
         "linear-pool": "combiners.opinion_pools:LINEAR_POOL",
     },
@@ -163,14 +164,24 @@ def name_of(combiner: nn.Module) -> str:
     return next(name for name, kind in COMBINERS.items() if kind is type(combiner))
 
 
-def build_combiner(name: str, weights: Mapping[str, Tensor]) -> nn.Module:
+def build_combiner(
+    name: str, weights: Mapping[str, Tensor], member: Callable[[], nn.Module] | None = None
+) -> nn.Module:
     """Rebuild a combiner from its name and its tensors (its ``state_dict``).
+
+    Args:
+        name: A key of :data:`COMBINERS`.
+        weights: Its tensors.
+        member: Builds a module like the first member, for a combiner whose structure is the members' own.
 
     Raises:
         ValueError: The name is unknown, or the tensors do not fit that combiner.
     """
     if name not in COMBINERS:
         raise ValueError(f"unknown combiner {name!r}: known are {', '.join(sorted(COMBINERS))}")
+    if (of_member := getattr(COMBINERS[name], "of_member", None)) is not None:
+        made: nn.Module = of_member(member, weights)
+        return made
     try:
         return COMBINERS[name](**weights)
     except TypeError as error:

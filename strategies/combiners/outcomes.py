@@ -53,5 +53,5 @@ def ensemble_of(job: Job, spec: EnsembleSpec) -> Ensemble:
         OneShotError: The job lacks a member's upload.
     """
     members = members_of(job, spec)
-    combiner = build_combiner(spec.combiner, spec.weights)
+    combiner = build_combiner(spec.combiner, spec.weights, job.builders[members[0].architecture])
     return Ensemble.of_job(job, members, combiner, precision=spec.precision)

@@ -1,4 +1,4 @@
-"""The kinds of uploads: a classifier, one with a class "unknown", an encoder with prototypes, a decoder, or sums.
+"""The kinds of uploads: a classifier, its first block, one with a class "unknown", an encoder, a decoder, or sums.
 
 The name of its architecture says it; a method works on uploads of one kind, :attr:`.method.Method.uploads`.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 CLASSIFIER = "classifier"
 OPEN_SET = "open-set"
 PROTOTYPES = "prototypes"
+BLOCK = "block"
 CVAE = "cvae"
 STATISTICS = "statistics"
 HEAD = "head+"  # before the name of a backbone
@@ -16,7 +17,7 @@ GRAM, SQUARES = "gram", "squares"
 # The kinds that answer an example with logits, and so have an accuracy of their own; others may follow the C logits.
 PREDICTING = (CLASSIFIER, OPEN_SET, PROTOTYPES)
 # The kinds whose architectures are classifiers' with a suffix.
-SUFFIXES = {OPEN_SET: "+unknown", PROTOTYPES: "+prototypes"}
+SUFFIXES = {OPEN_SET: "+unknown", PROTOTYPES: "+prototypes", BLOCK: "+block"}
 
 
 def kind_of(architecture: str) -> str:

@@ -96,7 +96,7 @@ def load_ensemble_module(path: Path, builders: Mapping[str, ModelBuilder], *, de
         StoreError: There is no ensemble, a file is damaged, or an architecture is unknown.
     """
     spec, members = load_ensemble(path, builders)
-    combiner = build_combiner(spec.combiner, spec.weights)
+    combiner = build_combiner(spec.combiner, spec.weights, builders[members[0].architecture])
     return Ensemble.from_uploads(members, builders, combiner, device=device, precision=spec.precision)
 
 

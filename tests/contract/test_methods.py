@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from fusefl_fakes import Answering, First
 from method_fakes import telling
 from torch import nn
 
@@ -63,7 +64,9 @@ SMALL: dict[str, dict[str, Any]] = {
     "lda": {"shrinkage": 0.1},
     "fedpft": {"epochs": 3, "batch_size": 6, "lr": 0.1, "limit": 40},
     "fed-gen": {"iterations": 2, "batch_size": 6, "latent": 8, "generator_width": 8},
+    "fusefl": {"draws": 20},
 }
+WITH_CLIENTS = {"fusefl"}  # they ask their clients, and do nothing without them
 # The mean absolute logit of the outcome on IMAGES. A change here changes every published number.
 # Where Adam trains a fresh student, it has no bias before batch normalisation. The gradient of such a bias is 0 except
 # for rounding, which differs between processors, and Adam makes whole steps of it.
@@ -90,6 +93,7 @@ PINNED = {
     "fedov": 0.763890,
     "fafi": 0.122312,
     "fedcvae-ens": 0.224959,
+    "fusefl": 0.182494,
     "fens": 0.419236,
     "fed-gen": 0.284510,
     "ridge": 0.181974,
@@ -155,7 +159,8 @@ def feature_sums() -> nn.Module:
 
 BUILDERS: dict[str, Callable[[], nn.Module]] = {
     "narrow": narrow, "wide": wide, "narrow+unknown": narrow_and_unknown, "wide+unknown": wide_and_unknown,
-    "narrow+prototypes": Prototyped, "cvae-decoder": Decoder, "statistics": feature_sums, "head": Head,
+    "narrow+prototypes": Prototyped, "narrow+block": First, "cvae-decoder": Decoder, "statistics": feature_sums,
+    "head": Head,
 }  # fmt: skip
 
 
@@ -207,6 +212,14 @@ def tiny_job(method: Method, *, seed: int = 0) -> Job:
     return replace(job, proxy=proxy, labelled=(proxy, torch.arange(9) % 4))
 
 
+def fitted(method: Method, job: Job) -> Outcome:
+    """Run a method, with clients in reach where it cannot do without them."""
+    if method.name in WITH_CLIENTS:
+        assert method.fit_with is not None
+        return method.fit_with(job, Silent(), Answering(job))
+    return method.fit(job, Silent())
+
+
 def predict(outcome: Outcome, job: Job) -> torch.Tensor:
     with torch.no_grad():
         logits: torch.Tensor = load_model(outcome, job)(IMAGES)
@@ -216,7 +229,7 @@ def predict(outcome: Outcome, job: Job) -> torch.Tensor:
 @cache
 def usual_outcome(name: str) -> Outcome:
     """Return the outcome of a method's tiny job; tests only look at it."""
-    return METHODS[name].fit(tiny_job(METHODS[name]), Silent())
+    return fitted(METHODS[name], tiny_job(METHODS[name]))
 
 
 @cache
@@ -296,25 +309,29 @@ def test_tally_as_teacher_of_the_job_is_distilled_or_refused(method: Method) -> 
 def test_job_and_outcome_survive_pickling(method: Method) -> None:
     job = tiny_job(method)
     again: Job = pickle.loads(pickle.dumps(job))  # noqa: S301  our own bytes
-    outcome = method.fit(again, Silent())
+    outcome = fitted(method, again)
     copied: Outcome = pickle.loads(pickle.dumps(outcome))  # noqa: S301  our own bytes
     assert torch.equal(predict(copied, job), usual(method.name))
 
 
 def test_fit_with_another_seed_gives_other_bits_where_the_method_draws(method: Method) -> None:
-    other = predict(method.fit(tiny_job(method, seed=1), Silent()), tiny_job(method))
+    other = predict(fitted(method, tiny_job(method, seed=1)), tiny_job(method))
     # The others draw nothing; FedGen's draws end in what it lends to the clients of the next round.
     solved = method.name in ("ridge", "lda")  # in closed form
-    draws = (method.kind == "student" and method.lends is None and not solved) or method.name in ("fens", "intactofl")
+    draws = (method.kind == "student" and method.lends is None and not solved) or method.name in (
+        "fens",
+        "intactofl",
+        "fusefl",
+    )
     assert torch.equal(usual(method.name), other) == (not draws)
 
 
 def test_fit_does_not_depend_on_the_order_of_uploads(method: Method) -> None:
-    if method.name == "fens":
-        pytest.skip("its aggregator's weights are drawn member by member, in the order of names that a job has")
+    if method.name in ("fens", "fusefl"):
+        pytest.skip("its weights are drawn or trained member by member, in the order of names that a job has")
     job = tiny_job(method)
     turned = replace(job, uploads=job.uploads[::-1])
-    torch.testing.assert_close(usual(method.name), predict(method.fit(turned, Silent()), turned), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(usual(method.name), predict(fitted(method, turned), turned), rtol=1e-3, atol=1e-3)
 
 
 def test_fit_with_the_same_seed_gives_the_same_bits_and_leaves_uploads_and_the_global_random_state_alone(
@@ -325,7 +342,7 @@ def test_fit_with_the_same_seed_gives_the_same_bits_and_leaves_uploads_and_the_g
     before = [{name: value.clone() for name, value in upload.read().items()} for upload in job.uploads]
     torch.manual_seed(123)
     state = torch.get_rng_state()
-    assert torch.equal(predict(method.fit(job, Silent()), job), expected)
+    assert torch.equal(predict(fitted(method, job), job), expected)
     assert torch.equal(torch.get_rng_state(), state)
     for upload, copy in zip(job.uploads, before, strict=True):
         assert all(torch.equal(value, copy[name]) for name, value in upload.read().items())
@@ -335,7 +352,7 @@ def test_fit_gives_the_pinned_value(method: Method) -> None:
     job = tiny_job(method)
     if method.name in BY_ADAM:
         job = replace(job, student="wide")
-        logits = predict(method.fit(job, Silent()), job)
+        logits = predict(fitted(method, job), job)
     else:
         logits = usual(method.name)
     value = float(logits.abs().mean())
@@ -431,7 +448,7 @@ PROGRAM = textwrap.dedent("""
                            for key, value in own.items()}}
         def __call__(self): return self.state
 
-    for name in method.METHODS:
+    for name in set(method.METHODS) - {alone!r}:
         entry = method.METHODS[name]
         own = sent[entry.uploads]
         said = [facts.UploadFacts(f"c{{k}}", own, 10, (1, 2, 3, 4)) for k in range(2)]
@@ -452,7 +469,7 @@ PROGRAM = textwrap.dedent("""
 
 
 def run_program(folder: Path, package: str, blocked: set[str]) -> None:
-    program = PROGRAM.format(package=package, blocked=blocked, small=SMALL)
+    program = PROGRAM.format(package=package, blocked=blocked, small=SMALL, alone=WITH_CLIENTS)
     done = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
@@ -470,6 +487,10 @@ def test_every_method_runs_from_a_copy_of_the_folder_under_another_name(tmp_path
 
 def test_merge_runs_the_method_on_bare_weights(method: Method) -> None:
     job = tiny_job(method)
+    if method.name in WITH_CLIENTS:
+        with pytest.raises(OptionError, match=f"method '{method.name}' .* with its clients"):
+            method.fit(job, Silent())
+        return
     counts = {upload.client: upload.label_counts or () for upload in job.uploads}
     told = tuple(telling(upload, num_examples=sum(counts[upload.client])) for upload in job.uploads)
     expected = predict(method.fit(replace(job, uploads=told), Silent()), job)

@@ -180,7 +180,9 @@ def test_plug_in_page_lists_the_strategies_and_their_arguments() -> None:
     made = {name: getattr(strategies, name)(flat_net, **facts) for name in table}
     assert {name: strategy.method.name for name, strategy in made.items()} == table
     in_rounds = {"iterative", "fed-gen", "flboost"}  # these have sections of their own
-    assert {*table.values(), *in_rounds} == set(CHOICES)
+    app_alone = {"fusefl"}
+    assert {*table.values(), *in_rounds, *app_alone} == set(CHOICES)
+    assert all(f"`{name}` has no class here" in PLUG_IN.read_text() for name in app_alone)
     signature = inspect.signature(OneShot.__init__).parameters
     documented = {key: row[-1] for row in rows(PLUG_IN.read_text(), "argument") for key in row[0].split(", ")}
     assert documented.keys() == signature.keys() - {"self", "method", "observer", "facts"}

@@ -28,6 +28,7 @@ TABLE = {row[0]: row[1:] for row in rows(section(PAGE, "## What the server sees,
 SENT = {
     "classifier": "a classifier's weights",
     "open-set": 'the weights of a classifier with a class "unknown"',
+    "block": "the weights of a classifier's first block",
     "prototypes": "the weights of an encoder, and a prototype per class",
     "statistics": "sums of a frozen backbone's features",
     "cvae": "the weights of a CVAE's decoder",

@@ -2,6 +2,8 @@ import math
 
 import pytest
 import torch
+from fused_fakes import First
+from fused_fakes import made as fused_blocks
 from torch import Tensor, nn
 
 from strategies.combiners.aggregators import AGGREGATORS
@@ -57,11 +59,13 @@ BUILT: dict[str, nn.Module] = {
     "two-class-per-class": TwoClassLinear(torch.tensor([2.0, 5.0]), torch.tensor([-1.0])),
     "two-class-nn": TwoClassTwoLayers(**PAIR_LAYERS),
     "open-set": OpenSet(1),
+    "fused-blocks": fused_blocks("conv"),
     "prototypes": Prototypes(torch.tensor([[3.0, 4.0]]), torch.tensor([7.0, 7.0])),  # of one class, with two features
     # Of whom the first knows class 0 alone, the second class 1; no member knows class 2.
     "linear-pool": OpinionPool("linear", torch.eye(2, 3), smoothing=torch.tensor([1.0])),
     "log-pool": OpinionPool("log", torch.eye(2, 3), smoothing=torch.tensor([1.0])),
 }
+MEMBERS = {"fused-blocks": First}  # what a combiner's structure is read from
 POOLED = 1 / (1 + 2 * math.e + 2 * math.e**2), math.e / (2 + math.e + 2 * math.e**2)
 DIFFERENTIABLE = [name for name in COMBINERS if name not in ("voting", "open-set")]  # what all members move
 
@@ -69,7 +73,8 @@ DIFFERENTIABLE = [name for name in COMBINERS if name not in ("voting", "open-set
 def drawn(name: str, seed: int = 1, members: int = 2) -> tuple[Tensor, ...]:
     """Return what a combiner is called with: the logits of members, and images where it looks at them."""
     rng = torch.Generator().manual_seed(seed)
-    logits = torch.randn(members, 9, 2 if name.startswith("two-class-") else 3, generator=rng)
+    shape = (3, 2, 2) if name in MEMBERS else (2,) if name.startswith("two-class-") else (3,)
+    logits = torch.randn(members, 9, *shape, generator=rng)
     return (logits, torch.randn(9, 1, 16, 16, generator=rng)) if hasattr(BUILT[name], "sees_input") else (logits,)
 
 
@@ -117,6 +122,7 @@ def test_every_aggregator_has_its_combiner() -> None:
         "pixel-gate",
         "open-set",
         "prototypes",
+        "fused-blocks",
         "mean-probability",
         "linear-pool",
         "log-pool",
@@ -187,7 +193,7 @@ def test_label_count_of_a_class_without_examples_is_zero_and_finite() -> None:
 
 @pytest.mark.parametrize("name", COMBINERS)
 def test_build_from_the_state_dict_gives_the_same_bits(name: str) -> None:
-    rebuilt = build_combiner(name, BUILT[name].state_dict())
+    rebuilt = build_combiner(name, BUILT[name].state_dict(), MEMBERS.get(name))
     given = drawn(name)
     assert torch.equal(rebuilt(*given), BUILT[name](*given))
 
@@ -200,7 +206,8 @@ def test_weighted_with_invalid_weights_is_refused(weights: object) -> None:
 
 def test_build_of_an_unknown_name_lists_the_known() -> None:
     with pytest.raises(
-        ValueError, match="known are expert-gate, label-count, linear, linear-pool, log-pool, mean, mean-probability"
+        ValueError,
+        match="known are expert-gate, fused-blocks, label-count, linear, linear-pool, log-pool, mean, mean-probability",
     ):
         build_combiner("median", {})
 

@@ -1,0 +1,67 @@
+"""One full Gaussian per class, told by every client and pooled: counts, means and covariances of features.
+
+CCVR (Luo, Chen, Hu, Zhang, Liang, Feng, No Fear of Heterogeneity, NeurIPS 2021, https://arxiv.org/abs/2106.05001).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Gaussians:
+    """A Gaussian per class of features in R^F.
+
+    Attributes:
+        counts: n_c, int64 [C].
+        means: mu_c [C, F]; 0 for a class without examples.
+        covariances: S_c, with n_c - 1 in the denominator [C, F, F]; 0 for fewer than two examples.
+    """
+
+    counts: Tensor
+    means: Tensor
+    covariances: Tensor
+
+    @classmethod
+    def of(cls, features: Tensor, labels: Tensor, classes: int) -> Gaussians:
+        """Return those of features [N, F] with labels [N], int64 from 0 to C - 1, in float64."""
+        rows = features.double()
+        means = rows.new_zeros(classes, rows.shape[1])
+        covariances = rows.new_zeros(classes, rows.shape[1], rows.shape[1])
+        for c in torch.unique(labels).tolist():
+            own = rows[labels == c]
+            means[c] = own.mean(0)
+            if len(own) > 1:
+                covariances[c] = torch.cov(own.T)
+        return cls(torch.bincount(labels, minlength=classes), means, covariances)
+
+    @classmethod
+    def pooled(cls, parts: list[Gaussians]) -> Gaussians:
+        """Return those of all clients' examples together, in float64.
+
+        With N = sum_k n_k and mu the mean of all examples of a class, its covariance is
+        ``[sum_k (n_k - 1) S_k + sum_k n_k mu_k mu_k^T - N mu mu^T] / (N - 1)``.
+        Here the last two terms are one sum of differences from mu, which loses no digits.
+        """
+        counts = torch.stack([part.counts for part in parts])  # [M, C]
+        weights, total = counts.double(), counts.sum(0)
+        own = torch.stack([part.means for part in parts]).double()
+        means = torch.einsum("mc,mcf->cf", weights, own) / total.clamp(min=1)[:, None]
+        within = torch.einsum(
+            "mc,mcfg->cfg", (weights - 1).clamp(min=0), torch.stack([part.covariances for part in parts]).double()
+        )
+        apart = own - means
+        between = torch.einsum("mc,mcf,mcg->cfg", weights, apart, apart)
+        return cls(total, means, (within + between) / (total - 1).clamp(min=1)[:, None, None])
+
+    def draw(self, c: int, count: int, rng: torch.Generator) -> Tensor:
+        """Return features of a class [count, F] in float32, also where its covariance is singular."""
+        values, vectors = torch.linalg.eigh(self.covariances[c].double())
+        # Of all square roots the symmetric one does not depend on the choice of eigenvectors.
+        root = (vectors * values.clamp(min=0).sqrt()) @ vectors.T
+        noise = torch.randn(count, len(root), generator=rng, dtype=torch.float64)
+        drawn: Tensor = self.means[c].double() + noise @ root
+        return drawn.float()

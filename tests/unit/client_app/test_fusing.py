@@ -1,0 +1,284 @@
+"""FuseFL with the app's clients: its stages after the upload, from messages to the fused result; and its refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from flower_fakes import FakeGrid
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+from client_app import app as client_app
+from client_app import fusing
+from client_app.keeping import Keep
+from client_app.node import Asked, Node
+from client_app.work import own_examples, trained_model
+from fl_app.data import Normalization, normalize, open_split
+from fl_app.models import build
+from fl_app.models.blocks import cut
+from fl_app.node_policy import NodePolicy
+from server_app.replay.request import Request
+from server_app.replay.stored import replay_run
+from server_app.report.load_code import load_code
+from server_app.settings.build import build_job, build_strategy
+from server_app.settings.checks import check_needs_of_settings
+from server_app.settings.read import Settings, read_settings
+from strategies.core.errors import OptionError, QuorumError, UploadError
+from strategies.core.seeds import seeded_torch
+from strategies.run.run_folder import RunFolder
+
+RUN, CLIENTS, SIDE = "a" * 32, 3, 16
+SETTINGS: dict[str, Any] = {
+    "method": "fusefl", "compute": "in-process", "device": "cpu", "threads": 1, "data.law": "iid", "data.limit": 150,
+    "model.name": "lenet5", "client.epochs": 2, "client.batch-size": 10, "client.optimizer": "adam",
+    "client.lr": 0.003, "fusefl.draws": 64, "deadline-s": 5.0,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_task_id", "_run_id", "_node_id"):  # no message is made outside a run
+        monkeypatch.setattr(TaskIdentity, name, 1, raising=True)
+    monkeypatch.setenv("ONESHOT_CLIENT_STATE", str(tmp_path / "state"))
+
+
+def settings_of(**changes: Any) -> Settings:
+    return read_settings({**SETTINGS, **{key.replace("__", ".").replace("_", "-"): v for key, v in changes.items()}})
+
+
+def clients(settings: Settings, **wrong: Callable[[Message], Message | None]) -> FakeGrid:
+    """The app's clients as nodes of a grid; ``client-001=...`` replaces one after its upload."""
+
+    def node(partition_id: int) -> Callable[[Message], Message | None]:
+        def answer(message: Message) -> Message | None:
+            other = wrong.get(f"c{partition_id}")
+            if other is not None and message.metadata.message_type == "train.fusefl":
+                return other(message)
+            facts = {"partition-id": partition_id, "num-partitions": CLIENTS}
+            state = RecordDict()
+            return client_app.app(message, Context(1, partition_id, facts, state, dict(settings.flat)))
+
+        return answer
+
+    return FakeGrid({number + 1: node(number) for number in range(CLIENTS)})
+
+
+def strategy_of(settings: Settings, folder: Path, side: int = SIDE) -> Any:
+    settings = replace(settings, app=replace(settings.app, run_dir=str(folder)))
+    return build_strategy(settings, build_job(settings, open_split("digits", "test", image_size=side), None))
+
+
+def test_clients_train_block_by_block_and_the_result_is_the_fused_network_of_their_blocks(tmp_path: Path) -> None:
+    settings = settings_of(client__epochs=8)
+    strategy, grid = strategy_of(settings, tmp_path / "run"), clients(settings)
+
+    strategy.start(grid, timeout=60.0)
+
+    report = strategy.report
+    kinds = [message.metadata.message_type for message in grid.asked]
+    assert kinds == ["train"] * CLIENTS + ["train.fusefl"] * 2 * CLIENTS
+    assert report.outcome.work["exchanges"] == 2
+    assert report.outcome.ensemble.combiner == "fused-blocks"
+    assert [upload.architecture for upload in report.job.uploads] == ["lenet5+block"] * CLIENTS
+    # What a client keeps of stage 2 is what it sent: its block in the result, and its share of the classifier.
+    weights, heads = report.outcome.ensemble.weights, []
+    for number, upload in enumerate(report.job.uploads):
+        kept = Keep("", RunFolder.open(tmp_path / "run", write=False).id, upload.client, 2).load()
+        assert kept is not None
+        assert torch.equal(weights[f"stages.0.{number}.block.fc1.weight"], kept[1]["1.block.fc1.weight"])
+        assert weights[f"stages.0.{number}.adapter.weight"].shape == (16, 16 * CLIENTS, 1, 1)
+        heads.append(kept[1]["classifier.weight"])
+        for other, sender in enumerate(report.job.uploads):
+            assert torch.equal(kept[1]["frozen.1.conv1.weight"][other], sender.read()["conv1.weight"])
+    assert not torch.allclose(weights["classifier.weight"], torch.stack(heads).mean(0))  # it was calibrated
+    images = open_split("digits", "test", image_size=SIDE).take(torch.arange(200))
+    with torch.no_grad():
+        found = strategy.outcome(normalize(images.images, *normalization()))
+    assert float((found.argmax(1) == images.labels).float().mean()) > 0.6
+
+
+def normalization() -> Normalization:
+    return open_split("digits", "test", image_size=SIDE).normalization
+
+
+@pytest.mark.slow
+def test_four_blocks_of_a_narrow_resnet_end_in_a_network_that_its_card_loads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settings_of(
+        model__name="resnet18-narrow", client__blocks=4, data__image_size=8, data__limit=30, client__epochs=1,
+        fusefl__adapter="mean", client__augmentation="flip",
+    )  # fmt: skip
+    strategy = strategy_of(settings, tmp_path / "run", 8)
+
+    strategy.start(clients(settings), timeout=60.0)
+
+    assert strategy.report.outcome.work["exchanges"] == 4
+    assert not any("adapter" in key for key in strategy.report.outcome.ensemble.weights)
+    monkeypatch.chdir(tmp_path / "run")
+    stored = dict[str, Any]()
+    exec(load_code(strategy.report), stored)  # noqa: S102  our own page
+    x = torch.randn(2, 1, 8, 8)
+    assert stored["model"](x).shape == (2, 10)
+    assert torch.equal(stored["model"](x), strategy.outcome(x))
+    # The statistics of a frozen block are those of its sender.
+    kept = Keep("", RunFolder.open(tmp_path / "run", write=False).id, "client-001", 4).load()
+    first = strategy.report.job.uploads[2].read()
+    assert kept is not None
+    assert torch.equal(kept[1]["frozen.1.bn1.running_var"][2], first["bn1.running_var"])
+
+
+def failing(message: Message) -> Message:
+    answer = {"client": "client-001", "stage": 0, "error": "its disk is full"}
+    return Message(RecordDict({"answer": ConfigRecord(answer), "arrays": ArrayRecord()}), reply_to=message)
+
+
+def test_run_without_a_client_s_answer_stops_and_resumes_after_the_last_exchange_with_the_same_bits(
+    tmp_path: Path,
+) -> None:
+    settings = settings_of(checkpoint_s=0.0, client__epochs=1)
+    whole = strategy_of(settings, tmp_path / "whole")
+    whole.start(clients(settings), timeout=60.0)
+
+    def answered(message: Message) -> Message:
+        return failing(message) if int(message.content["config"]["stage"]) == 3 else settled(message)
+
+    grid = clients(settings, c1=answered)
+    settled = clients(settings).nodes[2]
+    with pytest.raises(QuorumError, match=r"calibration: 2 usable answers .*, needs 3.*The run can be resumed"):
+        strategy_of(settings, tmp_path / "run").start(grid, timeout=60.0)
+    refusals = RunFolder.open(tmp_path / "run", write=False).round(1).refused()
+    again, honest = strategy_of(settings, tmp_path / "run"), clients(settings)
+    again.start(honest, timeout=60.0)
+
+    assert any("its disk is full" in str(line) for line in refusals)
+    assert [int(message.content["config"]["stage"]) for message in honest.asked] == [3] * CLIENTS
+    found, wanted = again.report.outcome.ensemble.weights, whole.report.outcome.ensemble.weights
+    assert all(torch.equal(value, wanted[key]) for key, value in found.items())
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Settings, Node]:
+    """A client that has trained and uploaded its first block."""
+    folder = tmp_path_factory.mktemp("state")
+    settings = settings_of(client__state_dir=str(folder))
+    node = Node.of({"partition-id": 0, "num-partitions": CLIENTS}, settings.app)
+    trained_model(settings.app, node, Asked(RUN, 1, 0, task="block"), {})
+    return settings, node
+
+
+def question(settings: Settings, *, members: int = 2, stage: int = 2, **changes: Any) -> tuple[dict[str, Any], Any]:
+    with seeded_torch(5):
+        firsts = [
+            cut("lenet5", build("lenet5", num_classes=10, input_shape=(1, SIDE, SIDE)), 2)[0] for _ in range(members)
+        ]
+    states = [first.state_dict() for first in firsts]
+    said = {"stage": stage, "adapter": "conv", "run-id": RUN, "seed": 0, **changes}
+    return said, {key: torch.stack([state[key] for state in states]) for key in states[0]}
+
+
+def test_a_stage_is_a_step_on_the_loss_above_the_frozen_outputs(trained: tuple[Settings, Node]) -> None:
+    settings, node = trained
+    client = replace(settings.app.client, epochs=1, batch_size=500, optimizer="sgd", momentum=0.0, clip=0.0, lr=0.1)
+    config = replace(settings.app, client=client)
+    said, sent = question(settings)
+
+    found = fusing.answer(config, node, said, sent)
+    still = fusing.answer(replace(config, client=replace(client, lr=1e-9)), node, said, sent)  # where it began
+
+    kept = Keep(node.state_dir, RUN, node.client, 1).load()
+    assert kept is not None
+    torch.testing.assert_close(still["block.fc1.weight"], kept[1]["1.fc1.weight"])
+    own = own_examples(config, node, Asked(RUN, 1, 0))
+    data = own.split.take(own.train)
+    x, firsts = normalize(data.images, *own.split.normalization), []
+    for k in range(2):  # LeNet-5's first block, by its formula; 16 pixels a side are padded twice
+        maps = F.relu(F.max_pool2d(F.conv2d(x, sent["conv1.weight"][k], sent["conv1.bias"][k], padding=2), 2))
+        firsts.append(
+            F.relu(F.max_pool2d(F.conv2d(maps, sent["conv2.weight"][k], sent["conv2.bias"][k], padding=2), 2))
+        )
+    start = {key: value.clone().requires_grad_() for key, value in still.items()}
+    mixed = F.conv2d(torch.cat(firsts, 1), start["adapter.weight"], start["adapter.bias"])
+    hidden = F.relu(F.linear(mixed.flatten(1), start["block.fc1.weight"], start["block.fc1.bias"]))
+    features = F.relu(F.linear(hidden, start["block.fc2.weight"], start["block.fc2.bias"]))
+    logits = F.linear(features, start["classifier.weight"], start["classifier.bias"])
+    F.cross_entropy(logits, data.labels).backward()  # type: ignore[no-untyped-call]
+
+    assert found.keys() == start.keys()
+    for key, value in start.items():
+        assert value.grad is not None
+        torch.testing.assert_close(found[key], value.detach() - 0.1 * value.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_outputs_that_are_not_kept_are_computed_again_to_the_same_result(
+    trained: tuple[Settings, Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (settings, node), asked = trained, question(trained[0])
+    kept = fusing.answer(settings.app, node, *asked)
+
+    monkeypatch.setattr(fusing, "MOST_KEPT", 0)
+
+    torch.testing.assert_close(fusing.answer(settings.app, node, *asked), kept, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(("changes", "reason"), [
+    ({"stage": 1}, r"the server's stage is 1: must be 2 to 3 \(client.blocks\)"),
+    ({"stage": 4}, "the server's stage is 4: must be 2 to 3"),
+    ({"adapter": "sum"}, "the server's adapter is 'sum', for 1 blocks: must be one of conv, mean"),
+    ({"run-id": "b" * 32}, "does not hold the model that it trained up to block 1 of this run"),
+])  # fmt: skip
+def test_questions_that_do_not_fit_are_refused(
+    trained: tuple[Settings, Node], changes: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(UploadError, match=reason):
+        fusing.answer(trained[0].app, trained[1], *question(trained[0], **changes))
+
+
+def test_blocks_of_another_model_or_too_many_of_them_are_refused(trained: tuple[Settings, Node]) -> None:
+    (settings, node), (said, sent) = trained, question(trained[0])
+
+    with pytest.raises(UploadError, match=r"the server's blocks 1 do not fit this client's: .*conv1"):
+        fusing.answer(settings.app, node, said, {**sent, "conv1.weight": sent["conv1.weight"][:, :3]})
+    with pytest.raises(UploadError, match="the clients' blocks are 0.0 MiB: must be at most 0.001 MiB on this node"):
+        fusing.answer(settings.app, node, said, sent, max_mib=0.001)
+
+
+def test_a_client_that_keeps_its_label_counts_or_its_privacy_answers_nothing_that_tells_them(
+    trained: tuple[Settings, Node],
+) -> None:
+    (settings, node), (said, sent) = trained, question(trained[0])
+    block = fusing.answer(settings.app, node, said, sent)
+    both = {key: torch.stack([value, value]) for key, value in block.items() if not key.startswith("classifier")}
+    silent = replace(settings.app, client=replace(settings.app.client, share_label_counts=False))
+
+    told = fusing.answer(settings.app, node, {**said, "stage": 3}, both)
+
+    assert int(told["counts"].sum()) == len(own_examples(settings.app, node, Asked(RUN, 1, 0)).train)
+    with pytest.raises(UploadError, match="does not tell its label counts: needs fusefl.calibrate=false"):
+        fusing.answer(silent, node, {**said, "stage": 3}, both)
+    with pytest.raises(UploadError):
+        fusing.answer(settings.app, replace(node, policy=NodePolicy(max_epsilon=1.0)), said, sent)
+
+
+def test_models_and_settings_that_do_not_fit_are_refused_before_any_client_works() -> None:
+    with pytest.raises(OptionError, match="cannot cut model 'cnn5' into so many blocks"):
+        strategy_of(settings_of(model__name="cnn5", data__image_size=32), Path("never"), 32)
+    with pytest.raises(OptionError, match=r"cannot cut model 'lenet5' .* must be one of .*resnet18-narrow"):
+        strategy_of(settings_of(client__blocks=4), Path("never"))
+    with pytest.raises(OptionError, match="'client.share-label-counts' is False"):
+        check_needs_of_settings(settings_of(client__share_label_counts=False))
+    check_needs_of_settings(settings_of(client__share_label_counts=False, fusefl__calibrate=False))
+
+
+def test_replay_of_a_run_is_refused_in_one_line(tmp_path: Path) -> None:
+    settings = settings_of(client__epochs=1)
+    strategy_of(settings, tmp_path / "run").start(clients(settings), timeout=60.0)
+
+    with pytest.raises(OptionError, match="'fusefl' trains later blocks with its clients, which no replay reaches"):
+        replay_run(Request(tmp_path / "run", "fusefl", {}, folder=tmp_path / "replay"), log=str)

@@ -1,0 +1,144 @@
+"""The server's half of FuseFL: its questions, the checks of answers, the mean and the calibration of the classifier."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fusefl_fakes import Answering, First
+from method_fakes import Book
+from torch import nn
+
+from strategies.core.clients import Answer
+from strategies.core.errors import OptionError, QuorumError
+from strategies.core.facts import UploadFacts
+from strategies.core.kinds import base_of, kind_of
+from strategies.fusefl import METHOD, FuseFlConfig, calibrate, fit_with
+from strategies.method import METHODS, Job, Need, Normalization, Silent, Upload
+from strategies.statistics.gaussians import Gaussians
+from strategies.uploads.needs import check_alone, check_needs, permitted
+
+BUILDERS = {"net": nn.Identity, "net+block": First}
+
+
+def upload(k: int) -> Upload:
+    state = {key: torch.full(value.shape, k + 1.0) for key, value in First().state_dict().items()}
+    return Upload(UploadFacts(f"c{k}", "net+block", 10, (4, 3, 2, 1)), lambda: state)
+
+
+def job(*, builders: Any = None, **options: Any) -> Job:
+    config, space = FuseFlConfig(draws=40, **options), Normalization((0.5,), (0.5,))
+    return Job(tuple(map(upload, range(3))), builders or BUILDERS, "net", 4, (1, 8, 8), space, config)
+
+
+def test_questions_hold_every_client_s_block_in_order_and_the_last_ones_go_out_for_the_calibration() -> None:
+    clients = Answering(job())
+
+    outcome = fit_with(clients.job, Silent(), clients)
+
+    assert [(phase, question.facts["stage"]) for phase, question in clients.asked] == [
+        ("block 2", 2),
+        ("calibration", 3),
+    ]
+    first, last = (question.arrays for _, question in clients.asked)
+    assert first["weight"].shape == (3, 3, 1, 3, 3)
+    assert [float(part.mean()) for part in first["weight"]] == [1.0, 2.0, 3.0]
+    assert set(last) == {"adapter.weight", "adapter.bias", "block.2.weight", "block.2.bias"}
+    assert outcome.ensemble is not None
+    for k in range(3):
+        sent = clients.answer(f"c{k}", 2).arrays["block.2.weight"]
+        np.testing.assert_array_equal(last["block.2.weight"][k], sent)
+        np.testing.assert_array_equal(outcome.ensemble.weights[f"stages.0.{k}.block.2.weight"], sent)
+
+
+def test_classifier_is_the_plain_mean_and_the_calibration_moves_it_alone() -> None:
+    plain, moved = (fit_with(one, Silent(), Answering(one)) for one in (job(calibrate=False), job()))
+
+    assert plain.ensemble is not None
+    assert moved.ensemble is not None
+    wanted = np.mean([Answering(job()).answer(f"c{k}", 2).arrays["classifier.weight"] for k in range(3)], axis=0)
+    np.testing.assert_allclose(plain.ensemble.weights["classifier.weight"], wanted, atol=1e-7)
+    changed = {k for k, value in moved.ensemble.weights.items() if not torch.equal(value, plain.ensemble.weights[k])}
+    assert changed == {"classifier.weight", "classifier.bias"}
+
+
+def test_calibration_is_an_epoch_of_steps_on_draws_of_the_classes_that_there_are() -> None:
+    means = torch.tensor([[3.0, 0, 0], [0, 3.0, 0], [0, 0, 0], [0, 0, 3.0]])
+    told = Gaussians(torch.tensor([5, 9, 0, 2]), means, 0.1 * torch.eye(3).expand(4, 3, 3))
+    classifier, one = nn.Linear(3, 4), replace(job(), config=FuseFlConfig(draws=2000))
+    nn.init.zeros_(classifier.weight)
+    nn.init.zeros_(classifier.bias)
+
+    calibrate(classifier, told, one)
+
+    predicted = classifier(means[[0, 1, 3]]).argmax(1)
+    assert predicted.tolist() == [0, 1, 3]
+    # By hand, in one step of all draws: the gradient of the bias is the mean of softmax less one-hot.
+    step = nn.Linear(3, 4)
+    nn.init.zeros_(step.weight)
+    nn.init.zeros_(step.bias)
+    calibrate(step, told, replace(job(), config=FuseFlConfig(draws=20)))
+    assert step.bias.tolist() == pytest.approx(
+        [-0.01 * (1 / 4 - share) for share in (1 / 3, 1 / 3, 0, 1 / 3)], abs=1e-6
+    )
+
+
+def changed(answer: Answer, **arrays: Any) -> Answer:
+    return replace(answer, arrays={**answer.arrays, **arrays})
+
+
+@pytest.mark.parametrize(("spoil", "reason"), [
+    (lambda a: replace(a, facts={"stage": 7}), "of 'c0' for stage 7: must be of a client that uploaded, for stage 2"),
+    (lambda a: replace(a, client="other"), "of 'other' for stage 2: must be of a client that uploaded"),
+    (lambda a: changed(a, more=np.zeros(2, np.float32)), "not expected more"),
+    (lambda a: changed(a, **{"adapter.bias": np.zeros(4, np.float32)}), r"adapter.bias is float32\[4\], expected is"),
+    (lambda a: changed(a, **{"classifier.bias": np.full(4, np.nan, np.float32)}), "holds NaN or Inf"),
+])  # fmt: skip
+def test_answers_that_do_not_fit_are_refused_and_nobody_may_miss(spoil: Any, reason: str) -> None:
+    clients = Answering(job(), spoil=lambda answer: spoil(answer) if answer.client == "c0" else answer)
+
+    with pytest.raises(QuorumError, match="block 2: 2 usable answers, needs 3"):
+        fit_with(clients.job, Silent(), clients)
+
+    (found,) = clients.refused
+    assert re.search(reason, found)
+
+
+def test_interrupted_run_resumes_after_the_last_exchange_with_the_same_bits() -> None:
+    book, whole = Book(keep=True), Answering(job())
+    expected = fit_with(whole.job, book, whole)
+    rest = Answering(job())
+
+    found = fit_with(rest.job, Book(book.snapshots[0]), rest)
+
+    assert [row["epoch"] for row in book.epochs] == [1, 2]
+    assert [phase for phase, _ in rest.asked] == ["calibration"]
+    assert found.ensemble is not None
+    assert expected.ensemble is not None
+    assert all(torch.equal(value, expected.ensemble.weights[k]) for k, value in found.ensemble.weights.items())
+
+
+def test_without_clients_in_reach_it_is_refused_and_not_proposed() -> None:
+    one = job()
+
+    check_needs(METHOD, one)
+    for refuse in (lambda: check_alone(METHOD, one), lambda: METHOD.fit(one, Silent())):
+        with pytest.raises(OptionError, match="'fusefl' trains later blocks with its clients, which no replay reaches"):
+            refuse()
+    assert permitted(one) == []
+
+
+def test_model_that_is_not_cut_is_refused_with_those_that_are() -> None:
+    with pytest.raises(OptionError, match=r"cannot cut model 'other' .*client\.blocks.*: must be one of net"):
+        check_needs(METHOD, replace(job(builders={**BUILDERS, "other": nn.Identity}), uploads=(), student="other"))
+
+
+def test_calibration_needs_the_label_counts_and_the_kind_of_uploads_is_its_own() -> None:
+    assert METHOD.all_needs(FuseFlConfig()) - METHOD.all_needs(FuseFlConfig(calibrate=False)) == {Need.LABEL_COUNTS}
+    assert (kind_of("net+block"), base_of("net+block")) == ("block", "net")
+    with pytest.raises(OptionError, match="method 'fedens' works on uploads of kind 'classifier'; of kind 'block' are"):
+        check_needs(METHODS["fedens"], replace(job(), config=METHODS["fedens"].config()))
