@@ -175,7 +175,7 @@ def _train(config: AppConfig, node: Node, asked: Asked, start: State) -> tuple[T
     model, last, epsilon = _started(config, node, asked, split), UNTOLD, None
     how: dict[str, Any] = {
         "normalization": split.normalization,
-        "augmentation": split.augmentation if config.client.augmentation == "data-set" else config.client.augmentation,
+        "augmentation": augmentation_of(config, split),
         "report": reporter(config, node, len(own.train)),
     }
     if attack != "random":
@@ -226,6 +226,11 @@ def reporter(config: AppConfig, node: Node, examples: int) -> Callable[[Epoch], 
             LOG.info("%s: %s%s%s", node.client, of, loss, right)
 
     return report
+
+
+def augmentation_of(config: AppConfig, split: Split) -> str:
+    """Return the augmentation of a client's training images: a key of :data:`fl_app.data.AUGMENTATIONS`."""
+    return split.augmentation if config.client.augmentation == "data-set" else config.client.augmentation
 
 
 def _load_start(model: torch.nn.Module, start: State) -> None:

@@ -10,6 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from server_app.launch.console import Format
+from server_app.launch.time_trial import trial
 from server_app.report.communication import size_text
 from server_app.report.setting_line import setting_line
 from server_app.settings.build import build_job, check_before_start
@@ -45,7 +46,7 @@ def dry_run(given: Mapping[str, Scalar], num_supernodes: int, format: Format) ->
     lines = {
         "method": settings.method.title, "setting": facts["setting"], "changed": changed or "nothing",
         "bytes": f"{up} up, {down} down per client; {facts['bytes_basis']}",
-        "time": f"{_time(facts['seconds'])}{facts['time_basis']}", "run folder": facts["run_dir"],
+        "time": _time(facts["seconds"], facts["time_basis"]), "run folder": facts["run_dir"],
     }  # fmt: skip
     sys.stdout.write("".join(f"{name:<12} {line}\n" for name, line in lines.items()))
     sys.stdout.write("nothing was started\n")
@@ -57,11 +58,12 @@ def plan(settings: Settings, num_supernodes: int, runs: Path) -> dict[str, Any]:
     Args:
         settings: Its settings.
         num_supernodes: Number of clients.
-        runs: The folder whose finished runs tell how long such a run takes.
+        runs: The folder whose finished runs tell how long such a run takes. Where none is alike, a trial of seconds
+            tells it.
 
     Returns:
         The setting, the changed settings, MiB per client up and down (None: not known before), seconds per phase
-        (None: no run tells), each with its basis.
+        (None: neither a run nor a trial tells), each with its basis.
     """
     defaults, app = default_settings(), settings.app
     changed = {key: value for key, value in settings.flat.items() if key != "run-dir" and defaults[key] != value}
@@ -104,7 +106,7 @@ def _asks_again(method: Choice) -> bool:
 
 
 def _seconds(settings: Settings, num_supernodes: int, runs: Path) -> tuple[dict[str, float] | None, str]:
-    """Return the seconds of the newest finished run alike, with its epochs and clients scaled to this run's."""
+    """Return the seconds of the newest finished run alike, scaled to this run's epochs and clients, else of a trial."""
     for row in reversed([row for row in list_runs(runs) if row["kind"] == "run" and row["status"] == "finished"]):
         info, result = (json.loads((runs / row["run"] / name).read_text()) for name in (FACTS_FILE, RESULT_FILE))
         stored, seconds = info.get("settings") or {}, result.get("seconds", {})
@@ -115,8 +117,11 @@ def _seconds(settings: Settings, num_supernodes: int, runs: Path) -> tuple[dict[
         clients = num_supernodes / (info.get("num-supernodes") or num_supernodes)
         factors = {"clients": trained * clients, "server": worked * clients, "gatekeeper": clients}
         found = {name: round(value * factors.get(name, 1.0), 1) for name, value in seconds.items() if name != "total"}
-        return found, f", by the run {row['run']} of this machine, scaled by epochs and clients"
-    return None, "unknown: no finished run here has this method, data and model"
+        return found, f"by the run {row['run']} of this machine, scaled by epochs and clients"
+    if found := {name: round(value, 1) for name, value in trial(settings, num_supernodes).items()}:
+        unknown = "" if "server" in found else "the server stage, "
+        return found, f"by a trial of seconds on one thread; without {unknown}the start of all processes and the scores"
+    return None, "unknown: no finished run here has this method, data and model, and no short trial tells"
 
 
 def _epochs(settings: Mapping[str, Any]) -> float:
@@ -125,8 +130,11 @@ def _epochs(settings: Mapping[str, Any]) -> float:
     return float(next((settings[name] for name in names if name in settings), 1))
 
 
-def _time(seconds: Mapping[str, float] | None) -> str:
-    return "" if seconds is None else f"about {duration(sum(seconds.values()))}"
+def _time(seconds: Mapping[str, float] | None, basis: str) -> str:
+    if seconds is None:
+        return basis
+    phases = ", ".join(f"{name} {duration(value)}" for name, value in seconds.items())
+    return f"about {duration(sum(seconds.values()))} ({phases}), {basis}"
 
 
 def _amount(mib: float | None) -> str:

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from server_app import cli as command_line
-from server_app.launch import superlink
+from server_app.launch import dry_run, superlink
 from strategies.run.run_folder import RunFolder
 
 
@@ -24,6 +24,7 @@ def planned(*words: str) -> dict[str, Any]:
 @pytest.fixture(autouse=True)
 def _nothing_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(superlink, "launch", lambda *_, **__: pytest.fail("started"))
+    monkeypatch.setattr(dry_run, "trial", lambda *_: {})
     monkeypatch.chdir(tmp_path)
 
 
@@ -55,7 +56,20 @@ def test_time_is_that_of_the_newest_run_alike_scaled_by_epochs_and_clients(tmp_p
 
     assert found["seconds"] == {"start": 9.0, "clients": 40.0, "server": 6.0}
     assert "by the run a of this machine" in found["time_basis"]
-    assert planned("--method", "fedens")["seconds"] is None
+    other = planned("--method", "fedens")
+    assert (other["seconds"], other["time_basis"][:8]) == (None, "unknown:")
+
+
+def test_time_without_a_run_alike_is_that_of_a_trial_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dry_run, "trial", lambda *_: {"clients": 61.24, "server": 3.0})
+    ended = CliRunner().invoke(command_line.cli, ["run", "--dry-run"])
+    line = (
+        "time         about 1 min 4 s (clients 1 min 1 s, server 3 s), by a trial of seconds on one thread; without the"
+    )
+    assert line in ended.stdout
+
+    monkeypatch.setattr(dry_run, "trial", lambda *_: {"clients": 61.24})
+    assert "; without the server stage, the start of all processes" in planned()["time_basis"]
 
 
 def test_dry_run_of_a_wrong_setting_is_refused() -> None:

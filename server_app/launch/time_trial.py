@@ -1,0 +1,173 @@
+"""The time of a run that has no earlier one alike: a trial of seconds, scaled by what the run does.
+
+The trial trains one client's model for some batches, and the server's method on untrained models, each in this process
+and for a moment. So it knows the machine, the method and the model, and neither the start of Flower and Ray nor the
+scores at the end. It has one thread, and its clock is the processor's time: what the work takes where nothing else is
+at work.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from time import process_time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from client_app.local_training import epoch_lengths
+from client_app.tasks import Wanted, task_of
+from client_app.work import augmentation_of
+from fl_app.data import Split
+from fl_app.division import own_positions
+from server_app.settings.build import build_job, held_out
+from server_app.settings.read import Settings
+from server_app.settings.server_data import open_half
+from strategies.compute.in_process import InProcess, torch_threads
+from strategies.core.errors import OneShotError
+from strategies.core.facts import UploadFacts
+from strategies.core.kinds import CLASSIFIER, is_head, kind_of
+from strategies.core.seeds import seeded_torch
+from strategies.method import Method, Part, Silent, Upload
+from strategies.rounds.config import FederatedRounds
+from strategies.run.pace import Pace
+from strategies.run.stage import all_cores
+
+CLIENT_S, SERVER_S = 0.7, 3.0  # the processor's seconds of each trial
+LIMIT_S = 8.0  # of the server's, if its reports do not tell the time before
+BATCHES = 4  # a pass of the trial's client
+
+
+class _TimeUp(BaseException):
+    """Ends a trial; no handler of errors stops it."""
+
+
+def trial(settings: Settings, num_supernodes: int) -> dict[str, float]:
+    """Return the expected seconds of the phases ``"clients"`` and ``"server"``; a phase that no trial tells is absent.
+
+    Args:
+        settings: The run's settings, already checked.
+        num_supernodes: Number of clients.
+
+    Raises:
+        DataError: The data set is missing or damaged.
+    """
+    if _untold(settings):
+        return {}
+    split, app = open_half(settings, "train"), settings.app
+    parts = [
+        own_positions(split, app, partition_id=number, num_partitions=num_supernodes)
+        for number in range(num_supernodes)
+    ]
+    found = {"clients": _clients(settings, split, parts)}
+    server = None if isinstance(settings.method, FederatedRounds) else _server(settings.method, settings, split, parts)
+    return {**found, **({} if server is None else {"server": server})}
+
+
+def _untold(settings: Settings) -> bool:
+    """Whether clients do something else than to train a classifier on their share of the data."""
+    app, names = settings.app, settings.app.model.mix()
+    elsewhere = app.client.nodes or app.client.checkpoint or app.resume or app.uploads or app.privacy.on
+    other = any(is_head(name) or kind_of(name) != CLASSIFIER for name in names)
+    return bool(elsewhere) or other or settings.method.uploads != CLASSIFIER
+
+
+def _clients(settings: Settings, split: Split, parts: Sequence[Tensor]) -> float:
+    """Return the seconds until all clients have trained, as many at once as there are cores."""
+    app, method = settings.app, settings.method
+    if isinstance(method, FederatedRounds):
+        times = settings.method_config.rounds * settings.method_config.fraction
+    else:
+        times = method.rounds(settings.method_config)
+    names = app.model.mix()
+    with torch_threads(1):
+        step = {name: _seconds_per_step(settings, split, name, parts[0]) for name in set(names)}
+    each = [
+        sum(epoch_lengths(app.client, len(part))) * step[names[number % len(names)]]
+        for number, part in enumerate(parts)
+    ]
+    return float(times * max(sum(each) / min(all_cores(), len(parts)), *each))
+
+
+def _seconds_per_step(settings: Settings, split: Split, name: str, positions: Tensor) -> float:
+    config, task = settings.app.client, task_of(CLASSIFIER, name)
+    with seeded_torch(0, "trial"):
+        model = task.build(Wanted(name, split.num_classes, split.input_shape, split.normalization, settings.app))
+    data = split.take(positions[: BATCHES * config.batch_size])
+    once = replace(config, epochs=1, steps=0)
+    run = partial(
+        task.train, model, data, once, normalization=split.normalization,
+        augmentation=augmentation_of(settings.app, split), seed=0,
+    )  # fmt: skip
+    run()  # the first pass is slower
+    began, passes = process_time(), 0
+    while process_time() - began < CLIENT_S:
+        run()
+        passes += 1
+    return (process_time() - began) / (passes * sum(epoch_lengths(once, len(data.labels))))
+
+
+def _server(method: Method, settings: Settings, split: Split, parts: Sequence[Tensor]) -> float | None:
+    """Return the seconds of the server stage; None if the trial does not tell them."""
+    names, times = settings.app.model.mix(), method.rounds(settings.method_config)
+    if method.fit_with is not None or method.lends is not None:
+        return None  # the clients answer again
+    images, tested = held_out(settings)
+    job = build_job(settings, tested, images)
+    with seeded_torch(0, "trial"):
+        states = {name: job.builders[name]().state_dict() for name in set(names)}
+    uploads = []
+    for number, part in enumerate(parts):
+        counts = tuple(torch.bincount(split.labels[part], minlength=split.num_classes).tolist())
+        name = names[number % len(names)]
+        facts = UploadFacts(f"client-{number:03d}", name, len(part), counts)
+        uploads.append(Upload(facts, partial(dict, states[name])))
+    watch = _Watch()
+    try:
+        with _at_most(LIMIT_S):
+            InProcess().run(method, replace(job, uploads=tuple(uploads), threads=1), watch)
+    except _TimeUp:
+        left = watch.pace.left(process_time())
+        return None if left is None else times * (watch.seconds + left)
+    except OneShotError:  # a method may refuse models that know nothing
+        return None
+    return times * watch.seconds
+
+
+class _Watch(Silent):
+    """Follows a trial's reports."""
+
+    def __init__(self) -> None:
+        self._began = process_time()
+        self.pace = Pace(0, self._began)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the begin."""
+        return process_time() - self._began
+
+    def report(self, step: int, total: int, values: Mapping[str, float] | None = None, part: Part = (0, 0)) -> None:  # noqa: ARG002
+        """Take a report."""
+        self.pace.note(process_time(), step, total, part)
+        if self.seconds >= SERVER_S and self.pace.left(process_time()) is not None:
+            raise _TimeUp
+
+
+@contextmanager
+def _at_most(seconds: float) -> Iterator[None]:
+    """End a block after some time of the processor by :class:`_TimeUp`; in the main thread only."""
+
+    def end(*_: Any) -> None:
+        raise _TimeUp
+
+    before = signal.signal(signal.SIGPROF, end)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
+        signal.signal(signal.SIGPROF, before)
