@@ -74,7 +74,7 @@ def _row(run: Path, info: dict[str, Any], result: dict[str, Any]) -> dict[str, A
         "kind": kind,
         "method": info.get("method", ""),
         "data": settings.get("data.name", ""),
-        "clients": result.get("uploads", info.get("num-supernodes")),
+        "clients": result.get("uploads") or info.get("num-supernodes"),  # clients of rounds upload nothing
         "seed": info.get("seed"),
         "status": result.get("status", "unfinished"),
         "accuracy": result.get("accuracy"),

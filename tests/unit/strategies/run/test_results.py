@@ -82,3 +82,9 @@ def test_the_list_reads_the_same_runs(runs: Path) -> None:
         "run": "begun", "created": "2026-01-03", "kind": "run", "method": "dense", "data": "", "clients": 5, "seed": 0,
         "status": "unfinished", "accuracy": None,
     }  # fmt: skip
+
+
+def test_the_clients_of_a_run_in_rounds_are_counted_though_they_upload_nothing(tmp_path: Path) -> None:
+    written(tmp_path / "rounds", run={"method": "iterative", "num-supernodes": 4}, result={"uploads": 0})
+
+    assert [row["clients"] for row in list_runs(tmp_path)] == [4]
