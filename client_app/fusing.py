@@ -28,7 +28,7 @@ from client_app.local_training import Epoch, train
 from client_app.node import Asked, Node
 from client_app.private_training import refuse
 from client_app.told_counts import told_counts
-from client_app.work import Own, State, own_examples, reporter
+from client_app.work import Own, State, augmentation_of, own_examples, reporter
 from fl_app.data import ImageData, normalize
 from fl_app.models import build
 from fl_app.models.blocks import cut
@@ -111,7 +111,7 @@ def _train(
     net: nn.Module, frozen: Frozen, own: Own, data: ImageData, config: AppConfig, *, node: Node, seed: int
 ) -> Epoch:
     """Train a net above frozen blocks in place, on kept outputs of theirs where images do not change."""
-    kind = own.split.augmentation if config.client.augmentation == "data-set" else config.client.augmentation
+    kind = augmentation_of(config, own.split)
     how: dict[str, Any] = {
         "normalization": own.split.normalization, "seed": seed, "report": reporter(config, node, len(data.labels)),
     }  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -18,7 +18,8 @@ from ..core.durable import atomic_write, make_folder, store_errors
 from ..core.errors import OptionError, UploadError, blaming
 from ..core.facts import UploadFacts
 from ..core.kinds import CLASSIFIER, kind_of
-from ..method import ASSUMED, METHODS, Job, Normalization, Outcome, Upload
+from ..core.options import meant
+from ..method import ASSUMED, METHODS, Job, Method, Normalization, Outcome, Upload
 from ..uploads.builders import check_student, chosen_config, chosen_student, named_builders
 from ..uploads.checks import CLIENT_NAME, Signatures, check_facts, check_upload
 from ..uploads.tensors import tensor_form
@@ -32,13 +33,15 @@ from .run_folder import STUDENT_FILE
 from .stage import all_cores
 
 if TYPE_CHECKING:
-    from typing import Unpack
+    from typing import TypeVar, Unpack
 
     from ..core.facts import State
     from ..method import EnsembleSpec
     from ..teacher.ensemble import Ensemble
     from ..uploads.builders import Model
 
+    Value = TypeVar("Value")
+    PerModel = Sequence[Value] | Mapping[str, Value]
     Trained = nn.Module | Mapping[str, torch.Tensor] | str | Path
 
 
@@ -46,7 +49,8 @@ class Further(TypedDict, total=False):
     """Fields of :class:`.method.Job` that :func:`merge` takes by name, and the sizes of the training sets.
 
     Attributes:
-        num_examples: Training examples per model, in its order; default: the sums of the label counts, else unknown.
+        num_examples: Training examples per model, in their order or by client name; default: the sums of the label
+            counts, else unknown.
     """
 
     config: Any
@@ -58,7 +62,7 @@ class Further(TypedDict, total=False):
     proxy: torch.Tensor | None
     labelled: tuple[torch.Tensor, torch.Tensor] | None
     teacher: EnsembleSpec | str | None
-    num_examples: Sequence[int]
+    num_examples: PerModel[int]
 
 
 @dataclass(frozen=True)
@@ -137,7 +141,7 @@ def merge(
     num_classes: int,
     input_shape: tuple[int, int, int],
     model: Model | None = None,
-    label_counts: Sequence[Sequence[int]] | None = None,
+    label_counts: PerModel[Sequence[int]] | None = None,
     log: Callable[[str], None] | None = None,
     **further: Unpack[Further],
 ) -> Result:
@@ -150,9 +154,10 @@ def merge(
         input_shape: See :attr:`.method.Job.input_shape`.
         model: A callable that returns a fresh module, or architecture name -> callable. Modules need none: their
             layers are copied, and a student starts from what the layers' own ``reset_parameters`` draw.
-        label_counts: Training examples per class [M][C], in the order of the models; None if unknown.
+        label_counts: Training examples per class [M][C], in the order of the models or by client name; None if unknown.
         log: Takes a line about the progress; None shows one line that is written over, in a notebook or on a terminal.
-        further: Fields of the job, such as ``config``, ``student`` and ``seed``; see :class:`Further`.
+        further: Fields of the job, such as ``config``, ``student`` and ``seed``; see :class:`Further`. Options of the
+            method go into its config.
 
     Returns:
         The result; it depends on the order of clients' names alone, not on that of a mapping.
@@ -162,6 +167,7 @@ def merge(
         UploadError: A model's weights are damaged, not finite, or of no known architecture.
     """
     chosen = METHODS[method]
+    _check_names(further, chosen)
     named = dict(models) if isinstance(models, Mapping) else {f"client-{k:03}": one for k, one in enumerate(models)}
     if not named:
         raise OptionError("models is empty: must hold at least one model")
@@ -189,24 +195,45 @@ def merge(
     return Result(method, clients, outcome, Job(**{**vars(job), "device": "cpu"}))
 
 
+def _check_names(further: Mapping[str, Any], method: Method) -> None:
+    """Refuse arguments that are none; an option of the method belongs into its config."""
+    for name in further:
+        if name in {field.name for field in fields(method.config)}:
+            wanted = f"{method.config.__name__}({name}=...)"
+            raise OptionError(f"merge takes no {name!r}: as an option of {method.name!r} it must be in config={wanted}")
+        if name not in Further.__annotations__:
+            known = list(Further.__annotations__)
+            raise OptionError(f"merge takes no {name!r}: must be one of {', '.join(known)}{meant(name, known)}")
+
+
 def _facts(
     named: Mapping[str, Trained],
-    label_counts: Sequence[Sequence[int]] | None,
-    num_examples: Sequence[int] | None,
+    label_counts: PerModel[Sequence[int]] | None,
+    num_examples: PerModel[int] | None,
     num_classes: int,
 ) -> dict[str, UploadFacts]:
     """Return client -> its facts, without an architecture yet."""
-    for what, values in (("label_counts", label_counts), ("num_examples", num_examples)):
-        if values is not None and len(values) != len(named):
-            raise OptionError(f"{what} has {len(values)} entries: must have one per model, {len(named)}")
     told: dict[str, dict[str, Any]] = {client: {"pretrained": True} for client in named}
-    for own, counts in zip(told.values(), label_counts or (), strict=False):
-        own |= {"label-counts": [int(count) for count in counts], "num-examples": int(sum(counts))}
-    for own, size in zip(told.values(), num_examples or (), strict=False):
-        own["num-examples"] = size
+    for client, counts in _by_name(label_counts, named, "label_counts").items():
+        told[client] |= {"label-counts": [int(count) for count in counts], "num-examples": int(sum(counts))}
+    for client, size in _by_name(num_examples, named, "num_examples").items():
+        told[client]["num-examples"] = size
     if wrong := [client for client in named if not CLIENT_NAME.fullmatch(client)]:
         raise OptionError(f"client name is {wrong[0]!r}: must be up to 64 letters, digits, '.', '_' and '-'")
     return {client: check_facts(own, num_classes, client=client, architecture="") for client, own in told.items()}
+
+
+def _by_name(values: PerModel[Value] | None, named: Mapping[str, Trained], what: str) -> dict[str, Value]:
+    """Return client -> its value; empty if none are given."""
+    if values is None:
+        return {}
+    if isinstance(values, Mapping):
+        if odd := sorted(set(values) ^ set(named)):
+            raise OptionError(f"{what} and models differ in {odd[0]!r}: must have the same names")
+        return dict(values)
+    if len(values) != len(named):
+        raise OptionError(f"{what} has {len(values)} entries: must have one per model, {len(named)}")
+    return dict(zip(named, values, strict=True))
 
 
 def _uploads(

@@ -87,12 +87,19 @@ def test_modules_state_dicts_and_files_give_the_same_result(tmp_path: Path) -> N
 
 
 def test_sizes_of_training_sets_and_configs_reach_the_method() -> None:
-    plain, weighted, counted = (
+    by_name = {f"client-{number:03d}": COUNTS[number] for number in (2, 0, 1)}
+    plain, weighted, counted, named = (
         predicted(merge(NETS, "fedavg", **SHAPE, **more))
-        for more in ({"config": FedAvgConfig()}, {"num_examples": [15, 20, 30]}, {"label_counts": COUNTS})
+        for more in (
+            {"config": FedAvgConfig()},
+            {"num_examples": [15, 20, 30]},
+            {"label_counts": COUNTS},
+            {"label_counts": by_name},
+        )
     )
 
     assert torch.equal(weighted, counted)
+    assert torch.equal(weighted, named)
     assert not torch.equal(plain, weighted)
 
 
@@ -125,6 +132,9 @@ def test_a_student_of_copied_layers_starts_afresh() -> None:
         ({"models": {"a b": NETS[0]}}, OptionError, "client name is 'a b'"),
         ({"method": "taly"}, OptionError, "unknown method 'taly'.*tally"),
         ({"label_counts": COUNTS[:2]}, OptionError, "label_counts has 2 entries: must have one per model, 3"),
+        ({"label_counts": {"client-000": [1] * 4}}, OptionError, "label_counts and models differ in 'client-001'"),
+        ({"epochs": 3}, OptionError, r"takes no 'epochs': as an option of 'tally' it must be in config=TallyC"),
+        ({"sed": 3}, OptionError, "merge takes no 'sed': must be one of .*seed.*; did you mean 'seed'?"),
         ({"label_counts": [[1, 2]] * 3}, UploadError, "label-counts is .*: must be 4 whole numbers"),
         ({"config": FedAvgConfig()}, OptionError, "config is FedAvgConfig: must be TallyConfig"),
         ({"num_classes": 5}, OptionError, "num_classes is 5, but model 'Net' maps 2 images"),
