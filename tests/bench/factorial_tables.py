@@ -21,7 +21,8 @@ NAMES = {"adam": "AdamW", "sgd": "SGD"}
 def chosen(found: pd.DataFrame) -> pd.DataFrame:
     """Return the cells of the optimiser that is better on the images that choose, for all steps and starts."""
     return pd.concat(
-        [block[block["optimizer"] == scores_of(block).idxmax()] for _, block in found.groupby(BLOCK)], ignore_index=True
+        [block[block["optimizer"] == scores_of(block).idxmax()] for _, block in found.groupby(BLOCK, sort=False)],
+        ignore_index=True,
     )
 
 
@@ -34,7 +35,7 @@ def scores_of(block: pd.DataFrame) -> pd.Series[float]:
 def optimizers(found: pd.DataFrame) -> str:
     """Return a row per block: the means that chose its optimiser."""
     rows = []
-    for (steps, start), block in found.groupby(BLOCK):
+    for (steps, start), block in found.groupby(BLOCK, sort=False):
         scores = scores_of(block)
         rows.append([f"{steps:,}", start, *(f"{scores[name]:.1f}" if name in scores else "" for name in NAMES)])
     return table(["steps", "start", *NAMES.values()], rows)
@@ -43,7 +44,7 @@ def optimizers(found: pd.DataFrame) -> str:
 def cells(found: pd.DataFrame) -> str:
     """Return a row per block and teacher: the teacher, and its students' accuracy and agreement with it."""
     rows = []
-    for (steps, start), block in chosen(found).groupby(BLOCK):
+    for (steps, start), block in chosen(found).groupby(BLOCK, sort=False):
         for teacher in TEACHERS:
             own = block[block["teacher"] == teacher]
             if own.empty:
@@ -82,7 +83,7 @@ def effects(found: pd.DataFrame) -> str:
     """Return a row per effect and a column per block: mean and spread of the paired differences over the seeds."""
     columns = {
         f"{steps:,} steps, {start}": pd.DataFrame([effects_of(own) for _, own in block.groupby("seed")])
-        for (steps, start), block in chosen(found).groupby(BLOCK)
+        for (steps, start), block in chosen(found).groupby(BLOCK, sort=False)
     }
     names = list(dict.fromkeys(name for each in columns.values() for name in each))
     return table(
@@ -104,6 +105,7 @@ TABLES = {"factorial:cells": cells, "factorial:effects": effects, "factorial:opt
 def tables(out: Path = OUT) -> dict[str, str]:
     """Return the name of each table -> its text."""
     found: Any = pd.DataFrame(read_json(out)["rows"])
+    found = found.sort_values(BLOCK, ascending=[True, False], kind="stable")  # the fresh start before the average
     return {name: made(found) for name, made in TABLES.items()}
 
 
