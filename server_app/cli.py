@@ -178,7 +178,14 @@ def compare(
 
 @cli.command(rich_help_panel=INSPECT)
 def rounds(
-    runs: Annotated[list[Path], typer.Argument(help="folders of runs in rounds, of one data set; finished or not")],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            parser=run_word,
+            metavar="RUN...",
+            help="folders of runs in rounds, of one data set, finished or not; latest: the newest run",
+        ),
+    ],
     *,
     targets: Annotated[
         str, typer.Option(help="accuracies in %, comma-separated; default: two multiples of 5 below the best")

@@ -49,7 +49,7 @@ def print_runs(folder: Path, format: TableFormat) -> None:  # noqa: A002
     if format == "md":
         sys.stdout.write(markdown_text(COLUMNS, cells, texts=4, notes=notes))
     else:
-        print_table(COLUMNS, cells, texts=4, notes=notes)
+        print_table(COLUMNS, cells, texts=4, notes=notes, whole=1)  # a run's name is copied into the next command
 
 
 def _shown(row: dict[str, Any], column: str) -> str:
@@ -59,5 +59,5 @@ def _shown(row: dict[str, Any], column: str) -> str:
     if value is None:
         return ""
     if column == "created":
-        return str(value)[:16].replace("T", " ")
+        return str(value)[5:16].replace("T", " ")  # without the year, for the names of runs are long
     return f"{value:.2f}" if column == "accuracy" else str(value)

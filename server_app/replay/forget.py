@@ -34,6 +34,11 @@ def forget_settings(
         raise OptionError(
             f"{run} is a replay and holds no uploads: must be the run that it replays, {info['replay-of']}"
         )
+    if "imported-from" in info:
+        raise OptionError(
+            f"{run} was imported, so it has no clients: import {info['imported-from']} again, without the files of "
+            f"{', '.join(clients)}"
+        )
     if not info.get("num-supernodes"):
         raise OptionError(
             f"{run} had real clients, which this command cannot reach: run  flwr run . YOUR-SERVER --run-config "

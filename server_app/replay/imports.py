@@ -239,4 +239,9 @@ def _renamed(state: Mapping[str, torch.Tensor], prefixes: Mapping[str, str]) -> 
 def _refusal(request: Request, entries: Sequence[Entry], refused: Mapping[str, str]) -> str:
     all_of_them = "" if len(refused) == len(entries) else "; --skip-bad imports the others"
     what = f"{len(refused)} of {len(entries)} checkpoints in {request.folder} are refused, so nothing is imported"
-    return f"{what}{all_of_them}: {'; '.join(refused.values())}"
+    files: dict[str, list[str]] = {}  # a reason without the begin that names its file -> the files
+    for entry in entries:
+        if (reason := refused.get(entry.facts.client)) is not None:
+            files.setdefault(reason.removeprefix(f"checkpoint {entry.path}"), []).append(entry.path.name)
+    reasons = [f"{', '.join(names)}: {why.lstrip(': ')}" for why, names in files.items()]
+    return f"{what}{all_of_them}: {'; '.join(reasons)}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -42,15 +42,20 @@ def markdown_text(columns: Sequence[str], rows: Sequence[Sequence[str]], *, text
     return f"{notes[0]}\n\n{table}\n\n{' '.join(notes[1:])}\n"
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, texts: int, notes: Sequence[str]) -> None:
-    """Print a table and its notes; the arguments are those of :func:`markdown_text`."""
+def print_table(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], *, texts: int, notes: Sequence[str], whole: int = 0
+) -> None:
+    """Print a table and its notes; the arguments are those of :func:`markdown_text`.
+
+    Where space is short, texts are broken before numbers, and the texts of the first ``whole`` columns never.
+    """
     console = output_console()
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
     for place, column in enumerate(columns):
         longest = max(len(cells[place]) for cells in (columns, *rows))
-        # Where space is short, texts are broken before numbers.
         least = None if place < texts else longest
-        table.add_column(column, justify="left" if place < texts else "right", min_width=least)
+        side: Literal["left", "right"] = "left" if place < texts else "right"
+        table.add_column(column, justify=side, min_width=least, no_wrap=place < whole)
     for row in rows:
         table.add_row(*map(printable, row))
     console.print(printable(notes[0]), soft_wrap=True)

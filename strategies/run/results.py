@@ -30,7 +30,8 @@ def list_runs(folder: Path) -> list[dict[str, Any]]:
 
     Returns:
         A row per run: its folder's name, the time of its creation, kind, method, data set, number of clients, seed,
-        status and accuracy in % or None. A kind is run, replay or import; a status finished, failed or unfinished.
+        status and accuracy in % or None. A kind is run, replay or import; a status finished, failed, unfinished
+        or imported.
     """
     rows = [_row(run, *found) for run, found in _runs(folder)]
     return sorted(rows, key=lambda row: (str(row["created"]), str(row["run"])))
@@ -76,7 +77,7 @@ def _row(run: Path, info: dict[str, Any], result: dict[str, Any]) -> dict[str, A
         "data": settings.get("data.name", ""),
         "clients": result.get("uploads") or info.get("num-supernodes"),  # clients of rounds upload nothing
         "seed": info.get("seed"),
-        "status": result.get("status", "unfinished"),
+        "status": result.get("status", "imported" if kind == "import" else "unfinished"),
         "accuracy": result.get("accuracy"),
     }
 

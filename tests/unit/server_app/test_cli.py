@@ -508,6 +508,18 @@ def test_list_shows_every_run_with_its_facts(
     assert len(table) == 3
 
 
+def test_the_list_breaks_other_texts_before_the_name_of_a_run(tmp_path: Path) -> None:
+    name = "a-run-" + "x" * 60
+    info = {"created": "2026-01-01T10:00:00", "method": "tally", "seed": 0, "settings": {"data.name": "y" * 60}}
+    (tmp_path / name).mkdir()
+    write_json(tmp_path / name / "run.json", info)
+
+    lines = oneshot("list", tmp_path).stdout.splitlines()
+
+    assert any(line.startswith(name) for line in lines)
+    assert max(map(len, lines[1:])) <= 112
+
+
 def test_methods_when_named_are_listed_alone_and_an_unknown_one_is_refused(engine: Engine) -> None:
     ended = oneshot("methods", "tally", "fedens", "--format", "json")
     refused = oneshot("methods", "talley")

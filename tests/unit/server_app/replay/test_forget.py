@@ -134,6 +134,14 @@ def test_forgetting_in_a_run_of_real_clients_says_the_command_that_reaches_them(
         forget_settings(run, ["client-001"], stored(run))
 
 
+def test_forgetting_in_imported_uploads_says_to_import_the_others(run_folder: MakeRun) -> None:
+    run = run_folder()
+    write_json(run / "run.json", {**read_json(run / "run.json"), "num-supernodes": 0, "imported-from": "/zoo"})
+
+    with pytest.raises(OptionError, match="was imported, .*: import /zoo again, without the files of client-001"):
+        forget_settings(run, ["client-001"], stored(run))
+
+
 def test_forgotten_uploads_stay_forgotten_in_runs_on_its_uploads(tmp_path: Path, run_folder: MakeRun) -> None:
     first = facts_of(str(run_folder()), "client-001")
     with RunFolder.create(tmp_path / "second", first):

@@ -306,6 +306,16 @@ def test_every_bad_file_is_named(imported: Import, models: Path) -> None:
     assert "a.safetensors" not in str(error.value)
 
 
+def test_files_that_are_refused_for_one_reason_share_it(imported: Import, models: Path) -> None:
+    for name in ("bad-1", "bad-2"):
+        write("malicious", models / f"{name}.pt")
+
+    with pytest.raises(UploadError, match=r"imports the others: bad-1\.pt, bad-2\.pt: cannot be read as wei") as error:
+        imported()
+
+    assert str(error.value).count("cannot be read") == 1
+
+
 def test_bad_files_when_skipped_are_left_out_and_logged(imported: Import, models: Path) -> None:
     write("malicious", models / "bad.pt")
     lines: list[str] = []
@@ -325,7 +335,7 @@ def test_a_folder_of_bad_files_alone_is_refused_though_they_may_be_skipped(impor
         file.unlink()
     write("text", models / "bad.pt")
 
-    with pytest.raises(UploadError, match="1 of 1 checkpoints in .* are refused, so nothing is imported: checkpoint"):
+    with pytest.raises(UploadError, match="1 of 1 checkpoints in .* are refused, so nothing is imported: bad.pt: "):
         imported(skip_bad=True)
 
 

@@ -88,3 +88,9 @@ def test_the_clients_of_a_run_in_rounds_are_counted_though_they_upload_nothing(t
     written(tmp_path / "rounds", run={"method": "iterative", "num-supernodes": 4}, result={"uploads": 0})
 
     assert [row["clients"] for row in list_runs(tmp_path)] == [4]
+
+
+def test_imported_uploads_are_no_unfinished_run(tmp_path: Path) -> None:
+    written(tmp_path / "zoo", run={"method": "tally", "imported-from": "/zoo"})
+
+    assert [(row["kind"], row["status"]) for row in list_runs(tmp_path)] == [("import", "imported")]
