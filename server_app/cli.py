@@ -161,8 +161,10 @@ def compare(
     """Run several server methods on the same stored uploads and print one table."""
     shown: Format = "text" if format == "text" else "json"  # every other format prints only the table
     with errors("json" if format == "json" else "text"):
+        from server_app.settings.catalogue import catalogue
+
         overrides = settings_of(changes)
-        _check_methods(methods)
+        catalogue().check_methods(methods)  # before torch is loaded
         for run in runs:
             check_run_folder(run)
         from server_app.compare.comparison import Comparison, compare_runs
@@ -246,15 +248,6 @@ def import_folder(
         request = Request(folder, architecture, given, map, out, skip_bad)
         result = import_checkpoints(request, log=lambda line: say(line, format))
     typer.echo(json.dumps(result) if format == "json" else "\n".join(import_lines(result)))
-
-
-def _check_methods(names: str) -> None:
-    """Refuse an unknown method before torch is loaded."""
-    from server_app.settings.catalogue import catalogue
-
-    for name in (name.strip() for name in names.split(",")):
-        if name not in ("", "all"):
-            catalogue().check_method(name)
 
 
 cli.command(rich_help_panel=REUSE)(export)

@@ -14,7 +14,7 @@ from typing import Any
 
 from server_app.settings.text import merge_settings, with_absolute_paths
 from strategies.core.errors import OptionError
-from strategies.core.options import Option, Scalar, meant
+from strategies.core.options import Option, Scalar, listed, meant
 
 CATALOGUE = Path(__file__).with_name("catalogue.json")
 KINDS = {kind.__name__: kind for kind in (bool, int, float, str)}
@@ -46,6 +46,16 @@ class Catalogue:
         if name not in self.methods:
             known = sorted(self.methods)
             raise OptionError(f"unknown method {name!r}: known are {', '.join(known)}{meant(name, known)}")
+
+    def check_methods(self, names: str) -> None:
+        """Refuse an unknown method in a list with commas; ``all`` stands for every method.
+
+        Raises:
+            OptionError: See :meth:`check_method`.
+        """
+        for name in listed(names):
+            if name != "all":
+                self.check_method(name)
 
     def method_facts(self, name: str) -> dict[str, Any]:
         """Return a method's name, title, source, kind, assumption, needs and options, as JSON has them.
