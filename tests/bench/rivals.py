@@ -51,10 +51,13 @@ REPLAYS = {
 }
 ADAM = "client.optimizer=adam client.lr=0.001 client.clip=0"
 # Name -> the settings of a run whose clients train otherwise, so that it has uploads of its own; on digits alone.
+# FuseFL's clients train each of two blocks for half of the epochs, or for as many.
 OTHERWISE = {
     "fedov": f"method=fedov client.epochs=200 client.batch-size=64 client.weight-decay=1e-5 {ADAM}",
     "fedcvae-ens": f"method=fedcvae-ens client.epochs=60 client.batch-size=32 fedcvae-ens.epochs=10 {ADAM}",
     "fafi": "method=fafi client.lr=0.05 client.clip=1 client.whole-batches=true client.momentum-epochs=1",
+    "fusefl": "method=fusefl client.epochs=15",
+    "fusefl, long": "method=fusefl",
 }
 FUSED = "fafi, noise"  # the uploads of "fafi", fused by noise
 TRAINED = ("tally", "intactofl", "fedhydra", "co-boosting", "dense", "f-dafl", "f-adi")
@@ -93,7 +96,11 @@ GROUPS: dict[str, dict[str, Place]] = {
         "FedOV": ("fedov", "FedOV"),
     },
     f"{TRAIN}: one model": {"FedCVAE-Ens": ("fedcvae-ens", "FedCVAE-Ens")},
-    f"{ASKED}: ensemble": {"FENS, 20 rounds with the clients": ("run", "FENS")},
+    f"{ASKED}: ensemble": {
+        "FENS, 20 rounds with the clients": ("run", "FENS"),
+        "FuseFL, 15 + 15 local epochs in three exchanges": ("fusefl", "FuseFL"),
+        "FuseFL, 30 + 30 local epochs": ("fusefl, long", "FuseFL"),
+    },
 }
 HEADLINE = {"ensembles": "**Tally ensemble, counts read off**", "one model": "**Tally, counts read off**"}
 
@@ -131,7 +138,8 @@ def command(cell: Path, data: str, seed: int, name: str) -> tuple[str, ...]:
     if name == "run":
         return ("run", "--clients", "10", "--run-config", RUN, "--run-config", f"{shared} run-dir='{cell}'")
     if name in OTHERWISE:
-        return ("run", "--clients", "10", "--run-config", f"{shared} {OTHERWISE[name]} run-dir='{cell}-{name}'")
+        of_own = f"{cell}-{name.replace(', ', '-')}"
+        return ("run", "--clients", "10", "--run-config", f"{shared} {OTHERWISE[name]} run-dir='{of_own}'")
     if name == FUSED:
         return ("replay", f"{cell}-fafi", "--set", "fafi.fusion=noise")
     method, changed = REPLAYS[name]
