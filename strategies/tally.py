@@ -81,14 +81,14 @@ def fit(job: Job, progress: Progress) -> Outcome:
     if left_out := [one.client for one, weight in zip(job.uploads, pool.weights.tolist(), strict=True) if not weight]:
         why = "they do not agree with the others on noise, or their logits on it are not finite, or too large"
         progress.record({"note": f"left out are {', '.join(left_out)}: {why}"})
-    start = _start(job, pool, progress)
+    start = start_of(job, pool, progress)
     learner = Learner(
         replace(job, start=start),
         teacher,
         config.distill_recipe(optimizer=OPTIMIZER, schedule=SCHEDULE),
         frozen_statistics=start is not None,  # the statistics of noise differ from those of the clients' images
     )
-    images = _noise(job)
+    images = noise_of(job)
 
     def table() -> dict[str, Tensor]:
         tick = partial(progress.report, 0, config.epochs)
@@ -103,7 +103,7 @@ def fit(job: Job, progress: Progress) -> Outcome:
     return replace(outcome, ensemble=spec, images=sampled(images, job.store_images))
 
 
-def _noise(job: Job) -> Tensor:
+def noise_of(job: Job) -> Tensor:
     """Return the noise images as bytes [N, ch, H, W], or noise features [N, d, 1, 1]."""
     config: TallyConfig = job.config
     if not holds_images(job.input_shape):
@@ -129,7 +129,7 @@ def _inverted(job: Job, learner: Learner, pool: OpinionPool, tick: Callable[[], 
     return rows
 
 
-def _start(job: Job, pool: OpinionPool, progress: Progress) -> State | None:
+def start_of(job: Job, pool: OpinionPool, progress: Progress) -> State | None:
     """Return the weights before the first step; None for fresh ones, also where no client has the architecture."""
     if job.start is not None:
         return job.start

@@ -1,4 +1,4 @@
-"""The tables of docs/features.md and docs/scale.md, from docs/results/: ``python tests/bench/feature_tables.py``.
+"""Tables of docs/features.md, docs/scale.md and others, of docs/results/: ``python tests/bench/feature_tables.py``.
 
 It prints them. With ``--write`` it renews them in the pages, where each stands below a line ``<!-- results: NAME -->``.
 """
@@ -167,6 +167,16 @@ def attacks(found: dict[str, Any]) -> str:
     return table(["attack", "neither", "gatekeeper", "cap", "both", "found", "honest suspects"], rows)
 
 
+def students(found: dict[str, Any]) -> str:
+    """Return a row per trial: the student's accuracy on the report half and its ensemble's, in each cell."""
+    cells = list(dict.fromkeys(row["cell"] for row in found["rows"]))
+    shown: dict[str, dict[str, str]] = {}
+    for row in found["rows"]:
+        figures = f"{row['student']['report']:.1f} of {row['ensemble']['report']:.1f}"
+        shown.setdefault(row["trial"], {})[row["cell"]] = figures
+    return table(["", *cells], [[trial, *(own.get(cell, "") for cell in cells)] for trial, own in shown.items()])
+
+
 # File of docs/results/, and the name of one of its tables if it has several -> how it is made, and its page.
 TABLES = {
     "features:exact": (exact, "features.md"),
@@ -183,6 +193,7 @@ TABLES = {
     "feature_texts_privacy": (privacy, "features.md"),
     "feature_scale": (scale, "scale.md"),
     "feature_attacks": (attacks, "features.md"),
+    "tally_student": (students, "tally.md"),
     **{name: (made, "results.md") for name, made in run_tables.TABLES.items()},
 }
 
