@@ -58,6 +58,8 @@ class Job:
         normalization: The input space of the models.
         config: The method's config, an instance of :attr:`Method.config`.
         seed: The run's seed; every draw is derived from it.
+        clients_seed: The seed that the clients drew their fresh weights from; None if they started otherwise. With
+            ``start``, which they were sent, they drew none.
         threads: Torch threads of the server stage; results are equal bit for bit at equal threads.
         device: A torch device, for example ``"cpu"`` or ``"cuda"``.
         start: Weights the student starts from; None for a fresh, seeded initialisation.
@@ -93,6 +95,7 @@ class Job:
     teacher: EnsembleSpec | str | None = None
     observer: Observer | None = None
     shards: Shards | None = None
+    clients_seed: int | None = None
     store_images: int = 0
 
 

@@ -4,9 +4,9 @@ A method of this library, published nowhere else.
 
 Symbols: z_k -> member logits; n_k^c -> tally_pool.examples_per_class; pi_k, q_k, l_k -> opinion_pools; P_T -> the
     pool's softmax; X -> noise.noise_images, overlaid.
-Where: the counts -> class_counts; the teacher -> opinion_pools.OpinionPool; the start -> class_weighted;
-    the student ``min_S mean_X KL(P_T(X) || S(X))`` -> learner.Learner; X of heads on one backbone, which are noise
-    features -> feature_noise.noise_for.
+Where: the counts -> class_counts; the teacher -> opinion_pools.OpinionPool, with ``gate`` update_gate.GatedPool;
+    the start -> class_weighted; the student ``min_S mean_X KL(P_T(X) || S(X))`` -> learner.Learner; X of heads on one
+    backbone, which are noise features -> feature_noise.noise_for.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from .combiners.noise import noise_batches, overlaid
 from .combiners.opinion_pools import class_shares
 from .combiners.tally_pool import READ_OFF_ROWS, TallyPoolOptions
 from .combiners.tally_teacher import tally_teacher
+from .combiners.update_gate import check_gate, gated_pool
 from .core.errors import OptionError
 from .core.kinds import holds_images
 from .core.options import check, option
@@ -62,6 +63,12 @@ class TallyConfig(TallyPoolOptions, DistillOptions):
     inverted: int = option(0, "images inverted from the clients' models beside the noise, each read twice", low=0)
     kd_temperature: float = option(1.0, "temperature of the distillation loss", above=0.0)
     student_lr: float = option(3e-3, "largest learning rate of the student", above=0.0)
+    gate: str = option(
+        "none",
+        "what else weighs a client for an image; updates: how much of the image lies in the span of the client's "
+        "update of a linear layer",
+        choices=("none", "updates"),
+    )
     start: str = option(
         "class-weighted",
         "the student before its first step: the average of the uploads of its architecture, its last layer class by "
@@ -81,6 +88,8 @@ def fit(job: Job, progress: Progress) -> Outcome:
     if left_out := [one.client for one, weight in zip(job.uploads, pool.weights.tolist(), strict=True) if not weight]:
         why = "they do not agree with the others on noise, or their logits on it are not finite, or too large"
         progress.record({"note": f"left out are {', '.join(left_out)}: {why}"})
+    if config.gate == "updates":
+        pool = teacher.combiner = _gated(job, pool, progress)
     start = start_of(job, pool, progress)
     learner = Learner(
         replace(job, start=start),
@@ -101,6 +110,15 @@ def fit(job: Job, progress: Progress) -> Outcome:
     if not holds_images(job.input_shape):
         return replace(outcome, student=on_images(outcome.student or {}), ensemble=spec)
     return replace(outcome, ensemble=spec, images=sampled(images, job.store_images))
+
+
+def _gated(job: Job, pool: OpinionPool, progress: Progress) -> OpinionPool:
+    """Return the pool with the gate of the clients' updates, or the pool itself and a note why there is none."""
+    gated = gated_pool(job, pool)
+    if not isinstance(gated, str):
+        return gated
+    progress.record({"note": f"the clients' updates do not gate: {gated}"})
+    return pool
 
 
 def noise_of(job: Job) -> Tensor:
@@ -169,6 +187,8 @@ def check_last_layer(job: Job) -> None:
     Raises:
         OptionError: The error names the setting and its possible values.
     """
+    if job.config.gate == "updates":
+        check_gate(job, "setting 'tally.gate'")
     if job.config.inverted:
         check_gradients(job, "setting 'tally.inverted'", "It must be 0")
     # The clients' architectures are not known yet if there are several.

@@ -98,6 +98,7 @@ def build_job(settings: Settings, split: Split, observer: HeldOut | None, *, dat
         normalization=split.normalization,
         config=settings.method_config,
         seed=app.seed,
+        clients_seed=seed,
         threads=app.threads or all_cores(),
         device=app.device,
         proxy=proxy_images(settings, split.input_shape, seed),

@@ -151,6 +151,8 @@ COMBINERS: Registry[Callable[..., nn.Module]] = Registry(
         "open-set": "combiners.open_set:OpenSet",
         "prototypes": "combiners.prototypes:Prototypes",
         "fused-blocks": "combiners.fused_blocks:FusedBlocks",
+        "gated-log-pool": "combiners.update_gate:GATED_LOG_POOL",
+        "gated-linear-pool": "combiners.update_gate:GATED_LINEAR_POOL",
         "log-pool": "combiners.opinion_pools:LOG_POOL",
         "linear-pool": "combiners.opinion_pools:LINEAR_POOL",
     },
@@ -160,7 +162,7 @@ COMBINERS: Registry[Callable[..., nn.Module]] = Registry(
 def name_of(combiner: nn.Module) -> str:
     """Return the name under which a combiner can be rebuilt."""
     if isinstance(combiner, OpinionPool):
-        return f"{combiner.rule}-pool"
+        return f"{combiner.kind}{combiner.rule}-pool"
     return next(name for name, kind in COMBINERS.items() if kind is type(combiner))
 
 

@@ -42,20 +42,22 @@ RATE = 0.5
 LEAST_WANTED = 1e-2  # least target share of a class, as a fraction of 1 / C
 LEAST_PREDICTED = 1e-5  # least predicted share of a class, as a fraction of 1 / C
 
+PRODUCT = {2: "mc,mbc->bc", 3: "mbc,mbc->bc"}  # of shares with as many dimensions, and opinions
+
 
 def logarithmic(shares: Tensor, opinions: Tensor) -> Tensor:
     """Return ``sum_k l_k(c) log(q_k(c | x) + 1e-4)`` [B, C]: the geometric mean of the members' opinions of a class.
 
     Args:
-        shares: l [M, C].
+        shares: l [M, C], or [M, B, C] where they depend on the image.
         opinions: log q [M, B, C].
     """
-    return torch.einsum("mc,mbc->bc", shares, (opinions.exp() + FLOOR).log())
+    return torch.einsum(PRODUCT[shares.dim()], shares, (opinions.exp() + FLOOR).log())
 
 
 def linear(shares: Tensor, opinions: Tensor) -> Tensor:
     """Return ``log(sum_k l_k(c) q_k(c | x))`` [B, C], the arithmetic mean; arguments as for :func:`logarithmic`."""
-    mass = torch.einsum("mc,mbc->bc", shares, opinions.exp())
+    mass = torch.einsum(PRODUCT[shares.dim()], shares, opinions.exp())
     return mass.clamp_min(torch.finfo(mass.dtype).tiny).log()
 
 
@@ -78,9 +80,11 @@ class OpinionPool(nn.Module):
         ValueError: The rule is unknown, or a tensor's shape or range is wrong.
 
     Attributes:
+        kind: Stands before the rule in the pool's name.
         rule: As given.
     """
 
+    kind = ""
     counts: Tensor
     weights: Tensor
     temperatures: Tensor

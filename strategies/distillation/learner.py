@@ -56,7 +56,8 @@ def teacher_of(
         teacher: Ensemble = TEACHERS[job.teacher].build(job, fold=not watched, precision=precision)[0]
         return teacher
     if (spec := job.teacher) is not None:
-        uploads, combiner = members_of(job, spec), build_combiner(spec.combiner, spec.weights)
+        uploads = members_of(job, spec)
+        combiner = build_combiner(spec.combiner, spec.weights, job.builders[uploads[0].architecture])
         if isinstance(combiner, OpinionPool):
             uploads = with_stand_ins(uploads, combiner)
         precision = precision if spec.precision == "float32" else spec.precision

@@ -101,6 +101,7 @@ class OneShot(Strategy):
             normalization=normalization or Normalization.half(input_shape[0]),
             config=chosen_config(config, method),
             seed=seed,
+            clients_seed=seed,
             threads=options.threads or all_cores(),
             device=options.device,
             proxy=proxy,

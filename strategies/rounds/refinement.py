@@ -128,6 +128,7 @@ class Refinement:
             uploads=tuple(uploads),
             start=start,
             seed=self._seed(server_round),
+            clients_seed=None,  # they started from the model of the round before, not from ``start``
             server_round=server_round,
             memory=self.memory or None,
         )

@@ -23,7 +23,9 @@ from strategies.combiners.opinion_pools import OpinionPool
 from strategies.combiners.prototypes import Prototypes
 from strategies.combiners.trained import Linear, PerClass, TwoLayers, Voting
 from strategies.combiners.two_class import TwoClassLabelCount, TwoClassLinear, TwoClassMean, TwoClassTwoLayers
+from strategies.combiners.update_gate import GatedPool, lower_part
 from strategies.combiners.voting import FLOOR
+from strategies.teacher.copies import built
 
 LOGITS = torch.tensor([[[1.0, 2.0, 3.0]], [[5.0, 6.0, 7.0]]])  # M = 2, B = 1, C = 3
 PAIR = torch.tensor([[[0.0, math.log(3)]], [[1.0, 1.0]]])  # probabilities of class 1: 3/4 and 1/2
@@ -41,6 +43,18 @@ PAIR_LAYERS = {  # sigmoid(log 3) = 3/4, sigmoid(0) = 1/2
 }
 VOTES = torch.zeros(2, 3, 3)
 VOTES[0, 2], VOTES[1, 2], VOTES[:, 1] = torch.tensor([0.0, 1, 3]), torch.tensor([0.0, 2, 2]), torch.tensor([0.0, 4, 0])
+
+
+def member() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(392, 4), nn.Linear(4, 3))
+
+
+def gated(rule: str) -> GatedPool:
+    pool = OpinionPool(rule, torch.tensor([[3.0, 1.0, 2.0], [1.0, 2.0, 2.0]]))
+    bases = torch.linalg.qr(torch.randn(2, 392, 4, generator=torch.Generator().manual_seed(2))).Q.mT
+    return GatedPool(pool, bases, torch.tensor([2.0]), lower_part(built(member))[1] or nn.Identity())
+
+
 GATE = start_gate(0, members=2, classes=3, input_shape=(1, 16, 16))
 BUILT: dict[str, nn.Module] = {
     "mean": Mean(),
@@ -64,8 +78,14 @@ BUILT: dict[str, nn.Module] = {
     # Of whom the first knows class 0 alone, the second class 1; no member knows class 2.
     "linear-pool": OpinionPool("linear", torch.eye(2, 3), smoothing=torch.tensor([1.0])),
     "log-pool": OpinionPool("log", torch.eye(2, 3), smoothing=torch.tensor([1.0])),
+    "gated-linear-pool": gated("linear"),
+    "gated-log-pool": gated("log"),
 }
-MEMBERS = {"fused-blocks": First}  # what a combiner's structure is read from
+MEMBERS = {
+    "fused-blocks": First,
+    "gated-linear-pool": member,
+    "gated-log-pool": member,
+}  # what a combiner's structure is read from
 POOLED = 1 / (1 + 2 * math.e + 2 * math.e**2), math.e / (2 + math.e + 2 * math.e**2)
 DIFFERENTIABLE = [name for name in COMBINERS if name not in ("voting", "open-set")]  # what all members move
 
@@ -73,7 +93,7 @@ DIFFERENTIABLE = [name for name in COMBINERS if name not in ("voting", "open-set
 def drawn(name: str, seed: int = 1, members: int = 2) -> tuple[Tensor, ...]:
     """Return what a combiner is called with: the logits of members, and images where it looks at them."""
     rng = torch.Generator().manual_seed(seed)
-    shape = (3, 2, 2) if name in MEMBERS else (2,) if name.startswith("two-class-") else (3,)
+    shape = (3, 2, 2) if name == "fused-blocks" else (2,) if name.startswith("two-class-") else (3,)
     logits = torch.randn(members, 9, *shape, generator=rng)
     return (logits, torch.randn(9, 1, 16, 16, generator=rng)) if hasattr(BUILT[name], "sees_input") else (logits,)
 
@@ -126,6 +146,8 @@ def test_every_aggregator_has_its_combiner() -> None:
         "mean-probability",
         "linear-pool",
         "log-pool",
+        "gated-linear-pool",
+        "gated-log-pool",
     }
 
 
@@ -207,7 +229,7 @@ def test_weighted_with_invalid_weights_is_refused(weights: object) -> None:
 def test_build_of_an_unknown_name_lists_the_known() -> None:
     with pytest.raises(
         ValueError,
-        match="known are expert-gate, fused-blocks, label-count, linear, linear-pool, log-pool, mean, mean-probability",
+        match="known are expert-gate, fused-blocks, gated-linear-pool, gated-log-pool, label-count, linear",
     ):
         build_combiner("median", {})
 

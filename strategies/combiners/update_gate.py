@@ -1,0 +1,236 @@
+"""A pool whose members weigh, image by image, by how much of the image lies in the span of their own updates.
+
+A client's update of a linear layer, ``W_k - W_0``, is a sum of outer products with the layer's inputs for the client's
+own examples. So its rows span nothing but such inputs. Where the layers below have hardly moved, their start weights
+map an image to a comparable input ``a(x)``, the same for all members. An image of a class that a client never saw
+leaves more of ``a(x)`` outside the client's span. Logits say little of that: a model of two classes is sure of any
+image.
+
+The same fact reveals inputs of a batch from its gradient (Zhu, Liu, Han, *Deep Leakage from Gradients*, NeurIPS 2019).
+Symbols, V_k an orthonormal basis of the rows of ``W_k - W_0``::
+
+    r_k(x)   = 1 - ||V_k a(x)||^2 / ||a(x)||^2
+    d_k(x)   = r_k(x)^-b, relative to the largest
+    l_k(c|x) = w_k n_k^c d_k(x) / sum_j w_j n_j^c d_j(x)
+
+The pool has ``l_k(c|x)`` in place of ``l_k(c)``, and adds ``log sum_k l_k(c) d_k(x)``, how well the holders of class c
+explain the image. The power b falls as the layers below move: ``b = 2 / max(m, 1/2)`` for their mean relative change m.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from ..core.errors import OptionError
+from ..core.seeds import seeded_torch
+from ..teacher.copies import built
+from .opinion_pools import RULES, UNHELD, OpinionPool, centred
+from .trained import register
+
+if TYPE_CHECKING:
+    from ..method import Job, State
+
+SHARE = 0.3  # largest number of basis vectors, as a share of the layer's inputs
+LEAST_RESIDUAL = 1e-5  # r_k(x) is exact to about a tenth of it in float32
+LEAST_SINGULAR = 1e-6  # singular values below it, as a share of the largest, are rounding
+POWER, LEAST_CHANGE = 2.0, 0.5
+ALIKE = 0.2  # least cosine of a layer's weights with those it started from; of two independent starts it is near 0
+BELOW = "below."  # prefix of the start weights among the combiner's tensors
+
+
+class GatedPool(OpinionPool):
+    """An opinion pool that also sees the image; see the module's description.
+
+    Args:
+        pool: Rule, counts, weights, temperatures, smoothing, scales and bias.
+        bases: V_k [M, R, D]; rows of zeros where a span has fewer dimensions.
+        power: b >= 0 [1].
+        below: The layers below the linear one, with the start weights: images [B, ch, H, W] to a(x) [B, D].
+
+    Raises:
+        ValueError: A tensor's shape or range is wrong.
+    """
+
+    kind = "gated-"
+    sees_input = True
+    bases: Tensor
+    power: Tensor
+
+    def __init__(self, pool: OpinionPool, bases: Tensor, power: Tensor, below: nn.Module) -> None:
+        tensors = (pool.counts, pool.weights, pool.temperatures, pool.smoothing)
+        super().__init__(pool.rule, *tensors, scales=pool.scales, bias=pool.bias)
+        register(self, {"bases": (bases, 3), "power": (power, 1)})
+        if len(bases) != len(self.counts) or len(power) != 1 or not float(power) >= 0:
+            raise ValueError(
+                f"bases of a gated pool are {list(bases.shape)} and its power {power.tolist()}: must be [M, R, D] for "
+                f"{len(self.counts)} members, and one number from 0"
+            )
+        self.below = copy.deepcopy(below)
+        for layer in self.below.modules():  # a combiner has no parameters
+            for key, value in list(layer.named_parameters(recurse=False)):
+                delattr(layer, key)
+                layer.register_buffer(key, value.detach().clone())
+
+    def outside(self, x: Tensor) -> Tensor:
+        """Return r_k(x) [M, B], in (0, 1], of normalised images [B, ch, H, W]."""
+        inputs = self.below(x)
+        inside = torch.einsum("bd,mrd->mbr", inputs, self.bases).square().sum(2)
+        whole = inputs.square().sum(1).clamp_min(torch.finfo(inputs.dtype).tiny)
+        outside: Tensor = (1 - inside / whole).clamp_min(LEAST_RESIDUAL)
+        return outside
+
+    def densities(self, x: Tensor) -> Tensor:
+        """Return log d_k(x) [M, B], at most 0, of normalised images [B, ch, H, W]."""
+        logs = -self.power * self.outside(x).log()
+        heard = torch.where(self.weights[:, None] > 0, logs, logs.detach().amin())
+        return heard - heard.amax(0, keepdim=True)
+
+    def forward(self, logits: Tensor, x: Tensor) -> Tensor:  # type: ignore[override]  # it sees the image as well
+        """Combine member logits [M, B, C], given the normalised images [B, ch, H, W], to logits [B, C]."""
+        logits = self._heard(logits)
+        mass = self.shares()[:, None] * self.densities(x).exp()[:, :, None]
+        total = mass.sum(0)
+        shares = mass / total.clamp_min(torch.finfo(mass.dtype).tiny)
+        evidence = (shares * self.scales[:, None, None] * centred(logits)).sum(0)
+        combined = RULES[self.rule](shares, self.opinions(logits)) + evidence + self.bias
+        held = self.shares().sum(0) > 0
+        explained = total.clamp_min(torch.finfo(mass.dtype).tiny).log()
+        combined = combined + torch.where(held, explained, torch.zeros_like(explained))
+        return torch.where(held, combined, combined.detach().amin(1, keepdim=True) - UNHELD)
+
+
+@dataclass(frozen=True)
+class GatedPools:
+    """The gated pools of one rule, for :data:`.combiners.COMBINERS`.
+
+    Attributes:
+        rule: A key of ``RULES``.
+    """
+
+    rule: str
+
+    def __call__(self, pool: OpinionPool, bases: Tensor, power: Tensor, below: nn.Module) -> GatedPool:
+        """Return a gated pool; arguments as for :class:`GatedPool`."""
+        return GatedPool(pool, bases, power, below)
+
+    def of_member(self, member: Callable[[], nn.Module] | None, weights: Mapping[str, Tensor]) -> GatedPool:
+        """Return the pool that has these tensors as its ``state_dict``.
+
+        Args:
+            member: Builds a module like the members.
+            weights: The tensors.
+
+        Raises:
+            ValueError: The member lacks the layers of these tensors.
+        """
+        own = {key.removeprefix(BELOW): value for key, value in weights.items() if key.startswith(BELOW)}
+        rest = {key: value for key, value in weights.items() if not key.startswith(BELOW)}
+        below = lower_part(built(member))[1] if member is not None else None
+        shapes = {key: value.shape for key, value in own.items()}
+        if below is None or {key: value.shape for key, value in below.state_dict().items()} != shapes:
+            raise ValueError(f"a gated pool needs members with the layers of its tensors {', '.join(own) or '(none)'}")
+        below.load_state_dict(own)
+        bases, power = rest.pop("bases"), rest.pop("power")
+        return GatedPool(OpinionPool(self.rule, **rest), bases, power, below)
+
+
+GATED_LOG_POOL = GatedPools("log")
+GATED_LINEAR_POOL = GatedPools("linear")
+
+
+def lower_part(model: nn.Module) -> tuple[str, nn.Sequential | None]:
+    """Return a model's first linear layer that is not its last, by name, and the layers below, which are not copied.
+
+    Returns:
+        ``("", None)`` if the model is no chain of layers, or has no such layer, or normalises batches.
+    """
+    if not isinstance(model, nn.Sequential) or any("BatchNorm" in type(one).__name__ for one in model.modules()):
+        return "", None
+    layers = list(model.named_children())
+    linear = [place for place, (_, layer) in enumerate(layers) if isinstance(layer, nn.Linear)]
+    if len(linear) < 2:
+        return "", None
+    name = layers[linear[0]][0]
+    below = nn.Sequential()
+    for key, layer in layers[: linear[0]]:
+        below.add_module(key, layer)
+    return name, below
+
+
+def check_gate(job: Job, key: str) -> None:
+    """Refuse an architecture whose updates cannot gate.
+
+    Args:
+        job: Its builders and student; uploads may be missing.
+        key: The setting that asks for the gate.
+
+    Raises:
+        OptionError: Names the setting and its possible values.
+    """
+    if lower_part(_fresh(job, 0))[1] is None:
+        raise OptionError(
+            f"{key} is 'updates', and the model is {job.student}: allowed with it are chains of layers without batch "
+            "normalisation and with a linear layer before the last; else 'none'"
+        )
+
+
+def gated_pool(job: Job, pool: OpinionPool) -> GatedPool | str:
+    """Return a pool with the gate of its members' updates, or the reason why there is none.
+
+    Args:
+        job: Its uploads, one for each member of the pool and of one architecture; their start; their input space.
+        pool: Of the job's uploads, on any device.
+    """
+    if job.start is None and job.clients_seed is None:
+        return "the weights that the clients started from are not known"
+    model = _fresh(job, job.clients_seed or 0)
+    if job.start is not None:
+        model.load_state_dict(job.start)
+    name, below = lower_part(model)
+    if below is None or {upload.architecture for upload in job.uploads} != {job.student}:
+        return "the clients' models are not of one architecture that fits"
+    start = model.state_dict()
+    bases, changes = [], []
+    for upload, heard in zip(job.uploads, (pool.weights > 0).tolist(), strict=True):
+        state = upload.read() if heard else start
+        weight, began = state[f"{name}.weight"].double(), start[f"{name}.weight"].double()
+        if heard and float(nn.functional.cosine_similarity(weight.flatten(), began.flatten(), dim=0)) < ALIKE:
+            return f"{upload.client} did not start from the weights of the others"
+        bases.append(span(weight - began))
+        if heard:
+            changes.append(change(state, {key: start[key] for key in below.state_dict()}))
+    moved = torch.tensor(changes).mean()
+    power = POWER / moved.clamp_min(LEAST_CHANGE).view(1)
+    return GatedPool(pool.cpu(), torch.stack(bases), power, below).to(job.device).eval()
+
+
+def span(update: Tensor) -> Tensor:
+    """Return an orthonormal basis of an update's rows [R, D], float32, the directions of the largest changes first.
+
+    Args:
+        update: W_k - W_0 [O, D], float64. R is the smaller of O and 0.3 D; rows beyond the rank are zero.
+    """
+    _, sizes, rows = torch.linalg.svd(update, full_matrices=False)
+    kept = sizes > LEAST_SINGULAR * sizes[0].clamp_min(torch.finfo(sizes.dtype).tiny)
+    most = min(len(update), max(1, int(SHARE * update.shape[1])))
+    basis: Tensor = (rows * kept[:, None])[:most].float()
+    return basis
+
+
+def change(state: State, start: State) -> float:
+    """Return the mean relative change of the weights, not biases, that ``start`` names; 0 without any."""
+    keys = [key for key, value in start.items() if value.dim() > 1]
+    moves = [float((state[key] - start[key]).norm() / start[key].norm().clamp_min(1e-12)) for key in keys]
+    return sum(moves) / len(moves) if moves else 0.0
+
+
+def _fresh(job: Job, seed: int) -> nn.Module:
+    """Return a model of the student's architecture with the fresh weights of this app's clients."""
+    with seeded_torch(seed, "init", job.student):
+        return job.builders[job.student]()

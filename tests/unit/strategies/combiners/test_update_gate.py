@@ -1,0 +1,249 @@
+"""The gate of updates: whose span an image lies in, and what a pool does with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from strategies.combiners.combiners import build_combiner, name_of
+from strategies.combiners.opinion_pools import FLOOR, OpinionPool, centred
+from strategies.combiners.outcomes import ensemble_of
+from strategies.combiners.update_gate import GatedPool, change, check_gate, gated_pool, lower_part, span
+from strategies.core.errors import OptionError
+from strategies.core.facts import UploadFacts
+from strategies.core.seeds import generator, seeded_torch
+from strategies.distillation.epochs import weights_of
+from strategies.method import Job, Normalization, Silent, Upload
+from strategies.tally import METHOD, TallyConfig
+
+SHAPE, CLASSES, SEED = (1, 6, 6), 6, 5
+OWN = ((0, 1), (2, 3), (4, 5))  # the classes of three clients
+EXAMPLES = 30
+
+
+def chain() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(36, 24), nn.ReLU(), nn.Linear(24, CLASSES))
+
+
+def convolutional() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(144, 20), nn.ReLU(), nn.Linear(20, CLASSES)
+    )
+
+
+def normalising() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(64, 20), nn.Linear(20, CLASSES))
+
+
+@cache
+def images_of(label: int, seed: int) -> Tensor:
+    """Noisy copies of the class's own pattern, which has more in common with the others than not."""
+    pattern = torch.randn(SHAPE, generator=generator(0, "pattern", label))
+    pattern = pattern + 1.5 * torch.randn(SHAPE, generator=generator(0, "common"))
+    return pattern + 0.3 * torch.randn(EXAMPLES, *SHAPE, generator=generator(seed, "noise", label))
+
+
+@cache
+def trained(client: int, builder: Any = chain, seed: int = SEED) -> Mapping[str, Tensor]:
+    with seeded_torch(seed, "init", "net"):
+        model = builder()
+    inputs = torch.cat([images_of(label, client) for label in OWN[client]])
+    labels = torch.tensor(OWN[client]).repeat_interleave(EXAMPLES)
+    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+    for _ in range(30):
+        optimizer.zero_grad()
+        functional.cross_entropy(model(inputs), labels).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    return model.state_dict()
+
+
+def upload(client: int, state: Mapping[str, Tensor]) -> Upload:
+    counts = tuple(EXAMPLES * (label in OWN[client]) for label in range(CLASSES))
+    return Upload(UploadFacts(f"c{client}", "net", 2 * EXAMPLES, counts), lambda: dict(state))
+
+
+def job_of(builder: Any = chain, **changes: Any) -> Job:
+    uploads = tuple(upload(client, trained(client, builder)) for client in range(3))
+    space = Normalization((0.5,), (0.5,))
+    return replace(
+        Job(uploads, {"net": builder}, "net", CLASSES, SHAPE, space, TallyConfig(), seed=9, clients_seed=SEED),
+        **changes,
+    )
+
+
+def pool_of(job: Job, **changes: Any) -> OpinionPool:
+    return OpinionPool("log", torch.tensor([one.label_counts for one in job.uploads]).float(), **changes)
+
+
+def gate_of(job: Job, pool: OpinionPool | None = None) -> GatedPool:
+    found = gated_pool(job, pool or pool_of(job))
+    assert isinstance(found, GatedPool), found
+    return found
+
+
+def by_hand(power: float = 1.0, **changes: Any) -> GatedPool:
+    """Two members whose spans are the two axes of images of two pixels."""
+    counts = torch.tensor([[8.0, 2.0, 0.0], [0.0, 6.0, 0.0]])
+    pool = OpinionPool("log", counts, scales=torch.tensor([0.5, 2.0]), bias=torch.tensor([0.1, -0.2, 0.0]), **changes)
+    return GatedPool(pool, torch.eye(2)[:, None], torch.tensor([power]), nn.Flatten())
+
+
+IMAGE = torch.tensor([3.0, 4.0]).view(1, 1, 1, 2)
+
+
+def test_density_falls_with_the_part_of_the_image_outside_the_span() -> None:
+    left = torch.tensor([1 - 9 / 25, 1 - 16 / 25])
+    for power in (1.0, 3.0):
+        found = by_hand(power).densities(IMAGE)[:, 0]
+        torch.testing.assert_close(found, power * (left.min() / left).log())
+    torch.testing.assert_close(by_hand(0.0).densities(IMAGE), torch.zeros(2, 1))
+
+
+def test_pool_has_the_shares_of_the_image_and_the_density_of_each_class() -> None:
+    gate = by_hand()
+    z = torch.randn(2, 1, 3, generator=generator(3, "z"))
+    density = torch.tensor([(1 - 16 / 25) / (1 - 9 / 25), 1.0])
+    opinions, evidence = gate.opinions(z).exp() + FLOOR, centred(z)
+    wanted = []
+    for c in range(2):
+        mass = [float(gate.counts[k, c] / gate.counts[:, c].sum() * density[k]) for k in range(2)]
+        terms = [mass[k] / sum(mass) * (opinions[k, 0, c].log() + gate.scales[k] * evidence[k, 0, c]) for k in range(2)]
+        wanted.append(torch.stack(terms).sum() + gate.bias[c] + torch.tensor(sum(mass)).log())
+    found = gate(z, IMAGE)[0]
+    torch.testing.assert_close(found[:2], torch.stack(wanted))
+    assert float(found[2]) < float(found[:2].min()) - 9  # a class without holders comes last
+
+
+def test_without_power_it_is_the_pool() -> None:
+    gate, z = by_hand(0.0), torch.randn(2, 1, 3, generator=generator(4, "z"))
+    plain = OpinionPool("log", gate.counts, scales=gate.scales, bias=gate.bias)
+    torch.testing.assert_close(gate(z, IMAGE), plain(z))
+
+
+def test_a_member_of_weight_zero_has_no_influence() -> None:
+    z, weights = torch.randn(2, 1, 3, generator=generator(5, "z")), torch.tensor([1.0, 0.0])
+    broken = z.clone()
+    broken[1] = torch.nan
+    found = by_hand(4.0, weights=weights)(broken, IMAGE)
+    assert bool(found.isfinite().all())
+    torch.testing.assert_close(found, by_hand(0.0, weights=weights)(z, IMAGE))
+
+
+def test_rows_of_an_update_span_the_inputs_that_made_it() -> None:
+    inputs = torch.randn(4, 40, dtype=torch.float64, generator=generator(6, "inputs"))
+    basis = span(torch.randn(9, 4, dtype=torch.float64, generator=generator(7, "errors")) @ inputs)
+    assert basis.shape == (9, 40)
+    torch.testing.assert_close(basis[:4] @ basis[:4].T, torch.eye(4), rtol=0, atol=1e-5)
+    assert not bool(basis[4:].any())
+    torch.testing.assert_close(inputs.float() @ basis.T @ basis, inputs.float(), rtol=0, atol=1e-4)
+    assert span(torch.randn(9, 10).double()).shape == (3, 10)  # never more than 0.3 of the inputs
+
+
+@pytest.mark.parametrize("builder", [chain, convolutional])
+def test_gate_finds_the_client_of_a_class_where_the_pool_does_not(builder: Any) -> None:
+    job = job_of(builder)
+    fresh = torch.cat([images_of(label, 99) for label in range(CLASSES)])
+    labels = torch.arange(CLASSES).repeat_interleave(EXAMPLES)
+    pool = pool_of(job)
+    gate = gate_of(job, pool)
+    models = []
+    for one in job.uploads:
+        models.append(builder())
+        models[-1].load_state_dict(one.read())
+    with torch.no_grad():
+        logits = torch.stack([model(fresh) for model in models])
+        right = (gate.densities(fresh).argmax(0) == labels // 2).float().mean()
+        plain, gated = ((made.argmax(1) == labels).float().mean() for made in (pool(logits), gate(logits, fresh)))
+    assert float(right) > 0.95
+    assert float(gated) > 0.95
+    assert float(plain) < float(gated) - 0.05
+
+
+def test_power_falls_as_the_layers_below_move() -> None:
+    job = job_of(convolutional)
+    start = {"0.weight": job_start(convolutional)["0.weight"]}
+    moved = [change(dict(one.read()), start) for one in job.uploads]
+    assert float(gate_of(job).power) == pytest.approx(2 / max(sum(moved) / 3, 0.5))
+    far = [{**one.read(), "0.weight": 9 * start["0.weight"]} for one in job.uploads]
+    gate = gate_of(replace(job, uploads=tuple(upload(k, state) for k, state in enumerate(far))))
+    assert float(gate.power) == pytest.approx(2 / 8)
+    assert float(gate_of(job_of()).power) == 4.0  # nothing lies below
+
+
+def job_start(builder: Any) -> Mapping[str, Tensor]:
+    with seeded_torch(SEED, "init", "net"):
+        model: nn.Module = builder()
+    return model.state_dict()
+
+
+def test_start_is_the_one_that_clients_were_sent_or_drew() -> None:
+    drawn, sent = gate_of(job_of()), gate_of(job_of(start=dict(job_start(chain)), clients_seed=1))
+    torch.testing.assert_close(sent.bases, drawn.bases)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"clients_seed": None}, "not known"),
+        ({"clients_seed": SEED + 1}, "c0 did not start from the weights of the others"),
+        ({"uploads": (*job_of().uploads[:2], upload(2, trained(2, chain, 77)))}, "c2 did not start"),
+        ({"uploads": (replace(job_of().uploads[0], facts=UploadFacts("c0", "other")),)}, "one architecture"),
+    ],
+)
+def test_reason_why_there_is_no_gate(changes: dict[str, Any], reason: str) -> None:
+    job = job_of(**changes)
+    found = gated_pool(job, OpinionPool("log", torch.ones(len(job.uploads), CLASSES)))
+    assert isinstance(found, str)
+    assert reason in found
+
+
+@pytest.mark.parametrize("builder", [normalising, lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, CLASSES))])
+def test_an_architecture_that_cannot_gate_is_refused_before_a_client_works(builder: Any) -> None:
+    assert lower_part(builder()) == ("", None)
+    with pytest.raises(OptionError, match=r"setting 'tally.gate' is 'updates', and the model is net: allowed"):
+        check_gate(
+            Job((), {"net": builder}, "net", CLASSES, SHAPE, job_of().normalization, None), "setting 'tally.gate'"
+        )
+
+
+def test_gated_pool_is_rebuilt_from_its_tensors_and_the_architecture() -> None:
+    gate = gate_of(job_of(convolutional))
+    z, x = torch.randn(3, 4, CLASSES, generator=generator(8, "z")), images_of(0, 1)[:4]
+    again = build_combiner(name_of(gate), weights_of(gate), convolutional)
+    assert name_of(gate) == "gated-log-pool"
+    assert torch.equal(again(z, x), gate(z, x))
+    with pytest.raises(ValueError, match="needs members with the layers of its tensors 0.weight, 0.bias"):
+        build_combiner(name_of(gate), weights_of(gate), chain)
+
+
+def test_tally_distils_the_gated_pool_and_says_where_there_is_none() -> None:
+    rows: list[Mapping[str, Any]] = []
+
+    class Book(Silent):
+        def record(self, row: Mapping[str, Any]) -> None:
+            rows.append(row)
+
+    config = TallyConfig(epochs=1, images=8, batch_size=4, layers=0, probes=8, gate="updates")
+    job = job_of(config=config)
+    outcome = METHOD.fit(job, Book())
+    assert not [row for row in rows if "note" in row]
+    assert outcome.ensemble is not None
+    assert outcome.ensemble.combiner == "gated-log-pool"
+    fresh = torch.cat([images_of(label, 99) for label in range(CLASSES)])
+    labels = torch.arange(CLASSES).repeat_interleave(EXAMPLES)
+    right = ensemble_of(job, outcome.ensemble)(fresh).argmax(1) == labels
+    assert float(right.float().mean()) > 0.9
+
+    unknown = METHOD.fit(replace(job, clients_seed=None), Book())
+    assert unknown.ensemble is not None
+    assert unknown.ensemble.combiner == "log-pool"
+    assert [row["note"] for row in rows if "note" in row] == [
+        "the clients' updates do not gate: the weights that the clients started from are not known"
+    ]
