@@ -36,3 +36,10 @@ def test_the_page_has_the_rivals_figures_and_their_differences(monkeypatch: pyte
     assert len(rows) == 3 * sum(len(rivals["names"](data)) for data in rivals["DATA"])
     assert [line for line in rivals["table"](rows).splitlines() if line not in page] == []
     assert rivals["differences"](rows) in page
+
+
+def test_the_page_has_the_figures_of_two_classes_per_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCH))
+    rows = read_json(ROOT / "docs" / "results" / "two_classes.json")["rows"]
+    page = (ROOT / "docs" / "tally.md").read_text()
+    assert [table for table in runpy.run_path(str(BENCH / "two_classes.py"))["tables"](rows) if table not in page] == []
