@@ -54,6 +54,7 @@ def shipped_config(method: str, settings: Settings) -> Any:
         "generator_steps": settings.steps,
         "generator_lr": settings.generator_lr,
         "generator_clip": settings.generator_clip,
+        "generator_precision": "float32",  # that of the published loop
         "latent": settings.latent,
         "synthesis_batch_size": settings.batch,
         "pool_augmentation": "crop-flip" if settings.augment else "none",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -150,9 +151,10 @@ def test_the_command_prints_the_files(foreign_run: Path, format: str) -> None:  
 class OfTwo(nn.Module):
     """Two members on 16 pixels, under a combiner that may look at them."""
 
-    def __init__(self, combiner: nn.Module, classes: int) -> None:
+    def __init__(self, combiner: nn.Module, answers: tuple[int, ...]) -> None:
         super().__init__()
-        self.members = nn.ModuleList(nn.Sequential(nn.Flatten(), nn.Linear(256, classes)) for _ in range(2))
+        net = lambda: nn.Sequential(nn.Flatten(), nn.Linear(256, prod(answers)), nn.Unflatten(1, answers))  # noqa: E731
+        self.members = nn.ModuleList(net() for _ in range(2))
         self.combiner = combiner
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -166,8 +168,8 @@ class OfTwo(nn.Module):
 def test_every_combiner_can_be_exported(tmp_path: Path) -> None:
     for name, combiner in combiners().items():
         classes = 2 if name.startswith("two-class-") else 3
-        members = 4 if name == "open-set" else classes
-        model = Begun(OfTwo(combiner, members), HALF).eval()
+        answers = {"open-set": (4,), "fused-blocks": (3, 2, 2)}.get(name, (classes,))
+        model = Begun(OfTwo(combiner, answers), HALF).eval()
         stored = StoredModels({"ensemble": model}, (1, 16, 16), classes, HALF, "")
 
         assert write_programs(stored, "ensemble", tmp_path, ("torch",))["ensemble.pt2"] == 0.0, name
@@ -243,7 +245,7 @@ def test_a_run_without_a_result_and_one_of_another_project_are_refused(run_folde
 
 def test_a_pool_s_tensors_are_weights_of_the_exported_program(tmp_path: Path) -> None:
     pool = OpinionPool("log", torch.tensor([[3.0, 0.0, 1.0], [1.0, 2.0, 0.0]]))
-    model = Begun(OfTwo(pool, 3), HALF).eval()
+    model = Begun(OfTwo(pool, (3,)), HALF).eval()
 
     write_programs(StoredModels({"ensemble": model}, (1, 16, 16), 3, HALF, ""), "ensemble", tmp_path, ("torch",))
 

@@ -110,7 +110,7 @@ def test_scores_are_kept_for_the_same_uploads_and_images_only(stored: tuple[Job,
         (replace(job, threads=2), images),
         (job, replace(images, data=flipped)),
         (job, replace(images, data=ImageData(data.images, (data.labels + 1) % 10))),
-        (job, replace(images, normalization=replace(images.normalization, mean=(0.4,)))),
+        (job, replace(images, normalization=images.normalization._replace(mean=(0.4,)))),
     ]
 
     assert asked(path, job, images)

@@ -15,7 +15,7 @@ from strategies.method import METHODS, TEACHERS, Job, Normalization, Upload
 from strategies.uploads.needs import check_needs
 
 SIZES = (10, 30)
-TAUGHT = ("feddf", "fedkd", "f-dafl", "f-adi", "dense")
+TAUGHT = ("feddf", "fedkd", "f-dafl", "f-adi", "dense", "distill")
 
 
 def net() -> nn.Module:

@@ -221,8 +221,9 @@ def test_every_method_of_the_registry_has_its_strategy() -> None:
     classes = [v for v in vars(named_strategies).values() if isinstance(v, type) and issubclass(v, OneShot)]
     facts = {"num_classes": CLASSES, "input_shape": SHAPE, "proxy": torch.zeros(2, *SHAPE, dtype=torch.uint8)}
     methods = {kind(net, **facts).method.name for kind in classes if kind is not OneShot}
-    # Rounds are no OneShot, and these two are meant for them: FLBoost is a strategy around another one.
-    assert {*methods, "flboost", "fed-gen"} == set(METHODS)
+    # Rounds are no OneShot, and two are meant for them: FLBoost is a strategy around another one. FuseFL needs clients
+    # of this app, which train block by block.
+    assert {*methods, "flboost", "fed-gen", "fusefl"} == set(METHODS)
     assert METHODS["fedavg"].rounds(METHODS["fedavg"].config()) == 1
     assert METHODS["dense"].rounds(DenseConfig(rounds=7)) == 7
     assert METHODS["fens"].rounds(METHODS["fens"].config()) == 1  # its rounds follow one upload
