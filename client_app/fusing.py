@@ -4,7 +4,7 @@ Paper: Tang, Zhang, Dong, Cheung, Zhou, Han, Chu, FuseFL: One-Shot Federated Lea
     Progressive Model Fusion, NeurIPS 2024, https://arxiv.org/abs/2410.20380. Read version: the abstract, and a summary
     of the repository https://github.com/wizard1203/FuseFL at 8248f54.
 Symbols: s -> stage; E -> client.epochs, of every stage; K -> client.blocks; h(x) -> summed.
-Where: the frozen blocks and the net above them -> strategies.client.fusefl; a stage -> _trained.
+Where: the frozen blocks and the net above them -> strategies.client.fusefl; a stage -> _train.
 Deviations: see strategies.fusefl. Without augmentation the frozen blocks' outputs are computed once.
 
 After each stage a client keeps its net, and the blocks that it has received so far. A stage that is asked for again is
@@ -27,6 +27,7 @@ from client_app.keeping import Keep
 from client_app.local_training import Epoch, train
 from client_app.node import Asked, Node
 from client_app.private_training import refuse
+from client_app.tasks import part_of
 from client_app.told_counts import told_counts
 from client_app.work import Own, State, augmentation_of, own_examples, reporter
 from fl_app.data import ImageData, normalize
@@ -74,11 +75,11 @@ def answer(config: AppConfig, node: Node, said: Mapping[str, Any], sent: State, 
     (trained, kept), own = below, own_examples(config, node, asked)
     classes = own.split.num_classes
     data = poisoned(own.split.take(own.train), config.attack, client=node.client, num_classes=classes, seed=asked.seed)
-    received = {**_part(kept, FROZEN), **{f"{stage - 1}.{key}": value for key, value in sent.items()}}
+    received = {**part_of(kept, FROZEN), **{f"{stage - 1}.{key}": value for key, value in sent.items()}}
     with seeded_torch(asked.seed, "fusefl", stage):
         model = build(node.architecture, num_classes=classes, input_shape=own.split.input_shape)
         whole = cut(node.architecture, model, blocks)
-        frozen = Frozen([*whole][:blocks], [_part(received, f"{number}.") for number in range(1, stage)], adapter)
+        frozen = Frozen([*whole][:blocks], [part_of(received, f"{number}.") for number in range(1, stage)], adapter)
         if stage > blocks:
             return _moments(config, node, own, data, frozen)
         net = above(whole, stage, frozen, _joined(frozen, own, data.images[:1]), adapter, kept)
@@ -89,8 +90,8 @@ def answer(config: AppConfig, node: Node, said: Mapping[str, Any], sent: State, 
         keep(stage).save(facts, {**state, **{FROZEN + key: value for key, value in received.items()}})
     except (OSError, SafetensorError) as error:
         raise UploadError(f"the trained block cannot be kept, so the client cannot continue: {error}") from error
-    head = {f"classifier.{key}": value for key, value in _part(state, "classifier.").items()}
-    return {**_part(state, f"{stage - 1}."), **(head if stage == blocks else {})}
+    head = {f"classifier.{key}": value for key, value in part_of(state, "classifier.").items()}
+    return {**part_of(state, f"{stage - 1}."), **(head if stage == blocks else {})}
 
 
 def _stage(said: Mapping[str, Any], sent: State, last: int, max_mib: float) -> int:
@@ -137,7 +138,3 @@ def _moments(config: AppConfig, node: Node, own: Own, data: ImageData, frozen: F
 def _joined(frozen: Frozen, own: Own, images: torch.Tensor) -> torch.Tensor:
     joined: torch.Tensor = frozen(normalize(images, *own.split.normalization))
     return joined
-
-
-def _part(state: State, prefix: str) -> State:
-    return {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}

@@ -28,7 +28,7 @@ from fl_app.models import build
 from strategies.client.corrections import LocalUpdate
 from strategies.client.round_state import RoundState
 from strategies.core.errors import UploadError
-from strategies.core.seeds import derive_seed, seeded_torch
+from strategies.core.seeds import derive_seed, initial_torch
 
 
 def local_round(
@@ -53,7 +53,7 @@ def local_round(
     node.policy.check_private(0.0)
     own, client = own_examples(config, node, asked), _client_config(config.client, said)
     split = own.split
-    with seeded_torch(asked.seed, "init", node.architecture):
+    with initial_torch(asked.seed, node.architecture):
         model = build(node.architecture, num_classes=split.num_classes, input_shape=split.input_shape)
     memory = RoundState.of(node.state_dir, asked.run_id, node.client)
     momentum = client.momentum if client.optimizer == "sgd" else 0.0

@@ -126,14 +126,15 @@ def _all(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _decoder(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    return _part(state, "decoder.") or state  # an earlier release kept the decoder alone
+    return part_of(state, "decoder.") or state  # an earlier release kept the decoder alone
 
 
 def _first_block(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    return _part(state, "0.")
+    return part_of(state, "0.")
 
 
-def _part(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def part_of(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Return the weights whose names begin with a prefix, by the rest of their names."""
     return {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
 
 

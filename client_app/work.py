@@ -36,7 +36,7 @@ from strategies.client.holdout import held_out
 from strategies.core.errors import UploadError
 from strategies.core.kinds import STATISTICS, backbone_in, is_head, kind_of
 from strategies.core.places import state_root
-from strategies.core.seeds import derive_seed, seeded_torch
+from strategies.core.seeds import derive_seed, initial_torch, seeded_torch
 
 State = dict[str, torch.Tensor]
 
@@ -202,12 +202,10 @@ def _train(config: AppConfig, node: Node, asked: Asked, start: State) -> tuple[T
 def _started(config: AppConfig, node: Node, asked: Asked, split: Split) -> torch.nn.Module:
     """Return the untrained model."""
     # The seed gives clients of one architecture the same start weights without sending any, unless client.init differs.
-    use: tuple[str | int, ...] = ("init", node.architecture)
-    if config.client.init == "different":
-        use = (*use, node.client)
+    seeded = initial_torch(asked.seed, node.architecture, *([node.client] if config.client.init == "different" else []))
     if config.attack.of(node.client) == "random":
-        use = ("attack", "random", node.client, asked.server_round)
-    with seeded_torch(asked.seed, *use):
+        seeded = seeded_torch(asked.seed, "attack", "random", node.client, asked.server_round)
+    with seeded:
         shape, cache = split.input_shape, state_root(node.state_dir) / "features" if asked.run_id else None
         name = node.architecture if asked.task != STATISTICS else STATISTICS
         wanted = Wanted(name, split.num_classes, shape, split.normalization, config, cache)

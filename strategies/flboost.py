@@ -38,7 +38,7 @@ from .distillation.losses import diversity
 from .distillation.matched import LEVELS, Matched, check_level
 from .distillation.moments import MOMENTS, Moments, check_moments
 from .distillation.pool import quantize
-from .distillation.synthesis import ARITHMETICS, in_bfloat16
+from .distillation.synthesis import ARITHMETICS, generate, in_bfloat16
 from .method import POOLS, Method, Outcome
 from .teacher.augment import AUGMENTATIONS, Standardize
 from .teacher.average import average_of
@@ -242,9 +242,7 @@ class _Server:
         return self.teacher.member_logits(images, part if part.stop - part.start < len(self.teacher.members) else None)
 
     def _make(self, noise: Tensor, labels: Tensor, *, training: bool) -> Tensor:
-        with torch.autocast(noise.device.type, torch.bfloat16, enabled=self._half):
-            made: Tensor = self.generator.train(training)(noise, labels)
-        made = made.float() if made.dtype == torch.bfloat16 else made
+        made = generate(self.generator.train(training), noise, labels, half=self._half)
         return made if self._moments is None else self._moments(made)
 
     def _look(self, made: Tensor, rng: torch.Generator) -> Tensor:

@@ -6,7 +6,7 @@ Paper: Tang, Zhang, Dong, Cheung, Zhou, Han, Chu, FuseFL: One-Shot Federated Lea
 Symbols: K -> 1 + the later blocks; M -> the uploads; o_1..o_M -> joined maps; h(x) -> FusedBlocks.features; N_c, mu_c,
     Sigma_c -> statistics.gaussians.Gaussians.
 Where: the fused model -> combiners.fused_blocks; a client's stage -> the app's client_app.fusing; the server's part
-    -> fit_with; the calibration, CCVR (Luo et al., NeurIPS 2021) -> calibrated.
+    -> fit_with; the calibration, CCVR (Luo et al., NeurIPS 2021) -> calibrate.
 Deviations: frozen blocks stay in evaluation mode, in the code they are in training mode, and their batch normalisation
     drifts. Covariances are pooled by the right formula; a precedence in the code leaves mu mu^T in. Clients of one
     architecture draw the same first adapters. A client without a first block takes no part; no other may drop out.
@@ -157,7 +157,7 @@ class _Server:
             if number + 1 == len(self.templates):
                 signature |= {CLASSIFIER + key: value for key, value in _signature(self.classifier).items()}
             found.append(self._ask(number + 2, below, signature))
-            self._progress.checkpoint(partial(_snapshot, list(found)))
+            self._progress.checkpoint(partial(Snapshot, len(found), list(found)))
         parts = [[_split(state) for state in states] for states in found]
         return [[block for block, _ in part] for part in parts], [head for _, head in parts[-1]]
 
@@ -222,10 +222,6 @@ def _split(state: State) -> tuple[State, State]:
     head = {key for key in state if key.startswith(CLASSIFIER)}
     block = {key: value for key, value in state.items() if key not in head}
     return block, {key.removeprefix(CLASSIFIER): state[key] for key in sorted(head)}
-
-
-def _snapshot(found: list[list[State]]) -> Snapshot:
-    return Snapshot(len(found), found)
 
 
 METHOD = Method(

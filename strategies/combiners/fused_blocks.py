@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ..core.seeds import seeded_torch
 from ..teacher.copies import built
+from .trained import hold_as_buffers
 
 ADAPTERS = ("conv", "mean")
 
@@ -89,10 +90,7 @@ class FusedBlocks(nn.Module):
         super().__init__()
         self.stages = nn.Sequential(*stages)
         self.classifier = copy.deepcopy(classifier)
-        for module in self.modules():  # a combiner has buffers alone, which no optimiser finds
-            for name, value in [*module.named_parameters(recurse=False)]:
-                delattr(module, name)
-                module.register_buffer(name, value.detach())
+        hold_as_buffers(self)
 
     @classmethod
     def of_member(cls, member: Callable[[], nn.Module] | None, weights: Mapping[str, Tensor]) -> FusedBlocks:

@@ -122,3 +122,11 @@ def register(module: nn.Module, tensors: dict[str, tuple[Tensor, int]]) -> None:
         if tensor.dim() != dimensions:
             raise ValueError(f"{name!r} of {type(module).__name__} is {list(tensor.shape)}: must be {dimensions}-d")
         module.register_buffer(name, tensor.detach().to(torch.float32, copy=True))
+
+
+def hold_as_buffers(module: nn.Module) -> None:
+    """Make the parameters of a combiner's layers buffers, which no optimiser finds; their names and values stay."""
+    for layer in module.modules():
+        for name, value in [*layer.named_parameters(recurse=False)]:
+            delattr(layer, name)
+            layer.register_buffer(name, value.detach())

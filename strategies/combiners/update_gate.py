@@ -28,10 +28,10 @@ import torch
 from torch import Tensor, nn
 
 from ..core.errors import OptionError
-from ..core.seeds import seeded_torch
+from ..core.seeds import initial_torch
 from ..teacher.copies import built
 from .opinion_pools import RULES, UNHELD, OpinionPool, centred
-from .trained import register
+from .trained import hold_as_buffers, register
 
 if TYPE_CHECKING:
     from ..method import Job, State
@@ -72,10 +72,7 @@ class GatedPool(OpinionPool):
                 f"{len(self.counts)} members, and one number from 0"
             )
         self.below = copy.deepcopy(below)
-        for layer in self.below.modules():  # a combiner has no parameters
-            for key, value in list(layer.named_parameters(recurse=False)):
-                delattr(layer, key)
-                layer.register_buffer(key, value.detach().clone())
+        hold_as_buffers(self.below)
 
     def outside(self, x: Tensor) -> Tensor:
         """Return r_k(x) [M, B], in (0, 1], of normalised images [B, ch, H, W]."""
@@ -232,5 +229,5 @@ def change(state: State, start: State) -> float:
 
 def _fresh(job: Job, seed: int) -> nn.Module:
     """Return a model of the student's architecture with the fresh weights of this app's clients."""
-    with seeded_torch(seed, "init", job.student):
+    with initial_torch(seed, job.student):
         return job.builders[job.student]()

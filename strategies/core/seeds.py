@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -49,3 +49,14 @@ def seeded_torch(seed: int, *path: str | int) -> Iterator[None]:
         if torch.backends.mps.is_available():
             torch.mps.manual_seed(derived)
         yield
+
+
+def initial_torch(seed: int, architecture: str, *client: str) -> AbstractContextManager[None]:
+    """Seed torch for the start weights of an architecture, which the server can draw as the clients do.
+
+    Args:
+        seed: The seed of the run.
+        architecture: Its name.
+        client: The client, where each has weights of its own.
+    """
+    return seeded_torch(seed, "init", architecture, *client)

@@ -136,8 +136,9 @@ def synthesize(
     generator.train()
     best = torch.full((), float("inf"), device=noise.device)
     kept = losses = None
+    half = in_bfloat16(recipe.precision, noise.device.type)
     for _ in range(recipe.steps):
-        images = _generate(generator, noise, recipe)
+        images = generate(generator, noise, half=half)
         view = look(images)
         losses = {term.name: term.loss(view) for term in terms}
         losses["generator"] = total = _total(terms, losses)
@@ -146,7 +147,7 @@ def synthesize(
         if recipe.clip:
             nn.utils.clip_grad_norm_(generator.parameters(), recipe.clip)
         optimizer.step()
-        work().generator_stepped(in_bfloat16(recipe.precision, noise.device.type))
+        work().generator_stepped(half)
         # Chosen by torch.where instead of `if`, so that a GPU never waits for the host.
         better, total, images = total.detach() < best, total.detach(), images.detach()
         kept = images if kept is None else torch.where(better, images, kept)
@@ -154,15 +155,22 @@ def synthesize(
         tick()
     if recipe.keep == "last" or kept is None:
         with torch.no_grad():
-            kept = _generate(generator, noise, recipe)
+            kept = generate(generator, noise, half=half)
     return kept, {name: float(value.detach()) for name, value in (losses or {}).items()}
 
 
-def _generate(generator: nn.Module, noise: Tensor, recipe: Recipe) -> Tensor:
-    half = in_bfloat16(recipe.precision, noise.device.type)
+def generate(generator: nn.Module, noise: Tensor, *labels: Tensor, half: bool) -> Tensor:
+    """Return what a generator makes of noise, in the type of its weights.
+
+    Args:
+        generator: Takes the noise, and labels if it is conditional.
+        noise: z [B, Z].
+        labels: The classes [B] of a conditional generator.
+        half: Whether it computes in bfloat16.
+    """
     with torch.autocast(noise.device.type, torch.bfloat16, enabled=half):
-        images: Tensor = generator(noise)
-    return images.float()
+        made: Tensor = generator(noise, *labels)
+    return made.float() if made.dtype == torch.bfloat16 else made
 
 
 def _total(terms: Sequence[Term], losses: dict[str, Tensor]) -> Tensor:

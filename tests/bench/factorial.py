@@ -25,7 +25,7 @@ from factorial_tables import OUT, write
 from measure import say
 from torch import Tensor, nn
 
-from fl_app.data import half_of
+from fl_app.data import half_of, normalize
 from fl_app.data.halves import SEED
 from server_app.replay.request import Request
 from server_app.replay.stored import replay_run
@@ -137,14 +137,11 @@ class Uploads:
     @torch.no_grad()
     def predicted(self, model: nn.Module) -> dict[str, Tensor]:
         """Return a model's predicted classes of the images to choose by, and of those that report."""
-        space = self.job.normalization
-        mean, deviation = (torch.tensor(values).view(-1, 1, 1) for values in (space.mean, space.std))
-        return {
-            name: torch.cat([
-                model((batch / 255 - mean) / deviation).argmax(1) for batch in torch.split(self.parts[name][0], 500)
-            ])
-            for name in ("choose", "report")
-        }  # fmt: skip
+        answers = {}
+        for name in ("choose", "report"):
+            inputs = (normalize(batch, *self.job.normalization) for batch in torch.split(self.parts[name][0], 500))
+            answers[name] = torch.cat([model(batch).argmax(1) for batch in inputs])
+        return answers
 
     def share(self, one: Tensor, other: Tensor) -> float:
         """Return how often two lists of classes agree, in %."""

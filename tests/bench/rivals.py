@@ -213,8 +213,13 @@ def differences(rows: list[dict[str, Any]]) -> str:
 
 
 def paired(rows: list[dict[str, Any]], data: str, own: Place, rival: Place) -> str:
+    """Return :func:`apart` of two rows of the tables."""
+    return apart(accuracies(rows, data, own), accuracies(rows, data, rival))
+
+
+def apart(own: pd.Series[float], rival: pd.Series[float]) -> str:
     """Return the difference of two rows over the seeds that both have, and in how many of them it is positive."""
-    found = (accuracies(rows, data, own) - accuracies(rows, data, rival)).dropna()  # by the seed
+    found = (own - rival).dropna()  # by the seed
     return "" if found.empty else f"{spread(found, '+')} ({int((found > 0).sum())} of {len(found)})"
 
 

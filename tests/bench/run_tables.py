@@ -7,23 +7,22 @@ from functools import partial
 from typing import Any
 
 import pandas as pd
-from rivals import spread
+from rivals import TOLD, UNCHANGED, apart, spread
 
 ALPHAS = (0.1, 0.05, 0.3)
 MEASURED = ("fashion-mnist",)  # the data sets that have a table
 Found = Mapping[str, Any]
 Entry = tuple[str, str]  # a row's name in docs/results/published.json, and one of its accuracies
-ALONE, TOLD = "clients upload a model alone", "clients also tell label counts"
 # Group -> row -> its entry; Tally's row stands last in the groups that it leads or not.
 GROUPS: dict[str, dict[str, Entry]] = {
-    f"{ALONE}: ensembles": {
+    f"{UNCHANGED}: ensembles": {
         "FedENS": ("fedens", "FedENS"),
         "mean of probabilities": ("mean of probabilities", "FedENS"),
         "IntactOFL": ("intactofl", "IntactOFL"),
         "Co-Boosting ensemble": ("co-boosting", "Co-Boosting ensemble"),
         "**Tally ensemble, counts read off**": ("tally, read off", "Tally ensemble"),
     },
-    f"{ALONE}: one model": {
+    f"{UNCHANGED}: one model": {
         "FedAvg": ("run", "FedAvg (one shot)"),
         "DENSE": ("dense", "DENSE"),
         "Co-Boosting": ("co-boosting", "Co-Boosting"),
@@ -66,7 +65,7 @@ def differences(found: Found, *, data: str) -> str:
     for group, members in GROUPS.items():
         *rivals, (_, own) = members.items()
         for title, entry in rivals if group != TOLD else ():
-            cells = [_paired(found, data, alpha, own, entry) for alpha in alphas]
+            cells = [apart(*(_accuracies(found, data, alpha, each) for each in (own, entry))) for alpha in alphas]
             if any(cells):
                 lines.append(f"| {title} | {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -96,12 +95,6 @@ def _accuracies(found: Found, data: str, alpha: float, entry: Entry) -> pd.Serie
     name, outcome = entry
     rows = [row for row in found["rows"] if (row["data"], row["alpha"], row["name"]) == (data, alpha, name)]
     return pd.Series({row["seed"]: row["accuracy"][outcome] for row in rows if outcome in row["accuracy"]}, dtype=float)
-
-
-def _paired(found: Found, data: str, alpha: float, own: Entry, rival: Entry) -> str:
-    """Return the difference over the seeds that both have, and in how many of them it is positive."""
-    apart = (_accuracies(found, data, alpha, own) - _accuracies(found, data, alpha, rival)).dropna()
-    return "" if apart.empty else f"{spread(apart, '+')} ({int((apart > 0).sum())} of {len(apart)})"
 
 
 def _work(found: Found, data: str, name: str) -> list[str]:

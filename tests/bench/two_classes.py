@@ -10,14 +10,15 @@ the tables of docs/tally.md.
 from __future__ import annotations
 
 import argparse
-import statistics
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 from federations import Federation, trained
 from measure import say
+from rivals import spread
 from torch import Tensor
 from torch.nn import functional
 
@@ -221,13 +222,9 @@ def table(rows: list[dict[str, Any]], laws: list[str], rules: list[tuple[str, st
 
 
 def cell(rows: list[dict[str, Any]], group: str, rule: str, data: str, law: str) -> str:
-    """Return a mean and the sample standard deviation over the seeds; a star says: of fewer seeds than three."""
+    """Return :func:`rivals.spread` over the seeds."""
     place = {"data": data, "law": law, "group": group, "rule": rule}
-    found = [row["accuracy"] for row in rows if place.items() <= row.items()]
-    if not found:
-        return ""
-    spread = f" ± {statistics.stdev(found):.1f}" if len(found) == len(SEEDS) else "*"
-    return f"{statistics.fmean(found):.1f}{spread}"
+    return spread(pd.Series([row["accuracy"] for row in rows if place.items() <= row.items()], dtype=float))
 
 
 def main() -> None:
