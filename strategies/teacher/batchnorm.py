@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..core.shards import HeldMembers
-from .recompute import running_again
+from .calls import running_again
 from .sharded import STATISTICS
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -13,10 +13,9 @@ from ..core.errors import UploadError
 from ..core.shards import HeldMembers
 from ..core.work import work
 from ..uploads.quantization import as_int8
+from .calls import Call, evaluated, one_by_one, together
 from .copies import FreshModules, built
 from .frozen import simplified
-from .recompute import recomputed
-from .stacked import stacks
 
 if TYPE_CHECKING:
     from ..method import Job, ModelBuilder, Upload
@@ -24,15 +23,11 @@ if TYPE_CHECKING:
 Module = TypeVar("Module", bound=nn.Module)
 
 
-# Number of members whose activations are kept for the backward pass; those of the others are recomputed one by one.
-KEPT = 10
-
-
 class Ensemble(nn.Module):
     """M frozen members and a combiner of their logits.
 
-    Members stay in eval mode. Gradients reach the input, never the members' weights. Only the first ``KEPT`` members
-    keep activations, so that with more members memory grows by their weights alone.
+    Members stay in eval mode. Gradients reach the input, never the members' weights. Only the first ten
+    members keep activations, so that with more members memory grows by their weights alone.
 
     Args:
         members: Modules [B, ch, H, W] -> [B, C]; they are changed in place (frozen, memory layout, precision). For
@@ -42,9 +37,10 @@ class Ensemble(nn.Module):
         precision: ``"float32"`` leaves members unchanged; with ``"bfloat16"`` members compute in bfloat16 and their
             logits are returned as float32.
         form: ``"loop"`` calls one member after another, ``"stacked"`` calls members of one kind together (see
-            :mod:`.stacked`); ``"auto"`` stacks on a GPU. Members with hooks are always called one by one.
+            :mod:`.grouped`). ``"auto"`` stacks on a GPU, and on a CPU joins narrow first layers. Members with hooks are
+            always called one by one.
         kinds: The kind of each member [M]: members of one kind differ only in the values of their weights. Without
-            kinds nothing is stacked.
+            kinds nothing is called together.
     """
 
     def __init__(
@@ -68,11 +64,10 @@ class Ensemble(nn.Module):
         self.requires_grad_(False)
         self.train(False)
         self._dtype = torch.bfloat16 if precision == "bfloat16" else None
-        self._stacks: list[tuple[list[int], Callable[[Tensor], Tensor]]] = []
-        if isinstance(self.members, nn.ModuleList):
+        self._together: list[Call] = []
+        if isinstance(self.members, nn.ModuleList) and kinds and not _by_batch(combiner) and form != "loop":
             on_gpu = any(parameter.is_cuda for parameter in self.members.parameters())
-            if kinds and not _by_batch(combiner) and (form == "stacked" or (form == "auto" and on_gpu)):
-                self._stacks = [*stacks(list(self.members), kinds, KEPT)]
+            self._together = together(list(self.members), kinds, stack=form == "stacked" or on_gpu)
 
     @classmethod
     def from_uploads(
@@ -160,13 +155,8 @@ class Ensemble(nn.Module):
             logits = torch.stack([member(x) for member in list(self.members)[part]])
             return logits.float() if self._dtype else logits
         x = _channels_last(x)
-        if self._stacks and not any(map(_has_hooks, self.members)):
-            order = [number for numbers, _ in self._stacks for number in numbers]
-            parts = torch.cat(_each([stack for _, stack in self._stacks], x, kept=1))
-            logits = parts[torch.tensor(order, device=x.device).argsort()]
-        else:
-            # On a CPU a plain loop over frozen members beats every stacked form (vmap, grouped convolution).
-            logits = torch.stack(_each(list(self.members), x, kept=KEPT))
+        alone = not self._together or any(map(_has_hooks, self.members))
+        logits = evaluated(one_by_one(list(self.members)) if alone else self._together, x)
         return logits.float() if self._dtype else logits
 
     def forward(self, x: Tensor) -> Tensor:
@@ -251,12 +241,6 @@ def _loaded(upload: Upload, module: nn.Module) -> nn.Module:
     except RuntimeError as error:
         raise UploadError(f"upload of {upload.client!r} does not fit {upload.architecture!r}: {error}") from error
     return module
-
-
-def _each(models: Sequence[Callable[[Tensor], Tensor]], x: Tensor, *, kept: int) -> list[Tensor]:
-    """Evaluate all models, keeping the activations of the first ``kept`` for the backward pass."""
-    backward = torch.is_grad_enabled() and x.requires_grad
-    return [recomputed(model, x) if backward and number >= kept else model(x) for number, model in enumerate(models)]
 
 
 def _channels_last(x: Tensor) -> Tensor:

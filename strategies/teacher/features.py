@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.shards import HeldMembers
-from .recompute import running_again
+from .calls import running_again
 from .sharded import FEATURES
 
 

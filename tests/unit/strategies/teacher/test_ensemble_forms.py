@@ -8,10 +8,11 @@ from torch import Tensor, nn
 from strategies.combiners.combiners import Mean
 from strategies.core.facts import UploadFacts
 from strategies.method import Upload
-from strategies.teacher import ensemble as module
+from strategies.teacher import calls as module
 from strategies.teacher.batchnorm import batchnorm_loss
+from strategies.teacher.calls import running_again
 from strategies.teacher.ensemble import Ensemble
-from strategies.teacher.recompute import running_again
+from strategies.teacher.grouped import StackedMembers
 from strategies.uploads.packed import pack_member, unpack_member
 from strategies.uploads.quantization import as_int8, calibrate
 
@@ -58,7 +59,7 @@ def images() -> Tensor:
     return torch.rand(5, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize("form", ["loop", "stacked"])
+@pytest.mark.parametrize("form", ["loop", "auto", "stacked"])
 def test_recomputed_members_give_the_same_bits(form: str, images: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = answers(ensemble(form=form), images)
     monkeypatch.setattr(module, "recomputed", lambda *_: pytest.fail("all of them fit"))
@@ -110,7 +111,7 @@ def test_batchnorm_loss_of_recomputed_members_is_the_same_and_collected_once(
 def test_stacked_members_equal_the_loop(fold: bool, most: int, images: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "KEPT", most)
     model = ensemble(form="stacked", fold=fold)
-    assert len(model._stacks) == {1: 5, 2: 3, 10: 2}[most]
+    assert len(model._together) == {1: 5, 2: 3, 10: 2}[most]
     for ours, theirs in zip(answers(model, images), answers(ensemble(fold=fold), images), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
@@ -127,7 +128,7 @@ def test_stacked_members_are_in_memory_once_and_watched_ones_are_asked_one_by_on
 
 
 def test_members_are_not_stacked_on_a_cpu_unless_asked_for() -> None:
-    assert not ensemble()._stacks
+    assert not any(isinstance(call, StackedMembers) for _, call in ensemble()._together)
 
 
 def test_folded_members_equal_the_others_and_have_no_normalisation_left(images: Tensor) -> None:
@@ -164,7 +165,7 @@ def test_int8_members_are_the_quantised_uploads_whatever_form_is_asked_for(
 ) -> None:
     chosen = calibrated(images, one_less=one_less)
     model = Ensemble.from_uploads(chosen, BUILDERS, Mean(), precision="int8", form=form)
-    assert not model._stacks
+    assert not model._together
     assert all(any(isinstance(layer, nn.BatchNorm2d) for layer in member.modules()) for member in model.members)
     logits = model.member_logits(images)
     for upload, ours in zip(chosen, logits, strict=True):
