@@ -1,5 +1,5 @@
 """The client: train a model on local data, or load one, and upload it once."""
 
-from fl_app.openmp import wait_briefly
+from fl_app.environment import prepare
 
-wait_briefly()  # must run before any module of this package loads torch
+prepare()  # must run before any module of this package loads torch

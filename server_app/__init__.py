@@ -1,5 +1,5 @@
 """The server side of the app: the ServerApp, the run's folder and reports, and the `oneshot` command."""
 
-from fl_app.openmp import wait_briefly
+from fl_app.environment import prepare
 
-wait_briefly()  # before any module of this package loads torch
+prepare()  # before any module of this package loads torch

@@ -42,6 +42,32 @@ def _spread(weight: Tensor, axis: int) -> Tensor:
     return torch.stack([w2, w1 + w2, w0 + w1, w0], axis)
 
 
+class PixelConv(nn.Conv2d):
+    """A 3x3 convolution with padding 1 to the few channels of an image.
+
+    Convolution kernels of a CPU work on eight or sixteen channels at a time, and leave most of that empty here. There
+    it is a matrix product, of every pixel with every tap, and the sum of the shifted products: twice as fast for one
+    channel, with the backward pass.
+
+    Args:
+        inputs: Channels in.
+        channels: Those of the image.
+    """
+
+    def __init__(self, inputs: int, channels: int) -> None:
+        super().__init__(inputs, channels, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [B, inputs, H, W] to [B, channels, H, W]."""
+        if x.device.type != "cpu":
+            return super().forward(x)
+        # A tap reads the pixel on its own side, so that its product moves to the other one.
+        taps = self.weight.flip(2, 3).permute(0, 2, 3, 1).flatten(0, 2)
+        products = (taps @ x.flatten(2)).to(self.weight.dtype)
+        image = F.fold(products, x.shape[2:], 3, padding=1).contiguous(memory_format=torch.channels_last)
+        return image if self.bias is None else image + self.bias[:, None, None]
+
+
 class DenseGenerator(nn.Module):
     """The generator of DENSE and Co-Boosting: that of DAFL with a sigmoid at its end.
 
@@ -65,7 +91,7 @@ class DenseGenerator(nn.Module):
         self.norm0 = nn.BatchNorm2d(WIDTH)
         self.up1, self.norm1 = UpsampleConv(WIDTH, WIDTH), nn.BatchNorm2d(WIDTH)
         self.up2, self.norm2 = UpsampleConv(WIDTH, WIDTH // 2), nn.BatchNorm2d(WIDTH // 2)
-        self.pixels = nn.Conv2d(WIDTH // 2, channels, 3, padding=1)
+        self.pixels = PixelConv(WIDTH // 2, channels)
         fast_layout(self)
 
     def forward(self, noise: Tensor) -> Tensor:
@@ -126,7 +152,7 @@ class ConditionalGenerator(nn.Module):
         self.norm0 = nn.BatchNorm2d(WIDTH)
         self.up1, self.norm1 = UpsampleConv(WIDTH, WIDTH), nn.BatchNorm2d(WIDTH)
         self.up2, self.norm2 = UpsampleConv(WIDTH, WIDTH // 2), nn.BatchNorm2d(WIDTH // 2)
-        self.pixels = nn.Conv2d(WIDTH // 2, channels, 3, padding=1)
+        self.pixels = PixelConv(WIDTH // 2, channels)
         self.norm3 = nn.BatchNorm2d(channels, affine=False)
         fast_layout(self)
 

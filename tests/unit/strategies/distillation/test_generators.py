@@ -4,7 +4,7 @@ from torch import nn
 
 from strategies.core.errors import OptionError
 from strategies.core.seeds import generator as rng
-from strategies.distillation.generators import DenseGenerator, UpsampleConv
+from strategies.distillation.generators import DenseGenerator, PixelConv, UpsampleConv
 
 
 def plain(fast: DenseGenerator, channels: int, side: int) -> nn.Sequential:
@@ -61,6 +61,23 @@ def test_upsample_conv_equals_upsampling_then_convolution_forward_and_backward()
     theirs = torch.autograd.grad((slow(x) * y).sum(), (x, convolution.weight))
     for mine, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine, other, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_pixel_conv_equals_the_convolution_with_its_weights_forward_and_backward(
+    channels: int, channels_last: bool
+) -> None:
+    fast = PixelConv(5, channels).double()
+    x = torch.randn(2, 5, 6, 4, dtype=torch.float64)
+    x = x.contiguous(memory_format=torch.channels_last) if channels_last else x
+    results = []
+    for call in (fast, lambda x: nn.functional.conv2d(x, fast.weight, fast.bias, padding=1)):
+        inputs = x.clone().requires_grad_()
+        made = call(inputs)
+        gradients = torch.autograd.grad(made.square().sum(), [inputs, fast.weight, fast.bias])
+        results.append([made, *gradients])
+    torch.testing.assert_close(*results)
 
 
 def test_generator_equals_the_plain_form_forward_and_backward() -> None:
