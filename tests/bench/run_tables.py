@@ -11,6 +11,7 @@ from rivals import TOLD, UNCHANGED, apart, spread
 
 ALPHAS = (0.1, 0.05, 0.3)
 MEASURED = ("fashion-mnist",)  # the data sets that have a table
+EPOCHS = (10, 20, 50, 100, 150, 200, 300, 400, 500)  # of a curve
 Found = Mapping[str, Any]
 Entry = tuple[str, str]  # a row's name in docs/results/published.json, and one of its accuracies
 # Group -> row -> its entry; Tally's row stands last in the groups that it leads or not.
@@ -71,10 +72,24 @@ def differences(found: Found, *, data: str) -> str:
     return "\n".join(lines)
 
 
+def curves(found: Found, *, data: str) -> str:
+    """Return the students' accuracies over the server epochs, a row per run of at least fifty."""
+    rows = [row for row in found["rows"] if row["data"] == data and row.get("curve") and row["curve"][-1][0] >= 50]
+    lines = _head("", [*(f"{epoch}" for epoch in EPOCHS), "best", "last", "its epoch"])
+    for row in sorted(rows, key=lambda row: (row["name"], ALPHAS.index(row["alpha"]), row["seed"])):
+        curve = dict(row["curve"])
+        last = max(curve)
+        cells = [f"{curve[epoch]:.1f}" if epoch in curve else "" for epoch in EPOCHS]
+        cells += [f"{max(curve.values()):.1f}", f"{curve[last]:.1f}", f"{last}"]
+        lines.append(f"| {row['name']}, alpha {row['alpha']:g}, seed {row['seed']} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 # Name of a mark in docs/results.md -> how its table is made of a file in docs/results/ of the name before the colon.
 TABLES: dict[str, Callable[[Found], str]] = {
     **{f"published:{data}": partial(published, data=data) for data in MEASURED},
     **{f"published:{data}, differences": partial(differences, data=data) for data in MEASURED},
+    **{f"published:{data}, curves": partial(curves, data=data) for data in MEASURED},
 }
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import pandas as pd
 import torch
+from feature_tables import written
 from federations import Federation, trained
 from measure import say
 from rivals import spread
@@ -241,10 +242,8 @@ def main() -> None:
     if not words.write:
         measured(words.dir, words.root, rows, words.out, words.only)
         return
-    for new in tables(rows):
-        text, head = PAGE.read_text(), new.partition("\n")[0]
-        first = text.index(head)
-        PAGE.write_text(text[:first] + new + text[text.index("\n\n", first) :])
+    for name, new in zip(("few", "more"), tables(rows), strict=True):
+        PAGE.write_text(written(PAGE.read_text(), f"two_classes:{name}", new))
 
 
 if __name__ == "__main__":
