@@ -28,7 +28,7 @@ def one_by_one(members: Sequence[nn.Module]) -> list[Call]:
 
 
 def together(members: Sequence[nn.Module], kinds: Sequence[str], *, stack: bool) -> list[Call]:
-    """Return as few calls as are fast, each of at most :data:`KEPT` members.
+    """Return the calls that take the least time, each of at most :data:`KEPT` members.
 
     Args:
         members: The M members.
