@@ -54,6 +54,8 @@ class PixelConv(nn.Conv2d):
         channels: Those of the image.
     """
 
+    bias: Tensor
+
     def __init__(self, inputs: int, channels: int) -> None:
         super().__init__(inputs, channels, 3, padding=1)
 
@@ -65,7 +67,7 @@ class PixelConv(nn.Conv2d):
         taps = self.weight.flip(2, 3).permute(0, 2, 3, 1).flatten(0, 2)
         products = (taps @ x.flatten(2)).to(self.weight.dtype)
         image = F.fold(products, x.shape[2:], 3, padding=1).contiguous(memory_format=torch.channels_last)
-        return image if self.bias is None else image + self.bias[:, None, None]
+        return image + self.bias[:, None, None]
 
 
 class DenseGenerator(nn.Module):

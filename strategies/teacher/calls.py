@@ -24,7 +24,7 @@ Call = tuple[Sequence[int], Callable[[Tensor], Tensor]]
 
 def one_by_one(members: Sequence[nn.Module]) -> list[Call]:
     """Return a call for every member."""
-    return [([number], partial(_alone, member)) for number, member in enumerate(members)]
+    return [_alone(number, member) for number, member in enumerate(members)]
 
 
 def together(members: Sequence[nn.Module], kinds: Sequence[str], *, stack: bool) -> list[Call]:
@@ -45,7 +45,7 @@ def together(members: Sequence[nn.Module], kinds: Sequence[str], *, stack: bool)
         elif len(traced) == len(group) > 1 and all(map(narrow_layer, traced)):
             calls.append((numbers, NarrowMembers(traced)))
         else:
-            calls += [([number], partial(_alone, members[number])) for number in numbers]
+            calls += [_alone(number, members[number]) for number in numbers]
     return calls
 
 
@@ -87,7 +87,11 @@ def _of_one_kind(kinds: Sequence[str]) -> Iterator[list[int]]:
         yield from (numbers[start : start + KEPT] for start in range(0, len(numbers), KEPT))
 
 
-def _alone(member: nn.Module, x: Tensor) -> Tensor:
+def _alone(number: int, member: nn.Module) -> Call:
+    return [number], partial(_as_group, member)
+
+
+def _as_group(member: nn.Module, x: Tensor) -> Tensor:
     logits: Tensor = member(x)
     return logits.unsqueeze(0)
 

@@ -26,8 +26,8 @@ Module = TypeVar("Module", bound=nn.Module)
 class Ensemble(nn.Module):
     """M frozen members and a combiner of their logits.
 
-    Members stay in eval mode. Gradients reach the input, never the members' weights. Only the first ten
-    members keep activations, so that with more members memory grows by their weights alone.
+    Members stay in eval mode. Gradients reach the input, never the members' weights. Only the first
+    :data:`.calls.KEPT` members keep activations, so that with more members memory grows by their weights alone.
 
     Args:
         members: Modules [B, ch, H, W] -> [B, C]; they are changed in place (frozen, memory layout, precision). For

@@ -3,6 +3,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from forward_backward import answers
 from torch import Tensor, fx, nn
 
 from fl_app.models import build, builders
@@ -18,14 +19,6 @@ def lively(model: nn.Module) -> nn.Module:
             nn.init.uniform_(layer.weight, 0.5, 1.5)
             nn.init.normal_(layer.bias, std=0.1)
     return model.eval().requires_grad_(False)
-
-
-def answers(model: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the outputs, and the gradient of their squares with respect to the input."""
-    x = x.clone().requires_grad_()
-    outputs = model(x)
-    (gradient,) = torch.autograd.grad(outputs.square().sum(), x)
-    return outputs.detach(), gradient
 
 
 def assert_equal(model: nn.Module, other: nn.Module, x: Tensor, tolerance: float = 0.0) -> None:

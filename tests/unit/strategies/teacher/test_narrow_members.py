@@ -3,6 +3,7 @@ from functools import partial
 
 import pytest
 import torch
+from forward_backward import answers
 from torch import Tensor, fx, nn
 
 from fl_app.models import build
@@ -54,13 +55,6 @@ def drawn(make: Callable[[], nn.Module], seed: int) -> nn.Module:
     model = make()
     model(torch.rand(4, 2, 11, 9))  # lazy layers find their size, running statistics move
     return model.eval().requires_grad_(False)
-
-
-def answers(model: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
-    x = x.clone().requires_grad_()
-    logits = model(x)
-    (gradient,) = torch.autograd.grad(logits.square().sum(), x)
-    return logits.detach(), gradient
 
 
 def one_by_one(members: list[nn.Module], x: Tensor) -> Tensor:
