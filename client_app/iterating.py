@@ -21,6 +21,7 @@ from client_app.local_training import hits, minimise
 from client_app.losses import loss_of
 from client_app.node import Asked, Node
 from client_app.private_training import refuse
+from client_app.widened import widened
 from client_app.work import State, own_examples
 from fl_app.config import AppConfig, ClientConfig
 from fl_app.data import augment, normalize
@@ -61,9 +62,10 @@ def local_round(
     kind, classes = client.augmentation, split.num_classes
     data = poisoned(split.take(own.train), config.attack, client=node.client, num_classes=classes, seed=asked.seed)
     criterion, kind = loss_of(client, data.labels), split.augmentation if kind == "data-set" else kind
+    forward = widened(model)
 
     def objective(inputs: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        logits = model(inputs)
+        logits = forward(inputs)
         return criterion(logits, labels) + update.penalty(model, logits, labels), hits(logits, labels)
 
     def prepare(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:

@@ -16,6 +16,7 @@ from torch import nn
 
 from client_app.losses import loss_of
 from client_app.sam import sharpen
+from client_app.widened import widened
 from fl_app.config import ClientConfig
 from fl_app.data import ImageData, Normalization, augment, normalize
 from strategies.core.memory import kept_memory
@@ -59,10 +60,10 @@ def train(
     Returns:
         The last epoch.
     """
-    criterion = loss_of(config, data.labels)
+    criterion, forward = loss_of(config, data.labels), widened(model)
 
     def objective(inputs: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        logits = model(inputs)
+        logits = forward(inputs)
         return criterion(logits, labels), hits(logits, labels)
 
     def prepare(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:

@@ -1,0 +1,131 @@
+"""FLBoost's input space, loss and rate: ``python tests/bench/flboost_space.py --dir FOLDER --root DATA``.
+
+The federation is that of conf/flboost-short-fmnist.toml over FedAvg, with the settings of the published code but for
+four variants: the models' input space is the app's or the release's, and the student's KL is summed over the classes or
+averaged. Each variant has four student rates. The rate is chosen on the selection half of the test images, with seed 1,
+by the mean of rounds 11 to 20. The chosen rates run with three seeds, scored on the report half.
+
+Each run is a folder, so that a measurement that was cut off goes on. ``--out`` receives the curves of all finished
+runs; tests/bench/feature_tables.py makes the tables of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from measure import say
+from rivals import RESULTS, oneshot
+
+from strategies.run.files import write_json
+
+OUT = RESULTS / "flboost_space.json"
+CONF = "conf/flboost-short-fmnist.toml"
+# The app's values for small models, set back to the release's.
+PUBLISHED = (
+    "iterative.refiner=flboost flboost.adversarial-weight=1.0 flboost.generator-step=per-client "
+    "flboost.generator-steps=1 flboost.ce-form=batch-mean"
+)
+SPACES, LOSSES, RATES = ("half", "data-set"), ("mean", "sum"), (0.1, 1.0, 0.05, 0.01)
+CLIENTS, SEEDS, CHOSEN_WITH, LATE = 100, (1, 2, 3), 1, 10  # LATE: the rounds after it choose
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run.
+
+    Attributes:
+        space: The models' input space, as ``data.normalization``.
+        loss: The student's KL: its "mean" or its "sum" over the classes; empty for FedAvg alone.
+        rate: Of the student; 0 for FedAvg alone.
+        half: The test images that score.
+        seed: Of the partition, the clients in each round, and the training.
+    """
+
+    space: str
+    loss: str
+    rate: float
+    half: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Its name in file names."""
+        return "-".join(f"{part}" for part in (self.space, self.loss or "fedavg", self.rate, self.half, self.seed))
+
+    @property
+    def settings(self) -> str:
+        """Its settings beside the file's."""
+        own = f"data.normalization={self.space} data.held-out={self.half} seed={self.seed} threads=1"
+        if not self.loss:
+            return own
+        per_class = str(self.loss == "mean").lower()
+        return f"{own} {PUBLISHED} flboost.per-class={per_class} flboost.student-lr={self.rate}"
+
+
+def choices() -> list[Trial]:
+    """Return the trials by which the rates are chosen, the release's space and loss first."""
+    return [
+        Trial(space, loss, rate, "selection", CHOSEN_WITH)
+        for loss, rate, space in product(LOSSES, RATES, reversed(SPACES))
+    ]
+
+
+def reports(found: Sequence[dict[str, Any]]) -> Iterator[Trial]:
+    """Yield the trials that are reported, FedAvg among them; a variant has to have all its rates."""
+    for seed, space in product(SEEDS, reversed(SPACES)):
+        yield Trial(space, "", 0.0, "report", seed)
+        for loss in LOSSES:
+            if (rate := best(found, space, loss)) is not None:
+                yield Trial(space, loss, rate, "report", seed)
+
+
+def best(found: Sequence[dict[str, Any]], space: str, loss: str) -> float | None:
+    """Return the rate that the selection half chooses, or None if some rate was not measured."""
+    own = {
+        row["rate"]: late(row["curve"])
+        for row in found
+        if (row["space"], row["loss"], row["half"]) == (space, loss, "selection")
+    }
+    return max(own, key=lambda rate: own[rate]) if set(own) == set(RATES) else None
+
+
+def late(curve: Sequence[float]) -> float:
+    """Return the mean accuracy, in %, of the rounds after :data:`LATE`."""
+    return float(pd.Series(curve[LATE:], dtype=float).mean())
+
+
+def measured(trial: Trial, folder: Path, root: str) -> dict[str, Any]:
+    """Return a trial's row, with the accuracy in % of each round; run it if that is still to do."""
+    run = folder / trial.name
+    if not (run / "result.json").exists():
+        own = f"{trial.settings} run-dir='{run}'" + (f" data.root='{root}'" if root else "")
+        words = ("run", "--clients", str(CLIENTS), "--run-config", CONF, "--run-config", own)
+        oneshot(*words, root=root)
+    rounds = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return {**asdict(trial), "curve": [row["accuracy"] for row in rounds if "accuracy" in row]}
+
+
+def main() -> None:
+    """Measure the missing trials."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition(":")[0])
+    parser.add_argument("--dir", type=Path, required=True, help="where the runs are kept")
+    parser.add_argument("--root", default="", help="folder of the data set")
+    parser.add_argument("--out", type=Path, default=OUT, help="receives the rows")
+    words = parser.parse_args()
+    found: list[dict[str, Any]] = []
+    for trials in (choices(), None):
+        for trial in trials if trials is not None else list(reports(found)):
+            found.append(measured(trial, words.dir, words.root))
+            say(f"{trial.name}: rounds 11 to 20 {late(found[-1]['curve']):.1f}, last {found[-1]['curve'][-1]}")
+            write_json(words.out, {"rows": found})
+
+
+if __name__ == "__main__":
+    main()
