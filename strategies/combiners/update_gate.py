@@ -186,9 +186,7 @@ def gated_pool(job: Job, pool: OpinionPool) -> GatedPool | str:
     """
     if job.start is None and job.clients_seed is None:
         return "the weights that the clients started from are not known"
-    model = _fresh(job, job.clients_seed or 0)
-    if job.start is not None:
-        model.load_state_dict(job.start)
+    model = start_model(job)
     name, below = lower_part(model)
     if below is None or {upload.architecture for upload in job.uploads} != {job.student}:
         return "the clients' models are not of one architecture that fits"
@@ -225,6 +223,14 @@ def change(state: State, start: State) -> float:
     keys = [key for key, value in start.items() if value.dim() > 1]
     moves = [float((state[key] - start[key]).norm() / start[key].norm().clamp_min(1e-12)) for key in keys]
     return sum(moves) / len(moves) if moves else 0.0
+
+
+def start_model(job: Job) -> nn.Module:
+    """Return the model that the clients started from: of their server, or the fresh one of this app's clients."""
+    model = _fresh(job, job.clients_seed or 0)
+    if job.start is not None:
+        model.load_state_dict(job.start)
+    return model
 
 
 def _fresh(job: Job, seed: int) -> nn.Module:

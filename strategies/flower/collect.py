@@ -66,7 +66,6 @@ class Collector:
         self._late = self._closed = False
         self._reported: dict[str, tuple[int, Mapping[str, float]]] = {}
         self.clients = {client for client in folder.held() if not is_anonymous(client)}
-        self._refused_before = len(folder.refused())
         # The bytes before a crash count too.
         self.traffic = Traffic.read(folder.path / TRAFFIC_FILE)
 
@@ -151,8 +150,8 @@ class Collector:
         if len(self.clients) >= min_uploads:
             return
         by_reason: dict[str, list[str]] = {}
-        for entry in self._folder.refused()[self._refused_before :]:
-            by_reason.setdefault(entry["reason"], []).append(entry["client"])
+        for client, reason in self._refusals.heard:
+            by_reason.setdefault(reason, []).append(client)
         reasons = [f"{', '.join(clients)}: {reason}" for reason, clients in by_reason.items()]
         if not asked:
             reasons.append(f"no client connected within {timeout:.0f} s")

@@ -66,20 +66,27 @@ class Refusals:
     """Records and logs answers that do not count, each client and reason once.
 
     Args:
-        folder: The folder of the records; None for the log alone.
+        folder: The folder of the records; None for the log alone. What a crashed process recorded there is not recorded
+            again when a node gives the resumed one the same answer.
+
+    Attributes:
+        heard: Client and reason of this process' refusals, in order.
     """
 
     def __init__(self, folder: RoundFolder | None) -> None:
         self._folder = folder
-        self._known: set[tuple[str, str]] = set()
+        self._recorded = {(row["client"], row["reason"]) for row in folder.refused()} if folder is not None else set()
+        self.heard: dict[tuple[str, str], None] = {}  # an ordered set
 
     def add(self, client: str, reason: str) -> None:
         """Record a refusal."""
-        if (client, reason) not in self._known:
-            self._known.add((client, reason))
-            if self._folder is not None:
-                self._folder.refuse(client, reason)
-            log(WARNING, "refused %s: %s", client, reason)
+        found = client, reason
+        if found in self.heard:
+            return
+        self.heard[found] = None
+        if self._folder is not None and found not in self._recorded:
+            self._folder.refuse(client, reason)
+        log(WARNING, "refused %s: %s", client, reason)
 
 
 class Nodes:

@@ -327,7 +327,9 @@ class Sitting:
     def _exchange(self, kind: str, nodes: list[int]) -> _Heard:
         self._links.of[str(HONEST)] = Link(*self._good[kind])
         heard, read = _Heard({}, []), reader(kind, self._nodes)
-        self._nodes.refusals = Refusals(SimpleNamespace(refuse=lambda *row: heard.refused.append(row)))  # type: ignore[arg-type]
+        self._nodes.refusals = Refusals(
+            SimpleNamespace(refused=list, refuse=lambda *row: heard.refused.append(row))  # type: ignore[arg-type]
+        )
 
         def receive(reply: Message, sent: Sent) -> bool:
             heard.taken[sent.node] = read(reply, sent)

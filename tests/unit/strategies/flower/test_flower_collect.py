@@ -241,6 +241,16 @@ def test_collect_when_tried_again_names_only_clients_missing_now(folder: RoundFo
         take(folder, FakeGrid({2: failing("second")}))
 
 
+def test_collect_when_tried_again_and_refused_alike_records_it_once_and_names_it_again(
+    folder: RoundFolder, said: list[str]
+) -> None:
+    for _ in range(2):
+        with pytest.raises(QuorumError, match="Missing: node-1: no data. The"):
+            take(folder, FakeGrid({1: failing("no data")}))
+    assert [(row["client"], row["reason"]) for row in folder.refused()] == [("node-1", "no data")]
+    assert said.count("refused node-1: no data") == 2
+
+
 def test_collect_when_an_upload_comes_late_keeps_it_apart(folder: RoundFolder, said: list[str]) -> None:
     grid = FakeGrid({1: named("alice", 1), 2: named("bob", 2)}, delays={2: 10**9})
     phase, found = take(folder, grid, timeout=30.0)
