@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import flboost_tables
 import pandas as pd
 import run_tables
 
@@ -194,7 +195,7 @@ TABLES = {
     "feature_scale": (scale, "scale.md"),
     "feature_attacks": (attacks, "features.md"),
     "tally_student": (students, "tally.md"),
-    **{name: (made, "results.md") for name, made in run_tables.TABLES.items()},
+    **{name: (made, "results.md") for name, made in (run_tables.TABLES | flboost_tables.TABLES).items()},
 }
 
 

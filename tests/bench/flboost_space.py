@@ -3,17 +3,18 @@
 The federation is that of conf/flboost-short-fmnist.toml over FedAvg, with the settings of the published code but for
 four variants: the models' input space is the app's or the release's, and the student's KL is summed over the classes or
 averaged. Each variant has four student rates. The rate is chosen on the selection half of the test images, with seed 1,
-by the mean of rounds 11 to 20. The chosen rates run with three seeds, scored on the report half.
+by the mean of rounds 11 to 20. The chosen rates run with three seeds, scored on the report half. Fewer: ``--losses mean
+--rates 0.1,1.0 --seeds 2,3``.
 
-Each run is a folder, so that a measurement that was cut off goes on. ``--out`` receives the curves of all finished
-runs; tests/bench/feature_tables.py makes the tables of them.
+Each run is a folder, so that a measurement that was cut off goes on. ``--out`` receives the curves of all runs in the
+folder; tests/bench/feature_tables.py makes the tables of them.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
@@ -69,31 +70,31 @@ class Trial:
         return f"{own} {PUBLISHED} flboost.per-class={per_class} flboost.student-lr={self.rate}"
 
 
-def choices() -> list[Trial]:
+def choices(losses: Sequence[str], rates: Sequence[float]) -> list[Trial]:
     """Return the trials by which the rates are chosen, the release's space and loss first."""
     return [
         Trial(space, loss, rate, "selection", CHOSEN_WITH)
-        for loss, rate, space in product(LOSSES, RATES, reversed(SPACES))
+        for loss, rate, space in product(losses, rates, reversed(SPACES))
     ]
 
 
-def reports(found: Sequence[dict[str, Any]]) -> Iterator[Trial]:
-    """Yield the trials that are reported, FedAvg among them; a variant has to have all its rates."""
-    for seed, space in product(SEEDS, reversed(SPACES)):
-        yield Trial(space, "", 0.0, "report", seed)
-        for loss in LOSSES:
-            if (rate := best(found, space, loss)) is not None:
-                yield Trial(space, loss, rate, "report", seed)
+def reports(found: Sequence[dict[str, Any]], losses: Sequence[str], seeds: Sequence[int]) -> list[Trial]:
+    """Return the trials that are reported: each variant at the rate that was chosen, and FedAvg alone."""
+    chosen = {(space, loss): chosen_rate(found, space, loss) for space, loss in product(SPACES, losses)}
+    return [
+        Trial(space, loss, chosen.get((space, loss), 0.0), "report", seed)
+        for seed, loss, space in product(seeds, ("", *losses), reversed(SPACES))
+    ]
 
 
-def best(found: Sequence[dict[str, Any]], space: str, loss: str) -> float | None:
-    """Return the rate that the selection half chooses, or None if some rate was not measured."""
+def chosen_rate(found: Sequence[dict[str, Any]], space: str, loss: str) -> float:
+    """Return the rate that the selection half chooses among the measured ones."""
     own = {
         row["rate"]: late(row["curve"])
         for row in found
         if (row["space"], row["loss"], row["half"]) == (space, loss, "selection")
     }
-    return max(own, key=lambda rate: own[rate]) if set(own) == set(RATES) else None
+    return max(own, key=lambda rate: own[rate])
 
 
 def late(curve: Sequence[float]) -> float:
@@ -118,13 +119,21 @@ def main() -> None:
     parser.add_argument("--dir", type=Path, required=True, help="where the runs are kept")
     parser.add_argument("--root", default="", help="folder of the data set")
     parser.add_argument("--out", type=Path, default=OUT, help="receives the rows")
+    parser.add_argument("--losses", default=",".join(LOSSES))
+    parser.add_argument("--rates", default=",".join(map(str, RATES)))
+    parser.add_argument("--seeds", default=",".join(map(str, SEEDS)))
     words = parser.parse_args()
+    losses, seeds = words.losses.split(","), [int(seed) for seed in words.seeds.split(",")]
     found: list[dict[str, Any]] = []
-    for trials in (choices(), None):
-        for trial in trials if trials is not None else list(reports(found)):
+
+    def run(trials: Sequence[Trial]) -> None:
+        for trial in trials:
             found.append(measured(trial, words.dir, words.root))
             say(f"{trial.name}: rounds 11 to 20 {late(found[-1]['curve']):.1f}, last {found[-1]['curve'][-1]}")
             write_json(words.out, {"rows": found})
+
+    run(choices(losses, [float(rate) for rate in words.rates.split(",")]))
+    run(reports(found, losses, seeds))
 
 
 if __name__ == "__main__":

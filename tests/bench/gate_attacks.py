@@ -3,7 +3,8 @@
 One client of ten attacks. It trains on flipped labels. Then it lays its update of the gated layer across images: it
 projects the update onto the directions in which the layer's inputs are largest, and adds a trace of each direction. Its
 model answers much as before, and the gate takes every such image for one of its own. The images are Tally's noise, or
-held-out ones of the half that does not score. ``--write`` renews the table of docs/tally.md.
+held-out ones of the half that does not score. The last attack avoids the directions of noise, for a gate that compares
+an image with noise. ``--write`` renews the table of docs/tally.md.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from federations import Federation, trained
 from measure import say
 from rivals import spread
 from torch import Tensor
-from two_classes import DATA, LAWS, PAGE, SEEDS, gate, pooled
+from two_classes import DATA, LAWS, PAGE, SEEDS, Shifted, gate, pooled
 
 from strategies.client.parameters import State
 from strategies.combiners.combiners import Mean
 from strategies.combiners.feature_noise import noise_for
 from strategies.combiners.tally_pool import TallyPoolOptions
-from strategies.combiners.update_gate import SHARE, lower_part, start_model
+from strategies.combiners.update_gate import SHARE, GatedPool, gated_pool, lower_part, start_model
 from strategies.core.seeds import generator
 from strategies.method import Upload
 from strategies.run.files import read_json, write_json
@@ -41,17 +42,33 @@ ATTACKER = "client-000"
 TRACE = 0.01  # of the update's norm, in each direction
 FLIPPED = f" attack.kind=label-flip attack.clients={ATTACKER}"
 Rule = Callable[[Federation, Tensor, Tensor], Tensor]
+
+
+def relative_to_noise(found: Federation, images: Tensor, logits: Tensor) -> Tensor:
+    """Return the gated pool's logits where each client's densities are relative to its own on noise."""
+    plain = gated_pool(found.job, found.pool(found.read_off))
+    if not isinstance(plain, GatedPool):
+        raise TypeError(plain)
+    pool = Shifted(plain, plain.bases, plain.power, plain.below)
+    with torch.no_grad():
+        pool.own = (-plain.power * plain.outside(probes(found)).log()).mean(1, keepdim=True)
+        parts = zip(torch.split(logits, 500, dim=1), torch.split(images, 500), strict=True)
+        return torch.cat([pool(seen, part) for seen, part in parts])
+
+
 RULES: dict[str, Rule] = {
     "Tally, counts read off": pooled(told=False),
     "gated by updates": gate(told=False, calibrated=True),
     "gated by updates, not calibrated": gate(told=False, calibrated=False),
+    "gated by updates, relative to noise": relative_to_noise,
 }
-# Attack -> the images that the attacker lays its update across.
-ATTACKS: dict[str, Callable[[Federation], Tensor] | None] = {
+# Attack -> the images that the attacker lays its update across, and the weight of noise, from which it turns away.
+ATTACKS: dict[str, tuple[Callable[[Federation], Tensor], float] | None] = {
     "none": None,
     "flipped labels": None,
-    "flipped labels, update across noise": lambda found: probes(found),
-    "flipped labels, update across real images": lambda found: found.half("selection")[0],
+    "flipped labels, update across noise": (lambda found: probes(found), 0.0),
+    "flipped labels, update across real images": (lambda found: found.half("selection")[0], 0.0),
+    "flipped labels, across real images, away from noise": (lambda found: found.half("selection")[0], 0.1),
 }
 
 
@@ -71,26 +88,39 @@ def attacked(folder: Path, text: str, clients: int, attack: str) -> Federation:
     if not flipped.exists():
         shutil.copytree(honest, flipped, ignore=shutil.ignore_patterns(f"{ATTACKER}.*"))
     found = trained(flipped, text + FLIPPED, clients)
-    images = ATTACKS[attack]
-    if images is None:
+    crafts = ATTACKS[attack]
+    if crafts is None:
         return found
     first, *others = found.job.uploads
-    state = crafted(found, first.read(), images(found))
+    state = crafted(found, first.read(), crafts[0](found), away=crafts[1])
     job = replace(found.job, uploads=(Upload(first.facts, lambda: state), *others))
     return replace(found, job=job, ensemble=Ensemble.of_job(job, job.uploads, Mean()))
 
 
-def crafted(found: Federation, state: State, images: Tensor) -> State:
-    """Return an upload whose update of the gated layer has rows that span the images' inputs of that layer."""
+def crafted(found: Federation, state: State, images: Tensor, *, away: float) -> State:
+    """Return an upload whose update of the gated layer has rows that span the images' inputs of that layer.
+
+    Args:
+        found: The division.
+        state: The upload without the craft.
+        images: Normalised images [N, ch, H, W].
+        away: Weight of Tally's noise, whose directions the update avoids.
+    """
     model = start_model(found.job)
     name, below = lower_part(model)
     assert below is not None  # the architecture has a gate
-    with torch.no_grad():
-        inputs = torch.cat([below(part) for part in torch.split(images, 500)]).double()
+
+    def second_moment(images: Tensor) -> Tensor:
+        with torch.no_grad():
+            inputs = torch.cat([below(part) for part in torch.split(images, 500)]).double()
+        inputs = inputs / inputs.norm(dim=1, keepdim=True).clamp_min(1e-12)  # the gate asks for a share of their size
+        return inputs.T @ inputs / len(inputs)
+
+    wanted = second_moment(images) - away * second_moment(probes(found))
     start = model.state_dict()[f"{name}.weight"].double()
     update = state[f"{name}.weight"].double() - start
     most = min(len(update), int(SHARE * update.shape[1]))
-    spanned = torch.linalg.svd(inputs, full_matrices=False)[2][:most]
+    spanned = torch.linalg.eigh(wanted)[1][:, -most:].T
     rotation = torch.linalg.qr(torch.randn(len(update), most, generator=generator(0, "attack")).double())[0]
     laid = update @ spanned.T @ spanned + TRACE * update.norm() * rotation @ spanned
     return {**state, f"{name}.weight": (start + laid).float()}

@@ -43,3 +43,9 @@ def test_the_page_has_the_figures_of_two_classes_per_client(monkeypatch: pytest.
     rows = read_json(ROOT / "docs" / "results" / "two_classes.json")["rows"]
     page = (ROOT / "docs" / "tally.md").read_text()
     assert [table for table in runpy.run_path(str(BENCH / "two_classes.py"))["tables"](rows) if table not in page] == []
+
+
+def test_the_page_has_the_figures_of_crafted_updates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCH))
+    rows = read_json(ROOT / "docs" / "results" / "gate_attacks.json")["rows"]
+    assert runpy.run_path(str(BENCH / "gate_attacks.py"))["table"](rows) in (ROOT / "docs" / "tally.md").read_text()

@@ -1,0 +1,69 @@
+"""The tables of docs/results.md that tests/bench/feature_tables.py makes of tests/bench/flboost_space.py's results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+from flboost_space import LATE, LOSSES, RATES, SPACES, chosen_rate, late
+from rivals import apart, spread
+
+Found = Mapping[str, Any]
+TITLES = {
+    "half": "this app's space, (x - 0.5) / 0.5",
+    "data-set": "the release's space, `data.normalization=data-set`",
+}
+
+
+def rates(found: Found) -> str:
+    """Return the mean accuracy of the late rounds by space, loss and rate, on the half that chooses."""
+    columns = sorted(RATES)
+    lines = ["| " + " | ".join(["", *(f"{rate:g}" for rate in columns)]) + " |", "|---" + "|---:" * len(columns) + "|"]
+    for space in reversed(SPACES):
+        for loss in LOSSES:
+            own = {
+                row["rate"]: late(row["curve"])
+                for row in found["rows"]
+                if (row["space"], row["loss"], row["half"]) == (space, loss, "selection")
+            }
+            if own:
+                cells = [f"{own[rate]:.1f}" if rate in own else "" for rate in columns]
+                lines.append(f"| {TITLES[space]}, KL's {loss} over classes | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def reports(found: Found) -> str:
+    """Return FedAvg and FLBoost over it, in each space, at the chosen rates and over the seeds, on the other half."""
+    titles = ["", "rate", "round 1", "rounds 11 to 20", "round 20", "rounds 11 to 20, less FedAvg"]
+    lines = [f"| {' | '.join(titles)} |", f"|---{'|---:' * (len(titles) - 1)}|"]
+    for space in reversed(SPACES):
+        lines.append(f"| *{TITLES[space]}* |{' |' * (len(titles) - 1)}")
+        base = _by_seed(found, space, "")
+        lines.append(f"| FedAvg | | {' | '.join(_cells(base))} | |")
+        for loss in LOSSES:
+            own = _by_seed(found, space, loss)
+            if not own.empty:
+                rate = chosen_rate(found["rows"], space, loss)
+                gain = apart(_late(own), _late(base))
+                lines.append(f"| FLBoost, KL's {loss} | {rate:g} | {' | '.join(_cells(own))} | {gain} |")
+    return "\n".join(lines)
+
+
+TABLES = {"flboost_space:rates": rates, "flboost_space:reports": reports}
+
+
+def _by_seed(found: Found, space: str, loss: str) -> pd.DataFrame:
+    """Return the curves on the half that reports, a column per round, a row per seed."""
+    rows = [row for row in found["rows"] if (row["space"], row["loss"], row["half"]) == (space, loss, "report")]
+    return pd.DataFrame({row["seed"]: row["curve"] for row in rows}, dtype=float).T
+
+
+def _late(curves: pd.DataFrame) -> pd.Series[float]:
+    return curves.iloc[:, LATE:].mean(axis=1)
+
+
+def _cells(curves: pd.DataFrame) -> list[str]:
+    if curves.empty:
+        return ["", "", ""]
+    return [spread(curves.iloc[:, 0]), spread(_late(curves)), spread(curves.iloc[:, -1])]
