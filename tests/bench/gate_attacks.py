@@ -1,7 +1,7 @@
 """What a client's crafted update costs Tally's gate: ``python tests/bench/gate_attacks.py --dir FOLDER --root DATA``.
 
-One client of ten attacks. It trains on flipped labels. Then it lays its update of the gated layer across images: it
-projects the update onto the directions in which the layer's inputs are largest, and adds a trace of each direction. Its
+One client of ten attacks. It trains on flipped labels, and then lays its update of the gated layer across images. For
+that it projects the update onto the directions in which the layer's inputs are largest, and adds a trace of each. Its
 model answers much as before, and the gate takes every such image for one of its own. The images are Tally's noise, or
 held-out ones of the half that does not score. The last attack avoids the directions of noise, for a gate that compares
 an image with noise. ``--write`` renews the table of docs/tally.md.
