@@ -10,7 +10,7 @@ import pandas as pd
 from rivals import TOLD, UNCHANGED, apart, spread
 
 ALPHAS = (0.1, 0.05, 0.3)
-MEASURED = ("fashion-mnist",)  # the data sets that have a table
+MEASURED = ("fashion-mnist", "mnist")  # the data sets that have a table
 EPOCHS = (10, 20, 50, 100, 150, 200, 300, 400, 500)  # of a curve
 Found = Mapping[str, Any]
 Entry = tuple[str, str]  # a row's name in docs/results/published.json, and one of its accuracies
@@ -89,7 +89,7 @@ def curves(found: Found, *, data: str) -> str:
 TABLES: dict[str, Callable[[Found], str]] = {
     **{f"published:{data}": partial(published, data=data) for data in MEASURED},
     **{f"published:{data}, differences": partial(differences, data=data) for data in MEASURED},
-    **{f"published:{data}, curves": partial(curves, data=data) for data in MEASURED},
+    "published:fashion-mnist, curves": partial(curves, data="fashion-mnist"),
 }
 
 
