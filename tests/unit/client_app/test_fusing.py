@@ -224,7 +224,8 @@ def test_outputs_that_are_not_kept_are_computed_again_to_the_same_result(
 
     monkeypatch.setattr(fusing, "MOST_KEPT", 0)
 
-    torch.testing.assert_close(fusing.answer(settings.app, node, *asked), kept, rtol=1e-3, atol=1e-4)
+    # Batches of other sizes are rounded otherwise, and a ReLU or a pooling at its kink may change sides.
+    torch.testing.assert_close(fusing.answer(settings.app, node, *asked), kept, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize(("changes", "reason"), [
