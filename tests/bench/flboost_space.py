@@ -6,8 +6,8 @@ averaged. Each variant has four student rates. The rate is chosen on the selecti
 by the mean of rounds 11 to 20. The chosen rates run with three seeds, scored on the report half. Fewer: ``--losses mean
 --rates 0.1,1.0 --seeds 2,3``.
 
-Each run is a folder, so that a measurement that was cut off goes on. ``--out`` receives the curves of all runs in the
-folder; tests/bench/feature_tables.py makes the tables of them.
+Each run is a folder, so that a measurement that was cut off goes on. ``--out`` receives the curves of this call's
+trials; tests/bench/feature_tables.py makes the tables of them.
 """
 
 from __future__ import annotations
