@@ -220,12 +220,13 @@ def test_outputs_that_are_not_kept_are_computed_again_to_the_same_result(
     trained: tuple[Settings, Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (settings, node), asked = trained, question(trained[0])
-    kept = fusing.answer(settings.app, node, *asked)
+    # Batches of other sizes are rounded otherwise, and Adam moves a weight by the sign of a gradient that is rounding.
+    app = replace(settings.app, client=replace(settings.app.client, optimizer="sgd", lr=0.1))
+    kept = fusing.answer(app, node, *asked)
 
     monkeypatch.setattr(fusing, "MOST_KEPT", 0)
 
-    # Batches of other sizes are rounded otherwise, and a ReLU or a pooling at its kink may change sides.
-    torch.testing.assert_close(fusing.answer(settings.app, node, *asked), kept, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(fusing.answer(app, node, *asked), kept, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize(("changes", "reason"), [
