@@ -5,8 +5,8 @@ uploads of each run, replays of Tally, Co-Boosting and DENSE make the teachers a
 images: noise of Tally, the last images of the two generators, or test images of the selection half without labels. The
 rest of that half chooses the optimiser, and the report half scores.
 
-A replay goes on where it was cut off, and a cell is a file in the folder. ``--out`` receives all cells. ``--write``
-measures nothing, and renews the tables of docs/tally.md from that file.
+A replay goes on where it was cut off, and a cell with a row in ``--out`` is not measured again. ``--write`` measures
+nothing, and renews the tables of docs/tally.md from that file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 from factorial_tables import OUT, write
-from measure import say
+from measure import keep, kept, say
 from torch import Tensor, nn
 
 from fl_app.data import half_of, normalize
@@ -40,7 +40,6 @@ from strategies.core.options import Scalar
 from strategies.core.seeds import generator
 from strategies.distill import METHOD, DistillConfig
 from strategies.method import EnsembleSpec, Job, Silent
-from strategies.run.files import read_json, write_json
 from strategies.run.run_folder import RunFolder, load_ensemble
 
 IMAGES = 4096
@@ -49,6 +48,7 @@ SHORT = merge_settings([str(OUT.parents[2] / "conf" / "short.toml")], {o.key: o.
 BATCH = 352
 # Teacher -> the images whose replay ended with it.
 TEACHERS = {"mean": "", "learned weights": "Co-Boosting's", "Tally": "noise"}
+KEY = ("data", "alpha", "seed", "teacher", "images", "steps", "optimizer", "start")  # of a row
 STEPS = (800, 8000)
 STARTS = ("fresh", "average")
 OPTIMIZERS: dict[str, dict[str, Any]] = {
@@ -167,19 +167,14 @@ class Uploads:
         }  # fmt: skip
 
 
-def measured(uploads: Uploads, key: tuple[str, str, int, str, str]) -> None:
-    """Measure a cell that has no file yet."""
-    path = (
-        uploads.folder
-        / "cells"
-        / ("-".join([uploads.run.name, *map(str, key)]).replace(" ", "-").replace("'", "") + ".json")
-    )
-    if path.exists():
+def measured(uploads: Uploads, key: tuple[str, str, int, str, str], out: Path) -> None:
+    """Measure a cell that has no row yet."""
+    place = (uploads.settings["data.name"], uploads.settings["data.alpha"], uploads.job.seed, *key)
+    if place in {tuple(row[column] for column in KEY) for row in kept(out)}:
         return
     row = uploads.cell(*key)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, row)
-    say(f"{path.stem}: {row['student']} % of {row['taught']}, agrees {row['agreement']}, {row['cpu_s']:.0f} CPU s")
+    keep(out, [row], KEY, images=IMAGES)
+    say(f"{place}: {row['student']} % of {row['taught']}, agrees {row['agreement']}, {row['cpu_s']:.0f} CPU s")
 
 
 def listed(text: str, known: tuple[str, ...]) -> list[str]:
@@ -191,13 +186,13 @@ def main() -> None:
     """Measure the missing cells, or renew the page."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition(":")[0])
     parser.add_argument("runs", type=Path, nargs="*", help="run folders of uploads")
-    parser.add_argument("--dir", type=Path, help="where replays and cells are kept")
+    parser.add_argument("--dir", type=Path, help="where replays are kept")
     parser.add_argument("--images", default="", help="names, separated by commas; default: all")
     parser.add_argument("--teachers", default="", help="likewise")
     parser.add_argument("--steps", default="", help="likewise")
     parser.add_argument("--optimizers", default="", help="likewise")
     parser.add_argument("--starts", default="", help="likewise")
-    parser.add_argument("--out", type=Path, default=OUT, help="receives all cells of --dir")
+    parser.add_argument("--out", type=Path, default=OUT, help="receives the cells")
     parser.add_argument("--write", action="store_true", help="renew the page from --out, measure nothing")
     words = parser.parse_args()
     if words.write:
@@ -215,9 +210,7 @@ def main() -> None:
     for run in words.runs:
         uploads = Uploads(run.resolve(), words.dir.resolve())
         for key in cells:
-            measured(uploads, key)
-            rows = [read_json(path) for path in sorted((words.dir / "cells").glob("*.json"))]
-            write_json(words.out, {"rows": rows, "images": IMAGES})
+            measured(uploads, key, words.out)
 
 
 if __name__ == "__main__":

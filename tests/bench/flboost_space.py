@@ -6,8 +6,8 @@ averaged. Each variant has four student rates. The rate is chosen on the selecti
 by the mean of rounds 11 to 20. The chosen rates run with three seeds, scored on the report half. Fewer: ``--losses mean
 --rates 0.1,1.0 --seeds 2,3``.
 
-Each run is a folder, so that a measurement that was cut off goes on. ``--out`` receives the curves of this call's
-trials; tests/bench/feature_tables.py makes the tables of them.
+Each run is a folder, so that a measurement that was cut off goes on. ``--out`` receives the curves, and a trial with a
+row there is not run again; tests/bench/feature_tables.py makes the tables of them.
 """
 
 from __future__ import annotations
@@ -15,16 +15,14 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from measure import say
+from measure import keep, kept, say
 from rivals import RESULTS, oneshot
-
-from strategies.run.files import write_json
 
 OUT = RESULTS / "flboost_space.json"
 CONF = "conf/flboost-short-fmnist.toml"
@@ -68,6 +66,9 @@ class Trial:
             return own
         per_class = str(self.loss == "mean").lower()
         return f"{own} {PUBLISHED} flboost.per-class={per_class} flboost.student-lr={self.rate}"
+
+
+KEY = [field.name for field in fields(Trial)]  # of a row
 
 
 def choices(losses: Sequence[str], rates: Sequence[float]) -> list[Trial]:
@@ -124,16 +125,18 @@ def main() -> None:
     parser.add_argument("--seeds", default=",".join(map(str, SEEDS)))
     words = parser.parse_args()
     losses, seeds = words.losses.split(","), [int(seed) for seed in words.seeds.split(",")]
-    found: list[dict[str, Any]] = []
 
     def run(trials: Sequence[Trial]) -> None:
+        known = {tuple(row[column] for column in KEY) for row in kept(words.out)}
         for trial in trials:
-            found.append(measured(trial, words.dir, words.root))
-            say(f"{trial.name}: rounds 11 to 20 {late(found[-1]['curve']):.1f}, last {found[-1]['curve'][-1]}")
-            write_json(words.out, {"rows": found})
+            if tuple(asdict(trial).values()) in known:
+                continue
+            row = measured(trial, words.dir, words.root)
+            say(f"{trial.name}: rounds 11 to 20 {late(row['curve']):.1f}, last {row['curve'][-1]}")
+            keep(words.out, [row], KEY)
 
     run(choices(losses, [float(rate) for rate in words.rates.split(",")]))
-    run(reports(found, losses, seeds))
+    run(reports(kept(words.out), losses, seeds))
 
 
 if __name__ == "__main__":

@@ -23,13 +23,13 @@ from federations import Federation, trained
 from measure import say
 from rivals import spread
 from torch import Tensor
-from two_classes import DATA, LAWS, PAGE, SEEDS, Shifted, gate, pooled
+from two_classes import DATA, LAWS, PAGE, SEEDS, Rule, gate, pooled
 
 from strategies.client.parameters import State
 from strategies.combiners.combiners import Mean
 from strategies.combiners.feature_noise import noise_for
 from strategies.combiners.tally_pool import TallyPoolOptions
-from strategies.combiners.update_gate import SHARE, GatedPool, gated_pool, lower_part, start_model
+from strategies.combiners.update_gate import SHARE, lower_part, start_model
 from strategies.core.seeds import generator
 from strategies.method import Upload
 from strategies.run.files import read_json, write_json
@@ -41,26 +41,18 @@ DIVISIONS = ("two classes, 10 clients", "alpha 0.1")
 ATTACKER = "client-000"
 TRACE = 0.01  # of the update's norm, in each direction
 FLIPPED = f" attack.kind=label-flip attack.clients={ATTACKER}"
-Rule = Callable[[Federation, Tensor, Tensor], Tensor]
 
 
-def relative_to_noise(found: Federation, images: Tensor, logits: Tensor) -> Tensor:
-    """Return the gated pool's logits where each client's densities are relative to its own on noise."""
-    plain = gated_pool(found.job, found.pool(found.read_off))
-    if not isinstance(plain, GatedPool):
-        raise TypeError(plain)
-    pool = Shifted(plain, plain.bases, plain.power, plain.below)
-    with torch.no_grad():
-        pool.own = (-plain.power * plain.outside(probes(found)).log()).mean(1, keepdim=True)
-        parts = zip(torch.split(logits, 500, dim=1), torch.split(images, 500), strict=True)
-        return torch.cat([pool(seen, part) for seen, part in parts])
+def on_noise(found: Federation, logs: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return each client's mean log density [M, 1] on noise."""
+    return logs(probes(found)).mean(1, keepdim=True)
 
 
 RULES: dict[str, Rule] = {
     "Tally, counts read off": pooled(told=False),
     "gated by updates": gate(told=False, calibrated=True),
     "gated by updates, not calibrated": gate(told=False, calibrated=False),
-    "gated by updates, relative to noise": relative_to_noise,
+    "gated by updates, relative to noise": gate(told=False, calibrated=True, offsets=on_noise),
 }
 # Attack -> the images that the attacker lays its update across, and the weight of noise, from which it turns away.
 ATTACKS: dict[str, tuple[Callable[[Federation], Tensor], float] | None] = {

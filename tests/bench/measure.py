@@ -1,4 +1,7 @@
-"""How the benchmark measures and speaks: one thread, CPU time of the process, medians of interleaved repetitions."""
+"""How the benchmark measures, speaks and keeps its figures.
+
+One thread, CPU time of the process, medians of interleaved repetitions.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,13 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from strategies.core.memory import kept_memory
+from strategies.run.files import read_json, write_json
+
+Row = Mapping[str, Any]
 
 
 def say(line: str = "") -> None:
@@ -55,3 +63,22 @@ def interleaved(
 def row(cells: Sequence[object], widths: Sequence[int]) -> None:
     """Print a row of a table at once: the rows before the next one may take minutes."""
     say("".join(str(cell).ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip())
+
+
+def kept(out: Path) -> list[dict[str, Any]]:
+    """Return the rows of a file of results; none if there is no file yet."""
+    rows: list[dict[str, Any]] = read_json(out)["rows"] if out.exists() else []
+    return rows
+
+
+def keep(out: Path, rows: Sequence[Row], key: Sequence[str], **facts: Any) -> None:
+    """Put rows into a file of results, in place of those that agree with them in the columns of the key.
+
+    Args:
+        out: The file.
+        rows: Its new rows.
+        key: Columns that no two rows have in common, and by which the file is sorted.
+        facts: What the file says beside its rows.
+    """
+    by_key = {tuple(row[column] for column in key): row for row in [*kept(out), *rows]}
+    write_json(out, {"rows": [by_key[place] for place in sorted(by_key)], **facts})

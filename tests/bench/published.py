@@ -12,17 +12,17 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from clients import train_missing
-from measure import say
+from measure import keep, say
 from rivals import RESULTS, oneshot
 
 from server_app.compare.table import WORK
-from strategies.run.files import read_json, write_json
+from strategies.run.files import read_json
 
 OUT = RESULTS / "published.json"
 CONF = {"fashion-mnist": "fmnist", "mnist": "mnist"}
@@ -39,6 +39,7 @@ REPLAYS = {
     "co-boosting": ("co-boosting", ""),
 }
 QUICK = tuple(REPLAYS)[:5]
+KEY = ("data", "alpha", "seed", "name")  # of a row
 CURVE = 10  # epochs from point to point of a stored curve
 
 
@@ -142,17 +143,7 @@ def main() -> None:
         for name in words.methods.split(";") if words.methods else QUICK:
             rows.append(replay(cell, name, words.dir, words.root))
             say(f"{cell.name}, {name}: {rows[-1]['accuracy']}")
-        keep(words.out, rows)
-
-
-def keep(out: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Put rows into the file of results, in place of those of the same cell and name."""
-    kept = {_key(row): row for row in [*(read_json(out)["rows"] if out.exists() else []), *rows]}
-    write_json(out, {"rows": [kept[key] for key in sorted(kept)]})
-
-
-def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    return (row["data"], row["alpha"], row["seed"], row["name"])
+        keep(words.out, rows, KEY)
 
 
 if __name__ == "__main__":

@@ -46,30 +46,47 @@ OUT = PAGE.parent / "results" / "two_classes.json"
 
 
 Rule = Callable[[Federation, Tensor, Tensor], Tensor]  # (clients, images, members' logits) -> logits
+# (clients, log densities of images) -> the means [M, 1] to which densities are relative
+Offsets = Callable[[Federation, Callable[[Tensor], Tensor]], Tensor]
 
 
 class Shifted(GatedPool):
-    """A gated pool whose densities are relative to their means on the images that each client keeps."""
+    """A gated pool whose densities are relative to ``own`` [M, 1], their means on some images."""
 
     own: Tensor
 
     def densities(self, x: Tensor) -> Tensor:
         """Return log d_k(x) [M, B], at most 0."""
-        logs = -self.power * self.outside(x).log() - self.own
+        logs = self.logs(x) - self.own
         return logs - logs.amax(0, keepdim=True)
 
+    @classmethod
+    def of(cls, pool: GatedPool, offsets: Offsets, found: Federation) -> Shifted:
+        """Return a gated pool with offsets."""
+        shifted = cls(pool, pool.bases, pool.power, pool.below)
+        with torch.no_grad():
+            shifted.own = offsets(found, shifted.logs)
+        return shifted
 
-def gate(*, told: bool, calibrated: bool, offsets: bool = False) -> Rule:
-    """Return Tally's pool with the gate of updates."""
+    def logs(self, x: Tensor) -> Tensor:
+        """Return the log densities [M, B], relative to nothing."""
+        return -self.power * self.outside(x).log()
+
+
+def on_kept(found: Federation, logs: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return each client's mean log density [M, 1] on the images that it keeps."""
+    return torch.stack([logs(kept)[k].mean() for k, (kept, _) in enumerate(found.kept)])[:, None]
+
+
+def gate(*, told: bool, calibrated: bool, offsets: Offsets | None = None) -> Rule:
+    """Return Tally's pool with the gate of updates, its log densities less the offsets [M, 1]."""
 
     def rule(found: Federation, images: Tensor, logits: Tensor) -> Tensor:
         pool = gated_pool(found.job, found.pool(found.told if told else found.read_off, calibrated=calibrated))
         if not isinstance(pool, GatedPool):
             raise TypeError(pool)
-        if offsets:
-            plain, pool = pool, Shifted(pool, pool.bases, pool.power, pool.below)
-            means = [-plain.power * plain.outside(kept)[k].log().mean() for k, (kept, _) in enumerate(found.kept)]
-            pool.own = torch.stack(means)
+        if offsets is not None:
+            pool = Shifted.of(pool, offsets, found)
         parts = zip(torch.split(logits, 500, dim=1), torch.split(images, 500), strict=True)
         with torch.no_grad():
             return torch.cat([pool(seen, part) for seen, part in parts])
@@ -157,7 +174,7 @@ GROUPS: Mapping[str, Mapping[str, Rule]] = {
         "logits by told mean logits": by_mean_logits(noise=False),
         "mean logits with Laplace noise, epsilon 1": by_mean_logits(noise=True),
         "gated by updates, label counts, not calibrated": gate(told=True, calibrated=False),
-        "gated, and told mean densities": gate(told=True, calibrated=False, offsets=True),
+        "gated, and told mean densities": gate(told=True, calibrated=False, offsets=on_kept),
     },
     "fitted to labelled images": {
         "a bias per class": fitted("bias"),
