@@ -93,7 +93,9 @@ def run(
 def resume_run(
     folder: Annotated[
         Path,
-        typer.Argument(parser=run_word, metavar="RUN", help="run folder of an interrupted run; latest: the newest run"),
+        typer.Argument(
+            parser=run_word, metavar="RUN", help="run folder of an interrupted run; by path, by name, or latest"
+        ),
     ],
     *,
     format: FormatOption = "text",  # noqa: A002
@@ -143,7 +145,7 @@ def compare(
         typer.Argument(
             parser=run_word,
             metavar="RUN...",
-            help="run folders that hold uploads, of one data set; latest: the newest run",
+            help="run folders that hold uploads, of one data set; by path, by name, or latest",
         ),
     ],
     *,
@@ -185,7 +187,7 @@ def rounds(
         typer.Argument(
             parser=run_word,
             metavar="RUN...",
-            help="folders of runs in rounds, of one data set, finished or not; latest: the newest run",
+            help="folders of runs in rounds, of one data set, finished or not; by path, by name, or latest",
         ),
     ],
     *,

@@ -16,7 +16,9 @@ from strategies.run import check_run_folder
 def export(
     folder: Annotated[
         Path,
-        typer.Argument(parser=run_word, metavar="RUN", help="run folder of a finished run; latest: the newest run"),
+        typer.Argument(
+            parser=run_word, metavar="RUN", help="run folder of a finished run; by path, by name, or latest"
+        ),
     ],
     *,
     only: Annotated[Literal["torch", "onnx"] | None, typer.Option(help="one of the two forms; default: both")] = None,

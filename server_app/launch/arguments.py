@@ -54,7 +54,9 @@ def run_word(word: str) -> Path:
 
 UploadsArgument = Annotated[
     Path,
-    typer.Argument(parser=run_word, metavar="RUN", help="run folder that holds the uploads; latest: the newest run"),
+    typer.Argument(
+        parser=run_word, metavar="RUN", help="run folder that holds the uploads; by path, by name, or latest"
+    ),
 ]
 
 

@@ -1,4 +1,4 @@
-"""The runs on this machine: their list, and the word ``latest`` for the newest of them.
+"""The runs on this machine: their list, their names, and the word ``latest`` for the newest of them.
 
 Only the small JSON files of the run folders are read, without torch, so that the list appears at once.
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 from server_app.launch.console import TableFormat
 from strategies.core.errors import OptionError
-from strategies.run import runs_folder
+from strategies.run import is_run_folder, runs_folder
 from strategies.run.results import list_runs
 
 LATEST = "latest"
@@ -20,13 +20,17 @@ COLUMNS = ("run", "created", "method", "data", "clients", "seed", "status", "acc
 
 
 def run_named(word: str) -> Path:
-    """Return a run's folder; ``latest`` is the newest run of this machine's folder that is no replay.
+    """Return a run's folder.
+
+    Args:
+        word: A path; a run's name in the folder of the runs; or ``latest``, the newest run there that is no replay.
 
     Raises:
         OptionError: There is no run yet.
     """
     if word != LATEST:
-        return Path(word)
+        named = runs_folder() / word
+        return named if is_run_folder(named) and not Path(word).exists() else Path(word)
     found = [row for row in list_runs(runs_folder()) if row["kind"] != "replay"]
     if not found:
         raise OptionError(f"'{LATEST}' names no run: {runs_folder()} holds none")

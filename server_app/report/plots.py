@@ -141,7 +141,8 @@ def plot_curve(curve: Sequence[tuple[int, float]], rows: Sequence[Row], *, round
     own = rows[-1]
     figure, axes = new_figure(8.0, 4.0)
     epochs, scores = zip(*curve, strict=True)
-    axes.plot(epochs, scores, color=COLOURS[own.kind], marker=".", label=own.name if rounds else "student")
+    name = own.name if rounds else "student"
+    axes.plot(epochs, scores, color=COLOURS[own.kind], marker=".", label=name, clip_on=False)  # the ends in full
     axes.locator_params(axis="x", integer=True)
     axes.set_xlim(epochs[0], epochs[-1])
     for row in rows:

@@ -453,6 +453,22 @@ def test_latest_is_the_newest_run_that_is_no_replay(
         assert json.loads((Path(result["run_dir"]) / "run.json").read_text())["replay-of"] == str(new)
 
 
+def test_a_run_in_the_list_has_a_name_that_commands_take(
+    engine: Engine, run_folder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, elsewhere = run_folder(name="old"), tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.setenv("ONESHOT_RUNS", str(run.parent))
+    monkeypatch.chdir(elsewhere)
+
+    found = json.loads(oneshot("replay", "old", "--method", "fedavg", "--format", "json").stdout)
+    (elsewhere / "old").mkdir()
+    here = oneshot("replay", "old", "--method", "fedavg")
+
+    assert json.loads((Path(found["run_dir"]) / "run.json").read_text())["replay-of"] == str(run)
+    assert "old: no run folder" in here.output  # a path comes first
+
+
 def test_clean_removes_marked_folders_of_runs_and_nothing_else(
     engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
