@@ -6,7 +6,7 @@ Symbols: z_k -> member logits; n_k^c -> tally_pool.examples_per_class; pi_k, q_k
     pool's softmax; X -> noise.noise_images, overlaid.
 Where: the counts -> class_counts; the teacher -> opinion_pools.OpinionPool, with ``gate`` update_gate.GatedPool;
     the start -> class_weighted; the student ``min_S mean_X KL(P_T(X) || S(X))`` -> learner.Learner; X of heads on one
-    backbone, which are noise features -> feature_noise.noise_for.
+    backbone, which are noise features -> feature_noise.noise_for; with ``spanned``, more X -> spanned.spanned_images.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .combiners.noise import noise_batches, overlaid
 from .combiners.opinion_pools import class_shares
 from .combiners.tally_pool import READ_OFF_ROWS, TallyPoolOptions
 from .combiners.tally_teacher import tally_teacher
-from .combiners.update_gate import check_gate, gated_pool
+from .combiners.update_gate import check_gate, gated_pool, spans_of
 from .core.errors import OptionError
 from .core.kinds import holds_images
 from .core.options import check, option
@@ -35,6 +35,7 @@ from .distillation.inverted import inverted_images
 from .distillation.learner import Learner, learn_from_table
 from .distillation.pool import quantize
 from .distillation.settings import DistillOptions
+from .distillation.spanned import spanned_images
 from .method import EnsembleSpec, Method, Need, Outcome
 from .teacher.average import LARGEST, norms_of, shrinkage, shrunk, weighted_mean
 from .teacher.heads import head_keys
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 OPTIMIZER = "adam"
 SCHEDULE = "one-cycle"
 INVERSION_STEPS = 16  # per image that is inverted beside the noise
+SPAN_STEPS = 60  # per image that is moved into a client's span
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,9 @@ class TallyConfig(TallyPoolOptions, DistillOptions):
     inverted: int = option(0, "images inverted from the clients' models beside the noise, each read twice", low=0)
     kd_temperature: float = option(1.0, "temperature of the distillation loss", above=0.0)
     student_lr: float = option(3e-3, "largest learning rate of the student", above=0.0)
+    spanned: int = option(
+        0, "noise images moved into the spans of the clients' updates of a linear layer, beside the noise", low=0
+    )
     gate: str = option(
         "none",
         "what else weighs a client for an image; updates: how much of the image lies in the span of the client's "
@@ -101,7 +106,8 @@ def fit(job: Job, progress: Progress) -> Outcome:
 
     def table() -> dict[str, Tensor]:
         tick = partial(progress.report, 0, config.epochs)
-        noise = learner.with_logits({"images": images}, tick=tick)
+        moved = spanned_of(job, pool, images, progress, tick) if config.spanned else images[:0]
+        noise = learner.with_logits({"images": torch.cat([images, moved])}, tick=tick)
         made = _inverted(job, learner, pool, tick) if config.inverted else {}
         return {name: torch.cat([column, *2 * [made[name]]]) if made else column for name, column in noise.items()}
 
@@ -132,6 +138,27 @@ def noise_of(job: Job) -> Tensor:
         made[first : first + len(batch)] = quantize(overlaid(batch, config.layers, shapes))
         first += len(batch)
     return made
+
+
+def spanned_of(
+    job: Job, pool: OpinionPool, images: Tensor, progress: Progress, tick: Callable[[], None] = lambda: None
+) -> Tensor:
+    """Return noise images in the spans of the clients' updates, as bytes; none, and a note why, if there are no spans.
+
+    Args:
+        job: Its uploads and their start.
+        pool: Of the uploads.
+        images: Noise, of which the first ones are moved; all of them again, if more are asked for.
+        progress: Receives the note.
+        tick: Called after each step.
+    """
+    spans = spans_of(job, (pool.weights > 0).tolist(), share=1.0)
+    if isinstance(spans, str):
+        progress.record({"note": f"no images in the spans of updates: {spans}"})
+        return images[:0]
+    first = images[torch.arange(job.config.spanned) % len(images)]
+    rng = generator(job.seed, "tally", "spanned")
+    return spanned_images(job, spans, pool.examples().cpu(), first, steps=SPAN_STEPS, rng=rng, tick=tick)
 
 
 def _inverted(job: Job, learner: Learner, pool: OpinionPool, tick: Callable[[], None]) -> dict[str, Tensor]:
@@ -189,6 +216,8 @@ def check_last_layer(job: Job) -> None:
     """
     if job.config.gate == "updates":
         check_gate(job, "setting 'tally.gate'")
+    if job.config.spanned:
+        check_gate(job, "setting 'tally.spanned'", f"{job.config.spanned}", "0")
     if job.config.inverted:
         check_gradients(job, "setting 'tally.inverted'", "It must be 0")
     # The clients' architectures are not known yet if there are several.

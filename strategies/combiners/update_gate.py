@@ -20,7 +20,7 @@ explain the image. The power b falls as the layers below move: ``b = 2 / max(m, 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -76,11 +76,7 @@ class GatedPool(OpinionPool):
 
     def outside(self, x: Tensor) -> Tensor:
         """Return r_k(x) [M, B], in (0, 1], of normalised images [B, ch, H, W]."""
-        inputs = self.below(x)
-        inside = torch.einsum("bd,mrd->mbr", inputs, self.bases).square().sum(2)
-        whole = inputs.square().sum(1).clamp_min(torch.finfo(inputs.dtype).tiny)
-        outside: Tensor = (1 - inside / whole).clamp_min(LEAST_RESIDUAL)
-        return outside
+        return residual(self.below(x), self.bases)
 
     def densities(self, x: Tensor) -> Tensor:
         """Return log d_k(x) [M, B], at most 0, of normalised images [B, ch, H, W]."""
@@ -160,21 +156,40 @@ def lower_part(model: nn.Module) -> tuple[str, nn.Sequential | None]:
     return name, below
 
 
-def check_gate(job: Job, key: str) -> None:
-    """Refuse an architecture whose updates cannot gate.
+def check_gate(job: Job, key: str, value: str = "'updates'", otherwise: str = "'none'") -> None:
+    """Refuse an architecture whose updates have no span.
 
     Args:
         job: Its builders and student; uploads may be missing.
-        key: The setting that asks for the gate.
+        key: The setting that asks for the spans.
+        value: Its value, for the message.
+        otherwise: Its value for other architectures.
 
     Raises:
         OptionError: Names the setting and its possible values.
     """
     if lower_part(_fresh(job, 0))[1] is None:
         raise OptionError(
-            f"{key} is 'updates', and the model is {job.student}: allowed with it are chains of layers without batch "
-            "normalisation and with a linear layer before the last; else 'none'"
+            f"{key} is {value}, and the model is {job.student}: allowed with it are chains of layers without batch "
+            f"normalisation and with a linear layer before the last; else {otherwise}"
         )
+
+
+@dataclass(frozen=True)
+class Spans:
+    """The spans of the clients' updates of one linear layer.
+
+    Attributes:
+        layer: The layer's name.
+        below: The layers below it, with the weights that the clients started from.
+        bases: V_k [M, R, D]; of a client that is not heard, zeros.
+        moved: The mean relative change of the weights below, over the clients that are heard.
+    """
+
+    layer: str
+    below: nn.Sequential
+    bases: Tensor
+    moved: float
 
 
 def gated_pool(job: Job, pool: OpinionPool) -> GatedPool | str:
@@ -184,6 +199,21 @@ def gated_pool(job: Job, pool: OpinionPool) -> GatedPool | str:
         job: Its uploads, one for each member of the pool and of one architecture; their start; their input space.
         pool: Of the job's uploads, on any device.
     """
+    spans = spans_of(job, (pool.weights > 0).tolist())
+    if isinstance(spans, str):
+        return spans
+    power = torch.tensor([POWER / max(spans.moved, LEAST_CHANGE)])
+    return GatedPool(pool.cpu(), spans.bases, power, spans.below).to(job.device).eval()
+
+
+def spans_of(job: Job, heard: Sequence[bool], *, share: float = SHARE) -> Spans | str:
+    """Return the spans of the clients' updates of their first linear layer, or the reason why there are none.
+
+    Args:
+        job: Its uploads, of one architecture, and their start.
+        heard: Of each upload, whether it is read.
+        share: See :func:`span`.
+    """
     if job.start is None and job.clients_seed is None:
         return "the weights that the clients started from are not known"
     model = start_model(job)
@@ -192,28 +222,40 @@ def gated_pool(job: Job, pool: OpinionPool) -> GatedPool | str:
         return "the clients' models are not of one architecture that fits"
     start = model.state_dict()
     bases, changes = [], []
-    for upload, heard in zip(job.uploads, (pool.weights > 0).tolist(), strict=True):
-        state = upload.read() if heard else start
+    for upload, read in zip(job.uploads, heard, strict=True):
+        state = upload.read() if read else start
         weight, began = state[f"{name}.weight"].double(), start[f"{name}.weight"].double()
-        if heard and float(nn.functional.cosine_similarity(weight.flatten(), began.flatten(), dim=0)) < ALIKE:
+        if read and float(nn.functional.cosine_similarity(weight.flatten(), began.flatten(), dim=0)) < ALIKE:
             return f"{upload.client} did not start from the weights of the others"
-        bases.append(span(weight - began))
-        if heard:
+        bases.append(span(weight - began, share))
+        if read:
             changes.append(change(state, {key: start[key] for key in below.state_dict()}))
-    moved = torch.tensor(changes).mean()
-    power = POWER / moved.clamp_min(LEAST_CHANGE).view(1)
-    return GatedPool(pool.cpu(), torch.stack(bases), power, below).to(job.device).eval()
+    return Spans(name, below, torch.stack(bases), float(torch.tensor(changes).mean()))
 
 
-def span(update: Tensor) -> Tensor:
+def residual(inputs: Tensor, bases: Tensor) -> Tensor:
+    """Return the share of each input's square that lies outside of each span, [M, B], in (0, 1].
+
+    Args:
+        inputs: a [B, D].
+        bases: V_k [M, R, D].
+    """
+    inside = torch.einsum("bd,mrd->mbr", inputs, bases).square().sum(2)
+    whole = inputs.square().sum(1).clamp_min(torch.finfo(inputs.dtype).tiny)
+    outside: Tensor = (1 - inside / whole).clamp_min(LEAST_RESIDUAL)
+    return outside
+
+
+def span(update: Tensor, share: float = SHARE) -> Tensor:
     """Return an orthonormal basis of an update's rows [R, D], float32, the directions of the largest changes first.
 
     Args:
-        update: W_k - W_0 [O, D], float64. R is the smaller of O and 0.3 D; rows beyond the rank are zero.
+        update: W_k - W_0 [O, D], float64. R is the smaller of O and the share of D; rows beyond the rank are zero.
+        share: Largest number of directions, as a share of the layer's inputs.
     """
     _, sizes, rows = torch.linalg.svd(update, full_matrices=False)
     kept = sizes > LEAST_SINGULAR * sizes[0].clamp_min(torch.finfo(sizes.dtype).tiny)
-    most = min(len(update), max(1, int(SHARE * update.shape[1])))
+    most = min(len(update), max(1, int(share * update.shape[1])))
     basis: Tensor = (rows * kept[:, None])[:most].float()
     return basis
 

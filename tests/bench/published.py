@@ -27,16 +27,17 @@ from strategies.run.files import read_json
 OUT = RESULTS / "published.json"
 CONF = {"fashion-mnist": "fmnist", "mnist": "mnist"}
 CLIENTS, SEEDS, ALPHAS = 10, range(3), (0.1, 0.05, 0.3)
-# Name -> method and settings beside those of the run.
+# Name -> method, and files and settings beside those of the run.
 REPLAYS = {
-    "fedens": ("fedens", ""),
+    "fedens": ("fedens",),
     "mean of probabilities": ("fedens", "fedens.mean=probabilities"),
     "tally, read off": ("tally", "tally.counts=noise-rows"),
-    "label-count-ensemble": ("label-count-ensemble", ""),
-    "tally": ("tally", ""),
-    "intactofl": ("intactofl", ""),
-    "dense": ("dense", ""),
-    "co-boosting": ("co-boosting", ""),
+    "label-count-ensemble": ("label-count-ensemble",),
+    "tally": ("tally",),
+    "tally, spans": ("tally", "conf/tally-spans.toml", "tally.counts=noise-rows"),
+    "intactofl": ("intactofl",),
+    "dense": ("dense",),
+    "co-boosting": ("co-boosting",),
 }
 QUICK = tuple(REPLAYS)[:5]
 KEY = ("data", "alpha", "seed", "name")  # of a row
@@ -95,11 +96,11 @@ def own_row(cell: Cell, run: Path) -> dict[str, Any]:
 
 def replay(cell: Cell, name: str, folder: Path, root: str) -> dict[str, Any]:
     """Run a method on the cell's uploads, or go on with it where it was cut off; return its row."""
-    method, changed = REPLAYS[name]
+    method, *changed = REPLAYS[name]
     compared = folder / "compared" / f"{cell.name}-{name.replace(', ', '-').replace(' ', '-')}"
     if not (compared / "compare.json").exists() or read_json(compared / "compare.json")["status"] != "finished":
         words = ["compare", str(folder / "runs" / cell.name), "--methods", method, "--out", str(compared)]
-        oneshot(*words, *(["--set", changed] if changed else []), root=root)
+        oneshot(*words, *(part for change in changed for part in ("--set", change)), root=root)
     return replayed(cell, name, compared)
 
 

@@ -35,7 +35,7 @@ from strategies.core.seeds import generator
 from strategies.distillation.learner import Learner
 from strategies.method import Job, Silent
 from strategies.run.files import read_json, write_json
-from strategies.tally import OPTIMIZER, SCHEDULE, TallyConfig, noise_of, start_of
+from strategies.tally import OPTIMIZER, SCHEDULE, TallyConfig, noise_of, spanned_of, start_of
 from strategies.teacher.ensemble import Ensemble
 
 ROOT = Path(__file__).parents[2]
@@ -52,8 +52,9 @@ class Trial:
     """One student.
 
     Attributes:
-        images: ``"noise"``; of four times as much noise ``"surest"`` of each class or, as many of
-            each class, the first ones, ``"balanced"``; ``"real"``: training images; or another data set's, in grey.
+        images: ``"noise"``; half of it and ``"spanned"`` ones; of four times as much noise ``"surest"`` of each class
+            or, as many of each class, the first ones, ``"balanced"``; ``"real"``: training images; or another data
+            set's, in grey.
         epochs: Passes over them.
         kd: The temperature of the distillation loss.
         pool: The temperature of the clients' opinions in what the student learns.
@@ -76,6 +77,8 @@ TRIALS = {
     "distillation at 4, pool at 2": Trial(),
     "distillation at 4, pool at 2, the surest of four candidates": Trial("surest"),
     "distillation at 4, pool at 2, real training images": Trial("real"),
+    "noise and spanned images in halves, 4 and 2": Trial("spanned"),
+    "noise and spanned images in halves, 4 and 2, twice the steps": Trial("spanned", epochs=24),
     "a third of the steps: noise": Trial(epochs=SHORT),
     "a third of the steps: as many of each class": Trial("balanced", SHORT),
     "a third of the steps: the surest of each class": Trial("surest", SHORT),
@@ -141,6 +144,10 @@ class Lab:
         if kind in ("noise", "candidates"):
             count = self.config.images * (1 if kind == "noise" else CANDIDATES)
             return noise_of(replace(self.job, config=replace(self.config, images=count)))
+        if kind == "spanned":
+            noise = noise_of(self.job)[: self.config.images // 2]
+            job = replace(self.job, config=replace(self.config, spanned=len(noise)))
+            return torch.cat([noise, spanned_of(job, self.pool, noise, Silent())])
         there = self.train
         if kind in FOREIGN:
             root = self.settings.app.data.root
@@ -187,7 +194,7 @@ def surest(rows: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
 def measured(lab: Lab, trial: Trial) -> dict[str, Any]:
     """Return the figures of one trial."""
     table, learner = lab.table(trial), lab.learner(trial)
-    began = time.process_time()
+    began = time.process_time()  # the images and the members' answers are made
     steps = 0
     for epoch in range(trial.epochs):
         learner.learn(table, epoch)

@@ -35,7 +35,15 @@ FLBOOST = [path for path in TABLES if path.stem.startswith("flboost")]
 SHORT = [path for path in CONF if path.stem.startswith("flboost-short")]
 # Paper -> the method that a file of its tables runs.
 RUN = {"coboosting": "co-boosting", "fedsyn": "dense", "fens": "fens", "flboost": "iterative"}
-OURS = ("short", "tally-long", "fmnist-short", "fens-deployment", "privacy-digits", *(path.stem for path in SHORT))
+OURS = (
+    "short",
+    "tally-long",
+    "tally-spans",
+    "fmnist-short",
+    "fens-deployment",
+    "privacy-digits",
+    *(path.stem for path in SHORT),
+)
 PUBLISHED = [path for path in CONF if path.stem not in OURS]
 MIX_P1, MIX_P2 = "cnn5,cnn-torch,resnet18,mobilenet,shufflenet", "resnet18,cnn1,cnn5,wrn16-1,wrn40-1"
 

@@ -9,19 +9,32 @@ from typing import Any
 
 import pytest
 import torch
+from method_fakes import check_resume_at_every_border
 from torch import Tensor, nn
 from torch.nn import functional
 
 from strategies.combiners.combiners import build_combiner, name_of
 from strategies.combiners.opinion_pools import FLOOR, OpinionPool, centred
 from strategies.combiners.outcomes import ensemble_of
-from strategies.combiners.update_gate import GatedPool, change, check_gate, gated_pool, lower_part, span
+from strategies.combiners.update_gate import (
+    GatedPool,
+    Spans,
+    change,
+    check_gate,
+    gated_pool,
+    lower_part,
+    residual,
+    span,
+    spans_of,
+)
 from strategies.core.errors import OptionError
 from strategies.core.facts import UploadFacts
 from strategies.core.seeds import generator, seeded_torch
 from strategies.distillation.epochs import weights_of
+from strategies.distillation.learner import Learner
 from strategies.method import Job, Normalization, Silent, Upload
 from strategies.tally import METHOD, TallyConfig
+from strategies.uploads.needs import check_needs
 
 SHAPE, CLASSES, SEED = (1, 6, 6), 6, 5
 OWN = ((0, 1), (2, 3), (4, 5))  # the classes of three clients
@@ -213,6 +226,14 @@ def test_an_architecture_that_cannot_gate_is_refused_before_a_client_works(build
         )
 
 
+@pytest.mark.parametrize(("setting", "value", "otherwise"), [("gate", "updates", "'none'"), ("spanned", 4, "0")])
+def test_tally_refuses_such_an_architecture(setting: str, value: object, otherwise: str) -> None:
+    config = TallyConfig(start="average", **{setting: value})
+    job = replace(job_of(), builders={"net": normalising}, config=config, uploads=())
+    with pytest.raises(OptionError, match=rf"'tally\.{setting}' is '?{value}'?, .* else {otherwise}$"):
+        check_needs(METHOD, job)
+
+
 def test_gated_pool_is_rebuilt_from_its_tensors_and_the_architecture() -> None:
     gate = gate_of(job_of(convolutional))
     z, x = torch.randn(3, 4, CLASSES, generator=generator(8, "z")), images_of(0, 1)[:4]
@@ -247,3 +268,39 @@ def test_tally_distils_the_gated_pool_and_says_where_there_is_none() -> None:
     assert [row["note"] for row in rows if "note" in row] == [
         "the clients' updates do not gate: the weights that the clients started from are not known"
     ]
+
+
+def test_tally_reads_spanned_images_beside_the_noise_and_says_where_there_are_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tables: list[Mapping[str, Tensor]] = []
+    notes: list[str] = []
+    learn = Learner.learn
+
+    def watched(self: Learner, table: Mapping[str, Tensor], *rest: Any, **more: Any) -> float:
+        tables.append(table)
+        return learn(self, table, *rest, **more)
+
+    class Book(Silent):
+        def record(self, row: Mapping[str, Any]) -> None:
+            notes.extend([row["note"]] if "note" in row else [])
+
+    monkeypatch.setattr(Learner, "learn", watched)
+    config = TallyConfig(epochs=1, images=8, batch_size=4, layers=0, probes=8, spanned=11)
+    job = job_of(convolutional, config=config)
+    METHOD.fit(job, Book())
+    assert notes == []
+    METHOD.fit(replace(job, clients_seed=None), Book())
+    assert notes == ["no images in the spans of updates: the weights that the clients started from are not known"]
+    with_them, without = tables
+    assert [len(table["images"]) for table in tables] == [8 + 11, 8]
+    assert torch.equal(with_them["images"][:8], without["images"])
+    images, logits = with_them["images"], with_them["logits"]
+    spans = spans_of(job, [True] * 3, share=1.0)
+    assert isinstance(spans, Spans)
+    outside = residual(spans.below((images / 255 - 0.5) / 0.5), spans.bases).amin(0)
+    assert float(outside[8:].mean()) < 0.5 * float(outside[:8].mean())
+    torch.testing.assert_close(logits[:8], without["logits"])
+    monkeypatch.undo()
+    facts = {name: value for name, value in vars(job).items() if name != "config"}
+    check_resume_at_every_border(METHOD, replace(config, epochs=3), **facts)

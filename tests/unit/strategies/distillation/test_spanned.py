@@ -1,0 +1,141 @@
+"""Noise moved into the spans of the clients' updates: the blur, the objective, the clients and the classes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy.ndimage import gaussian_filter
+from scipy.special import logsumexp
+from torch import Tensor, nn
+
+from strategies.combiners.update_gate import Spans, residual, spans_of
+from strategies.core.facts import UploadFacts
+from strategies.core.seeds import generator
+from strategies.core.work import Work, counted
+from strategies.distillation import spanned
+from strategies.distillation.spanned import MARGIN, BlurredPixels, Objective, moved, spanned_images
+from strategies.method import Job, Normalization, Upload
+
+SHAPE, CLASSES, CLIENTS = (2, 6, 5), 3, 3
+EXAMPLES = torch.tensor([[9.0, 0, 4], [0, 0, 0], [0, 25, 1]])
+
+
+def convolutional() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(120, 7), nn.ReLU(), nn.Linear(7, CLASSES)
+    )
+
+
+def state(client: int) -> dict[str, Tensor]:
+    """The start, and an update of two directions."""
+    model, rng = convolutional(), generator(client, "update")
+    found = dict(model.state_dict())
+    found["3.weight"] = found["3.weight"] + torch.randn(7, 2, generator=rng) @ torch.randn(2, 120, generator=rng).abs()
+    found["0.weight"] = found["0.weight"] + 0.1 * torch.randn(found["0.weight"].shape, generator=rng)
+    return found
+
+
+def make_job() -> Job:
+    facts = [UploadFacts(f"c{k}", "net", 9, None) for k in range(CLIENTS)]
+    uploads = tuple(Upload(one, lambda k=k: state(k)) for k, one in enumerate(facts))  # type: ignore[misc]
+    space = Normalization((0.5, 0.4), (0.5, 0.3))
+    return Job(uploads, {"net": convolutional}, "net", CLASSES, SHAPE, space, None, start=convolutional().state_dict())
+
+
+def make_spans(job: Job) -> Spans:
+    found = spans_of(job, [True] * CLIENTS)
+    assert isinstance(found, Spans), found
+    return found
+
+
+@pytest.fixture(autouse=True)
+def no_limit_of_likeness(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strategies.combiners.update_gate.ALIKE", -1.0)
+
+
+@pytest.fixture
+def noise() -> Tensor:
+    return torch.randint(0, 256, (24, *SHAPE), dtype=torch.uint8, generator=generator(3, "noise"))
+
+
+def test_pixels_are_the_sigmoid_of_blurred_values(noise: Tensor) -> None:
+    start = noise[:4] / 255
+    value = np.clip(start.numpy().astype(np.float64), MARGIN, 1 - MARGIN)
+    blurred = gaussian_filter(np.log(value / (1 - value)), sigma=(0, 0, 1, 1), radius=(0, 0, 3, 3), mode="nearest")
+    np.testing.assert_allclose(BlurredPixels(start)().detach(), 1 / (1 + np.exp(-blurred)), rtol=2e-5)
+
+
+def test_objective_is_the_sum_of_both_residuals_and_the_classes_cross_entropy(noise: Tensor) -> None:
+    job = make_job()
+    spans = make_spans(job)
+    labels = torch.tensor([0, 2, 1, 1])
+    pixels = noise[:4] / 255
+    with torch.no_grad():
+        found = Objective(job, spans, 2)(pixels, labels)
+        inputs = (pixels - torch.tensor([0.5, 0.4]).view(1, 2, 1, 1)) / torch.tensor([0.5, 0.3]).view(1, 2, 1, 1)
+        client, start = convolutional(), convolutional()
+        client.load_state_dict(state(2))
+        logits = client(inputs).double().numpy()
+        features = [net[:3](inputs).double().numpy() for net in (start, client)]  # type: ignore[index]
+    rows = np.linalg.svd((state(2)["3.weight"] - start.state_dict()["3.weight"]).double().numpy())[2][:2]
+    ratios = [1 - ((a @ rows.T) ** 2).sum(1) / (a**2).sum(1) for a in features]
+    ce = logsumexp(logits, axis=1) - logits[np.arange(4), labels.numpy()]
+    expected = np.log(ratios).sum() + 0.1 * ce.sum()
+    assert float(found) == pytest.approx(expected, rel=1e-4)
+
+
+def test_images_move_into_the_span_of_their_client(noise: Tensor) -> None:
+    job = make_job()
+    spans, labels = make_spans(job), torch.zeros(len(noise), dtype=torch.long)
+    objective = Objective(job, spans, 0)
+
+    def outside(images: Tensor) -> float:
+        inputs = objective.standardize(images / 255)
+        both = [residual(layers(inputs), objective.basis) for layers in (objective.start, objective.below)]
+        return float(torch.stack(both).mean())
+
+    found = moved(noise, labels, objective, steps=40)
+    assert found.dtype == torch.uint8
+    assert found.shape == noise.shape
+    assert outside(found) < 0.6 * outside(noise)
+
+
+def test_a_client_without_examples_gets_no_image_and_seeds_decide(
+    noise: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spanned, "BATCH", 4)
+    job = make_job()
+    spans, asked = make_spans(job), []
+    monkeypatch.setattr(spanned, "Objective", lambda job, spans, k: asked.append(k) or Objective(job, spans, k))
+
+    def make(seed: int) -> Tensor:
+        return spanned_images(job, spans, EXAMPLES, noise, steps=2, rng=generator(seed, "test"))
+
+    with counted(Work()) as work:
+        first = make(1)
+    assert torch.equal(first, make(1))
+    assert not torch.equal(first, make(2))
+    assert not torch.equal(first, noise)
+    assert {*asked} == {0, 2}
+    assert work.teacher_forward == work.teacher_backward == 2 * len(noise)
+
+
+def test_classes_are_drawn_by_the_square_root_of_the_clients_examples(
+    noise: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: dict[int, list[int]] = {0: [], 2: []}
+
+    def watched(images: Tensor, labels: Tensor, objective: int, *, steps: int, tick: object) -> Tensor:
+        drawn[objective] += labels.tolist()
+        return images
+
+    monkeypatch.setattr(spanned, "Objective", lambda job, spans, k: k)
+    monkeypatch.setattr(spanned, "moved", watched)
+    job = make_job()
+    spanned_images(job, make_spans(job), EXAMPLES, noise.repeat(400, 1, 1, 1), steps=1, rng=generator(0, "test"))
+    assert len(drawn[0]) / 9600 == pytest.approx(13 / 39, abs=0.03)
+    for client, expected in ((0, [3 / 5, 0, 2 / 5]), (2, [0, 5 / 6, 1 / 6])):
+        shares = torch.bincount(torch.tensor(drawn[client]), minlength=CLASSES) / len(drawn[client])
+        np.testing.assert_allclose(shares, expected, atol=0.04)
