@@ -59,7 +59,7 @@ def published(found: Found, *, data: str) -> str:
     titles = [title for alpha in alphas for title in (f"alpha {alpha:g}", "paper")]
     lines = _head("", [*titles, "CPU s", "million passes", "student steps"])
     for group, members in GROUPS.items():
-        lines.append(f"| *{group}* |{' |' * (len(titles) + 3)}")
+        rows = []
         for title, entry in members.items():
             cells = [
                 cell
@@ -67,7 +67,9 @@ def published(found: Found, *, data: str) -> str:
                 for cell in (spread(_accuracies(found, data, alpha, entry)), f"{PAPER[data][alpha].get(title, '')}")
             ]
             if any(cells):
-                lines.append(f"| {title} | {' | '.join([*cells, *_work(found, data, entry[0])])} |")
+                rows.append(f"| {title} | {' | '.join([*cells, *_work(found, data, entry[0])])} |")
+        if rows:
+            lines += [f"| *{group}* |{' |' * (len(titles) + 3)}", *rows]
     return "\n".join(lines)
 
 
