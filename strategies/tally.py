@@ -35,7 +35,7 @@ from .distillation.inverted import inverted_images
 from .distillation.learner import Learner, learn_from_table
 from .distillation.pool import quantize
 from .distillation.settings import DistillOptions
-from .distillation.spanned import spanned_images
+from .distillation.spanned import DIRECTIONS, spanned_images
 from .method import EnsembleSpec, Method, Need, Outcome
 from .teacher.average import LARGEST, norms_of, shrinkage, shrunk, weighted_mean
 from .teacher.heads import head_keys
@@ -103,11 +103,13 @@ def fit(job: Job, progress: Progress) -> Outcome:
         frozen_statistics=start is not None,  # the statistics of noise differ from those of the clients' images
     )
     images = noise_of(job)
+    shown = [images]  # the images that the outcome keeps
 
     def table() -> dict[str, Tensor]:
         tick = partial(progress.report, 0, config.epochs)
         moved = spanned_of(job, pool, images, progress, tick) if config.spanned else images[:0]
-        noise = learner.with_logits({"images": torch.cat([images, moved])}, tick=tick)
+        shown.append(moved)
+        noise = learner.with_logits({"images": torch.cat(shown)}, tick=tick)
         made = _inverted(job, learner, pool, tick) if config.inverted else {}
         return {name: torch.cat([column, *2 * [made[name]]]) if made else column for name, column in noise.items()}
 
@@ -115,7 +117,7 @@ def fit(job: Job, progress: Progress) -> Outcome:
     spec = EnsembleSpec(tuple(upload.client for upload in job.uploads), name_of(pool), weights_of(pool))
     if not holds_images(job.input_shape):
         return replace(outcome, student=on_images(outcome.student or {}), ensemble=spec)
-    return replace(outcome, ensemble=spec, images=sampled(images, job.store_images))
+    return replace(outcome, ensemble=spec, images=sampled(torch.cat(shown), job.store_images))
 
 
 def _gated(job: Job, pool: OpinionPool, progress: Progress) -> OpinionPool:
@@ -152,7 +154,7 @@ def spanned_of(
         progress: Receives the note.
         tick: Called after each step.
     """
-    spans = spans_of(job, (pool.weights > 0).tolist(), share=1.0)
+    spans = spans_of(job, (pool.weights > 0).tolist(), share=DIRECTIONS)
     if isinstance(spans, str):
         progress.record({"note": f"no images in the spans of updates: {spans}"})
         return images[:0]

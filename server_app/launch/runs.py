@@ -30,7 +30,7 @@ def run_named(word: str) -> Path:
     """
     if word != LATEST:
         named = runs_folder() / word
-        return named if is_run_folder(named) and not Path(word).exists() else Path(word)
+        return named if is_run_folder(named) and not is_run_folder(Path(word)) else Path(word)
     found = [row for row in list_runs(runs_folder()) if row["kind"] != "replay"]
     if not found:
         raise OptionError(f"'{LATEST}' names no run: {runs_folder()} holds none")

@@ -180,16 +180,14 @@ class Spans:
     """The spans of the clients' updates of one linear layer.
 
     Attributes:
-        layer: The layer's name.
         below: The layers below it, with the weights that the clients started from.
         bases: V_k [M, R, D]; of a client that is not heard, zeros.
-        moved: The mean relative change of the weights below, over the clients that are heard.
+        change: The mean relative change of the weights below, over the clients that are heard.
     """
 
-    layer: str
     below: nn.Sequential
     bases: Tensor
-    moved: float
+    change: float
 
 
 def gated_pool(job: Job, pool: OpinionPool) -> GatedPool | str:
@@ -202,7 +200,7 @@ def gated_pool(job: Job, pool: OpinionPool) -> GatedPool | str:
     spans = spans_of(job, (pool.weights > 0).tolist())
     if isinstance(spans, str):
         return spans
-    power = torch.tensor([POWER / max(spans.moved, LEAST_CHANGE)])
+    power = torch.tensor([POWER / max(spans.change, LEAST_CHANGE)])
     return GatedPool(pool.cpu(), spans.bases, power, spans.below).to(job.device).eval()
 
 
@@ -214,7 +212,7 @@ def spans_of(job: Job, heard: Sequence[bool], *, share: float = SHARE) -> Spans 
         heard: Of each upload, whether it is read.
         share: See :func:`span`.
     """
-    if job.start is None and job.clients_seed is None:
+    if job.clients_seed is None:  # in rounds ``start`` is the uploads' mean, from which no client started
         return "the weights that the clients started from are not known"
     model = start_model(job)
     name, below = lower_part(model)
@@ -230,7 +228,7 @@ def spans_of(job: Job, heard: Sequence[bool], *, share: float = SHARE) -> Spans 
         bases.append(span(weight - began, share))
         if read:
             changes.append(change(state, {key: start[key] for key in below.state_dict()}))
-    return Spans(name, below, torch.stack(bases), float(torch.tensor(changes).mean()))
+    return Spans(below, torch.stack(bases), float(torch.tensor(changes).mean()))
 
 
 def residual(inputs: Tensor, bases: Tensor) -> Tensor:

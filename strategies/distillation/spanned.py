@@ -15,6 +15,7 @@ Without r_k it is an inversion of the client's model (:mod:`.inverted`). Images 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from ..method import Job
 
 BATCH = 256
+DIRECTIONS = 0.5  # of a span at most, as a share of the layer's inputs: noise, too, lies in a span of them all
 RATE = 0.3  # Adam's learning rate of v
 LABEL_WEIGHT = 0.1
 BLUR, RADIUS = 1.0, 3  # standard deviation of G and half its width, in pixels
@@ -122,20 +124,21 @@ class Objective(nn.Module):
         model = built(job.builders[upload.architecture])
         model.load_state_dict(upload.read())
         _, below = lower_part(model)
-        assert isinstance(model, nn.Sequential)  # noqa: S101  the architecture has spans
-        assert below is not None  # noqa: S101  likewise
-        self.start, self.below, self.above = spans.below, below, model[len(below) :]
+        assert below is not None  # noqa: S101  the architecture has spans
+        self.start, self.below = copy.deepcopy(spans.below), below
+        self.above = nn.Sequential(*list(model.children())[len(below) :])
         self.standardize = Standardize(job.normalization)
         self.register_buffer("basis", spans.bases[k : k + 1])
         self.to(job.device).eval().requires_grad_(False)
 
     def forward(self, pixels: Tensor, labels: Tensor) -> Tensor:
         """Return the sum over images [B, ch, H, W] in [0, 1] of classes [B]; a scalar."""
-        inputs = self.standardize(pixels)
-        features = self.below(inputs)
+        features = self.below(self.standardize(pixels))
+        outside = (
+            residual(features, self.basis).log() + residual(self.start(self.standardize(pixels)), self.basis).log()
+        )
         logits = self.above(features)[None]
         work().passed(logits)
-        outside = residual(self.start(inputs), self.basis).log() + residual(features, self.basis).log()
         return outside.sum() + LABEL_WEIGHT * F.cross_entropy(logits[0], labels, reduction="sum")
 
 

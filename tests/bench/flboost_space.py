@@ -3,8 +3,8 @@
 The federation is that of conf/flboost-short-fmnist.toml over FedAvg, with the settings of the published code but for
 four variants: the models' input space is the app's or the release's, and the student's KL is summed over the classes or
 averaged. Each variant has four student rates. The rate is chosen on the selection half of the test images, with seed 1,
-by the mean of rounds 11 to 20. The chosen rates run with three seeds, scored on the report half. Fewer: ``--losses mean
---rates 0.1,1.0 --seeds 2,3``.
+by the mean of rounds 11 to 20, among all that have a row. The chosen rates run with three seeds, scored on the report
+half. Fewer: ``--losses mean --rates 0.1,1.0 --seeds 2,3``.
 
 Each run is a folder, so that a measurement that was cut off goes on. ``--out`` receives the curves, and a trial with a
 row there is not run again; tests/bench/feature_tables.py makes the tables of them.

@@ -461,12 +461,12 @@ def test_a_run_in_the_list_has_a_name_that_commands_take(
     monkeypatch.setenv("ONESHOT_RUNS", str(run.parent))
     monkeypatch.chdir(elsewhere)
 
+    (elsewhere / "old").mkdir()  # this folder is no run
     found = json.loads(oneshot("replay", "old", "--method", "fedavg", "--format", "json").stdout)
-    (elsewhere / "old").mkdir()
-    here = oneshot("replay", "old", "--method", "fedavg")
+    unknown = oneshot("replay", "new", "--method", "fedavg")
 
     assert json.loads((Path(found["run_dir"]) / "run.json").read_text())["replay-of"] == str(run)
-    assert "old: no run folder" in here.output  # a path comes first
+    assert "new: no run folder" in unknown.output
 
 
 def test_clean_removes_marked_folders_of_runs_and_nothing_else(

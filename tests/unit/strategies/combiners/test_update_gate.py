@@ -32,6 +32,7 @@ from strategies.core.facts import UploadFacts
 from strategies.core.seeds import generator, seeded_torch
 from strategies.distillation.epochs import weights_of
 from strategies.distillation.learner import Learner
+from strategies.distillation.spanned import DIRECTIONS
 from strategies.method import Job, Normalization, Silent, Upload
 from strategies.tally import METHOD, TallyConfig
 from strategies.uploads.needs import check_needs
@@ -157,6 +158,7 @@ def test_rows_of_an_update_span_the_inputs_that_made_it() -> None:
     assert not bool(basis[4:].any())
     torch.testing.assert_close(inputs.float() @ basis.T @ basis, inputs.float(), rtol=0, atol=1e-4)
     assert span(torch.randn(9, 10).double()).shape == (3, 10)  # never more than 0.3 of the inputs
+    assert span(torch.randn(20, 10).double(), DIRECTIONS).shape == (5, 10)
 
 
 @pytest.mark.parametrize("builder", [chain, convolutional])
@@ -205,6 +207,7 @@ def test_start_is_the_one_that_clients_were_sent_or_drew() -> None:
     ("changes", "reason"),
     [
         ({"clients_seed": None}, "not known"),
+        ({"clients_seed": None, "start": chain().state_dict()}, "started from are not known"),
         ({"clients_seed": SEED + 1}, "c0 did not start from the weights of the others"),
         ({"uploads": (*job_of().uploads[:2], upload(2, trained(2, chain, 77)))}, "c2 did not start"),
         ({"uploads": (replace(job_of().uploads[0], facts=UploadFacts("c0", "other")),)}, "one architecture"),
@@ -296,7 +299,7 @@ def test_tally_reads_spanned_images_beside_the_noise_and_says_where_there_are_no
     assert [len(table["images"]) for table in tables] == [8 + 11, 8]
     assert torch.equal(with_them["images"][:8], without["images"])
     images, logits = with_them["images"], with_them["logits"]
-    spans = spans_of(job, [True] * 3, share=1.0)
+    spans = spans_of(job, [True] * 3, share=DIRECTIONS)
     assert isinstance(spans, Spans)
     outside = residual(spans.below((images / 255 - 0.5) / 0.5), spans.bases).amin(0)
     assert float(outside[8:].mean()) < 0.5 * float(outside[:8].mean())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -41,7 +43,17 @@ def make_job() -> Job:
     facts = [UploadFacts(f"c{k}", "net", 9, None) for k in range(CLIENTS)]
     uploads = tuple(Upload(one, lambda k=k: state(k)) for k, one in enumerate(facts))  # type: ignore[misc]
     space = Normalization((0.5, 0.4), (0.5, 0.3))
-    return Job(uploads, {"net": convolutional}, "net", CLASSES, SHAPE, space, None, start=convolutional().state_dict())
+    return Job(
+        uploads,
+        {"net": convolutional},
+        "net",
+        CLASSES,
+        SHAPE,
+        space,
+        None,
+        start=convolutional().state_dict(),
+        clients_seed=0,
+    )
 
 
 def make_spans(job: Job) -> Spans:
@@ -139,3 +151,22 @@ def test_classes_are_drawn_by_the_square_root_of_the_clients_examples(
     for client, expected in ((0, [3 / 5, 0, 2 / 5]), (2, [0, 5 / 6, 1 / 6])):
         shares = torch.bincount(torch.tensor(drawn[client]), minlength=CLASSES) / len(drawn[client])
         np.testing.assert_allclose(shares, expected, atol=0.04)
+
+
+class Chain(nn.Sequential):
+    """A chain of layers that is built by a number."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(60, width), nn.ReLU(), nn.Linear(width, CLASSES))
+
+
+def test_a_chain_that_is_a_class_of_its_own_has_an_objective_too(noise: Tensor) -> None:
+    model = Chain(5)
+    uploads = tuple(replace(one, read=model.state_dict) for one in make_job().uploads)
+    job = replace(make_job(), uploads=uploads, builders={"net": lambda: Chain(5)}, start=None)
+    objective = Objective(job, make_spans(job), 0)
+    labels = torch.zeros(len(noise), dtype=torch.long)
+    with torch.no_grad():
+        expected = 0.1 * nn.functional.cross_entropy(model(objective.standardize(noise / 255)), labels, reduction="sum")
+        outside = residual(objective.start(objective.standardize(noise / 255)), objective.basis).log().sum()
+        assert float(objective(noise / 255, labels)) == pytest.approx(float(expected + 2 * outside), rel=1e-4)
