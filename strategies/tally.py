@@ -107,7 +107,7 @@ def fit(job: Job, progress: Progress) -> Outcome:
 
     def table() -> dict[str, Tensor]:
         tick = partial(progress.report, 0, config.epochs)
-        moved = spanned_of(job, pool, images, progress, tick) if config.spanned else images[:0]
+        moved = _spanned(job, pool, images, progress, tick) if config.spanned else images[:0]
         shown.append(moved)
         noise = learner.with_logits({"images": torch.cat(shown)}, tick=tick)
         made = _inverted(job, learner, pool, tick) if config.inverted else {}
@@ -142,18 +142,8 @@ def noise_of(job: Job) -> Tensor:
     return made
 
 
-def spanned_of(
-    job: Job, pool: OpinionPool, images: Tensor, progress: Progress, tick: Callable[[], None] = lambda: None
-) -> Tensor:
-    """Return noise images in the spans of the clients' updates, as bytes; none, and a note why, if there are no spans.
-
-    Args:
-        job: Its uploads and their start.
-        pool: Of the uploads.
-        images: Noise, of which the first ones are moved; all of them again, if more are asked for.
-        progress: Receives the note.
-        tick: Called after each step.
-    """
+def _spanned(job: Job, pool: OpinionPool, images: Tensor, progress: Progress, tick: Callable[[], None]) -> Tensor:
+    """Return noise images in the spans of the clients' updates; none, and a note why, if there are no spans."""
     spans = spans_of(job, (pool.weights > 0).tolist(), share=DIRECTIONS)
     if isinstance(spans, str):
         progress.record({"note": f"no images in the spans of updates: {spans}"})

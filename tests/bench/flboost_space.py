@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from measure import keep, kept, say
+from measure import keep, say, stored
 from rivals import RESULTS, oneshot
 
 OUT = RESULTS / "flboost_space.json"
@@ -127,7 +127,7 @@ def main() -> None:
     losses, seeds = words.losses.split(","), [int(seed) for seed in words.seeds.split(",")]
 
     def run(trials: Sequence[Trial]) -> None:
-        known = {tuple(row[column] for column in KEY) for row in kept(words.out)}
+        known = {tuple(row[column] for column in KEY) for row in stored(words.out)}
         for trial in trials:
             if tuple(asdict(trial).values()) in known:
                 continue
@@ -136,7 +136,7 @@ def main() -> None:
             keep(words.out, [row], KEY)
 
     run(choices(losses, [float(rate) for rate in words.rates.split(",")]))
-    run(reports(kept(words.out), losses, seeds))
+    run(reports(stored(words.out), losses, seeds))
 
 
 if __name__ == "__main__":

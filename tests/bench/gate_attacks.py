@@ -20,7 +20,7 @@ import pandas as pd
 import torch
 from feature_tables import written
 from federations import Federation, trained
-from measure import say
+from measure import say, stored
 from rivals import spread
 from torch import Tensor
 from two_classes import DATA, LAWS, PAGE, SEEDS, Rule, gate, pooled
@@ -32,7 +32,7 @@ from strategies.combiners.tally_pool import TallyPoolOptions
 from strategies.combiners.update_gate import SHARE, lower_part, start_model
 from strategies.core.seeds import generator
 from strategies.method import Upload
-from strategies.run.files import read_json, write_json
+from strategies.run.files import write_json
 from strategies.teacher.augment import Standardize
 from strategies.teacher.ensemble import Ensemble
 
@@ -169,7 +169,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="renew the page's table from the results")
     words = parser.parse_args()
     torch.set_num_threads(1)
-    rows = read_json(words.out)["rows"] if words.out.exists() else []
+    rows = stored(words.out)
     if words.write:
         PAGE.write_text(written(PAGE.read_text(), "gate_attacks", table(rows)))
     else:

@@ -65,7 +65,7 @@ def row(cells: Sequence[object], widths: Sequence[int]) -> None:
     say("".join(str(cell).ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip())
 
 
-def kept(out: Path) -> list[dict[str, Any]]:
+def stored(out: Path) -> list[dict[str, Any]]:
     """Return the rows of a file of results; none if there is no file yet."""
     rows: list[dict[str, Any]] = read_json(out)["rows"] if out.exists() else []
     return rows
@@ -80,5 +80,5 @@ def keep(out: Path, rows: Sequence[Row], key: Sequence[str], **facts: Any) -> No
         key: Columns that no two rows have in common, and by which the file is sorted.
         facts: What the file says beside its rows.
     """
-    by_key = {tuple(row[column] for column in key): row for row in [*kept(out), *rows]}
+    by_key = {tuple(row[column] for column in key): row for row in [*stored(out), *rows]}
     write_json(out, {"rows": [by_key[place] for place in sorted(by_key)], **facts})

@@ -4,6 +4,7 @@ The folder has ten clients' weights, as ``tests/bench/clients.py`` writes them; 
 Tally combines them, with counts read off, and distils one student for each trial. A trial changes the images, the
 temperatures, the start, or what learns. The noise and its order are those of a run; the members answer it once for all.
 Every trial is a row of ``docs/results/tally_student.json``, so that a measurement that was cut off goes on. A row has
+the CPU seconds of the student's steps, which leave out the making of images and the members' answers. It has
 the accuracy on the two halves of the test images: the selection half chose, the report half is for the page.
 ``--trials`` names the trials, with a semicolon between; all by default. ``make results`` renews the table of
 docs/tally.md from that file.
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measure import say
+from measure import say, stored
 from torch import Tensor, nn
 
 from fl_app.data import partition
@@ -29,13 +30,16 @@ from server_app.settings.read import known_options, read_settings
 from server_app.settings.server_data import open_half
 from server_app.settings.text import merge_settings
 from strategies.combiners.tally_teacher import tally_teacher
+from strategies.combiners.update_gate import spans_of
 from strategies.core.checkpoints import read_checkpoint
+from strategies.core.errors import OptionError
 from strategies.core.facts import Upload, UploadFacts
 from strategies.core.seeds import generator
 from strategies.distillation.learner import Learner
+from strategies.distillation.spanned import DIRECTIONS, spanned_images
 from strategies.method import Job, Silent
-from strategies.run.files import read_json, write_json
-from strategies.tally import OPTIMIZER, SCHEDULE, TallyConfig, noise_of, spanned_of, start_of
+from strategies.run.files import write_json
+from strategies.tally import OPTIMIZER, SCHEDULE, SPAN_STEPS, TallyConfig, noise_of, start_of
 from strategies.teacher.ensemble import Ensemble
 
 ROOT = Path(__file__).parents[2]
@@ -52,7 +56,8 @@ class Trial:
     """One student.
 
     Attributes:
-        images: ``"noise"``; half of it and ``"spanned"`` ones; of four times as much noise ``"surest"`` of each class
+        images: ``"noise"``; half of it and ``"spanned"`` ones, or ``"classes"``, moved likewise by their class alone;
+            of four times as much noise ``"surest"`` of each class
             or, as many of each class, the first ones, ``"balanced"``; ``"real"``: training images; or another data
             set's, in grey.
         epochs: Passes over them.
@@ -79,6 +84,7 @@ TRIALS = {
     "distillation at 4, pool at 2, real training images": Trial("real"),
     "noise and spanned images in halves, 4 and 2": Trial("spanned"),
     "noise and spanned images in halves, 4 and 2, twice the steps": Trial("spanned", epochs=24),
+    "images moved by their class alone in place of those, twice the steps": Trial("classes", epochs=24),
     "a third of the steps: noise": Trial(epochs=SHORT),
     "a third of the steps: as many of each class": Trial("balanced", SHORT),
     "a third of the steps: the surest of each class": Trial("surest", SHORT),
@@ -144,10 +150,9 @@ class Lab:
         if kind in ("noise", "candidates"):
             count = self.config.images * (1 if kind == "noise" else CANDIDATES)
             return noise_of(replace(self.job, config=replace(self.config, images=count)))
-        if kind == "spanned":
+        if kind in ("spanned", "classes"):
             noise = noise_of(self.job)[: self.config.images // 2]
-            job = replace(self.job, config=replace(self.config, spanned=len(noise)))
-            return torch.cat([noise, spanned_of(job, self.pool, noise, Silent())])
+            return torch.cat([noise, self.moved(noise, spans=kind == "spanned")])
         there = self.train
         if kind in FOREIGN:
             root = self.settings.app.data.root
@@ -155,6 +160,16 @@ class Lab:
         order = torch.randperm(len(there.labels), generator=generator(self.job.seed, "bench", kind))
         images = there.take(order[: self.config.images].tolist()).images
         return images if kind == "real" else images.float().mean(1, keepdim=True).round().to(torch.uint8)
+
+    def moved(self, noise: Tensor, *, spans: bool) -> Tensor:
+        """Return noise in the spans of the updates, or moved by the images' classes alone."""
+        found = spans_of(self.job, [True] * CLIENTS, share=DIRECTIONS)
+        if isinstance(found, str):
+            raise OptionError(found)
+        bases = found.bases if spans else torch.zeros_like(found.bases)  # outside of an empty span lies all
+        rng = generator(self.job.seed, "tally", "spanned")
+        examples = self.pool.examples()
+        return spanned_images(self.job, replace(found, bases=bases), examples, noise, steps=SPAN_STEPS, rng=rng)
 
     def table(self, trial: Trial) -> dict[str, Tensor]:
         """Return the images of a trial, and the logits that its student learns."""
@@ -194,7 +209,7 @@ def surest(rows: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
 def measured(lab: Lab, trial: Trial) -> dict[str, Any]:
     """Return the figures of one trial."""
     table, learner = lab.table(trial), lab.learner(trial)
-    began = time.process_time()  # the images and the members' answers are made
+    began = time.process_time()
     steps = 0
     for epoch in range(trial.epochs):
         learner.learn(table, epoch)
@@ -206,7 +221,7 @@ def measured(lab: Lab, trial: Trial) -> dict[str, Any]:
 
 def measure(cell: str, folder: Path, given: str, names: list[str], out: Path) -> None:
     """Measure every trial of a cell that the file lacks."""
-    rows: list[dict[str, Any]] = read_json(out)["rows"] if out.exists() else []
+    rows = stored(out)
     known = {(row["cell"], row["trial"]) for row in rows}
     lab = Lab(folder, given)
     for name in names:

@@ -18,7 +18,7 @@ import pandas as pd
 import torch
 from feature_tables import written
 from federations import Federation, trained
-from measure import say
+from measure import say, stored
 from rivals import spread
 from torch import Tensor
 from torch.nn import functional
@@ -27,7 +27,7 @@ from strategies.combiners.combiners import LabelCount, Mean, MeanProbability
 from strategies.combiners.opinion_pools import centred, class_shares
 from strategies.combiners.update_gate import GatedPool, gated_pool
 from strategies.core.seeds import generator
-from strategies.run.files import read_json, write_json
+from strategies.run.files import write_json
 
 SEEDS = (100, 101, 102)
 DATA = {"digits": "", "Fashion-MNIST": "data.name=fashion-mnist data.limit=20000 client.batch-size=128 "}
@@ -255,7 +255,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="renew the page's tables from the results")
     words = parser.parse_args()
     torch.set_num_threads(1)
-    rows = read_json(words.out)["rows"] if words.out.exists() else []
+    rows = stored(words.out)
     if not words.write:
         measured(words.dir, words.root, rows, words.out, words.only)
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import runpy
+from pathlib import Path
 
 import pytest
 from doc_pages import ROOT
@@ -19,6 +20,11 @@ with pytest.MonkeyPatch.context() as patch:
 def test_the_page_has_the_table_of_the_results(name: str) -> None:
     text, page = TABLES[name]
     assert text in (ROOT / "docs" / page).read_text()
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs" / "results").glob("*.json")), ids=lambda path: path.stem)
+def test_results_are_as_they_were_written(path: Path) -> None:
+    assert read_json(path)
 
 
 def test_the_page_has_the_gatekeepers_table(monkeypatch: pytest.MonkeyPatch) -> None:
