@@ -133,6 +133,7 @@ class Objective(nn.Module):
 
     def forward(self, pixels: Tensor, labels: Tensor) -> Tensor:
         """Return the sum over images [B, ch, H, W] in [0, 1] of classes [B]; a scalar."""
+        # Each reads inputs of its own: a first layer may change them in place.
         features = self.below(self.standardize(pixels))
         outside = (
             residual(features, self.basis).log() + residual(self.start(self.standardize(pixels)), self.basis).log()

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 from factorial_tables import OUT, write
-from measure import keep, say, stored
+from measure import keep, place_of, say, stored
 from torch import Tensor, nn
 
 from fl_app.data import half_of, normalize
@@ -170,7 +170,7 @@ class Uploads:
 def measured(uploads: Uploads, key: tuple[str, str, int, str, str], out: Path) -> None:
     """Measure a cell that has no row yet."""
     place = (uploads.settings["data.name"], uploads.settings["data.alpha"], uploads.job.seed, *key)
-    if place in {tuple(row[column] for column in KEY) for row in stored(out)}:
+    if place in {place_of(row, KEY) for row in stored(out)}:
         return
     row = uploads.cell(*key)
     keep(out, [row], KEY, images=IMAGES)

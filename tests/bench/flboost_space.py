@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from measure import keep, say, stored
+from measure import keep, place_of, say, stored
 from rivals import RESULTS, oneshot
 
 OUT = RESULTS / "flboost_space.json"
@@ -127,9 +127,9 @@ def main() -> None:
     losses, seeds = words.losses.split(","), [int(seed) for seed in words.seeds.split(",")]
 
     def run(trials: Sequence[Trial]) -> None:
-        known = {tuple(row[column] for column in KEY) for row in stored(words.out)}
+        known = {place_of(row, KEY) for row in stored(words.out)}
         for trial in trials:
-            if tuple(asdict(trial).values()) in known:
+            if place_of(asdict(trial), KEY) in known:
                 continue
             row = measured(trial, words.dir, words.root)
             say(f"{trial.name}: rounds 11 to 20 {late(row['curve']):.1f}, last {row['curve'][-1]}")

@@ -71,6 +71,11 @@ def stored(out: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def place_of(row: Row, key: Sequence[str]) -> tuple[Any, ...]:
+    """Return what a row has in the columns of a key."""
+    return tuple(row[column] for column in key)
+
+
 def keep(out: Path, rows: Sequence[Row], key: Sequence[str], **facts: Any) -> None:
     """Put rows into a file of results, in place of those that agree with them in the columns of the key.
 
@@ -80,5 +85,5 @@ def keep(out: Path, rows: Sequence[Row], key: Sequence[str], **facts: Any) -> No
         key: Columns that no two rows have in common, and by which the file is sorted.
         facts: What the file says beside its rows.
     """
-    by_key = {tuple(row[column] for column in key): row for row in [*stored(out), *rows]}
+    by_key = {place_of(row, key): row for row in [*stored(out), *rows]}
     write_json(out, {"rows": [by_key[place] for place in sorted(by_key)], **facts})

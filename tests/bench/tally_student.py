@@ -4,10 +4,9 @@ The folder has ten clients' weights, as ``tests/bench/clients.py`` writes them; 
 Tally combines them, with counts read off, and distils one student for each trial. A trial changes the images, the
 temperatures, the start, or what learns. The noise and its order are those of a run; the members answer it once for all.
 Every trial is a row of ``docs/results/tally_student.json``, so that a measurement that was cut off goes on. A row has
-the CPU seconds of the student's steps, which leave out the making of images and the members' answers. It has
-the accuracy on the two halves of the test images: the selection half chose, the report half is for the page.
-``--trials`` names the trials, with a semicolon between; all by default. ``make results`` renews the table of
-docs/tally.md from that file.
+the accuracy on the two halves of the test images: the selection half chose, the report half is for the page. Its CPU
+seconds are those of the student's steps, without the making of images and the members' answers. ``--trials`` names the
+trials, with a semicolon between; all by default. ``make results`` renews the table of docs/tally.md from that file.
 """
 
 from __future__ import annotations
@@ -57,9 +56,8 @@ class Trial:
 
     Attributes:
         images: ``"noise"``; half of it and ``"spanned"`` ones, or ``"classes"``, moved likewise by their class alone;
-            of four times as much noise ``"surest"`` of each class
-            or, as many of each class, the first ones, ``"balanced"``; ``"real"``: training images; or another data
-            set's, in grey.
+            of four times as much noise ``"surest"`` of each class or, as many of each class, the first ones,
+            ``"balanced"``; ``"real"``: training images; or another data set's, in grey.
         epochs: Passes over them.
         kd: The temperature of the distillation loss.
         pool: The temperature of the clients' opinions in what the student learns.
