@@ -40,6 +40,8 @@ REPLAYS = {
     "co-boosting": ("co-boosting",),
 }
 QUICK = tuple(REPLAYS)[:5]
+# Name -> the settings of a run with clients of its own: those of FENS keep a tenth of their examples for its rounds.
+RUNS = {"fens": ("conf/fens-deployment.toml",)}
 KEY = ("data", "alpha", "seed", "name")  # of a row
 CURVE = 10  # epochs from point to point of a stored curve
 
@@ -73,25 +75,33 @@ class Cell:
 CELLS = {cell.name: cell for alpha in ALPHAS for seed in SEEDS for cell in (Cell(d, alpha, seed) for d in CONF)}
 
 
-def upload(cell: Cell, folder: Path, root: str) -> Path:
-    """Train the cell's clients and upload them, as far as that is still to do; return the run's folder."""
-    run, clients = folder / "runs" / cell.name, folder / f"clients-{cell.name}"
+def upload(cell: Cell, folder: Path, root: str, method: str = "") -> Path:
+    """Train the cell's clients and upload them, as far as that is still to do; return the run's folder.
+
+    Args:
+        cell: The cell.
+        folder: Keeps the clients and the run.
+        root: Folder of the data sets; empty for the settings' own.
+        method: A key of :data:`RUNS`; empty for the clients of all other methods.
+    """
+    name = f"{cell.name}-{method}" if method else cell.name
+    run, clients = folder / "runs" / name, folder / f"clients-{name}"
     if not (run / "result.json").exists():
-        there = [f"data.root='{root}'"] if root else []
-        train_missing(clients, [*cell.settings, *there], clients=CLIENTS)
-        words = [*cell.settings, *there, f"client.checkpoint='{clients}/{{client}}.safetensors' run-dir='{run}'"]
+        given = [*cell.settings, *RUNS.get(method, ()), *([f"data.root='{root}'"] if root else [])]
+        train_missing(clients, given, clients=CLIENTS)
+        words = [*given, f"client.checkpoint='{clients}/{{client}}.safetensors' run-dir='{run}'"]
         oneshot(
             "run", "--clients", str(CLIENTS), *(part for word in words for part in ("--run-config", word)), root=root
         )
     return run
 
 
-def own_row(cell: Cell, run: Path) -> dict[str, Any]:
-    """Return the row of the run itself: its clients, their averaged model, their plain ensemble."""
+def own_row(cell: Cell, run: Path, name: str = "run") -> dict[str, Any]:
+    """Return the row of a run itself: its clients, their averaged model, and the outcome of its method."""
     entries = read_json(run / "result.json")["table"]
     clients = [entry["accuracy"] for entry in entries if entry["kind"] == "client"]
     others = {entry["name"]: entry["accuracy"] for entry in entries if entry["kind"] != "client"}
-    return _row(cell, "run", {"clients, mean": round(sum(clients) / len(clients), 2), **others})
+    return _row(cell, name, {"clients, mean": round(sum(clients) / len(clients), 2), **others})
 
 
 def replay(cell: Cell, name: str, folder: Path, root: str) -> dict[str, Any]:
@@ -142,7 +152,11 @@ def main() -> None:
         run = upload(cell, words.dir, words.root)
         rows = [own_row(cell, run)]
         for name in words.methods.split(";") if words.methods else QUICK:
-            rows.append(replay(cell, name, words.dir, words.root))
+            rows.append(
+                own_row(cell, upload(cell, words.dir, words.root, name), name)
+                if name in RUNS
+                else replay(cell, name, words.dir, words.root)
+            )
             say(f"{cell.name}, {name}: {rows[-1]['accuracy']}")
         keep(words.out, rows, KEY)
 
