@@ -33,6 +33,8 @@ RIVALS = {
 }
 # Name of a data set in settings -> in docs/results/rivals.json, in small letters.
 NAMES = {"digits": "digits", "fashion-mnist": "fashion-mnist", "mnist": "mnist", "cifar10": "cifar-10"}
+# Kind of a student's images in docs/results/tally_student.json -> as tables and plots call it.
+KINDS = {"noise": "noise", "spanned": "noise and spanned images in halves", "real": "training images"}
 
 
 def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -170,12 +172,24 @@ def attacks(found: dict[str, Any]) -> str:
 
 def students(found: dict[str, Any]) -> str:
     """Return a row per trial: the student's accuracy on the report half and its ensemble's, in each cell."""
-    cells = list(dict.fromkeys(row["cell"] for row in found["rows"]))
+    rows = [row for row in found["rows"] if not row.get("count")]
+    cells = list(dict.fromkeys(row["cell"] for row in rows))
     shown: dict[str, dict[str, str]] = {}
-    for row in found["rows"]:
+    for row in rows:
         figures = f"{row['student']['report']:.1f} of {row['ensemble']['report']:.1f}"
         shown.setdefault(row["trial"], {})[row["cell"]] = figures
     return table(["", *cells], [[trial, *(own.get(cell, "") for cell in cells)] for trial, own in shown.items()])
+
+
+def numbers_of_images(found: dict[str, Any]) -> str:
+    """Return a row per cell and kind of images: the student's accuracy on the report half by their number."""
+    rows = [row for row in found["rows"] if row.get("count")]
+    counts = sorted({row["count"] for row in rows})
+    shown: dict[tuple[str, str], dict[int, str]] = {}
+    for row in rows:
+        shown.setdefault((row["cell"], KINDS[row["images"]]), {})[row["count"]] = f"{row['student']['report']:.1f}"
+    lines = [[*title, *(own.get(count, "") for count in counts)] for title, own in shown.items()]
+    return table(["", "images", *(f"{count:,}" for count in counts)], lines)
 
 
 # File of docs/results/, and the name of one of its tables if it has several -> how it is made, and its page.
@@ -195,6 +209,7 @@ TABLES = {
     "feature_scale": (scale, "scale.md"),
     "feature_attacks": (attacks, "features.md"),
     "tally_student": (students, "tally.md"),
+    "tally_student:images": (numbers_of_images, "tally.md"),
     **{name: (made, "results.md") for name, made in (run_tables.TABLES | flboost_tables.TABLES).items()},
 }
 

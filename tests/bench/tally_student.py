@@ -6,7 +6,8 @@ temperatures, the start, or what learns. The noise and its order are those of a 
 Every trial is a row of ``docs/results/tally_student.json``, so that a measurement that was cut off goes on. A row has
 the accuracy on the two halves of the test images: the selection half chose, the report half is for the page. Its CPU
 seconds are those of the student's steps, without the making of images and the members' answers. ``--trials`` names the
-trials, with a semicolon between; all by default. ``make results`` renews the table of docs/tally.md from that file.
+trials, with a semicolon between; by default all but those of ``--curves``, other numbers of images at equal steps.
+``make results`` renews the tables and the plot of docs/tally.md from that file.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ class Trial:
         pool: The temperature of the clients' opinions in what the student learns.
         start: As Tally starts, or ``"member"``: as the client with the largest shares.
         fixed: Parameters with this word in their name do not learn; empty for none.
+        count: Images in all; 0 for as many as Tally makes.
     """
 
     images: str = "noise"
@@ -71,6 +73,7 @@ class Trial:
     pool: float = 2.0
     start: str = "average"
     fixed: str = ""
+    count: int = 0
 
 
 TRIALS = {
@@ -92,6 +95,15 @@ TRIALS = {
     "a third of the steps: convolutions stay averaged": Trial(epochs=SHORT, fixed="conv"),
     "three times the steps: distillation at 4": Trial(epochs=36, pool=1.0),
 }
+# How many different images a student needs, at equal steps: 3,072 of 128 images.
+COUNTS = (256, 1024, 4096, 16384, 65536)
+CURVES = {
+    f"{kind}, {count}": Trial(kind, epochs=24 * 16384 // count, count=count)
+    for kind in ("noise", "spanned", "real")
+    for count in COUNTS
+    if (kind, count) != ("real", COUNTS[-1])  # no data set has as many
+}
+KNOWN = TRIALS | CURVES
 
 
 class Lab:
@@ -117,7 +129,7 @@ class Lab:
         self.job: Job = replace(build_job(self.settings, split, None), uploads=uploads, device="cpu", threads=1)
         self.config: TallyConfig = self.job.config
         self.teacher, self.pool = tally_teacher(self.job, self.config)
-        self.asked: dict[str, dict[str, Tensor]] = {}
+        self.asked: dict[tuple[str, int], dict[str, Tensor]] = {}
 
     def learner(self, trial: Trial) -> Learner:
         """Return the student of a trial before its first step."""
@@ -136,28 +148,31 @@ class Lab:
         self.pool.temperatures.fill_(temperature)
         return self.teacher
 
-    def answered(self, kind: str) -> dict[str, Tensor]:
+    def answered(self, kind: str, count: int) -> dict[str, Tensor]:
         """Return a portion of images with the members' logits [N, M, C], asked once."""
-        if kind not in self.asked:
-            images = self.images_of(kind)
-            self.asked[kind] = {"images": images, "members": self.learner(Trial()).member_logits(images)}
-        return self.asked[kind]
+        if (kind, count) not in self.asked:
+            images = self.images_of(kind, count)
+            self.asked[kind, count] = {"images": images, "members": self.learner(Trial()).member_logits(images)}
+        return self.asked[kind, count]
 
-    def images_of(self, kind: str) -> Tensor:
-        """Return as many images as Tally makes, or four times as many candidates: noise, or training images."""
+    def images_of(self, kind: str, count: int) -> Tensor:
+        """Return so many images, or four times as many candidates: noise, moved noise, or training images."""
         if kind in ("noise", "candidates"):
-            count = self.config.images * (1 if kind == "noise" else CANDIDATES)
-            return noise_of(replace(self.job, config=replace(self.config, images=count)))
+            return self.noise(count * (1 if kind == "noise" else CANDIDATES))
         if kind in ("spanned", "classes"):
-            noise = noise_of(self.job)[: self.config.images // 2]
+            noise = self.noise(max(count, self.config.images))[: count // 2]
             return torch.cat([noise, self.moved(noise, spans=kind == "spanned")])
         there = self.train
         if kind in FOREIGN:
             root = self.settings.app.data.root
             there = open_half(read_settings({"data.name": kind, "data.root": root}), "train")
         order = torch.randperm(len(there.labels), generator=generator(self.job.seed, "bench", kind))
-        images = there.take(order[: self.config.images].tolist()).images
+        images = there.take(order[:count].tolist()).images
         return images if kind == "real" else images.float().mean(1, keepdim=True).round().to(torch.uint8)
+
+    def noise(self, count: int) -> Tensor:
+        """Return Tally's noise."""
+        return noise_of(replace(self.job, config=replace(self.config, images=count)))
 
     def moved(self, noise: Tensor, *, spans: bool) -> Tensor:
         """Return noise in the spans of the updates, or moved by the images' classes alone."""
@@ -171,10 +186,10 @@ class Lab:
 
     def table(self, trial: Trial) -> dict[str, Tensor]:
         """Return the images of a trial, and the logits that its student learns."""
-        rows = self.answered("candidates" if trial.images in CHOSEN else trial.images)
+        count = trial.count or self.config.images
+        rows = self.answered("candidates" if trial.images in CHOSEN else trial.images, count)
         logits = self.ensemble(trial.pool).combiner(rows["members"].transpose(0, 1))
         table = {"images": rows["images"], "logits": logits}
-        count = self.config.images
         if trial.images == "surest":
             return surest(table, count)
         if trial.images == "balanced":
@@ -224,10 +239,10 @@ def measure(cell: str, folder: Path, given: str, names: list[str], out: Path) ->
     lab = Lab(folder, given)
     for name in names:
         if (cell, name) not in known:
-            trial = TRIALS[name]
+            trial = KNOWN[name]
             row = {"cell": cell, "trial": name, **asdict(trial), **measured(lab, trial)}
             rows.append(row)
-            rows.sort(key=lambda one: list(TRIALS).index(one["trial"]))
+            rows.sort(key=lambda one: list(KNOWN).index(one["trial"]))
             write_json(out, {"rows": rows})
             say(f"{cell}: {name}: selection {row['student']['selection']} of {row['ensemble']['selection']}")
 
@@ -239,10 +254,12 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("settings", help="key=value pairs, as for oneshot run")
     parser.add_argument("--trials", default=";".join(TRIALS))
+    parser.add_argument("--curves", action="store_true", help="measure those of other numbers of images instead")
     parser.add_argument("--out", type=Path, default=OUT)
     words = parser.parse_args()
     torch.set_num_threads(1)
-    measure(words.cell, words.folder, words.settings, words.trials.split(";"), words.out)
+    names = list(CURVES) if words.curves else words.trials.split(";")
+    measure(words.cell, words.folder, words.settings, names, words.out)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,152 @@
+"""What crafted and inexact updates cost Tally's student: ``python tests/bench/student_attacks.py --dir FOLDER``.
+
+Images in the spans of the clients' updates say what the updates say, so that a hostile client, or noise, has a part in
+them. The attacks are those of ``tests/bench/gate_attacks.py``, by one client of ten. Inexact uploads are of eight bits,
+or each tensor has Gaussian noise of a share of its update's deviation. Counts are read off, no gate weighs, and both
+students take the steps and the temperatures of conf/tally-spans.toml. ``--write`` renews the table of docs/tally.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from feature_tables import written
+from federations import Federation
+from gate_attacks import ATTACKS, attacked
+from measure import keep, place_of, say, stored
+from rivals import spread
+from torch import Tensor, nn
+from two_classes import DATA, PAGE, SEEDS
+
+from strategies.client.parameters import State
+from strategies.combiners.outcomes import ensemble_of, load_model
+from strategies.combiners.update_gate import start_model
+from strategies.compute import InProcess
+from strategies.core.seeds import generator
+from strategies.method import Silent
+from strategies.tally import METHOD, TallyConfig
+from strategies.uploads.quantization import dequantized, quantized
+
+OUT = PAGE.parent / "results" / "student_attacks.json"
+LAW, CLIENTS = "data.alpha=0.1", 10
+KEY = ("data", "seed", "change", "images")  # of a row
+IMAGES = 16384
+# Images -> how many of them are moved into the spans.
+STUDENTS = {"noise": 0, "noise and spanned images": IMAGES // 2}
+
+
+def noisy(share: float) -> Callable[[Federation, State], State]:
+    """Return a change that adds noise to each tensor, of a share of its update's deviation."""
+
+    def change(found: Federation, state: State) -> State:
+        start, rng = start_model(found.job).state_dict(), generator(found.job.seed, "inexact")
+        return {
+            key: value + share * (value - start[key]).std(correction=0) * torch.randn(value.shape, generator=rng)
+            for key, value in state.items()
+        }
+
+    return change
+
+
+# What all uploads undergo.
+INEXACT: dict[str, Callable[[Federation, State], State]] = {
+    "eight bits": lambda _, state: dequantized(quantized(state)),
+    "noise of a tenth of the update": noisy(0.1),
+    "noise as large as the update": noisy(1.0),
+}
+CHANGES = (*[attack for attack in ATTACKS if "away" not in attack], *INEXACT)
+
+
+def changed(folder: Path, text: str, change: str) -> Federation:
+    """Return the clients of a division, of whom the first attacks, or whose uploads are inexact."""
+    if change not in INEXACT:
+        return attacked(folder, text, CLIENTS, change)
+    found = attacked(folder, text, CLIENTS, "none")
+    states = [INEXACT[change](found, upload.read()) for upload in found.job.uploads]
+    uploads = [replace(one, read=partial(dict, state)) for one, state in zip(found.job.uploads, states, strict=True)]
+    return replace(found, job=replace(found.job, uploads=tuple(uploads)))
+
+
+def scores(found: Federation, spanned: int) -> dict[str, float]:
+    """Return the accuracy in % of a student on the report half, and of its ensemble."""
+    config = TallyConfig(
+        counts="noise-rows", images=IMAGES - spanned, spanned=spanned, epochs=24, kd_temperature=4.0, temperature=2.0
+    )
+    job = replace(found.job, config=config, threads=1)
+    outcome = InProcess().run(METHOD, job, Silent())
+    assert outcome.ensemble is not None  # Tally has one
+    return {
+        "student": accuracy(found, load_model(outcome, job)),
+        "ensemble": accuracy(found, ensemble_of(job, outcome.ensemble)),
+    }
+
+
+@torch.no_grad()
+def accuracy(found: Federation, model: nn.Module) -> float:
+    """Return a model's accuracy on the report half, in %."""
+    images, labels = found.half("report")
+    answers: Tensor = torch.cat([model(part).argmax(1) for part in torch.split(images, 500)])
+    return round(100 * float((answers == labels).double().mean()), 2)
+
+
+def measured(folder: Path, root: str, data: list[str], out: Path) -> None:
+    """Score the students that have no row yet."""
+    known = {place_of(row, KEY) for row in stored(out)}
+    for name, seed, change in ((name, seed, change) for name in data for seed in SEEDS for change in CHANGES):
+        missing = [images for images in STUDENTS if (name, seed, change, images) not in known]
+        if not missing:
+            continue
+        text = f"{DATA[name]}{LAW} client.epochs=20 seed={seed} threads=1 data.root={root}"
+        found = changed(folder / f"{name}-{seed}", text, change)
+        for images in missing:
+            row = {"data": name, "seed": seed, "change": change, "images": images, **scores(found, STUDENTS[images])}
+            keep(out, [row], KEY)
+            say(f"{name}, seed {seed}, {change}, {images}: {row['student']} of {row['ensemble']}")
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Return a table with a row for each change: the ensembles, and the two students."""
+    data = list(dict.fromkeys(row["data"] for row in rows))
+    titles = [f"{name}, {what}" for name in data for what in ("ensemble", *STUDENTS)]
+    lines = [f"| | {' | '.join(titles)} |", "|---|" + "---:|" * len(titles)]
+    for change in CHANGES:
+        cells = [
+            cell
+            for name in data
+            for cell in _cells([row for row in rows if (row["data"], row["change"]) == (name, change)])
+        ]
+        lines.append(f"| {change} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _cells(rows: list[dict[str, Any]]) -> list[str]:
+    values = [[row["ensemble"] for row in rows if row["images"] == next(iter(STUDENTS))]]
+    values += [[row["student"] for row in rows if row["images"] == images] for images in STUDENTS]
+    return [spread(pd.Series(own, dtype=float)) for own in values]
+
+
+def main() -> None:
+    """Measure, or write the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition(":")[0])
+    parser.add_argument("--dir", type=Path, default=Path("student-attacks"))
+    parser.add_argument("--root", default="", help="folder of the data sets")
+    parser.add_argument("--data", default=",".join(DATA), help="names, separated by commas")
+    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--write", action="store_true", help="renew the page's table from the results")
+    words = parser.parse_args()
+    torch.set_num_threads(1)
+    if words.write:
+        PAGE.write_text(written(PAGE.read_text(), "student_attacks", table(stored(words.out))))
+    else:
+        measured(words.dir, words.root, words.data.split(","), words.out)
+
+
+if __name__ == "__main__":
+    main()
