@@ -26,7 +26,10 @@ from torch.nn import functional as F
 from ..combiners.update_gate import Spans, lower_part, residual
 from ..core.work import work
 from ..teacher.augment import Standardize, dequantize
+from ..teacher.calls import evaluated, together
 from ..teacher.copies import built
+from ..teacher.ensemble import fast_layout
+from ..teacher.frozen import simplified
 from .pool import quantize
 
 if TYPE_CHECKING:
@@ -125,20 +128,19 @@ class Objective(nn.Module):
         model.load_state_dict(upload.read())
         _, below = lower_part(model)
         assert below is not None  # noqa: S101  the architecture has spans
-        self.start, self.below = copy.deepcopy(spans.below), below
         self.above = nn.Sequential(*list(model.children())[len(below) :])
+        self.start, self.below = (fast_layout(simplified(part)) for part in (copy.deepcopy(spans.below), below))
         self.standardize = Standardize(job.normalization)
         self.register_buffer("basis", spans.bases[k : k + 1])
         self.to(job.device).eval().requires_grad_(False)
+        # Both read the same images, so that a narrow first layer is one for both.
+        self._inputs = together([self.start, self.below], ["", ""], stack=False)
 
     def forward(self, pixels: Tensor, labels: Tensor) -> Tensor:
         """Return the sum over images [B, ch, H, W] in [0, 1] of classes [B]; a scalar."""
-        # Each reads inputs of its own: a first layer may change them in place.
-        features = self.below(self.standardize(pixels))
-        outside = (
-            residual(features, self.basis).log() + residual(self.start(self.standardize(pixels)), self.basis).log()
-        )
-        logits = self.above(features)[None]
+        before, after = evaluated(self._inputs, self.standardize(pixels))
+        outside = residual(before, self.basis).log() + residual(after, self.basis).log()
+        logits = self.above(after)[None]
         work().passed(logits)
         return outside.sum() + LABEL_WEIGHT * F.cross_entropy(logits[0], labels, reduction="sum")
 
