@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import flboost_tables
+import long_schedules
 import pandas as pd
 import run_tables
 
@@ -210,6 +211,7 @@ TABLES = {
     "feature_attacks": (attacks, "features.md"),
     "tally_student": (students, "tally.md"),
     "tally_student:images": (numbers_of_images, "tally.md"),
+    "long_schedules": (long_schedules.table, "tally.md"),
     **{name: (made, "results.md") for name, made in (run_tables.TABLES | flboost_tables.TABLES).items()},
 }
 

@@ -117,7 +117,7 @@ def replay(cell: Cell, name: str, folder: Path, root: str) -> dict[str, Any]:
 def replayed(cell: Cell, name: str, compared: Path) -> dict[str, Any]:
     """Return the row of a replay, finished or not."""
     results = read_json(compared / "compare.json")
-    curve = _curve(compared)
+    curve = curve_of(compared)
     if results["status"] != "finished":
         return _row(cell, name, {}, curve=curve)
     (found,), (line, *_) = results["cells"], results["table"]
@@ -130,7 +130,7 @@ def _row(cell: Cell, name: str, accuracy: Mapping[str, float], **more: Any) -> d
     return {**asdict(cell), "name": name, "accuracy": dict(accuracy), **more}
 
 
-def _curve(compared: Path) -> list[tuple[int, float]]:
+def curve_of(compared: Path) -> list[tuple[int, float]]:
     """Return epoch and accuracy in %, every :data:`CURVE` epochs and the last."""
     lines = [line for path in compared.glob("cells/*/*/metrics.jsonl") for line in path.read_text().splitlines()]
     rows = [row for row in map(json.loads, lines) if "epoch" in row and "accuracy" in row]

@@ -9,9 +9,10 @@ students take the steps and the temperatures of conf/tally-spans.toml. ``--write
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -96,10 +97,10 @@ def accuracy(found: Federation, model: nn.Module) -> float:
     return round(100 * float((answers == labels).double().mean()), 2)
 
 
-def measured(folder: Path, root: str, data: list[str], out: Path) -> None:
-    """Score the students that have no row yet."""
+def measured(folder: Path, root: str, places: Iterable[tuple[str, int, str]], out: Path) -> None:
+    """Score the students of a data set, a seed and a change that have no row yet."""
     known = {place_of(row, KEY) for row in stored(out)}
-    for name, seed, change in ((name, seed, change) for name in data for seed in SEEDS for change in CHANGES):
+    for name, seed, change in places:
         missing = [images for images in STUDENTS if (name, seed, change, images) not in known]
         if not missing:
             continue
@@ -138,6 +139,8 @@ def main() -> None:
     parser.add_argument("--dir", type=Path, default=Path("student-attacks"))
     parser.add_argument("--root", default="", help="folder of the data sets")
     parser.add_argument("--data", default=",".join(DATA), help="names, separated by commas")
+    parser.add_argument("--seeds", default=",".join(map(str, SEEDS)), help="likewise")
+    parser.add_argument("--changes", default=";".join(CHANGES), help="names, separated by semicolons")
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--write", action="store_true", help="renew the page's table from the results")
     words = parser.parse_args()
@@ -145,7 +148,8 @@ def main() -> None:
     if words.write:
         PAGE.write_text(written(PAGE.read_text(), "student_attacks", table(stored(words.out))))
     else:
-        measured(words.dir, words.root, words.data.split(","), words.out)
+        places = product(words.data.split(","), map(int, words.seeds.split(",")), words.changes.split(";"))
+        measured(words.dir, words.root, places, words.out)
 
 
 if __name__ == "__main__":
