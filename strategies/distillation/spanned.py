@@ -28,7 +28,7 @@ from ..core.work import work
 from ..teacher.augment import Standardize, dequantize
 from ..teacher.calls import evaluated, together
 from ..teacher.copies import built
-from ..teacher.ensemble import fast_layout
+from ..teacher.ensemble import fast_layout, sparing
 from ..teacher.frozen import simplified
 from .pool import quantize
 
@@ -129,7 +129,9 @@ class Objective(nn.Module):
         _, below = lower_part(model)
         assert below is not None  # noqa: S101  the architecture has spans
         self.above = nn.Sequential(*list(model.children())[len(below) :])
-        self.start, self.below = (fast_layout(simplified(part)) for part in (copy.deepcopy(spans.below), below))
+        self.start, self.below = (
+            fast_layout(simplified(sparing(part))) for part in (copy.deepcopy(spans.below), below)
+        )
         self.standardize = Standardize(job.normalization)
         self.register_buffer("basis", spans.bases[k : k + 1])
         self.to(job.device).eval().requires_grad_(False)

@@ -57,7 +57,7 @@ class Ensemble(nn.Module):
         if isinstance(members, HeldMembers):
             self.members = members
         else:
-            self.members = nn.ModuleList([fast_layout(_cast(member, precision)) for member in members])
+            self.members = nn.ModuleList([fast_layout(_cast(sparing(member), precision)) for member in members])
         self.combiner = combiner
         if _by_batch(combiner) and isinstance(self.members, nn.ModuleList):
             forget_statistics(self.members)
@@ -217,6 +217,14 @@ def fast_layout(module: Module) -> Module:
     if all(parameter.device.type == "cpu" for parameter in module.parameters()):
         # The type stubs lack the overload that takes only a memory format.
         return module.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+    return module
+
+
+def sparing(module: Module) -> Module:
+    """Stop a module's first layer from changing its input in place: other members read the same images."""
+    first = next(layer for layer in module.modules() if not [*layer.children()])
+    if getattr(first, "inplace", False):
+        first.inplace = False  # type: ignore[assignment]  # no module
     return module
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from scipy.ndimage import gaussian_filter
 from scipy.special import logsumexp
 from torch import Tensor, nn
 
-from strategies.combiners.update_gate import Spans, residual, spans_of
+from strategies.combiners.update_gate import Spans, lower_part, residual, spans_of
 from strategies.core.facts import UploadFacts
 from strategies.core.seeds import generator
 from strategies.core.work import Work, counted
@@ -96,6 +97,23 @@ def test_objective_is_the_sum_of_both_residuals_and_the_classes_cross_entropy(no
     ce = logsumexp(logits, axis=1) - logits[np.arange(4), labels.numpy()]
     expected = np.log(ratios).sum() + 0.1 * ce.sum()
     assert float(found) == pytest.approx(expected, rel=1e-4)
+
+
+def test_the_client_reads_the_same_pixels_as_the_start(noise: Tensor) -> None:
+    def small(*, inplace: bool) -> nn.Module:
+        torch.manual_seed(0)
+        layers = (nn.Flatten(), nn.Linear(60, 7), nn.ReLU(), nn.Linear(7, CLASSES))
+        return nn.Sequential(nn.LeakyReLU(0.1, inplace=inplace), *layers)
+
+    found = []
+    for inplace in (True, False):
+        job = make_job()
+        uploads = tuple(Upload(one.facts, small(inplace=False).state_dict) for one in job.uploads)
+        job = replace(job, uploads=uploads, builders={"net": partial(small, inplace=inplace)}, start=None)
+        bases = torch.linalg.qr(torch.randn(60, 5, generator=generator(0, "basis")))[0].T.expand(CLIENTS, 5, 60)
+        spans = Spans(lower_part(small(inplace=inplace))[1], bases, 1.0)  # type: ignore[arg-type]
+        found.append(float(Objective(job, spans, 0)(noise[:4] / 255, torch.tensor([0, 1, 2, 0]))))
+    assert found[0] == pytest.approx(found[1])
 
 
 def test_images_move_into_the_span_of_their_client(noise: Tensor) -> None:

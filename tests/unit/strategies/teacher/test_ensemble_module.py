@@ -38,6 +38,19 @@ def test_member_logits_equal_each_member_alone(images: torch.Tensor) -> None:
     torch.testing.assert_close(ensemble(images), expected.mean(0))
 
 
+def test_a_first_layer_that_works_in_place_leaves_the_images_to_the_other_members(images: torch.Tensor) -> None:
+    def small(*, inplace: bool) -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.LeakyReLU(0.5, inplace=inplace), nn.Flatten(), nn.Linear(64, 3))
+
+    inputs = images - 0.5
+    expected = small(inplace=False)(inputs)
+    ensemble = Ensemble([small(inplace=True) for _ in range(2)], Mean())
+    for logits in ensemble.member_logits(inputs):
+        torch.testing.assert_close(logits, expected)
+    assert torch.equal(inputs, images - 0.5)
+
+
 def test_train_leaves_members_in_eval_mode_and_their_buffers_alone(images: torch.Tensor) -> None:
     ensemble = Ensemble([build(0)], Mean())
     before = {name: value.clone() for name, value in ensemble.state_dict().items()}
