@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from ..combiners.update_gate import Spans, lower_part, residual
 from ..core.work import work
 from ..teacher.augment import Standardize, dequantize
-from ..teacher.calls import evaluated, together
+from ..teacher.calls import evaluated, one_by_one, together
 from ..teacher.copies import built
 from ..teacher.ensemble import fast_layout, sparing
 from ..teacher.frozen import simplified
@@ -129,18 +129,17 @@ class Objective(nn.Module):
         _, below = lower_part(model)
         assert below is not None  # noqa: S101  the architecture has spans
         self.above = nn.Sequential(*list(model.children())[len(below) :])
-        self.start, self.below = (
-            fast_layout(simplified(sparing(part))) for part in (copy.deepcopy(spans.below), below)
-        )
+        self.start, self.below = (simplified(sparing(part)) for part in (copy.deepcopy(spans.below), below))
         self.standardize = Standardize(job.normalization)
         self.register_buffer("basis", spans.bases[k : k + 1])
-        self.to(job.device).eval().requires_grad_(False)
-        # Both read the same images, so that a narrow first layer is one for both.
-        self._inputs = together([self.start, self.below], ["", ""], stack=False)
+        fast_layout(self.to(job.device).eval().requires_grad_(False))
+        parts = [self.start, self.below]
+        # Both read the same images, so that on a CPU a narrow first layer is one for both.
+        self._calls = together(parts, ["", ""], stack=False) if job.device == "cpu" else one_by_one(parts)
 
     def forward(self, pixels: Tensor, labels: Tensor) -> Tensor:
         """Return the sum over images [B, ch, H, W] in [0, 1] of classes [B]; a scalar."""
-        before, after = evaluated(self._inputs, self.standardize(pixels))
+        before, after = evaluated(self._calls, self.standardize(pixels))
         outside = residual(before, self.basis).log() + residual(after, self.basis).log()
         logits = self.above(after)[None]
         work().passed(logits)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -30,7 +31,7 @@ class Ensemble(nn.Module):
     :data:`.calls.KEPT` members keep activations, so that with more members memory grows by their weights alone.
 
     Args:
-        members: Modules [B, ch, H, W] -> [B, C]; they are changed in place (frozen, memory layout, precision). For
+        members: Modules [B, ch, H, W] -> [B, C]; they are changed (frozen, memory layout, precision, first layers). For
             sharded members only ``combiner`` is read of the other arguments.
         combiner: A module [M, B, C] -> [B, C]; one with the attribute ``sees_input`` takes the images as well. With the
             attribute ``batch_statistics`` set, the members normalise by the batch that they see.
@@ -221,10 +222,12 @@ def fast_layout(module: Module) -> Module:
 
 
 def sparing(module: Module) -> Module:
-    """Stop a module's first layer from changing its input in place: other members read the same images."""
-    first = next(layer for layer in module.modules() if not [*layer.children()])
-    if getattr(first, "inplace", False):
-        first.inplace = False  # type: ignore[assignment]  # no module
+    """Stop a module's first layers from changing its input in place: other members read the same images."""
+    # A layer without weights may pass the images on as a view of them.
+    leaves = (layer for layer in module.modules() if not [*layer.children()])
+    for layer in takewhile(lambda layer: not [*layer.parameters()], leaves):
+        if getattr(layer, "inplace", False):
+            layer.inplace = False  # type: ignore[assignment]  # no module
     return module
 
 

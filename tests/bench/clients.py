@@ -16,10 +16,8 @@ from measure import say
 
 from client_app.node import Asked, Node
 from client_app.work import trained_model
-from fl_app.config import AppConfig
-from server_app.settings.read import known_options
+from server_app.settings.read import known_options, read_settings
 from server_app.settings.text import merge_settings
-from strategies.core.options import parse
 from strategies.run.files import save_weights
 
 
@@ -32,13 +30,16 @@ def train_missing(folder: Path, settings: list[str], *, clients: int) -> None:
         clients: Number of partitions.
     """
     torch.set_num_threads(1)
-    config = parse(AppConfig, merge_settings(settings, {o.key: o.kind for o in known_options()}))
+    read = read_settings(merge_settings(settings, {o.key: o.kind for o in known_options()}))
+    config = read.app
+    asks = read.method.asks(read.method_config)  # a method may ask the clients to keep examples from training
+    asked = Asked("", 1, config.seed, asks.holdout, asks.holdout_per_class)
     folder.mkdir(parents=True, exist_ok=True)
     for partition_id in range(clients):
         node = Node.of({"partition-id": partition_id, "num-partitions": clients}, config)
         file = folder / f"{node.client}.safetensors"
         if not file.exists():
-            trained, state = trained_model(config, node, Asked("", 1, config.seed), {})
+            trained, state = trained_model(config, node, asked, {})
             save_weights(file, state)
             if trained is not None:
                 say(f"{node.client}: {trained.num_examples} examples, accuracy {trained.accuracy:.4f}")

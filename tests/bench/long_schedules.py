@@ -1,8 +1,9 @@
 """Rivals with as many epochs as their published code, on digits: ``python tests/bench/long_schedules.py --dir FOLDER``.
 
 The uploads are those of tests/bench/rivals.py, whose table has the short schedules of conf/short.toml. Here a method
-has its default settings, which are the published ones, and the epochs of its authors' code. A call goes on where an
-earlier one was cut off. ``--out`` receives a row per method and seed, with the curve of its accuracy.
+has its default settings and the epochs of its authors' code. The defaults are the published settings, but that
+IntactOFL moves its images by 8 / 255 in place of 8. A call goes on where an earlier one was cut off. ``--out`` receives
+a row per method and seed, with the curve of its accuracy.
 tests/bench/feature_tables.py makes the table of them.
 """
 
@@ -13,12 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from measure import keep, say, stored
-from published import curve_of
+from published import finish, outcome_of
 from rivals import OUT as SHORT
 from rivals import RESULTS, command, oneshot
-
-from server_app.compare.table import WORK
-from strategies.run.files import read_json
 
 OUT = RESULTS / "long_schedules.json"
 # Name in the table -> method, its epochs, and its result: IntactOFL's gate, and the student of Co-Boosting.
@@ -34,19 +32,13 @@ def measured(folder: Path, seed: int, name: str, *, root: str) -> dict[str, Any]
     compared = folder / f"{run.name}-{method}"
     if not (run / "result.json").exists():
         oneshot(*command(run, DATA, seed, "run"), root=root)
-    if not (compared / "compare.json").exists() or read_json(compared / "compare.json")["status"] != "finished":
-        settings = ("--set", f"{method}.epochs={epochs} threads=1")
-        oneshot("compare", str(run), "--methods", method, *settings, "--out", str(compared), root=root)
-    results = read_json(compared / "compare.json")
-    (found,), (line, *_) = results["cells"], results["table"]
-    accuracy = {outcome["name"]: outcome["accuracy"] for outcome in found["outcomes"]}
-    counts = {key: line[key] for key in ("server_cpu_s", *WORK)}
-    return {"seed": seed, "name": name, "accuracy": accuracy, "curve": curve_of(compared), **counts}
+    finish(compared, run, method, [f"{method}.epochs={epochs}"], root=root)
+    return {"seed": seed, "name": name, **outcome_of(compared)}
 
 
 def table(found: dict[str, Any]) -> str:
     """Return a row per method and seed: its short schedule, its curve, its last epoch, and its CPU seconds."""
-    titles = ["after 12 short epochs", *(f"{epoch}" for epoch in EPOCHS), "best", "CPU s"]
+    titles = ["after 12 short epochs", *(f"{epoch}" for epoch in EPOCHS), "best tenth epoch", "CPU s"]
     lines = [f"| | {' | '.join(titles)} |", f"|---{'|---:' * len(titles)}|"]
     for row in found["rows"]:
         curve, (method, _) = dict(row["curve"]), METHODS[row["name"]]

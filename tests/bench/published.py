@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -40,8 +40,9 @@ REPLAYS = {
     "co-boosting": ("co-boosting",),
 }
 QUICK = tuple(REPLAYS)[:5]
-# Name -> the settings of a run with clients of its own: those of FENS keep a tenth of their examples for its rounds.
-RUNS = {"fens": ("conf/fens-deployment.toml",)}
+# Name -> the settings of a run with clients of its own. Those of FENS keep a tenth of their examples for its rounds. A
+# checkpoint has no ranges of activations, without which FENS's eight bits would be those of the weights alone.
+RUNS = {"fens": ("conf/fens-deployment.toml", "fens.precision=float32")}
 KEY = ("data", "alpha", "seed", "name")  # of a row
 CURVE = 10  # epochs from point to point of a stored curve
 
@@ -108,22 +109,27 @@ def replay(cell: Cell, name: str, folder: Path, root: str) -> dict[str, Any]:
     """Run a method on the cell's uploads, or go on with it where it was cut off; return its row."""
     method, *changed = REPLAYS[name]
     compared = folder / "compared" / f"{cell.name}-{name.replace(', ', '-').replace(' ', '-')}"
-    if not (compared / "compare.json").exists() or read_json(compared / "compare.json")["status"] != "finished":
-        words = ["compare", str(folder / "runs" / cell.name), "--methods", method, "--out", str(compared)]
-        oneshot(*words, *(part for change in changed for part in ("--set", change)), root=root)
-    return replayed(cell, name, compared)
+    finish(compared, folder / "runs" / cell.name, method, changed, root=root)
+    return _row(cell, name, **outcome_of(compared))
 
 
-def replayed(cell: Cell, name: str, compared: Path) -> dict[str, Any]:
-    """Return the row of a replay, finished or not."""
+def finish(compared: Path, run: Path, method: str, changed: Sequence[str], *, root: str) -> None:
+    """Compare one method on a run's uploads, or go on with it where it was cut off."""
+    if (compared / "compare.json").exists() and read_json(compared / "compare.json")["status"] == "finished":
+        return
+    words = ["compare", str(run), "--methods", method, "--out", str(compared)]
+    oneshot(*words, *(part for change in changed for part in ("--set", change)), root=root)
+
+
+def outcome_of(compared: Path) -> dict[str, Any]:
+    """Return the accuracies in %, the curve and the work of a comparison; of one that is cut off, the curve alone."""
     results = read_json(compared / "compare.json")
     curve = curve_of(compared)
     if results["status"] != "finished":
-        return _row(cell, name, {}, curve=curve)
+        return {"accuracy": {}, "curve": curve}
     (found,), (line, *_) = results["cells"], results["table"]
     accuracy = {outcome["name"]: outcome["accuracy"] for outcome in found["outcomes"]}
-    counts = {key: line[key] for key in ("server_cpu_s", *WORK)}
-    return _row(cell, name, accuracy, curve=curve, **counts)
+    return {"accuracy": accuracy, "curve": curve, **{key: line[key] for key in ("server_cpu_s", *WORK)}}
 
 
 def _row(cell: Cell, name: str, accuracy: Mapping[str, float], **more: Any) -> dict[str, Any]:
@@ -149,9 +155,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=OUT, help="receives all results of --dir")
     words = parser.parse_args()
     for cell in (CELLS[name] for name in words.cells.split(",")) if words.cells else CELLS.values():
-        run = upload(cell, words.dir, words.root)
-        rows = [own_row(cell, run)]
-        for name in words.methods.split(";") if words.methods else QUICK:
+        names = words.methods.split(";") if words.methods else QUICK
+        rows = [own_row(cell, upload(cell, words.dir, words.root))] if {*names} - {*RUNS} else []
+        for name in names:
             rows.append(
                 own_row(cell, upload(cell, words.dir, words.root, name), name)
                 if name in RUNS

@@ -9,7 +9,7 @@ students take the steps and the temperatures of conf/tally-spans.toml. ``--write
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -30,6 +30,7 @@ from strategies.client.parameters import State
 from strategies.combiners.outcomes import ensemble_of, load_model
 from strategies.combiners.update_gate import start_model
 from strategies.compute import InProcess
+from strategies.core.errors import OptionError
 from strategies.core.seeds import generator
 from strategies.method import Silent
 from strategies.tally import METHOD, TallyConfig
@@ -43,11 +44,14 @@ IMAGES = 16384
 STUDENTS = {"noise": 0, "noise and spanned images": IMAGES // 2}
 
 
-def noisy(share: float) -> Callable[[Federation, State], State]:
+Change = Callable[[Federation, str, State], State]  # (clients, a client's name, its weights) -> what it uploads
+
+
+def noisy(share: float) -> Change:
     """Return a change that adds noise to each tensor, of a share of its update's deviation."""
 
-    def change(found: Federation, state: State) -> State:
-        start, rng = start_model(found.job).state_dict(), generator(found.job.seed, "inexact")
+    def change(found: Federation, client: str, state: State) -> State:
+        start, rng = start_model(found.job).state_dict(), generator(found.job.seed, "inexact", client)
         return {
             key: value + share * (value - start[key]).std(correction=0) * torch.randn(value.shape, generator=rng)
             for key, value in state.items()
@@ -57,8 +61,8 @@ def noisy(share: float) -> Callable[[Federation, State], State]:
 
 
 # What all uploads undergo.
-INEXACT: dict[str, Callable[[Federation, State], State]] = {
-    "eight bits": lambda _, state: dequantized(quantized(state)),
+INEXACT: dict[str, Change] = {
+    "eight bits": lambda _, __, state: dequantized(quantized(state)),
     "noise of a tenth of the update": noisy(0.1),
     "noise as large as the update": noisy(1.0),
 }
@@ -70,7 +74,7 @@ def changed(folder: Path, text: str, change: str) -> Federation:
     if change not in INEXACT:
         return attacked(folder, text, CLIENTS, change)
     found = attacked(folder, text, CLIENTS, "none")
-    states = [INEXACT[change](found, upload.read()) for upload in found.job.uploads]
+    states = [INEXACT[change](found, upload.client, upload.read()) for upload in found.job.uploads]
     uploads = [replace(one, read=partial(dict, state)) for one, state in zip(found.job.uploads, states, strict=True)]
     return replace(found, job=replace(found.job, uploads=tuple(uploads)))
 
@@ -81,12 +85,21 @@ def scores(found: Federation, spanned: int) -> dict[str, float]:
         counts="noise-rows", images=IMAGES - spanned, spanned=spanned, epochs=24, kd_temperature=4.0, temperature=2.0
     )
     job = replace(found.job, config=config, threads=1)
-    outcome = InProcess().run(METHOD, job, Silent())
+    outcome = InProcess().run(METHOD, job, Spanned())
     assert outcome.ensemble is not None  # Tally has one
     return {
         "student": accuracy(found, load_model(outcome, job)),
         "ensemble": accuracy(found, ensemble_of(job, outcome.ensemble)),
     }
+
+
+class Spanned(Silent):
+    """Refuses a student that gets no images in spans: it would have fewer images, and take fewer steps."""
+
+    def record(self, facts: Mapping[str, Any]) -> None:
+        """Look for the note that there are no spans."""
+        if "no images in the spans" in str(facts.get("note", "")):
+            raise OptionError(str(facts["note"]))
 
 
 @torch.no_grad()

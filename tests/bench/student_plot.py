@@ -48,7 +48,7 @@ def _over_counts(axes: Axes, rows: Sequence[dict[str, Any]]) -> None:
     counts = sorted({row["count"] for row in rows})
     axes.set_xscale("log", base=2)
     axes.set_xticks(counts, [f"{count:,}" for count in counts], fontsize=8)
-    axes.set_xlabel("different images, read in 3,072 steps")
+    axes.set_xlabel(f"different images, read in {rows[0]['steps']:,} steps")
     axes.grid(axis="y", alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
 

@@ -160,7 +160,7 @@ class Lab:
         if kind in ("noise", "candidates"):
             return self.noise(count * (1 if kind == "noise" else CANDIDATES))
         if kind in ("spanned", "classes"):
-            noise = self.noise(max(count, self.config.images))[: count // 2]
+            noise = self.noise(count)[: count // 2]
             return torch.cat([noise, self.moved(noise, spans=kind == "spanned")])
         there = self.train
         if kind in FOREIGN:
@@ -171,8 +171,9 @@ class Lab:
         return images if kind == "real" else images.float().mean(1, keepdim=True).round().to(torch.uint8)
 
     def noise(self, count: int) -> Tensor:
-        """Return Tally's noise."""
-        return noise_of(replace(self.job, config=replace(self.config, images=count)))
+        """Return the first images of Tally's noise, the same ones whatever their number."""
+        most = max(count, self.config.images)
+        return noise_of(replace(self.job, config=replace(self.config, images=most)))[:count]
 
     def moved(self, noise: Tensor, *, spans: bool) -> Tensor:
         """Return noise in the spans of the updates, or moved by the images' classes alone."""

@@ -38,13 +38,16 @@ def test_member_logits_equal_each_member_alone(images: torch.Tensor) -> None:
     torch.testing.assert_close(ensemble(images), expected.mean(0))
 
 
-def test_a_first_layer_that_works_in_place_leaves_the_images_to_the_other_members(images: torch.Tensor) -> None:
+@pytest.mark.parametrize("before", [(), (nn.Flatten(),), (nn.Identity(), nn.Dropout())])
+def test_a_first_layer_that_works_in_place_leaves_the_images_to_the_other_members(
+    images: torch.Tensor, before: tuple[nn.Module, ...]
+) -> None:
     def small(*, inplace: bool) -> nn.Module:
         torch.manual_seed(0)
-        return nn.Sequential(nn.LeakyReLU(0.5, inplace=inplace), nn.Flatten(), nn.Linear(64, 3))
+        return nn.Sequential(*before, nn.LeakyReLU(0.5, inplace=inplace), nn.Flatten(), nn.Linear(64, 3))
 
     inputs = images - 0.5
-    expected = small(inplace=False)(inputs)
+    expected = small(inplace=False).eval()(inputs)
     ensemble = Ensemble([small(inplace=True) for _ in range(2)], Mean())
     for logits in ensemble.member_logits(inputs):
         torch.testing.assert_close(logits, expected)
