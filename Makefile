@@ -46,6 +46,7 @@ results: $(READY)  ## renew the pages' tables and plots from docs/results/
 	PYTHONPATH=tests/bench $(BIN)/python tests/bench/factorial.py --write
 	PYTHONPATH=tests/bench $(BIN)/python tests/bench/two_classes.py --write
 	PYTHONPATH=tests/bench $(BIN)/python tests/bench/gate_attacks.py --write
+	PYTHONPATH=tests/bench $(BIN)/python tests/bench/student_attacks.py --write
 	PYTHONPATH=tests/bench $(BIN)/python tests/bench/feature_tables.py --write
 	PYTHONPATH=tests/bench $(BIN)/python tests/bench/feature_plot.py
 	PYTHONPATH=tests/bench $(BIN)/python tests/bench/student_plot.py
