@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -54,6 +55,11 @@ class Federation:
         """Return the members' logits [M, B, C]."""
         parts = torch.split(images, 500)
         return torch.cat([self.ensemble.member_logits(part) for part in parts], dim=1)
+
+    def with_uploads(self, uploads: Sequence[Upload]) -> Federation:
+        """Return the clients with other uploads, in their order."""
+        job = replace(self.job, uploads=tuple(uploads))
+        return replace(self, job=job, ensemble=Ensemble.of_job(job, job.uploads, Mean()))
 
     @cached_property
     def noise(self) -> Tensor:

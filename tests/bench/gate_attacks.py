@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ from torch import Tensor
 from two_classes import DATA, LAWS, PAGE, SEEDS, Rule, gate, pooled
 
 from strategies.client.parameters import State
-from strategies.combiners.combiners import Mean
 from strategies.combiners.feature_noise import noise_for
 from strategies.combiners.tally_pool import TallyPoolOptions
 from strategies.combiners.update_gate import SHARE, lower_part, start_model
@@ -34,7 +32,6 @@ from strategies.core.seeds import generator
 from strategies.method import Upload
 from strategies.run.files import write_json
 from strategies.teacher.augment import Standardize
-from strategies.teacher.ensemble import Ensemble
 
 OUT = PAGE.parent / "results" / "gate_attacks.json"
 DIVISIONS = ("two classes, 10 clients", "alpha 0.1")
@@ -85,8 +82,7 @@ def attacked(folder: Path, text: str, clients: int, attack: str) -> Federation:
         return found
     first, *others = found.job.uploads
     state = crafted(found, first.read(), crafts[0](found), away=crafts[1])
-    job = replace(found.job, uploads=(Upload(first.facts, lambda: state), *others))
-    return replace(found, job=job, ensemble=Ensemble.of_job(job, job.uploads, Mean()))
+    return found.with_uploads([Upload(first.facts, lambda: state), *others])
 
 
 def crafted(found: Federation, state: State, images: Tensor, *, away: float) -> State:

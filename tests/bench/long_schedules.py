@@ -19,7 +19,7 @@ from rivals import OUT as SHORT
 from rivals import RESULTS, command, oneshot
 
 OUT = RESULTS / "long_schedules.json"
-# Name in the table -> method, its epochs, and its result: IntactOFL's gate, and the student of Co-Boosting.
+# Name in the table, and of the result whose curve it is -> method, and its epochs.
 METHODS = {"IntactOFL": ("intactofl", 200), "Co-Boosting": ("co-boosting", 200)}
 DATA, SEEDS = "digits", (0,)
 KEY = ("seed", "name")  # of a row

@@ -106,7 +106,9 @@ def own_row(cell: Cell, run: Path, name: str = "run") -> dict[str, Any]:
 
 
 def replay(cell: Cell, name: str, folder: Path, root: str) -> dict[str, Any]:
-    """Run a method on the cell's uploads, or go on with it where it was cut off; return its row."""
+    """Run a method on the cell's uploads, or with clients of its own; go on where it was cut off; return its row."""
+    if name in RUNS:
+        return own_row(cell, upload(cell, folder, root, name), name)
     method, *changed = REPLAYS[name]
     compared = folder / "compared" / f"{cell.name}-{name.replace(', ', '-').replace(' ', '-')}"
     finish(compared, folder / "runs" / cell.name, method, changed, root=root)
@@ -158,11 +160,7 @@ def main() -> None:
         names = words.methods.split(";") if words.methods else QUICK
         rows = [own_row(cell, upload(cell, words.dir, words.root))] if {*names} - {*RUNS} else []
         for name in names:
-            rows.append(
-                own_row(cell, upload(cell, words.dir, words.root, name), name)
-                if name in RUNS
-                else replay(cell, name, words.dir, words.root)
-            )
+            rows.append(replay(cell, name, words.dir, words.root))
             say(f"{cell.name}, {name}: {rows[-1]['accuracy']}")
         keep(words.out, rows, KEY)
 

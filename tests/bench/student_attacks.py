@@ -23,14 +23,17 @@ from federations import Federation
 from gate_attacks import ATTACKS, attacked
 from measure import keep, place_of, say, stored
 from rivals import spread
-from torch import Tensor, nn
 from two_classes import DATA, PAGE, SEEDS
 
+from server_app.settings.build import held_out
+from server_app.settings.read import known_options, read_settings
+from server_app.settings.text import CONF, merge_settings
 from strategies.client.parameters import State
 from strategies.combiners.outcomes import ensemble_of, load_model
 from strategies.combiners.update_gate import start_model
 from strategies.compute import InProcess
 from strategies.core.errors import OptionError
+from strategies.core.options import parse
 from strategies.core.seeds import generator
 from strategies.method import Silent
 from strategies.tally import METHOD, TallyConfig
@@ -39,10 +42,10 @@ from strategies.uploads.quantization import dequantized, quantized
 OUT = PAGE.parent / "results" / "student_attacks.json"
 LAW, CLIENTS = "data.alpha=0.1", 10
 KEY = ("data", "seed", "change", "images")  # of a row
-IMAGES = 16384
-# Images -> how many of them are moved into the spans.
-STUDENTS = {"noise": 0, "noise and spanned images": IMAGES // 2}
-
+SETTINGS = merge_settings([str(CONF / "tally-spans.toml")], {o.key: o.kind for o in known_options()})
+NOISE, SPANNED = int(SETTINGS["tally.images"]), int(SETTINGS["tally.spanned"])
+# Images -> the numbers of noise and of spanned ones.
+STUDENTS = {"noise": (NOISE + SPANNED, 0), "noise and spanned images": (NOISE, SPANNED)}
 
 Change = Callable[[Federation, str, State], State]  # (clients, a client's name, its weights) -> what it uploads
 
@@ -54,7 +57,7 @@ def noisy(share: float) -> Change:
         start, rng = start_model(found.job).state_dict(), generator(found.job.seed, "inexact", client)
         return {
             key: value + share * (value - start[key]).std(correction=0) * torch.randn(value.shape, generator=rng)
-            for key, value in state.items()
+            for key, value in sorted(state.items())  # a file's order of tensors differs from process to process
         }
 
     return change
@@ -75,22 +78,20 @@ def changed(folder: Path, text: str, change: str) -> Federation:
         return attacked(folder, text, CLIENTS, change)
     found = attacked(folder, text, CLIENTS, "none")
     states = [INEXACT[change](found, upload.client, upload.read()) for upload in found.job.uploads]
-    uploads = [replace(one, read=partial(dict, state)) for one, state in zip(found.job.uploads, states, strict=True)]
-    return replace(found, job=replace(found.job, uploads=tuple(uploads)))
+    uploads = zip(found.job.uploads, states, strict=True)
+    return found.with_uploads([replace(one, read=partial(dict, state)) for one, state in uploads])
 
 
-def scores(found: Federation, spanned: int) -> dict[str, float]:
+def scores(found: Federation, images: str) -> dict[str, float]:
     """Return the accuracy in % of a student on the report half, and of its ensemble."""
-    config = TallyConfig(
-        counts="noise-rows", images=IMAGES - spanned, spanned=spanned, epochs=24, kd_temperature=4.0, temperature=2.0
-    )
-    job = replace(found.job, config=config, threads=1)
+    noise, spanned = STUDENTS[images]
+    own = {"tally.counts": "noise-rows", "tally.images": noise, "tally.spanned": spanned}
+    job = replace(found.job, config=parse(TallyConfig, {**SETTINGS, **own}, METHOD.name), threads=1)
     outcome = InProcess().run(METHOD, job, Spanned())
     assert outcome.ensemble is not None  # Tally has one
-    return {
-        "student": accuracy(found, load_model(outcome, job)),
-        "ensemble": accuracy(found, ensemble_of(job, outcome.ensemble)),
-    }
+    report = held_out(read_settings({**found.settings.flat, "data.held-out": "report"}))[0]
+    models = {"student": load_model(outcome, job), "ensemble": ensemble_of(job, outcome.ensemble)}
+    return {name: report.accuracy(model) for name, model in models.items()}
 
 
 class Spanned(Silent):
@@ -100,14 +101,6 @@ class Spanned(Silent):
         """Look for the note that there are no spans."""
         if "no images in the spans" in str(facts.get("note", "")):
             raise OptionError(str(facts["note"]))
-
-
-@torch.no_grad()
-def accuracy(found: Federation, model: nn.Module) -> float:
-    """Return a model's accuracy on the report half, in %."""
-    images, labels = found.half("report")
-    answers: Tensor = torch.cat([model(part).argmax(1) for part in torch.split(images, 500)])
-    return round(100 * float((answers == labels).double().mean()), 2)
 
 
 def measured(folder: Path, root: str, places: Iterable[tuple[str, int, str]], out: Path) -> None:
@@ -120,7 +113,7 @@ def measured(folder: Path, root: str, places: Iterable[tuple[str, int, str]], ou
         text = f"{DATA[name]}{LAW} client.epochs=20 seed={seed} threads=1 data.root={root}"
         found = changed(folder / f"{name}-{seed}", text, change)
         for images in missing:
-            row = {"data": name, "seed": seed, "change": change, "images": images, **scores(found, STUDENTS[images])}
+            row = {"data": name, "seed": seed, "change": change, "images": images, **scores(found, images)}
             keep(out, [row], KEY)
             say(f"{name}, seed {seed}, {change}, {images}: {row['student']} of {row['ensemble']}")
 
