@@ -50,6 +50,7 @@ results: $(READY)  ## renew the pages' tables and plots from docs/results/
 	PYTHONPATH=tests/bench $(BIN)/python tests/bench/feature_tables.py --write
 	PYTHONPATH=tests/bench $(BIN)/python tests/bench/feature_plot.py
 	PYTHONPATH=tests/bench $(BIN)/python tests/bench/student_plot.py
+	PYTHONPATH=tests/bench $(BIN)/python tests/bench/published_plot.py
 
 soak: $(READY)  ## pull plugs in a deployment on this machine; ARGS="--seed 7 --minutes 10"
 	PYTHONPATH=tests/flower $(BIN)/python tests/soak/soak.py $(ARGS)
