@@ -55,3 +55,9 @@ def test_the_page_has_the_figures_of_crafted_updates(monkeypatch: pytest.MonkeyP
     monkeypatch.syspath_prepend(str(BENCH))
     rows = read_json(ROOT / "docs" / "results" / "gate_attacks.json")["rows"]
     assert runpy.run_path(str(BENCH / "gate_attacks.py"))["table"](rows) in (ROOT / "docs" / "tally.md").read_text()
+
+
+def test_the_page_has_the_figures_of_students_under_attack(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCH))
+    rows = read_json(ROOT / "docs" / "results" / "student_attacks.json")["rows"]
+    assert runpy.run_path(str(BENCH / "student_attacks.py"))["table"](rows) in (ROOT / "docs" / "tally.md").read_text()
