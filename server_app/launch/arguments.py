@@ -16,6 +16,9 @@ from server_app.launch.runs import run_named
 from strategies.core.errors import OptionError
 from strategies.core.options import Scalar
 
+# Settings whose value is a run, by path, by name, or latest.
+RUNS = ("uploads", "teacher-run")
+
 # A short name and Flower's own; every command with settings takes both.
 SettingsOption = Annotated[
     list[str] | None,
@@ -96,13 +99,17 @@ def with_foreign(command: Callable[..., None]) -> Callable[..., None]:
 def settings_of(texts: list[str] | None, **more: Scalar | None) -> dict[str, Scalar]:
     """Return the settings of the command line, flat; paths are absolute, because other processes read them.
 
+    A run is named as an argument names it: by path, by name, or latest.
+
     Args:
         texts: Files and pairs.
         more: Settings with options of their own, which win; None for one that is not given.
 
     Raises:
-        OptionError: A key is unknown, a value is out of range, or a file cannot be read.
+        OptionError: A key is unknown, a value is out of range, a file cannot be read, or latest names no run.
     """
     from server_app.settings.catalogue import catalogue
 
-    return catalogue().settings(texts or [], **more)
+    given = catalogue().settings(texts or [], **more)
+    runs = {key: run_named(str(given[key])) for key in RUNS if given.get(key)}
+    return {**given, **{key: str(folder.expanduser().absolute()) for key, folder in runs.items()}}

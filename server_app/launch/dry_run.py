@@ -85,6 +85,9 @@ def plan(settings: Settings, num_supernodes: int, runs: Path) -> dict[str, Any]:
 
 def _bytes(settings: Settings) -> tuple[float | None, float | None, str]:
     method = settings.method
+    again = "; the method asks again, which is not counted" if _asks_again(method) else ""
+    if settings.app.uploads:
+        return 0.0, 0.0, f"the uploads are stored{again}"
     if method.uploads != CLASSIFIER:
         return None, None, "what these clients send depends on their examples"
     job = build_job(settings, open_half(settings, "test"), None)
@@ -97,7 +100,6 @@ def _bytes(settings: Settings) -> tuple[float | None, float | None, str]:
         rounds = settings.method_config.rounds * settings.method_config.fraction
         return round(rounds * model, 6), round(rounds * model, 6), "a model each way in every round, before compression"
     times = method.rounds(settings.method_config)
-    again = "; the method asks again, which is not counted" if _asks_again(method) else ""
     return times * model, (times - 1) * model, f"the weights of a model, and requests of some bytes{again}"
 
 
@@ -112,7 +114,7 @@ def _seconds(settings: Settings, num_supernodes: int, runs: Path) -> tuple[dict[
         stored, seconds = info.get("settings") or {}, result.get("seconds", {})
         if any(stored.get(key) != settings.flat[key] for key in _ALIKE) or "server" not in seconds:
             continue
-        trained = settings.flat["client.epochs"] / stored["client.epochs"]
+        trained = 0.0 if settings.app.uploads else settings.flat["client.epochs"] / stored["client.epochs"]
         worked = _epochs(settings.flat) / _epochs(stored)
         clients = num_supernodes / (info.get("num-supernodes") or num_supernodes)
         factors = {"clients": trained * clients, "server": worked * clients, "gatekeeper": clients}

@@ -14,8 +14,8 @@ from strategies.core.toml import read_toml, read_toml_file
 from strategies.run.retired import without_retired
 
 CONF = Path(__file__).resolve().parents[2] / "conf"  # the settings files that have names, in a clone or installed
-# Settings that name a file or a folder, beside the run folder itself.
-PATHS = ("data.root", "client.checkpoint", "client.nodes", "client.state-dir", "uploads")
+# Settings that name a file or a folder; those that name a run may be words, see launch/arguments.py.
+PATHS = ("data.root", "client.checkpoint", "client.nodes", "client.state-dir")
 
 
 def merge_settings(sources: Sequence[str], kinds: Mapping[str, type]) -> dict[str, Scalar]:

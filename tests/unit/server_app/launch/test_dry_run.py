@@ -45,6 +45,18 @@ def test_rounds_cost_a_model_each_way_in_every_round() -> None:
     assert rounds["mib_up_per_client"] == pytest.approx(10 * once["mib_up_per_client"], rel=1e-3)
 
 
+def test_stored_uploads_cost_no_bytes_and_no_training(tmp_path: Path) -> None:
+    settings = {**_defaults(), "method": "fens"}
+    with RunFolder.create(tmp_path / "runs" / "a", {"settings": settings, "num-supernodes": 5}) as folder:
+        folder.write_result({"status": "finished", "seconds": {"clients": 10.0, "server": 6.0, "total": 16.0}})
+
+    found = planned("--set", "method=fens uploads=latest")
+
+    assert (found["mib_up_per_client"], found["mib_down_per_client"]) == (0.0, 0.0)
+    assert found["bytes_basis"] == "the uploads are stored; the method asks again, which is not counted"
+    assert found["seconds"] == {"clients": 0.0, "server": 6.0}
+
+
 def test_time_is_that_of_the_newest_run_alike_scaled_by_epochs_and_clients(tmp_path: Path) -> None:
     settings = planned()["changed"] | command_line.settings_of([])
     stored = {**command_line.settings_of([]), **_defaults(), **settings, "client.epochs": 10, "tally.epochs": 6}
