@@ -63,6 +63,7 @@ FUSED = "fafi, noise"  # the uploads of "fafi", fused by noise
 TRAINED = ("tally", "intactofl", "fedhydra", "co-boosting", "dense", "f-dafl", "f-adi")
 Place = tuple[str, str]  # a replay, and the start of a name in its table of results
 UNCHANGED, TOLD, ASKED = "clients upload a model alone", "clients also tell label counts", "clients are asked again"
+TOLD_AND_ASKED = f"{TOLD}, and are asked again"
 TRAIN = "clients train otherwise"
 # Group -> row -> its place.
 GROUPS: dict[str, dict[str, Place]] = {
@@ -73,7 +74,7 @@ GROUPS: dict[str, dict[str, Place]] = {
         "in the spirit of FedHydra, ensemble": ("fedhydra", "In the spirit of FedHydra ensemble"),
         "IntactOFL": ("intactofl", "IntactOFL"),
         "IntactOFL, images moved by 8 as in its code": ("intactofl, code", "IntactOFL"),
-        "its experts, gate on predictions": ("intactofl, predictions", "IntactOFL"),
+        "IntactOFL's experts, gate on predictions": ("intactofl, predictions", "IntactOFL"),
         "**Tally ensemble, counts read off**": ("tally, read off", "Tally ensemble"),
     },
     f"{UNCHANGED}: one model": {
@@ -96,8 +97,9 @@ GROUPS: dict[str, dict[str, Place]] = {
         "FedOV": ("fedov", "FedOV"),
     },
     f"{TRAIN}: one model": {"FedCVAE-Ens": ("fedcvae-ens", "FedCVAE-Ens")},
+    # The weights of conf/fens-deployment.toml start from label counts.
+    f"{TOLD_AND_ASKED}: ensemble": {"FENS, 20 rounds with the clients": ("run", "FENS")},
     f"{ASKED}: ensemble": {
-        "FENS, 20 rounds with the clients": ("run", "FENS"),
         "FuseFL, 15 + 15 local epochs in three exchanges": ("fusefl", "FuseFL"),
         "FuseFL, 30 + 30 local epochs": ("fusefl, long", "FuseFL"),
     },

@@ -27,7 +27,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 PAGE, PLOT = DOCS / "tally.md", DOCS / "tally.svg"
 HEADING = "## Against the others, on the same uploads"
 ENSEMBLES = (
-    "FedENS", "IntactOFL", "its experts, gate on predictions", "Tally ensemble, counts read off",
+    "FedENS", "IntactOFL", "IntactOFL's experts, gate on predictions", "Tally ensemble, counts read off",
     "Label-count ensemble", "Tally ensemble", "FENS, 20 rounds with the clients",
 )  # fmt: skip
 SHOWN = (
