@@ -87,6 +87,23 @@ def differences(found: Found, *, data: str) -> str:
     return "\n".join(lines)
 
 
+def over_fedens(found: Found, *, data: str) -> str:
+    """Return the points that rows of unchanged clients have over FedENS on the same uploads, beside the paper's."""
+    alphas, paper = _measured(found, data), PAPER[data]
+    lines = _head("More than FedENS", [title for alpha in alphas for title in (f"alpha {alpha:g}", "paper")])
+    baseline = GROUPS[f"{UNCHANGED}: ensembles"]["FedENS"]
+    groups = (members for group, members in GROUPS.items() if group.startswith(UNCHANGED))
+    for title, entry in (item for members in groups for item in members.items()):
+        cells = []
+        for alpha in alphas:
+            own, plain = (_accuracies(found, data, alpha, each) for each in (entry, baseline))
+            told = f"{paper[alpha][title] - paper[alpha]['FedENS']:+.1f}" if title in paper[alpha] else ""
+            cells += [spread((own - plain).dropna(), "+"), told]
+        if title != "FedENS" and any(cells):
+            lines.append(f"| {title} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def curves(found: Found, *, data: str) -> str:
     """Return the students' accuracies over the server epochs, a row per run of at least fifty."""
     rows = [row for row in found["rows"] if row["data"] == data and row.get("curve") and row["curve"][-1][0] >= 50]
@@ -104,6 +121,7 @@ def curves(found: Found, *, data: str) -> str:
 TABLES: dict[str, Callable[[Found], str]] = {
     **{f"published:{data}": partial(published, data=data) for data in MEASURED},
     **{f"published:{data}, differences": partial(differences, data=data) for data in MEASURED},
+    **{f"published:{data}, over FedENS": partial(over_fedens, data=data) for data in MEASURED},
     "published:fashion-mnist, curves": partial(curves, data="fashion-mnist"),
 }
 
