@@ -28,7 +28,7 @@ from client_app.local_training import Epoch, train
 from client_app.node import Asked, Node
 from client_app.private_training import refuse
 from client_app.tasks import part_of
-from client_app.told_counts import told_counts
+from client_app.told_counts import check_numbers_told
 from client_app.work import Own, State, augmentation_of, own_examples, reporter
 from fl_app.data import ImageData, normalize
 from fl_app.models import build
@@ -128,8 +128,7 @@ def _moments(config: AppConfig, node: Node, own: Own, data: ImageData, frozen: F
     Raises:
         UploadError: The client does not tell its label counts, which are part of them.
     """
-    if told_counts(own.label_counts, config.client, node.policy) != own.label_counts:
-        raise UploadError("the client does not tell its label counts: needs fusefl.calibrate=false")
+    check_numbers_told(config.client, node.policy, what="the calibration: needs fusefl.calibrate=false")
     parts = [summed(_joined(frozen, own, images), frozen.members) for images in torch.split(data.images, BATCH)]
     found = Gaussians.of(torch.cat(parts), data.labels, own.split.num_classes)
     return {"counts": found.counts, "means": found.means.float(), "covariances": found.covariances.float()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fl_app.node_policy import FREE, NodePolicy
+from strategies.core.errors import UploadError
 
 if TYPE_CHECKING:
     from fl_app.config import ClientConfig
@@ -26,6 +27,17 @@ def told_counts(counts: tuple[int, ...], config: ClientConfig, policy: NodePolic
     if not (config.share_label_counts and policy.tells_counts):
         return None
     return equal_parts(counts) if "presence" in (config.label_counts_as, policy.label_counts) else counts
+
+
+def check_numbers_told(config: ClientConfig, policy: NodePolicy, *, what: str) -> None:
+    """Refuse an upload that holds exact label counts where the client does not tell them as numbers.
+
+    Raises:
+        UploadError: It says what the upload is.
+    """
+    ways = (config.label_counts_as, policy.label_counts)
+    if not (config.share_label_counts and policy.tells_counts) or "presence" in ways:
+        raise UploadError(f"this client does not tell its examples per class, which are part of {what}")
 
 
 def equal_parts(counts: tuple[int, ...]) -> tuple[int, ...]:

@@ -25,6 +25,7 @@ from client_app.node import Asked, Node
 from client_app.pretrained import load_checkpoint
 from client_app.private_training import check_question, refuse
 from client_app.tasks import Wanted, task_of
+from client_app.told_counts import check_numbers_told
 from fl_app.config import AppConfig
 from fl_app.data import Split, open_data
 from fl_app.division import own_positions
@@ -105,7 +106,7 @@ def trained_model(config: AppConfig, node: Node, asked: Asked, start: State) -> 
         The facts of its training, and the part of its weights that the task sends.
 
     Raises:
-        OneShotError: The data set, architecture or file is missing.
+        OneShotError: The data set, architecture or file is missing, or the node's policy does not permit the upload.
     """
     sent = task_of(asked.task).sent  # an unknown task is refused first
     name = uploaded_name(asked.task, node.architecture)
@@ -113,6 +114,9 @@ def trained_model(config: AppConfig, node: Node, asked: Asked, start: State) -> 
     check_question(config.privacy, asked)
     if is_head(name) or kind_of(name) == STATISTICS:
         node.policy.check_backbone(backbone_in(name) or config.features.backbone, config.features.weights)
+    node.policy.check_private(config.privacy.epsilon)
+    if kind_of(name) == STATISTICS and not config.privacy.on:
+        check_numbers_told(config.client, node.policy, what="sums of features: needs 'privacy.epsilon' above 0")
     if path is not None:
         check_trains(config.attack, node.client)
         refuse(config.privacy, "this node's checkpoint")
@@ -125,7 +129,6 @@ def trained_model(config: AppConfig, node: Node, asked: Asked, start: State) -> 
 
 def _whole_model(config: AppConfig, node: Node, asked: Asked, start: State) -> tuple[Trained, State]:
     """Return the whole model of a client, kept from an earlier request or trained now."""
-    node.policy.check_private(config.privacy.epsilon)
     if not asked.run_id:
         return _made(config, node, asked, start)
     keep = Keep(node.state_dir, asked.run_id, node.client, asked.server_round)

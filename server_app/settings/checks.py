@@ -48,6 +48,7 @@ def check_needs_of_settings(settings: Settings) -> None:
             f"setting 'client.share-label-counts' is False: must be True with method {method.name!r}, which needs that "
             f"{Need.LABEL_COUNTS.value}"
         )
+    _check_counts_of_sums(app, method)
     _check_attack(app.attack, method)
     _check_gatekeeper(settings.gatekeeper, method, app.uploads)
     if app.teacher == "run":
@@ -79,6 +80,24 @@ def _check_heads(app: AppConfig, method: Choice) -> None:
             f"setting {key!r} is {name!r}: must be an architecture of the zoo with method {method.name!r}, "
             f"which {reason}"
         )
+
+
+def _check_counts_of_sums(app: AppConfig, method: Choice) -> None:
+    """Refuse to keep label counts back from sums of features, which hold them.
+
+    Raises:
+        OptionError: The error names the setting, its value and the possible values.
+    """
+    if not isinstance(method, Method) or method.uploads != STATISTICS or app.privacy.on:
+        return
+    told = {"share-label-counts": (app.client.share_label_counts, True),
+            "label-counts-as": (app.client.label_counts_as, "numbers")}  # fmt: skip
+    for key, (value, needed) in told.items():
+        if value != needed:
+            raise OptionError(
+                f"setting 'client.{key}' is {value!r}: must be {needed!r} with method {method.name!r}, whose sums hold "
+                "the number of examples of every class, or 'privacy.epsilon' above 0"
+            )
 
 
 def check_attackers(attack: AttackConfig, num_supernodes: int, nodes: str = "") -> None:

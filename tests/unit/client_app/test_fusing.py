@@ -262,7 +262,7 @@ def test_a_client_that_keeps_its_label_counts_or_its_privacy_answers_nothing_tha
     told = fusing.answer(settings.app, node, {**said, "stage": 3}, both)
 
     assert int(told["counts"].sum()) == len(own_examples(settings.app, node, Asked(RUN, 1, 0)).train)
-    with pytest.raises(UploadError, match="does not tell its label counts: needs fusefl.calibrate=false"):
+    with pytest.raises(UploadError, match="does not tell its examples per class, .*: needs fusefl.calibrate=false"):
         fusing.answer(silent, node, {**said, "stage": 3}, both)
     with pytest.raises(UploadError):
         fusing.answer(settings.app, replace(node, policy=NodePolicy(max_epsilon=1.0)), said, sent)

@@ -218,6 +218,8 @@ def test_nothing_without_privacy_leaves_a_node_with_a_budget(hospital: Callable[
 
     assert "'privacy.epsilon' is 0: must be above 0 on this node" in error_of(node.train())
     assert "must be above 0" in error_of(node.asked({"iterative": "fedavg"}, {}))
+    file = f"{node.folder}/open/model.safetensors"  # which a node without a budget would send
+    assert "must be above 0" in error_of(node.train(client__checkpoint=file))
     fens = node.asked({"step": "votes", "run-id": RUNS[0]}, {}, kind="train.fens")
     assert "must be above 0" in str(fens.content.config_records["answer"]["error"])
     assert Ledger.of(node.folder / "state", "hospital-a").spent() == (0.0, 0.0)
@@ -234,6 +236,23 @@ def test_label_counts_are_within_the_node_s_policy_whatever_the_server_sets(
     assert ("label-counts" in facts) == (told == "presence")
     if told == "presence":
         assert np.ptp([count for count in facts["label-counts"] if count]) <= 1
+
+
+@pytest.mark.parametrize("told", ["presence", "none"])
+def test_sums_of_features_which_hold_label_counts_are_not_sent_by_a_node_that_tells_no_numbers(
+    hospital: Callable[..., Hospital], told: str
+) -> None:
+    asked = {"task": "statistics", "run-id": RUNS[0], "seed": 0}
+    features: dict[str, Scalar] = {"features.backbone": "torchvision:resnet18", "client.steps": 1}
+    file = f"{hospital().folder}/open/model.safetensors"
+
+    for settings in (features, {**features, "client.checkpoint": file}):
+        error = error_of(hospital(label_counts=told).asked(asked, settings))
+
+        assert error == (
+            "this client does not tell its examples per class, which are part of sums of features: needs "
+            "'privacy.epsilon' above 0"
+        )
 
 
 def test_no_architecture_beside_the_permitted_ones_is_trained_or_built(hospital: Callable[..., Hospital]) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from client_app.told_counts import equal_parts, told_counts
+from client_app.told_counts import check_numbers_told, equal_parts, told_counts
 from fl_app.config import ClientConfig
+from fl_app.node_policy import FREE, NodePolicy
+from strategies.core.errors import UploadError
 
 
 def test_counts_are_sent_unchanged_unless_disabled() -> None:
@@ -15,6 +17,22 @@ def test_counts_are_sent_unchanged_unless_disabled() -> None:
     assert told_counts(counts, ClientConfig(label_counts_as="presence")) == (50, 0, 50, 0)
     for how in ("numbers", "presence"):
         assert told_counts(counts, ClientConfig(share_label_counts=False, label_counts_as=how)) is None
+
+
+@pytest.mark.parametrize(
+    ("config", "policy"),
+    [
+        (ClientConfig(share_label_counts=False), FREE),
+        (ClientConfig(label_counts_as="presence"), FREE),
+        (ClientConfig(), NodePolicy(label_counts="presence")),
+        (ClientConfig(), NodePolicy(label_counts="none")),
+        (ClientConfig(), NodePolicy(max_epsilon=1.0)),
+    ],
+)
+def test_what_holds_exact_counts_is_refused_where_they_are_not_told(config: ClientConfig, policy: NodePolicy) -> None:
+    with pytest.raises(UploadError, match="its examples per class, which are part of a$"):
+        check_numbers_told(config, policy, what="a")
+    check_numbers_told(ClientConfig(), FREE, what="a")
 
 
 @pytest.mark.parametrize(

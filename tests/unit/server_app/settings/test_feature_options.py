@@ -94,6 +94,16 @@ def test_a_small_client_sends_nothing_and_the_server_is_not_told_its_number(capl
     assert caplog.text.count("has 100 examples and sends nothing: 'features.min-examples' is 101") == 1
 
 
+def test_label_counts_that_sums_hold_cannot_be_kept_back_without_a_budget() -> None:
+    for key, value, needed in (("share-label-counts", False, "True"), ("label-counts-as", "presence", "'numbers'")):
+        given = {**SETTINGS, f"client.{key}": value}
+        with pytest.raises(OptionError, match=f"'client.{key}' is {value!r}: must be {needed} with method 'ridge'"):
+            check_before_start(read_settings(given), CLIENTS)
+        check_before_start(
+            read_settings({**given, "privacy.epsilon": 1.0, "client.share-label-counts": False}), CLIENTS
+        )
+
+
 def test_with_a_budget_no_client_may_stay_silent_because_it_is_small() -> None:
     given = {**SETTINGS, "privacy.epsilon": 1.0, "client.share-label-counts": False, "features.min-examples": 5}
     with pytest.raises(OptionError, match=r"'features.min-examples' is 5: must be 0 .* which no noise hides"):
