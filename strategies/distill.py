@@ -46,7 +46,7 @@ class DistillConfig:
 def fit(job: Job, progress: Progress) -> Outcome:
     """Take S steps on the job's images, as many passes as that needs; the result is the last step's student."""
     config: DistillConfig = job.config
-    if config.start == "average":
+    if config.start == "average" and not job.refines:
         job = replace(job, start=average_of(job, "setting 'distill.start' is 'average' and not 'fresh'"))
     assert job.proxy is not None  # noqa: S101  the need is checked before a method starts
     recipe = DistillRecipe(

@@ -63,7 +63,7 @@ class FedDfConfig(StudentOptions):
 def fit(job: Job, progress: Progress) -> Outcome:
     """Run the server stage: T epochs over the proxy images; the result is the last epoch's student."""
     config: FedDfConfig = job.config
-    if config.start == "average":
+    if config.start == "average" and not job.refines:
         job = replace(job, start=average_of(job, "setting 'feddf.start' is 'average' and not 'fresh'"))
     teacher = teacher_of(job, precision=config.teacher_precision)
     learner = Learner(job, teacher, config.distill_recipe(), augmentation=config.augmentation)

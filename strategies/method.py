@@ -62,7 +62,8 @@ class Job:
             ``start``, which they were sent, they drew none.
         threads: Torch threads of the server stage; results are equal bit for bit at equal threads.
         device: A torch device, for example ``"cpu"`` or ``"cuda"``.
-        start: Weights the student starts from; None for a fresh, seeded initialisation.
+        start: Weights that the clients were sent, or in rounds the uploads' combination. A student starts from them
+            unless its method makes a start of its own; None for a fresh, seeded initialisation.
         server_round: The round of federated learning that the uploads belong to, from 1; 1 for one-shot runs.
         memory: The method's memory from the round before (:attr:`Outcome.memory`); None in its first.
         proxy: Images on the server, without labels: [N, ch, H, W] on the CPU, uint8 or float32 in [0, 1]; None if it
@@ -97,6 +98,11 @@ class Job:
     shards: Shards | None = None
     clients_seed: int | None = None
     store_images: int = 0
+
+    @property
+    def refines(self) -> bool:
+        """Whether ``start`` is the uploads' combination, which no client started from and a method fine-tunes."""
+        return self.start is not None and self.clients_seed is None
 
 
 @dataclass(frozen=True)

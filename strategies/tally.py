@@ -167,21 +167,22 @@ def _inverted(job: Job, learner: Learner, pool: OpinionPool, tick: Callable[[], 
 
 
 def start_of(job: Job, pool: OpinionPool, progress: Progress) -> State | None:
-    """Return the weights before the first step; None for fresh ones, also where no client has the architecture."""
-    if job.start is not None:
+    """Return the weights before the first step: those of the job in a round, and where no client has the architecture.
+
+    None stands for fresh ones.
+    """
+    if job.refines or job.config.start == "fresh":
         return job.start
     # The number of examples that the pool counts: examples that it caps or leaves out stay out of the start, too.
     sizes = pool.examples().sum(1).round().tolist()
     alike = [k for k, upload in enumerate(job.uploads) if upload.architecture == job.student and sizes[k] > 0]
-    if job.config.start == "fresh":
-        return None
     norms = {k: norms_of(job.uploads[k].read()) for k in alike}
     if broken := [k for k in alike if not all(map(math.isfinite, norms[k].values()))]:
         names = ", ".join(job.uploads[k].client for k in broken)
         progress.record({"note": f"the student's start leaves out {names}: their weights are not finite"})
         alike = [k for k in alike if k not in broken]
     if not alike:
-        return None
+        return job.start
     factors = dict(zip(alike, shrinkage([norms[k] for k in alike]), strict=True))
     if large := [job.uploads[k].client for k in alike if factors[k]]:
         why = f"they have tensors more than {LARGEST:g} times as large as the clients' median"
@@ -215,7 +216,7 @@ def check_last_layer(job: Job) -> None:
     # The clients' architectures are not known yet if there are several.
     if job.config.counts in READ_OFF_ROWS and set(job.builders) == {job.student}:
         _head_keys(job, "counts", "noise")
-    if job.config.start == "class-weighted" and job.start is None:
+    if job.config.start == "class-weighted" and not job.refines:
         _head_keys(job)
 
 

@@ -59,7 +59,7 @@ class Refiner:
             OptionError: The job lacks something that the method needs; the message names it.
         """
         # The round supplies the method's start, so that the needs of the config's own start do not apply.
-        check_needs(self.method, replace(job, config=self.config, start={}))
+        check_needs(self.method, replace(job, config=self.config, start={}, clients_seed=None))
 
     @classmethod
     def of(cls, name: str, **changes: Any) -> Refiner:

@@ -172,13 +172,26 @@ def test_student_starts_fresh_if_set_or_if_no_client_has_its_architecture(start:
 
 
 @pytest.mark.parametrize("start", ["fresh", "class-weighted", "average"])
-def test_student_starts_where_the_job_says(start: str) -> None:
+def test_student_starts_where_a_round_says(start: str) -> None:
     model = BUILDERS["narrow"]()
     given = {name: value.clone() for name, value in model.state_dict().items()}
     student = student_of(replace(STILL, start=start), start=given)
     assert all(torch.equal(student[name], given[name]) for name in STATISTICS)
     for name, _ in model.named_parameters():
         torch.testing.assert_close(student[name], given[name], msg=name)
+
+
+def test_weights_that_clients_were_sent_are_the_start_of_a_fresh_student_alone() -> None:
+    given = {name: value.clone() for name, value in BUILDERS["narrow"]().state_dict().items()}
+    wide = (upload(1, "wide"), upload(3, "wide"))
+
+    def first(start: str, uploads: tuple[Upload, ...] = UPLOADS, *, sent: bool = True) -> dict[str, Tensor]:
+        return student_of(replace(STILL, start=start), uploads, start=given if sent else None, clients_seed=0)
+
+    torch.testing.assert_close(first("fresh")["0.weight"], given["0.weight"])
+    torch.testing.assert_close(first("class-weighted", wide)["0.weight"], given["0.weight"])
+    for start in ("class-weighted", "average"):
+        torch.testing.assert_close(first(start)["0.weight"], first(start, sent=False)["0.weight"])
 
 
 @pytest.mark.parametrize("start", ["class-weighted", "average"])
