@@ -12,7 +12,7 @@ Deviations: the paper and its code differ, and each has a preset. By default the
     per client, L1 of logits with the clients' as constants, KL with the clients first, labels in fixed shares. The
     cross-entropy is weighed per sample as in the paper. The KL is summed over classes: the code's mean over them makes
     the learning rate C times smaller. alpha has no 1e-6 in its denominator, because a class without examples is never
-    drawn. Pixels of a crop's border are black, where the code's are the mean. Clients come in the order of their names.
+    drawn. ``augmentation`` is an addition, whose crops have a black border. Clients come in the order of their names.
     Unless all clients tell label counts, classes and clients weigh the same; Tally's pool has its own, teaching alone.
 """
 

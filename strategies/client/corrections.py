@@ -81,7 +81,7 @@ class LocalUpdate:
         sent: The request's arrays by name of record.
         momentum: Momentum of the client's SGD; 0 for none.
         memory: The client's state of earlier rounds; None: every round starts without one.
-        label_counts: The client's examples per class [C], for a generator's labels; None: the labels of its batches.
+        label_counts: The client's examples per class [C], which end a generator's epochs; None: it takes part in all.
 
     Raises:
         UploadError: The request does not fit the model, or builds on a state that the client has lost.
