@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from client_app.attacking import check_rounds, poisoned
 from client_app.keeping import Trained
@@ -79,16 +79,19 @@ def local_round(
 
 
 @contextmanager
-def counted_steps(model: nn.Module, step: Callable[[float], None]) -> Iterator[None]:
-    """Call ``step`` with the learning rate after every optimiser step on a model's parameters."""
+def counted_steps(model: nn.Module, step: Callable[..., None]) -> Iterator[None]:
+    """Call ``step(lr, at_rest=)`` for every optimiser step on a model's parameters.
+
+    At rest the optimiser has no state before the step, as where ``client.momentum-epochs`` has cleared it.
+    """
     parameters = {id(parameter) for parameter in model.parameters()}
 
     def count(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ARG001
         for group in optimizer.param_groups[:1]:
             if id(group["params"][0]) in parameters:
-                step(float(group["lr"]))
+                step(float(group["lr"]), at_rest=not optimizer.state)
 
-    handle = register_optimizer_step_post_hook(count)
+    handle = register_optimizer_step_pre_hook(count)
     try:
         yield
     finally:

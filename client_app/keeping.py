@@ -100,7 +100,8 @@ class Keep:
             OSError: A file cannot be written.
         """
         make_run_place(self._folder)
-        data = save({key: value.contiguous() for key, value in state.items()})
+        # Copies, because safetensors writes no tensors that share their memory, as tied weights do.
+        data = save({key: value.clone(memory_format=torch.contiguous_format) for key, value in state.items()})
         facts = {**asdict(trained), _WEIGHTS: hashlib.sha256(data).hexdigest()}
         facts |= {key: None for key in _MEASURED if math.isnan(facts[key])}  # JSON has no NaN
         atomic_write(self._weights, data)

@@ -19,6 +19,7 @@ from client_app.sam import sharpen
 from client_app.widened import widened
 from fl_app.config import ClientConfig
 from fl_app.data import ImageData, Normalization, augment, normalize
+from strategies.core.errors import DataError
 from strategies.core.memory import kept_memory
 from strategies.core.seeds import derive_seed, seeded_torch
 
@@ -112,7 +113,12 @@ def minimise(
 
     Returns:
         The last epoch.
+
+    Raises:
+        DataError: There is no example, or a batch of one for a model whose batch normalisation needs two.
     """
+    if not len(data.labels):
+        raise DataError("there are no examples to train on: must be at least 1")
     generator = torch.Generator().manual_seed(derive_seed(seed, "batches"))
     optimizer = optimizer_of(model, config)
     lengths = epoch_lengths(config, len(data.labels))
@@ -199,6 +205,19 @@ def _batches(order: torch.Tensor, config: ClientConfig) -> list[torch.Tensor]:
     return [chosen for chosen in torch.split(order, size) if len(chosen) >= least]
 
 
+def _checked(step: Objective, inputs: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Take a step, and turn torch's refusal of a single value per channel into a line for the client's owner."""
+    try:
+        return step(inputs, labels)
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        raise DataError(
+            f"a batch has {len(labels)} of the client's examples, and the model's batch normalisation needs more: "
+            "must be at least 2, by client.batch-size and the examples it has"
+        ) from error
+
+
 def _one_epoch(
     data: ImageData,
     step: Objective,
@@ -210,7 +229,7 @@ def _one_epoch(
     total, seen = torch.zeros(2), 0
     for chosen in batches:
         labels = data.labels[chosen]
-        loss, right = step(prepare(data.images[chosen]), labels)
+        loss, right = _checked(step, prepare(data.images[chosen]), labels)
         total += torch.stack([loss * len(labels), right])
         seen += len(labels)
     mean = total / seen

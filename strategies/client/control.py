@@ -37,9 +37,9 @@ class Travel:
     length: float = 0.0
     _speed: float = 0.0
 
-    def step(self, lr: float) -> None:
-        """Count one step with the learning rate ``lr``."""
-        self._speed = self.momentum * self._speed + 1.0
+    def step(self, lr: float, *, at_rest: bool = False) -> None:
+        """Count one step with the learning rate ``lr``; at rest its optimiser had no momentum before it."""
+        self._speed = (0.0 if at_rest else self.momentum * self._speed) + 1.0
         self.length += lr * self._speed
 
 

@@ -137,9 +137,9 @@ class LocalUpdate:
             terms += [part.penalty(model, logits, labels) for part in self._on_batches]
         return torch.stack(terms).sum() if terms else torch.zeros(())
 
-    def step(self, lr: float) -> None:
-        """Count a step taken with the learning rate ``lr``."""
-        self._travel.step(lr)
+    def step(self, lr: float, *, at_rest: bool = False) -> None:
+        """Count a step taken with the learning rate ``lr``; at rest its optimiser had no momentum before it."""
+        self._travel.step(lr, at_rest=at_rest)
         for part in self._on_batches:
             part.step()
 

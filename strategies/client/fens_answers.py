@@ -250,8 +250,8 @@ def _compute(asked: _Asked) -> Said:
         if packed is None or packed.digest != digest:
             raise UploadError(f"member {number} of the ensemble has another digest than the server's offer")
         module = unpack_member(packed, partial(asked.local.build, architecture, asked.told))
-        with torch.no_grad():
-            values.append(torch.cat([module(part) for part in torch.split(inputs, BATCH)]).float().numpy())
+        with torch.no_grad():  # copies, because a member that works in place would change the others' inputs
+            values.append(torch.cat([module(part.clone()) for part in torch.split(inputs, BATCH)]).float().numpy())
     seen = inputs.float().numpy() if facts.get("sees-inputs") else np.zeros(0, np.float32)
     logits = Logits(tuple(members), np.stack(values), np.asarray(labels, dtype=np.int64), seen)
     asked.cache.save(asked.ensemble, logits)

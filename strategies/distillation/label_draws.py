@@ -33,12 +33,14 @@ def draw_labels(held: Sequence[int], count: int, draw: str, rng: torch.Generator
     The arithmetic is in integers, so that rounding changes no label.
 
     Args:
-        held: n^y at least 0, not all zero [C].
+        held: n^y at least 0, not all zero [C]; shares of :data:`MOST` replace more examples than that.
         count: The number of labels.
         draw: ``"fixed"``: class c gets the places from ``floor(P(c - 1) count)`` to ``floor(P(c) count)``, P the
             cumulative p, then all are shuffled; ``"independent"``: each label is drawn independently.
         rng: A CPU generator.
     """
+    if (claimed := sum(held)) > MOST:  # the products below must stay within 64 bits
+        held = [max(min(count, 1), count * MOST // claimed) for count in held]
     ends = torch.tensor(held, dtype=torch.int64).cumsum(0)
     total = int(ends[-1])
     if draw == "independent":

@@ -24,6 +24,8 @@ from .sums import Statistics
 # Half decades; in units of the mean eigenvalue they span the needs of any backbone, N and d.
 LAMBDAS = tuple(round(10.0 ** (k / 2), 10) for k in range(-8, 4))
 SHRINKAGES = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
+# The least trace of the covariance, as a share of that of the Gram matrix.
+LEAST_SCATTER = 1e-12
 # The bias of a class without examples: no score comes near it, and float32 holds it.
 NEVER = -1e30
 
@@ -99,7 +101,9 @@ class Lda:
         seen = int((statistics.counts > 0).sum())
         covariance = statistics.scatter_within / max(1.0, statistics.examples - seen)
         self._values, self._vectors = torch.linalg.eigh(covariance)
-        self._mean_value = float(torch.trace(covariance)) / statistics.features
+        # Without scatter within the classes, as of one example each, rounding leaves 0 or less, which has no inverse.
+        least = LEAST_SCATTER * float(torch.trace(statistics.gram))
+        self._mean_value = max(float(torch.trace(covariance)), least) / statistics.features
         self._rotated = statistics.class_means @ self._vectors
 
     def spectrum(self, shrinkage: float) -> Tensor:

@@ -237,11 +237,30 @@ def test_client_says_its_name_when_it_is_asked(monkeypatch: pytest.MonkeyPatch) 
 
 def test_counted_steps_are_those_of_the_model_alone_and_of_the_block() -> None:
     model, other, rates = nn.Linear(2, 2), nn.Linear(2, 2), list[float]()
+
+    def step(lr: float, *, at_rest: bool) -> None:
+        assert at_rest  # SGD without momentum has no state
+        rates.append(lr)
+
     optimizers = [torch.optim.SGD(each.parameters(), lr=lr) for each, lr in ((model, 0.5), (other, 0.1))]
-    with counted_steps(model, rates.append):
+    with counted_steps(model, step):
         for optimizer in optimizers:
             optimizer.step()
         optimizers[0].param_groups[0]["lr"] = 0.25
         optimizers[0].step()
     optimizers[0].step()
     assert rates == [0.5, 0.25]
+
+
+def test_counted_steps_travel_as_far_as_a_weight_whose_momentum_is_forgotten() -> None:
+    model, travel = nn.Linear(1, 1, bias=False), corrections.Travel(0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    began = float(model.weight.detach())
+    with counted_steps(model, travel.step):
+        for number in range(9):
+            if number % 3 == 0:  # as client.momentum-epochs does
+                optimizer.state.clear()
+            model.weight.grad = torch.ones_like(model.weight)
+            optimizer.step()
+
+    assert travel.length == pytest.approx(began - float(model.weight.detach()), rel=1e-5)

@@ -35,6 +35,16 @@ def test_kept_uploads_come_back_equal(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.tmp"))
 
 
+def test_tied_weights_are_kept_like_others(tmp_path: Path) -> None:
+    weight = torch.arange(4.0).reshape(2, 2)
+
+    kept(tmp_path).save(TRAINED, {"first": weight, "second": weight})
+
+    found = kept(tmp_path).load()
+    assert found is not None
+    assert all(torch.equal(found[1][key], weight) for key in ("first", "second"))
+
+
 def test_a_loss_that_is_no_number_is_kept_too(tmp_path: Path) -> None:
     kept(tmp_path).save(replace(TRAINED, loss=float("nan")), STATE)
 

@@ -11,6 +11,7 @@ from torch import nn
 from client_app.local_training import Epoch, epoch_lengths, train
 from fl_app.config import ClientConfig
 from fl_app.data import ImageData, Normalization
+from strategies.core.errors import DataError
 from strategies.core.seeds import derive_seed
 
 FAST = ClientConfig(epochs=4, batch_size=8, lr=0.1)
@@ -123,3 +124,17 @@ def test_momentum_when_forgotten_after_every_epoch_equals_training_that_starts_a
     assert not torch.allclose(weights(run(config, data=toy(16))[0]), weights(forgetful), atol=1e-4)
     kept, _ = run(replace(config, momentum_epochs=2), data=toy(16))
     assert torch.equal(weights(kept), weights(run(config, data=toy(16))[0]))
+
+
+@pytest.mark.parametrize("config", [replace(FAST, batch_size=1), FAST, replace(FAST, steps=3)])
+def test_a_batch_that_is_too_small_for_batch_normalisation_is_refused_in_one_line(config: ClientConfig) -> None:
+    count = 5 if config.batch_size == 1 else 1
+
+    with pytest.raises(DataError, match="a batch has 1 of the client's examples, .* needs more: must be at least 2"):
+        run(config, net=model(norm=True), data=toy(count))
+    run(config, data=toy(count))
+
+
+def test_a_client_without_examples_is_refused() -> None:
+    with pytest.raises(DataError, match="there are no examples to train on"):
+        run(replace(FAST, steps=3), data=toy(0))

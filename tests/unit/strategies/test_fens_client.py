@@ -7,12 +7,16 @@ import subprocess
 import sys
 import textwrap
 import time
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from fens_fakes import RUN, DirectClients, fens_job, fitted
+from fens_fakes import CLASSES, RUN, DirectClients, fens_job, fitted
+from method_fakes import BUILDERS, UPLOADS, upload
+from torch import nn
 
 from strategies.client import logits as module
 from strategies.client.fens import respond
@@ -118,6 +122,25 @@ def test_held_out_of_nothing_is_nothing_and_a_whole_share_is_refused() -> None:
     assert [len(part) for part in held_out(0, client="a", seed=0)] == [0, 0]
     with pytest.raises(OptionError, match="the share of examples to keep is 1.0: must be a number from 0, below 1"):
         held_out(5, client="a", seed=0, share=1.0)
+
+
+def test_a_member_that_works_in_place_changes_neither_examples_nor_the_logits_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, inplace in (("hasty", True), ("calm", False)):
+        layers = partial(nn.Hardtanh, -0.1, 0.1, inplace)
+        monkeypatch.setitem(
+            BUILDERS, name, lambda layers=layers: nn.Sequential(layers(), nn.Flatten(), nn.Linear(128, CLASSES))
+        )
+
+    def stored(first: str) -> np.ndarray[Any, Any]:
+        clients = DirectClients(tmp_path / first)
+        fitted(clients, replace(fens_job(), uploads=(upload(0, first), *UPLOADS[1:])))
+        (path,) = (tmp_path / first).rglob("c1-ensembles-*/*.npz")
+        values: np.ndarray[Any, Any] = np.load(path)["values"]
+        return values
+
+    np.testing.assert_array_equal(stored("hasty"), stored("calm"))
 
 
 def test_a_round_runs_where_torch_cannot_be_imported(tmp_path: Path) -> None:

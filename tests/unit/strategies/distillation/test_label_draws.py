@@ -118,3 +118,13 @@ def test_weights_of_a_class_are_shares_of_its_examples_and_equal_without_example
     found = class_weights([(3, 0, 0, 5), (1, 0, 2, 5)])
     assert found.tolist() == [[0.75, 0.5, 0.0, 0.5], [0.25, 0.5, 1.0, 0.5]]
     assert found.dtype == torch.float32
+
+
+@pytest.mark.parametrize("draw", ["fixed", "independent"])
+@pytest.mark.parametrize("held", [[10**17, 1, 0, 1], [2**62, 2**62, 0, 5]])
+def test_claims_without_measure_are_drawn_from_as_shares(draw: str, held: list[int]) -> None:
+    labels = draw_labels(held, 300, draw, rng(0, "claims"))
+
+    assert 2 not in labels.tolist()
+    assert set(labels.tolist()) <= {0, 1, 3}
+    assert 0 in labels.tolist()

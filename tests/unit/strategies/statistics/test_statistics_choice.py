@@ -1,3 +1,4 @@
+import math
 import time
 
 import pytest
@@ -5,7 +6,7 @@ import torch
 from statistics_fakes import divided, examples, of
 
 from strategies.statistics.choice import FOLDS, choose_penalty, choose_shrinkage, folds_of, values_of
-from strategies.statistics.heads import Ridge, squared_error
+from strategies.statistics.heads import Lda, Ridge, squared_error
 from strategies.statistics.sums import Statistics
 
 
@@ -103,3 +104,17 @@ def test_forgetting_joining_and_their_choice_take_under_a_second() -> None:
     kept = torch.cat([rows[:800], rows[1000:]])
     labels = torch.cat([torch.arange(200) % 3] * 9)
     torch.testing.assert_close(forgotten.weight, Ridge(of(kept, labels)).head(choice.value).weight, rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("sizes", [(100, 1), (1, 1, 1), (1,)])
+def test_clients_of_single_examples_leave_a_finite_choice_and_head(sizes: tuple[int, ...]) -> None:
+    for seed in range(10):
+        rows, labels = examples(seed, sum(sizes))
+        parts = zip(rows.split(list(sizes)), labels.split(list(sizes)), strict=True)
+        clients = {f"c{number}": of(*part) for number, part in enumerate(parts)}
+
+        found = choose_shrinkage(clients, seed=0)
+
+        head = Lda(Statistics.total(clients.values())).head(found.value)
+        assert all(map(math.isfinite, found.curve.values()))
+        assert head.weight.isfinite().all()
