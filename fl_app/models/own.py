@@ -11,6 +11,7 @@ from torch import nn
 
 from fl_app.project import FAILURES, called, function_of, one_line
 from strategies.core.errors import OptionError
+from strategies.core.kinds import tried
 from strategies.core.seeds import seeded_torch
 
 Shape = tuple[int, int, int]
@@ -56,7 +57,7 @@ class OwnArchitecture:
         with seeded_torch(0, "check"), torch.no_grad():
             model = self().eval()
             try:
-                found = model(torch.zeros(2, *self.input_shape))
+                found = tried(model, self.input_shape)
             except FAILURES as error:
                 reason = one_line(error)
                 raise OptionError(f"{what} does not take examples of shape {self.input_shape}: {reason}") from error

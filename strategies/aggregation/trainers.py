@@ -275,12 +275,8 @@ def _misses(answer: Answer) -> bool:
 
 
 def _normalized(job: Job, examples: torch.Tensor) -> torch.Tensor:
-    import torch
-
     from ..teacher.augment import Standardize, dequantize
 
-    if examples.dtype != torch.uint8:  # rows and texts are stored as their models read them
-        return examples
     inputs: torch.Tensor = Standardize(job.normalization)(dequantize(examples))
     return inputs
 

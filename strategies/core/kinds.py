@@ -5,6 +5,11 @@ The name of its architecture says it; a method works on uploads of one kind, :at
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+from .facts import Normalization
+
 CLASSIFIER = "classifier"
 OPEN_SET = "open-set"
 PROTOTYPES = "prototypes"
@@ -18,6 +23,8 @@ GRAM, SQUARES = "gram", "squares"
 PREDICTING = (CLASSIFIER, OPEN_SET, PROTOTYPES)
 # The kinds whose architectures are classifiers' with a suffix.
 SUFFIXES = {OPEN_SET: "+unknown", PROTOTYPES: "+prototypes", BLOCK: "+block"}
+# What a model raises on examples that it does not take.
+REFUSALS = (AttributeError, IndexError, RuntimeError, TypeError, ValueError)
 
 
 def kind_of(architecture: str) -> str:
@@ -51,3 +58,30 @@ def base_of(architecture: str) -> str:
 def holds_images(input_shape: tuple[int, int, int]) -> bool:
     """Say whether examples of this shape are images; rows of features are (F, 1, 1), texts of L tokens (1, 1, L)."""
     return input_shape[1] > 1
+
+
+def default_normalization(input_shape: tuple[int, int, int]) -> Normalization:
+    """Return the input space where none is given: images from -1 to 1, rows and texts as they are stored."""
+    channels = input_shape[0]
+    same = Normalization((0.0,) * channels, (1.0,) * channels)
+    return Normalization.half(channels) if holds_images(input_shape) else same
+
+
+def tried(model: Callable[..., Any], input_shape: tuple[int, int, int]) -> Any:
+    """Return what a model makes of two blank examples; texts that it refuses as floats are whole numbers.
+
+    Raises:
+        REFUSALS: It takes neither.
+    """
+    import torch
+
+    blank = torch.zeros(2, *input_shape)
+    try:
+        return model(blank)
+    except REFUSALS as error:
+        if tuple(input_shape[:2]) != (1, 1):
+            raise
+        try:
+            return model(blank.long())
+        except REFUSALS as again:
+            raise TypeError(f"{error}; as whole numbers: {again}") from again

@@ -16,6 +16,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from ..combiners.outcomes import load_model
 from ..compute import choose
 from ..core.errors import OptionError
+from ..core.kinds import default_normalization, holds_images
 from ..method import ASSUMED, Job, Method, Normalization
 from ..run.identity import open_run
 from ..run.quarantine import guarded_replay
@@ -47,7 +48,7 @@ class OneShot(Strategy):
         num_classes: C, the number of outputs of every model.
         input_shape: (channels, height, width) of one image.
         student: The architecture of the result; needed if ``model`` is a dict of several.
-        normalization: The models' input space; None for mean 0.5 and std 0.5 in every channel.
+        normalization: The models' input space; None for mean 0.5 and std 0.5 of images; rows and texts stay as is.
         config: The method's config; None for its defaults.
         compute: Where the server stage runs: ``"ray"`` (the default), ``"in-process"``, or a ServerCompute.
         run_dir: The run folder: made if it is new, resumed if it is a run folder; None for a new one under
@@ -91,14 +92,14 @@ class OneShot(Strategy):
             raise OptionError(f"min_uploads is {min_uploads}: must be a whole number at least 1")
         if not 0.0 <= fraction_evaluate <= 1.0:
             raise OptionError(f"fraction_evaluate is {fraction_evaluate}: must be a number from 0 to 1")
-        self.method, self._assumed = method, normalization is None
+        self.method, self._assumed = method, normalization is None and holds_images(input_shape)
         self.job = Job(
             uploads=(),
             builders=builders,
             student=chosen_student(student, builders),
             num_classes=num_classes,
             input_shape=input_shape,
-            normalization=normalization or Normalization.half(input_shape[0]),
+            normalization=normalization or default_normalization(input_shape),
             config=chosen_config(config, method),
             seed=seed,
             clients_seed=seed,

@@ -17,7 +17,7 @@ from ..core.checkpoints import read_checkpoint
 from ..core.durable import atomic_write, make_folder, store_errors
 from ..core.errors import OptionError, UploadError, blaming
 from ..core.facts import UploadFacts
-from ..core.kinds import CLASSIFIER, kind_of
+from ..core.kinds import CLASSIFIER, default_normalization, holds_images, kind_of
 from ..core.options import meant
 from ..method import ASSUMED, METHODS, Job, Method, Normalization, Outcome, Upload
 from ..uploads.builders import check_student, chosen_config, chosen_student, named_builders
@@ -174,7 +174,7 @@ def merge(
     sizes = further.pop("num_examples", None)
     builders = copies_of(named, chosen.uploads) if model is None else named_builders(model)
     facts = _facts(named, label_counts, sizes, num_classes)
-    defaults = {"normalization": Normalization.half(input_shape[0]), "threads": all_cores(), "device": "auto"}
+    defaults = {"normalization": default_normalization(input_shape), "threads": all_cores(), "device": "auto"}
     students = {name: build for name, build in builders.items() if kind_of(name) == CLASSIFIER} or builders
     given: dict[str, Any] = {
         **defaults,
@@ -184,9 +184,10 @@ def merge(
     }
     uploads = _uploads(named, facts, Signatures(builders))
     job = Job(uploads, builders, num_classes=num_classes, input_shape=input_shape, **given)
-    if kind_of(job.student) == CLASSIFIER:
+    # Where the result is an ensemble of other models than classifiers, no student is built.
+    if kind_of(job.student) == CLASSIFIER and (chosen.uploads == CLASSIFIER or chosen.kind == "student"):
         check_student(job)
-    if further.get("normalization") is None and len(input_shape) == 3 and min(input_shape[1:]) > 1:
+    if further.get("normalization") is None and holds_images(input_shape):
         with OneLine() as note:  # a line of its own, which no progress is written over
             (log or note)(ASSUMED)
     with OneLine() as line, Journal(None, log or line, label=method) as journal:
@@ -243,25 +244,30 @@ def _uploads(
     uploads = []
     for client in sorted(named):
         with blaming(f"model {client!r}"):
-            state = _state(named[client])
-            architecture = _architecture(state, signatures)
+            kept = _kept(named[client])
+            architecture = _architecture(_state(kept), signatures)
             known = UploadFacts(**{**vars(facts[client]), "architecture": architecture})
-            read = partial(_checked, named[client], known, signatures)
+            read = partial(_checked, kept, known, signatures)
             read()
         uploads.append(Upload(known, read))
     return tuple(uploads)
 
 
-def _checked(trained: Trained, facts: UploadFacts, signatures: Signatures) -> State:
-    wanted = signatures[facts.architecture]
-    return check_upload(_state(trained), facts, wanted, tensor_form("tensors", exact=False))
-
-
-def _state(trained: Trained) -> State:
+def _kept(trained: Trained) -> State | str | Path:
+    """Return a file's name, or a copy of the tensors, which their owner may train further."""
     if isinstance(trained, str | Path):
-        return read_checkpoint(Path(trained).expanduser())
+        return trained
     state = trained.state_dict() if isinstance(trained, nn.Module) else trained
-    return {key: value.detach().cpu() for key, value in state.items()}
+    return {key: value.detach().to("cpu", copy=True) for key, value in state.items()}
+
+
+def _checked(kept: State | str | Path, facts: UploadFacts, signatures: Signatures) -> State:
+    wanted = signatures[facts.architecture]
+    return check_upload(_state(kept), facts, wanted, tensor_form("tensors", exact=False))
+
+
+def _state(kept: State | str | Path) -> State:
+    return kept if isinstance(kept, dict) else read_checkpoint(Path(kept).expanduser())
 
 
 def _architecture(state: State, signatures: Signatures) -> str:

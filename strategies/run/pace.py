@@ -43,7 +43,8 @@ class Pace:
         """Return the seconds left; None while nothing tells them."""
         if not self._borders:
             return self._left_in_first_epoch(now)
-        spans = self._spans()
+        if not (spans := self._spans()):
+            return None
         counts = [count for _, count in spans]
         growing = len(set(counts)) > 1 and all(counts)
         expected = _line(spans) if growing else (fmean(span for span, _ in spans), 0.0)
@@ -67,7 +68,9 @@ class Pace:
         time, step = (self.began, float(self.first)) if self._anchor is None else self._anchor[:2]
         found = []
         for border, number, count in self._borders:
-            found.append(((border - time) / (number - step), count))
+            # A first report at the end of an epoch's only step leaves no part of that epoch to measure.
+            if number > step:
+                found.append(((border - time) / (number - step), count))
             time, step = border, float(number)
         # Without a report before it, the first span holds the start of the stage too.
         return found[1:] if self._anchor is None and len(found) > 1 else found

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import OptionError
+from ..core.kinds import REFUSALS, tried
 from ..core.seeds import seeded_torch
 
 if TYPE_CHECKING:
@@ -61,8 +62,8 @@ def check_student(job: Job) -> None:
     with seeded_torch(job.seed, "check"), torch.no_grad():
         model = job.builders[job.student]().eval()
         try:
-            found = tuple(model(torch.zeros(2, *job.input_shape)).shape)
-        except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+            found = tuple(tried(model, job.input_shape).shape)
+        except REFUSALS as error:
             raise OptionError(
                 f"input_shape is {job.input_shape}, and model {job.student!r} does not take such images: {error}"
             ) from error

@@ -39,7 +39,8 @@ def check_needs(method: Method, job: Job) -> None:
             f"{Need.SIDES_OF_FOUR.value}. Choose another size or another method: {fitting(job)}"
         )
     if Need.SAME_ARCHITECTURE in missing:
-        others = [f"{u.client} ({u.architecture})" for u in job.uploads if base_of(u.architecture) != job.student]
+        base = base_of(job.student)
+        others = [f"{u.client} ({u.architecture})" for u in job.uploads if base_of(u.architecture) != base]
         raise OptionError(
             f"method {method.name!r} needs one architecture for all, {job.student!r}; different are "
             f"{', '.join(others)}. Choose another method: {fitting(job)}"
@@ -199,7 +200,7 @@ def _lacking(job: Job) -> set[Need]:
     """Return the needs that a job is known not to meet; the facts of uploads are unknown without them."""
     images = holds_images(job.input_shape)
     met = {
-        Need.SAME_ARCHITECTURE: all(base_of(upload.architecture) == job.student for upload in job.uploads),
+        Need.SAME_ARCHITECTURE: {base_of(upload.architecture) for upload in job.uploads} <= {base_of(job.student)},
         Need.LABEL_COUNTS: all(upload.label_counts is not None for upload in job.uploads),
         Need.IMAGES: images,
         Need.SIDES_OF_FOUR: images and not any(side % 4 for side in job.input_shape[1:]),

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..core.errors import UploadError
 from .checks import Form, Shape
 
 if TYPE_CHECKING:
@@ -28,8 +29,11 @@ def tensor_form(what: str, *, exact: bool) -> Form:
     return Form(what, "tensor {!r}", _read, misfit)
 
 
-def _read(value: torch.Tensor, _: Shape, dtype: str, __: str) -> np.ndarray[Any, Any]:
-    return value.detach().to(_dtype(dtype)).numpy()
+def _read(value: torch.Tensor, _: Shape, dtype: str, what: str) -> np.ndarray[Any, Any]:
+    try:
+        return value.detach().to(_dtype(dtype)).numpy()
+    except TypeError as error:  # numpy has no bfloat16
+        raise UploadError(f"{what} is {dtype} in the architecture: must be float32") from error
 
 
 def _dtype(name: str) -> torch.dtype:

@@ -16,6 +16,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from ...combiners.outcomes import load_model
 from ...core.errors import OptionError
+from ...core.kinds import default_normalization
 from ...core.options import flatten
 from ...gatekeeper.config import OFF
 from ...method import Job, Normalization
@@ -57,7 +58,7 @@ class Iterative(Strategy):
         num_classes: C, the number of outputs of the model.
         input_shape: (channels, height, width) of one image.
         student: The architecture, if ``model`` is a dict of several.
-        normalization: The model's input space; None for mean 0.5 and std 0.5 in every channel.
+        normalization: The model's input space; None for mean 0.5 and std 0.5 of images; rows and texts stay as is.
         config: Rounds, strategy and its numbers; None for the defaults.
         base: The strategy that combines a round's models; None for the one in ``config``.
         refiner: The method that fine-tunes every round's model, and its config; None for none.
@@ -106,7 +107,7 @@ class Iterative(Strategy):
             student=chosen_student(student, builders),
             num_classes=num_classes,
             input_shape=input_shape,
-            normalization=normalization or Normalization.half(input_shape[0]),
+            normalization=normalization or default_normalization(input_shape),
             config=config or IterativeConfig(),
             seed=seed,
             threads=options.threads or all_cores(),

@@ -47,6 +47,15 @@ def narrow(num_classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(16, num_classes - 1))
 
 
+class Words(nn.Module):
+    def __init__(self, num_classes):
+        super().__init__()
+        self.table = nn.EmbeddingBag(50, num_classes)
+
+    def forward(self, x):
+        return self.table(x.flatten(1))
+
+
 def halves(num_classes, input_shape):
     return Net(num_classes, input_shape).half()
 
@@ -101,6 +110,13 @@ def test_an_own_architecture_maps_examples_to_logits(name: str) -> None:
 @pytest.mark.usefixtures("project")
 def test_an_own_architecture_serves_shapes_that_the_zoo_does_not_take() -> None:
     assert list(builders(10, (5, 3, 2), ["own_models:Net"])) == ["own_models:Net"]
+
+
+@pytest.mark.usefixtures("project")
+def test_an_own_architecture_may_take_the_tokens_of_texts_alone() -> None:
+    assert "own_models:Words" in builders(3, (1, 1, 7), ["own_models:Words"])
+    with pytest.raises(OptionError, match=r"does not take examples of shape \(1, 2, 7\): "):
+        builders(3, (1, 2, 7), ["own_models:Words"])
 
 
 @pytest.mark.usefixtures("project")

@@ -202,6 +202,14 @@ def test_architectures_of_encoders_must_be_the_student_s() -> None:
         check_needs(METHOD, job(upload(0), upload(1, "normed+prototypes")))
 
 
+def test_student_may_be_named_like_the_encoders_themselves() -> None:
+    named = job(upload(0), upload(1), student="net+prototypes")
+    check_needs(METHOD, named)
+
+    with pytest.raises(OptionError, match=r"needs one architecture for all, 'net\+prototypes'; different are c1 \(nor"):
+        check_needs(METHOD, replace(named, uploads=(upload(0), upload(1, "normed+prototypes"))))
+
+
 def test_name_of_an_encoder_tells_its_kind_and_its_classifier() -> None:
     assert kind_of("lenet5+prototypes") == "prototypes"
     assert [base_of(name) for name in ("a+prototypes", "a+unknown", "a", "statistics")] == ["a", "a", "a", "statistics"]

@@ -20,7 +20,7 @@ from strategies.core.clients import Answer
 from strategies.core.errors import OptionError, QuorumError
 from strategies.core.seeds import derive_seed
 from strategies.fens import METHOD, FensConfig, asks
-from strategies.method import Job, Silent
+from strategies.method import Job, Normalization, Silent
 from strategies.uploads.needs import check_needs
 
 
@@ -294,11 +294,18 @@ def test_clients_hold_out_a_share_only_where_a_step_uses_it(changes: dict[str, A
 
 
 def test_rows_on_the_server_reach_the_members_as_they_are() -> None:
-    rows = torch.randn(5, 2, 8, 8)
+    for stored in (torch.randn(5, 7, 1, 1), torch.randint(0, 50, (5, 1, 1, 7))):
+        channels = stored.shape[1]
+        job = replace(fens_job(), normalization=Normalization((0.0,) * channels, (1.0,) * channels))
+        assert torch.equal(trainers._normalized(job, stored), stored)
 
-    torch.testing.assert_close(trainers._normalized(fens_job(), rows), rows)
-    pixels = torch.full((1, 2, 8, 8), 255, dtype=torch.uint8)
-    assert trainers._normalized(fens_job(), pixels).unique().tolist() == [1.0]
+
+def test_pixels_on_the_server_reach_the_members_normalised_in_either_type() -> None:
+    pixels = torch.tensor([0, 51, 255], dtype=torch.uint8).view(3, 1, 1, 1).expand(3, 2, 8, 8)
+
+    for stored in (pixels, pixels.float() / 255):
+        found = trainers._normalized(fens_job(), stored)
+        torch.testing.assert_close(found[:, 0, 0, 0], torch.tensor([-1.0, -0.6, 1.0]))
 
 
 def test_a_round_without_a_quorum_fails_and_says_how_many_are_needed(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from torch import nn
 from strategies import Result, load_ensemble_module, merge
 from strategies.core.errors import OptionError, UploadError
 from strategies.fedavg import FedAvgConfig
+from strategies.method import ASSUMED, Normalization
 from strategies.run.one_line import OneLine
 from strategies.tally import TallyConfig
 
@@ -139,6 +140,8 @@ def test_a_student_of_copied_layers_starts_afresh() -> None:
         ({"config": FedAvgConfig()}, OptionError, "config is FedAvgConfig: must be TallyConfig"),
         ({"num_classes": 5}, OptionError, "num_classes is 5, but model 'Net' maps 2 images"),
         ({"models": [Net(4)], "model": Net}, UploadError, "model 'client-000'.*conv.weight is float32"),
+        ({"models": [Net().bfloat16()]}, UploadError,
+         "model 'client-000': tensor 'conv.weight' is bfloat16 in the architecture: must be float32"),
         ({"models": ["nowhere.pt"], "model": Net}, UploadError, "nowhere.pt does not exist"),
         ({"method": "dw-fedens", "models": [Net(4)], "model": {"a": Net, "b": lambda: Net(2)}, "student": "a"},
          UploadError, "fit none of a, b"),
@@ -165,6 +168,97 @@ def test_a_model_with_an_unknown_class_is_merged_by_fedov() -> None:
     result = merge([trained(seed, lambda: Net(classes=5)) for seed in range(2)], "fedov", **SHAPE)
 
     assert predicted(result).shape == (3, 4)
+
+
+class Encoder(nn.Module):
+    """Four logits and five features, as FAFI's clients train them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Linear(64, 5)
+        self.prototypes = nn.Parameter(torch.randn(4, 5))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        features = self.encoder(images.flatten(1))
+        return torch.cat([features @ self.prototypes.T, features], 1)
+
+
+def unknowing() -> nn.Module:
+    return Net(classes=5)
+
+
+@pytest.mark.parametrize(
+    ("method", "build", "kind"), [("fafi", Encoder, "prototypes"), ("fedov", unknowing, "unknown")]
+)
+def test_models_of_another_kind_are_merged_whatever_their_builder_is_called(
+    tmp_path: Path, method: str, build: Callable[[], nn.Module], kind: str
+) -> None:
+    models = [trained(seed, build) for seed in range(2)]
+    given: list[Any] = [build, {f"net+{kind}": build}, {"net": Net, f"net+{kind}": build}]
+
+    results = [merge(models, method, model=model, **SHAPE) for model in given]
+
+    assert predicted(results[0]).shape == (3, 4)
+    assert all(torch.equal(predicted(results[0]), predicted(other)) for other in results[1:])
+    for number, result in enumerate(results):
+        result.save(tmp_path / str(number))
+        loaded = load_ensemble_module(tmp_path / str(number), dict(result.job.builders))
+        assert torch.equal(loaded(IMAGES), predicted(result))
+
+
+def test_an_encoder_that_cannot_be_copied_asks_for_its_builder() -> None:
+    with pytest.raises(OptionError, match=r"layer 'at the top' \(Encoder\) has no reset_parameters: needs model="):
+        merge([trained(0, Encoder)], "fafi", **SHAPE)
+
+
+class Words(nn.Module):
+    """A model of texts that refuses numbers with fractions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.EmbeddingBag(50, 4)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.table(tokens.flatten(1))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("model", [None, Words])
+def test_models_of_texts_are_merged(model: Callable[[], nn.Module] | None) -> None:
+    words, tokens = [trained(seed, Words) for seed in range(2)], torch.randint(0, 50, (3, 1, 1, 7))
+
+    ensemble = merge(words, "fedens", model=model, **{**SHAPE, "input_shape": (1, 1, 7)}).ensemble
+
+    assert ensemble is not None
+    with torch.no_grad():
+        torch.testing.assert_close(ensemble(tokens), (words[0](tokens) + words[1](tokens)) / 2)
+
+
+def test_rows_without_a_normalization_are_merged_as_they_are() -> None:
+    said: list[str] = []
+
+    def row_net() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(5, 4))
+
+    shape = {**SHAPE, "log": said.append}
+    rows = merge([trained(0, row_net)], "fedens", **{**shape, "input_shape": (5, 1, 1)})
+    assert rows.job.normalization == Normalization((0.0,) * 5, (1.0,) * 5)
+    assert ASSUMED not in said
+    assert merge(NETS, "fedens", **shape).job.normalization == Normalization((0.5,), (0.5,))
+    assert ASSUMED in said
+
+
+def test_a_result_does_not_follow_models_that_are_trained_further() -> None:
+    nets = [trained(seed).eval() for seed in range(2)]
+    with torch.no_grad():
+        expected = (nets[0](IMAGES) + nets[1](IMAGES)) / 2
+    results = [merge(given, "fedens", model=Net, **SHAPE) for given in (nets, [net.state_dict() for net in nets])]
+
+    with torch.no_grad():
+        for parameter in nets[0].parameters():
+            parameter.zero_()
+
+    for result in results:
+        torch.testing.assert_close(predicted(result), expected)
 
 
 def code_of(folder: Path) -> str:

@@ -35,7 +35,7 @@ from strategies import (
     RunOptions,
     load_ensemble_module,
 )
-from strategies.core.errors import OptionError
+from strategies.core.errors import OptionError, QuorumError
 from strategies.method import ASSUMED, Normalization
 from strategies.run.run_folder import RunFolder
 
@@ -162,6 +162,17 @@ def test_start_says_that_it_assumes_a_normalization(
 ) -> None:
     strategy(OneShotFedAvg, tmp_path / "run", normalization=given).start(FakeGrid(GRID))
     assert (ASSUMED in said) == (given is None)
+
+
+def test_rows_without_a_normalization_stay_as_they_are(tmp_path: Path, said: list[str]) -> None:
+    def row_net() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(5, 4))
+
+    found = strategy(OneShotFedAvg, tmp_path / "run", model=row_net, input_shape=(5, 1, 1), min_uploads=9)
+    assert found.job.normalization == Normalization((0.0,) * 5, (1.0,) * 5)
+    with pytest.raises(QuorumError):
+        found.start(FakeGrid({}), timeout=0)
+    assert ASSUMED not in said
 
 
 def test_start_sends_initial_arrays_and_settings_and_begins_the_student_there(tmp_path: Path) -> None:

@@ -73,6 +73,24 @@ def test_estimate_within_the_first_epoch_exists_where_its_steps_are_told() -> No
     assert all(ratio == pytest.approx(1.0, abs=0.05) for share, ratio in found if 0.05 <= share < 0.5)
 
 
+@pytest.mark.parametrize("first", [0, 7])
+def test_estimate_of_epochs_of_one_step_begins_with_the_second(first: int) -> None:
+    found = errors([4.0] * 12, [1] * 12, start_s=60.0, told=True, first=first)
+
+    # Five reports of the start, then two per epoch.
+    assert [ratio for _, ratio in found[:8]] == [None] * 8
+    assert all(ratio is None or ratio == pytest.approx(1.0, abs=1e-6) for _, ratio in found)
+    assert found[-2][1] is None  # the truth is 0
+    assert found[-3][1] is not None
+
+
+def test_first_report_at_the_end_of_an_epoch_of_one_step_gives_no_estimate_yet() -> None:
+    pace = Pace(0, 0.0)
+    pace.note(1.0, 0, 5, (1, 1))
+    pace.note(1.1, 1, 5, (0, 1))
+    assert pace.left(1.2) is None
+
+
 def test_start_is_no_work() -> None:
     found = errors([1.0] * 10, [10] * 10, start_s=300.0, told=True)
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from strategies.core.errors import OptionError
 from strategies.core.facts import UploadFacts
-from strategies.core.kinds import holds_images
+from strategies.core.kinds import default_normalization, holds_images, tried
 from strategies.feddf import FedDfConfig
 from strategies.fens import FensConfig
 from strategies.method import METHODS, Job, Need, Normalization, Silent, Upload
@@ -50,6 +50,18 @@ def job(shape: tuple[int, int, int] = ROW, config: object = None, proxy: torch.T
 )
 def test_images_have_more_than_one_line(shape: tuple[int, int, int], images: bool) -> None:
     assert holds_images(shape) is images
+    mean, std = (0.5, 0.5) if images else (0.0, 1.0)
+    assert default_normalization(shape) == Normalization((mean,) * shape[0], (std,) * shape[0])
+
+
+def test_a_text_that_a_model_takes_in_no_form_is_refused_with_both_reasons() -> None:
+    def no_words(x: torch.Tensor) -> torch.Tensor:
+        raise ValueError(f"no {x.dtype}")
+
+    with pytest.raises(TypeError, match="no torch.float32; as whole numbers: no torch.int64"):
+        tried(no_words, TEXT)
+    with pytest.raises(ValueError, match="^no torch.float32$"):
+        tried(no_words, ROW)
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if METHODS[name].needs & {Need.IMAGES, Need.SIDES_OF_FOUR}])

@@ -44,6 +44,7 @@ from strategies.flower.rounds import loop
 from strategies.flower.rounds.base import Base, base_of
 from strategies.flower.rounds.fednova import FedNova
 from strategies.flower.rounds.stc import Stc
+from strategies.method import Normalization
 from strategies.rounds.config import TITLES
 from strategies.rounds.refinement import Refiner
 from strategies.teacher.average import weighted_mean
@@ -105,6 +106,13 @@ def result_of(strategy: Iterative, clients: Mapping[int, Client], **more: Any) -
 
 def rows_of(run_dir: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_rows_without_a_normalization_stay_as_they_are_in_rounds() -> None:
+    rows = Iterative(lambda: nn.Sequential(nn.Flatten(), nn.Linear(5, 2)), num_classes=2, input_shape=(5, 1, 1))
+    assert rows.job.normalization == Normalization((0.0,) * 5, (1.0,) * 5)
+    images = Iterative(net, num_classes=CLASSES, input_shape=SHAPE)
+    assert images.job.normalization == Normalization((0.5,), (0.5,))
 
 
 @pytest.mark.parametrize("name", TITLES)
