@@ -46,7 +46,8 @@ class HeldOut:
         """Yield normalised images [B, ch, H, W] with their labels [B]."""
         for function in self.functions:
             self._remember(function)
-        images_labels = zip(torch.split(self.data.images, BATCH), torch.split(self.data.labels, BATCH), strict=True)
+        sizes = self._sizes()
+        images_labels = zip(torch.split(self.data.images, sizes), torch.split(self.data.labels, sizes), strict=True)
         for images, labels in images_labels:
             pixels = normalize(images, self.normalization.mean, self.normalization.std)
             yield pixels.to(device), labels.to(device)
@@ -65,7 +66,15 @@ class HeldOut:
     @property
     def num_batches(self) -> int:
         """The number of batches in :meth:`batches`."""
-        return -(-len(self.data.labels) // BATCH)
+        return len(self._sizes())
+
+    def _sizes(self) -> list[int]:
+        """Return the sizes of the batches.
+
+        A single last image joins the batch before: normalisation by a batch's own statistics needs two.
+        """
+        sizes = [len(part) for part in torch.split(self.data.labels, BATCH)]
+        return [*sizes[:-2], BATCH + 1] if sizes[1:] and sizes[-1] == 1 else sizes
 
     def _count(self, models: int) -> None:
         if self.passed is not None:

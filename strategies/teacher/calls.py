@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils.checkpoint import checkpoint
 
-from .grouped import NarrowMembers, StackedMembers, narrow_layer
+from .grouped import NarrowMembers, StackedMembers, narrow_layer, stackable
 
 # Number of members whose activations are kept for the backward pass; those of the others are recomputed.
 KEPT = 10
@@ -33,16 +33,17 @@ def together(members: Sequence[nn.Module], kinds: Sequence[str], *, stack: bool)
     Args:
         members: The M members.
         kinds: The kind of each member [M]; members of one kind differ only in the values of their weights.
-        stack: Stacks members of one kind. Otherwise they share a narrow first layer if they have one, and are called
-            one by one if not: on a CPU that beats every stacked form.
+        stack: Stacks members of one kind that are :func:`.grouped.stackable`, and calls others one by one. Without it
+            they share a narrow first layer if they have one, and are called one by one if not: on a CPU that beats
+            every stacked form.
     """
     calls: list[Call] = []
     for numbers in _of_one_kind(kinds):
         group = [members[number] for number in numbers]
         traced = [member for member in group if isinstance(member, fx.GraphModule)]
-        if stack:
+        if stack and stackable(group[0]):
             calls.append((numbers, StackedMembers(group)))
-        elif len(traced) == len(group) > 1 and all(map(narrow_layer, traced)):
+        elif not stack and len(traced) == len(group) > 1 and all(map(narrow_layer, traced)):
             calls.append((numbers, NarrowMembers(traced)))
         else:
             calls += [_alone(number, members[number]) for number in numbers]

@@ -1,12 +1,15 @@
 """Equal but faster forms of models that predict and are never trained.
 
 Every rewriting needs the model's graph, which torch.fx traces from its forward pass. A model that cannot be traced
-stays unchanged.
+stays unchanged, and so does one whose code asks for types or changes the modes of torch: its graph could differ.
 """
 
 from __future__ import annotations
 
+import operator
+import sys
 from collections import Counter
+from functools import partialmethod
 from typing import Any
 
 import torch
@@ -30,6 +33,9 @@ _UNREADABLE = (
 _NORMS: dict[type, type] = {nn.Conv1d: nn.BatchNorm1d, nn.Conv2d: nn.BatchNorm2d, nn.Conv3d: nn.BatchNorm3d}
 _RELUS = (F.relu, F.relu_, torch.relu, torch.relu_, "relu", "relu_")
 _POOL_OPTIONS = ("stride", "padding", "dilation", "ceil_mode", "return_indices")
+_UPDATES = (
+    "iadd", "iand", "ifloordiv", "ilshift", "imod", "imul", "ior", "ipow", "irshift", "isub", "itruediv", "ixor",
+)  # fmt: skip
 
 
 def simplified(model: nn.Module) -> nn.Module:
@@ -52,16 +58,65 @@ def simplified(model: nn.Module) -> nn.Module:
     if not (folded or pools):
         return model
     _pool_before_relu(graph_module, pools)
+    _spare_image(graph_module)
     graph_module.delete_all_unused_submodules()
     graph_module.recompile()
     return graph_module.eval()
+
+
+class _StandIn(fx.Proxy):
+    """A stand-in for a tensor that records updates in place as such, and tells the model's code no type."""
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        # ``isinstance`` reads this. Of the code that asks, only torch.fx expects a stand-in.
+        if not sys._getframe(1).f_globals.get("__name__", "").startswith("torch.fx"):
+            raise fx.proxy.TraceError("the model's code asks for the type of a tensor")
+        return _StandIn
+
+    def _record(self, update: str, other: Any) -> fx.Proxy:
+        return self.tracer.create_proxy("call_function", _updated, (update, self, other), {})
+
+
+for _update in _UPDATES:
+    setattr(_StandIn, f"__{_update}__", partialmethod(_StandIn._record, _update))
+
+
+def _updated(update: str, left: Any, right: Any) -> Any:
+    """Return ``left`` after an update such as ``left += right``.
+
+    The code that torch.fx makes of :func:`operator.iadd` would change a number under its other names too.
+    """
+    return getattr(operator, update)(left, right)
+
+
+class _Tracer(fx.Tracer):
+    """Reads a model into a graph; refuses one that switches gradients or automatic precision, which a graph loses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._modes = _modes()
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        if _modes() != self._modes:
+            raise fx.proxy.TraceError("the model's code changes a mode of torch")
+        return _StandIn(node, self)
+
+    def create_arg(self, a: Any) -> Any:
+        # The original asks whether this is a parameter first.
+        return a.node if isinstance(a, _StandIn) else super().create_arg(a)
+
+
+def _modes() -> tuple[bool, ...]:
+    return torch.is_grad_enabled(), *map(torch.is_autocast_enabled, ("cpu", "cuda"))
 
 
 def _read(model: nn.Module) -> fx.GraphModule | None:
     if any(part._forward_hooks or part._forward_pre_hooks or part._backward_hooks for part in model.modules()):
         return None
     try:
-        graph_module = fx.symbolic_trace(model)
+        tracer = _Tracer()
+        graph_module = fx.GraphModule(model, tracer.trace(model), type(model).__name__)
     except _UNREADABLE:
         return None
     # A tensor made during the forward pass, such as noise, would become a constant of the graph.
@@ -119,11 +174,51 @@ def _pool_before_relu(model: fx.GraphModule, pools: list[fx.Node]) -> None:
         # An in-place ReLU also changes its input for the input's other users.
         if (function in _RELUS or _layer(model, relu, nn.ReLU)) and len(relu.users) == 1:
             source = relu.all_input_nodes[0]
-            if len(source.users) == 1:
+            if len(source.users) == 1 and _stays(model, relu, pool):
                 pool.replace_all_uses_with(relu)
                 pool.replace_input_with(relu, source)
                 relu.replace_input_with(source, pool)
                 pool.append(relu)
+
+
+def _stays(model: fx.GraphModule, relu: fx.Node, pool: fx.Node) -> bool:
+    """Return whether nothing is changed in place from the ReLU on to the pooling, nor the pooling's value later."""
+    order = [*model.graph.nodes]
+    between = order[order.index(relu) + 1 : order.index(pool)]
+    return not any(_in_place(model, node) for node in between) and not _overwritten(model, pool)
+
+
+def _spare_image(model: fx.GraphModule) -> None:
+    """Copy images that the model would change in place: other members read them too."""
+    for image in (node for node in model.graph.nodes if node.op == "placeholder" and _overwritten(model, node)):
+        with model.graph.inserting_after(image):
+            own = model.graph.call_method("clone", (image,))
+        image.replace_all_uses_with(own, delete_user_cb=lambda user, own=own: user is not own)
+
+
+def _overwritten(model: fx.GraphModule, node: fx.Node) -> bool:
+    """Return whether a later step may change a node's value in place, itself or through a view of it."""
+    seen: set[fx.Node] = set()
+    aliases = [node]
+    for alias in aliases:
+        for user in alias.users:
+            if user in seen or user.all_input_nodes[0] is not alias:
+                continue
+            seen.add(user)
+            if _in_place(model, user):
+                return True
+            # A layer with weights returns new memory; any other step may return a view of its first input.
+            if user.op != "call_module" or not [*model.get_submodule(str(user.target)).parameters()]:
+                aliases.append(user)
+    return False
+
+
+def _in_place(model: fx.GraphModule, node: fx.Node) -> bool:
+    """Return whether a node may change its first input."""
+    if node.op == "call_module":
+        return bool(getattr(model.get_submodule(str(node.target)), "inplace", False))
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    return node.target is _updated or name.endswith("_") or bool(node.kwargs.get("inplace"))
 
 
 def _layer(model: fx.GraphModule, node: fx.Node, *kinds: type[nn.Module]) -> Any:

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call, vmap
 
+from .copies import copies_whole
 from .pooling import lean_max_pool2d
 
 # Measured with ten members: of six channels the joint convolution is eight times faster with the gradient to grey
 # images, and 2.4 times to those of three channels; of eight it is as fast, of sixteen slower.
 NARROW = 8
+
+# Running several members as one may raise any of these, for example where code branches on a tensor's values.
+_REFUSALS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+# The first images that try the stack, and by how much its answers may differ: bfloat16 rounds coarsely.
+_TRIED, _TOLERANCE = 8, 0.2
 
 
 class StackedMembers:
@@ -24,11 +31,16 @@ class StackedMembers:
     On a CPU it is slower than one member after another; on a GPU it has not been measured. The members' weights move
     into stacked tensors and the members keep views, so that memory holds each weight once.
 
+    Some operations have no batched form, such as recurrent layers. The first images are therefore asked both ways,
+    with the gradient to them; if the stack fails or differs, the members are called one after another from then on.
+
     Args:
-        members: m modules [B, ch, H, W] -> [B, C] that differ only in the values of their weights.
+        members: m :func:`stackable` modules [B, ch, H, W] -> [B, C] that differ only in the values of their weights.
     """
 
     def __init__(self, members: Sequence[nn.Module]) -> None:
+        self._members = list(members)
+        self._works: bool | None = None
         self._skeleton = copy.deepcopy(members[0]).to("meta")
         states = [dict([*member.named_parameters(), *member.named_buffers()]) for member in members]
         self._state = {name: torch.stack([state[name].detach() for state in states]) for name in states[0]}
@@ -38,13 +50,53 @@ class StackedMembers:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the logits [m, B, C] for images [B, ch, H, W]."""
+        if self._works is None and len(x):
+            self._works = _same(self._stacked, self._one_by_one, x[:_TRIED])
+        return self._stacked(x) if self._works else self._one_by_one(x)
 
+    def _one_by_one(self, x: Tensor) -> Tensor:
+        return torch.stack([member(x) for member in self._members])
+
+    def _stacked(self, x: Tensor) -> Tensor:
         def one(state: dict[str, Tensor]) -> Tensor:
             logits: Tensor = functional_call(self._skeleton, state, (x,))
             return logits
 
         logits: Tensor = vmap(one)(self._state)
         return logits
+
+
+def stackable(member: nn.Module) -> bool:
+    """Return whether a copy of a member without its weights is whole: weights are not tied, nor held by functions."""
+    held = [
+        id(tensor)
+        for layer in member.modules()
+        for tensors in (layer.named_parameters, layer.named_buffers)
+        for _, tensor in tensors(recurse=False, remove_duplicate=False)
+    ]
+    return len(held) == len({*held}) and copies_whole(member)
+
+
+def _same(stacked: Callable[[Tensor], Tensor], one_by_one: Callable[[Tensor], Tensor], x: Tensor) -> bool:
+    """Return whether two forms of the same members run, and agree in logits and in the gradient to images."""
+    try:
+        # The caller may count or drop the tensors that its own backward pass needs: these are none of them.
+        with torch.enable_grad(), saved_tensors_hooks(lambda kept: kept, lambda kept: kept):
+            found, expected = _answers(stacked, x), _answers(one_by_one, x)
+    except _REFUSALS:
+        return False
+    return all(
+        float((ours - theirs).norm()) <= _TOLERANCE * float(theirs.norm()) + 1e-6
+        for ours, theirs in zip(found, expected, strict=True)
+    )
+
+
+def _answers(call: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+    # Tokens are integers, which have no gradient.
+    x = x.detach().clone().requires_grad_(x.is_floating_point())
+    logits = call(x).float()
+    gradient = torch.autograd.grad(logits.square().sum(), x)[0] if logits.requires_grad else torch.zeros(())
+    return logits.detach(), gradient
 
 
 class NarrowMembers:

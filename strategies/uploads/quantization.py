@@ -14,7 +14,6 @@ and the logits are read off their grid.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -141,19 +140,20 @@ def calibrate(model: nn.Module, batches: Iterable[Tensor]) -> dict[str, tuple[fl
 
 
 def as_int8(model: nn.Module, ranges: Ranges | None = None) -> nn.Module:
-    """Return a copy of a model that computes like its quantised form, in eval mode.
+    """Let a model compute like its quantised form from now on, in eval mode.
+
+    In place, because a copy would not be whole where a function of the model closes over it.
 
     Args:
         model: Any module from inputs [B, ...] to logits [B, C].
         ranges: What :func:`calibrate` found; without it only the weights are quantised.
 
     Returns:
-        A module with the same names. It can be copied and pickled, and its gradients reach the input.
+        The model. It can be copied and pickled as before, and its gradients reach the input.
     """
-    member = copy.deepcopy(model).eval()
-    member.load_state_dict(dequantized(quantized(member.state_dict())))
-    quantize_activations(member, ranges or {})
-    return member
+    model.load_state_dict(dequantized(quantized(model.state_dict())))
+    quantize_activations(model, ranges or {})
+    return model.eval()
 
 
 def quantize_activations(model: nn.Module, ranges: Ranges) -> None:

@@ -261,3 +261,14 @@ def test_a_single_image_when_it_is_all_there_is_trains() -> None:
 
     assert epochs[-1].loss < epochs[0].loss
     assert not torch.equal(weights(net), weights(model()))
+
+
+def test_training_of_a_three_dimensional_convolution_runs_and_stores_others_channels_last() -> None:
+    net = nn.Sequential(
+        nn.Conv2d(1, 2, 3), nn.Unflatten(1, (1, 2)), nn.Conv3d(1, 4, (2, 3, 3)), nn.Flatten(), nn.Linear(16, 3)
+    )
+
+    _, epochs = run(net=net)
+
+    assert epochs[-1].loss < epochs[0].loss
+    assert net[0].weight.is_contiguous(memory_format=torch.channels_last)  # type: ignore[operator,union-attr]

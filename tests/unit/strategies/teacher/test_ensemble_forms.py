@@ -108,6 +108,8 @@ def test_stacked_members_equal_the_loop(fold: bool, most: int, images: Tensor, m
     monkeypatch.setattr(module, "KEPT", most)
     model = ensemble(form="stacked", fold=fold)
     assert len(model._together) == {1: 5, 2: 3, 10: 2}[most]
+    model.member_logits(images)
+    assert all(isinstance(call, StackedMembers) and call._works for _, call in model._together)
     for ours, theirs in zip(
         answers(model.member_logits, images), answers(ensemble(fold=fold).member_logits, images), strict=True
     ):
@@ -172,9 +174,9 @@ def test_int8_members_are_the_quantised_uploads_whatever_form_is_asked_for(
     for upload, ours in zip(chosen, logits, strict=True):
         alone = BUILDERS[upload.architecture]()
         alone.load_state_dict(upload.read())
+        assert not torch.equal(ours, alone.eval()(images))
         member = as_int8(alone, upload.ranges).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         assert torch.equal(ours, member(images))
-        assert not torch.equal(ours, alone.eval()(images))
 
 
 def test_int8_members_have_the_weights_and_grids_that_clients_are_sent(images: Tensor) -> None:

@@ -97,3 +97,40 @@ def test_from_uploads_with_weights_that_do_not_fit_names_the_client() -> None:
     with pytest.raises(UploadError, match="'hospital-3' does not fit 'net'") as caught:
         Ensemble.from_uploads([upload], {"net": net}, Mean())
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+@pytest.mark.parametrize("part", [None, slice(1, 3)])
+def test_members_of_any_precision_give_float32_logits(
+    images: torch.Tensor, dtype: torch.dtype, part: slice | None
+) -> None:
+    class Casting(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = super().forward(x.to(dtype))
+            return out
+
+    members = [Casting(nn.Flatten(), nn.Linear(64, 3)).to(dtype) for _ in range(3)]
+    expected = torch.stack([member(images) for member in members[part or slice(None)]]).float()
+    ensemble = Ensemble(members, Mean())
+    logits = ensemble.member_logits(images, part)
+    assert logits.dtype == torch.float32
+    assert torch.equal(logits, expected)
+    assert ensemble(images).dtype == torch.float32
+
+
+def test_three_dimensional_convolutions_keep_their_layout_and_others_are_stored_channels_last() -> None:
+    class Deep(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.flat, self.deep = nn.Conv2d(2, 3, 3), nn.Conv3d(1, 2, 3)
+            self.register_buffer("scale", torch.rand(1, 2, 1, 1, 1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (self.deep(self.flat(x)[:, None]) * self.scale).mean((3, 4)).flatten(1)
+
+    torch.manual_seed(0)
+    member, x = Deep().eval(), torch.rand(4, 2, 7, 7)
+    expected = member(x)
+    torch.testing.assert_close(Ensemble([member], Mean())(x), expected)
+    assert member.flat.weight.is_contiguous(memory_format=torch.channels_last)
+    assert member.deep.weight.is_contiguous()

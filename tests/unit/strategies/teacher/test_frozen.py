@@ -7,6 +7,8 @@ from forward_backward import answers
 from torch import Tensor, fx, nn
 
 from fl_app.models import build, builders
+from strategies.combiners.combiners import Mean
+from strategies.teacher.ensemble import Ensemble
 from strategies.teacher.frozen import simplified
 
 
@@ -116,6 +118,18 @@ UNSAFE: dict[str, Callable[[Net, Tensor], Tensor]] = {
     "an in-place ReLU's input is used again": lambda m, x: _aliased(m, m.conv(x)),
     "the branch depends on the images": lambda m, x: m.norm(m.conv(x)) if x.sum() > 0 else m.conv(x),
     "the size is a Python number": lambda m, x: m.norm(m.conv(x)) * int(x.shape[2]),
+    "a sum in place changes another name's value": lambda m, x: _updated("iadd", m.norm(m.conv(x)), 0.3),
+    "so does a difference": lambda m, x: _updated("isub", m.norm(m.conv(x)), 0.3),
+    "so does a product": lambda m, x: _updated("imul", m.norm(m.conv(x)), 0.3),
+    "so does a quotient": lambda m, x: _updated("itruediv", m.norm(m.conv(x)), 3.0),
+    "a number has no other names": lambda m, x: m.norm(m.conv(x)) * _updated("iadd", x.shape[2], 1),
+    "the branch depends on the type": lambda m, x: m.norm(m.conv(x)) * (2 if isinstance(x, Tensor) else 1),
+    "a function tells the type": lambda m, x: m.norm(m.conv(x)) * (2 if torch.is_tensor(x) else 1),
+    "no gradient passes a part": lambda m, x: m.norm(m.conv(x)) + _without_gradient(m.relu, x.mean()),
+    "a part is computed in bfloat16": lambda m, x: _in_bfloat16(m, x),
+    "the pooling's value changes in place": lambda m, x: m.pool(m.relu(m.conv(x))).mul_(0.5),
+    "a view of it does": lambda m, x: F.hardtanh(m.pool(m.relu(m.conv(x))).flatten(1), 0.0, 0.5, inplace=True),
+    "the ReLU's input changes before the pooling": lambda m, x: _changed_between(m, m.conv(x)),
     "the pooling tells its indices": lambda m, x: F.max_pool2d(m.relu(m.norm(m.conv(x))), 2, return_indices=True)[0],
 }
 
@@ -127,6 +141,35 @@ def _twice(x: Tensor, pool: nn.Module) -> Tensor:
 def _aliased(model: Net, x: Tensor) -> Tensor:
     model.pool(torch.relu_(x))
     return x
+
+
+def _updated(update: str, x: Tensor, other: Tensor | float) -> Tensor:
+    before = x
+    if update == "iadd":
+        x += other
+    elif update == "isub":
+        x -= other
+    elif update == "imul":
+        x *= other
+    else:
+        x /= other
+    return x * before
+
+
+def _without_gradient(layer: nn.Module, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        return layer(x)  # type: ignore[no-any-return]
+
+
+def _in_bfloat16(model: Net, x: Tensor) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return model.norm(model.conv(x)).float()  # type: ignore[no-any-return]
+
+
+def _changed_between(model: Net, x: Tensor) -> Tensor:
+    rectified = model.relu(x.flatten(1).view(x.shape))
+    x.add_(1.0)
+    return model.pool(rectified) + x.mean()  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("way", UNSAFE)
@@ -156,3 +199,25 @@ def test_normalisation_without_running_statistics_stays() -> None:
     fast = simplified(model)
     assert norms(fast) == 1
     assert_equal(model, fast, images())
+
+
+def test_a_step_in_place_behind_another_layer_leaves_the_rewriting_alone() -> None:
+    model = net(lambda m, x: F.relu(m.same(m.pool(m.relu(m.conv(x)))), inplace=True))
+    names = [str(target) for target in targets(simplified(model))]
+    assert ["pool" in name for name in names if "pool" in name or "relu" in name] == [True, False, False]
+    assert_equal(model, simplified(model), images())
+
+
+def test_simplified_members_that_change_their_images_in_place_leave_them_to_the_others() -> None:
+    def way(model: Net, x: Tensor) -> Tensor:
+        x -= 0.5
+        return model.norm(model.conv(x))  # type: ignore[no-any-return]
+
+    model, x = net(way), images()
+    expected = model(x.clone())
+    fast = simplified(model)
+    assert norms(fast) == 0
+    for logits in Ensemble([fast, fast], Mean()).member_logits(x):
+        torch.testing.assert_close(logits, expected)
+    assert torch.equal(x, images())
+    assert answers(fast, x)[1].any()
