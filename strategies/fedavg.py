@@ -7,6 +7,7 @@ Symbols: w_k -> uploads[k].read(); n_k -> uploads[k].num_examples.
 Where: Algorithm 1, the server's last line -> teacher.average.weighted_mean.
 Deviations: one round. The published code of DENSE and Co-Boosting averages with equal weights: option ``weights``.
     Buffers of batch normalisation are averaged too, as there; FENS keeps the first client's: option ``bn_buffers``.
+    ``linear = "merged"`` merges linear layers in closed form (teacher.merged), which is this library's own.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .combiners.merged_uploads import merged_uploads
 from .core.options import check, option
 from .core.seeds import seeded_torch
 from .method import Method, Need, Outcome
@@ -35,6 +37,11 @@ class FedAvgConfig:
     bn_buffers: str = option(
         "average", "batch-normalisation buffers: averaged, or the first client's", choices=("average", "first")
     )
+    linear: str = option(
+        "averaged",
+        "linear layers: averaged, or merged in closed form by the directions of the clients' updates",
+        choices=("averaged", "merged"),
+    )
 
     def __post_init__(self) -> None:
         check(self, "fedavg")
@@ -49,6 +56,8 @@ def fit(job: Job, progress: Progress) -> Outcome:
     if job.config.bn_buffers == "first":
         first = job.uploads[0].read()
         student |= {name: first[name] for name in _buffers(job)}
+    if job.config.linear == "merged":
+        student |= merged_uploads(job, job.uploads, weights, progress)
     return Outcome(student=student, timings={"average": time.perf_counter() - begin})
 
 

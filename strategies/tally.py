@@ -21,6 +21,7 @@ from torch import Tensor
 
 from .combiners.combiners import name_of
 from .combiners.feature_noise import noise_for, on_features, on_images
+from .combiners.merged_uploads import merged_uploads
 from .combiners.noise import noise_batches, overlaid
 from .combiners.opinion_pools import class_shares
 from .combiners.tally_pool import READ_OFF_ROWS, TallyPoolOptions
@@ -42,10 +43,10 @@ from .teacher.heads import head_keys
 from .uploads.needs import check_gradients
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from .combiners.opinion_pools import OpinionPool
-    from .method import Job, Progress, State
+    from .method import Job, Progress, State, Upload
 
 
 # Every published figure of Tally was measured with these values, without weight decay and clipping.
@@ -53,6 +54,7 @@ OPTIMIZER = "adam"
 SCHEDULE = "one-cycle"
 INVERSION_STEPS = 16  # per image that is inverted beside the noise
 SPAN_STEPS = 60  # per image that is moved into a client's span
+BY_CLASS = ("class-weighted", "merged")  # the starts whose last layer is weighed class by class
 
 
 @dataclass(frozen=True)
@@ -77,8 +79,9 @@ class TallyConfig(TallyPoolOptions, DistillOptions):
     start: str = option(
         "class-weighted",
         "the student before its first step: the average of the uploads of its architecture, its last layer class by "
-        "class as the counts say; the plain average; or fresh weights",
-        choices=("class-weighted", "average", "fresh"),
+        "class as the counts say; the same with its other linear layers merged by the clients' updates; the plain "
+        "average; or fresh weights",
+        choices=("class-weighted", "merged", "average", "fresh"),
     )
 
     def __post_init__(self) -> None:
@@ -187,18 +190,25 @@ def start_of(job: Job, pool: OpinionPool, progress: Progress) -> State | None:
     if large := [job.uploads[k].client for k in alike if factors[k]]:
         why = f"they have tensors more than {LARGEST:g} times as large as the clients' median"
         progress.record({"note": f"the student's start takes {', '.join(large)} for as large as the others: {why}"})
-    keys = _head_keys(job) if job.config.start == "class-weighted" else ()
+    keys: Sequence[str] = _head_keys(job) if job.config.start in BY_CLASS else ()
     heads: list[State] = []
 
     def states() -> Iterator[State]:  # one at a time: only the last layer of each is kept
         for k in alike:
-            state = shrunk(job.uploads[k].read(), factors[k])
+            state = _shrunk(job.uploads[k], factors[k])
             heads.append({key: state[key].clone() for key in keys if key in state})
             yield state
 
     start = weighted_mean(states(), [sizes[k] for k in alike])
+    if job.config.start == "merged":
+        read = [replace(job.uploads[k], read=partial(_shrunk, job.uploads[k], factors[k])) for k in alike]
+        start |= merged_uploads(job, read, [sizes[k] for k in alike], progress, but=keys[0])
     shares = class_shares(pool.examples().cpu()[alike])
     return start | {key: class_weighted([head[key] for head in heads], shares, start[key]) for key in heads[0]}
+
+
+def _shrunk(upload: Upload, factors: Mapping[str, float]) -> State:
+    return shrunk(upload.read(), factors)
 
 
 def check_last_layer(job: Job) -> None:
@@ -216,7 +226,7 @@ def check_last_layer(job: Job) -> None:
     # The clients' architectures are not known yet if there are several.
     if job.config.counts in READ_OFF_ROWS and set(job.builders) == {job.student}:
         _head_keys(job, "counts", "noise")
-    if job.config.start == "class-weighted" and not job.refines:
+    if job.config.start in BY_CLASS and not job.refines:
         _head_keys(job)
 
 

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from ..core.errors import OptionError
 from ..core.seeds import initial_torch
 from ..teacher.copies import built
+from ..teacher.merged import began_from
 from .opinion_pools import RULES, UNHELD, OpinionPool, centred
 from .trained import hold_as_buffers, register
 
@@ -40,7 +41,6 @@ SHARE = 0.3  # largest number of basis vectors, as a share of the layer's inputs
 LEAST_RESIDUAL = 1e-5  # r_k(x) is exact to about a tenth of it in float32
 LEAST_SINGULAR = 1e-6  # singular values below it, as a share of the largest, are rounding
 POWER, LEAST_CHANGE = 2.0, 0.5
-ALIKE = 0.2  # least cosine of a layer's weights with those it started from; of two independent starts it is near 0
 BELOW = "below."  # prefix of the start weights among the combiner's tensors
 
 
@@ -223,7 +223,7 @@ def spans_of(job: Job, heard: Sequence[bool], *, share: float = SHARE) -> Spans 
     for upload, read in zip(job.uploads, heard, strict=True):
         state = upload.read() if read else start
         weight, began = state[f"{name}.weight"].double(), start[f"{name}.weight"].double()
-        if read and float(nn.functional.cosine_similarity(weight.flatten(), began.flatten(), dim=0)) < ALIKE:
+        if read and not began_from(weight, began):
             return f"{upload.client} did not start from the weights of the others"
         bases.append(span(weight - began, share))
         if read:

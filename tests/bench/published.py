@@ -34,12 +34,14 @@ REPLAYS = {
     "tally, read off": ("tally", "tally.counts=noise-rows"),
     "label-count-ensemble": ("label-count-ensemble",),
     "tally": ("tally",),
+    "fedavg, merged": ("fedavg", "fedavg.linear=merged"),
+    "tally, merged": ("tally", "tally.counts=noise-rows", "tally.start=merged"),
     "tally, spans": ("tally", "conf/tally-spans.toml", "tally.counts=noise-rows"),
     "intactofl": ("intactofl",),
     "dense": ("dense",),
     "co-boosting": ("co-boosting",),
 }
-QUICK = tuple(REPLAYS)[:5]
+QUICK = tuple(REPLAYS)[:7]
 # Name -> the settings of a run with clients of its own. Those of FENS keep a tenth of their examples for its rounds. A
 # checkpoint has no ranges of activations, without which FENS's eight bits would be those of the weights alone.
 RUNS = {"fens": ("conf/fens-deployment.toml", "fens.precision=float32")}

@@ -30,6 +30,8 @@ GROUPS: dict[str, dict[str, Entry]] = {
         "**Tally, counts read off**": ("tally, read off", "Tally"),
     },
     f"{UNCHANGED}, and start from the server's: one model": {
+        "FedAvg, linear layers merged": ("fedavg, merged", "FedAvg (one shot)"),
+        "Tally, counts read off, merged start": ("tally, merged", "Tally"),
         "Tally, counts read off, images in the spans": ("tally, spans", "Tally"),
     },
     TOLD: {

@@ -65,7 +65,7 @@ def make_spans(job: Job) -> Spans:
 
 @pytest.fixture(autouse=True)
 def no_limit_of_likeness(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strategies.combiners.update_gate.ALIKE", -1.0)
+    monkeypatch.setattr("strategies.teacher.merged.ALIKE", -1.0)
 
 
 @pytest.fixture

@@ -1,0 +1,108 @@
+"""Linear layers merged by what the clients' updates have read, against numpy and cases that are known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from strategies.teacher import merged as module
+from strategies.teacher.merged import AVERAGED, began_from, linear_layers, merged_layers
+
+Layer = dict[str, Tensor]
+INPUTS, OUTPUTS = 6, 3
+
+
+def layer(seed: int, *, bias: bool = True) -> Layer:
+    rng = torch.Generator().manual_seed(seed)
+    found = {"l.weight": torch.randn(OUTPUTS, INPUTS, generator=rng)}
+    return {**found, "l.bias": torch.randn(OUTPUTS, generator=rng)} if bias else found
+
+
+def numpy_merge(start: Layer, clients: list[Layer], weights: list[float]) -> np.ndarray:
+    """The solution of the normal equations, entry by entry of the loss."""
+
+    def joined(state: Layer) -> np.ndarray:
+        return np.concatenate([state["l.weight"].double().numpy(), state["l.bias"].double().numpy()[:, None]], axis=1)
+
+    total, wanted = np.zeros((INPUTS + 1, INPUTS + 1)), np.zeros((OUTPUTS, INPUTS + 1))
+    for state, weight in zip(clients, weights, strict=True):
+        update = joined(state) - joined(start)
+        values, vectors = np.linalg.eigh(update.T @ update)
+        root = (vectors * np.sqrt(np.clip(values, 0, None))) @ vectors.T
+        trusted = root / np.trace(root) + AVERAGED / (INPUTS + 1) * np.eye(INPUTS + 1)
+        total += weight * trusted
+        wanted += weight * update @ trusted
+    return np.asarray(joined(start) + wanted @ np.linalg.inv(total))
+
+
+def test_merged_layers_are_those_of_numpy() -> None:
+    start, clients, weights = layer(0), [layer(seed) for seed in (1, 2, 3)], [1.0, 5.0, 2.0]
+
+    found = merged_layers(start, clients, ["l"], weights)
+
+    wanted = numpy_merge(start, clients, weights)
+    np.testing.assert_allclose(found["l.weight"].numpy(), wanted[:, :-1], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found["l.bias"].numpy(), wanted[:, -1], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_one_client_or_equal_clients_keep_their_weights(bias: bool) -> None:
+    start, own = layer(0, bias=bias), layer(1, bias=bias)
+    for count in (1, 3):
+        found = merged_layers(start, [own] * count, ["l"], [1.0] * count)
+        assert found.keys() == own.keys()
+        for key, value in own.items():
+            torch.testing.assert_close(found[key], value)
+
+
+def test_clients_of_different_inputs_both_keep_their_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An average would halve both updates; each input belongs to the client whose update spans it."""
+    monkeypatch.setattr(module, "AVERAGED", 1e-9)
+    start = {"l.weight": torch.zeros(OUTPUTS, INPUTS)}
+    first, second = (start["l.weight"].clone() for _ in range(2))
+    first[:, :2], second[:, 2:4] = layer(1)["l.weight"][:, :2], layer(2)["l.weight"][:, 2:4]
+
+    found = merged_layers(start, [{"l.weight": first}, {"l.weight": second}], ["l"], [1.0, 1.0])["l.weight"]
+
+    torch.testing.assert_close(found, first + second, rtol=1e-4, atol=1e-5)
+
+
+def test_far_towards_the_average_it_is_the_weighted_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "AVERAGED", 1e9)
+    start, clients = layer(0), [layer(1), layer(2)]
+
+    found = merged_layers(start, clients, ["l"], [1.0, 3.0])
+
+    for key, value in found.items():
+        torch.testing.assert_close(value, (clients[0][key] + 3 * clients[1][key]) / 4)
+
+
+def test_order_of_clients_changes_nothing_and_a_still_client_only_averages() -> None:
+    start, clients = layer(0), [layer(1), layer(2), layer(0)]
+
+    one, other = (merged_layers(start, given, ["l"], [1.0] * 3)["l.weight"] for given in (clients, clients[::-1]))
+
+    torch.testing.assert_close(one, other)
+    assert one.isfinite().all()
+
+
+def test_length_of_an_update_gives_no_larger_share() -> None:
+    """Both clients move the same input; the shares of the trust are equal, whatever the lengths."""
+    start = {"l.weight": torch.zeros(1, 1)}
+    found = merged_layers(start, [{"l.weight": torch.tensor([[9.0]])}, {"l.weight": torch.tensor([[1.0]])}], ["l"],
+                          [1.0, 1.0])  # fmt: skip
+    torch.testing.assert_close(found["l.weight"], torch.tensor([[5.0]]))
+
+
+def test_layers_that_are_merged_are_linear_stored_and_not_too_wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_INPUTS", 8)
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(9, 8), nn.Linear(8, 4), nn.Linear(4, 2))
+    assert linear_layers(model) == ["3", "4"]
+
+
+def test_another_start_is_told_from_the_own() -> None:
+    start, other = (torch.randn(40, 50, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
+    assert began_from(start + 0.5 * other, start)
+    assert not began_from(other, start)
