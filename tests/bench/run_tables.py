@@ -148,10 +148,15 @@ def _accuracies(found: Found, data: str, alpha: float, entry: Entry) -> pd.Serie
 
 
 def _work(found: Found, data: str, name: str) -> list[str]:
-    """Return CPU seconds, passes of an image through a member in millions, and student steps: means over all cells."""
-    rows = [row for row in found["rows"] if (row["data"], row["name"]) == (data, name) and row.get("student_steps")]
+    """Return CPU seconds, passes of an image through a member in millions, and student steps: means over all cells.
+
+    What takes no steps has its seconds alone, and an ensemble that computes nothing has none.
+    """
+    rows = [row for row in found["rows"] if (row["data"], row["name"]) == (data, name) and row.get("server_cpu_s")]
     if not rows:
         return ["", "", ""]
+    if not any(row["student_steps"] for row in rows):
+        return [f"{pd.DataFrame(rows)['server_cpu_s'].mean():.1f}", "", ""]
     mean = pd.DataFrame(rows)[["server_cpu_s", "teacher_forward", "teacher_backward", "student_steps"]].mean()
     passes = (mean["teacher_forward"] + mean["teacher_backward"]) / 1e6
     return [f"{mean['server_cpu_s']:.0f}", f"{passes:.1f}", f"{mean['student_steps']:,.0f}"]
