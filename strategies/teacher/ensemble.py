@@ -137,7 +137,7 @@ class Ensemble(nn.Module):
         return super().train(False)
 
     def member_logits(self, x: Tensor, part: slice | None = None) -> Tensor:
-        """Return every member's logits [M, B, C], as float32, for normalised images [B, ch, H, W].
+        """Return every member's logits [M, B, C], in torch's default precision, for normalised images [B, ch, H, W].
 
         Args:
             x: The images.
@@ -153,10 +153,11 @@ class Ensemble(nn.Module):
         # Tokens are integers, and bfloat16 represents every integer only up to 256.
         x = x.to(self._dtype) if self._dtype and x.is_floating_point() else x
         if part is not None:
-            return torch.stack([member(x) for member in list(self.members)[part]]).float()
+            return torch.stack([member(x) for member in list(self.members)[part]]).to(torch.get_default_dtype())
         x = _channels_last(x)
         alone = not self._together or any(map(_has_hooks, self.members))
-        return evaluated(one_by_one(list(self.members)) if alone else self._together, x).float()
+        logits = evaluated(one_by_one(list(self.members)) if alone else self._together, x)
+        return logits.to(torch.get_default_dtype())
 
     def forward(self, x: Tensor) -> Tensor:
         """Return combined logits [B, C] for normalised images [B, ch, H, W]."""
