@@ -345,7 +345,7 @@ def test_run_replay_and_resume_match_the_pages(tmp_path: Path) -> None:
     [tree] = [block for block in blocks(RUN_FOLDER, "") if block.startswith("runs/")]
     promised = re.findall(r"[\w.]+\.(?:json|jsonl|safetensors|md|png)\b", tree)
     absent = [name for name in promised if not list(run.rglob(name))]
-    # No upload was refused or judged, costs are equal, one epoch is no curve, Tally weighs by class, no head was chosen.
+    # No upload was refused or judged, costs are equal, one epoch is no curve, Tally weighs by class, heads were none.
     assert absent == [
         "refusals.jsonl", "communication.png", "server_curve.png", "client_weights.png", "choice.png", "gatekeeper.png",
     ]  # fmt: skip
