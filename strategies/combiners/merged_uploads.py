@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..core.errors import UploadError
 from ..teacher.merged import began_from, linear_layers, merged_layers
-from .update_gate import start_model
+from .update_gate import OTHER_START, UNKNOWN_START, start_model
 
 if TYPE_CHECKING:
     from ..method import Job, Progress, State, Upload
@@ -27,7 +27,7 @@ def merged_uploads(
     """
     try:
         if job.clients_seed is None:  # in rounds ``start`` is the uploads' mean, from which no client started
-            raise UploadError("the weights that the clients started from are not known")
+            raise UploadError(UNKNOWN_START)
         model = start_model(job)
         start, names = model.state_dict(), [name for name in linear_layers(model) if f"{name}.weight" != but]
         return merged_layers(start, _states(uploads, start, names[:1]), names, weights)
@@ -45,5 +45,5 @@ def _states(uploads: Sequence[Upload], start: State, first: Sequence[str]) -> It
     for upload in uploads:
         state = upload.read()
         if not all(began_from(state[f"{name}.weight"], start[f"{name}.weight"]) for name in first):
-            raise UploadError(f"{upload.client} did not start from the weights of the others")
+            raise UploadError(OTHER_START.format(upload.client))
         yield state

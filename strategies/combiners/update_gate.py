@@ -41,6 +41,9 @@ SHARE = 0.3  # largest number of basis vectors, as a share of the layer's inputs
 LEAST_RESIDUAL = 1e-5  # r_k(x) is exact to about a tenth of it in float32
 LEAST_SINGULAR = 1e-6  # singular values below it, as a share of the largest, are rounding
 POWER, LEAST_CHANGE = 2.0, 0.5
+# Why updates have no meaning.
+UNKNOWN_START = "the weights that the clients started from are not known"
+OTHER_START = "{} did not start from the weights of the others"
 BELOW = "below."  # prefix of the start weights among the combiner's tensors
 
 
@@ -213,7 +216,7 @@ def spans_of(job: Job, heard: Sequence[bool], *, share: float = SHARE) -> Spans 
         share: See :func:`span`.
     """
     if job.clients_seed is None:  # in rounds ``start`` is the uploads' mean, from which no client started
-        return "the weights that the clients started from are not known"
+        return UNKNOWN_START
     model = start_model(job)
     name, below = lower_part(model)
     if below is None or {upload.architecture for upload in job.uploads} != {job.student}:
@@ -224,7 +227,7 @@ def spans_of(job: Job, heard: Sequence[bool], *, share: float = SHARE) -> Spans 
         state = upload.read() if read else start
         weight, began = state[f"{name}.weight"].double(), start[f"{name}.weight"].double()
         if read and not began_from(weight, began):
-            return f"{upload.client} did not start from the weights of the others"
+            return OTHER_START.format(upload.client)
         bases.append(span(weight - began, share))
         if read:
             changes.append(change(state, {key: start[key] for key in below.state_dict()}))

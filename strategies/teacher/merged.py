@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-AVERAGED = 0.6  # a; chosen with the form of G_k on the selection half of the test images, see docs/tally.md
+AVERAGED = 0.6  # a; chosen with the form of G_k on the selection half of the test images, see docs/results.md
 MOST_INPUTS = 4096  # of a merged layer: a matrix of their square is inverted
 ALIKE = 0.2  # least cosine of a layer's weights with those it started from; of two independent starts it is near 0
 State = dict[str, Tensor]
@@ -85,14 +85,14 @@ def merged_layers(
         names: The layers, see :func:`linear_layers`.
         weights: w_k >= 0 [M], not all zero; one for each state.
     """
-    sums: dict[str, _Sums] = {}
+    starts = {name: _joined(start, name) for name in names}
+    sums = {name: _Sums.of(began) for name, began in starts.items()}
     for state, weight in zip(states, weights, strict=True):
-        for name in names:
-            update = _joined(state, name) - _joined(start, name)
-            sums.setdefault(name, _Sums.of(update)).include(update, weight)
+        for name, found in sums.items():
+            found.include(_joined(state, name) - starts[name], weight)
     merged: State = {}
     for name, found in sums.items():
-        whole, weight_key = _joined(start, name) + found.solved(), f"{name}.weight"
+        whole, weight_key = starts[name] + found.solved(), f"{name}.weight"
         merged[weight_key] = whole[:, : start[weight_key].shape[1]].to(start[weight_key].dtype)
         if (bias := f"{name}.bias") in start:
             merged[bias] = whole[:, -1].to(start[bias].dtype)
