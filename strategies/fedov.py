@@ -13,12 +13,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
+
 from .combiners.open_set import OpenSet
+from .core.errors import OptionError
 from .core.options import check, option
 from .method import EnsembleSpec, Method, Need, Outcome
+from .teacher.ensemble import member_of
 
 if TYPE_CHECKING:
-    from .method import Job, Progress
+    from .method import Job, Progress, Upload
 
 
 @dataclass(frozen=True)
@@ -34,9 +38,22 @@ class FedOvConfig:
 def fit(job: Job, progress: Progress) -> Outcome:
     """Name the ensemble of all uploads and who votes in it; nothing is trained."""
     vote = OpenSet(job.config.voters)
-    progress.report(1, 1)
+    for done, upload in enumerate(job.uploads, 1):
+        _check_outputs(job, upload)
+        progress.report(done, len(job.uploads))
     clients = tuple(upload.client for upload in job.uploads)
     return Outcome(ensemble=EnsembleSpec(clients, "open-set", dict(vote.state_dict())))
+
+
+@torch.no_grad()
+def _check_outputs(job: Job, upload: Upload) -> None:
+    """Refuse a model of C outputs, whose last class would be taken for "unknown"."""
+    outputs = member_of(upload, job.builders).eval()(torch.zeros(1, *job.input_shape)).shape[1]
+    if outputs != job.num_classes + 1:
+        raise OptionError(
+            f"the model of {upload.client} has {outputs} outputs: method 'fedov' needs {job.num_classes + 1}, one per "
+            'class and one for "unknown"'
+        )
 
 
 METHOD = Method(

@@ -125,6 +125,13 @@ def test_outcome_is_the_vote_of_all_uploads(voters: int) -> None:
     np.testing.assert_allclose(model(images).exp().numpy(), vote(np.stack(logits), voters), rtol=1e-4)
 
 
+def test_model_without_an_output_for_unknown_is_refused() -> None:
+    one = job(upload(0), upload(1, "net"))
+
+    with pytest.raises(OptionError, match=r"the model of c1 has 3 outputs: method 'fedov' needs 4, one per class and"):
+        fit(one, Silent())
+
+
 @pytest.mark.parametrize(
     ("name", "kind"),
     [("net", "classifier"), ("net+unknown", "open-set"), ("cvae-decoder", "cvae"), ("lenet5+unknown", "open-set")],
