@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..core.errors import UploadError
@@ -18,11 +18,14 @@ def merged_uploads(
 ) -> State:
     """Return the merged weights and biases of the linear layers; none, and a note why, if they cannot be merged.
 
+    A note names the clients that did not start from those weights: they have no part in the merge. They are fewer than
+    half, so that no single client can turn it off; otherwise there is no merge.
+
     Args:
         job: Its student and its clients' start.
-        uploads: Of the student's architecture; each is read once.
+        uploads: Of the student's architecture; each is read twice.
         weights: w_k, one for each upload.
-        progress: Receives the note.
+        progress: Receives the notes.
         but: The name of a weight that is not merged.
     """
     try:
@@ -30,20 +33,19 @@ def merged_uploads(
             raise UploadError(UNKNOWN_START)
         model = start_model(job)
         start, names = model.state_dict(), [name for name in linear_layers(model) if f"{name}.weight" != but]
-        return merged_layers(start, _states(uploads, start, names[:1]), names, weights)
+        others = [upload.client for upload in uploads if not _began_from(upload, start, names[:1])]
+        if 2 * len(others) >= len(uploads):
+            raise UploadError(OTHER_START.format(others[0]))
     except UploadError as error:
         progress.record({"note": f"linear layers are averaged and not merged: {error}"})
         return {}
+    for client in others:
+        progress.record({"note": f"linear layers are merged without {client}: {OTHER_START.format('it')}"})
+    pairs = zip(uploads, weights, strict=True)
+    return merged_layers(start, ((one.read(), weight) for one, weight in pairs if one.client not in others), names)
 
 
-def _states(uploads: Sequence[Upload], start: State, first: Sequence[str]) -> Iterator[State]:
-    """Yield the weights of clients whose first such layer is still like its start.
-
-    Raises:
-        UploadError: It is not; the error names the client.
-    """
-    for upload in uploads:
-        state = upload.read()
-        if not all(began_from(state[f"{name}.weight"], start[f"{name}.weight"]) for name in first):
-            raise UploadError(OTHER_START.format(upload.client))
-        yield state
+def _began_from(upload: Upload, start: State, first: Sequence[str]) -> bool:
+    """Return whether a client's first such layer is still like its start."""
+    state = upload.read()
+    return all(began_from(state[f"{name}.weight"], start[f"{name}.weight"]) for name in first)

@@ -75,19 +75,18 @@ class _Sums:
 
 
 def merged_layers(
-    start: Mapping[str, Tensor], states: Iterable[Mapping[str, Tensor]], names: Sequence[str], weights: Sequence[float]
+    start: Mapping[str, Tensor], clients: Iterable[tuple[Mapping[str, Tensor], float]], names: Sequence[str]
 ) -> State:
     """Return the merged weights and biases of some linear layers, in the dtypes of the start, on the CPU.
 
     Args:
         start: W_0, the weights that all clients began from.
-        states: Of the clients, finite; read one at a time.
+        clients: The weights of each, finite, and its w_k >= 0, not all zero; read one at a time.
         names: The layers, see :func:`linear_layers`.
-        weights: w_k >= 0 [M], not all zero; one for each state.
     """
     starts = {name: _joined(start, name) for name in names}
     sums = {name: _Sums.of(began) for name, began in starts.items()}
-    for state, weight in zip(states, weights, strict=True):
+    for state, weight in clients:
         for name, found in sums.items():
             found.include(_joined(state, name) - starts[name], weight)
     merged: State = {}

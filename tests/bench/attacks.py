@@ -44,9 +44,25 @@ from strategies.run.files import read_json, write_json
 from strategies.run.journal import duration
 from strategies.run.run_folder import RunFolder
 
-METHODS = ("fedavg", "fedens", "dw-fedens", "label-count-ensemble", "dense", "co-boosting", "f-dafl", "fens")
+METHODS = (
+    "fedavg",
+    "fedavg-merged",
+    "fedens",
+    "dw-fedens",
+    "label-count-ensemble",
+    "dense",
+    "co-boosting",
+    "f-dafl",
+    "fens",
+)
 CLIENTS, ATTACKER, SHAPE = 5, "client-000", (1, 16, 16)
 TALLY = ("tally", "tally-silent")
+# Name -> method, and the settings that make it another.
+VARIANTS: dict[str, tuple[str, dict[str, Scalar]]] = {
+    "tally-silent": ("tally", {"tally.counts": "noise-rows"}),
+    "fedavg-merged": ("fedavg", {"fedavg.linear": "merged"}),
+    "fens": ("fens", {"fens.aggregator": "weighted"}),
+}
 DEFENCES: dict[str, dict[str, Scalar]] = {
     "off": {},
     "exclude": {"gatekeeper.policy": "exclude"},
@@ -75,9 +91,7 @@ class Cell:
     @property
     def settings(self) -> dict[str, Scalar]:
         """The settings that it adds to ``conf/short.toml``."""
-        own: dict[str, Scalar] = {"fens.aggregator": "weighted"} if self.method == "fens" else {}
-        silent: dict[str, Scalar] = {"tally.counts": "noise-rows"} if self.method == "tally-silent" else {}
-        return {**own, **DEFENCES[self.defence], **silent}
+        return {**DEFENCES[self.defence], **VARIANTS.get(self.method, ("", {}))[1]}
 
 
 def made_run(folder: Path, attack: str, seed: int) -> Path:
@@ -120,7 +134,7 @@ def measured(cell: Cell, folder: Path) -> dict[str, Any]:
     shutil.rmtree(target, ignore_errors=True)
     short = merge_settings([str(SHORT)], {option.key: option.kind for option in known_options()})
     began = time.monotonic()
-    method = "tally" if cell.method in TALLY else cell.method
+    method = VARIANTS.get(cell.method, (cell.method, {}))[0]
     result = replay_run(Request(run, method, {**short, **cell.settings}, folder=target), log=lambda _: None)
     found = {
         "attack": cell.attack,

@@ -40,7 +40,7 @@ def numpy_merge(start: Layer, clients: list[Layer], weights: list[float]) -> np.
 def test_merged_layers_are_those_of_numpy() -> None:
     start, clients, weights = layer(0), [layer(seed) for seed in (1, 2, 3)], [1.0, 5.0, 2.0]
 
-    found = merged_layers(start, clients, ["l"], weights)
+    found = merged_layers(start, zip(clients, weights, strict=True), ["l"])
 
     wanted = numpy_merge(start, clients, weights)
     np.testing.assert_allclose(found["l.weight"].numpy(), wanted[:, :-1], rtol=1e-5, atol=1e-6)
@@ -51,7 +51,7 @@ def test_merged_layers_are_those_of_numpy() -> None:
 def test_one_client_or_equal_clients_keep_their_weights(bias: bool) -> None:
     start, own = layer(0, bias=bias), layer(1, bias=bias)
     for count in (1, 3):
-        found = merged_layers(start, [own] * count, ["l"], [1.0] * count)
+        found = merged_layers(start, [(own, 1.0)] * count, ["l"])
         assert found.keys() == own.keys()
         for key, value in own.items():
             torch.testing.assert_close(found[key], value)
@@ -64,7 +64,7 @@ def test_clients_of_different_inputs_both_keep_their_answers(monkeypatch: pytest
     first, second = (start["l.weight"].clone() for _ in range(2))
     first[:, :2], second[:, 2:4] = layer(1)["l.weight"][:, :2], layer(2)["l.weight"][:, 2:4]
 
-    found = merged_layers(start, [{"l.weight": first}, {"l.weight": second}], ["l"], [1.0, 1.0])["l.weight"]
+    found = merged_layers(start, [({"l.weight": first}, 1.0), ({"l.weight": second}, 1.0)], ["l"])["l.weight"]
 
     torch.testing.assert_close(found, first + second, rtol=1e-4, atol=1e-5)
 
@@ -73,7 +73,7 @@ def test_far_towards_the_average_it_is_the_weighted_mean(monkeypatch: pytest.Mon
     monkeypatch.setattr(module, "AVERAGED", 1e9)
     start, clients = layer(0), [layer(1), layer(2)]
 
-    found = merged_layers(start, clients, ["l"], [1.0, 3.0])
+    found = merged_layers(start, zip(clients, [1.0, 3.0], strict=True), ["l"])
 
     for key, value in found.items():
         torch.testing.assert_close(value, (clients[0][key] + 3 * clients[1][key]) / 4)
@@ -82,7 +82,9 @@ def test_far_towards_the_average_it_is_the_weighted_mean(monkeypatch: pytest.Mon
 def test_order_of_clients_changes_nothing_and_a_still_client_only_averages() -> None:
     start, clients = layer(0), [layer(1), layer(2), layer(0)]
 
-    one, other = (merged_layers(start, given, ["l"], [1.0] * 3)["l.weight"] for given in (clients, clients[::-1]))
+    one, other = (
+        merged_layers(start, [(state, 1.0) for state in given], ["l"])["l.weight"] for given in (clients, clients[::-1])
+    )
 
     torch.testing.assert_close(one, other)
     assert one.isfinite().all()
@@ -91,8 +93,7 @@ def test_order_of_clients_changes_nothing_and_a_still_client_only_averages() -> 
 def test_length_of_an_update_gives_no_larger_share() -> None:
     """Both clients move the same input; the shares of the trust are equal, whatever the lengths."""
     start = {"l.weight": torch.zeros(1, 1)}
-    found = merged_layers(start, [{"l.weight": torch.tensor([[9.0]])}, {"l.weight": torch.tensor([[1.0]])}], ["l"],
-                          [1.0, 1.0])  # fmt: skip
+    found = merged_layers(start, [({"l.weight": torch.tensor([[moved]])}, 1.0) for moved in (9.0, 1.0)], ["l"])
     torch.testing.assert_close(found["l.weight"], torch.tensor([[5.0]]))
 
 
