@@ -24,7 +24,7 @@ from strategies.core.places import forget_old_runs, make_run_place, run_place
 
 # The key of the facts that holds the digest of the weights.
 _WEIGHTS = "weights-sha256"
-# Facts that are NaN where a training does not measure them.
+# Facts that are NaN where a training does not measure them, or diverges.
 _MEASURED = ("loss", "accuracy")
 
 # Flower's own logger, so that its lines reach the log of the run.
@@ -103,7 +103,7 @@ class Keep:
         # Copies, because safetensors writes no tensors that share their memory, as tied weights do.
         data = save({key: value.clone(memory_format=torch.contiguous_format) for key, value in state.items()})
         facts = {**asdict(trained), _WEIGHTS: hashlib.sha256(data).hexdigest()}
-        facts |= {key: None for key in _MEASURED if math.isnan(facts[key])}  # JSON has no NaN
+        facts |= {key: None for key in _MEASURED if not math.isfinite(facts[key])}  # JSON has no NaN and no infinity
         atomic_write(self._weights, data)
         atomic_write(self._facts, json.dumps(sealed(facts)).encode())
         forget_old_runs(self._folder.parent)

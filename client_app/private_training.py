@@ -195,6 +195,8 @@ def train(
     model.train()
     with torch.random.fork_rng(devices=[]), hooked(model):
         for number, length in enumerate(lengths, start=1):
+            if config.momentum_epochs and (number - 1) % config.momentum_epochs == 0:
+                base.state.clear()
             for _ in range(length):
                 torch.manual_seed(secrets.randbits(63))  # dropout
                 chosen = (system_uniform(len(data.labels)) <= plan.rate).nonzero().flatten()

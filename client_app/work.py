@@ -28,11 +28,13 @@ from client_app.tasks import Wanted, task_of
 from client_app.told_counts import check_numbers_told
 from fl_app.config import AppConfig
 from fl_app.data import Split, open_data
+from fl_app.data.folders import Read
 from fl_app.division import own_positions
 from fl_app.ledger import Ledger
 from fl_app.models.features import as_read
 from fl_app.models.uploaded import uploaded_name
 from fl_app.node_config import checkpoint_path
+from fl_app.node_policy import NodePolicy
 from strategies.client.holdout import held_out
 from strategies.core.errors import UploadError
 from strategies.core.kinds import STATISTICS, backbone_in, is_head, kind_of
@@ -77,12 +79,18 @@ def own_examples(config: AppConfig, node: Node, asked: Asked) -> Own:
 
     Raises:
         DataError: The data set is missing, or cannot be divided by these settings.
-        UploadError: The node's policy does not permit the backbone that reads the texts.
+        UploadError: The node's policy does not permit the backbone that reads the texts, or a drawn part of the examples.
     """
     data = config.data
     node.policy.check_source(data.name)
-    with node.policy.reading(f"data set {data.name!r}"):
+    if config.privacy.on and node.policy.deployed and (drawn := data.limit or data.proxy):
+        # One example more or less would exchange most of those that are drawn, which no noise hides.
+        key = "limit" if data.limit else "proxy"
+        raise UploadError(f"setting 'data.{key}' is {drawn:g}: must be 0 with 'privacy.epsilon' on a deployed node")
+    what = f"data set {data.name!r}"
+    with node.policy.reading(what):
         split = cached_split(config.data, "train", root=node.data_root)
+    split = replace(split, read=functools.partial(_read, node.policy, what, split.read))
     if split.texts is not None:
         node.policy.check_backbone(config.features.backbone, config.features.weights)
         split = as_read(split, config.features)
@@ -91,6 +99,12 @@ def own_examples(config: AppConfig, node: Node, asked: Asked) -> Own:
     parts = held_out(len(positions), client=node.client, seed=asked.seed, share=asked.holdout, labels=labels)
     train, held = (positions[torch.from_numpy(part)] for part in parts)
     return Own(split, train, held)
+
+
+def _read(policy: NodePolicy, what: str, read: Read, positions: torch.Tensor) -> torch.Tensor:
+    """Decode examples; a deployed node does not tell which of its files is damaged."""
+    with policy.reading(what):
+        return read(positions)
 
 
 def trained_model(config: AppConfig, node: Node, asked: Asked, start: State) -> tuple[Trained | None, State]:
@@ -143,7 +157,7 @@ def _whole_model(config: AppConfig, node: Node, asked: Asked, start: State) -> t
 def _kept(config: AppConfig, node: Node, asked: Asked, *, keep: Keep, start: State) -> tuple[Trained, State]:
     """Train, enter the upload into the privacy ledger, and keep the model."""
     ledger = Ledger.of(state_root(node.state_dir), node.client)
-    mu = config.privacy.mu if config.privacy.on and asked.task == STATISTICS else None
+    mu = config.privacy.mu if config.privacy.on and _sends_sums(node, asked) else None
     ledger.check(config.privacy, node.policy, mu=mu)
     made = _made(config, node, asked, start)
     # A killed SuperNode may leave a process that still trains; the model kept first may have been sent.
@@ -171,7 +185,7 @@ def _made(config: AppConfig, node: Node, asked: Asked, start: State) -> tuple[Tr
 def _train(config: AppConfig, node: Node, asked: Asked, start: State) -> tuple[Trained, State]:
     own, attack = own_examples(config, node, asked), config.attack.of(node.client)
     task = task_of(asked.task, node.architecture)
-    if asked.task == STATISTICS:
+    if _sends_sums(node, asked):
         check_enough(len(own.train), config.features.min_examples, node.client)
     split, classes = own.split, own.split.num_classes
     data = poisoned(split.take(own.train), config.attack, client=node.client, num_classes=classes, seed=asked.seed)
@@ -200,6 +214,11 @@ def _train(config: AppConfig, node: Node, asked: Asked, start: State) -> tuple[T
         size, counts = model.examples, counts if config.privacy.on else model.label_counts
     trained = Trained(name, size, counts, last.loss, last.accuracy, ranges, epsilon)
     return claimed(trained, config.attack, node.client), model.state_dict()
+
+
+def _sends_sums(node: Node, asked: Asked) -> bool:
+    """Return whether the client's upload is sums of features: by the task, or by its own architecture."""
+    return kind_of(uploaded_name(asked.task, node.architecture)) == STATISTICS
 
 
 def _started(config: AppConfig, node: Node, asked: Asked, split: Split) -> torch.nn.Module:

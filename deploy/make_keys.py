@@ -91,8 +91,8 @@ def make(folder: Path, *, servers: list[str], nodes: list[str], days: int, renew
     if renew_server or not (server / "server.pem").exists():
         made += _make_server(server, authority, certificate, servers, days)
     for name in nodes:
-        if not (folder / name / "node.key").exists():
-            made += _make_node(folder / name, folder / "public" / f"{name}.pub")
+        if not (public := folder / "public" / f"{name}.pub").exists():
+            made += _make_node(folder / name, public)
     made += _list_keys(folder / "public")
     for place in (server, *(folder / name for name in nodes)):
         if not (place / "ca.crt").exists():
@@ -145,21 +145,27 @@ def _make_server(place: Path, key_file: Path, certificate_file: Path, servers: l
 
 
 def _make_node(place: Path, public_file: Path) -> list[Path]:
-    key = ec.generate_private_key(ec.SECP384R1())  # the curve that Flower requires, in the format of ssh-keygen
-    private = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
-    )
+    made, private_file = [], place / "node.key"
+    if not private_file.exists():
+        new = ec.generate_private_key(ec.SECP384R1())  # the curve that Flower requires, in the format of ssh-keygen
+        private = new.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+        )
+        made.append(_write(private_file, private, private=True))
+    try:
+        key = serialization.load_ssh_private_key(private_file.read_bytes(), None)
+    except ValueError as error:
+        raise KeysError(f"{private_file} is no private key without a passphrase: {error}") from error
     public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    # The private key is written last: its presence means that both exist.
-    return [
-        _write(public_file, public + f" {place.name}\n".encode(), private=False),
-        _write(place / "node.key", private, private=True),
-    ]
+    # The public key is written last: its presence means that both exist, the private one here or at the node.
+    return [*made, _write(public_file, public + f" {place.name}\n".encode(), private=False)]
 
 
 def _list_keys(public: Path) -> list[Path]:
     """Write the list that binds each public key to the name of its file, if it changes."""
     named = [(file.read_bytes().split(), file.stem) for file in sorted(public.glob("*.pub"))]
+    if odd := [name for words, name in named if len(words) < 2]:
+        raise KeysError(f"{public / odd[0]}.pub is no public key: must be a line of ssh-keygen, 'ecdsa-... AAAA...'")
     lines = b"".join(b"%b %b %b\n" % (kind, key, name.encode()) for (kind, key, *_), name in named)
     listed = public / "node_keys"
     return [] if listed.exists() and listed.read_bytes() == lines else [_write(listed, lines, private=False)]

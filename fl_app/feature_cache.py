@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from logging import getLogger
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -25,7 +26,8 @@ from strategies.core.places import make_private
 LOG = getLogger("flwr")
 
 MIB = 2**20
-SUFFIX = ".npy"
+SUFFIX, UNFINISHED = ".npy", ".tmp"
+DAY = 24 * 3600.0
 Rows = np.ndarray[Any, np.dtype[np.float32]]
 
 
@@ -52,40 +54,95 @@ class FeatureCache:
         return found if found.shape == shape and found.dtype == np.float32 else None
 
     @contextlib.contextmanager
-    def writing(self, key: str, shape: tuple[int, int]) -> Iterator[Rows | None]:
-        """Yield an array [N, d] on the disk, which becomes a file of the cache if the block succeeds.
+    def writing(self, key: str, shape: tuple[int, int]) -> Iterator[Writing]:
+        """Yield what takes the rows of features [N, d]; they become a file of the cache if the block succeeds.
 
-        It is None where the cache has no room for it, or the disk refuses it.
+        It keeps nothing where the cache has no room for them, or the disk refuses them.
         """
-        size = 4 * shape[0] * shape[1]
-        if size == 0 or size > self.most_mib * MIB:
-            yield None
-            return
-        temporary = self.folder / f".{key}.{uuid.uuid4().hex[:8]}.tmp"
+        temporary = self.folder / f".{key}.{uuid.uuid4().hex[:8]}{UNFINISHED}"
+        kept = Writing(temporary)
         try:
-            make_private(self.folder)
-            os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-            rows: Rows = np.lib.format.open_memmap(temporary, mode="w+", dtype=np.float32, shape=shape)
-        except OSError as error:
-            LOG.warning("features are not cached: %s", error)
-            yield None
-            return
-        try:
-            yield rows
-            rows.flush()  # type: ignore[attr-defined]
-            temporary.replace(self.folder / f"{key}{SUFFIX}")
-            self._shrink()
+            if 0 < 4 * shape[0] * shape[1] <= self.most_mib * MIB:
+                kept.begin(shape)
+            yield kept
+            if kept.finish(self.folder / f"{key}{SUFFIX}"):
+                self._shrink()
         finally:
             temporary.unlink(missing_ok=True)
 
     def _shrink(self) -> None:
-        files = sorted(self.folder.glob(f"*{SUFFIX}"), key=lambda path: path.stat().st_mtime)
-        total = sum(path.stat().st_size for path in files)
-        for path in files:
+        """Remove the oldest files beyond the limit, and what killed processes have left."""
+        now = time.time()
+        for path in self.folder.glob(f".*{UNFINISHED}"):
+            if _stat(path)[0] < now - DAY:
+                path.unlink(missing_ok=True)
+        files = sorted((*_stat(path), path) for path in self.folder.glob(f"*{SUFFIX}"))
+        total = sum(size for _, size, _ in files)
+        for _, size, path in files:
             if total <= self.most_mib * MIB + len(files) * 4096:  # each file has a header
                 return
-            total -= path.stat().st_size
+            total -= size
             path.unlink(missing_ok=True)
+
+
+class Writing:
+    """A file of features on its way to the disk; if the disk refuses a part, nothing is kept.
+
+    Attributes:
+        path: Of the file.
+        file: None where nothing is kept.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.file: BinaryIO | None = None
+
+    def begin(self, shape: tuple[int, int]) -> None:
+        """Make a file of this user alone for rows [N, d]."""
+        with self._refused():
+            make_private(self.path.parent)
+            self.file = os.fdopen(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb")
+            facts = {
+                "descr": np.lib.format.dtype_to_descr(np.dtype(np.float32)),
+                "fortran_order": False,
+                "shape": shape,
+            }
+            np.lib.format.write_array_header_1_0(self.file, facts)
+
+    def add(self, rows: torch.Tensor) -> None:
+        """Append rows [B, d], float32 on the CPU."""
+        if self.file is not None:
+            with self._refused():
+                self.file.write(rows.contiguous().numpy().tobytes())
+
+    def finish(self, path: Path) -> bool:
+        """Close the file and give it its name; return whether that is done."""
+        if self.file is None:
+            return False
+        with self._refused():
+            self.file.close()
+            self.path.replace(path)
+        return self.file is not None
+
+    @contextlib.contextmanager
+    def _refused(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            LOG.warning("features are not cached: %s", error)
+            if self.file is not None:
+                with contextlib.suppress(OSError):  # it has a part that the disk does not take
+                    self.file.close()
+            self.file = None
+
+
+def _stat(path: Path) -> tuple[float, int]:
+    """Return a file's time and size; of one that another process has just removed, zeros."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return 0.0, 0
+    return found.st_mtime, found.st_size
 
 
 def key_of(function: str, images: torch.Tensor) -> str:

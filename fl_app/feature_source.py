@@ -52,11 +52,8 @@ class FeatureSource:
             yield from (torch.from_numpy(cached[start : start + PASS].copy()) for start in range(0, shape[0], PASS))
             return
         with self.cache.writing(key, shape) as kept:
-            start = 0
             for rows in _extracted(extractor, data, normalization):
-                if kept is not None:
-                    kept[start : start + len(rows)] = rows.numpy()
-                start += len(rows)
+                kept.add(rows)
                 yield rows
 
 

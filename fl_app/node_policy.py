@@ -162,7 +162,7 @@ class NodePolicy:
         """
         try:
             yield
-        except (DataError, UploadError, OSError) as error:
+        except (DataError, OptionError, UploadError, OSError) as error:
             if not self.deployed:
                 raise
             LOG.warning("%s cannot be read: %s", what, error)

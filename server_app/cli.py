@@ -275,8 +275,11 @@ def clean(
     from strategies.core.places import forget_old_runs, state_root
 
     place = state_root(folder).absolute()
-    removed = forget_old_runs(place, keep) if place.is_dir() else []
+    removed, refused = forget_old_runs(place, keep) if place.is_dir() else ([], [])
     typer.echo(f"removed the clients' models of {len(removed)} runs from {place}")
+    if refused:
+        typer.echo(f"{len(refused)} could not be removed, such as {place / refused[0]}", err=True)
+        raise typer.Exit(1)
 
 
 @cli.command(rich_help_panel=INSPECT)

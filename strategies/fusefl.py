@@ -232,6 +232,7 @@ METHOD = Method(
     fit=fit,
     needs=frozenset({Need.SAME_ARCHITECTURE, Need.IMAGES}),
     kind="ensemble",
+    draws=True,
     fit_with=fit_with,
     uploads="block",
     check=check_job,

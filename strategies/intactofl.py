@@ -177,4 +177,5 @@ METHOD = Method(
     fit=fit,
     needs=frozenset({Need.SIDES_OF_FOUR, Need.IMAGE_GRADIENTS}),
     kind="ensemble",
+    draws=True,
 )

@@ -42,6 +42,7 @@ class Need(enum.Enum):
 
 # Said where no normalization is given for images.
 ASSUMED = "normalization is not given: assumed are a mean and a deviation of 0.5 per channel"
+Part = tuple[int, int]  # steps done of an epoch, and its number of steps
 
 
 @dataclass(frozen=True)
@@ -181,9 +182,6 @@ class Snapshot:
     appended: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
-Part = tuple[int, int]
-
-
 class Progress(Protocol):
     """Receives the reports of a method. Implementations write, print, or send them to the driver."""
 
@@ -253,6 +251,7 @@ class Method:
         labelled: Set if it can learn from labelled images of the server: whether its config requires them.
         rate: The option of its learning rate, without its table.
         mark: What sets its result apart from others in tables, given its config; empty for nothing.
+        draws: Set if its ensemble follows from random draws, as every student does.
         by_round: Its draws depend on :attr:`Job.server_round` too, not on the seed alone.
         guarded: Its config where a gatekeeper judges the uploads, given the asked one; None for the asked one.
     """
@@ -270,6 +269,7 @@ class Method:
     check_alone: Callable[[Job], None] | None = None
     teachers: frozenset[str] = frozenset()
     lends: Callable[[Job], Mapping[str, str | int | float]] | None = None
+    draws: bool = False
     by_round: bool = False
     needs_as_configured: Callable[[Any], frozenset[Need]] = field(default=Always(frozenset()))
     asks: Callable[[Any], ClientAsks] = field(default=Always(ClientAsks()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from strategies.core.errors import OptionError
-from strategies.core.options import OWN_FORM, check, is_own, option
+from strategies.core.options import OWN_FORM, check, is_own, listed, option
 
 from .domains import check_left_out
 from .halves import HALVES
@@ -32,6 +32,9 @@ class DataConfig:
     min_size: int = option(10, "examples of the smallest client under the law 'dirichlet-clients'", low=1)
     limit: int = option(0, "number of training images to use (of each domain), drawn by the seed; 0 = all", low=0)
     left_out: str = option("", "the domain to test on, for a data set of domains")
+    classes: str = option(
+        "", "imagefolder: names of the classes, divided by commas, of which a client may lack some; empty: its folders"
+    )
     proxy: float = option(
         0.0, "share of the training images that no client gets and the server may use without labels", low=0.0, high=0.9
     )
@@ -61,6 +64,7 @@ class DataConfig:
                 f"setting 'data.law' is 'domains' and 'data.name' {self.name!r}: must be a data set of domains, one of "
                 f"{', '.join((*DOMAINED, *TABLE_FORMS))}, or {OWN_FORM}"
             )
+        self._check_classes()
         self._check_proxy()
         self._check_tables()
 
@@ -90,6 +94,15 @@ class DataConfig:
                 f"setting 'data.law' is {self.law!r}: must be 'domains' where 'data.name' is {self.name!r}, which says "
                 "what each client holds"
             )
+
+    def _check_classes(self) -> None:
+        names = listed(self.classes)
+        if self.classes and self.name != "imagefolder":
+            raise OptionError(
+                f"setting 'data.classes' is {self.classes!r}: must be '' unless 'data.name' is 'imagefolder'"
+            )
+        if self.classes and (len(names) < 2 or len(set(names)) < len(names)):
+            raise OptionError(f"setting 'data.classes' is {self.classes!r}: must be at least two different names")
 
     def _check_tables(self) -> None:
         for key, value in (("label", self.label), ("client", self.client), ("schema-sha256", self.schema_sha256)):

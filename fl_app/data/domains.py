@@ -151,8 +151,7 @@ def _classes(folder: Path, wanted: tuple[str, ...], size: int, *, get: str) -> t
             f"folder {folder} under data.root has the wrong classes (missing or unexpected: {wrong}): must be "
             f"{', '.join(wanted)}"
         )
-    labels, _, read = open_classes(folder, size)
-    return labels, read
+    return open_classes(folder, size)
 
 
 def _listed(listed: Path, folder: Path, size: int) -> tuple[torch.Tensor, Read]:

@@ -10,94 +10,117 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from PIL import Image
 
 from strategies.core.errors import DataError
 
 from .preprocessing import resize
 
 Read = Callable[[torch.Tensor], torch.Tensor]
+SPLITS = ("train", "test")
 
 
-def open_images(root: Path, split: str, image_size: int) -> tuple[torch.Tensor, int, Read]:
+def open_images(root: Path, split: str, image_size: int, classes: Sequence[str] = ()) -> tuple[torch.Tensor, int, Read]:
     """Find the images of one half; reading decodes them as RGB and stretches them to squares.
 
     Args:
-        root: The folder that holds ``train`` and ``test``; classes are numbered in the order of their names.
+        root: The folder that holds ``train`` or ``test``, or both, then with the same classes.
         split: ``"train"`` or ``"test"``.
         image_size: Height and width of the result, in pixels.
+        classes: The names of the classes in the order of their numbers, of which a half may lack some; empty: the
+            folders' own, in the order of their names.
 
     Returns:
         The labels, int64 [N], the number of classes, and a function positions [B] -> uint8 [B, 3, size, size].
 
     Raises:
-        DataError: The layout is wrong, a class is not in both halves, or a class has no images.
+        DataError: The layout is wrong, a class is not in both halves or not among the named ones, or one has no images.
     """
-    _check_layout(root)
-    labels, classes, read = open_classes(root / split, image_size)
-    return labels, len(classes), read
+    folder = root / split
+    if not folder.is_dir():
+        raise DataError(
+            f"data set 'imagefolder' (data.name) needs {folder}/<class>/<image>, which does not exist: set data.root "
+            f"to a folder that holds {split}/"
+        )
+    if classes:
+        if unnamed := sorted(_classes_in(folder) - set(classes)):
+            raise DataError(
+                f"folder {folder} under data.root has the class folders {', '.join(unnamed)}: must be among "
+                f"'data.classes', {', '.join(classes)}"
+            )
+    else:
+        _check_layout(root, split)
+    labels, read = open_classes(folder, image_size, classes)
+    return labels, len(classes or _classes_in(folder)), read
 
 
-def open_classes(folder: Path, image_size: int) -> tuple[torch.Tensor, tuple[str, ...], Read]:
+def open_classes(folder: Path, image_size: int, classes: Sequence[str] = ()) -> tuple[torch.Tensor, Read]:
     """Find the images of a folder of classes.
 
     Args:
-        folder: Holds ``<class>/<image>``; classes are numbered in the order of their names.
+        folder: Holds ``<class>/<image>``.
         image_size: Height and width of the result, in pixels.
+        classes: As for :func:`open_images`.
 
     Returns:
-        The labels, int64 [N], the names of the classes, and a function as in :func:`reader`.
+        The labels, int64 [N], and a function as in :func:`reader`.
 
     Raises:
-        DataError: The folder has no class, or a class has no images.
+        DataError: The folder has no image, or no names are given and a class has none.
     """
     from fl_app.vision import torchvision
 
+    of = torchvision.datasets.folder
+    numbers = {name: number for number, name in enumerate(classes or sorted(_classes_in(folder)))}
     try:
-        found = torchvision.datasets.ImageFolder(str(folder))
+        found = of.make_dataset(str(folder), numbers, extensions=of.IMG_EXTENSIONS, allow_empty=bool(classes))
     except OSError as error:
         raise DataError(f"folder {folder} under data.root has a class without images: {error}") from error
-    return torch.tensor(found.targets), tuple(found.classes), reader([file for file, _ in found.samples], image_size)
+    if not found:
+        raise DataError(f"folder {folder} under data.root holds no images: must have <class>/<image>")
+    return torch.tensor([label for _, label in found]), reader([file for file, _ in found], image_size)
 
 
 def reader(files: Sequence[str], image_size: int) -> Read:
     """Return a function positions [B] -> uint8 [B, 3, size, size] that decodes only the files at these positions."""
-    from fl_app.vision import torchvision
-
-    load = torchvision.datasets.folder.default_loader
 
     def read(positions: torch.Tensor) -> torch.Tensor:
         images = torch.empty((len(positions), 3, image_size, image_size), dtype=torch.uint8)
         for row, position in enumerate(positions.tolist()):
-            images[row] = _decode(files[position], load, image_size)
+            images[row] = _decode(files[position], image_size)
         return images
 
     return read
 
 
-def _decode(file: str, load: Callable[[str], object], image_size: int) -> torch.Tensor:
+def _decode(file: str, image_size: int) -> torch.Tensor:
     try:
-        pixels = np.array(load(file), dtype=np.uint8)
-    except (OSError, SyntaxError, ValueError) as error:
+        with Image.open(file) as image:
+            if image.mode[0] in "IF":  # Pillow would clip them at 255
+                raise ValueError(f"its pixels have the mode {image.mode}: must have 8 bits per channel")
+            pixels = np.array(image.convert("RGB"), dtype=np.uint8)
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         # Pillow names a broken PNG a SyntaxError.
         raise DataError(f"image {file} under data.root cannot be decoded: {error}") from error
     return resize(torch.from_numpy(pixels).permute(2, 0, 1)[None], image_size)[0]
 
 
-def _check_layout(root: Path) -> None:
-    for half in ("train", "test"):
-        if not (root / half).is_dir():
-            raise DataError(
-                f"data set 'imagefolder' (data.name) needs {root / half}/<class>/<image>, which does not exist: set "
-                "data.root to a folder that holds train/ and test/"
-            )
-    train, test = ({entry.name for entry in (root / half).iterdir() if entry.is_dir()} for half in ("train", "test"))
-    if not train:
+def _check_layout(root: Path, split: str) -> None:
+    """Refuse a half without classes, and two halves that differ in them."""
+    if not _classes_in(root / split):
         raise DataError(
-            f"folder {root / 'train'} under data.root has no class folders: its layout must be train/<class>/<image>"
+            f"folder {root / split} under data.root has no class folders: its layout must be {split}/<class>/<image>"
         )
+    if not all((root / half).is_dir() for half in SPLITS):  # a node needs no test/, a server no train/
+        return
+    train, test = (_classes_in(root / half) for half in SPLITS)
     for here, there, missing in (("train", "test", train - test), ("test", "train", test - train)):
         if missing:
             raise DataError(
                 f"data.root {root} has the class folders {', '.join(sorted(missing))} in {here}/ and not in {there}/: "
-                "both must have the same classes"
+                "both must have the same classes, or 'data.classes' must name them all"
             )
+
+
+def _classes_in(folder: Path) -> set[str]:
+    return {entry.name for entry in folder.iterdir() if entry.is_dir()}

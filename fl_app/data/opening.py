@@ -7,10 +7,11 @@ from dataclasses import replace
 import torch
 
 from strategies.core.errors import DataError
+from strategies.core.options import listed
 
 from .config import DataConfig
 from .own import num_classes_of, open_own
-from .sources import Split, data_root, open_split, pixels, unchanged
+from .sources import Split, data_root, open_folders, open_split, pixels, unchanged
 from .table_files import open_tables, schema_of
 
 
@@ -38,6 +39,8 @@ def open_data(data: DataConfig, half: str, *, root: str | None = None, download:
             found.labels, found.rows.__getitem__, num_classes=len(schema.classes), shape=(schema.features, 1, 1)
         )
         return replace(opened, domains=found.holders, by_client=found.by_client)
+    if data.classes:
+        return open_folders(data_root(place), half, data.image_size, listed(data.classes))
     return open_split(
         data.name,
         half,

@@ -26,10 +26,10 @@ from strategies.core.facts import Normalization
 from strategies.core.offline import wanted as offline
 
 from . import domains, folders, tables, text, torchvision_sets
+from .folders import SPLITS
 from .preprocessing import resize
 
 SOURCES = ("digits", *torchvision_sets.KNOWN, "imagefolder", *domains.GROUPS, *tables.TABLES, *text.TEXTS)
-SPLITS = ("train", "test")
 NORMALIZATIONS = ("half", "data-set")
 
 # Sets of images of any size, whose papers name no common size.
@@ -174,8 +174,7 @@ def open_split(
     if name == "digits":
         return _digits(split, image_size)
     if name == "imagefolder":
-        labels, classes, read = folders.open_images(place, split, image_size)
-        return pixels(labels, read, num_classes=classes, shape=(3, image_size))
+        return open_folders(place, split, image_size)
     if root and not place.is_dir():  # a mistyped folder is not made and filled
         raise DataError(f"setting 'data.root' is {root!r}: no such folder; must exist, also for a download of {name!r}")
     if name in domains.GROUPS:
@@ -195,6 +194,13 @@ def open_split(
     shape = (known.channels, image_size or known.image_size)
     opened = pixels(labels, read, num_classes=known.num_classes, shape=shape, augmentation=known.augmentation)
     return opened if normalization == "half" else replace(opened, normalization=Normalization(known.mean, known.std))
+
+
+def open_folders(root: Path, split: str, image_size: int, classes: Sequence[str] = ()) -> Split:
+    """Open a half of ``imagefolder``; the arguments and errors are those of :func:`.folders.open_images`."""
+    _check_size("imagefolder", image_size)
+    labels, count, read = folders.open_images(root, split, image_size, classes)
+    return pixels(labels, read, num_classes=count, shape=(3, image_size))
 
 
 def data_root(root: str = "") -> Path:

@@ -112,7 +112,11 @@ def _features(values: pd.Series[str], column: Column, file: Path) -> pd.DataFram
     if (wrong := numbers.isna() & values.notna()).any():
         raise DataError(f"{_place(wrong, column.name, file)} {str(values[wrong].iloc[0])[:80]!r}: must be a number")
     filled_numbers = numbers if column.missing is None else numbers.fillna(float(column.missing))
-    return ((filled_numbers - column.mean) / column.deviation).to_frame()
+    scaled = (filled_numbers - column.mean) / column.deviation
+    if (wrong := scaled.abs() > torch.finfo(torch.float32).max).any():
+        value = str(values[wrong].iloc[0])[:80]
+        raise DataError(f"{_place(wrong, column.name, file)} {value!r}: must be a number that float32 can hold")
+    return scaled.to_frame()
 
 
 def _labels(frame: pd.DataFrame, label: str, schema: Schema, file: Path) -> torch.Tensor:
@@ -164,6 +168,8 @@ def _read(file: Path) -> pd.DataFrame:
         raise DataError(f"{file} is no {form} file: {' '.join(str(error).split())[:200]}") from error
     if frame.empty:
         raise DataError(f"{file} holds no rows: must have at least one beside the names of its columns")
+    if not isinstance(frame.index, pd.RangeIndex):  # pandas has taken the first columns for names of the rows
+        raise DataError(f"{file} has more values in a line than names of columns: must have one name for each value")
     return frame
 
 
@@ -187,8 +193,7 @@ def _column_of(frame: pd.DataFrame, name: str, file: Path) -> pd.Series[str]:
 
 
 def _place(wrong: pd.Series[bool], column: str, file: Path) -> str:
-    """Return the begin of an error line: the file, its column, and the first line or row that is wrong."""
+    """Return the begin of an error line: the file, its column, and the first wrong row; a blank line is none."""
     first, others = int(wrong.to_numpy().argmax()), int(wrong.sum()) - 1
     more = f" (and {others} more)" if others else ""
-    where = f"row {first + 1}" if file.suffix == f".{PARQUET}" else f"line {first + 2}"
-    return f"{file}, column {column!r}, {where}{more}:"
+    return f"{file}, column {column!r}, row {first + 1}{more}:"

@@ -25,6 +25,7 @@ from strategies.compute.in_process import resolve_device
 from strategies.core.durable import make_folder, store_errors
 from strategies.core.errors import OptionError, StoreError
 from strategies.core.options import Scalar, listed
+from strategies.method import Method
 from strategies.run.files import read_json, write_json
 from strategies.run.results import COMPARISON_FILE
 from strategies.run.run_folder import default_run_dir
@@ -190,8 +191,13 @@ def _cells(asked: Comparison, methods: Sequence[str], folder: Path) -> list[Cell
         for more in range(asked.seeds)
         for run in with_uploads(asked.runs)
         for method in methods
-        if more == 0 or CHOICES[method].kind == "student"
+        if more == 0 or _draws(method)
     ]
+
+
+def _draws(name: str) -> bool:
+    method = CHOICES[name]
+    return method.kind == "student" or (isinstance(method, Method) and method.draws)
 
 
 def _cell(asked: Comparison, run: Path, method: str, folder: Path, more: int = 0) -> Cell:

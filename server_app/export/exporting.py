@@ -39,8 +39,8 @@ def export_run(
     kinds = (only,) if only else tuple(SUFFIXES)
     check_packages(kinds)
     target = (out if out is not None else run / "export").absolute()
-    if target.exists() and not (target / FACTS).exists() and any(target.iterdir()):
-        raise OptionError(f"{target} holds other files: must be a new folder, or one of an earlier export")
+    if target.exists() and not (target / FACTS).exists() and (target.is_file() or any(target.iterdir())):
+        raise OptionError(f"{target} is or holds another file: must be a new folder, or one of an earlier export")
     stored = stored_models(run, model)
     if not stored.models:
         raise StoreError(f"{run}: its result has neither a student nor an ensemble")

@@ -15,7 +15,9 @@ from strategies.run.retired import without_retired
 
 CONF = Path(__file__).resolve().parents[2] / "conf"  # the settings files that have names, in a clone or installed
 # Settings that name a file or a folder; those that name a run may be words, see launch/arguments.py.
-PATHS = ("data.root", "client.checkpoint", "client.nodes", "client.state-dir")
+PATHS = (
+    "data.root", "data.proxy-file", "features.weights", "client.checkpoint", "client.nodes", "client.state-dir"
+)  # fmt: skip
 
 
 def merge_settings(sources: Sequence[str], kinds: Mapping[str, type]) -> dict[str, Scalar]:

@@ -69,7 +69,7 @@ def is_ours(folder: Path) -> bool:
     return (folder / MARKER).is_file()
 
 
-def forget_old_runs(root: Path, kept: int = RUNS_KEPT) -> list[str]:
+def forget_old_runs(root: Path, kept: int = RUNS_KEPT) -> tuple[list[str], list[str]]:
     """Remove all but the newest runs' marked folders; a folder's time is that of its last use.
 
     Args:
@@ -77,13 +77,14 @@ def forget_old_runs(root: Path, kept: int = RUNS_KEPT) -> list[str]:
         kept: The number of runs that stay.
 
     Returns:
-        The ids of the removed runs.
+        The ids of the runs that are removed, and of those that the disk keeps.
     """
     runs = sorted((path for path in root.iterdir() if RUN_ID.fullmatch(path.name) and is_ours(path)), key=_last_used)
     old = runs[: max(0, len(runs) - kept)]
     for path in old:
         shutil.rmtree(path, ignore_errors=True)
-    return [path.name for path in old]
+    kept_back = [path.name for path in old if path.exists()]
+    return [path.name for path in old if path.name not in kept_back], kept_back
 
 
 def _last_used(folder: Path) -> float:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import resource
+import signal
 import stat
 from pathlib import Path
 from typing import Any
@@ -84,19 +86,60 @@ def test_files_are_the_user_s_own_and_the_oldest_go_first(tmp_path: Path) -> Non
     cache = FeatureCache(tmp_path / "features", 0.1)
     for number in range(4):
         with cache.writing(f"{number}", (250, 39)) as rows:
-            assert rows is not None
-            rows[:] = number
+            rows.add(torch.full((100, 39), float(number)))
+            rows.add(torch.full((150, 39), float(number)))
         os.utime(tmp_path / "features" / f"{number}.npy", (number, number))
     assert sorted(path.name for path in cache.folder.iterdir()) == ["2.npy", "3.npy"]
     assert stat.S_IMODE((cache.folder / "3.npy").stat().st_mode) == 0o600
+    found = cache.read("3", (250, 39))
+    assert found is not None
+    assert bool((found == 3).all())
     with cache.writing("large", (2500, 39)) as none:
-        assert none is None
+        assert none.file is None
 
 
 def test_a_pass_that_fails_leaves_no_file(cache: FeatureCache) -> None:
     with pytest.raises(RuntimeError), cache.writing("key", (3, 4)):
         raise RuntimeError
     assert list(cache.folder.iterdir()) == []
+
+
+def test_a_full_disk_costs_the_file_alone(cache: FeatureCache, caplog: pytest.LogCaptureFixture) -> None:
+    good = summed(None)
+    kept = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, kept[1]))  # the file would have 46,800 bytes
+    try:
+        found = summed(cache)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, kept)
+        signal.signal(signal.SIGXFSZ, handler)
+
+    assert torch.equal(found["gram"], good["gram"])
+    assert list(cache.folder.iterdir()) == []
+    assert "features are not cached: " in caplog.text
+
+
+def test_files_that_vanish_while_the_oldest_are_sought_do_no_harm(
+    cache: FeatureCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    summed(cache)
+    gone = cache.folder / "gone.npy"
+    listed = [gone, *cache.folder.glob("*.npy")]
+    monkeypatch.setattr(Path, "glob", lambda _, pattern: listed if pattern == "*.npy" else [])
+    with cache.writing("next", (2, 39)) as rows:
+        rows.add(torch.zeros(2, 39))
+    assert (cache.folder / "next.npy").exists()
+
+
+def test_what_a_killed_process_has_left_is_removed_after_a_day(cache: FeatureCache) -> None:
+    cache.folder.mkdir(parents=True)
+    old, fresh = cache.folder / ".a.1.tmp", cache.folder / ".b.2.tmp"
+    for path in (old, fresh):
+        path.touch()
+    os.utime(old, (0, 0))
+    summed(cache)
+    assert [fresh.exists(), old.exists()] == [True, False]
 
 
 def test_the_key_has_no_projection_and_all_the_rest() -> None:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
+from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from client_app import app as client_app
@@ -180,6 +181,21 @@ def test_no_data_outside_the_node_s_folders_are_touched_and_all_get_the_same_lin
     assert error_of(replies[0]) == "data set 'imagefolder' cannot be read on this node; its log has the reason"
 
 
+@pytest.mark.parametrize("file", ["train/ill/Jane_Doe_1961.png", "schema.toml"])
+def test_a_damaged_file_of_the_node_s_own_data_is_not_named(hospital: Callable[..., Hospital], file: str) -> None:
+    node = hospital(partition_id=0, num_partitions=1)
+    for label, half in product(("ill", "well"), ("train", "test")):
+        (node.folder / "open" / half / label).mkdir(parents=True)
+        Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(node.folder / "open" / half / label / "1.png")
+    (node.folder / "open" / file).write_text('secret = "Jane Doe"')
+    name = "csv" if file == "schema.toml" else "imagefolder"
+    more: dict[str, Scalar] = {"data__label": "y"} if name == "csv" else {"data__image_size": 8, "data__law": "iid"}
+
+    reply = node.train(data__name=name, data__root=f"{node.folder}/open", model__name="mlp", **more)
+
+    assert error_of(reply) == f"data set {name!r} cannot be read on this node; its log has the reason"
+
+
 def test_no_folder_of_the_server_s_choice_is_written_or_emptied(hospital: Callable[..., Hospital]) -> None:
     node = hospital()
     elsewhere = node.folder / "secret" / "archive"
@@ -222,6 +238,19 @@ def test_nothing_without_privacy_leaves_a_node_with_a_budget(hospital: Callable[
     assert "must be above 0" in error_of(node.train(client__checkpoint=file))
     fens = node.asked({"step": "votes", "run-id": RUNS[0]}, {}, kind="train.fens")
     assert "must be above 0" in str(fens.content.config_records["answer"]["error"])
+    assert Ledger.of(node.folder / "state", "hospital-a").spent() == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(("key", "value"), [("limit", 100), ("proxy", 0.2)])
+def test_no_private_upload_is_of_a_drawn_part_of_the_examples(
+    hospital: Callable[..., Hospital], key: str, value: float
+) -> None:
+    node = hospital(max_epsilon=20.0)
+
+    reply = node.asked({"run-id": RUNS[0], "seed": 0}, {**PRIVATE, f"data.{key}": value})
+
+    line = f"setting 'data.{key}' is {value:g}: must be 0 with 'privacy.epsilon' on a deployed node"
+    assert error_of(reply) == line
     assert Ledger.of(node.folder / "state", "hospital-a").spent() == (0.0, 0.0)
 
 

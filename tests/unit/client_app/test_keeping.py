@@ -45,8 +45,9 @@ def test_tied_weights_are_kept_like_others(tmp_path: Path) -> None:
     assert all(torch.equal(found[1][key], weight) for key in ("first", "second"))
 
 
-def test_a_loss_that_is_no_number_is_kept_too(tmp_path: Path) -> None:
-    kept(tmp_path).save(replace(TRAINED, loss=float("nan")), STATE)
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+def test_a_loss_that_is_no_number_is_kept_too(tmp_path: Path, loss: float) -> None:
+    kept(tmp_path).save(replace(TRAINED, loss=loss), STATE)
 
     found = kept(tmp_path).load()
 

@@ -89,6 +89,8 @@ def test_compose_services_are_started_as_the_units_are() -> None:
         assert composed.keys() == started.keys() - {"--port" if service == "supernode" else ""}
         assert services[service]["read_only"] is True
         assert services[service]["cap_drop"] == ["ALL"]
+    keys = "ONESHOT_NODE_KEYS"  # without it any registered node uploads under any name
+    assert services["superlink"]["environment"][keys] == variables("superlink.env")[keys]
     assert services["superlink"]["ports"] == ["9092:9092"]
     assert "ports" not in services["supernode"]
 

@@ -94,6 +94,29 @@ def test_a_second_call_adds_a_node_and_replaces_nothing(keys: Path) -> None:
     assert after.keys() - before.keys() == added
 
 
+def test_a_node_that_has_its_private_key_keeps_its_public_one(keys: Path) -> None:
+    (keys / "hospital-a" / "node.key").unlink()  # it lies on the node's machine alone
+    (keys / "public" / "hospital-d.pub").write_bytes((keys / "public" / "hospital-b.pub").read_bytes())
+    (keys / "public" / "hospital-b.pub").unlink()
+    before = contents(keys)
+
+    assert main([str(keys), *ASKED, "--node", "hospital-d"]) == 0
+
+    after = contents(keys)
+    assert {name: after[name] for name in before if name != "public/node_keys"} == {
+        name: text for name, text in before.items() if name != "public/node_keys"
+    }
+    assert after.keys() - before.keys() == {"hospital-d/ca.crt", "public/hospital-b.pub"}
+    assert after["public/hospital-b.pub"].split()[:2] == before["public/hospital-d.pub"].split()[:2]
+
+
+@pytest.mark.parametrize("text", ["", "AAAA"])
+def test_a_file_that_is_no_public_key_is_named(keys: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (keys / "public" / "hospital-a.pub").write_text(text)
+    assert main([str(keys), *ASKED]) == 1
+    assert "hospital-a.pub is no public key: must be a line of ssh-keygen" in capsys.readouterr().err
+
+
 def test_renewal_replaces_the_server_s_certificate_and_nothing_else(keys: Path) -> None:
     before = contents(keys)
     assert main([str(keys), "--server", "other.example.org", "--renew-server", "--days", "30"]) == 0

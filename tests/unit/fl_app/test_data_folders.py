@@ -9,9 +9,11 @@ import pytest
 import torch
 from PIL import Image
 
-from fl_app.data import load, open_split
+from fl_app.data import load, open_data, open_split
+from fl_app.data.config import DataConfig
 from fl_app.data.preprocessing import resize
-from strategies.core.errors import DataError
+from fl_app.data.sources import open_folders
+from strategies.core.errors import DataError, OptionError
 
 
 def random_pixels(seed: int) -> np.ndarray:
@@ -58,6 +60,65 @@ def test_imagefolder_with_an_image_cut_short_names_it(images: Path) -> None:
     cut = images / "test" / "ant" / "d.png"
     cut.write_bytes(cut.read_bytes()[:60])
     with pytest.raises(DataError, match=f"image {cut} under data.root cannot be decoded"):
+        load("imagefolder", root=str(images), image_size=8)
+
+
+@pytest.mark.parametrize(("half", "other"), [("train", "test"), ("test", "train")])
+def test_imagefolder_of_a_node_or_a_server_needs_one_half_alone(images: Path, half: str, other: str) -> None:
+    whole = open_split("imagefolder", half, root=str(images), image_size=8)
+    (images / other).rename(images / "elsewhere")
+
+    alone = open_split("imagefolder", half, root=str(images), image_size=8)
+
+    assert alone.num_classes == whole.num_classes
+    assert torch.equal(alone.labels, whole.labels)
+
+
+@pytest.mark.parametrize("empty", [True, False])
+def test_imagefolder_of_named_classes_may_lack_some(images: Path, empty: bool) -> None:
+    for file in (images / "train" / "ant").iterdir():
+        file.unlink()
+    if not empty:
+        (images / "train" / "ant").rmdir()
+    names = ("bee", "cat", "ant")
+
+    train, test = (open_folders(images, half, 8, names) for half in ("train", "test"))
+
+    assert (train.num_classes, train.labels.tolist()) == (3, [1, 1, 1])
+    assert (test.num_classes, sorted(test.labels.tolist())) == (3, [1, 2])
+    named = DataConfig(name="imagefolder", root=str(images), image_size=8, classes="bee, cat,ant")
+    assert torch.equal(open_data(named, "train").labels, train.labels)
+
+
+@pytest.mark.parametrize(
+    ("name", "classes", "why"),
+    [("imagefolder", "ant", "two different names"), ("imagefolder", "ant,ant", "two different names"),
+     ("digits", "ant,cat", "must be '' unless 'data.name' is 'imagefolder'")],
+)  # fmt: skip
+def test_names_of_classes_are_several_and_of_folders(name: str, classes: str, why: str) -> None:
+    with pytest.raises(OptionError, match=f"'data.classes' is '{classes}': .*{why}"):
+        DataConfig(name=name, image_size=8, classes=classes)
+
+
+def test_imagefolder_refuses_folders_that_no_class_is_named_for(images: Path) -> None:
+    with pytest.raises(DataError, match="has the class folders ant: must be among 'data.classes', cat, dog"):
+        open_folders(images, "train", 8, ("cat", "dog"))
+    for file in images.glob("train/*/*"):
+        file.unlink()
+    with pytest.raises(DataError, match="train under data.root holds no images: must have <class>/<image>"):
+        open_folders(images, "train", 8, ("cat", "ant"))
+
+
+def test_imagefolder_refuses_images_of_more_than_eight_bits(images: Path) -> None:
+    deep = images / "test" / "ant" / "d.png"
+    Image.fromarray(np.arange(63, dtype=np.uint16).reshape(9, 7) * 1000).save(deep)
+    with pytest.raises(DataError, match=rf"image {deep} .*its pixels have the mode I;16: must have 8 bits per channel"):
+        load("imagefolder", root=str(images), image_size=8)
+
+
+def test_imagefolder_names_an_image_of_too_many_pixels(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 30)  # 63 are more than twice as many
+    with pytest.raises(DataError, match="image .* cannot be decoded: Image size .* exceeds limit"):
         load("imagefolder", root=str(images), image_size=8)
 
 

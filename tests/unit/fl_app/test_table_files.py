@@ -118,13 +118,13 @@ def test_all_clients_can_be_held_to_one_schema(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [
-        ("40,typical", "forty,typical", "column 'age', line 2: 'forty': must be a number"),
-        ("70,3", "inf,3", "column 'age', line 4: 'inf': must be a number"),
-        ("1.5", "", "column 'sugar', line 2: no value: must be filled in, or .* must say what stands for 'missing'"),
-        ("typical", "atypical", "column 'chest pain', line 2: 'atypical': must be one of typical, none, 3"),
-        ("x,ill", "x,Ill", "column 'outcome', line 2: 'Ill': must be one of healthy, ill"),
-        ("x y,ill", "x y,", "column 'outcome', line 5: no value: must be one of healthy, ill"),
-        ("south,40", "?,40", "column 'centre', line 2: no value: must name the client of the row"),
+        ("40,typical", "forty,typical", "column 'age', row 1: 'forty': must be a number"),
+        ("70,3", "inf,3", "column 'age', row 3: 'inf': must be a number"),
+        ("1.5", "", "column 'sugar', row 1: no value: must be filled in, or .* must say what stands for 'missing'"),
+        ("typical", "atypical", "column 'chest pain', row 1: 'atypical': must be one of typical, none, 3"),
+        ("x,ill", "x,Ill", "column 'outcome', row 1: 'Ill': must be one of healthy, ill"),
+        ("x y,ill", "x y,", "column 'outcome', row 4: no value: must be one of healthy, ill"),
+        ("south,40", "?,40", "column 'centre', row 1: no value: must name the client of the row"),
         ("sugar", "glucose", "has no column 'sugar': has centre, age, chest pain, glucose"),
         ("outcome", "result", "has no column 'outcome'"),
         ("centre", "place", "has no column 'centre'"),
@@ -143,10 +143,25 @@ def test_a_wrong_file_is_named_with_column_and_line(folder: Path, old: str, new:
     assert str(folder / "train.csv") in str(error.value)
 
 
+@pytest.mark.parametrize("row", ["south,40,typical,1.5,x,ill,", "south,40,typical,1.5,x,ill,more"])
+def test_a_line_with_more_values_than_names_shifts_no_column(folder: Path, row: str) -> None:
+    names, *rows = (folder / "train.csv").read_text().splitlines()
+    (folder / "train.csv").write_text("\n".join([names, row, *rows]) + "\n")
+    with pytest.raises(DataError, match="has more values in a line than names of columns: must have one name for"):
+        open_data(config(folder), "train")
+
+
+def test_a_number_beyond_float32_is_no_infinite_feature(folder: Path) -> None:
+    text = (folder / "train.csv").read_text()
+    (folder / "train.csv").write_text(text.replace("south,40", "south,1e300"))
+    with pytest.raises(DataError, match="column 'age', row 1: '1e300': must be a number that float32 can hold"):
+        open_data(config(folder), "train")
+
+
 def test_several_wrong_values_are_counted(folder: Path) -> None:
     text = (folder / "train.csv").read_text()
     (folder / "train.csv").write_text(text.replace("south,40", "south,x").replace("north,50", "north,y"))
-    with pytest.raises(DataError, match=r"line 2 \(and 1 more\): 'x': must be a number"):
+    with pytest.raises(DataError, match=r"row 1 \(and 1 more\): 'x': must be a number"):
         open_data(config(folder), "train")
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import sys
 from collections.abc import Callable, Mapping
 from importlib import metadata
@@ -488,6 +489,19 @@ def test_clean_removes_marked_folders_of_runs_and_nothing_else(
     assert left == [runs[2], "f" * 32, "ledger.jsonl"]
     assert "of 1 runs" in rest
     assert "of 0 runs" in oneshot("clean", str(tmp_path / "none")).output
+
+
+def test_clean_names_what_the_disk_keeps(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(2):
+        make_run_place(tmp_path / f"{number:032x}")
+    remove = shutil.rmtree
+    monkeypatch.setattr(shutil, "rmtree", lambda path, **how: path.name[-1] == "1" and remove(path, **how))
+
+    ended = oneshot("clean", str(tmp_path))
+
+    assert ended.exit_code == 1
+    assert ended.stdout == f"removed the clients' models of 1 runs from {tmp_path}\n"
+    assert ended.stderr == f"1 could not be removed, such as {tmp_path / ('0' * 32)}\n"
 
 
 def test_latest_without_a_run_is_a_usage_error(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,14 +80,18 @@ def test_sums_too_large_for_the_server_are_refused_before_anything_starts() -> N
     check_before_start(read_settings({**given, "method": "fedpft"}), CLIENTS)
 
 
-def test_a_small_client_sends_nothing_and_the_server_is_not_told_its_number(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(("task", "architecture"), [("statistics", ""), ("classifier", "statistics")])
+def test_a_small_client_sends_nothing_and_the_server_is_not_told_its_number(
+    task: str, architecture: str, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO", logger="flwr")
-    settings = read_settings({**SETTINGS, "data.law": "iid", "data.limit": 403, "features.min-examples": 101})
+    app = read_settings({**SETTINGS, "data.law": "iid", "data.limit": 403, "features.min-examples": 101}).app
+    app = replace(app, model=replace(app.model, per_client=architecture))
     sent, silent = [], []
     for partition_id in range(CLIENTS):
-        node = Node.of({"partition-id": partition_id, "num-partitions": CLIENTS}, settings.app)
+        node = Node.of({"partition-id": partition_id, "num-partitions": CLIENTS}, app)
         try:
-            sent.append(trained_model(settings.app, node, Asked("", 1, 0, task="statistics"), {})[0])
+            sent.append(trained_model(app, node, Asked("", 1, 0, task=task), {})[0])
         except UploadError as error:
             silent.append(str(error))
     assert [trained.num_examples for trained in sent if trained] == [101, 101, 101]

@@ -113,6 +113,8 @@ def test_paths_when_relative_are_those_of_the_caller(tmp_path: Path, monkeypatch
     monkeypatch.chdir(tmp_path)
     given = {
         "data.root": "sets",
+        "data.proxy-file": "images.safetensors",
+        "features.weights": "backbone.pt",
         "client.checkpoint": "models/{client}.pt",
         "client.state-dir": "",
         "data.name": "mnist",
@@ -121,6 +123,8 @@ def test_paths_when_relative_are_those_of_the_caller(tmp_path: Path, monkeypatch
     assert with_absolute_paths(given) == {
         **given,
         "data.root": str(tmp_path / "sets"),
+        "data.proxy-file": str(tmp_path / "images.safetensors"),
+        "features.weights": str(tmp_path / "backbone.pt"),
         "client.checkpoint": str(tmp_path / "models/{client}.pt"),
     }
     assert with_absolute_paths({"data.root": "/data"}) == {"data.root": "/data"}
