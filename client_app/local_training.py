@@ -132,8 +132,7 @@ def minimise(
     epoch = Epoch(0, float("nan"), 0.0)
     with seeded_torch(seed, "dropout"), kept_memory():
         for number, length in enumerate(lengths, start=1):
-            if config.momentum_epochs and (number - 1) % config.momentum_epochs == 0:
-                optimizer.state.clear()
+            forget_momentum(optimizer, config, number)
             order = torch.randperm(len(data.labels), generator=generator)
             epoch = _one_epoch(
                 data, step, _batches(order, config)[:length], number=number,
@@ -152,6 +151,12 @@ def optimizer_of(model: nn.Module, config: ClientConfig) -> torch.optim.Optimize
     if config.optimizer == "adam":
         return torch.optim.Adam(model.parameters(), lr=config.lr, weight_decay=config.weight_decay)
     return torch.optim.SGD(model.parameters(), lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
+
+
+def forget_momentum(optimizer: torch.optim.Optimizer, config: ClientConfig, number: int) -> None:
+    """Forget the optimiser's momentum before an epoch, from 1, if ``client.momentum-epochs`` says so."""
+    if config.momentum_epochs and (number - 1) % config.momentum_epochs == 0:
+        optimizer.state.clear()
 
 
 def schedule_of(

@@ -32,7 +32,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from client_app.local_training import Epoch, epoch_lengths, optimizer_of, schedule_of
+from client_app.local_training import Epoch, epoch_lengths, forget_momentum, optimizer_of, schedule_of
 from client_app.node import Asked
 from fl_app.config import ClientConfig
 from fl_app.data import ImageData, Normalization, augment, normalize
@@ -195,12 +195,10 @@ def train(
     model.train()
     with torch.random.fork_rng(devices=[]), hooked(model):
         for number, length in enumerate(lengths, start=1):
-            if config.momentum_epochs and (number - 1) % config.momentum_epochs == 0:
-                base.state.clear()
+            forget_momentum(base, config, number)
             for _ in range(length):
                 torch.manual_seed(secrets.randbits(63))  # dropout
-                chosen = (system_uniform(len(data.labels)) <= plan.rate).nonzero().flatten()
-                _private_gradient(module, clipping, data, chosen, prepare=prepare, plan=plan)
+                _private_gradient(module, clipping, data, prepare=prepare, plan=plan)
                 base.step()
             if cosine is not None:
                 cosine.step()
@@ -230,24 +228,23 @@ def _private_gradient(
     module: nn.Module,
     clipping: Any,
     data: ImageData,
-    chosen: torch.Tensor,
     *,
     prepare: Callable[[torch.Tensor], torch.Tensor],
     plan: Plan,
 ) -> None:
-    """Set every parameter's gradient to ``(sum_i clip(g_i) + sigma C z) / L``.
+    """Draw a batch [b], b perhaps 0, and set every parameter's gradient to ``(sum_i clip(g_i) + sigma C z) / L``.
 
     Args:
         module: Stores every example's gradient at each parameter.
         clipping: opacus' optimiser, which clips and sums them.
         data: Examples [N, ...].
-        chosen: Positions of this batch [b]; b may be 0.
         prepare: From stored examples to the model's input.
         plan: Mean batch size L and noise sigma.
     """
     parameters = clipping.params
     for parameter in parameters:
         parameter.summed_grad = torch.zeros_like(parameter)
+    chosen = (system_uniform(len(data.labels)) <= plan.rate).nonzero().flatten()
     most = max(1, HELD // (4 * sum(parameter.numel() for parameter in parameters)))
     for part in torch.split(chosen, most) if len(chosen) else ():
         for parameter in parameters:

@@ -79,7 +79,7 @@ def own_examples(config: AppConfig, node: Node, asked: Asked) -> Own:
 
     Raises:
         DataError: The data set is missing, or cannot be divided by these settings.
-        UploadError: The node's policy does not permit the backbone that reads the texts, or a drawn part of the examples.
+        UploadError: The policy does not permit the backbone of the texts, or privacy does not permit to draw examples.
     """
     data = config.data
     node.policy.check_source(data.name)

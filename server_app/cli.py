@@ -274,12 +274,9 @@ def clean(
     """Remove the trained models that the clients on this machine keep for a resumed run."""
     from strategies.core.places import forget_old_runs, state_root
 
-    place = state_root(folder).absolute()
-    removed, refused = forget_old_runs(place, keep) if place.is_dir() else ([], [])
+    removed, refused = forget_old_runs(place := state_root(folder).absolute(), keep)
     typer.echo(f"removed the clients' models of {len(removed)} runs from {place}")
-    if refused:
-        typer.echo(f"{len(refused)} could not be removed, such as {place / refused[0]}", err=True)
-        raise typer.Exit(1)
+    sys.exit(f"{len(refused)} could not be removed, such as {place / refused[0]}" if refused else 0)
 
 
 @cli.command(rich_help_panel=INSPECT)

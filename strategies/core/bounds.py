@@ -6,7 +6,7 @@ training for all of them. The bound is far above the changes of honest clients u
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,7 +43,7 @@ def bounded(
 
 def bounded_step(
     start: Mapping[str, np.ndarray[Any, Any]],
-    end: Mapping[str, np.ndarray[Any, Any]],
+    step: Mapping[str, np.ndarray[Any, Any]],
     ends: Sequence[Mapping[str, np.ndarray[Any, Any]]],
     most: float = MOST,
 ) -> Mapping[str, np.ndarray[Any, Any]]:
@@ -51,15 +51,17 @@ def bounded_step(
 
     Args:
         start: The parameters at the start of the round.
-        end: Those after the server's step.
+        step: The server's step from there, float64: it may be longer than the parameters' own type can hold.
         ends: Those of every client.
         most: The longest step, in medians of the norms of the clients' changes; see :func:`bounded`.
 
     Returns:
-        The parameters; those within the bound are returned as given.
+        The step; one within the bound is returned as given.
     """
-    median, length = _median([_distance(start, each) for each in ends]), _distance(start, end)
-    return end if not median or length <= most * median else _towards(start, end, most * median / length)
+    median, length = _median([_distance(start, each) for each in ends]), _length(step.values())
+    if not median or length <= most * median:
+        return step
+    return {name: value * (most * median / length) for name, value in step.items()}
 
 
 class Bound:
@@ -109,10 +111,11 @@ def _median(norms: Sequence[float]) -> float:
 
 
 def _distance(start: Mapping[str, np.ndarray[Any, Any]], end: Mapping[str, np.ndarray[Any, Any]]) -> float:
-    squares = [
-        np.square(end[name].astype(np.float64) - value.astype(np.float64)).sum() for name, value in start.items()
-    ]
-    return float(np.sqrt(np.sum(squares)))
+    return _length(end[name].astype(np.float64) - value.astype(np.float64) for name, value in start.items())
+
+
+def _length(parts: Iterable[np.ndarray[Any, Any]]) -> float:
+    return float(np.sqrt(np.sum([np.square(part).sum() for part in parts])))
 
 
 def _towards(

@@ -73,13 +73,14 @@ def forget_old_runs(root: Path, kept: int = RUNS_KEPT) -> tuple[list[str], list[
     """Remove all but the newest runs' marked folders; a folder's time is that of its last use.
 
     Args:
-        root: A client's folder; everything else in it stays.
+        root: A client's folder, which may be missing; everything else in it stays.
         kept: The number of runs that stay.
 
     Returns:
         The ids of the runs that are removed, and of those that the disk keeps.
     """
-    runs = sorted((path for path in root.iterdir() if RUN_ID.fullmatch(path.name) and is_ours(path)), key=_last_used)
+    found = root.iterdir() if root.is_dir() else ()
+    runs = sorted((path for path in found if RUN_ID.fullmatch(path.name) and is_ours(path)), key=_last_used)
     old = runs[: max(0, len(runs) - kept)]
     for path in old:
         shutil.rmtree(path, ignore_errors=True)

@@ -1,24 +1,84 @@
-"""Scores of the resulting student from the clients' own data."""
+"""Scores of a model from the clients' own data: their check, their average, and those of the resulting student."""
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from logging import WARNING
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
-from flwr.serverapp.exception import InconsistentMessageReplies
-from flwr.serverapp.strategy import FedAvg
+from flwr.serverapp.exception import AggregationError, InconsistentMessageReplies
+from flwr.serverapp.strategy import FedAvg, Strategy
 
 from ..core.errors import UploadError
 from ..run.traffic import Traffic
 from .asking import Exchange, to_each
+from .messages import is_weight
 from .nodes import Nodes, Refusals, Sent, own_error
 
 POLL_S = 0.1
+
+
+def check_scores(content: RecordDict, weight: str = "num-examples") -> None:
+    """Refuse scores that would spoil the average of all clients.
+
+    Args:
+        content: The content of the reply.
+        weight: The metric that the client's scores are weighted with.
+
+    Raises:
+        UploadError: There is no single record of metrics, or it holds a weight or a score that is no such number.
+    """
+    records = list(content.metric_records.values())
+    if len(records) != 1:
+        raise UploadError(f"scores: the reply has {len(records)} metric records, must be one")
+    if not is_weight(value := records[0].get(weight)):
+        found = f"scores: metrics[{weight!r}] is {str(value)[:40]}"
+        raise UploadError(f"{found}: must be a finite number above 0, and below 2**63")
+    for key, score in records[0].items():
+        if not all(-math.inf < number < math.inf for number in (score if isinstance(score, list) else [score])):
+            raise UploadError(f"scores: metrics[{key[:80]!r}] is {str(score)[:40]}: must hold finite numbers alone")
+
+
+def scores_check(strategy: Strategy) -> Callable[[RecordDict], None]:
+    """Return the check of the scores that a strategy averages; one with an average of its own gets every answer."""
+    if type(strategy).aggregate_evaluate is not FedAvg.aggregate_evaluate:
+        return lambda content: None  # noqa: ARG005  its own form of answers is unknown
+    return partial(check_scores, weight=getattr(strategy, "weighted_by_key", "num-examples"))
+
+
+def average_scores(strategy: Strategy, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+    """Average the clients' scores as a strategy does, without those that would spoil it; the log names their nodes.
+
+    Args:
+        strategy: Its ``aggregate_evaluate`` is used.
+        server_round: From 1.
+        replies: The clients' answers, and errors in place of answers.
+
+    Returns:
+        The scores; None without any.
+
+    Raises:
+        AggregationError: They cannot be averaged, for any reason.
+        InconsistentMessageReplies: They do not fit together.
+    """
+    check, usable = scores_check(strategy), []
+    for reply in replies:
+        try:
+            if not reply.has_error():
+                check(reply.content)
+            usable.append(reply)
+        except UploadError as error:
+            log(WARNING, "refused node-%d: %s", reply.metadata.src_node_id, error.reason)
+    try:
+        return strategy.aggregate_evaluate(server_round, usable)
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # a list beside a number, say
+        raise AggregationError(f"{type(error).__name__}: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -38,8 +98,8 @@ class ClientEvaluation:
     def aggregate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Average the clients' scores by their examples, as Flower's FedAvg does; None if they do not fit together."""
         try:
-            return self._fedavg().aggregate_evaluate(server_round, replies)
-        except InconsistentMessageReplies as error:
+            return average_scores(self._fedavg(), server_round, replies)
+        except (AggregationError, InconsistentMessageReplies) as error:
             log(WARNING, "the clients' scores cannot be averaged: %s", error)
             return None
 
@@ -60,6 +120,7 @@ class ClientEvaluation:
         def receive(reply: Message, sent: Sent) -> bool:  # noqa: ARG001
             if reply.has_error():
                 raise UploadError(f"scores: {own_error(reply)}")
+            check_scores(reply.content)
             replies.append(reply)
             return True
 

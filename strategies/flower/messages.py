@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from ..method import Job, Method, State
 
 ANONYMOUS = re.compile(r"anonymous-[0-9a-f]{12}(-[0-9]+)?")
+# The limit of the numbers that a client's answer is weighted with: products of larger ones overflow.
+MOST_WEIGHT = 2**63
 # Where a reply has the facts, for messages.
 _FIELDS = {
     "num-examples": "metrics['num-examples']", "label-counts": "upload.label-counts", "ranges": "upload.ranges",
@@ -138,11 +140,11 @@ def read_reply(
 def _checked(
     content: RecordDict, client: str, signatures: Mapping[str, Signature], *, num_classes: int, max_bytes: int
 ) -> Reply:
-    arrays, said = _only_arrays(content), content.config_records.get("upload", ConfigRecord())
+    arrays, said = content.array_records[arrays_name(content)], content.config_records.get("upload", ConfigRecord())
     check_size(sum(len(array.data) for array in arrays.values()), max_bytes, "arrays")
     architecture = _architecture(said, arrays, signatures)
     client = client if "client" in said else _content_name(arrays)
-    metrics = content.metric_records.get("metrics") or next(iter(content.metric_records.values()), MetricRecord())
+    metrics = metrics_of(content)
     # An empty list tells nothing.
     told = {**{key: value for key, value in said.items() if value != []}, "num-examples": metrics.get("num-examples")}
     facts = check_facts(told, num_classes, client=client, architecture=architecture, fields=_FIELDS)
@@ -188,13 +190,34 @@ def is_anonymous(client: str) -> bool:
     return ANONYMOUS.fullmatch(client) is not None
 
 
-def _only_arrays(content: RecordDict) -> ArrayRecord:
-    records = content.array_records
-    if "arrays" in records:
-        return records["arrays"]
-    if len(records) != 1:
-        raise UploadError(f"the reply has {len(records)} array records, must be one, named 'arrays'")
-    return next(iter(records.values()))
+def arrays_name(content: RecordDict) -> str:
+    """Return the name of the record with a client's weights: ``arrays``, or another one if there is no second.
+
+    Raises:
+        UploadError: No record or several could be meant.
+    """
+    names = list(content.array_records)
+    if "arrays" in names:
+        return "arrays"
+    if len(names) != 1:
+        raise UploadError(f"the reply has {len(names)} array records, must be one, named 'arrays'")
+    return names[0]
+
+
+def metrics_name(content: RecordDict) -> str:
+    """Return the name of the record with a client's numbers: ``metrics``, or the first; an empty one tells nothing."""
+    told = [name for name, record in content.metric_records.items() if record]
+    return "metrics" if "metrics" in told or not told else told[0]
+
+
+def metrics_of(content: RecordDict) -> MetricRecord:
+    """Return the record with a client's numbers, see :func:`metrics_name`; an empty one if there is none."""
+    return content.metric_records.get(metrics_name(content), MetricRecord())
+
+
+def is_weight(value: object) -> bool:
+    """Return whether a client's answer can be weighted with a number of it: above 0, and below 2**63."""
+    return isinstance(value, int | float) and 0 < value < MOST_WEIGHT
 
 
 def _architecture(said: ConfigRecord, arrays: ArrayRecord, signatures: Mapping[str, Signature]) -> str:

@@ -6,7 +6,7 @@ Papers: FedNova: Wang, Liu, Liang, Joshi, Poor, Tackling the Objective Inconsist
     https://arxiv.org/abs/1910.06378. FedDyn: Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama, Federated
     Learning Based on Dynamic Regularization, ICLR 2021, https://arxiv.org/abs/2111.04263.
 
-Sums are in double precision and in the given order; results have the dtypes of the model.
+Sums are in double precision and in the given order; models and control variates keep their dtypes.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ def weighted_mean(models: Sequence[Arrays], weights: Sequence[float]) -> dict[st
     }
 
 
-def fednova_step(
+def fednova_change(
     start: Arrays,
     ends: Sequence[Arrays],
     *,
     weights: Sequence[float],
     travels: Sequence[float],
     server_lr: float = 1.0,
-) -> dict[str, npt.NDArray[Any]]:
-    """Return the next model of FedNova, ``x - tau_eff sum_i p_i eta d_i``, with ``d_i = (x - x_i) / (eta ||a_i||_1)``.
+) -> dict[str, npt.NDArray[np.float64]]:
+    """Return FedNova's change of the model, ``-tau_eff sum_i p_i eta d_i``, with ``d_i = (x - x_i) / (eta ||a_i||_1)``.
 
-    FedNova's update rule, with its effective steps ``tau_eff = sum_i p_i ||a_i||_1``; it equals FedAvg if all clients
-    take equally many steps.
+    FedNova's update rule, with its effective steps ``tau_eff = sum_i p_i ||a_i||_1``; it equals FedAvg's change if all
+    clients take equally many steps. It stays in double precision, where a caller can shorten it before it is added.
 
     Args:
         start: The model x that the clients started from.
@@ -65,7 +65,7 @@ def fednova_step(
     # sum_i p_i (x_i - x) / travel_i, with the shares' own sum taken out of the mean again.
     scale = server_lr * effective * sum(shares) / float(sum(weights))
     mean = weighted_mean([moved(start, end) for end in ends], shares)
-    return plus(start, mean, scale)
+    return {name: scale * value for name, value in mean.items()}
 
 
 def scaffold_step(start: Arrays, ends: Sequence[Arrays], *, server_lr: float = 1.0) -> dict[str, npt.NDArray[Any]]:

@@ -134,10 +134,20 @@ class Compression:
         self, packed: npt.NDArray[Any], size: int, what: str
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
         """Return the places of a code, and its signs where it has any."""
-        kept, width, bits = self.entries_of(size), golomb_bits(self.density), np.unpackbits(packed.ravel())
+        kept, width = self.entries_of(size), golomb_bits(self.density)
+        signed = self.values == "ternary"
+        # Checked before each bit becomes a byte, and its place eight. The distances sum to size - kept at most, and
+        # their quotients to that sum's; each entry also has the end of its quotient, a remainder and maybe a sign.
+        most = -(-(kept * (1 + width + signed) + ((size - kept) >> width)) // 8)
+        if packed.size > most:
+            raise UploadError(
+                f"{what} has {packed.size} bytes of bits: must be at most {most}, those of the longest code of {kept} "
+                f"entries among {size}"
+            )
+        bits = np.unpackbits(packed.ravel())
         ends = np.flatnonzero(bits == 0)[:kept]
         unary = int(ends[-1]) + 1 if len(ends) else 0
-        needed = unary + kept * (width + (self.values == "ternary"))
+        needed = unary + kept * (width + signed)
         if len(ends) < kept or not needed <= len(bits) < needed + 8:
             raise UploadError(f"{what} has {len(bits)} bits, which are not the code of {kept} entries")
         binary = bits[unary : unary + kept * width].reshape(kept, width).astype(np.int64)

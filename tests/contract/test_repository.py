@@ -263,7 +263,9 @@ def test_every_package_that_is_imported_is_a_declared_dependency() -> None:
                 imported.add(node.module.partition(".")[0])
     foreign = imported - set(sys.stdlib_module_names) - set(PACKAGES)
 
-    assert {{"sklearn": "scikit-learn", "mlflow": "mlflow-skinny"}.get(name, name) for name in foreign} <= declared
+    assert {
+        {"sklearn": "scikit-learn", "PIL": "pillow", "mlflow": "mlflow-skinny"}.get(name, name) for name in foreign
+    } <= declared
 
 
 def test_citation_names_the_version_of_the_package() -> None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import Strategy
 
 from ...core.errors import UploadError
-from ..messages import Reply
+from ..messages import Reply, arrays_name, is_weight, metrics_name, metrics_of
 
 EXAMPLES = "num-examples"
 
@@ -60,38 +60,43 @@ def checked_by(strategy: Strategy, content: RecordDict) -> RecordDict:
     check = getattr(strategy, "check_answer", None)
     content = content if check is None else check(content)
     weight, loss = getattr(strategy, "weighted_by_key", EXAMPLES), getattr(strategy, "train_loss_key", None)
-    metrics = _metrics_of(content)
+    metrics = metrics_of(content)
     for key in (key for key in (weight, loss) if key not in (None, EXAMPLES)):
         value = metrics.get(key)
-        if not isinstance(value, int | float) or not 0 <= value < math.inf or (key == weight and value == 0):
+        if not is_weight(value) and not (key != weight and value == 0):
             raise UploadError(
-                f"metrics[{key!r}] is {str(value)[:40]}: must be a finite number above 0, for the "
+                f"metrics[{key!r}] is {str(value)[:40]}: must be a finite number above 0, and below 2**63, for the "
                 "strategy computes with it"
             )
     if EXAMPLES in metrics or weight == EXAMPLES:
         return content
-    name = next(iter(content.metric_records))
-    return RecordDict({**content, name: MetricRecord({**metrics, EXAMPLES: metrics[weight]})})
+    return RecordDict({**content, metrics_name(content): MetricRecord({**metrics, EXAMPLES: metrics[weight]})})
 
 
-def show(answers: Sequence[Answered], names: Collection[str]) -> list[Message]:
-    """Return the replies of a round as strategies expect them: checked arrays, and one record of numbers alike in all.
+def show(strategy: Strategy, answers: Sequence[Answered], names: Collection[str]) -> list[Message]:
+    """Return the replies of a round as strategies expect them: alike, whatever one client's records are called.
+
+    Each has the checked arrays and one record of numbers, under the same two names, and the client's config records.
+    Of other array records it has those that belong to the strategy: Flower refuses a whole round for a surplus one.
 
     Args:
+        strategy: Its ``bounded_records``, if it has any, are further array records that it reads.
         answers: The messages of these are changed.
         names: The arrays that the strategy sees.
     """
-    records = [_metrics_of(answer.content) for answer in answers]
+    records = [metrics_of(answer.content) for answer in answers]
     shared = set.intersection(*({(key, _length(value)) for key, value in record.items()} for record in records))
     keys = sorted(key for key, _ in shared)
+    contents = [answer.content for answer in answers]
+    arrays, numbers = _names_of(contents, getattr(strategy, "arrayrecord_key", "arrays"))
+    wanted = _further(contents).union(getattr(strategy, "bounded_records", ()))
     for answer, record in zip(answers, records, strict=True):
-        content, state = answer.content, answer.reply.state
-        arrays = _name_of(content.array_records, "arrays")
-        numbers = _name_of(content.metric_records, "metrics")
+        state = answer.reply.state
         others = {
             name: found
-            for name, found in content.items()
-            if name not in (arrays, numbers) and not isinstance(found, MetricRecord)
+            for name, found in answer.content.items()
+            if name not in (arrays, numbers)
+            and (isinstance(found, ConfigRecord) or (isinstance(found, ArrayRecord) and name in wanted))
         }
         answer.message.content = RecordDict(
             {
@@ -103,13 +108,16 @@ def show(answers: Sequence[Answered], names: Collection[str]) -> list[Message]:
     return [answer.message for answer in answers]
 
 
-def _metrics_of(content: RecordDict) -> MetricRecord:
-    return content.metric_records.get(_name_of(content.metric_records, "metrics"), MetricRecord())
+def _names_of(contents: Sequence[RecordDict], usual: str) -> tuple[str, str]:
+    """Return the names of the arrays and of the numbers in most answers, which a project's own strategy may read."""
+    found = Counter((arrays_name(content), metrics_name(content)) for content in contents)
+    # Among equally many, the strategy's own name, else that of the first client.
+    return max(found, key=lambda pair: (found[pair], pair == (usual, "metrics")))
 
 
-def _name_of(records: Any, usual: str) -> str:
-    """Return which of some records is meant, by the rule of :func:`strategies.flower.messages.read_reply`."""
-    return usual if usual in records or not len(records) else str(next(iter(records)))
+def _further(contents: Sequence[RecordDict]) -> set[str]:
+    """Return the array records beside the model that all answers have: a project's own strategy may read them."""
+    return set.intersection(*(set(content.array_records) - {arrays_name(content)} for content in contents))
 
 
 def _length(value: Any) -> int:

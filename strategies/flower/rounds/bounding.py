@@ -14,6 +14,7 @@ from flwr.common.logger import log
 from torch import nn
 
 from ...core.bounds import Bound
+from ..messages import metrics_of
 from .answers import Answered
 from .round_records import to_numpy, to_record
 
@@ -63,7 +64,7 @@ class RoundBounds:
             begin = {name: start[name] for name in sorted(names)}
             answers = self._models(number, what, begin, answers)
             if self._divisor:
-                per = [float(next(iter(each.content.metric_records.values()))[self._divisor]) for each in answers]  # type: ignore[arg-type]
+                per = [float(metrics_of(each.content)[self._divisor]) for each in answers]  # type: ignore[arg-type]
                 answers = self._models(number, f"{what} per {self._divisor}", begin, answers, per)
         for record in self._records:
             answers = self._changes(number, record, answers)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from logging import WARNING
 from typing import TYPE_CHECKING, Any
 
-from flwr.app import MetricRecord
+from flwr.app import Message, MetricRecord
 from flwr.common.logger import log
 from flwr.serverapp.exception import AggregationError, InconsistentMessageReplies
 
 from ...core.errors import QuorumError
+from ..evaluation import average_scores, scores_check
 from ..run import say
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class ClientScores:
         if not self._base.evaluates or getattr(self._base.strategy, "fraction_evaluate", 1.0) == 0.0:
             return {}
         try:
-            scores = self._scores(server_round, trip)
+            scores = self.average(server_round, self._ask(server_round, trip))
         except (AggregationError, InconsistentMessageReplies, QuorumError) as error:
             log(WARNING, "round %d: no scores of the clients: %s", server_round, error)
             return {}
@@ -59,11 +60,24 @@ class ClientScores:
         say(f"round {server_round}: " + ", ".join(f"{name} {value:.4g}" for name, value in values.items()))
         return values
 
-    def _scores(self, server_round: int, trip: RoundTrip) -> MetricRecord | None:
+    def average(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Average the clients' scores as the strategy does; None without any, or if they cannot be averaged.
+
+        Args:
+            server_round: From 1.
+            replies: The clients' answers.
+        """
+        try:
+            return average_scores(self._base.strategy, server_round, replies)
+        except (AggregationError, InconsistentMessageReplies) as error:
+            log(WARNING, "round %d: no scores of the clients: %s", server_round, error)
+            return None
+
+    def _ask(self, server_round: int, trip: RoundTrip) -> list[Message]:
         nodes = trip.connected()
         least = max(getattr(self._base.strategy, key, 1) for key in ("min_evaluate_nodes", "min_available_nodes"))
         if len(nodes) < least:
             raise QuorumError(f"{len(nodes)} clients are connected, the strategy waits for {least}")
         contents, kind = self._model.evaluation_requests(server_round, self._config, nodes)
-        replies = trip.evaluate(trip.free(contents), kind, f"scores of round {server_round}")
-        return self._base.strategy.aggregate_evaluate(server_round, replies)
+        check = scores_check(self._base.strategy)
+        return trip.evaluate(trip.free(contents), check, f"scores of round {server_round}", kind)

@@ -9,16 +9,20 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from flwr.app import MetricRecord, RecordDict
+from flwr.app import RecordDict
 
 from ...core.bounds import MOST, bounded_step
 from ...core.errors import UploadError
-from ...rounds.rules import fednova_step, moved, plus
+from ...rounds.rules import fednova_change, moved, plus
+from ..messages import metrics_of
 from .stepped import Arrays, SteppedFedAvg, models_of
+
+# Far beyond every honest way, with a decayed rate too; and no product or quotient of two leaves double precision.
+LEAST_TRAVEL, MOST_TRAVEL = 1e-30, 1e30
 
 
 class FedNova(SteppedFedAvg):
-    """Federated learning with normalised averaging; see :func:`strategies.rounds.rules.fednova_step`.
+    """Federated learning with normalised averaging; see :func:`strategies.rounds.rules.fednova_change`.
 
     Args:
         server_lr: The factor of the server's step.
@@ -41,13 +45,13 @@ class FedNova(SteppedFedAvg):
         """Refuse an answer that does not tell how far its steps went.
 
         Raises:
-            UploadError: ``travel`` is missing or not positive.
+            UploadError: ``travel`` is missing, not positive, or no possible way.
         """
-        travel = next(iter(content.metric_records.values()), MetricRecord()).get("travel")
-        if not isinstance(travel, int | float) or not 0 < travel < float("inf"):
+        travel = metrics_of(content).get("travel")
+        if not isinstance(travel, int | float) or not LEAST_TRAVEL <= travel <= MOST_TRAVEL:
             raise UploadError(
-                f"metrics['travel'] is {str(travel)[:40]}: must be a positive number, the client's local "
-                "steps times its learning rate"
+                f"metrics['travel'] is {str(travel)[:40]}: must be a positive number from {LEAST_TRAVEL:g} to "
+                f"{MOST_TRAVEL:g}, the client's local steps times its learning rate"
             )
         return content
 
@@ -56,16 +60,17 @@ class FedNova(SteppedFedAvg):
 
         Momentum adds to the bounded step, as in FedNova's released code: ``B <- gamma B + step``, ``x <- x + B``.
         """
-        metrics = [next(iter(content.metric_records.values())) for content in answers]
+        metrics = [metrics_of(content) for content in answers]
         ends = models_of(answers)
-        model = fednova_step(
+        change = fednova_change(
             start,
             ends,
             weights=[float(each[self.weighted_by_key]) for each in metrics],  # type: ignore[arg-type]
             travels=[float(each["travel"]) for each in metrics],  # type: ignore[arg-type]
             server_lr=self._server_lr,
         )
-        model = dict(bounded_step(start, model, ends, MOST * max(1.0, self._server_lr)))
+        # Bounded in double precision: a travel may make it longer than the model's numbers reach.
+        model = plus(start, bounded_step(start, change, ends, MOST * max(1.0, self._server_lr)))
         if not self._server_momentum:
             return model
         step = {name: value.astype(np.float32) for name, value in moved(start, model).items()}

@@ -108,7 +108,7 @@ class FLBoost(Iterative):
             Flower's result; its arrays are the last round's refined model.
 
         Raises:
-            QuorumError: Too few clients are connected, or too few have answered in several rounds.
+            QuorumError: Too few clients are connected, or several rounds in a row gave no model.
             OptionError: The weights are not the model's, or the run began with other settings.
             OneShotError: The result of ``base`` is not a model.
             StoreError: The run folder cannot be used.

@@ -124,7 +124,7 @@ class GlobalModel:
         Raises:
             OneShotError: The strategy's model is invalid: other names or shapes, or NaN or infinities.
         """
-        replies, reason = show(answers, self._seen), "it returned none"
+        replies, reason = show(self._base.strategy, answers, self._seen), "it returned none"
         try:
             with seeded_strategy(self._seed, "combine", server_round):
                 arrays, metrics = self._base.strategy.aggregate_train(server_round, replies)

@@ -65,8 +65,8 @@ class Iterative(Strategy):
         compute: Where the refiner runs: ``"ray"`` (the default), ``"in-process"``, or a ServerCompute.
         run_dir: The run folder: made if it is new, resumed if it is a run folder; None for a new one under
             ``$ONESHOT_RUNS`` or ``./runs``.
-        min_uploads: The quorum of a round. With fewer usable answers the model stays unchanged; three such rounds in a
-            row end the run, which can be resumed.
+        min_uploads: The quorum of a round. With fewer usable answers, or where the strategy makes no model of them, the
+            model stays unchanged; three such rounds in a row end the run, which can be resumed.
         seed: Every random draw of the server follows from it.
         options: Settings that most users leave alone.
         proxy: Real images without labels, uint8 [N, ch, H, W], for refiners that need them.
@@ -185,7 +185,7 @@ class Iterative(Strategy):
             Flower's result; its arrays are the last round's model.
 
         Raises:
-            QuorumError: Too few clients are connected, or too few have answered in several rounds.
+            QuorumError: Too few clients are connected, or several rounds in a row gave no model.
             OptionError: The weights are not the model's, or the run began with other settings.
             StoreError: The run folder cannot be used.
         """
@@ -244,8 +244,8 @@ class Iterative(Strategy):
         return self._rounds.base.strategy.configure_evaluate(server_round, arrays, config, grid)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Average as the wrapped strategy does."""
-        return self._rounds.base.strategy.aggregate_evaluate(server_round, replies)
+        """Average as the wrapped strategy does; None if the scores do not fit together."""
+        return self._rounds.client_scores.average(server_round, replies)
 
     def summary(self) -> None:
         """Log the strategy, its place, and the run folder."""

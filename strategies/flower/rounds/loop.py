@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 # A round's numbers that go to the metrics only.
 UNSAID = ("travel", "restarted", "arithmetic_s")
-# A run without answers ends after this many rounds, and can be resumed.
+# A run ends after this many rounds without a model in a row, and can be resumed.
 LOST_MOST = 3
 
 
@@ -121,7 +121,7 @@ class IterativeRounds:
             evaluate_config: Sent to the clients with the requests for scores, as often as the observer runs.
 
         Raises:
-            QuorumError: Too few clients are connected, or too few have answered in several rounds.
+            QuorumError: Too few clients are connected, or several rounds in a row gave no model.
             OneShotError: The strategy's model holds NaN or infinities.
         """
         began, kept, rounds = time.monotonic(), folder.round(1), self._job.config.rounds
@@ -210,11 +210,14 @@ class IterativeRounds:
         self.account.spend("clients", began)
         began = time.monotonic()
         values: dict[str, float] = {"answers": len(answers)}
-        if len(answers) >= self._quorum(trip):
-            values |= self._move(number, answers) or {}
-            self._lost = 0
+        if len(answers) < (needed := self._quorum(trip)):
+            line = f"round {number}: {len(answers)} usable answers, needs {needed}"
+            self._lose(line)
+            say(f"{line}: the model stays unchanged")
+        elif (moved := self._move(number, answers)) is None:  # which the log has noted, with the reason
+            self._lose(f"round {number}: no model of {len(answers)} answers")
         else:
-            self._lose(number, len(answers), trip)
+            values, self._lost = values | moved, 0
         self.account.spend("server", began)
         if number % self._job.config.evaluate_every == 0 or number == self._job.config.rounds:
             values |= self._test(number, evaluate_fn)
@@ -235,12 +238,10 @@ class IterativeRounds:
         self._model.state, losses = self._refined.run(number, answers, self.state)
         return {**self.train_metrics[number], **losses}
 
-    def _lose(self, number: int, answers: int, trip: RoundTrip) -> None:
+    def _lose(self, line: str) -> None:
         self._lost += 1
-        line = f"round {number}: {answers} usable answers, needs {self._quorum(trip)}"
         if self._lost >= LOST_MOST:
             raise QuorumError(f"{line}, for the {LOST_MOST}rd time without a break. The run can be resumed")
-        say(f"{line}: the model stays unchanged")
 
     def _quorum(self, trip: RoundTrip) -> int:
         share: int = math.ceil(self._job.config.fraction * trip.most - 1e-9)

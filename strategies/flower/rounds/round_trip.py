@@ -133,21 +133,25 @@ class RoundTrip:
         self._book(self._exchange(contents, message_type, what, PHASE, receive, answers=answers), PHASE)
         return [answers[name] for name in sorted(answers)]
 
-    def evaluate(self, contents: Mapping[int, RecordDict], message_type: str, what: str) -> list[Message]:
-        """Send every node its request for scores, and return the answers in the order of client names.
+    def evaluate(
+        self, contents: Mapping[int, RecordDict], check: Callable[[RecordDict], None], what: str, message_type: str
+    ) -> list[Message]:
+        """Send every node its request for scores, and return the usable answers in the order of client names.
 
         Args:
             contents: Node -> request.
-            message_type: As Flower routes it to the clients' functions.
+            check: Refuses scores that cannot be used, by an UploadError.
             what: The question, for the log.
+            message_type: As Flower routes it to the clients' functions.
         """
         found: dict[int, Message] = {}
 
         def receive(reply: Message, sent: Sent) -> bool:
             if reply.has_error():
                 raise UploadError(f"scores: {own_error(reply)}")
-            found[sent.node] = reply
             self._nodes.traffic.add(EVALUATION, self._nodes.names.call(sent.node), up=count_bytes(reply.content))
+            check(reply.content)
+            found[sent.node] = reply
             return True
 
         self._book(self._exchange(contents, message_type, what, EVALUATION, receive), EVALUATION)

@@ -11,6 +11,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
+from ..messages import arrays_name
 from .round_records import answers_of, to_numpy, to_record
 
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -54,14 +55,18 @@ class SteppedFedAvg(FedAvg):
 
         Args:
             start: The model that the clients started from.
-            answers: The clients' answers, at least one, with their models as ``arrays``.
+            answers: The clients' answers, at least one; see :func:`models_of`.
             num_clients: N, the clients of the federation.
         """
 
 
 def models_of(answers: Sequence[RecordDict]) -> list[Arrays]:
-    """Return the models of the answers."""
-    return [to_numpy(content["arrays"]) for content in answers]
+    """Return the models of the answers.
+
+    Raises:
+        UploadError: An answer has no array record, or several without one named ``arrays``.
+    """
+    return [to_numpy(content[arrays_name(content)]) for content in answers]
 
 
 def zeros_like(arrays: ArrayRecord) -> Arrays:

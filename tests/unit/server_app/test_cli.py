@@ -500,8 +500,10 @@ def test_clean_names_what_the_disk_keeps(engine: Engine, tmp_path: Path, monkeyp
     ended = oneshot("clean", str(tmp_path))
 
     assert ended.exit_code == 1
-    assert ended.stdout == f"removed the clients' models of 1 runs from {tmp_path}\n"
-    assert ended.stderr == f"1 could not be removed, such as {tmp_path / ('0' * 32)}\n"
+    assert ended.output.splitlines() == [
+        f"removed the clients' models of 1 runs from {tmp_path}",
+        f"1 could not be removed, such as {tmp_path / ('0' * 32)}",
+    ]
 
 
 def test_latest_without_a_run_is_a_usage_error(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

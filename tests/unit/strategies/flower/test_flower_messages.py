@@ -14,7 +14,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from strategies.client import already_held, held_mark, upload_facts
 from strategies.core.errors import UploadError
 from strategies.core.facts import UploadFacts
-from strategies.flower.messages import Reply, Request, count_bytes, is_anonymous, read_reply
+from strategies.flower.messages import Reply, Request, count_bytes, is_anonymous, metrics_name, metrics_of, read_reply
 from strategies.uploads.checks import Signatures
 
 Change = Callable[[RecordDict], None]
@@ -202,6 +202,24 @@ def test_read_reply_of_a_stock_client_names_it_by_its_weights() -> None:
 def test_read_reply_of_a_stock_client_takes_records_by_any_name() -> None:
     content = RecordDict({"model": ArrayRecord(weights(1)), "facts": MetricRecord({"num-examples": 4})})
     assert read(content).facts.num_examples == 4
+    content = RecordDict({"a": MetricRecord({"num-examples": 5}), "metrics": MetricRecord(), **content})
+    assert read(content).facts.num_examples == 5  # an empty one tells nothing
+
+
+@pytest.mark.parametrize(
+    ("numbers", "name"),
+    [
+        ({"a": {"x": 1}, "metrics": {"x": 2}}, "metrics"),
+        ({"a": {"x": 1}, "metrics": {}}, "a"),
+        ({"metrics": {}, "a": {}, "b": {"x": 1}}, "b"),
+        ({"a": {}}, "metrics"),
+        ({}, "metrics"),
+    ],
+)
+def test_record_of_a_client_s_numbers_is_one_for_all_who_read_it(numbers: dict[str, Any], name: str) -> None:
+    content = RecordDict({key: MetricRecord(record) for key, record in numbers.items()})
+    assert metrics_name(content) == name
+    assert dict(metrics_of(content)) == numbers.get(name, {}) or not any(numbers.values())
 
 
 def test_read_reply_when_no_architecture_is_named_takes_the_only_one_that_fits() -> None:

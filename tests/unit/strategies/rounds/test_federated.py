@@ -10,11 +10,23 @@ import pytest
 from strategies.core.errors import OptionError
 from strategies.method import METHODS
 from strategies.rounds.config import FEDERATED, IterativeConfig
-from strategies.rounds.rules import feddyn_step, fednova_step, moved, next_control, scaffold_step, weighted_mean
+from strategies.rounds.rules import (
+    feddyn_step,
+    fednova_change,
+    moved,
+    next_control,
+    plus,
+    scaffold_step,
+    weighted_mean,
+)
 
 
 def arrays(*values: float) -> dict[str, np.ndarray[Any, Any]]:
     return {"w": np.array(values, np.float32)}
+
+
+def fednova_step(start: dict[str, np.ndarray[Any, Any]], *given: Any, **more: Any) -> dict[str, np.ndarray[Any, Any]]:
+    return plus(start, fednova_change(start, *given, **more))
 
 
 def draws(count: int) -> list[dict[str, np.ndarray[Any, Any]]]:

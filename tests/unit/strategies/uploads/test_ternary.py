@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -125,6 +126,37 @@ def test_decode_refuses_invalid_values_in_16_bits() -> None:
     for arrays in bad:
         with pytest.raises(UploadError, match="^client-1: sparse"):
             one.decode(arrays, 1000, "client-1: sparse")
+
+
+@pytest.mark.parametrize("values", VALUES)
+@pytest.mark.parametrize(("size", "density"), [(1, 0.01), (7, 1.0), (300, 0.02), (1000, 0.01), (64, 0.5)])
+def test_longest_code_is_decoded_and_no_longer_one_is_unpacked(
+    size: int, density: float, values: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = Compression(density, values)
+    kept = one.entries_of(size)
+    # All distances are 0 but the last, so that no code of this size has longer quotients.
+    places = np.append(np.arange(kept - 1), size - 1)
+    code = one.encode(Sparse(size, places, np.ones(kept, np.float32)))
+    assert np.array_equal(one.decode(code, size, "update").places, places)
+    longer = {**code, "bits": np.append(code["bits"], np.uint8(0))}
+    monkeypatch.delattr(np, "unpackbits")
+    with pytest.raises(
+        UploadError, match=rf"^update has {len(longer['bits'])} bytes of bits: must be at most {len(code['bits'])},"
+    ):
+        one.decode(longer, size, "update")
+
+
+def test_decode_of_a_bomb_takes_no_memory() -> None:
+    one, bomb = Compression(0.01), np.zeros(2**20, np.uint8)
+    tracemalloc.start()
+    with pytest.raises(
+        UploadError, match="update has 1048576 bytes of bits: must be at most 716, those of the longest"
+    ):
+        one.decode({"bits": bomb, "magnitude": np.ones(1, np.float32)}, 60_000, "update")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2**20
 
 
 @pytest.mark.parametrize("values", VALUES)

@@ -487,6 +487,8 @@ def test_weights_under_another_name_count() -> None:
         (FedAvg(weighted_by_key="images"), {}, r"metrics\['images'\] is None: must be a finite number above 0"),
         (FedAvg(weighted_by_key="images"), {"images": 0}, r"metrics\['images'\] is 0"),
         (FedAvg(weighted_by_key="images"), {"images": float("nan")}, r"metrics\['images'\] is nan"),
+        (FedAvg(weighted_by_key="images"), {"images": 1e308}, r"is 1e\+308: must be .* above 0, and below 2\*\*63"),
+        (flower.QFedAvg(client_learning_rate=0.1), {"train_loss": 1e308}, r"metrics\['train_loss'\] is 1e\+308"),
         (flower.QFedAvg(client_learning_rate=0.1), {}, r"metrics\['train_loss'\] is None"),
         (flower.QFedAvg(client_learning_rate=0.1), {"train_loss": [1.0]}, r"metrics\['train_loss'\] is \[1.0\]"),
     ],

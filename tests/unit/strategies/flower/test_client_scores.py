@@ -1,0 +1,174 @@
+"""The clients' scores of a model: what each answer must hold, and that no answer costs more than the scores."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flower_fakes import CLASSES, ONE_THREAD, SHAPE, Client, FakeGrid, net, stock, strategy, weights
+from flwr.app import ArrayRecord, Error, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp.exception import AggregationError
+from flwr.serverapp.strategy import FedAvg, Result, Strategy
+
+from strategies import FLBoost, OneShotFedAvg
+from strategies.core.errors import UploadError
+from strategies.flower.evaluation import ClientEvaluation, average_scores, check_scores, scores_check
+from strategies.flower.rounds.base import EVERYONE
+from strategies.rounds.refinement import Refiner
+
+HUGE = 10**400  # a whole number beyond every float
+BAD: dict[str, tuple[list[dict[str, Any]], str]] = {
+    "no metrics": ([], "scores: the reply has 0 metric records, must be one"),
+    "two records": ([{"num-examples": 5}, {"num-examples": 5}], "scores: the reply has 2 metric records, must be one"),
+    "no examples": ([{"acc": 0.5}], r"scores: metrics\['num-examples'\] is None: must be a finite number above 0"),
+    "zero": ([{"num-examples": 0}], r"scores: metrics\['num-examples'\] is 0: must be"),
+    "negative": ([{"num-examples": -5}], r"metrics\['num-examples'\] is -5: must be"),
+    "nan": ([{"num-examples": float("nan")}], r"metrics\['num-examples'\] is nan: must be"),
+    "infinite": ([{"num-examples": float("inf")}], r"metrics\['num-examples'\] is inf: must be"),
+    "endless": ([{"num-examples": HUGE}], r"is 10+: must be a finite number above 0, and below 2\*\*63$"),
+    "listed": ([{"num-examples": [5]}], r"metrics\['num-examples'\] is \[5\]: must be"),
+    "nan score": ([{"num-examples": 5, "acc": float("nan")}], r"metrics\['acc'\] is nan: must hold finite numbers"),
+    "infinite scores": ([{"num-examples": 5, "acc": [0.5, -float("inf")]}], r"metrics\['acc'\] is \[0.5, -inf\]: must"),
+}
+
+
+def scores(**metrics: Any) -> RecordDict:
+    return RecordDict({"metrics": MetricRecord(metrics)})
+
+
+def reply(node: int, content: RecordDict) -> Message:
+    return Message(content, reply_to=Message(RecordDict(), dst_node_id=node, message_type=MessageType.EVALUATE))
+
+
+def told(node: int, examples: Any, acc: Any) -> Message:
+    return reply(node, scores(**{"num-examples": examples, "acc": acc}))
+
+
+@pytest.mark.parametrize(("records", "reason"), BAD.values(), ids=BAD)
+def test_scores_that_spoil_an_average_are_refused(records: list[dict[str, Any]], reason: str) -> None:
+    content = RecordDict({f"m{k}": MetricRecord(record) for k, record in enumerate(records)})
+    with pytest.raises(UploadError, match=reason):
+        check_scores(content)
+
+
+def test_scores_are_accepted_under_any_name_with_lists_and_the_strategy_s_own_weight() -> None:
+    check_scores(
+        RecordDict({"stats": MetricRecord({"num-examples": 2.5, "acc": 0.0, "per-class": [0.5, -1.0], "e": []})})
+    )
+    check = scores_check(FedAvg(weighted_by_key="images"))
+    check(scores(images=3, acc=0.5))
+    with pytest.raises(UploadError, match=r"metrics\['images'\] is None"):
+        check(scores(**{"num-examples": 3}))
+
+
+def test_strategy_with_an_average_of_its_own_gets_every_answer() -> None:
+    class Own(FedAvg):
+        def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+            return MetricRecord({"round": server_round, "answers": len(list(replies))})
+
+    found = average_scores(Own(), 1, [reply(1, RecordDict()), told(2, 0, float("nan"))])
+    assert found == {"round": 1, "answers": 2}
+
+
+@pytest.mark.parametrize(
+    ("answers", "wanted", "line"),
+    [
+        ([(1, 0, 0.0), (2, 0, 0.0)], None, "refused node-2: scores: metrics['num-examples'] is 0"),
+        ([(1, 5, 0.5), (2, 0, 0.0)], 0.5, "refused node-2: scores: metrics['num-examples'] is 0"),
+        ([(1, 5, 0.5), (2, -5, 0.5)], 0.5, "refused node-2: scores: metrics['num-examples'] is -5"),
+        ([(1, 5, 0.5), (2, float("nan"), 0.5)], 0.5, "refused node-2: scores: metrics['num-examples'] is nan"),
+        ([(1, 5, 0.5), (2, 5, float("nan"))], 0.5, "refused node-2: scores: metrics['acc'] is nan"),
+        ([(1, 5, 0.5), (2, 5, [0.5])], None, "the clients' scores cannot be averaged: TypeError: "),
+        ([(1, 5, [0.5]), (2, 5, [0.5, 1.0])], None, "the clients' scores cannot be averaged: ValueError: "),
+        ([(1, 5, HUGE), (2, 5, HUGE)], None, "the clients' scores cannot be averaged: OverflowError: "),
+    ],
+)
+def test_average_is_that_of_the_usable_scores_and_never_an_error(
+    answers: list[tuple[Any, ...]], wanted: float | None, line: str, said: list[str]
+) -> None:
+    lost = Message(Error(code=2, reason="no"), reply_to=told(3, 5, 0.5))
+    found = ClientEvaluation(1.0).aggregate(1, [*(told(*answer) for answer in answers), lost])
+    assert found == (None if wanted is None else {"acc": wanted})
+    assert any(each.startswith(line) for each in said)
+
+
+def test_scores_of_an_honest_round_are_flower_s_own_to_the_bit() -> None:
+    replies = [told(1, 7, 0.1), told(2, 11, 0.7), told(3, 13, 0.3)]
+    assert ClientEvaluation(1.0).aggregate(1, replies) == FedAvg().aggregate_evaluate(1, replies)
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError(), KeyError("acc"), TypeError(), ValueError()])
+def test_strategy_that_cannot_average_says_so_in_flower_s_way(error: Exception) -> None:
+    def failing(records: list[RecordDict], weight: str) -> MetricRecord:
+        raise error
+
+    with pytest.raises(AggregationError, match=type(error).__name__):
+        average_scores(FedAvg(evaluate_metrics_aggr_fn=failing), 1, [told(1, 5, 0.5)])
+
+
+# In a run.
+
+
+def scoring(seed: int, content: Callable[[], RecordDict]) -> Client:
+    """A client that trains like a stock one, and gives these scores."""
+
+    def answer(message: Message) -> Message | None:
+        asked = message.metadata.message_type == MessageType.EVALUATE
+        return Message(content(), reply_to=message) if asked else stock(seed)(message)
+
+    return answer
+
+
+def nodes_with(**bad: Any) -> dict[int, Client]:
+    good = {"num-examples": 5, "acc": 0.5}
+    return {**{k: scoring(k, lambda: scores(**good)) for k in (1, 2)}, 3: scoring(3, lambda: scores(**bad))}
+
+
+def boosted(run_dir: Path, base: Strategy, clients: dict[int, Client]) -> Result:
+    refiner = Refiner.of("flboost", iterations=1, batch_size=6, latent=5)
+    grid: Any = FakeGrid(clients)
+    found = FLBoost(
+        net, base=base, refiner=refiner, num_classes=CLASSES, input_shape=SHAPE, run_dir=run_dir,
+        compute="in-process", options=ONE_THREAD,
+    )  # fmt: skip
+    return found.start(grid, ArrayRecord(weights(5)), num_rounds=2)
+
+
+def test_client_without_test_data_is_refused_by_name_and_the_others_scores_count(tmp_path: Path) -> None:
+    bad = {"num-examples": 0, "acc": 0.0}
+    found = boosted(tmp_path / "run", FedAvg(**EVERYONE), nodes_with(**bad))
+    assert [dict(record) for record in found.evaluate_metrics_clientapp.values()] == [{"acc": 0.5}] * 2
+    (refusal,) = [json.loads(line) for line in (tmp_path / "run" / "refusals.jsonl").read_text().splitlines()]
+    assert (refusal["client"], refusal["reason"][:41]) == ("node-3", "scores: metrics['num-examples'] is 0: mus")
+
+
+def test_scores_that_do_not_fit_together_cost_the_scores_alone(tmp_path: Path, said: list[str]) -> None:
+    found = boosted(tmp_path / "run", FedAvg(**EVERYONE), nodes_with(**{"num-examples": 5, "acc": [0.5]}))
+    assert found.evaluate_metrics_clientapp == {}
+    assert sorted(found.train_metrics_clientapp) == [1, 2]
+    assert sum("no scores of the clients: TypeError" in line for line in said) == 2
+
+
+def test_run_in_which_no_client_has_test_data_goes_on(tmp_path: Path) -> None:
+    nodes = {k: scoring(k, lambda: scores(**{"num-examples": 0, "acc": 0.0})) for k in (1, 2, 3)}
+    found = boosted(tmp_path / "run", FedAvg(**EVERYONE), nodes)
+    assert found.evaluate_metrics_clientapp == {}
+    assert sorted(found.train_metrics_clientapp) == [1, 2]
+
+
+def test_one_shot_run_names_the_client_whose_scores_are_none(tmp_path: Path, said: list[str]) -> None:
+    run = strategy(OneShotFedAvg, tmp_path / "run", fraction_evaluate=1.0)
+    grid: Any = FakeGrid(nodes_with(**{"num-examples": -5, "acc": 0.5}))
+    result = run.start(grid)
+    assert dict(result.evaluate_metrics_clientapp[1]) == {"acc": 0.5}
+    assert any(line.startswith("refused node-3: scores: metrics['num-examples'] is -5") for line in said)
+
+
+def test_own_loop_averages_the_usable_scores(tmp_path: Path, said: list[str]) -> None:
+    found = FLBoost(net, base=FedAvg(), num_classes=CLASSES, input_shape=SHAPE, run_dir=tmp_path / "run")
+    assert found.aggregate_evaluate(1, [told(1, 5, 0.5), told(2, 0, 0.0)]) == {"acc": 0.5}
+    assert found.aggregate_evaluate(2, [told(1, 5, 0.5), told(2, 5, [0.5])]) is None
+    assert any(line.startswith("round 2: no scores of the clients: TypeError") for line in said)
