@@ -37,13 +37,13 @@ class UploadError(OneShotError):
         client: The sender, with which the message begins; empty while it is unknown.
 
     Attributes:
-        reason: As given.
+        reason: As given, in one line without control characters: it reaches logs by itself.
         client: As given.
     """
 
     def __init__(self, reason: str, client: str = "") -> None:
         super().__init__(f"{client}: {reason}" if client else reason)
-        self.reason, self.client = reason, client
+        self.reason, self.client = printable(" ".join(reason.split())), client
 
     def __reduce__(self) -> tuple[type[UploadError], tuple[str, str]]:
         """Keep the fields when the error is pickled between processes."""

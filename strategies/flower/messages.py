@@ -175,6 +175,8 @@ def _client_name(said: ConfigRecord, sender: str) -> str:
     if "client" in said and not (isinstance(name, str) and CLIENT_NAME.fullmatch(name)):
         shown = repr(name)[:80]
         raise UploadError(f"upload.client is {shown}: must be a name that matches {CLIENT_NAME.pattern}")
+    if "client" in said and is_anonymous(str(name)):  # it would pass for a client that gave none
+        raise UploadError(f"upload.client is {name!r}: must be another name, for the server calls nameless clients so")
     return str(name)
 
 

@@ -27,35 +27,43 @@ _FACTS = "ensemble.json"
 def save_ensemble(
     folder: Path, spec: EnsembleSpec, uploads: Sequence[Upload], architectures: Mapping[str, Any] | None = None
 ) -> None:
-    """Write an ensemble into a folder of its own; ``ensemble.json`` comes last, and makes the ensemble valid.
+    """Write an ensemble into a folder of its own, which is made beside its place and then takes that of an earlier one.
 
     Args:
-        folder: The folder; its earlier content is removed.
+        folder: The folder: new, empty, or an earlier ensemble's, which is replaced and may hold files of the uploads.
         spec: The ensemble.
         uploads: The uploads it refers to, perhaps more. Stored ones are linked, so that they take no space twice.
         architectures: Architecture name -> how its models are built, as JSON values; kept as they are.
 
     Raises:
-        StoreError: A member has no upload, or the disk refuses.
+        StoreError: A member has no upload, the folder holds something else, or the disk refuses.
     """
     by_name = {upload.client: upload for upload in uploads}
     if missing := [client for client in spec.clients if client not in by_name]:
         raise StoreError(f"{folder}: ensemble members without an upload: {', '.join(missing)}")
+    fresh, old = (folder.with_name(f".{folder.name}.{name}") for name in ("new", "old"))
     with store_errors(folder):
-        if folder.exists():
-            (folder / _FACTS).unlink(missing_ok=True)
-            shutil.rmtree(folder)
-        make_folder(folder / "members")
-        members = [_save_member(folder, by_name[client]) for client in spec.clients]
-        sync_folder(folder / "members")  # a link is a name alone
-    combiner = save_weights(folder / "combiner.safetensors", spec.weights)
+        if folder.exists() and any(folder.iterdir()) and not (folder / _FACTS).exists():
+            raise StoreError(f"{folder} is no ensemble: must be a new folder, for its files would be lost")
+        for left in (fresh, old):  # by a process that was killed
+            shutil.rmtree(left, ignore_errors=True)
+        make_folder(fresh / "members")
+        members = [_save_member(fresh, by_name[client]) for client in spec.clients]
+        sync_folder(fresh / "members")  # a link is a name alone
+    combiner = save_weights(fresh / "combiner.safetensors", spec.weights)
     facts = {
         "combiner": {"name": spec.combiner, "file": "combiner.safetensors", "sha256": combiner.sha256},
         "precision": spec.precision,
         "members": members,
         "architectures": architectures or {},
     }
-    write_json(folder / _FACTS, facts)
+    write_json(fresh / _FACTS, facts)
+    with store_errors(folder):
+        if folder.exists():
+            folder.replace(old)
+        fresh.replace(folder)
+        sync_folder(folder.parent)
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def load_ensemble(path: Path, builders: Mapping[str, ModelBuilder]) -> tuple[EnsembleSpec, tuple[Upload, ...]]:

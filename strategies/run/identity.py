@@ -60,7 +60,7 @@ def stored_normalization(info: Mapping[str, Any]) -> Normalization:
 
 
 # The wait for clients and the quorum do not change the result that is computed from their answers.
-WAITING = ("quorum", "patience_s", "ensemble_patience_s")
+WAITING = ("quorum", "patience-s", "ensemble-patience-s")
 
 
 def _check_same_run(folder: RunFolder, asked: Mapping[str, Any]) -> None:

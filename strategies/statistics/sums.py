@@ -162,30 +162,34 @@ def merged(uploads: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """Return the upload of a node that adds up the uploads of its own clients.
 
     It passes the checks of an upload and leads to the same head. To the server the node is one client: one fold in the
-    choice of the penalty, and one name to forget.
+    choice of the penalty, and one name to forget. Each upload of a private run has its budget's noise, so that a sum of
+    several is none.
 
     Args:
         uploads: At least one, of the same feature function: ``counts``, ``sums``, ``noise``, ``fingerprint``,
             ``probe``, and ``gram``, ``squares`` or both.
 
     Returns:
-        The same arrays. Independent noises add up in their squares; the probe is the first upload's.
+        The same arrays; the probe is the first upload's.
 
     Raises:
-        ValueError: The arrays or the fingerprints differ, or there is no upload.
+        ValueError: The arrays or the fingerprints differ, there is noise, or there is no upload.
     """
-    total, of, noise = dict[str, Tensor](), dict[str, Tensor](), torch.zeros(1, dtype=torch.float64)
+    total, of = dict[str, Tensor](), dict[str, Tensor]()
     for arrays in uploads:
         own = {key: value.double() for key, value in arrays.items() if key not in ("noise", "fingerprint", "probe")}
         total, of = total or dict.fromkeys(own, _zeros(1)), of or {key: arrays[key] for key in ("fingerprint", "probe")}
         if own.keys() != total.keys() or not torch.equal(of["fingerprint"], arrays["fingerprint"]):
             raise ValueError("the uploads differ in arrays or fingerprints: must be sums of one feature function")
+        if bool(arrays["noise"].any()):
+            raise ValueError(
+                f"an upload has noise of {float(arrays['noise']):.6g}: must be 0, for a server refuses more"
+            )
         total = {key: total[key] + value for key, value in own.items()}
-        noise = (noise.square() + arrays["noise"].square()).sqrt()
     if not total:
         raise ValueError("no uploads to add up: must be at least one")
     rounded = {key: value if key == "counts" else value.to(torch.float32) for key, value in total.items()}
-    return {**rounded, "noise": noise, **of}
+    return {**rounded, "noise": torch.zeros(1, dtype=torch.float64), **of}
 
 
 def projection(features: int, kept: int, seed: int) -> Tensor:

@@ -151,7 +151,7 @@ class Uploaded(Mapping[str, Statistics]):
         """The factor of each client whose claimed share of the examples exceeds the largest one."""
         if not self.max_share:
             return {}
-        return capped({u.client: float(u.read()["counts"].sum()) for u in self.uploads}, self.max_share)
+        return capped({u.client: examples_of(u.read()["counts"]) for u in self.uploads}, self.max_share)
 
     def noises(self) -> list[float]:
         """Return the deviation of the noise of every upload."""
@@ -180,7 +180,7 @@ def capped(sizes: Mapping[str, float], share: float) -> dict[str, float]:
     """Return the factors that bring every claimed size to at most a share of the resulting total.
 
     Args:
-        sizes: Client -> claimed number of examples.
+        sizes: Client -> claimed number of examples, above 0.
         share: At least 1 / the number of clients, else all clients weigh the same.
     """
     left = dict(sizes)

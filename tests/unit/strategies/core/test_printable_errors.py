@@ -22,4 +22,5 @@ from strategies.core.errors import OneShotError, UploadError, printable
 def test_control_characters_of_a_client_are_written_out(text: str, shown: str) -> None:
     assert str(OneShotError(text)) == shown
     assert str(UploadError(text, "alice")) == f"alice: {shown}"
+    assert UploadError(text, "alice").reason == shown  # which logs and the table of refusals show
     assert printable(shown) == shown

@@ -166,7 +166,13 @@ def test_read_reply_when_the_name_is_no_name_refuses_it(name: object) -> None:
     assert str(caught.value).isprintable()
 
 
-@pytest.mark.parametrize("name", ["a", "A" * 64, "hospital-3.site_b", "0"])
+@pytest.mark.parametrize("name", ["anonymous-0123456789ab", "anonymous-0123456789ab-2"])
+def test_read_reply_when_the_name_is_one_of_a_nameless_client_refuses_it(name: str) -> None:
+    with pytest.raises(UploadError, match=f"upload.client is '{name}': must be another name, for the server calls"):
+        read(good(client=name))
+
+
+@pytest.mark.parametrize("name", ["a", "A" * 64, "hospital-3.site_b", "0", "anonymous", "anonymous-x"])
 def test_read_reply_when_the_name_is_one_takes_it(name: str) -> None:
     assert read(good(client=name)).facts.client == name
 

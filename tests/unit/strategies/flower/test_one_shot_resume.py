@@ -13,11 +13,14 @@ import torch
 from flower_fakes import GRID, TINY, FakeGrid, dense, equal, named, net, stock, strategy, weights
 from flwr.app import ArrayRecord
 
-from strategies import METHODS, DenseConfig, FedENS, Normalization, OneShot, RunOptions
+from strategies import METHODS, DenseConfig, FedENS, Fens, Normalization, OneShot, RunOptions
 from strategies.core.errors import OptionError, QuorumError, StoreError
 from strategies.core.facts import UploadFacts
+from strategies.core.options import flatten
+from strategies.fens import FensConfig
 from strategies.method import Job, Method, Outcome, Progress, Snapshot
 from strategies.run.files import read_weights, write_json
+from strategies.run.identity import WAITING
 from strategies.run.run_folder import RunFolder
 from strategies.run.stage import pin_clients, pinned_clients, usable_uploads
 
@@ -167,6 +170,19 @@ def test_start_when_the_folder_is_of_another_run_refuses(tmp_path: Path, changes
     with pytest.raises(OptionError, match="method is 'fedens', but the run in .* began with 'dense'"):
         strategy(FedENS, tmp_path / "run").start(FakeGrid(GRID))
     assert len(dense(tmp_path / "run").start(FakeGrid({})).arrays) > 0
+
+
+def test_the_wait_for_clients_is_the_one_thing_of_a_run_that_a_resume_may_change(tmp_path: Path) -> None:
+    def opened(**waiting: Any) -> None:
+        again = strategy(Fens, tmp_path / "run", config=FensConfig(precision="float32", **waiting))
+        assert again.folder.path == tmp_path / "run"
+        again.close()
+
+    opened()
+    assert set(WAITING) <= flatten(FensConfig()).keys()
+    opened(quorum=0.4, patience_s=90.0, ensemble_patience_s=900.0)
+    with pytest.raises(OptionError, match=r"rounds is 7, but the run in .* began with 500: resume"):
+        opened(rounds=7)
 
 
 def test_start_when_a_damaged_upload_was_taken_out_asks_its_client_and_begins_the_stage_anew(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from store_faults import Faults, disk_full
 
 from strategies.core.durable import sealed
@@ -74,29 +75,45 @@ def test_ensemble_of_uploads_in_memory_is_written_out(run: RunFolder) -> None:
     check(*load_ensemble(run.path, BUILDERS))
 
 
-def test_ensemble_saved_again_replaces_the_first_even_after_a_failure(run: RunFolder, faults: Faults) -> None:
-    uploads = run.round().uploads()
-    run.save_ensemble(EnsembleSpec(("c",), "mean"), uploads)
-    calls = faults.count(lambda: run.save_ensemble(EnsembleSpec(("c",), "mean"), uploads))
-    for index in range(calls - 1):
+def test_ensemble_saved_again_replaces_the_first_and_after_a_failure_there_is_never_a_part(
+    run: RunFolder, faults: Faults
+) -> None:
+    uploads, first = run.round().uploads(), EnsembleSpec(("c",), "mean")
+    run.save_ensemble(first, uploads)
+    kept = []
+    for index in range(faults.count(lambda: run.save_ensemble(first, uploads))):
         with faults.at(index, disk_full), pytest.raises(StoreError, match="No space"):
             run.save_ensemble(SPEC, uploads)
-        with pytest.raises(StoreError, match="holds no ensemble"):
-            load_ensemble(run.path, BUILDERS)
+        there = (run.path / "ensemble" / "ensemble.json").exists()
+        kept.append(load_ensemble(run.path, BUILDERS)[0].clients if there else ())
+        run.save_ensemble(first, uploads)
+    assert set(kept) == {first.clients, (), SPEC.clients}
+    assert sorted(kept, key=(first.clients, (), SPEC.clients).index) == kept
     run.save_ensemble(SPEC, uploads)
     check(*load_ensemble(run.path, BUILDERS))
     assert not (run.path / "ensemble" / "members" / "c.safetensors").exists()
+    assert [path.name for path in run.path.iterdir() if path.name.startswith(".ensemble")] == []
 
 
-def test_ensemble_saved_again_and_cut_off_while_the_first_is_removed_is_none(
-    run: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run.save_ensemble(SPEC, run.round().uploads())
-    monkeypatch.setattr(ensembles.shutil, "rmtree", disk_full)
-    with pytest.raises(StoreError, match="No space"):
-        run.save_ensemble(SPEC, run.round().uploads())
-    with pytest.raises(StoreError, match="holds no ensemble"):
-        load_ensemble(run.path, BUILDERS)
+def test_a_folder_of_other_files_is_no_place_for_an_ensemble(tmp_path: Path) -> None:
+    (tmp_path / "ensemble").mkdir()
+    (tmp_path / "ensemble" / "my_work.py").touch()
+    spec, uploads = EnsembleSpec(("a",), "mean"), [Upload(UploadFacts("a", "x"), lambda: {"w": torch.zeros(2)})]
+
+    with pytest.raises(StoreError, match="ensemble is no ensemble: must be a new folder, for its files would be lost"):
+        ensembles.save_ensemble(tmp_path / "ensemble", spec, uploads)
+
+    assert [path.name for path in (tmp_path / "ensemble").iterdir()] == ["my_work.py"]
+
+
+def test_an_ensemble_of_files_in_its_own_folder_takes_their_place(tmp_path: Path) -> None:
+    spec, state = EnsembleSpec(("a",), "mean"), {"w": torch.arange(2.0)}
+    ensembles.save_ensemble(tmp_path / "e", spec, [Upload(UploadFacts("a", "x"), lambda: state)])
+    file = tmp_path / "e" / "members" / "a.safetensors"
+
+    ensembles.save_ensemble(tmp_path / "e", spec, [Upload(UploadFacts("a", "x"), lambda: load_file(file))])
+
+    assert torch.equal(load_file(file)["w"], state["w"])
 
 
 def test_ensemble_with_a_member_that_was_not_uploaded_names_it(run: RunFolder) -> None:

@@ -86,15 +86,12 @@ def test_projected_sums_are_the_sums_of_projected_features() -> None:
 
 def test_the_merged_upload_of_a_node_is_that_of_all_its_clients_examples() -> None:
     rows, labels = examples(0)
-    noises, fingerprint = (3.0, 4.0), packed({"backbone": "tiny"})
-    of_one = {"fingerprint": fingerprint, "probe": PROBE}
-    sent = [
-        {**to_arrays(of(rows[part], labels[part])), "noise": torch.tensor([noise]), **of_one}
-        for part, noise in zip((slice(0, 40), slice(40, None)), noises, strict=True)
-    ]
+    fingerprint = packed({"backbone": "tiny"})
+    of_one = {"fingerprint": fingerprint, "probe": PROBE, "noise": torch.zeros(1)}
+    sent = [{**to_arrays(of(rows[part], labels[part])), **of_one} for part in (slice(0, 40), slice(40, None))]
     found, whole = merged(sent), to_arrays(of(rows, labels))
 
-    assert float(found["noise"]) == 5.0
+    assert float(found["noise"]) == 0.0
     assert torch.equal(found["fingerprint"], fingerprint)
     assert torch.equal(found["probe"], PROBE)
     for key, value in whole.items():
@@ -104,5 +101,7 @@ def test_the_merged_upload_of_a_node_is_that_of_all_its_clients_examples() -> No
         merged([sent[0], {**sent[1], "fingerprint": fingerprint + 1}])
     with pytest.raises(ValueError, match="differ in arrays or fingerprints"):
         merged([sent[0], {**sent[1], "squares": torch.zeros(CLASSES, FEATURES)}])
+    with pytest.raises(ValueError, match="an upload has noise of 3: must be 0, for a server refuses more"):
+        merged([sent[0], {**sent[1], "noise": torch.tensor([3.0])}])
     with pytest.raises(ValueError, match="must be at least one"):
         merged([])

@@ -10,10 +10,11 @@ from statistics_fakes import CLASSES, FEATURES, examples, of
 from torch import Tensor
 
 from strategies.core.errors import UploadError
+from strategies.core.facts import Upload, UploadFacts
 from strategies.core.fingerprint import packed
 from strategies.statistics.privacy import deviation, released
 from strategies.statistics.sums import Statistics
-from strategies.statistics.uploaded import FeatureSums, capped
+from strategies.statistics.uploaded import FeatureSums, Uploaded, capped
 
 FINGERPRINT = packed({"backbone": "tiny"})
 SIGMA = deviation(1.0, 1e-5)
@@ -186,6 +187,16 @@ def test_no_capped_client_exceeds_the_share_and_the_others_keep_theirs(sizes: tu
 
 def test_honest_sizes_are_left_as_they_are() -> None:
     assert capped({"a": 10.0, "b": 12.0, "c": 11.0}, 0.5) == {}
+
+
+def test_totals_that_noise_makes_negative_turn_no_sums_around() -> None:
+    told = {"a": -50.0, "b": 100.0, "c": 120.0}
+    uploads = [
+        Upload(UploadFacts(name, "sums"), lambda total=total: {"counts": torch.tensor([total])})
+        for name, total in told.items()
+    ]
+    factors = Uploaded(uploads, max_share=0.4).factors
+    assert factors == pytest.approx({"b": 0.02, "c": 1 / 60})  # two of 0.4 leave 0.2, which the one of "a" is
 
 
 def test_a_share_below_an_equal_one_makes_all_clients_equal() -> None:
