@@ -68,6 +68,7 @@ class FeatureCache:
             if kept.finish(self.folder / f"{key}{SUFFIX}"):
                 self._shrink()
         finally:
+            kept.close()
             temporary.unlink(missing_ok=True)
 
     def _shrink(self) -> None:
@@ -124,16 +125,20 @@ class Writing:
             self.path.replace(path)
         return self.file is not None
 
+    def close(self) -> None:
+        """Keep nothing more."""
+        if self.file is not None:
+            with contextlib.suppress(OSError):  # it has a part that the disk does not take
+                self.file.close()
+        self.file = None
+
     @contextlib.contextmanager
     def _refused(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
             LOG.warning("features are not cached: %s", error)
-            if self.file is not None:
-                with contextlib.suppress(OSError):  # it has a part that the disk does not take
-                    self.file.close()
-            self.file = None
+            self.close()
 
 
 def _stat(path: Path) -> tuple[float, int]:

@@ -123,4 +123,4 @@ def _check_layout(root: Path, split: str) -> None:
 
 
 def _classes_in(folder: Path) -> set[str]:
-    return {entry.name for entry in folder.iterdir() if entry.is_dir()}
+    return {entry.name for entry in folder.iterdir() if entry.is_dir() and entry.name[0] != "."}

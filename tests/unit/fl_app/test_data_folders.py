@@ -67,6 +67,7 @@ def test_imagefolder_with_an_image_cut_short_names_it(images: Path) -> None:
 def test_imagefolder_of_a_node_or_a_server_needs_one_half_alone(images: Path, half: str, other: str) -> None:
     whole = open_split("imagefolder", half, root=str(images), image_size=8)
     (images / other).rename(images / "elsewhere")
+    (images / half / ".thumbnails").mkdir()
 
     alone = open_split("imagefolder", half, root=str(images), image_size=8)
 
