@@ -171,7 +171,9 @@ def _permitted(asked: Comparison, folder: Path) -> tuple[list[str], dict[str, st
     methods = [CHOICES[name].name for name in (CHOICES if every else names)]
     left_out: dict[str, str] = {}
     sources = with_uploads(asked.runs)
-    if every and sources:
+    if not sources:
+        return [], {} if every else dict.fromkeys(methods, "the runs hold no uploads, but their own results alone")
+    if every:
         left_out = {name: _WITH_CLIENTS for name in methods if CHOICES[name].fit_with is not None}
     for name, run in ((name, run) for name in methods for run in sources):
         reason = "" if name in left_out else unmet_need(replace(_cell(asked, run, name, folder).request(), resume=None))

@@ -63,7 +63,8 @@ def _commands(facts: Mapping[str, Any], best: Line | None) -> list[tuple[str, st
         shared = words[words.index("--seeds") + 2 : words.index("--out")]  # the settings, and a foreign run's own code
         alone = ["oneshot", "replay", facts["runs"][0], "--method", best.method, *shared]
         found.append(("The best of them alone", shlex.join(alone)))
-    return [*found, ("All options of a method", f"oneshot methods {facts['methods'][0]}")]
+    options = [("All options of a method", f"oneshot methods {name}") for name in facts["methods"][:1]]
+    return [*found, *options]
 
 
 def _seeds(count: int) -> str:

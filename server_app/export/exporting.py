@@ -11,7 +11,7 @@ from server_app.export.programs import SUFFIXES, check_packages, write_programs
 from server_app.export.stored_models import StoredModels, stored_models
 from strategies.core.durable import make_folder, sha256_file, store_errors
 from strategies.core.errors import OptionError, StoreError
-from strategies.run.files import write_json
+from strategies.run.files import read_json, write_json
 
 FACTS = "export.json"
 
@@ -25,7 +25,8 @@ def export_run(
         run: The run folder.
         only: ``"torch"`` or ``"onnx"``; empty for both.
         model: ``module:attribute`` that builds the models of a run of another project.
-        out: The folder of the files; None for ``export`` in the run folder. A folder of an earlier export is replaced.
+        out: The folder of the files; None for ``export`` in the run folder. Files of an earlier export are replaced,
+            except those of the same models in the other form.
         log: Takes a line for the user.
 
     Returns:
@@ -39,8 +40,7 @@ def export_run(
     kinds = (only,) if only else tuple(SUFFIXES)
     check_packages(kinds)
     target = (out if out is not None else run / "export").absolute()
-    if target.exists() and not (target / FACTS).exists() and (target.is_file() or any(target.iterdir())):
-        raise OptionError(f"{target} is or holds another file: must be a new folder, or one of an earlier export")
+    earlier = _earlier(target)
     stored = stored_models(run, model)
     if not stored.models:
         raise StoreError(f"{run}: its result has neither a student nor an ensemble")
@@ -54,12 +54,36 @@ def export_run(
                 log(f"{name}: {', '.join(kinds)}")
                 files.update(write_programs(stored, name, part, kinds))
             facts = _facts(run, stored, part, files)
+            facts["files"] = {**_kept(earlier, facts, target, part), **facts["files"]}
             write_json(part / FACTS, facts)
             shutil.rmtree(target, ignore_errors=True)
             part.rename(target)
         finally:
             shutil.rmtree(part, ignore_errors=True)
     return {"folder": str(target), **facts}
+
+
+def _earlier(target: Path) -> dict[str, Any]:
+    """Return the facts of an earlier export in a folder; empty without one.
+
+    Raises:
+        OptionError: The folder holds a file that no export has written.
+    """
+    facts = read_json(target / FACTS) if (target / FACTS).exists() else {}
+    known = {FACTS, *facts.get("files", {})}
+    if target.is_file() or (target.exists() and {path.name for path in target.iterdir()} - known):
+        raise OptionError(f"{target} is or holds another file: must be a new folder, or one of an earlier export")
+    return facts
+
+
+def _kept(earlier: Mapping[str, Any], facts: Mapping[str, Any], target: Path, part: Path) -> dict[str, Any]:
+    """Take over the files of the same models that this export does not write; return their entries."""
+    if earlier.get("weights_sha256") != facts["weights_sha256"]:
+        return {}
+    kept = {name: entry for name, entry in earlier["files"].items() if name not in facts["files"]}
+    for name in kept:
+        shutil.copy2(target / name, part / name)
+    return kept
 
 
 def export_lines(facts: Mapping[str, Any]) -> list[str]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from server_app.settings.read import forgotten
 from strategies.core.errors import OptionError, StoreError
 from strategies.core.options import Scalar
+from strategies.run.files import read_json
 from strategies.run.run_folder import RunFolder, default_run_dir
 from strategies.run.stage import kept_round, pin_clients, pinned_clients, usable_uploads
 
@@ -45,8 +47,14 @@ def forget_settings(
             f"\"uploads='{run.absolute()}' forget='{','.join(clients)}'\"  with the run's other settings"
         )
     if unknown := sorted(set(clients) - set(held)):
-        known = ", ".join(sorted(set(held) - before))
+        known = ", ".join(sorted(set(held) - before)) or "of another run: this one holds none"
         raise OptionError(f"--client {', '.join(unknown)}: no such upload in {run}; must be {known}")
+    least, others = int(stored.get("min-uploads", 1)), len(set(held) - before - set(clients))
+    if others < least:
+        raise OptionError(
+            f"{others} uploads would be left in {run}, setting 'min-uploads' is {least}: must be at most {others}, by "
+            "--set, or fewer clients must be forgotten"
+        )
     names = ",".join(sorted(before | set(clients)))
     left = {"uploads": str(run.absolute()), "forget": names, "resume": ""}
     folder_name = f"{stored.get('method', 'run')}-without-{clients[0]}"
@@ -54,11 +62,32 @@ def forget_settings(
 
 
 def what_is_left(run: Path, clients: Sequence[str]) -> str:
-    """Return a note for the user: the earlier run still holds the forgotten uploads."""
+    """Return a note for the user: folders that still hold the forgotten uploads, or results that were made with them.
+
+    Args:
+        run: The earlier run. Replays and comparisons of it are sought beside it.
+        clients: The forgotten clients.
+    """
+    places = [run, *_made_of(run)]
     return (
-        f"{run} still holds the upload of {', '.join(clients)}, and a result that was made with it. The new run does "
-        f"not need it: remove it with  rm -r {run}"
+        f"the upload of {', '.join(clients)}, or a result that was made with it, is still in:  "
+        f"{'  '.join(map(str, places))}\nThe new run does not need them: remove them with  "
+        f"{shlex.join(['rm', '-r', *map(str, places)])}\nThe clients' own copies: oneshot clean, on their machines"
     )
+
+
+def _made_of(run: Path) -> list[Path]:
+    """Return the replays and the comparisons of a run that lie beside it, and the runs that took its uploads over."""
+    own, found = str(run.absolute()), []
+    for folder in sorted(path for path in run.absolute().parent.iterdir() if path.is_dir()):
+        info, comparison = (
+            read_json(folder / name) if (folder / name).exists() else {} for name in ("run.json", "compare.json")
+        )
+        settings = info.get("settings") or {}
+        took_over = settings.get("uploads") == own and not settings.get("forget")
+        if info.get("replay-of") == own or took_over or own in comparison.get("runs", []):
+            found.append(folder)
+    return found
 
 
 def adopt_uploads(target: RunFolder, uploads: str, forget: str, *, min_uploads: int) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fl_app.data import Split
+from server_app.launch.guard import sigterm_as_interrupt
 from server_app.replay.foreign_models import foreign_job, of_the_app
 from server_app.replay.request import Request
 from server_app.replay.teachers import stored_uploads, taught
@@ -53,7 +54,7 @@ def replay_run(request: Request, *, log: Callable[[str], None], compute: ServerC
     settings, job = ready.settings, ready.job
     method = _method(settings.method.name, request, job)
     door = _door(ready, log)
-    with _target(request, {**info, **_facts(ready, request, door)}) as target:
+    with sigterm_as_interrupt(), _target(request, {**info, **_facts(ready, request, door)}) as target:
         if (done := target.result()) is not None and done["status"] == "finished":
             return done
         log(f"replay of {request.run}; its folder is {target.path}")

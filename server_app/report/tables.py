@@ -13,6 +13,7 @@ from rich.table import Table
 from strategies.core.errors import printable
 
 _FILE_WIDTH = 112  # letters per line outside a terminal
+_LONG_WORD = 16
 
 
 def output_console() -> Console:
@@ -50,11 +51,11 @@ def print_table(
     Where space is short, texts are broken before numbers, and the texts of the first ``whole`` columns never.
     """
     console = output_console()
+    console.width = max(console.width, _least_width([columns, *rows], texts, whole))  # else numbers would be cut
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
     for place, column in enumerate(columns):
-        longest = max(len(cells[place]) for cells in (columns, *rows))
-        least = None if place < texts else longest
         side: Literal["left", "right"] = "left" if place < texts else "right"
+        least = None if whole <= place < texts else max(len(cells[place]) for cells in (columns, *rows))
         table.add_column(column, justify=side, min_width=least, no_wrap=place < whole)
     for row in rows:
         table.add_row(*map(printable, row))
@@ -62,3 +63,14 @@ def print_table(
     console.print(table)
     for note in notes[1:]:
         console.print(printable(note), soft_wrap=True)
+
+
+def _least_width(rows: Sequence[Sequence[str]], texts: int, whole: int) -> int:
+    """Return the width of a table whose texts are broken between words, and in the longest words, and nothing else."""
+    return sum(2 + _least(cells, broken=whole <= place < texts) for place, cells in enumerate(zip(*rows, strict=True)))
+
+
+def _least(cells: Sequence[str], *, broken: bool) -> int:
+    if not broken:
+        return max(map(len, cells))
+    return max(min(len(word), _LONG_WORD) for cell in cells for word in cell.split() or [""])

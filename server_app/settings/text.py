@@ -63,9 +63,10 @@ def toml_table(settings: Mapping[str, Scalar]) -> str:
 
 
 def _file_of(source: str) -> Path | None:
-    """Return the file that a source is, or names; None for pairs."""
+    """Return the file that a source is, or names, None for pairs; outside a clone conf/ is the installed one."""
     if source.endswith(".toml"):
-        return Path(source)
+        own, named = Path(source), CONF / Path(source).name
+        return named if source == f"conf/{named.name}" and named.exists() and not own.exists() else own
     name = source.strip()
     if not name or "=" in name:
         return None

@@ -15,7 +15,7 @@ from ..combiners.outcomes import ensemble_of, load_model
 from ..compute.in_process import InProcess
 from ..core.checkpoints import read_checkpoint
 from ..core.durable import atomic_write, make_folder, store_errors
-from ..core.errors import OptionError, UploadError, blaming
+from ..core.errors import OptionError, StoreError, UploadError, blaming
 from ..core.facts import UploadFacts
 from ..core.kinds import CLASSIFIER, default_normalization, holds_images, kind_of
 from ..core.options import meant
@@ -119,9 +119,12 @@ class Result:
             scores: What :meth:`evaluate` has returned, for the card.
 
         Raises:
-            StoreError: The disk refuses.
+            StoreError: The folder holds a model that this result does not replace, or the disk refuses.
         """
         place = Path(folder).expanduser()
+        parts = {STUDENT_FILE: self.outcome.student, FOLDER_NAME: self.outcome.ensemble}
+        if other := [name for name, part in parts.items() if part is None and (place / name).exists()]:
+            raise StoreError(f"{place / other[0]} is of another result: must be a folder without it")
         with store_errors(place):
             make_folder(place)
         if self.outcome.student is not None:

@@ -101,6 +101,7 @@ def _cells(file: Path) -> Iterator[dict[str, Any]]:
     """Yield a row for every result of every cell of a comparison."""
     comparison = _read(file) or {}
     for cell in comparison.get("cells", []):
+        settings = ((_read(Path(cell["run"]) / "run.json") or {}).get("settings")) or {}
         for outcome in cell["outcomes"]:
             yield {
                 "run": Path(cell["run"]).name,
@@ -108,6 +109,8 @@ def _cells(file: Path) -> Iterator[dict[str, Any]]:
                 "method": cell["method"],
                 "result": outcome["name"],
                 "data": comparison.get("data"),
+                "law": settings.get("data.law"),
+                "alpha": settings.get("data.alpha"),
                 "clients": cell["uploads"],
                 "seed": cell["seed"],
                 "status": "finished",

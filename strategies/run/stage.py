@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..core.durable import has_digest, store_errors
-from ..core.errors import StoreError
-from ..core.kinds import CLASSIFIER
+from ..core.errors import OptionError, StoreError
+from ..core.kinds import CLASSIFIER, kind_of
 from ..method import Outcome
 from ..statistics.groups import with_heads
 from ..uploads.digest import weights_sha256
@@ -256,6 +256,7 @@ def replay(
 
     Raises:
         StoreError: ``source`` holds no uploads, or a damaged one.
+        OptionError: An upload is of an architecture that the job cannot build.
     """
     with RunFolder.open(source, write=False) as run:
         uploads = usable_uploads(run.round(max(1, kept_round(run))))
@@ -263,6 +264,12 @@ def replay(
             log(f"note: {run.path} is of an early release: its facts have no digests, and damage may stay unseen")
     if not uploads:
         raise StoreError(f"{source}: no uploads are stored here, so there is nothing to replay")
+    of_its_kind = {upload.architecture for upload in uploads if kind_of(upload.architecture) == method.uploads}
+    if unknown := sorted(of_its_kind - job.builders.keys()):
+        raise OptionError(
+            f"{source} holds uploads of architecture {', '.join(unknown)}: must be among the models given by name, "
+            f"{', '.join(job.builders)}"
+        )
     pin_clients(target.round(1), [upload.client for upload in uploads])
     uploads = tuple(upload for upload in uploads if upload.client in (pinned_clients(target.round(1)) or ()))
     if kept_round(target):

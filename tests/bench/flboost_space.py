@@ -89,13 +89,13 @@ def reports(found: Sequence[dict[str, Any]], losses: Sequence[str], seeds: Seque
 
 
 def chosen_rate(found: Sequence[dict[str, Any]], space: str, loss: str) -> float:
-    """Return the rate that the selection half chooses among the measured ones."""
+    """Return the rate that the selection half chooses among the measured ones; 0 if there is none."""
     own = {
         row["rate"]: late(row["curve"])
         for row in found
         if (row["space"], row["loss"], row["half"]) == (space, loss, "selection")
     }
-    return max(own, key=lambda rate: own[rate])
+    return max(own, key=lambda rate: own[rate], default=0.0)
 
 
 def late(curve: Sequence[float]) -> float:

@@ -42,9 +42,9 @@ def reports(found: Found) -> str:
         base = _by_seed(found, space, "")
         lines.append(f"| FedAvg | | {' | '.join(_cells(base))} | |")
         for loss in LOSSES:
-            own = _by_seed(found, space, loss)
+            rate = chosen_rate(found["rows"], space, loss)
+            own = _by_seed(found, space, loss, rate)
             if not own.empty:
-                rate = chosen_rate(found["rows"], space, loss)
                 gain = apart(_late(own), _late(base))
                 lines.append(f"| FLBoost, KL's {loss} | {rate:g} | {' | '.join(_cells(own))} | {gain} |")
     return "\n".join(lines)
@@ -53,9 +53,10 @@ def reports(found: Found) -> str:
 TABLES = {"flboost_space:rates": rates, "flboost_space:reports": reports}
 
 
-def _by_seed(found: Found, space: str, loss: str) -> pd.DataFrame:
-    """Return the curves on the half that reports, a column per round, a row per seed."""
-    rows = [row for row in found["rows"] if (row["space"], row["loss"], row["half"]) == (space, loss, "report")]
+def _by_seed(found: Found, space: str, loss: str, rate: float = 0.0) -> pd.DataFrame:
+    """Return the curves at a rate on the half that reports, a column per round, a row per seed."""
+    own = (space, loss, rate, "report")
+    rows = [row for row in found["rows"] if (row["space"], row["loss"], row["rate"], row["half"]) == own]
     return pd.DataFrame({row["seed"]: row["curve"] for row in rows}, dtype=float).T
 
 

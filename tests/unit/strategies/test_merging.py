@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from strategies import Result, load_ensemble_module, merge
-from strategies.core.errors import OptionError, UploadError
+from strategies.core.errors import OptionError, StoreError, UploadError
 from strategies.fedavg import FedAvgConfig
 from strategies.method import ASSUMED, Normalization
 from strategies.run.one_line import OneLine
@@ -204,6 +204,20 @@ def test_models_of_another_kind_are_merged_whatever_their_builder_is_called(
         result.save(tmp_path / str(number))
         loaded = load_ensemble_module(tmp_path / str(number), dict(result.job.builders))
         assert torch.equal(loaded(IMAGES), predicted(result))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "other"), [("fedavg", "fedens", "student.safetensors"), ("fedens", "fedavg", "ensemble")]
+)
+def test_a_folder_never_holds_a_model_that_its_card_does_not_tell(
+    tmp_path: Path, first: str, second: str, other: str
+) -> None:
+    models = [trained(seed, Net) for seed in range(2)]
+    merge(models, first, **SHAPE).save(tmp_path)
+    merge(models, first, **SHAPE).save(tmp_path)
+
+    with pytest.raises(StoreError, match=f"{other} is of another result: must be a folder without it"):
+        merge(models, second, **SHAPE).save(tmp_path)
 
 
 def test_an_encoder_that_cannot_be_copied_asks_for_its_builder() -> None:

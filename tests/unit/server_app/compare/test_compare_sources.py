@@ -154,6 +154,7 @@ def test_runs_of_rounds_alone_are_compared_without_a_cell(run_of_fens: MakeRun, 
 
     assert ran == []
     assert (found["status"], [row["accuracy"] for row in found["table"]]) == ("finished", [90.5])
+    assert found["left_out"] == {"fedens": "the runs hold no uploads, but their own results alone"}
 
 
 def test_marked_result_stands_in_no_table_with_others(

@@ -127,6 +127,15 @@ def test_an_export_is_made_anew_over_an_earlier_one_and_over_nothing_else(foreig
 
     assert sorted(path.name for path in out.iterdir()) == ["export.json", "student.pt2"]
     assert (out / "student.pt2").stat().st_size == again["files"]["student.pt2"]["bytes"] > 1000
+    (out / "notes.txt").touch()
+    with pytest.raises(OptionError, match=r"out is or holds another file"):
+        export(out)
+    (out / "notes.txt").unlink()
+    both = json.loads((out / "export.json").read_text())
+    (out / "student.onnx").write_bytes(b"of the other form")
+    write_json(out / "export.json", {**both, "files": {**both["files"], "student.onnx": {"bytes": 17}}})
+    assert set(export(out)["files"]) == {"student.onnx", "student.pt2"}
+    assert (out / "student.onnx").read_bytes() == b"of the other form"
     other = tmp_path / "mine"
     other.mkdir()
     (other / "thesis.tex").touch()

@@ -48,9 +48,16 @@ def test_forgetting_starts_a_new_run_beside_the_old_one_on_its_uploads_without_t
 
 def test_forgetting_from_a_run_that_forgot_already_forgets_both(run_folder: MakeRun) -> None:
     run = run_folder(method="fens")
-    before = {**stored(run), "forget": "client-000"}
+    before = {**stored(run), "forget": "client-000", "min-uploads": 1}
 
     assert forget_settings(run, ["client-002"], before)["forget"] == "client-000,client-002"
+
+
+def test_forgetting_more_than_a_run_can_spare_is_refused_before_it_starts(run_folder: MakeRun) -> None:
+    run = run_folder(method="fens")
+    line = r"1 uploads would be left in .*, setting 'min-uploads' is 2: must be at most 1, by --set, or fewer clients"
+    with pytest.raises(OptionError, match=line):
+        forget_settings(run, ["client-000", "client-001"], stored(run))
 
 
 def test_forgetting_a_client_that_has_no_upload_is_refused_by_name(run_folder: MakeRun) -> None:
@@ -116,8 +123,21 @@ def test_facts_name_the_run_that_the_clients_uploaded_to_over_any_number_of_step
 
 def test_the_user_learns_which_run_still_holds_the_upload(run_folder: MakeRun) -> None:
     run = run_folder()
+    beside = [run.parent / name for name in ("compared", "replayed", "without", "taken over", "another")]
+    settings = {"uploads": str(run)}
+    compared, replayed, without, taken, another = beside
+    for folder in beside:
+        folder.mkdir()
+    write_json(compared / "compare.json", {"runs": [str(run)]})
+    write_json(replayed / "run.json", {"replay-of": str(run)})
+    write_json(without / "run.json", {"settings": {**settings, "forget": "client-001"}})
+    write_json(taken / "run.json", {"settings": settings})
+    write_json(another / "run.json", {"settings": None})
 
-    assert f"rm -r {run}" in what_is_left(run, ["client-001"])
+    told = what_is_left(run, ["client-001"])
+
+    assert f"rm -r {run} {compared} {replayed} '{taken}'\n" in told
+    assert "oneshot clean" in told
 
 
 def test_forget_without_a_run_to_forget_from_is_refused() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -235,13 +236,13 @@ def test_a_folder_that_is_no_replay_of_this_run_cannot_be_resumed(run_folder: Ma
 
 
 @pytest.mark.parametrize("model", ["", " --model"])
-def test_ctrl_c_in_a_replay_says_how_to_go_on(
+def test_a_replay_that_is_interrupted_or_ended_says_how_to_go_on(
     run_folder: MakeRun, foreign: MakeRun, monkeypatch: pytest.MonkeyPatch, model: str
 ) -> None:
     run, lines = (foreign() if model else run_folder()), list[str]()
 
     def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGTERM if model else signal.SIGINT)
 
     method = METHODS["fedens"]
     monkeypatch.setattr("strategies.fedens.METHOD", replace(method, fit=interrupt))

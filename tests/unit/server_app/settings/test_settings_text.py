@@ -109,6 +109,19 @@ def test_a_value_when_written_as_toml_reads_back_equal(value: bool | float | str
     assert type(back) is type(value)
 
 
+def test_a_file_of_conf_is_found_outside_a_clone_and_an_own_one_goes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "short.toml").write_text("[dense]\nepochs = 1\n")
+
+    assert merge_settings(["conf/short.toml"], KINDS) == {"dense.epochs": 1}
+    assert merge_settings(["conf/tally-spans.toml"], KINDS)["tally.spanned"] == 8192
+    with pytest.raises(OptionError, match="conf/none.toml cannot be read"):
+        merge_settings(["conf/none.toml"], KINDS)
+
+
 def test_paths_when_relative_are_those_of_the_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     given = {

@@ -229,6 +229,15 @@ def test_replay_when_it_was_cut_off_goes_on(tmp_path: Path) -> None:
         dense(None).replay(tmp_path / "elsewhere", target=tmp_path / "replay")
 
 
+def test_replay_of_models_that_are_not_given_names_them(tmp_path: Path) -> None:
+    result_of(dense(tmp_path / "run"))
+    other = strategy(FedENS, None, model={"theirs": net})
+    with pytest.raises(
+        OptionError, match="holds uploads of architecture model: must be among .* given by name, theirs$"
+    ):
+        other.replay(tmp_path / "run", target=tmp_path / "replay")
+
+
 def test_replay_when_there_are_no_uploads_says_so(tmp_path: Path) -> None:
     with pytest.raises(QuorumError):
         dense(tmp_path / "run").start(FakeGrid({}), timeout=1.0)

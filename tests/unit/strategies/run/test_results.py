@@ -36,7 +36,7 @@ def runs(tmp_path: Path) -> Path:
     outcomes = [{"name": "Tally ensemble", "kind": "ensemble", "accuracy": 85.0},
                 {"name": "Tally", "kind": "student", "accuracy": 84.0}]  # fmt: skip
     cell = {
-        "run": "/elsewhere/run-0", "method": "tally", "seed": 7, "outcomes": outcomes, "best_accuracy": 86.0,
+        "run": str(tmp_path / "run-0"), "method": "tally", "seed": 7, "outcomes": outcomes, "best_accuracy": 86.0,
         "uploads": 3, "server_s": 2.5, "weights_sha256": "cd",
     }  # fmt: skip
     written(tmp_path / "compared", compare={"data": "digits", "cells": [cell]})
@@ -56,6 +56,7 @@ def test_results_hold_a_row_for_each_run_and_each_result_of_a_comparison(runs: P
     cells = found[found["comparison"] == "compared"]
     assert cells["result"].tolist() == ["Tally ensemble", "Tally"]
     assert cells["seed"].tolist() == [7, 7]
+    assert cells[["law", "alpha"]].values.tolist() == [["iid", 0.3]] * 2
     assert pd.isna(cells["best_accuracy"].iloc[0])
     assert cells["best_accuracy"].iloc[1] == 86.0
 
