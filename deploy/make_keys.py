@@ -26,6 +26,7 @@ import sys
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -154,7 +155,7 @@ def _make_node(place: Path, public_file: Path) -> list[Path]:
         made.append(_write(private_file, private, private=True))
     try:
         key = serialization.load_ssh_private_key(private_file.read_bytes(), None)
-    except ValueError as error:
+    except (TypeError, ValueError, UnsupportedAlgorithm) as error:
         raise KeysError(f"{private_file} is no private key without a passphrase: {error}") from error
     public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     # The public key is written last: its presence means that both exist, the private one here or at the node.
@@ -236,6 +237,11 @@ def _where_to(folder: Path) -> list[str]:
         f"it expires on {certificate.not_valid_after_utc:%Y-%m-%d}; renew it before with --renew-server",
         f"to the server:        {folder / 'server'}, {folder / 'public'}",
         *(f"to {node.name}: {node}" for node in nodes),
+        *(
+            f"of {file.stem}:  its private key is not here; remove {file} to make another"
+            for file in sorted((folder / "public").glob("*.pub"))
+            if file.stem not in {node.name for node in nodes}
+        ),
         f"stays here, offline:  {folder / 'authority'}",
     ]
 

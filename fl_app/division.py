@@ -20,8 +20,6 @@ def own_positions(split: Split, config: AppConfig, *, partition_id: int, num_par
     if not 0 <= partition_id < num_partitions:
         raise DataError(f"partition-id is {partition_id}: must be 0 to {num_partitions - 1}")
     chosen = clients_share(split, seed=config.seed, limit=config.data.limit, proxy=config.data.proxy)
-    if num_partitions == 1 and config.data.law != "domains":  # all are its own; some laws would hand out a part
-        return chosen
     parts = partition(
         split.labels[chosen].numpy(),
         config.data.partition_spec(),
@@ -30,4 +28,6 @@ def own_positions(split: Split, config: AppConfig, *, partition_id: int, num_par
         seed=config.seed,
         domains=None if split.domains is None else split.domains[chosen].numpy(),
     )
-    return chosen[torch.from_numpy(parts[partition_id])]
+    mine = chosen[torch.from_numpy(parts[partition_id])]
+    # The data of a node without others are its own, also under a law that hands out a part.
+    return chosen if num_partitions == 1 and len(mine) < len(chosen) else mine

@@ -33,7 +33,8 @@ class DataConfig:
     limit: int = option(0, "number of training images to use (of each domain), drawn by the seed; 0 = all", low=0)
     left_out: str = option("", "the domain to test on, for a data set of domains")
     classes: str = option(
-        "", "imagefolder: names of the classes, divided by commas, of which a client may lack some; empty: its folders"
+        "",
+        "imagefolder: all classes in order, divided by commas; a client may lack some; empty: the names of its folders",
     )
     proxy: float = option(
         0.0, "share of the training images that no client gets and the server may use without labels", low=0.0, high=0.9

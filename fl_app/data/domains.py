@@ -21,7 +21,7 @@ import torch
 from strategies.core.errors import DataError, OptionError
 
 from . import torchvision_sets
-from .folders import Read, open_classes, reader
+from .folders import Read, classes_in, open_classes, reader
 from .preprocessing import resize
 
 # root, split, image size, download -> labels, int64 [N], and a function positions [B] -> uint8 [B, 1 or 3, h, w]
@@ -144,7 +144,7 @@ def _pacs(domain: str) -> Open:
 def _classes(folder: Path, wanted: tuple[str, ...], size: int, *, get: str) -> tuple[torch.Tensor, Read]:
     if not folder.is_dir():
         raise DataError(f"no images in {folder}/<class> under data.root. {get}, or set data.root to its folder")
-    present = {entry.name for entry in folder.iterdir() if entry.is_dir()}
+    present = classes_in(folder)
     if present != set(wanted):
         wrong = ", ".join(sorted(present ^ set(wanted)))
         raise DataError(

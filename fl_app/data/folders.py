@@ -43,7 +43,7 @@ def open_images(root: Path, split: str, image_size: int, classes: Sequence[str] 
             f"to a folder that holds {split}/"
         )
     if classes:
-        if unnamed := sorted(_classes_in(folder) - set(classes)):
+        if unnamed := sorted(classes_in(folder) - set(classes)):
             raise DataError(
                 f"folder {folder} under data.root has the class folders {', '.join(unnamed)}: must be among "
                 f"'data.classes', {', '.join(classes)}"
@@ -51,7 +51,7 @@ def open_images(root: Path, split: str, image_size: int, classes: Sequence[str] 
     else:
         _check_layout(root, split)
     labels, read = open_classes(folder, image_size, classes)
-    return labels, len(classes or _classes_in(folder)), read
+    return labels, len(classes or classes_in(folder)), read
 
 
 def open_classes(folder: Path, image_size: int, classes: Sequence[str] = ()) -> tuple[torch.Tensor, Read]:
@@ -71,7 +71,7 @@ def open_classes(folder: Path, image_size: int, classes: Sequence[str] = ()) -> 
     from fl_app.vision import torchvision
 
     of = torchvision.datasets.folder
-    numbers = {name: number for number, name in enumerate(classes or sorted(_classes_in(folder)))}
+    numbers = {name: number for number, name in enumerate(classes or sorted(classes_in(folder)))}
     try:
         found = of.make_dataset(str(folder), numbers, extensions=of.IMG_EXTENSIONS, allow_empty=bool(classes))
     except OSError as error:
@@ -107,13 +107,13 @@ def _decode(file: str, image_size: int) -> torch.Tensor:
 
 def _check_layout(root: Path, split: str) -> None:
     """Refuse a half without classes, and two halves that differ in them."""
-    if not _classes_in(root / split):
+    if not classes_in(root / split):
         raise DataError(
             f"folder {root / split} under data.root has no class folders: its layout must be {split}/<class>/<image>"
         )
     if not all((root / half).is_dir() for half in SPLITS):  # a node needs no test/, a server no train/
         return
-    train, test = (_classes_in(root / half) for half in SPLITS)
+    train, test = (classes_in(root / half) for half in SPLITS)
     for here, there, missing in (("train", "test", train - test), ("test", "train", test - train)):
         if missing:
             raise DataError(
@@ -122,5 +122,6 @@ def _check_layout(root: Path, split: str) -> None:
             )
 
 
-def _classes_in(folder: Path) -> set[str]:
+def classes_in(folder: Path) -> set[str]:
+    """Return the names of the folders in a folder, without hidden ones."""
     return {entry.name for entry in folder.iterdir() if entry.is_dir() and entry.name[0] != "."}

@@ -71,8 +71,9 @@ def _earlier(target: Path) -> dict[str, Any]:
     """
     facts = read_json(target / FACTS) if (target / FACTS).exists() else {}
     known = {FACTS, *facts.get("files", {})}
-    if target.is_file() or (target.exists() and {path.name for path in target.iterdir()} - known):
-        raise OptionError(f"{target} is or holds another file: must be a new folder, or one of an earlier export")
+    found = [target] if target.is_file() else list(target.iterdir()) if target.exists() else []
+    if others := sorted(path for path in found if path.name not in known and path.name[0] != "."):
+        raise OptionError(f"{others[0]} is no file of an export: must be a new folder, or one of an earlier export")
     return facts
 
 
@@ -80,7 +81,11 @@ def _kept(earlier: Mapping[str, Any], facts: Mapping[str, Any], target: Path, pa
     """Take over the files of the same models that this export does not write; return their entries."""
     if earlier.get("weights_sha256") != facts["weights_sha256"]:
         return {}
-    kept = {name: entry for name, entry in earlier["files"].items() if name not in facts["files"]}
+    kept = {
+        name: entry
+        for name, entry in earlier["files"].items()
+        if name not in facts["files"] and (target / name).exists() and sha256_file(target / name) == entry["sha256"]
+    }
     for name in kept:
         shutil.copy2(target / name, part / name)
     return kept

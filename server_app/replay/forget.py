@@ -5,11 +5,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from server_app.settings.read import forgotten
 from strategies.core.errors import OptionError, StoreError
 from strategies.core.options import Scalar
-from strategies.run.files import read_json
+from strategies.run.results import readable_json
 from strategies.run.run_folder import RunFolder, default_run_dir
 from strategies.run.stage import kept_round, pin_clients, pinned_clients, usable_uploads
 
@@ -50,6 +51,8 @@ def forget_settings(
         known = ", ".join(sorted(set(held) - before)) or "of another run: this one holds none"
         raise OptionError(f"--client {', '.join(unknown)}: no such upload in {run}; must be {known}")
     least, others = int(stored.get("min-uploads", 1)), len(set(held) - before - set(clients))
+    if not others:
+        raise OptionError(f"no upload would be left in {run}: fewer clients must be forgotten")
     if others < least:
         raise OptionError(
             f"{others} uploads would be left in {run}, setting 'min-uploads' is {least}: must be at most {others}, by "
@@ -65,10 +68,10 @@ def what_is_left(run: Path, clients: Sequence[str]) -> str:
     """Return a note for the user: folders that still hold the forgotten uploads, or results that were made with them.
 
     Args:
-        run: The earlier run. Replays and comparisons of it are sought beside it.
+        run: The earlier run. Runs, replays and comparisons that have the uploads too are sought beside it.
         clients: The forgotten clients.
     """
-    places = [run, *_made_of(run)]
+    places = _holders(run.resolve(), set(clients))
     return (
         f"the upload of {', '.join(clients)}, or a result that was made with it, is still in:  "
         f"{'  '.join(map(str, places))}\nThe new run does not need them: remove them with  "
@@ -76,18 +79,27 @@ def what_is_left(run: Path, clients: Sequence[str]) -> str:
     )
 
 
-def _made_of(run: Path) -> list[Path]:
-    """Return the replays and the comparisons of a run that lie beside it, and the runs that took its uploads over."""
-    own, found = str(run.absolute()), []
-    for folder in sorted(path for path in run.absolute().parent.iterdir() if path.is_dir()):
-        info, comparison = (
-            read_json(folder / name) if (folder / name).exists() else {} for name in ("run.json", "compare.json")
-        )
-        settings = info.get("settings") or {}
-        took_over = settings.get("uploads") == own and not settings.get("forget")
-        if info.get("replay-of") == own or took_over or own in comparison.get("runs", []):
-            found.append(folder)
+def _holders(run: Path, clients: set[str]) -> list[Path]:
+    """Return a run, the runs that its uploads come from, and the folders beside it that were made of any of them."""
+    found = [run]
+    while source := _uploads_of(readable_json(found[-1] / "run.json") or {}):
+        found.append(Path(source).resolve())
+    beside = {folder: _made_of(folder, clients) for folder in sorted(run.parent.iterdir())}
+    while more := [folder for folder, sources in beside.items() if folder not in found and sources & set(found)]:
+        found += more
     return found
+
+
+def _made_of(folder: Path, clients: set[str]) -> set[Path]:
+    """Return the folders whose uploads a folder's results are made of, unless it has forgotten the clients."""
+    info, comparison = (readable_json(folder / name) or {} for name in ("run.json", "compare.json"))
+    took_over = "" if clients <= forgotten(str((info.get("settings") or {}).get("forget", ""))) else _uploads_of(info)
+    named = [info.get("replay-of", ""), took_over, *comparison.get("runs", [])]
+    return {Path(name).resolve() for name in named if name}
+
+
+def _uploads_of(info: Mapping[str, Any]) -> str:
+    return str((info.get("settings") or {}).get("uploads", ""))
 
 
 def adopt_uploads(target: RunFolder, uploads: str, forget: str, *, min_uploads: int) -> None:

@@ -66,7 +66,7 @@ def print_table(
 
 
 def _least_width(rows: Sequence[Sequence[str]], texts: int, whole: int) -> int:
-    """Return the width of a table whose texts are broken between words, and in the longest words, and nothing else."""
+    """Return the width of a table in which texts alone are broken: between words, and within words that are long."""
     return sum(2 + _least(cells, broken=whole <= place < texts) for place, cells in enumerate(zip(*rows, strict=True)))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +15,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.exception import AggregationError, InconsistentMessageReplies
 from flwr.serverapp.strategy import FedAvg, Strategy
+from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 
 from ..core.errors import UploadError
 from ..run.traffic import Traffic
@@ -24,12 +26,13 @@ from .nodes import Nodes, Refusals, Sent, own_error
 POLL_S = 0.1
 
 
-def check_scores(content: RecordDict, weight: str = "num-examples") -> None:
+def check_scores(content: RecordDict, weight: str = "num-examples", *, finite: bool = True) -> None:
     """Refuse scores that would spoil the average of all clients.
 
     Args:
         content: The content of the reply.
         weight: The metric that the client's scores are weighted with.
+        finite: Whether every score must be a finite number; a project's own average may do without.
 
     Raises:
         UploadError: There is no single record of metrics, or it holds a weight or a score that is no such number.
@@ -40,7 +43,7 @@ def check_scores(content: RecordDict, weight: str = "num-examples") -> None:
     if not is_weight(value := records[0].get(weight)):
         found = f"scores: metrics[{weight!r}] is {str(value)[:40]}"
         raise UploadError(f"{found}: must be a finite number above 0, and below 2**63")
-    for key, score in records[0].items():
+    for key, score in records[0].items() if finite else ():
         if not all(-math.inf < number < math.inf for number in (score if isinstance(score, list) else [score])):
             raise UploadError(f"scores: metrics[{key[:80]!r}] is {str(score)[:40]}: must hold finite numbers alone")
 
@@ -49,7 +52,29 @@ def scores_check(strategy: Strategy) -> Callable[[RecordDict], None]:
     """Return the check of the scores that a strategy averages; one with an average of its own gets every answer."""
     if type(strategy).aggregate_evaluate is not FedAvg.aggregate_evaluate:
         return lambda content: None  # noqa: ARG005  its own form of answers is unknown
-    return partial(check_scores, weight=getattr(strategy, "weighted_by_key", "num-examples"))
+    weight = getattr(strategy, "weighted_by_key", "num-examples")
+    return partial(check_scores, weight=weight, finite=_averages_as_flower(strategy))
+
+
+def _averages_as_flower(strategy: Strategy) -> bool:
+    own = type(strategy).aggregate_evaluate is not FedAvg.aggregate_evaluate
+    return not own and getattr(strategy, "evaluate_metrics_aggr_fn", None) is aggregate_metricrecords
+
+
+def _alike(replies: list[Message]) -> list[Message]:
+    """Return the replies with the scores that most clients give, under one name; the log names who lacks one."""
+    records = [next(iter(reply.content.metric_records.values())) for reply in replies]
+    forms = [{(key, len(value) if isinstance(value, list) else -1) for key, value in each.items()} for each in records]
+    common = Counter(map(frozenset, forms)).most_common(1)[0][0] if forms else frozenset()
+    usable = []
+    for reply, record, form in zip(replies, records, forms, strict=True):
+        if common <= form:
+            kept = {key: value for key, value in record.items() if key in {name for name, _ in common}}
+            reply.content = RecordDict({"metrics": MetricRecord(kept)})
+            usable.append(reply)
+        else:
+            log(WARNING, "refused node-%d: scores: they are not those of the others", reply.metadata.src_node_id)
+    return usable
 
 
 def average_scores(strategy: Strategy, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
@@ -75,9 +100,11 @@ def average_scores(strategy: Strategy, server_round: int, replies: Iterable[Mess
             usable.append(reply)
         except UploadError as error:
             log(WARNING, "refused node-%d: %s", reply.metadata.src_node_id, error.reason)
+    if _averages_as_flower(strategy):
+        usable = _alike([reply for reply in usable if not reply.has_error()])
     try:
         return strategy.aggregate_evaluate(server_round, usable)
-    except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # a list beside a number, say
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # of a project's own average, say
         raise AggregationError(f"{type(error).__name__}: {error}") from error
 
 

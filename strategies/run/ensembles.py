@@ -43,9 +43,11 @@ def save_ensemble(
         raise StoreError(f"{folder}: ensemble members without an upload: {', '.join(missing)}")
     fresh, old = (folder.with_name(f".{folder.name}.{name}") for name in ("new", "old"))
     with store_errors(folder):
-        if folder.exists() and any(folder.iterdir()) and not (folder / _FACTS).exists():
-            raise StoreError(f"{folder} is no ensemble: must be a new folder, for its files would be lost")
-        for left in (fresh, old):  # by a process that was killed
+        if others := [path for path in folder.iterdir() if not _ours(path)] if folder.exists() else []:
+            raise StoreError(f"{others[0]} is no file of an ensemble: must be a new folder, for it would be lost")
+        if old.exists() and not folder.exists():  # a process was killed between the two renames below
+            old.replace(folder)
+        for left in (fresh, old):
             shutil.rmtree(left, ignore_errors=True)
         make_folder(fresh / "members")
         members = [_save_member(fresh, by_name[client]) for client in spec.clients]
@@ -64,6 +66,10 @@ def save_ensemble(
         fresh.replace(folder)
         sync_folder(folder.parent)
         shutil.rmtree(old, ignore_errors=True)
+
+
+def _ours(path: Path) -> bool:
+    return path.name in ("members", "combiner.safetensors", _FACTS) or path.suffix == ".tmp" or path.name[0] == "."
 
 
 def load_ensemble(path: Path, builders: Mapping[str, ModelBuilder]) -> tuple[EnsembleSpec, tuple[Upload, ...]]:

@@ -62,8 +62,8 @@ def results(folder: str | Path = "") -> pd.DataFrame:
 def _runs(folder: Path) -> Iterator[tuple[Path, tuple[dict[str, Any], dict[str, Any]]]]:
     """Yield every run folder with the content of run.json and of result.json."""
     for path in folder.glob(f"*/{FACTS_FILE}"):
-        if (info := _read(path)) is not None:
-            yield path.parent, (info, _read(path.parent / RESULT_FILE) or {})
+        if (info := readable_json(path)) is not None:
+            yield path.parent, (info, readable_json(path.parent / RESULT_FILE) or {})
 
 
 def _row(run: Path, info: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
@@ -99,9 +99,9 @@ def _result_row(run: Path, info: dict[str, Any], result: dict[str, Any]) -> dict
 
 def _cells(file: Path) -> Iterator[dict[str, Any]]:
     """Yield a row for every result of every cell of a comparison."""
-    comparison = _read(file) or {}
+    comparison = readable_json(file) or {}
     for cell in comparison.get("cells", []):
-        settings = ((_read(Path(cell["run"]) / "run.json") or {}).get("settings")) or {}
+        settings = ((readable_json(Path(cell["run"]) / "run.json") or {}).get("settings")) or {}
         for outcome in cell["outcomes"]:
             yield {
                 "run": Path(cell["run"]).name,
@@ -123,7 +123,8 @@ def _cells(file: Path) -> Iterator[dict[str, Any]]:
             }
 
 
-def _read(file: Path) -> dict[str, Any] | None:
+def readable_json(file: Path) -> dict[str, Any] | None:
+    """Return the content of a file that holds a JSON object; None if it is missing, damaged or something else."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):  # a run that is being written or is damaged; the command that opens it says so

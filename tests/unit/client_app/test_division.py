@@ -32,7 +32,7 @@ def test_clients_when_a_share_is_the_server_s_hold_the_rest_among_them() -> None
 
 @pytest.mark.parametrize("law", ["classes", "dirichlet-overlap", "dirichlet-classes"])
 def test_a_node_whose_data_are_its_own_holds_all_of_them(law: str) -> None:
-    assert positions(0, 1, law=law).tolist() == list(range(1297))
+    assert sorted({*positions(0, 1, law=law).tolist()}) == list(range(1297))
 
 
 @pytest.mark.parametrize(("limit", "held"), [(0, 7), (3, 3)])

@@ -5,8 +5,10 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import runpy
+import shutil
 import ssl
 import stat
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -94,13 +96,15 @@ def test_a_second_call_adds_a_node_and_replaces_nothing(keys: Path) -> None:
     assert after.keys() - before.keys() == added
 
 
-def test_a_node_that_has_its_private_key_keeps_its_public_one(keys: Path) -> None:
+def test_a_node_that_has_its_private_key_keeps_its_public_one(keys: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (keys / "hospital-a" / "node.key").unlink()  # it lies on the node's machine alone
     (keys / "public" / "hospital-d.pub").write_bytes((keys / "public" / "hospital-b.pub").read_bytes())
     (keys / "public" / "hospital-b.pub").unlink()
     before = contents(keys)
 
+    capsys.readouterr()
     assert main([str(keys), *ASKED, "--node", "hospital-d"]) == 0
+    assert "of hospital-a:  its private key is not here; remove " in capsys.readouterr().out
 
     after = contents(keys)
     assert {name: after[name] for name in before if name != "public/node_keys"} == {
@@ -108,6 +112,17 @@ def test_a_node_that_has_its_private_key_keeps_its_public_one(keys: Path) -> Non
     }
     assert after.keys() - before.keys() == {"hospital-d/ca.crt", "public/hospital-b.pub"}
     assert after["public/hospital-b.pub"].split()[:2] == before["public/hospital-d.pub"].split()[:2]
+
+
+@pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="there is no ssh-keygen")
+def test_a_private_key_with_a_passphrase_is_named(keys: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = keys / "hospital-a" / "node.key"
+    file.unlink()
+    words = ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "secret", "-f", str(file)]
+    subprocess.run(words, check=True, timeout=60)
+    (keys / "public" / "hospital-a.pub").unlink()
+    assert main([str(keys), *ASKED]) == 1
+    assert f"{file} is no private key without a passphrase" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["", "AAAA"])

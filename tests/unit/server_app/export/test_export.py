@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -128,19 +129,25 @@ def test_an_export_is_made_anew_over_an_earlier_one_and_over_nothing_else(foreig
     assert sorted(path.name for path in out.iterdir()) == ["export.json", "student.pt2"]
     assert (out / "student.pt2").stat().st_size == again["files"]["student.pt2"]["bytes"] > 1000
     (out / "notes.txt").touch()
-    with pytest.raises(OptionError, match=r"out is or holds another file"):
+    with pytest.raises(OptionError, match=r"notes.txt is no file of an export"):
         export(out)
     (out / "notes.txt").unlink()
     both = json.loads((out / "export.json").read_text())
     (out / "student.onnx").write_bytes(b"of the other form")
-    write_json(out / "export.json", {**both, "files": {**both["files"], "student.onnx": {"bytes": 17}}})
+    entry = {"bytes": 17, "sha256": hashlib.sha256(b"of the other form").hexdigest()}
+    gone = {"bytes": 3, "sha256": "ab"}
+    files = {**both["files"], "student.onnx": entry, "gone.onnx": gone}
+    write_json(out / "export.json", {**both, "files": files})
+    (out / ".DS_Store").touch()
     assert set(export(out)["files"]) == {"student.onnx", "student.pt2"}
     assert (out / "student.onnx").read_bytes() == b"of the other form"
+    (out / "student.onnx").write_bytes(b"damaged")
+    assert set(export(out)["files"]) == {"student.pt2"}
     other = tmp_path / "mine"
     other.mkdir()
     (other / "thesis.tex").touch()
     for place in (other, other / "thesis.tex"):
-        with pytest.raises(OptionError, match=rf"{place.name} is or holds another file: must be a new folder"):
+        with pytest.raises(OptionError, match=r"thesis.tex is no file of an export: must be a new folder"):
             export(place)
     assert [path.name for path in other.iterdir()] == ["thesis.tex"]
 

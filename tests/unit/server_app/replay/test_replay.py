@@ -242,7 +242,9 @@ def test_a_replay_that_is_interrupted_or_ended_says_how_to_go_on(
     run, lines = (foreign() if model else run_folder()), list[str]()
 
     def interrupt(*_: object) -> None:
-        signal.raise_signal(signal.SIGTERM if model else signal.SIGINT)
+        if model:
+            signal.raise_signal(signal.SIGTERM)
+        raise KeyboardInterrupt
 
     method = METHODS["fedens"]
     monkeypatch.setattr("strategies.fedens.METHOD", replace(method, fit=interrupt))

@@ -81,8 +81,8 @@ def test_strategy_with_an_average_of_its_own_gets_every_answer() -> None:
         ([(1, 5, 0.5), (2, -5, 0.5)], 0.5, "refused node-2: scores: metrics['num-examples'] is -5"),
         ([(1, 5, 0.5), (2, float("nan"), 0.5)], 0.5, "refused node-2: scores: metrics['num-examples'] is nan"),
         ([(1, 5, 0.5), (2, 5, float("nan"))], 0.5, "refused node-2: scores: metrics['acc'] is nan"),
-        ([(1, 5, 0.5), (2, 5, [0.5])], None, "the clients' scores cannot be averaged: TypeError: "),
-        ([(1, 5, [0.5]), (2, 5, [0.5, 1.0])], None, "the clients' scores cannot be averaged: ValueError: "),
+        ([(1, 5, 0.5), (2, 5, [0.5])], 0.5, "refused node-2: scores: they are not those of the others"),
+        ([(1, 5, [0.5]), (2, 5, 0.5), (4, 5, 0.5)], 0.5, "refused node-1: scores: they are not those of the others"),
         ([(1, 5, HUGE), (2, 5, HUGE)], None, "the clients' scores cannot be averaged: OverflowError: "),
     ],
 )
@@ -93,6 +93,22 @@ def test_average_is_that_of_the_usable_scores_and_never_an_error(
     found = ClientEvaluation(1.0).aggregate(1, [*(told(*answer) for answer in answers), lost])
     assert found == (None if wanted is None else {"acc": wanted})
     assert any(each.startswith(line) for each in said)
+
+
+def test_other_names_and_further_scores_of_one_client_cost_the_others_nothing() -> None:
+    more, other = scores(**{"num-examples": 5, "acc": 0.75, "auc": 0.5}), RecordDict({"s": scores(loss=1.0)["metrics"]})
+    other["s"]["num-examples"] = 5
+    renamed = RecordDict({"stats": scores(**{"num-examples": 5, "acc": 1.0})["metrics"]})
+    answers = [reply(1, other), told(2, 5, 0.5), told(3, 5, 0.75), reply(4, more), reply(5, renamed)]
+    assert ClientEvaluation(1.0).aggregate(1, answers) == {"acc": 0.75}
+
+
+def test_an_average_of_the_project_s_own_may_read_numbers_that_are_none() -> None:
+    def counted(records: list[RecordDict], weight: str) -> MetricRecord:
+        return MetricRecord({"answers": len(records)})
+
+    found = average_scores(FedAvg(evaluate_metrics_aggr_fn=counted), 1, [told(1, 5, float("nan")), told(2, 5, 0.5)])
+    assert found == {"answers": 2}
 
 
 def test_scores_of_an_honest_round_are_flower_s_own_to_the_bit() -> None:
@@ -145,11 +161,11 @@ def test_client_without_test_data_is_refused_by_name_and_the_others_scores_count
     assert (refusal["client"], refusal["reason"][:41]) == ("node-3", "scores: metrics['num-examples'] is 0: mus")
 
 
-def test_scores_that_do_not_fit_together_cost_the_scores_alone(tmp_path: Path, said: list[str]) -> None:
+def test_scores_of_another_form_are_left_out(tmp_path: Path, said: list[str]) -> None:
     found = boosted(tmp_path / "run", FedAvg(**EVERYONE), nodes_with(**{"num-examples": 5, "acc": [0.5]}))
-    assert found.evaluate_metrics_clientapp == {}
+    assert [dict(record) for record in found.evaluate_metrics_clientapp.values()] == [{"acc": 0.5}] * 2
     assert sorted(found.train_metrics_clientapp) == [1, 2]
-    assert sum("no scores of the clients: TypeError" in line for line in said) == 2
+    assert sum("scores: they are not those of the others" in line for line in said) == 2
 
 
 def test_run_in_which_no_client_has_test_data_goes_on(tmp_path: Path) -> None:
@@ -170,5 +186,5 @@ def test_one_shot_run_names_the_client_whose_scores_are_none(tmp_path: Path, sai
 def test_own_loop_averages_the_usable_scores(tmp_path: Path, said: list[str]) -> None:
     found = FLBoost(net, base=FedAvg(), num_classes=CLASSES, input_shape=SHAPE, run_dir=tmp_path / "run")
     assert found.aggregate_evaluate(1, [told(1, 5, 0.5), told(2, 0, 0.0)]) == {"acc": 0.5}
-    assert found.aggregate_evaluate(2, [told(1, 5, 0.5), told(2, 5, [0.5])]) is None
-    assert any(line.startswith("round 2: no scores of the clients: TypeError") for line in said)
+    assert found.aggregate_evaluate(2, [told(1, 5, HUGE), told(2, 5, HUGE)]) is None
+    assert any(line.startswith("round 2: no scores of the clients: OverflowError") for line in said)

@@ -100,10 +100,25 @@ def test_a_folder_of_other_files_is_no_place_for_an_ensemble(tmp_path: Path) -> 
     (tmp_path / "ensemble" / "my_work.py").touch()
     spec, uploads = EnsembleSpec(("a",), "mean"), [Upload(UploadFacts("a", "x"), lambda: {"w": torch.zeros(2)})]
 
-    with pytest.raises(StoreError, match="ensemble is no ensemble: must be a new folder, for its files would be lost"):
+    with pytest.raises(StoreError, match="my_work.py is no file of an ensemble: must be a new folder"):
         ensembles.save_ensemble(tmp_path / "ensemble", spec, uploads)
 
     assert [path.name for path in (tmp_path / "ensemble").iterdir()] == ["my_work.py"]
+
+
+def test_a_part_that_a_killed_process_has_left_is_replaced_and_the_only_copy_is_kept(run: RunFolder) -> None:
+    place = run.path / "ensemble"
+    (place / "members").mkdir(parents=True)
+    (place / "members" / "a.safetensors").touch()
+    run.save_ensemble(SPEC, run.round().uploads())
+    check(*load_ensemble(run.path, BUILDERS))
+
+    place.replace(place.with_name(".ensemble.old"))  # between the two renames
+    with pytest.raises(StoreError, match="without an upload: absent"):
+        run.save_ensemble(EnsembleSpec(("absent",), "mean"), run.round().uploads())
+    state = {"w": torch.zeros(2)}
+    ensembles.save_ensemble(place, EnsembleSpec(("a",), "mean"), [Upload(UploadFacts("a", "x"), lambda: state)])
+    assert load_ensemble(run.path, BUILDERS)[0].clients == ("a",)
 
 
 def test_an_ensemble_of_files_in_its_own_folder_takes_their_place(tmp_path: Path) -> None:
