@@ -35,7 +35,7 @@ def check_scores(content: RecordDict, weight: str = "num-examples", *, finite: b
         finite: Whether every score must be a finite number; a project's own average may do without.
 
     Raises:
-        UploadError: There is no single record of metrics, or it holds a weight or a score that is no such number.
+        UploadError: There is no single record of metrics, it has no score, or a weight or a score is no such number.
     """
     records = list(content.metric_records.values())
     if len(records) != 1:
@@ -43,6 +43,8 @@ def check_scores(content: RecordDict, weight: str = "num-examples", *, finite: b
     if not is_weight(value := records[0].get(weight)):
         found = f"scores: metrics[{weight!r}] is {str(value)[:40]}"
         raise UploadError(f"{found}: must be a finite number above 0, and below 2**63")
+    if len(records[0]) == 1:
+        raise UploadError(f"scores: metrics has {weight!r} alone: must hold a score beside it")
     for key, score in records[0].items() if finite else ():
         if not all(-math.inf < number < math.inf for number in (score if isinstance(score, list) else [score])):
             raise UploadError(f"scores: metrics[{key[:80]!r}] is {str(score)[:40]}: must hold finite numbers alone")

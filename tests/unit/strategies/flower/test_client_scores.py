@@ -24,6 +24,7 @@ BAD: dict[str, tuple[list[dict[str, Any]], str]] = {
     "no metrics": ([], "scores: the reply has 0 metric records, must be one"),
     "two records": ([{"num-examples": 5}, {"num-examples": 5}], "scores: the reply has 2 metric records, must be one"),
     "no examples": ([{"acc": 0.5}], r"scores: metrics\['num-examples'\] is None: must be a finite number above 0"),
+    "no score": ([{"num-examples": 5}], "scores: metrics has 'num-examples' alone: must hold a score beside it"),
     "zero": ([{"num-examples": 0}], r"scores: metrics\['num-examples'\] is 0: must be"),
     "negative": ([{"num-examples": -5}], r"metrics\['num-examples'\] is -5: must be"),
     "nan": ([{"num-examples": float("nan")}], r"metrics\['num-examples'\] is nan: must be"),

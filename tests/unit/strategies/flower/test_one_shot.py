@@ -223,12 +223,14 @@ def test_start_with_an_ensemble_asks_no_client_to_evaluate(tmp_path: Path) -> No
     assert grid.of_type(MessageType.EVALUATE) == []
 
 
-def test_start_when_clients_cannot_evaluate_keeps_the_result(tmp_path: Path, said: list[str]) -> None:
+def test_start_when_clients_cannot_evaluate_keeps_the_result_and_the_scores_of_those_who_can(
+    tmp_path: Path, said: list[str]
+) -> None:
     found = strategy(OneShotFedAvg, tmp_path / "run", fraction_evaluate=1.0)
     result = found.start(FakeGrid({**GRID, 3: evaluates(0.5)}))
     assert len(result.arrays) > 0
-    assert result.evaluate_metrics_clientapp == {}
-    assert any(line.startswith("the clients' scores cannot be averaged: ") for line in said)
+    assert [dict(scores) for scores in result.evaluate_metrics_clientapp.values()] == [{"accuracy": 0.5}]
+    assert sum("scores: metrics has 'num-examples' alone: must hold a score beside it" in line for line in said) == 2
 
 
 def test_start_when_clients_have_gone_before_they_evaluate_does_not_wait_for_ever(
