@@ -50,30 +50,34 @@ def open_images(root: Path, split: str, image_size: int, classes: Sequence[str] 
             )
     else:
         _check_layout(root, split)
-    labels, read = open_classes(folder, image_size, classes)
-    return labels, len(classes or classes_in(folder)), read
+    names = classes or sorted(classes_in(folder))
+    labels, read = open_classes(folder, image_size, names, lacking=bool(classes))
+    return labels, len(names), read
 
 
-def open_classes(folder: Path, image_size: int, classes: Sequence[str] = ()) -> tuple[torch.Tensor, Read]:
+def open_classes(
+    folder: Path, image_size: int, classes: Sequence[str], *, lacking: bool = False
+) -> tuple[torch.Tensor, Read]:
     """Find the images of a folder of classes.
 
     Args:
         folder: Holds ``<class>/<image>``.
         image_size: Height and width of the result, in pixels.
-        classes: As for :func:`open_images`.
+        classes: Their names, in the order of their numbers.
+        lacking: Whether a class may have no images, and no folder.
 
     Returns:
         The labels, int64 [N], and a function as in :func:`reader`.
 
     Raises:
-        DataError: The folder has no image, or no names are given and a class has none.
+        DataError: The folder has no image, or a class that must have some has none.
     """
     from fl_app.vision import torchvision
 
     of = torchvision.datasets.folder
-    numbers = {name: number for number, name in enumerate(classes or sorted(classes_in(folder)))}
+    numbers = {name: number for number, name in enumerate(classes)}
     try:
-        found = of.make_dataset(str(folder), numbers, extensions=of.IMG_EXTENSIONS, allow_empty=bool(classes))
+        found = of.make_dataset(str(folder), numbers, extensions=of.IMG_EXTENSIONS, allow_empty=lacking)
     except OSError as error:
         raise DataError(f"folder {folder} under data.root has a class without images: {error}") from error
     if not found:

@@ -55,7 +55,7 @@ def print_table(
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
     for place, column in enumerate(columns):
         side: Literal["left", "right"] = "left" if place < texts else "right"
-        least = None if whole <= place < texts else max(len(cells[place]) for cells in (columns, *rows))
+        least = None if whole <= place < texts else _least([cells[place] for cells in (columns, *rows)], broken=False)
         table.add_column(column, justify=side, min_width=least, no_wrap=place < whole)
     for row in rows:
         table.add_row(*map(printable, row))

@@ -52,15 +52,19 @@ def check_scores(content: RecordDict, weight: str = "num-examples", *, finite: b
 
 def scores_check(strategy: Strategy) -> Callable[[RecordDict], None]:
     """Return the check of the scores that a strategy averages; one with an average of its own gets every answer."""
-    if type(strategy).aggregate_evaluate is not FedAvg.aggregate_evaluate:
+    if not _collects_as_flower(strategy):
         return lambda content: None  # noqa: ARG005  its own form of answers is unknown
     weight = getattr(strategy, "weighted_by_key", "num-examples")
     return partial(check_scores, weight=weight, finite=_averages_as_flower(strategy))
 
 
+def _collects_as_flower(strategy: Strategy) -> bool:
+    return type(strategy).aggregate_evaluate is FedAvg.aggregate_evaluate
+
+
 def _averages_as_flower(strategy: Strategy) -> bool:
-    own = type(strategy).aggregate_evaluate is not FedAvg.aggregate_evaluate
-    return not own and getattr(strategy, "evaluate_metrics_aggr_fn", None) is aggregate_metricrecords
+    average = getattr(strategy, "evaluate_metrics_aggr_fn", None)
+    return _collects_as_flower(strategy) and average is aggregate_metricrecords
 
 
 def _alike(replies: list[Message]) -> list[Message]:
@@ -68,11 +72,11 @@ def _alike(replies: list[Message]) -> list[Message]:
     records = [next(iter(reply.content.metric_records.values())) for reply in replies]
     forms = [{(key, len(value) if isinstance(value, list) else -1) for key, value in each.items()} for each in records]
     common = Counter(map(frozenset, forms)).most_common(1)[0][0] if forms else frozenset()
-    usable = []
+    names, usable = {name for name, _ in common}, []
     for reply, record, form in zip(replies, records, forms, strict=True):
         if common <= form:
-            kept = {key: value for key, value in record.items() if key in {name for name, _ in common}}
-            reply.content = RecordDict({"metrics": MetricRecord(kept)})
+            kept = MetricRecord({key: value for key, value in record.items() if key in names})
+            reply.content = RecordDict({"metrics": kept})
             usable.append(reply)
         else:
             log(WARNING, "refused node-%d: scores: they are not those of the others", reply.metadata.src_node_id)
@@ -94,18 +98,18 @@ def average_scores(strategy: Strategy, server_round: int, replies: Iterable[Mess
         AggregationError: They cannot be averaged, for any reason.
         InconsistentMessageReplies: They do not fit together.
     """
-    check, usable = scores_check(strategy), []
+    check, failed, told = scores_check(strategy), list[Message](), list[Message]()
     for reply in replies:
         try:
             if not reply.has_error():
                 check(reply.content)
-            usable.append(reply)
+            (failed if reply.has_error() else told).append(reply)
         except UploadError as error:
             log(WARNING, "refused node-%d: %s", reply.metadata.src_node_id, error.reason)
     if _averages_as_flower(strategy):
-        usable = _alike([reply for reply in usable if not reply.has_error()])
+        told = _alike(told)
     try:
-        return strategy.aggregate_evaluate(server_round, usable)
+        return strategy.aggregate_evaluate(server_round, [*told, *failed])  # Flower logs the reasons of the failed
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # of a project's own average, say
         raise AggregationError(f"{type(error).__name__}: {error}") from error
 
