@@ -93,8 +93,11 @@ class Collector:
         )
 
         def enough() -> bool:
-            complete = nodes.simulated or len(self.clients) + exchange.failed >= min_uploads
-            return complete and nodes.settled and bool(exchange.asked) and not exchange.waiting_for
+            # Who fails early must not end the phase while a client with a key of its own may still connect.
+            everybody = self._names.enrolled or min_uploads
+            complete = len(self.clients) >= min_uploads or len(self.clients) + exchange.failed >= everybody
+            settled = nodes.settled and bool(exchange.asked) and not exchange.waiting_for
+            return (nodes.simulated or complete) and settled
 
         def progress() -> str:
             away = f", {len(exchange.away)} have lost their connection" if exchange.away else ""

@@ -45,6 +45,11 @@ class Names:
         """Whether keys name the nodes, so that every answer must bear a name."""
         return self._keys is not None
 
+    @property
+    def enrolled(self) -> int | None:
+        """The number of clients that the keys name; None without keys, when there may be any number."""
+        return None if self._keys is None else len(self._keys)
+
     def meet(self, infos: Iterable[NodeInfo]) -> None:
         """Name the connected nodes by their public keys, if there is a file of them; bar nodes that are not in it."""
         if self._keys is None:

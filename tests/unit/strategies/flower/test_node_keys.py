@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-from flower_fakes import DeployedGrid, named, stock, strategy
+from flower_fakes import DeployedGrid, failing, named, stock, strategy
 from flwr.proto.node_pb2 import NodeInfo
 
 from strategies import FedENS
-from strategies.core.errors import OptionError, UploadError
+from strategies.core.errors import OptionError, QuorumError, UploadError
 from strategies.flower.names import Names
 from strategies.flower.node_keys import VARIABLE, named_keys
 from strategies.flower.nodes import Nodes, Refusals
@@ -55,23 +56,48 @@ def test_a_node_whose_key_is_not_in_the_file_gets_no_questions() -> None:
     assert nodes.names.barred == {2}
 
 
+class KeyedGrid(DeployedGrid):
+    """A grid whose nodes show their public keys."""
+
+    owners: Mapping[int, str] = {1: "alice", 2: "bob", 3: "mallory"}
+
+    def get_nodes(self) -> list[Any]:
+        ids = self.get_node_ids()
+        return [NodeInfo(node_id=n, public_key=PEM[self.owners[n]], last_activated_at="0") for n in ids]
+
+
 @pytest.mark.usefixtures("file")
 def test_an_upload_without_a_name_is_refused_where_keys_name_the_nodes(tmp_path: Path) -> None:
-    class Grid(DeployedGrid):
-        def get_nodes(self) -> list[Any]:
-            owners = {1: "alice", 2: "bob"}
-            return [
-                NodeInfo(node_id=node, public_key=PEM[owners[node]], last_activated_at="0")
-                for node in self.get_node_ids()
-            ]
-
     run = strategy(FedENS, tmp_path / "run", min_uploads=1)
-    run.start(Grid({1: named("alice", 1), 2: stock(2)}), timeout=5.0)  # type: ignore[arg-type]
+    run.start(KeyedGrid({1: named("alice", 1), 2: stock(2)}), timeout=5.0)  # type: ignore[arg-type]
 
     assert [upload.client for upload in run.report.job.uploads] == ["alice"]
     (refused,) = [json.loads(line) for line in (tmp_path / "run" / "refusals.jsonl").read_text().splitlines()]
     assert refused["client"] == "bob"
     assert "and was 'bob' before: must keep its name" in refused["reason"]
+
+
+def test_a_client_that_fails_does_not_end_the_phase_while_another_has_yet_to_connect(
+    file: Path, tmp_path: Path, clock: Any
+) -> None:
+    file.write_text(file.read_text() + f"{LINES['mallory']} mallory\n")
+    run = strategy(FedENS, tmp_path / "run", min_uploads=2)
+    nodes = {1: named("alice", 1), 2: named("bob", 2), 3: failing("no examples")}
+    run.start(KeyedGrid(nodes, joins={2: 100}), timeout=3600.0)  # type: ignore[arg-type]
+
+    assert [upload.client for upload in run.report.job.uploads] == ["alice", "bob"]
+    assert clock.now < 3600.0
+
+
+def test_a_quorum_that_no_client_is_left_to_meet_ends_the_phase_before_the_deadline(
+    file: Path, tmp_path: Path, clock: Any
+) -> None:
+    file.write_text(file.read_text() + f"{LINES['mallory']} mallory\n")
+    run = strategy(FedENS, tmp_path / "run", min_uploads=3)
+    nodes = {1: named("alice", 1), 2: named("bob", 2), 3: failing("no examples")}
+    with pytest.raises(QuorumError, match="2 uploads arrived, min-uploads is 3. Missing: mallory: "):
+        run.start(KeyedGrid(nodes), timeout=3600.0)  # type: ignore[arg-type]
+    assert clock.now < 20.0
 
 
 def test_without_a_file_names_are_the_clients_own(monkeypatch: pytest.MonkeyPatch) -> None:
