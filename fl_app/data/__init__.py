@@ -20,14 +20,13 @@ from .sources import (
     IMAGELESS,
     NORMALIZATIONS,
     SOURCES,
-    ImageData,
     Source,
-    Split,
     check_normalization,
     data_root,
     load,
     open_split,
 )
+from .split import ImageData, Split
 from .table_files import TABLE_FORMS
 
 __all__ = [

@@ -38,6 +38,7 @@ class Group:
 
     Attributes:
         num_classes: C.
+        classes: Their names, in the order of their numbers; empty where numbers are their names.
         image_size: Height and width that the papers use, in pixels; 0 if they name none.
         domains: The function that opens each domain, by name; clients get the domains in this order.
     """
@@ -45,6 +46,7 @@ class Group:
     num_classes: int
     image_size: int
     domains: Mapping[str, Open]
+    classes: tuple[str, ...] = ()
 
 
 def open_group(
@@ -179,5 +181,10 @@ GROUPS: Mapping[str, Group] = {
         32,
         {"mnist": _torchvision("mnist"), "mnist-m": _mnist_m, "svhn": _torchvision("svhn"), "syn": _syn},
     ),
-    "pacs": Group(len(THINGS), 0, {domain: _pacs(domain) for domain in ("photo", "art_painting", "cartoon", "sketch")}),
+    "pacs": Group(
+        len(THINGS),
+        0,
+        {domain: _pacs(domain) for domain in ("photo", "art_painting", "cartoon", "sketch")},
+        THINGS,
+    ),
 }

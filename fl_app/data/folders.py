@@ -20,7 +20,9 @@ Read = Callable[[torch.Tensor], torch.Tensor]
 SPLITS = ("train", "test")
 
 
-def open_images(root: Path, split: str, image_size: int, classes: Sequence[str] = ()) -> tuple[torch.Tensor, int, Read]:
+def open_images(
+    root: Path, split: str, image_size: int, classes: Sequence[str] = ()
+) -> tuple[torch.Tensor, tuple[str, ...], Read]:
     """Find the images of one half; reading decodes them as RGB and stretches them to squares.
 
     Args:
@@ -31,7 +33,7 @@ def open_images(root: Path, split: str, image_size: int, classes: Sequence[str] 
             folders' own, in the order of their names.
 
     Returns:
-        The labels, int64 [N], the number of classes, and a function positions [B] -> uint8 [B, 3, size, size].
+        The labels, int64 [N], the names of the classes, and a function positions [B] -> uint8 [B, 3, size, size].
 
     Raises:
         DataError: The layout is wrong, a class is not in both halves or not among the named ones, or one has no images.
@@ -50,9 +52,9 @@ def open_images(root: Path, split: str, image_size: int, classes: Sequence[str] 
             )
     else:
         _check_layout(root, split)
-    names = classes or sorted(classes_in(folder))
+    names = tuple(classes or sorted(classes_in(folder)))
     labels, read = open_classes(folder, image_size, names, lacking=bool(classes))
-    return labels, len(names), read
+    return labels, names, read
 
 
 def open_classes(

@@ -11,7 +11,8 @@ from strategies.core.options import listed
 
 from .config import DataConfig
 from .own import num_classes_of, open_own
-from .sources import Split, data_root, open_folders, open_split, pixels, unchanged
+from .sources import data_root, open_folders, open_split
+from .split import Split, pixels, unchanged
 from .table_files import open_tables, schema_of
 
 
@@ -38,7 +39,7 @@ def open_data(data: DataConfig, half: str, *, root: str | None = None, download:
         opened = unchanged(
             found.labels, found.rows.__getitem__, num_classes=len(schema.classes), shape=(schema.features, 1, 1)
         )
-        return replace(opened, domains=found.holders, by_client=found.by_client)
+        return replace(opened, domains=found.holders, by_client=found.by_client, classes=tuple(schema.classes))
     if data.classes:
         return open_folders(data_root(place), half, data.image_size, listed(data.classes))
     return open_split(

@@ -19,7 +19,8 @@ from safetensors.torch import load_file
 from strategies.core.errors import DataError, OptionError
 from strategies.core.seeds import generator
 
-from .sources import Split, open_split
+from .sources import open_split
+from .split import Split
 
 
 def clients_share(split: Split, *, seed: int, limit: int = 0, proxy: float = 0.0) -> torch.Tensor:

@@ -1,8 +1,5 @@
 """Data sets by name: scikit-learn's digits, torchvision's, folders of images, sets of domains, rows, and texts.
 
-Opening a split reads its labels and leaves the images as they are stored. Only the requested positions are decoded and
-resized, so a client that holds a hundredth of a training set does a hundredth of the work.
-
 Sizes, normalisation and augmentation are those of Co-Boosting's released code (Dai et al., ICLR 2024). All torchvision
 sets are 32x32 (28x28 digits and clothes are resized). Mean and standard deviation are 0.5 per channel, or on request
 those of the data set, the input space of FLBoost's code. Random crop and flip apply to CIFAR only.
@@ -13,12 +10,11 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from strategies.core.errors import DataError, OptionError
@@ -27,7 +23,7 @@ from strategies.core.offline import wanted as offline
 
 from . import domains, folders, tables, text, torchvision_sets
 from .folders import SPLITS
-from .preprocessing import resize
+from .split import ImageData, Split, pixels, tokens_of, unchanged
 
 SOURCES = ("digits", *torchvision_sets.KNOWN, "imagefolder", *domains.GROUPS, *tables.TABLES, *text.TEXTS)
 NORMALIZATIONS = ("half", "data-set")
@@ -41,67 +37,6 @@ IMAGELESS = (*tables.TABLES, *text.TEXTS)
 
 # The first of the 1797 embedded digits; the other 500 are held out.
 DIGITS_TRAIN = 1297
-
-
-@dataclass(frozen=True)
-class ImageData:
-    """Decoded images with their labels, or examples of another kind, which a model takes unchanged.
-
-    Attributes:
-        images: uint8 [N, ch, H, W]; rows of F features are float32 [N, F, 1, 1], texts of L tokens int64 [N, 1, 1, L].
-        labels: int64 [N], in 0 .. C - 1.
-    """
-
-    images: torch.Tensor
-    labels: torch.Tensor
-
-
-@dataclass(frozen=True)
-class Split:
-    """One half of a data set, opened but not decoded.
-
-    Attributes:
-        labels: int64 [N], in 0 .. C - 1.
-        num_classes: C.
-        input_shape: (ch, H, W) of the images that :meth:`take` returns; (F, 1, 1) of rows, (1, 1, L) of texts.
-        normalization: Of the pixels, before a model.
-        augmentation: Of the training images: ``"none"`` or ``"crop-flip"``.
-        read: positions [B] -> uint8 [B, ch, h, w] at any size; rows and texts as in :class:`ImageData`.
-        domains: The domain of each example, int64 [N], from 0; None if the set has none.
-        texts: The texts themselves [N]; None if the examples are none.
-        by_client: Whether a domain is what one client holds: then no other division makes sense.
-    """
-
-    labels: torch.Tensor
-    num_classes: int
-    input_shape: tuple[int, int, int]
-    normalization: Normalization
-    augmentation: str
-    read: Callable[[torch.Tensor], torch.Tensor]
-    domains: torch.Tensor | None = None
-    texts: Sequence[str] | None = None
-    by_client: bool = False
-
-    def tokenized(self, tokens: Callable[[Sequence[str]], torch.Tensor], length: int) -> Split:
-        """Return a split of texts with other tokens; any other split unchanged.
-
-        Args:
-            tokens: Texts [B] -> int64 [B, 1, 1, L].
-            length: L.
-        """
-        if self.texts is None:
-            return self
-        return replace(self, input_shape=(1, 1, length), read=_tokens_of(self.texts, tokens))
-
-    def take(self, positions: Sequence[int] | npt.NDArray[np.int64] | torch.Tensor | None = None) -> ImageData:
-        """Decode the images at these positions [B], in this order; without positions, all images.
-
-        Raises:
-            DataError: An image cannot be decoded; names its file.
-        """
-        every = torch.arange(len(self.labels))
-        chosen = every if positions is None else torch.as_tensor(positions, dtype=torch.int64)
-        return ImageData(resize(self.read(chosen), self.input_shape[1]), self.labels[chosen])
 
 
 @dataclass(frozen=True)
@@ -183,24 +118,27 @@ def open_split(
         labels, domain, read = domains.open_group(
             name, split, place, image_size=size, left_out=left_out, download=download
         )
-        return replace(pixels(labels, read, num_classes=group.num_classes, shape=(3, size)), domains=domain)
+        opened = pixels(labels, read, num_classes=group.num_classes, shape=(3, size))
+        return replace(opened, domains=domain, classes=group.classes)
     if name in tables.TABLES:
         labels, centre, rows = tables.open_centres(split, place, download=download)
-        return unchanged(labels, rows.__getitem__, num_classes=2, shape=(tables.FEATURES, 1, 1), domains=centre)
+        opened = unchanged(labels, rows.__getitem__, num_classes=2, shape=(tables.FEATURES, 1, 1), domains=centre)
+        return replace(opened, classes=tables.CLASSES)
     if name in text.TEXTS:
         return _of_texts(*text.open_news(split, place, download=download))
     known = torchvision_sets.KNOWN[name]
     labels, read = torchvision_sets.open_set(name, split, place, download=download)
     shape = (known.channels, image_size or known.image_size)
-    opened = pixels(labels, read, num_classes=known.num_classes, shape=shape, augmentation=known.augmentation)
+    bare = pixels(labels, read, num_classes=known.num_classes, shape=shape, augmentation=known.augmentation)
+    opened = replace(bare, classes=known.classes)
     return opened if normalization == "half" else replace(opened, normalization=Normalization(known.mean, known.std))
 
 
 def open_folders(root: Path, split: str, image_size: int, classes: Sequence[str] = ()) -> Split:
     """Open a half of ``imagefolder``; the arguments and errors are those of :func:`.folders.open_images`."""
     _check_size("imagefolder", image_size)
-    labels, count, read = folders.open_images(root, split, image_size, classes)
-    return pixels(labels, read, num_classes=count, shape=(3, image_size))
+    labels, names, read = folders.open_images(root, split, image_size, classes)
+    return replace(pixels(labels, read, num_classes=len(names), shape=(3, image_size)), classes=names)
 
 
 def data_root(root: str = "") -> Path:
@@ -259,40 +197,8 @@ def _digit_tensors() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.from_numpy(pixels)[:, None], torch.from_numpy(rows[:, 64]).long()
 
 
-def pixels(
-    labels: torch.Tensor,
-    read: Callable[[torch.Tensor], torch.Tensor],
-    *,
-    num_classes: int,
-    shape: tuple[int, int],
-    augmentation: str = "none",
-) -> Split:
-    """Return the split of a set of square images (channels, side), with mean and deviation 0.5 per channel."""
-    channels, size = shape
-    return Split(labels, num_classes, (channels, size, size), Normalization.half(channels), augmentation, read)
-
-
 def _of_texts(labels: torch.Tensor, texts: Sequence[str]) -> Split:
     """Return the split of a set of texts, whose tokens are hashes of words until a backbone brings its own."""
-    read = _tokens_of(texts, text.tokens)
-    hashed = unchanged(labels, read, num_classes=text.NUM_CLASSES, shape=(1, 1, text.LENGTH))
-    return replace(hashed, texts=texts)
-
-
-def _tokens_of(
-    texts: Sequence[str], tokens: Callable[[Sequence[str]], torch.Tensor]
-) -> Callable[[torch.Tensor], torch.Tensor]:
-    return lambda positions: tokens([texts[position] for position in positions.tolist()])
-
-
-def unchanged(
-    labels: torch.Tensor,
-    read: Callable[[torch.Tensor], torch.Tensor],
-    *,
-    num_classes: int,
-    shape: tuple[int, int, int],
-    domains: torch.Tensor | None = None,
-) -> Split:
-    """Return the split of a set whose examples a model takes unchanged: its normalisation is the identity."""
-    same = Normalization((0.0,) * shape[0], (1.0,) * shape[0])
-    return Split(labels, num_classes, shape, same, "none", read, domains)
+    read = tokens_of(texts, text.tokens)
+    hashed = unchanged(labels, read, num_classes=len(text.CLASSES), shape=(1, 1, text.LENGTH))
+    return replace(hashed, texts=texts, classes=text.CLASSES)

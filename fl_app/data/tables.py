@@ -2,7 +2,7 @@
 
 ``heart-disease``: Fed-Heart-Disease of FLamby (Ogier du Terrail et al., NeurIPS 2022, arXiv:2210.04620), as FENS uses
 it (Allouah et al., NeurIPS 2024, Tables 14 and 15). Four centres collected these data (Detrano et al., 1989); they are
-the four clients. The classes are healthy (0) and ill (1).
+the four clients.
 
 Columns 10 to 12, which hardly any centre but the first filled in, are dropped; so is every row with a missing value.
 Chest pain and resting ECG become dummies without their first level. 34 % of each centre, stratified by class, are the
@@ -37,6 +37,7 @@ Positions = npt.NDArray[np.int64]
 Reals = npt.NDArray[np.float64]
 
 TABLES = ("heart-disease",)
+CLASSES = ("healthy", "ill")
 
 CENTRES: Mapping[str, str] = {
     "cleveland": "2d91a8ff69cfd9616aa47b59d6f843db",

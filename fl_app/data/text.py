@@ -2,7 +2,7 @@
 
 ``ag-news``: AG's news topics (Zhang, Zhao, LeCun, Character-level Convolutional Networks for Text Classification, NIPS
 2015), which FENS uses (Allouah et al., NeurIPS 2024, Figure 7). It has 120,000 + 7,600 headlines with their first
-sentences, in the four classes world, sports, business, science.
+sentences, in four classes.
 
 A backbone of texts reads them by its own tokens. For other models a token is a word's hash (Weinberger et al., Feature
 Hashing for Large Scale Multitask Learning, ICML 2009). So no vocabulary has to be learnt or sent, and unknown words
@@ -26,7 +26,7 @@ from .files import Remote, obtain
 
 TEXTS = ("ag-news",)
 
-NUM_CLASSES = 4
+CLASSES = ("world", "sports", "business", "science")
 # Tokens are 1 .. BUCKETS - 1; 0 pads a text to LENGTH.
 BUCKETS = 2**15
 LENGTH = 64
@@ -79,11 +79,11 @@ def _read(file: Path) -> tuple[torch.Tensor, list[str]]:
         with file.open(newline="", encoding="utf-8") as lines:
             rows = [(int(number), " ".join(columns)) for number, *columns in csv.reader(lines)]
         labels = torch.tensor([number for number, _ in rows], dtype=torch.int64) - 1
-        if not len(labels) or labels.min() < 0 or labels.max() >= NUM_CLASSES:
+        if not len(labels) or labels.min() < 0 or labels.max() >= len(CLASSES):
             raise ValueError(f"{len(labels)} rows, or other classes")
     except (OSError, ValueError, csv.Error) as error:
         raise DataError(
             f"file {file} under data.root is damaged: {error}; a line must be '<class>,<text>' with a class of 1 to "
-            f"{NUM_CLASSES}"
+            f"{len(CLASSES)}"
         ) from error
     return labels, [text for _, text in rows]

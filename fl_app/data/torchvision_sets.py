@@ -31,6 +31,7 @@ class Known:
         channels: ch.
         image_size: Height and width that the papers use, in pixels.
         augmentation: The papers' augmentation of its training images.
+        classes: The names of its classes, in the order of their numbers; empty where numbers are their names.
         mean: Of its training pixels in [0, 1], per channel, at their own size; as FLBoost's and others' code has it.
         std: Their standard deviation, per channel.
     """
@@ -43,17 +44,24 @@ class Known:
     channels: int = 3
     image_size: int = 32
     augmentation: str = "none"
+    classes: tuple[str, ...] = ()
 
+
+CLOTHES = "T-shirt/top trouser pullover dress coat sandal shirt sneaker bag ankle-boot"
+THINGS = "airplane automobile bird cat deer dog frog horse ship truck"
 
 KNOWN: Mapping[str, Known] = {
     "mnist": Known("MNIST", "MNIST", *PIXELS["mnist"], channels=1),
-    "fashion-mnist": Known("FashionMNIST", "FashionMNIST", *PIXELS["fashion-mnist"], channels=1),
+    "fashion-mnist": Known(
+        "FashionMNIST", "FashionMNIST", *PIXELS["fashion-mnist"], channels=1, classes=(*CLOTHES.split(),)
+    ),
     "svhn": Known("SVHN", "{split}_32x32.mat", *PIXELS["svhn"]),
     "cifar10": Known(
         "CIFAR10",
         "cifar-10-batches-py",
         *PIXELS["cifar10"],
         augmentation="crop-flip",
+        classes=(*THINGS.split(),),
     ),
     "cifar100": Known(
         "CIFAR100",

@@ -32,7 +32,7 @@ def plot_comparison(lines: Sequence[Line], title: str) -> Figure:
     axes.set_xlim(0.0, limit)
     axes.set_xticks([tick for tick in axes.get_xticks() if 0.0 <= tick <= min(limit, 100.0)])
     several = ": mean, sample standard deviation, single results" * any(line.spread is not None for line in lines)
-    axes.set_xlabel(f"accuracy on held-out images, %{several}")
+    axes.set_xlabel(f"accuracy on held-out examples, %{several}")
     axes.set_title(title)
     legend_beside(axes)
     return figure

@@ -234,12 +234,12 @@ def notes_of(comparison: Mapping[str, Any]) -> list[str]:
     return [
         f"{headline(comparison)}.",
         *([f"{differing_line(apart)}."] if (apart := comparison.get("differing")) else []),
-        "Accuracy on held-out images: mean ± sample standard deviation of n results."
+        "Accuracy on held-out examples: mean ± sample standard deviation of n results."
         if scored
-        else "No accuracies: the runs are of another project, whose held-out images are missing here; --evaluate names "
-        "a function that has them.",
+        else "No accuracies: the runs are of another project, whose held-out examples are missing here; --evaluate "
+        "names a function that has them.",
         *(["Methods without random draws have one result per run."] if comparison["seeds"] > 1 else []),
-        *(["Best: the mean of the best server epochs, chosen on the held-out images themselves."] if scored else []),
+        *(["Best: the mean of the best server epochs, chosen on the held-out examples themselves."] if scored else []),
         f"Wall and CPU: mean seconds of the server stage, its tests after every epoch included, on {threads} "
         f"thread{'s' * (threads != '1')}. MiB: mean peak memory of its process, Python and torch included.",
         "MiB/client: mean MiB that a client sent and received for the result; a replay has the cost of its uploads.",

@@ -119,7 +119,11 @@ def _facts(run: Path, stored: StoredModels, folder: Path, differences: Mapping[s
             "shape": ["batch", *stored.input_shape],
             "range": "pixels from 0 to 1; the file normalises them" if images else "as the data set gives them",
         },
-        "output": {"name": "logits", "shape": ["batch", stored.num_classes]},
+        "output": {
+            "name": "logits",
+            "shape": ["batch", stored.num_classes],
+            **({"classes": list(stored.classes)} if stored.classes else {}),
+        },
         "files": {
             name: {**entry, **({"difference": differences[name]} if name in differences else {})}
             for name, entry in files.items()

@@ -43,6 +43,7 @@ class StoredModels:
         num_classes: C.
         normalization: Of the pixels, inside the modules; None for rows and texts, which are taken as they are.
         weights_sha256: The digest of the result's weights in the run's facts.
+        classes: The names of the classes, in the order of the logits; empty if the result has none.
     """
 
     models: Mapping[str, nn.Module]
@@ -50,6 +51,7 @@ class StoredModels:
     num_classes: int
     normalization: Normalization | None
     weights_sha256: str
+    classes: tuple[str, ...] = ()
 
     @property
     def input_name(self) -> str:
@@ -102,6 +104,7 @@ def stored_models(run: Path, model: str = "") -> StoredModels:
     """
     with RunFolder.open(run, write=False) as folder:
         info, outcome, weights = folder.info, folder.outcome(), folder.student()
+        names = tuple((folder.result() or {}).get("classes", ()))
     if outcome is None:
         raise StoreError(f"{run}: has no result: must be a finished run")
     shape: Shape = tuple(info["input-shape"])
@@ -120,7 +123,7 @@ def stored_models(run: Path, model: str = "") -> StoredModels:
         found["ensemble"] = Ensemble.from_uploads(members, builders, combiner, precision=spec.precision, form="loop")
     first = normalization if holds_images(shape) else None
     models = {name: Begun(_whole(each), first).eval() for name, each in found.items()}
-    return StoredModels(models, shape, classes, first, str(outcome.get("weights-sha256", "")))
+    return StoredModels(models, shape, classes, first, str(outcome.get("weights-sha256", "")), names)
 
 
 def _whole(module: nn.Module) -> nn.Module:

@@ -34,7 +34,7 @@ def print_result(result: Mapping[str, Any], format: Format) -> None:  # noqa: A0
         table.add_row(printable(row["name"]), printable(row["kind"]), f"{row['accuracy']:.2f}")
     if result["table"]:
         # A separate line, because a table's title would be wrapped to the table's width.
-        console.print(f"accuracy on held-out images ({result['method']}, seed {result['seed']})", highlight=False)
+        console.print(f"accuracy on held-out examples ({result['method']}, seed {result['seed']})", highlight=False)
         console.print(table)
     # Clients that answer round by round upload nothing.
     counted = result["uploads"] or result["refused"]

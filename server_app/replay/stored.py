@@ -182,7 +182,7 @@ def _check_evaluate(request: Request) -> None:
     if request.evaluate:
         raise OptionError(
             f"--evaluate is {request.evaluate!r}: must be '' for {request.run}, a run of this app, which is tested on "
-            "its own held-out images"
+            "its own held-out examples"
         )
 
 

@@ -88,7 +88,7 @@ def _plot(points: Sequence[Point], *, least: float = 0.0) -> tuple[Figure, Axes]
         numbers[point.kind] += 1
         _draw(axes, point, marker)
     _scale(axes, points, least)
-    axes.set_ylabel("accuracy on held-out images, %")
+    axes.set_ylabel("accuracy on held-out examples, %")
     legend_beside(axes)
     return figure, axes
 

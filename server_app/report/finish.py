@@ -99,8 +99,9 @@ def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:
 
 
 def _of_clients(folder: RunFolder, settings: Settings, report: StageReport, held_out: Scorer) -> dict[str, Any]:
-    """Return a result's entries on weights, attackers, privacy and the gatekeeper's verdict, without the empty ones."""
+    """Return a result's entries on classes, weights, attackers, privacy and the gatekeeper, without the empty ones."""
     found = {
+        "classes": list(held_out.classes),
         "client_weights": client_weights(report.outcome),
         "attack": attack_facts(settings.app.attack, report, held_out) if isinstance(held_out, HeldOut) else {},
         "privacy": privacy_facts(settings.app.privacy, sums=settings.method.uploads == STATISTICS),
@@ -113,7 +114,7 @@ def _facts(settings: Settings, result: Mapping[str, Any]) -> dict[str, Any]:
     """Return the facts of the model card beside the table."""
     notes = [*attack_lines(result.get("attack", {})), *privacy_lines(result.get("privacy", {}))]
     own = {"weights_sha256": result["weights_sha256"], "options": settings.options, "notes": notes}
-    return {**own, "gatekeeper": result.get("gatekeeper", {})}
+    return {**own, "gatekeeper": result.get("gatekeeper", {}), "classes": result.get("classes", ())}
 
 
 def _reported(
@@ -132,7 +133,8 @@ def _reported(
     head = front_matter(settings.method, report.job, folder.info, rows)
     atomic_write(folder.path / CARD_FILE, f"{head}{card}".encode())
     points = points_of(settings.method, rows, metrics, cost) if cost is not None else []
-    plots = plot_all(folder.path, report, rows, own_epochs(report.outcome, metrics), points, setting=setting)
+    own = own_epochs(report.outcome, metrics)
+    plots = plot_all(folder.path, report, rows, own, points, classes=facts["classes"], setting=setting)
     if (figure := plot_verdict(facts["gatekeeper"])) is not None:
         plots.append(save(folder.path / "report" / "gatekeeper.png", figure, setting))
     return plots

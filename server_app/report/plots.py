@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from server_app.report.cost_plots import Point, differ_in_cost, plot_communication
-from server_app.report.drawing import COLOURS, legend_beside, new_figure, row_figure, save
+from server_app.report.drawing import COLOURS, legend_beside, new_figure, row_figure, save, short
 from server_app.report.evaluation import Row
 from server_app.report.feature_heads import features_section, plot_choice
 from server_app.report.gatekeeping import card_section
@@ -34,6 +34,7 @@ def plot_all(
     metrics: Sequence[Mapping[str, Any]],
     points: Sequence[Point] = (),
     *,
+    classes: Sequence[str] = (),
     setting: str = "",
 ) -> list[str]:
     """Write the plots of a run into ``report/``.
@@ -44,6 +45,7 @@ def plot_all(
         rows: The result table.
         metrics: The rows of metrics.jsonl with the result's own accuracy.
         points: The results whose communication cost is known.
+        classes: The names of the classes, in the order of their numbers; empty for the numbers themselves.
         setting: The line below every title.
 
     Returns:
@@ -56,7 +58,7 @@ def plot_all(
     rounds = any("mib_per_client" in row for row in metrics)
     figures = {"accuracy": plot_accuracy(rows)}
     if counts:
-        figures["labels"] = plot_labels(counts)
+        figures["labels"] = plot_labels(counts, classes)
     if len(curve) > 1:
         figures["server_curve"] = plot_curve(curve, rows, rounds=rounds)
     if differ_in_cost(points):
@@ -70,14 +72,15 @@ def plot_all(
     return [save(target / f"{name}.png", figure, setting) for name, figure in figures.items()]
 
 
-def plot_labels(counts: Mapping[str, Sequence[int]]) -> Figure:
+def plot_labels(counts: Mapping[str, Sequence[int]], names: Sequence[str] = ()) -> Figure:
     """Draw the number of training examples of each class at every client."""
     classes = len(next(iter(counts.values())))
     figure, axes, _ = row_figure(list(counts), least=0.8 + 0.2 * min(classes, LEGEND_MOST))
     left = np.zeros(len(counts))
     for label, colour in enumerate(_palette(classes)):
         share = np.array([row[label] for row in counts.values()])
-        axes.barh(range(len(counts)), share, left=left, label=str(label), color=colour)
+        name = f"{label} {short(names[label])}" if names else str(label)
+        axes.barh(range(len(counts)), share, left=left, label=name, color=colour)
         left += share
     axes.set_xlim(0, max(1.0, *left))
     axes.set_xlabel("training examples")
@@ -100,7 +103,7 @@ def plot_accuracy(rows: Sequence[Row]) -> Figure:
     axes.set_xlim(0, 1.1 * farthest)  # space for the number of the longest bar
     axes.set_xticks([tick for tick in axes.get_xticks() if 0 <= tick <= farthest])
     axes.spines["bottom"].set_bounds(0, farthest)
-    axes.set_xlabel("accuracy on held-out images, %")
+    axes.set_xlabel("accuracy on held-out examples, %")
     axes.set_title("Every client alone, and together")
     legend_beside(axes)
     return figure
@@ -151,7 +154,7 @@ def plot_curve(curve: Sequence[tuple[int, float]], rows: Sequence[Row], *, round
             style = ":" if row.name == f"{own.name} ensemble" else "--"
             axes.axhline(row.accuracy, color=COLOURS[row.kind], linestyle=style, linewidth=1.4, label=row.name)
     axes.set_xlabel("round" if rounds else "server epoch")
-    axes.set_ylabel("accuracy on held-out images, %")
+    axes.set_ylabel("accuracy on held-out examples, %")
     axes.set_title("Round by round" if rounds else "The server stage")
     legend_beside(axes)
     return figure
@@ -190,10 +193,10 @@ def model_card(method: Choice, report: StageReport, rows: Sequence[Row], facts: 
 Made by {how}, with {method.titled(job.config)} ({method.source}).
 Data: {facts.get("setting") or "unknown"}.
 Architecture: {", ".join(sorted(own))}.
-Input: {_input_of(job)}. Output: logits of {job.num_classes} classes.
+Input: {_input_of(job)}. Output: logits of {job.num_classes} classes{_names_of(facts.get("classes", ()))}.
 Weights (sha256): {facts["weights_sha256"]}. Seed: {job.seed}.
 
-## Accuracy on held-out images, %
+## Accuracy on held-out examples, %
 
 | name | kind | accuracy |
 |---|---|---|
@@ -216,6 +219,11 @@ After `pip install oneshot-fl`, in this folder:
 The server never saw a client's data. This model may still contain what a client's model learned from its data.
 The scores hold for images like the held-out ones of this run.
 {notes}"""
+
+
+def _names_of(classes: Sequence[str]) -> str:
+    """Return the classes in the order of the logits; empty if they have no names."""
+    return f": {', '.join(f'{number} {name}' for number, name in enumerate(classes))}" if classes else ""
 
 
 def _input_of(job: Job) -> str:

@@ -45,7 +45,7 @@ def run_page(folder: RunFolder, result: Mapping[str, Any], code: str, fitting: S
         figures=_figures(result),
         facts=_facts(info, settings, result),
         warnings=_warnings(result),
-        tables=[_results(result), *_classes(folder), *_bytes(result), *_verdict(result)],
+        tables=[_results(result), *_classes(folder, result.get("classes", ())), *_bytes(result), *_verdict(result)],
         plots=plots_of(folder.path / "report", result["plots"]),
         code=code,
         commands=_commands(info, settings, result, fitting),
@@ -61,7 +61,7 @@ def run_setting(info: Mapping[str, Any], result: Mapping[str, Any]) -> str:
 def _figures(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     alone = max((row["accuracy"] for row in result["table"] if row["kind"] == "client"), default=None)
     seconds = result["seconds"]
-    figures = [(f"{result['accuracy']:.2f} %", "on held-out images")]
+    figures = [(f"{result['accuracy']:.2f} %", "on held-out examples")]
     figures += [] if alone is None else [(f"{alone:.2f} %", "best client alone")]
     figures += [(str(result["uploads"]), f"uploads, {result['refused']} refused")] if result["uploads"] else []
     figures += [(size_text(result["mib_up_per_client"]), "sent per client")]
@@ -83,7 +83,7 @@ def _facts(info: Mapping[str, Any], settings: Mapping[str, Any], result: Mapping
 def _best(result: Mapping[str, Any]) -> str:
     best = result["best_accuracy"]
     same = best is None or best == result["accuracy"]
-    return "" if same else f"{best:.2f} %, chosen on the held-out images themselves"
+    return "" if same else f"{best:.2f} %, chosen on the held-out examples themselves"
 
 
 def _changed(settings: Mapping[str, Any], but: Sequence[str] = _PLACES) -> str:
@@ -105,12 +105,12 @@ def _results(result: Mapping[str, Any]) -> Table:
     rows = [(row["name"], row["kind"], f"{row['accuracy']:.2f}") for row in table]
     bars = [row["accuracy"] / 100 for row in table]
     return Table(
-        "Accuracy on held-out images", ("model", "kind", "%"), rows, texts=2, bars=bars,
+        "Accuracy on held-out examples", ("model", "kind", "%"), rows, texts=2, bars=bars,
         strong=frozenset({len(rows) - 1}),
     )  # fmt: skip
 
 
-def _classes(folder: RunFolder) -> list[Table]:
+def _classes(folder: RunFolder, names: Sequence[str]) -> list[Table]:
     """Return the table of the clients' examples per class; none if no client told them."""
     records = folder.round(kept_round(folder)).records()
     counts = {record.client: record.facts.label_counts for record in records if record.facts.label_counts}
@@ -121,7 +121,8 @@ def _classes(folder: RunFolder) -> list[Table]:
     rows = [(client, *map(str, counts[client]), str(sum(counts[client]))) for client in clients]
     largest = max(1, *(max(own) for own in counts.values()))
     shades = [[*(count / largest for count in counts[client]), 0.0] for client in clients]
-    return [Table("Who held which classes", ("client", *map(str, range(classes)), "all"), rows, shades=shades,
+    columns = ("client", *(names or map(str, range(classes))), "all")
+    return [Table("Who held which classes", columns, rows, shades=shades,
                   note="Training examples per class, as the clients told them.")]  # fmt: skip
 
 

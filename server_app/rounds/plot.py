@@ -47,7 +47,7 @@ def plot_rounds(lines: Sequence[RoundsLine], targets: Sequence[float]) -> Figure
     tested = [test.number for line in lines for run in line.runs for test in run.tested]
     axes.set_xlim(min(tested) if len(set(tested)) > 1 else 0, max(tested))
     axes.set_xlabel("round")
-    axes.set_ylabel("accuracy on held-out images, %")
+    axes.set_ylabel("accuracy on held-out examples, %")
     several = any(len(line.runs) > 1 for line in lines)
     axes.set_title("Round by round" + ": mean over the seeds, ± one sample deviation" * several)
     axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize="small", frameon=False)

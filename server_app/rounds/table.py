@@ -156,11 +156,11 @@ def notes_of(data: str | None, lines: Sequence[RoundsLine]) -> list[str]:
     every = sorted({str(value) for run in runs if (value := run.shared.get("iterative.evaluate-every", 1)) != 1})
     unfinished = [f"{run.path.name}, {run.done} of {run.planned} rounds" for run in runs if run.done < run.planned]
     return [
-        f"Rounds to an accuracy on held-out images{f' ({data})' if data else ''}: {counts}.",
+        f"Rounds to an accuracy on held-out examples{f' ({data})' if data else ''}: {counts}.",
         "Mean ± sample standard deviation of n seeds. To an accuracy: the first tested round that reaches it, and the "
         "MiB that a client sent and received until then. >R (k of n): k of n runs reached it, another had not after R "
         "rounds.",
-        "Last: after the last tested round. Best: chosen on the held-out images themselves.",
+        "Last: after the last tested round. Best: chosen on the held-out examples themselves.",
         "Refine: wall seconds per round of the method that fine-tunes the model. Server: all rounds, refinement "
         "included.",
         *([f"Tested every {'/'.join(every)} rounds only."] if every else []),

@@ -50,7 +50,8 @@ def held_out(settings: Settings) -> tuple[HeldOut, Split]:
     """
     split = open_half(settings, "test")
     data = split.take(half_of(split.labels, settings.app.data.held_out))
-    return HeldOut(data, split.normalization, functions=functions_of(settings, split)), split
+    functions = functions_of(settings, split)
+    return HeldOut(data, split.normalization, functions=functions, classes=split.classes), split
 
 
 def functions_of(settings: Settings, split: Split) -> tuple[FeatureFunction, ...]:

@@ -31,12 +31,14 @@ class HeldOut:
         passed: Called after each batch with the number of models that have seen it; None for no call.
         functions: The feature functions of models that are asked; their features of these images are extracted once
             per machine.
+        classes: The names of the classes, in the order of their numbers; empty where numbers are their names.
     """
 
     data: ImageData
     normalization: Normalization
     passed: Callable[[int], None] | None = None
     functions: tuple[FeatureFunction, ...] = ()
+    classes: tuple[str, ...] = ()
 
     def __call__(self, epoch: int, model: nn.Module) -> dict[str, float]:  # noqa: ARG002  an Observer gets both
         """Return ``{"accuracy": %}`` of a model: the observer of a server stage."""

@@ -12,7 +12,7 @@ from doc_pages import CONF, ROOT, commands, name_of
 
 from fl_app.data import GROUPS
 from fl_app.data.tables import FEATURES
-from fl_app.data.text import LENGTH, NUM_CLASSES
+from fl_app.data.text import CLASSES, LENGTH
 from fl_app.data.torchvision_sets import KNOWN
 from fl_app.models import builders
 from server_app.settings.choices import CHOICES
@@ -167,7 +167,7 @@ DATA = {
     "agnews": "ag-news",
 }
 # data.name of examples that are no images -> classes, shape.
-OTHERS = {"heart-disease": (2, (FEATURES, 1, 1)), "ag-news": (NUM_CLASSES, (1, 1, LENGTH))}
+OTHERS = {"heart-disease": (2, (FEATURES, 1, 1)), "ag-news": (len(CLASSES), (1, 1, LENGTH))}
 
 
 def given_by(*paths: Path) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from torch import nn
 import strategies
 from fl_app.data import GROUPS, LAWS, SOURCES, open_split
 from fl_app.data.tables import FEATURES
-from fl_app.data.text import LENGTH, NUM_CLASSES
+from fl_app.data.text import CLASSES, LENGTH
 from fl_app.data.torchvision_sets import KNOWN
 from fl_app.models import ARCHITECTURES, build, builders
 from fl_app.node_config import KEYS
@@ -100,7 +100,7 @@ def test_data_page_lists_the_data_sets_as_they_are() -> None:
         side = f"{group.image_size} x {group.image_size}" if group.image_size else "data.image-size"
         assert table[name][:2] == [f"3 x {side}", str(group.num_classes)]
     assert table["heart-disease"][:2] == [f"rows of {FEATURES} features", "2"]
-    assert table["ag-news"][:2] == [f"texts of {LENGTH} words", str(NUM_CLASSES)]
+    assert table["ag-news"][:2] == [f"texts of {LENGTH} words", str(len(CLASSES))]
 
 
 def test_deploy_page_lists_the_keys_of_a_node() -> None:

@@ -71,7 +71,7 @@ def test_imagefolder_of_a_node_or_a_server_needs_one_half_alone(images: Path, ha
 
     alone = open_split("imagefolder", half, root=str(images), image_size=8)
 
-    assert alone.num_classes == whole.num_classes
+    assert (alone.num_classes, alone.classes) == (whole.num_classes, ("ant", "cat"))
     assert torch.equal(alone.labels, whole.labels)
 
 
@@ -85,6 +85,7 @@ def test_imagefolder_of_named_classes_may_lack_some(images: Path, empty: bool) -
 
     train, test = (open_folders(images, half, 8, names) for half in ("train", "test"))
 
+    assert train.classes == test.classes == names
     assert (train.num_classes, train.labels.tolist()) == (3, [1, 1, 1])
     assert (test.num_classes, sorted(test.labels.tolist())) == (3, [1, 2])
     named = DataConfig(name="imagefolder", root=str(images), image_size=8, classes="bee, cat,ant")

@@ -10,8 +10,17 @@ import torch
 from safetensors.torch import save_file
 
 from fl_app.config import DataConfig
-from fl_app.data import Split, clients_share, images_in, images_of, load, nobodys, open_split, server_share
-from fl_app.data.sources import Normalization
+from fl_app.data import (
+    Normalization,
+    Split,
+    clients_share,
+    images_in,
+    images_of,
+    load,
+    nobodys,
+    open_split,
+    server_share,
+)
 from strategies.core.errors import DataError, OptionError
 from strategies.core.seeds import generator
 

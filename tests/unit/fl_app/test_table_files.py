@@ -56,7 +56,7 @@ def config(folder: Path, name: str = "csv", **more: object) -> DataConfig:
 def test_rows_become_features_by_the_schema_alone(folder: Path) -> None:
     split = open_data(config(folder), "train")
 
-    assert (split.num_classes, split.input_shape) == (2, (5, 1, 1))
+    assert (split.num_classes, split.classes, split.input_shape) == (2, ("healthy", "ill"), (5, 1, 1))
     assert split.labels.tolist() == [1, 0, 0, 1]
     assert split.take().images.dtype == torch.float32
     assert split.take().images[:, :, 0, 0].tolist() == FEATURES

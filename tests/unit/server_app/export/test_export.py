@@ -84,6 +84,10 @@ def test_student_and_ensemble_when_exported_give_the_run_s_logits_for_any_number
         monkeypatch.setenv(name, str(home))
     monkeypatch.delenv("CI", raising=False)
 
+    names = [f"creature {k}" for k in range(10)]
+    with RunFolder.open(tally_run) as folder:
+        folder.write_result({**(folder.result() or {}), "classes": names})
+
     facts = export_run(tally_run, log=silent)
 
     student = build("lenet5", num_classes=10, input_shape=(1, 16, 16)).eval()
@@ -111,6 +115,7 @@ def test_student_and_ensemble_when_exported_give_the_run_s_logits_for_any_number
     assert facts["input"] == {
         "name": "pixels", "shape": ["batch", 1, 16, 16], "range": "pixels from 0 to 1; the file normalises them",
     }  # fmt: skip
+    assert facts["output"] == {"name": "logits", "shape": ["batch", 10], "classes": names}
     assert facts["weights_sha256"] == json.loads((tally_run / "result.json").read_text())["weights_sha256"]
     assert sorted(facts["files"]) == ["ensemble.onnx", "ensemble.pt2", "student.onnx", "student.pt2"]
     assert not list(home.rglob("*")), "onnxruntime left an identity behind"

@@ -143,5 +143,5 @@ def test_runs_of_another_project_are_compared_with_its_scores(run: Path, tmp_pat
     assert found["status"] == "finished", found.get("error")
     assert [line.accuracy for line in lines_of(found["cells"])] == [100.0, 100.0]
     assert "--evaluate scored_net:score" in found["command"]
-    assert any(note.startswith("Accuracy on held-out images") for note in notes_of(found))
+    assert any(note.startswith("Accuracy on held-out examples") for note in notes_of(found))
     assert found["plot"] == "comparison.png"

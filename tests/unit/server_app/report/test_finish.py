@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,22 @@ def finished(path: Path, stage: Callable[..., Any], method: str, server_round: i
         return finish(
             folder, settings, report, images, seconds={"clients": 1.234, "server": 2.0, "app": 4.0}, log=lambda _: None
         )
+
+
+def test_named_classes_stand_in_the_result_its_card_and_its_page(
+    run_folder: Callable[..., Path], stage: Callable[..., Any]
+) -> None:
+    path, (report, settings, images) = run_folder(), stage("fedavg")
+    names = [f"creature {'abcdefghij'[k]}" for k in range(10)]
+    with RunFolder.open(path) as folder:
+        keep_outcome(folder, report, 1)
+        named = replace(images, classes=tuple(names))
+        result = finish(folder, settings, report, named, seconds={}, log=lambda _: None)
+
+    assert result["classes"] == read_json(path / "result.json")["classes"] == names
+    assert "logits of 10 classes: 0 creature a, 1 creature b, " in (path / "model_card.md").read_text()
+    columns = re.findall(r"<th[^>]*>(.*?)</th>", (path / "report.html").read_text())
+    assert columns[columns.index(names[0]) :][:11] == [*names, "all"]
 
 
 @pytest.mark.parametrize("method", ["dense", "fedens", "fedavg"])

@@ -64,7 +64,7 @@ def test_page_of_a_run_holds_its_facts_table_classes_bytes_and_refusals(page: tu
 
     assert "<h1>FedENS on digits</h1>" in text
     assert "digits · split dirichlet-classes, alpha 0.3 · 3 clients · seed 0" in text
-    assert f"<b>{result['accuracy']:.2f} %</b> <span>on held-out images</span>" in text
+    assert f"<b>{result['accuracy']:.2f} %</b> <span>on held-out examples</span>" in text
     for row in result["table"]:
         cells = f'<td>{row["name"]}</td><td>{row["kind"]}</td><td class="number">{row["accuracy"]:.2f}</td>'
         assert cells in text

@@ -137,6 +137,19 @@ def test_labels_when_stacked_add_up_and_the_legend_names_every_class() -> None:
 
 
 @pytest.mark.plots
+def test_labels_of_named_classes_have_their_numbers_and_short_names_in_the_legend() -> None:
+    figure = plot_labels(counts(3, classes=2), ["healthy", "a name that is far too long for a legend"])
+
+    legend = figure.axes[0].get_legend()
+    assert legend is not None
+    healthy, cut = (text.get_text() for text in legend.get_texts())
+    assert healthy == "0 healthy"
+    assert cut.startswith("1 a name")
+    assert "…" in cut
+    assert_inside_and_apart(figure, legend.get_texts())
+
+
+@pytest.mark.plots
 def test_labels_when_there_are_a_hundred_classes_are_explained_by_a_colour_bar() -> None:
     figure = plot_labels(counts(3, classes=100))
 

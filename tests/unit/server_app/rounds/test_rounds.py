@@ -257,7 +257,7 @@ def test_the_command_prints_text_json_and_csv_and_writes_to_the_named_file(
 
     assert text.exit_code == told.exit_code == rows.exit_code == 0, text.output
     lines = text.stdout.splitlines()
-    assert lines[0] == "Rounds to an accuracy on held-out images (digits): 1 setting, 2 runs."
+    assert lines[0] == "Rounds to an accuracy on held-out examples (digits): 1 setting, 2 runs."
     assert any("to 60.5 %" in line for line in lines)
     assert any("2.0 ± 0.0" in line and ">2 (1 of 2)" in line and "60.50 ± 0.71" in line for line in lines)
     files = {"page": "report.html", "plot": "learning_curves.png", "results": "rounds.json"}

@@ -1,0 +1,114 @@
+"""One half of a data set: opened, and decoded.
+
+Opening a split reads its labels and leaves the images as they are stored. Only the requested positions are decoded and
+resized, so a client that holds a hundredth of a training set does a hundredth of the work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from strategies.core.facts import Normalization
+
+from .preprocessing import resize
+
+
+@dataclass(frozen=True)
+class ImageData:
+    """Decoded images with their labels, or examples of another kind, which a model takes unchanged.
+
+    Attributes:
+        images: uint8 [N, ch, H, W]; rows of F features are float32 [N, F, 1, 1], texts of L tokens int64 [N, 1, 1, L].
+        labels: int64 [N], in 0 .. C - 1.
+    """
+
+    images: torch.Tensor
+    labels: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Split:
+    """One half of a data set, opened but not decoded.
+
+    Attributes:
+        labels: int64 [N], in 0 .. C - 1.
+        num_classes: C.
+        input_shape: (ch, H, W) of the images that :meth:`take` returns; (F, 1, 1) of rows, (1, 1, L) of texts.
+        normalization: Of the pixels, before a model.
+        augmentation: Of the training images: ``"none"`` or ``"crop-flip"``.
+        read: positions [B] -> uint8 [B, ch, h, w] at any size; rows and texts as in :class:`ImageData`.
+        domains: The domain of each example, int64 [N], from 0; None if the set has none.
+        texts: The texts themselves [N]; None if the examples are none.
+        by_client: Whether a domain is what one client holds: then no other division makes sense.
+        classes: The names of the classes, in the order of their numbers; empty where numbers are their names.
+    """
+
+    labels: torch.Tensor
+    num_classes: int
+    input_shape: tuple[int, int, int]
+    normalization: Normalization
+    augmentation: str
+    read: Callable[[torch.Tensor], torch.Tensor]
+    domains: torch.Tensor | None = None
+    texts: Sequence[str] | None = None
+    by_client: bool = False
+    classes: tuple[str, ...] = ()
+
+    def tokenized(self, tokens: Callable[[Sequence[str]], torch.Tensor], length: int) -> Split:
+        """Return a split of texts with other tokens; any other split unchanged.
+
+        Args:
+            tokens: Texts [B] -> int64 [B, 1, 1, L].
+            length: L.
+        """
+        if self.texts is None:
+            return self
+        return replace(self, input_shape=(1, 1, length), read=tokens_of(self.texts, tokens))
+
+    def take(self, positions: Sequence[int] | npt.NDArray[np.int64] | torch.Tensor | None = None) -> ImageData:
+        """Decode the images at these positions [B], in this order; without positions, all images.
+
+        Raises:
+            DataError: An image cannot be decoded; names its file.
+        """
+        every = torch.arange(len(self.labels))
+        chosen = every if positions is None else torch.as_tensor(positions, dtype=torch.int64)
+        return ImageData(resize(self.read(chosen), self.input_shape[1]), self.labels[chosen])
+
+
+def pixels(
+    labels: torch.Tensor,
+    read: Callable[[torch.Tensor], torch.Tensor],
+    *,
+    num_classes: int,
+    shape: tuple[int, int],
+    augmentation: str = "none",
+) -> Split:
+    """Return the split of a set of square images (channels, side), with mean and deviation 0.5 per channel."""
+    channels, size = shape
+    return Split(labels, num_classes, (channels, size, size), Normalization.half(channels), augmentation, read)
+
+
+def unchanged(
+    labels: torch.Tensor,
+    read: Callable[[torch.Tensor], torch.Tensor],
+    *,
+    num_classes: int,
+    shape: tuple[int, int, int],
+    domains: torch.Tensor | None = None,
+) -> Split:
+    """Return the split of a set whose examples a model takes unchanged: its normalisation is the identity."""
+    same = Normalization((0.0,) * shape[0], (1.0,) * shape[0])
+    return Split(labels, num_classes, shape, same, "none", read, domains)
+
+
+def tokens_of(
+    texts: Sequence[str], tokens: Callable[[Sequence[str]], torch.Tensor]
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return a function positions [B] -> tokens of the texts there, int64 [B, 1, 1, L]."""
+    return lambda positions: tokens([texts[position] for position in positions.tolist()])
