@@ -42,9 +42,13 @@ REPLAYS = {
     "co-boosting": ("co-boosting",),
 }
 QUICK = tuple(REPLAYS)[:7]
-# Name -> the settings of a run with clients of its own. Those of FENS keep a tenth of their examples for its rounds. A
-# checkpoint has no ranges of activations, without which FENS's eight bits would be those of the weights alone.
-RUNS = {"fens": ("conf/fens-deployment.toml", "fens.precision=float32")}
+# Name -> the settings of a run with clients of its own. Those of FENS keep a tenth of their examples for its rounds, few
+# and long ones, or as many as its paper has. A checkpoint has no ranges of activations, without which FENS's eight bits
+# would be those of the weights alone.
+RUNS = {
+    "fens": ("conf/fens-deployment.toml", "fens.precision=float32"),
+    "fens, 500 rounds": ("method=fens", "fens.precision=float32"),
+}
 KEY = ("data", "alpha", "seed", "name")  # of a row
 CURVE = 10  # epochs from point to point of a stored curve
 
@@ -88,7 +92,8 @@ def upload(cell: Cell, folder: Path, root: str, method: str = "") -> Path:
         method: A key of :data:`RUNS`; empty for the clients of all other methods.
     """
     name = f"{cell.name}-{method}" if method else cell.name
-    run, clients = folder / "runs" / name, folder / f"clients-{name}"
+    # What stands behind a comma is no affair of the clients.
+    run, clients = folder / "runs" / _file_name(name), folder / f"clients-{name.partition(',')[0]}"
     if not (run / "result.json").exists():
         given = [*cell.settings, *RUNS.get(method, ()), *([f"data.root='{root}'"] if root else [])]
         train_missing(clients, given, clients=CLIENTS)
@@ -112,7 +117,7 @@ def replay(cell: Cell, name: str, folder: Path, root: str) -> dict[str, Any]:
     if name in RUNS:
         return own_row(cell, upload(cell, folder, root, name), name)
     method, *changed = REPLAYS[name]
-    compared = folder / "compared" / f"{cell.name}-{name.replace(', ', '-').replace(' ', '-')}"
+    compared = folder / "compared" / _file_name(f"{cell.name}-{name}")
     finish(compared, folder / "runs" / cell.name, method, changed, root=root)
     return _row(cell, name, **outcome_of(compared))
 
@@ -134,6 +139,10 @@ def outcome_of(compared: Path) -> dict[str, Any]:
     (found,), (line, *_) = results["cells"], results["table"]
     accuracy = {outcome["name"]: outcome["accuracy"] for outcome in found["outcomes"]}
     return {"accuracy": accuracy, "curve": curve, **{key: line[key] for key in ("server_cpu_s", *WORK)}}
+
+
+def _file_name(name: str) -> str:
+    return name.replace(", ", "-").replace(" ", "-")
 
 
 def _row(cell: Cell, name: str, accuracy: Mapping[str, float], **more: Any) -> dict[str, Any]:
