@@ -42,12 +42,12 @@ REPLAYS = {
     "co-boosting": ("co-boosting",),
 }
 QUICK = tuple(REPLAYS)[:7]
-# Name -> the settings of a run with clients of its own. Those of FENS keep a tenth of their examples for its rounds, few
-# and long ones, or as many as its paper has. A checkpoint has no ranges of activations, without which FENS's eight bits
-# would be those of the weights alone.
+# Name -> the settings of a run with clients of its own. Those of FENS keep a tenth of their examples for its rounds:
+# few long ones, or those of its Table 8 for CIFAR-10. A checkpoint has no ranges of activations, without which FENS's
+# eight bits would be those of the weights alone.
 RUNS = {
     "fens": ("conf/fens-deployment.toml", "fens.precision=float32"),
-    "fens, 500 rounds": ("method=fens", "fens.precision=float32"),
+    "fens, 500 rounds": ("method=fens fens.rounds=500 fens.server-lr=0.001", "fens.precision=float32"),
 }
 KEY = ("data", "alpha", "seed", "name")  # of a row
 CURVE = 10  # epochs from point to point of a stored curve
