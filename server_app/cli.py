@@ -17,7 +17,9 @@ from server_app.launch.arguments import (
     ClientsOption,
     Foreign,
     FormatOption,
+    RunsArgument,
     SettingsOption,
+    StateArgument,
     TableOption,
     UploadsArgument,
     run_word,
@@ -256,25 +258,21 @@ cli.command(rich_help_panel=REUSE)(export)
 
 
 @cli.command(name="list", rich_help_panel=INSPECT)
-def list_of_runs(
-    folder: Annotated[Path | None, typer.Argument(help="folder of the runs; default: $ONESHOT_RUNS, else runs")] = None,
-    *,
-    format: TableOption = "text",  # noqa: A002
-) -> None:
+def list_of_runs(folder: RunsArgument = None, *, format: TableOption = "text") -> None:  # noqa: A002
     """List the runs: method, data, clients, seed, status and accuracy, the newest last."""
     print_runs(folder or runs_folder(), format)
 
 
 @cli.command(rich_help_panel=DEPLOY)
 def clean(
-    folder: Annotated[str, typer.Argument(help="clients' folder; default: $ONESHOT_CLIENT_STATE, else the cache")] = "",
+    folder: StateArgument = None,
     *,
     keep: Annotated[int, typer.Option(min=0, help="runs that stay, the newest")] = 0,
 ) -> None:
     """Remove the trained models that the clients on this machine keep for a resumed run."""
     from strategies.core.places import forget_old_runs, state_root
 
-    removed, refused = forget_old_runs(place := state_root(folder).absolute(), keep)
+    removed, refused = forget_old_runs(place := state_root(str(folder or "")).absolute(), keep)
     typer.echo(f"removed the clients' models of {len(removed)} runs from {place}")
     sys.exit(f"{len(refused)} could not be removed, such as {place / refused[0]}" if refused else 0)
 

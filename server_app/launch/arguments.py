@@ -40,6 +40,12 @@ ClientsOption = Annotated[
     ),
 ]
 FormatOption = Annotated[Format, typer.Option("--format", help="json prints one JSON object as the last line")]
+RunsArgument = Annotated[
+    Path | None, typer.Argument(exists=True, help="folder of the runs; default: $ONESHOT_RUNS, else runs")
+]
+StateArgument = Annotated[
+    Path | None, typer.Argument(exists=True, help="clients' folder; default: $ONESHOT_CLIENT_STATE, else the cache")
+]
 TableOption = Annotated[TableFormat, typer.Option("--format", help="format of the output")]
 
 

@@ -488,7 +488,17 @@ def test_clean_removes_marked_folders_of_runs_and_nothing_else(
     assert some == f"removed the clients' models of 2 runs from {tmp_path / 'state'}\n"
     assert left == [runs[2], "f" * 32, "ledger.jsonl"]
     assert "of 1 runs" in rest
-    assert "of 0 runs" in oneshot("clean", str(tmp_path / "none")).output
+    shutil.rmtree(tmp_path / "state")
+    assert "of 0 runs" in oneshot("clean").output
+
+
+@pytest.mark.parametrize("command", ["clean", "list"])
+def test_a_mistyped_folder_is_refused_and_the_usual_place_may_be_missing(command: str, tmp_path: Path) -> None:
+    mistyped = oneshot(command, str(tmp_path / "none"))
+
+    assert mistyped.exit_code == 2
+    assert "does not exist" in mistyped.output
+    assert oneshot(command).exit_code == 0
 
 
 def test_clean_names_what_the_disk_keeps(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
