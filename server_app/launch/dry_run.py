@@ -26,7 +26,10 @@ from strategies.run.journal import duration
 from strategies.run.results import list_runs
 from strategies.run.traffic import MIB
 
-_ALIKE = ("method", "data.name", "model.name", "data.limit")  # runs that tell the time agree in these
+# Runs that tell the time agree in these, and in the options of the method, but for the numbers of epochs.
+_ALIKE = ("method", "data.name", "data.limit", "data.image-size", "client.batch-size", "teacher", "threads", "device")
+_ALIKE_GROUPS = ("model.", "features.", "privacy.")
+_LENGTHS = ("epochs", "rounds", "iterations")
 
 
 def dry_run(given: Mapping[str, Scalar], num_supernodes: int, format: Format) -> None:  # noqa: A002
@@ -112,7 +115,7 @@ def _seconds(settings: Settings, num_supernodes: int, runs: Path) -> tuple[dict[
     for row in reversed([row for row in list_runs(runs) if row["kind"] == "run" and row["status"] == "finished"]):
         info, result = (json.loads((runs / row["run"] / name).read_text()) for name in (FACTS_FILE, RESULT_FILE))
         stored, seconds = info.get("settings") or {}, result.get("seconds", {})
-        if any(stored.get(key) != settings.flat[key] for key in _ALIKE) or "server" not in seconds:
+        if not _alike(stored, settings.flat) or "server" not in seconds:
             continue
         trained = 0.0 if settings.app.uploads else settings.flat["client.epochs"] / stored["client.epochs"]
         worked = _epochs(settings.flat) / _epochs(stored)
@@ -126,9 +129,17 @@ def _seconds(settings: Settings, num_supernodes: int, runs: Path) -> tuple[dict[
     return None, "unknown: no finished run here has this method, data and model, and no short trial tells"
 
 
+def _alike(stored: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
+    """Whether a stored run does the work of these settings, for as many epochs as it may be."""
+    own = f"{settings['method']}."
+    lengths = {own + word for word in _LENGTHS}
+    keys = {key for key in settings if key in _ALIKE or key.startswith((own, *_ALIKE_GROUPS))} - lengths
+    return all(stored.get(key) == settings[key] for key in keys)
+
+
 def _epochs(settings: Mapping[str, Any]) -> float:
     """Return the server's epochs, rounds or iterations; 1 for a method without."""
-    names = (f"{settings['method']}.{word}" for word in ("epochs", "rounds", "iterations"))
+    names = (f"{settings['method']}.{word}" for word in _LENGTHS)
     return float(next((settings[name] for name in names if name in settings), 1))
 
 

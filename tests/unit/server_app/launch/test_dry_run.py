@@ -68,8 +68,9 @@ def test_time_is_that_of_the_newest_run_alike_scaled_by_epochs_and_clients(tmp_p
 
     assert found["seconds"] == {"start": 9.0, "clients": 40.0, "server": 6.0}
     assert "by the run a of this machine" in found["time_basis"]
-    other = planned("--method", "fedens")
-    assert (other["seconds"], other["time_basis"][:8]) == (None, "unknown:")
+    for unlike in ("method=fedens", "tally.images=64", "model.per-client=lenet5,mnist-cnn", "client.batch-size=16"):
+        other = planned("--set", unlike)
+        assert (other["seconds"], other["time_basis"][:8]) == (None, "unknown:"), unlike
 
 
 def test_time_without_a_run_alike_is_that_of_a_trial_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
