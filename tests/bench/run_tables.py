@@ -110,7 +110,7 @@ def over_fedens(found: Found, *, data: str) -> str:
 def curves(found: Found, *, data: str) -> str:
     """Return the students' accuracies over the server epochs, a row per run of at least fifty."""
     rows = [row for row in found["rows"] if row["data"] == data and row.get("curve") and row["curve"][-1][0] >= 50]
-    lines = _head("", [*(f"{epoch}" for epoch in EPOCHS), "best", "last", "its epoch"])
+    lines = _head("", [*(f"{epoch}" for epoch in EPOCHS), "best", "last", "last epoch"])
     for row in sorted(rows, key=lambda row: (row["name"], ALPHAS.index(row["alpha"]), row["seed"])):
         curve = dict(row["curve"])
         last = max(curve)
