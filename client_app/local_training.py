@@ -20,6 +20,7 @@ from client_app.widened import widened
 from fl_app.config import ClientConfig
 from fl_app.data import ImageData, Normalization, augment, normalize
 from strategies.core.errors import DataError
+from strategies.core.layout import fast_layout
 from strategies.core.memory import kept_memory
 from strategies.core.seeds import derive_seed, seeded_torch
 
@@ -124,10 +125,7 @@ def minimise(
     lengths = epoch_lengths(config, len(data.labels))
     cosine = schedule_of(optimizer, config, len(lengths))
     step = _step(model, optimizer, objective, config)
-    # Convolutions are up to 1.7 times faster in the channels-last memory format.
-    for tensor in (*model.parameters(), *model.buffers()):
-        if tensor.dim() == 4:
-            tensor.data = tensor.data.to(memory_format=torch.channels_last)
+    fast_layout(model, data.images[:2].float())
     model.train()
     epoch = Epoch(0, float("nan"), 0.0)
     with seeded_torch(seed, "dropout"), kept_memory():

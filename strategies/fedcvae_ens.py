@@ -29,8 +29,8 @@ from .distillation.losses import cross_entropy
 from .distillation.pool import Pool, batch_count, quantize, shuffled_batches
 from .method import Method, Need, Outcome
 from .teacher.augment import Standardize, dequantize
-from .teacher.ensemble import fast_layout, member_of
-from .teacher.student import fresh_student
+from .teacher.ensemble import member_of
+from .teacher.student import fast_student
 
 if TYPE_CHECKING:
     from .method import Job, Progress, Upload
@@ -77,7 +77,7 @@ class _Server:
 
     def __init__(self, job: Job, progress: Progress) -> None:
         self.job, self.config, self.progress = job, job.config, progress
-        self.student = fast_layout(fresh_student(job))
+        self.student = fast_student(job)
         self.standardize = Standardize(job.normalization).to(job.device)
         optimizer = torch.optim.Adam(self.student.parameters(), self.config.student_lr)
         self.stage = Stage({"student": self.student}, optimizer, Pool())

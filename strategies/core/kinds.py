@@ -24,7 +24,7 @@ PREDICTING = (CLASSIFIER, OPEN_SET, PROTOTYPES)
 # The kinds whose architectures are classifiers' with a suffix.
 SUFFIXES = {OPEN_SET: "+unknown", PROTOTYPES: "+prototypes", BLOCK: "+block"}
 # What a model raises on examples that it does not take.
-REFUSALS = (AttributeError, IndexError, RuntimeError, TypeError, ValueError)
+REFUSALS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 def kind_of(architecture: str) -> str:

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..core.errors import OptionError
-from ..teacher.ensemble import fast_layout
+from ..core.layout import fast_layout
 
 # Channels of both generators of images, half as many before the pixels.
 WIDTH = 128

@@ -16,8 +16,8 @@ from ..combiners.outcomes import members_of
 from ..core.seeds import generator
 from ..method import TEACHERS
 from ..teacher.augment import AUGMENTATIONS, Standardize, dequantize
-from ..teacher.ensemble import Ensemble, fast_layout
-from ..teacher.student import fresh_student
+from ..teacher.ensemble import Ensemble
+from ..teacher.student import fast_student
 from .distill import DistillRecipe, Loss, distill
 from .epochs import Stage, learning_rate, run_epochs
 from .losses import soft_kl
@@ -90,7 +90,7 @@ class Learner:
     ) -> None:
         self.job, self.teacher, self.recipe = job, teacher, recipe
         self._loss = loss or partial(soft_kl, temperature=recipe.kd_temperature)
-        self.student = fast_layout(fresh_student(job))
+        self.student = fast_student(job)
         self.standardize = Standardize(job.normalization).to(job.device)
         self.optimizer = _optimizer(self.student, recipe)
         self._augment, self.reads_unchanged = AUGMENTATIONS[augmentation], augmentation == "none"

@@ -13,9 +13,9 @@ from ..core.errors import OptionError
 from ..core.kinds import holds_images
 from ..core.seeds import seeded_torch
 from ..method import TEACHERS
-from ..teacher.ensemble import Ensemble, fast_layout, member_of
+from ..teacher.ensemble import Ensemble, member_of
 from ..teacher.heads import features_of, last_linear
-from ..teacher.student import fresh_student
+from ..teacher.student import fast_student
 from ..uploads.needs import check_gradients
 from .generators import ConditionalGenerator, FeatureGenerator
 
@@ -55,7 +55,7 @@ class Matched:
         Raises:
             OptionError: At the level of features the last layers differ, or the memory is that of another generator.
         """
-        student = fast_layout(fresh_student(job))
+        student = fast_student(job)
         if level == "images":
             if isinstance(job.teacher, str):
                 teacher, _ = TEACHERS[job.teacher].build(job)

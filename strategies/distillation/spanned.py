@@ -24,11 +24,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..combiners.update_gate import Spans, lower_part, residual
+from ..core.layout import fast_layout, settle
 from ..core.work import work
 from ..teacher.augment import Standardize, dequantize
-from ..teacher.calls import evaluated, one_by_one, together
+from ..teacher.calls import evaluated, has_hooks, one_by_one, together
 from ..teacher.copies import built
-from ..teacher.ensemble import fast_layout, sparing
+from ..teacher.ensemble import sparing
 from ..teacher.frozen import simplified
 from .pool import quantize
 
@@ -134,8 +135,11 @@ class Objective(nn.Module):
         self.register_buffer("basis", spans.bases[k : k + 1])
         fast_layout(self.to(job.device).eval().requires_grad_(False))
         parts = [self.start, self.below]
+        for part in parts:
+            settle(part, torch.zeros(2, *job.input_shape, device=job.device))
         # Both read the same images, so that on a CPU a narrow first layer is one for both.
-        self._calls = together(parts, ["", ""], stack=False) if job.device == "cpu" else one_by_one(parts)
+        joint = job.device == "cpu" and not any(map(has_hooks, parts))
+        self._calls = together(parts, ["", ""], stack=False) if joint else one_by_one(parts)
 
     def forward(self, pixels: Tensor, labels: Tensor) -> Tensor:
         """Return the sum over images [B, ch, H, W] in [0, 1] of classes [B]; a scalar."""

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..core.errors import UploadError
+from ..core.layout import channels_last, fast_layout, settle
 from ..core.shards import HeldMembers
 from ..core.work import work
 from ..uploads.quantization import as_int8
-from .calls import Call, evaluated, one_by_one, together
+from .calls import Call, evaluated, has_hooks, one_by_one, together
 from .copies import FreshModules, built
 from .frozen import simplified
 
@@ -42,6 +43,7 @@ class Ensemble(nn.Module):
             always called one by one.
         kinds: The kind of each member [M]: members of one kind differ only in the values of their weights. Without
             kinds nothing is called together.
+        foreign: Whether members may be anybody's code, which the first images settle (:func:`..core.layout.settle`).
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class Ensemble(nn.Module):
         precision: str = "float32",
         form: str = "auto",
         kinds: Sequence[str] = (),
+        foreign: bool = False,
     ) -> None:
         super().__init__()
         self.members: nn.ModuleList | HeldMembers
@@ -65,6 +68,7 @@ class Ensemble(nn.Module):
         self.requires_grad_(False)
         self.train(False)
         self._dtype = torch.bfloat16 if precision == "bfloat16" else None
+        self._settled = not foreign
         self._together: list[Call] = []
         if isinstance(self.members, nn.ModuleList) and kinds and not _by_batch(combiner) and form != "loop":
             on_gpu = any(parameter.is_cuda for parameter in self.members.parameters())
@@ -152,10 +156,14 @@ class Ensemble(nn.Module):
             return self.members.logits(x, part)
         # Tokens are integers, and bfloat16 represents every integer only up to 256.
         x = x.to(self._dtype) if self._dtype and x.is_floating_point() else x
+        if not self._settled and len(x):
+            self._settled = True
+            for member in self.members:
+                settle(member, x[:2])
         if part is not None:
             return torch.stack([member(x) for member in list(self.members)[part]]).to(torch.get_default_dtype())
-        x = _channels_last(x)
-        alone = not self._together or any(map(_has_hooks, self.members))
+        x = channels_last(x)  # once for all members
+        alone = not self._together or any(map(has_hooks, self.members))
         logits = evaluated(one_by_one(list(self.members)) if alone else self._together, x)
         return logits.to(torch.get_default_dtype())
 
@@ -208,18 +216,8 @@ class Loader:
         """Return the ensemble of the members loaded so far."""
         combiner = combiner.to(self._device)
         if self._precision == "int8":
-            return Ensemble(self.members, combiner, form="loop")
-        return Ensemble(self.members, combiner, precision=self._precision, form=form, kinds=self._kinds)
-
-
-def fast_layout(module: Module) -> Module:
-    """Store a module's 2-d convolution weights channels-last if it is on the CPU: there that is 1.5 times faster."""
-    if all(parameter.device.type == "cpu" for parameter in module.parameters()):
-        # ``module.to`` would refuse the weights of three-dimensional convolutions.
-        for tensor in (*module.parameters(), *module.buffers()):
-            if tensor.dim() == 4:
-                tensor.data = tensor.data.to(memory_format=torch.channels_last)
-    return module
+            return Ensemble(self.members, combiner, form="loop", foreign=True)
+        return Ensemble(self.members, combiner, precision=self._precision, form=form, kinds=self._kinds, foreign=True)
 
 
 def sparing(module: Module) -> Module:
@@ -255,11 +253,6 @@ def _loaded(upload: Upload, module: nn.Module) -> nn.Module:
     return module
 
 
-def _channels_last(x: Tensor) -> Tensor:
-    """Convert images on a CPU to the members' memory layout, once for all members."""
-    return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 and not x.is_cuda else x
-
-
 def _cast(member: Module, precision: str) -> Module:
     if precision == "bfloat16":
         for layer in member.modules():
@@ -272,7 +265,3 @@ def _cast(member: Module, precision: str) -> Module:
 
 def _by_batch(combiner: nn.Module) -> bool:
     return bool(getattr(combiner, "batch_statistics", False))
-
-
-def _has_hooks(member: nn.Module) -> bool:
-    return any(layer._forward_pre_hooks or layer._forward_hooks for layer in member.modules())

@@ -12,6 +12,7 @@ from torch import Tensor, fx, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call, vmap
 
+from ..core.kinds import REFUSALS
 from .copies import copies_whole
 from .pooling import lean_max_pool2d
 
@@ -19,8 +20,6 @@ from .pooling import lean_max_pool2d
 # images, and 2.4 times to those of three channels; of eight it is as fast, of sixteen slower.
 NARROW = 8
 
-# Running several members as one may raise any of these, for example where code branches on a tensor's values.
-_REFUSALS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 # The first images that try the stack, and by how much its answers may differ: bfloat16 rounds coarsely.
 _TRIED, _TOLERANCE = 8, 0.2
 
@@ -83,7 +82,7 @@ def _same(stacked: Callable[[Tensor], Tensor], one_by_one: Callable[[Tensor], Te
         # The caller may count or drop the tensors that its own backward pass needs: these are none of them.
         with torch.enable_grad(), saved_tensors_hooks(lambda kept: kept, lambda kept: kept):
             found, expected = _answers(stacked, x), _answers(one_by_one, x)
-    except _REFUSALS:
+    except REFUSALS:  # for example where code branches on a tensor's values
         return False
     return all(
         float((ours - theirs).norm()) <= _TOLERANCE * float(theirs.norm()) + 1e-6

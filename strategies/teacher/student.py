@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from ..core.layout import fast_layout
 from ..core.seeds import seeded_torch
 from ..core.work import Work, counted
 
@@ -23,6 +24,11 @@ def fresh_student(job: Job) -> nn.Module:
     if job.start is not None:
         model.load_state_dict(job.start)
     return model.to(job.device)
+
+
+def fast_student(job: Job) -> nn.Module:
+    """Return :func:`fresh_student` in the layout of :func:`.core.layout.fast_layout`, if it takes images in it."""
+    return fast_layout(fresh_student(job), torch.zeros(2, *job.input_shape, device=job.device))
 
 
 def observe(job: Job, epoch: int, module: nn.Module) -> dict[str, float]:

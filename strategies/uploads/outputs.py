@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..core.errors import UploadError
-from ..core.kinds import CVAE, STATISTICS, kind_of
+from ..core.kinds import CVAE, REFUSALS, STATISTICS, kind_of
 from ..core.seeds import generator, seeded_torch
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def check_outputs(
         probes = torch.randn(PROBES, *input_shape, generator=generator(0, "probe"))
         try:
             outputs = model.eval()(probes)
-        except (IndexError, RuntimeError, TypeError, ValueError):  # a model of tokens, say
+        except REFUSALS:  # a model of tokens, say
             return ""
     if isinstance(outputs, torch.Tensor) and not bool(outputs.isfinite().all()):
         largest = max((float(value.abs().max()) for value in state.values() if value.numel()), default=0.0)

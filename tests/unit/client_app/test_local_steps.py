@@ -106,7 +106,7 @@ def test_whole_batches_leave_out_the_smaller_last_one_and_a_small_client_has_one
 ) -> None:
     seen: list[int] = []
     net = model()
-    net.register_forward_pre_hook(lambda _, given: seen.append(len(given[0])))
+    net.register_forward_pre_hook(lambda net, given: seen.append(len(given[0])) if net.training else None)
 
     run(replace(FAST, epochs=1, whole_batches=True), net=net, data=toy(size))
 

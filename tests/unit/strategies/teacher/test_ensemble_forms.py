@@ -72,6 +72,7 @@ def test_members_beyond_the_first_run_again_in_the_backward_pass_only_where_ther
 ) -> None:
     monkeypatch.setattr(module, "KEPT", 3)
     model = ensemble(fold=False)
+    model(images)  # the first images settle the members
     seen: list[tuple[int, bool]] = []
     for number, member in enumerate(model.members):
         member.register_forward_pre_hook(lambda *_, number=number: seen.append((number, running_again())))

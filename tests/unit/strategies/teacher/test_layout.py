@@ -1,0 +1,116 @@
+"""Models that flatten by ``view`` or change their input: their layout, their copy, and what stays as it was."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from client_app.local_training import train
+from fl_app.config import ClientConfig
+from fl_app.data import ImageData, Normalization
+from strategies.combiners.combiners import Mean
+from strategies.core.facts import UploadFacts
+from strategies.core.layout import fast_layout
+from strategies.method import Upload
+from strategies.teacher.ensemble import Ensemble
+
+HALF = Normalization((0.5,) * 3, (0.5,) * 3)
+
+
+class Viewing(nn.Module):
+    """The convolutions and the ``view`` of PyTorch's tutorial net, smaller."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Linear(4 * 9, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map images [B, 3, 8, 8] to logits [B, 3]."""
+        x = F.max_pool2d(F.relu(self.norm(self.first(x))), 2)
+        return self.last(x.view(-1, 4 * 9))  # type: ignore[no-any-return]
+
+
+class Changing(Viewing):
+    """Centres its images where they lie."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map images [B, 3, 8, 8] to logits [B, 3]."""
+        return self.last(F.max_pool2d(self.first(x.sub_(3.0).div_(2.0)), 2).flatten(1))  # type: ignore[no-any-return]
+
+
+MODELS = {"viewing": Viewing, "changing": Changing}
+
+
+def images() -> Tensor:
+    return torch.rand(5, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+def uploads(kind: str) -> list[Upload]:
+    found = []
+    for number in range(3):
+        torch.manual_seed(number)
+        found.append(Upload(UploadFacts(f"c{number}", kind), MODELS[kind]().state_dict))
+    return found
+
+
+@pytest.mark.parametrize("form", ["auto", "loop", "stacked"])
+@pytest.mark.parametrize("fold", [False, True])
+@pytest.mark.parametrize("kind", list(MODELS))
+def test_members_that_view_or_change_their_images_answer_as_they_do_alone(kind: str, fold: bool, form: str) -> None:
+    x = images()
+    alone = []
+    for upload in uploads(kind):
+        member = MODELS[kind]().eval()
+        member.load_state_dict(upload.read())
+        alone.append(member(x.clone()))
+    ensemble = Ensemble.from_uploads(uploads(kind), MODELS, Mean(), fold=fold, form=form)
+
+    torch.testing.assert_close(ensemble.member_logits(x), torch.stack(alone), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(ensemble.member_logits(x, slice(1, 3)), torch.stack(alone[1:]), rtol=1e-5, atol=1e-5)
+    assert torch.equal(x, images())
+
+
+def test_the_gradient_reaches_images_that_a_member_changes() -> None:
+    x = images().requires_grad_()
+
+    Ensemble.from_uploads(uploads("changing"), MODELS, Mean())(x).square().sum().backward()
+
+    assert x.grad is not None
+    assert bool((x.grad != 0).any())
+
+
+@pytest.mark.parametrize("kind", list(MODELS))
+def test_a_model_is_settled_without_a_trace(kind: str) -> None:
+    model = MODELS[kind]()
+    model.norm.eval()
+    before, state = {k: v.clone() for k, v in model.state_dict().items()}, torch.get_rng_state()
+
+    fast_layout(model, images())
+
+    assert model.training
+    assert not model.norm.training
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_model_that_takes_the_fast_layout_gets_it_and_no_hook() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4 * 36, 3))
+
+    fast_layout(model, images())
+
+    assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
+    assert not model._forward_pre_hooks
+
+
+@pytest.mark.parametrize("kind", list(MODELS))
+def test_clients_and_students_train_such_models(kind: str) -> None:
+    torch.manual_seed(0)
+    model = MODELS[kind]()
+    data = ImageData((255 * images()).to(torch.uint8), torch.tensor([0, 1, 2, 0, 1]))
+    before = model.last.weight.detach().clone()
+
+    train(model, data, ClientConfig(epochs=2, batch_size=5), normalization=HALF, augmentation="none", seed=0)
+
+    assert not torch.equal(model.last.weight, before)
