@@ -123,7 +123,11 @@ def stored_models(run: Path, model: str = "") -> StoredModels:
         found["ensemble"] = Ensemble.from_uploads(members, builders, combiner, precision=spec.precision, form="loop")
     first = normalization if holds_images(shape) else None
     models = {name: Begun(_whole(each), first).eval() for name, each in found.items()}
-    return StoredModels(models, shape, classes, first, str(outcome.get("weights-sha256", "")), names)
+    stored = StoredModels(models, shape, classes, first, str(outcome.get("weights-sha256", "")), names)
+    if "ensemble" in models:
+        with torch.no_grad():
+            models["ensemble"](stored.examples(2))  # settles members of anybody's code, which a tracer cannot do
+    return stored
 
 
 def _whole(module: nn.Module) -> nn.Module:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 from ..core.errors import ComputeError, OptionError
@@ -30,7 +30,15 @@ class InProcess:
         """
         check_needs(method, job)
         job = replace(job, device=resolve_device(job.device))
-        with torch_threads(job.threads), kept_memory(), counted(Work()) as counts:
+        import torch
+
+        with ExitStack() as around:
+            # The caller may be inside a block without gradients.
+            around.enter_context(torch.inference_mode(False))
+            around.enter_context(torch.enable_grad())
+            around.enter_context(torch_threads(job.threads))
+            around.enter_context(kept_memory())
+            counts = around.enter_context(counted(Work()))
             outcome = method.fit(job, Counting(progress, counts))
         return replace(outcome, work=counts.as_dict())
 

@@ -38,15 +38,19 @@ def weighted_mean(states: Iterable[dict[str, Tensor]], weights: Sequence[float])
     dtypes: dict[str, torch.dtype] = {}
     for state, weight in zip(states, weights, strict=True):
         if not sums:
-            sums = {name: torch.zeros(tensor.shape, dtype=torch.float64) for name, tensor in state.items()}
+            sums = {name: torch.zeros(tensor.shape, dtype=_double(tensor)) for name, tensor in state.items()}
             dtypes = {name: tensor.dtype for name, tensor in state.items()}
         if {n: t.shape for n, t in state.items()} != {n: t.shape for n, t in sums.items()}:
             raise ValueError("models of different architectures cannot be averaged")
         for name, tensor in state.items():
             # Weights enter unnormalised: products of counts are exact, products with thirds would not be.
-            sums[name].add_(tensor.detach().cpu().double(), alpha=weight)
+            sums[name].add_(tensor.detach().cpu().to(sums[name].dtype), alpha=weight)
     total = sum(weights)
     return {name: (value / total).to(dtypes[name]) for name, value in sums.items()}
+
+
+def _double(tensor: Tensor) -> torch.dtype:
+    return torch.complex128 if tensor.is_complex() else torch.float64
 
 
 def norms_of(state: Mapping[str, Tensor]) -> dict[str, float]:

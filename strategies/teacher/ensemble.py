@@ -156,7 +156,7 @@ class Ensemble(nn.Module):
             return self.members.logits(x, part)
         # Tokens are integers, and bfloat16 represents every integer only up to 256.
         x = x.to(self._dtype) if self._dtype and x.is_floating_point() else x
-        if not self._settled and len(x):
+        if not self._settled and not torch.compiler.is_compiling() and len(x):
             self._settled = True
             for member in self.members:
                 settle(member, x[:2])

@@ -10,6 +10,8 @@ from ..core.kinds import REFUSALS, tried
 from ..core.seeds import seeded_torch
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from ..method import Job, Method, ModelBuilder
 
     Model = ModelBuilder | Mapping[str, ModelBuilder]
@@ -48,29 +50,56 @@ def chosen_student(student: str | None, builders: Mapping[str, ModelBuilder]) ->
     return student
 
 
-def check_student(job: Job) -> None:
+def check_student(job: Job, *, trained: bool = True) -> None:
     """Refuse a student that does not map images to logits, before the clients train in vain.
 
+    Args:
+        job: Its builders, student, classes and input shape.
+        trained: Whether the server trains it.
+
     Raises:
-        OptionError: It does not take images of the input shape, or its outputs are not one per class.
+        OptionError: It does not take images of the input shape, or its outputs are not one per class. Also: there is
+            one class alone, its builder makes no new module, or it cannot be trained as it is.
     """
     import torch
 
+    if job.num_classes < 2:
+        raise OptionError(f"num_classes is {job.num_classes}: must be at least 2; a single logit z is the pair [0, z]")
+    if torch.get_default_dtype() != torch.float32:
+        raise OptionError(f"torch's default dtype is {torch.get_default_dtype()}: must be torch.float32 here")
     channels, sizes = job.input_shape[0], {len(job.normalization.mean), len(job.normalization.std)}
     if sizes != {channels}:
         raise OptionError(f"normalization is {job.normalization}: must be one mean and one std per channel, {channels}")
-    with seeded_torch(job.seed, "check"), torch.no_grad():
-        model = job.builders[job.student]().eval()
-        try:
-            found = tuple(tried(model, job.input_shape).shape)
-        except REFUSALS as error:
-            raise OptionError(
-                f"input_shape is {job.input_shape}, and model {job.student!r} does not take such images: {error}"
-            ) from error
-    if found != (2, job.num_classes):
+    with torch.inference_mode(False), torch.no_grad(), seeded_torch(job.seed, "check"):
+        model, other = job.builders[job.student](), job.builders[job.student]()
+        if _storages(model) & _storages(other):
+            raise OptionError(f"model {job.student!r} is made of the same parameters each time: must be a new module")
+        if trained and (half := [name for name, value in model.named_parameters() if value.dtype == torch.float16]):
+            raise OptionError(f"model {job.student!r} has {half[0]!r} of float16: must be float32 or bfloat16 to train")
+        _check_outputs(model.eval(), job, "")
+        if trained:
+            _check_outputs(other.train(), job, " in training mode")
+
+
+def _storages(model: nn.Module) -> set[int]:
+    """Return where the values of a module's parameters lie."""
+    return {parameter.untyped_storage().data_ptr() for parameter in model.parameters() if parameter.numel()}
+
+
+def _check_outputs(model: nn.Module, job: Job, mode: str) -> None:
+    from torch import Tensor
+
+    who = f"model {job.student!r}{mode}"
+    try:
+        found = tried(model, job.input_shape)
+    except REFUSALS as error:
+        raise OptionError(f"input_shape is {job.input_shape}, and {who} does not take such images: {error}") from error
+    if not isinstance(found, Tensor):
+        raise OptionError(f"{who} returns a {type(found).__name__}: must return logits alone, a tensor [B, C]")
+    if tuple(found.shape) != (2, job.num_classes):
         raise OptionError(
-            f"num_classes is {job.num_classes}, but model {job.student!r} maps 2 images of shape {job.input_shape} to "
-            f"{list(found)}: must be {[2, job.num_classes]}"
+            f"num_classes is {job.num_classes}, but {who} maps 2 images of shape {job.input_shape} to "
+            f"{list(found.shape)}: must be {[2, job.num_classes]}"
         )
 
 

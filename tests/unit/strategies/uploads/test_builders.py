@@ -1,0 +1,81 @@
+"""Models that a method cannot use are refused before a client has worked, each in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from method_fakes import tiny_job
+from torch import Tensor, nn
+
+from strategies.core.errors import OptionError
+from strategies.feddf import FedDfConfig
+from strategies.method import Job
+from strategies.uploads.builders import check_student
+
+
+class Net(nn.Module):
+    """A model whose outputs and modes the tests change."""
+
+    def __init__(self, answer: Callable[[nn.Module, Tensor], Any] = lambda _, logits: logits) -> None:
+        super().__init__()
+        self.flat, self.last, self.answer = nn.Flatten(), nn.LazyLinear(tiny().num_classes), answer
+        self.last(torch.zeros(1, SIZE))
+
+    def forward(self, x: Tensor) -> Any:
+        """Map images [B, ch, H, W] to what ``answer`` makes of the logits."""
+        return self.answer(self, self.last(self.flat(x)))
+
+
+def tiny() -> Job:
+    return tiny_job(FedDfConfig())
+
+
+SIZE = int(torch.tensor(tiny().input_shape).prod())
+SHARED = Net()
+
+
+def with_model(builder: Callable[[], nn.Module], **changes: Any) -> Job:
+    return replace(tiny(), builders={"net": builder}, student="net", **changes)
+
+
+@pytest.mark.parametrize(
+    ("job", "reason"),
+    [
+        (with_model(Net, num_classes=1), "num_classes is 1: must be at least 2; a single logit z is the pair"),
+        (with_model(lambda: SHARED), "'net' is made of the same parameters each time: must be a new module"),
+        (with_model(lambda: Net().half()), "'net' has 'last.weight' of float16: must be"),
+        (with_model(lambda: Net(lambda _, z: {"logits": z})), "'net' returns a dict: must return logits alone"),
+        (
+            with_model(lambda: Net(lambda net, z: (z, z) if net.training else z)),
+            "'net' in training mode returns a tuple: must return logits alone",
+        ),
+        (with_model(lambda: Net(lambda _, z: z[:, 1:])), "'net' maps 2 images of shape"),
+    ],
+)
+def test_a_student_that_cannot_be_trained_is_refused(job: Job, reason: str) -> None:
+    with pytest.raises(OptionError, match=reason):
+        check_student(job)
+
+
+def test_what_is_not_trained_may_answer_otherwise_in_training_mode_and_be_of_float16() -> None:
+    check_student(with_model(Net))
+    check_student(with_model(lambda: Net(lambda net, z: (z, z) if net.training else z)), trained=False)
+
+
+def test_a_default_dtype_of_torch_that_the_stage_does_not_have_is_refused() -> None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        with pytest.raises(OptionError, match=r"default dtype is torch.float64: must be torch.float32"):
+            check_student(tiny())
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_the_check_works_where_the_caller_wants_no_gradients(mode: Callable[[], Any]) -> None:
+    with mode():
+        check_student(with_model(Net))
