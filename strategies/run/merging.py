@@ -17,15 +17,16 @@ from ..core.checkpoints import read_checkpoint
 from ..core.durable import atomic_write, make_folder, store_errors
 from ..core.errors import OptionError, StoreError, UploadError, blaming
 from ..core.facts import UploadFacts
-from ..core.kinds import CLASSIFIER, default_normalization, holds_images, kind_of
+from ..core.kinds import CLASSIFIER, base_of, default_normalization, holds_images, kind_of
 from ..core.options import meant
-from ..method import ASSUMED, METHODS, Job, Method, Normalization, Outcome, Upload
+from ..method import ASSUMED, METHODS, Job, Method, Need, Normalization, Outcome, Upload
 from ..uploads.builders import check_student, chosen_config, chosen_student, named_builders
-from ..uploads.checks import CLIENT_NAME, Signatures, check_facts, check_upload
+from ..uploads.checks import Signatures, check_facts, check_upload
 from ..uploads.tensors import tensor_form
-from .copies import copies_of, maker_of
+from .copies import Copies, copies_of, maker_of
 from .ensembles import FOLDER_NAME, save_ensemble
 from .files import save_weights
+from .given import by_name, kept_weights, named_models
 from .journal import Journal
 from .merged_card import CARD_FILE, merged_card
 from .one_line import OneLine
@@ -33,16 +34,13 @@ from .run_folder import STUDENT_FILE
 from .stage import all_cores
 
 if TYPE_CHECKING:
-    from typing import TypeVar, Unpack
+    from typing import Unpack
 
     from ..core.facts import State
     from ..method import EnsembleSpec
     from ..teacher.ensemble import Ensemble
     from ..uploads.builders import Model
-
-    Value = TypeVar("Value")
-    PerModel = Sequence[Value] | Mapping[str, Value]
-    Trained = nn.Module | Mapping[str, torch.Tensor] | str | Path
+    from .given import PerModel, Trained
 
 
 class Further(TypedDict, total=False):
@@ -95,18 +93,22 @@ class Result:
         """Return the accuracies of ``student`` and ``ensemble``, those that there are, in %.
 
         Args:
-            loader: Batches of normalised examples [B, ...] and labels [B].
+            loader: Batches of normalised examples [B, ...] and labels [B] or [B, 1].
 
         Raises:
-            OptionError: The loader yields no example.
+            OptionError: The loader yields no example, or not one label per example.
         """
         models = {name: model for name in ("student", "ensemble") if (model := getattr(self, name)) is not None}
         right, total = dict.fromkeys(models, 0), 0
         with torch.no_grad():
             for examples, labels in loader:
-                total += len(labels)
+                wanted = torch.as_tensor(labels).reshape(-1)  # [B, 1] would be compared with each of B answers
+                if len(wanted) != len(examples):
+                    shape = list(torch.as_tensor(labels).shape)
+                    raise OptionError(f"labels have shape {shape}: must be one per example, [{len(examples)}]")
+                total += len(examples)
                 for name, model in models.items():
-                    right[name] += int((model(examples).argmax(dim=1) == labels).sum())
+                    right[name] += int((model(examples).argmax(dim=1) == wanted).sum())
         if not total:
             raise OptionError("loader yields no example: must yield at least one batch of examples and labels")
         return {name: 100.0 * count / total for name, count in right.items()}
@@ -166,27 +168,27 @@ def merge(
         The result; it depends on the order of clients' names alone, not on that of a mapping.
 
     Raises:
-        OptionError: An argument is out of its range, or the method needs an input that is missing.
+        OptionError: An argument is out of its range, the method needs an input that is missing, or modules differ in
+            more than their weights where it needs one architecture.
         UploadError: A model's weights are damaged, not finite, or of no known architecture.
     """
     chosen = METHODS[method]
     _check_names(further, chosen)
-    named = dict(models) if isinstance(models, Mapping) else {f"client-{k:03}": one for k, one in enumerate(models)}
-    if not named:
-        raise OptionError("models is empty: must hold at least one model")
+    named = named_models(models)
     sizes = further.pop("num_examples", None)
-    builders = copies_of(named, chosen.uploads) if model is None else named_builders(model)
+    config = chosen_config(further.get("config"), chosen)
     facts = _facts(named, label_counts, sizes, num_classes)
+    kept = {client: kept_weights(client, one) for client, one in named.items()}
+    copies = _copies(named, model, chosen, config)
+    uploads = _uploads(kept, facts, copies)
     defaults = {"normalization": default_normalization(input_shape), "threads": all_cores(), "device": "auto"}
-    students = {name: build for name, build in builders.items() if kind_of(name) == CLASSIFIER} or builders
     given: dict[str, Any] = {
         **defaults,
         **further,
-        "student": chosen_student(further.get("student"), students),
-        "config": chosen_config(further.get("config"), chosen),
+        "student": _student(further.get("student"), chosen, uploads, copies),
+        "config": config,
     }
-    uploads = _uploads(named, facts, Signatures(builders))
-    job = Job(uploads, builders, num_classes=num_classes, input_shape=input_shape, **given)
+    job = Job(uploads, copies.builders, num_classes=num_classes, input_shape=input_shape, **given)
     # Where the result is an ensemble of other models than classifiers, no student is built.
     if kind_of(job.student) == CLASSIFIER and (chosen.uploads == CLASSIFIER or chosen.kind == "student"):
         check_student(job)
@@ -197,6 +199,32 @@ def merge(
         outcome = InProcess().run(chosen, job, journal)
     clients = tuple(upload.client for upload in uploads)
     return Result(method, clients, outcome, Job(**{**vars(job), "device": "cpu"}))
+
+
+def _copies(named: Mapping[str, Trained], model: Model | None, method: Method, config: Any) -> Copies:
+    """Return the given builders, else those of the modules, which are of one architecture where the method needs it."""
+    found = Copies(named_builders(model), {}, "") if model is not None else copies_of(named, method.uploads)
+    if found.difference and Need.SAME_ARCHITECTURE in method.all_needs(config):
+        raise OptionError(
+            f"method {method.name!r} needs one architecture, but {found.difference}: choose another method, or give "
+            "model=, a callable that returns the nn.Module of all"
+        )
+    return found
+
+
+def _student(asked: str | None, method: Method, uploads: Sequence[Upload], copies: Copies) -> str:
+    """Return the architecture of the result; a result that is an ensemble has none of its own, and takes any."""
+    own = uploads[0].architecture
+    students = {
+        name: build for name, build in copies.builders.items() if kind_of(name) == CLASSIFIER
+    } or copies.builders
+    if asked is None and method.kind == "ensemble":
+        asked = next((name for name in (base_of(own), own) if name in students), None)
+    try:
+        return chosen_student(asked, students)
+    except OptionError as error:
+        why = f", because {copies.difference}; or give model=, if one nn.Module serves all" if copies.difference else ""
+        raise OptionError(f"{error}{why}") from error
 
 
 def _check_names(further: Mapping[str, Any], method: Method) -> None:
@@ -218,50 +246,26 @@ def _facts(
 ) -> dict[str, UploadFacts]:
     """Return client -> its facts, without an architecture yet."""
     told: dict[str, dict[str, Any]] = {client: {"pretrained": True} for client in named}
-    for client, counts in _by_name(label_counts, named, "label_counts").items():
+    for client, counts in by_name(label_counts, named, "label_counts").items():
         told[client] |= {"label-counts": [int(count) for count in counts], "num-examples": int(sum(counts))}
-    for client, size in _by_name(num_examples, named, "num_examples").items():
+    for client, size in by_name(num_examples, named, "num_examples").items():
         told[client]["num-examples"] = size
-    if wrong := [client for client in named if not CLIENT_NAME.fullmatch(client)]:
-        raise OptionError(f"client name is {wrong[0]!r}: must be up to 64 letters, digits, '.', '_' and '-'")
     return {client: check_facts(own, num_classes, client=client, architecture="") for client, own in told.items()}
 
 
-def _by_name(values: PerModel[Value] | None, named: Mapping[str, Trained], what: str) -> dict[str, Value]:
-    """Return client -> its value; empty if none are given."""
-    if values is None:
-        return {}
-    if isinstance(values, Mapping):
-        if odd := sorted(set(values) ^ set(named)):
-            raise OptionError(f"{what} and models differ in {odd[0]!r}: must have the same names")
-        return dict(values)
-    if len(values) != len(named):
-        raise OptionError(f"{what} has {len(values)} entries: must have one per model, {len(named)}")
-    return dict(zip(named, values, strict=True))
-
-
 def _uploads(
-    named: Mapping[str, Trained], facts: Mapping[str, UploadFacts], signatures: Signatures
+    kept: Mapping[str, State | str | Path], facts: Mapping[str, UploadFacts], copies: Copies
 ) -> tuple[Upload, ...]:
     """Return the models as checked uploads, by name; files are read one at a time, and again at each use."""
-    uploads = []
-    for client in sorted(named):
+    uploads, signatures = [], Signatures(copies.builders)
+    for client in sorted(kept):
         with blaming(f"model {client!r}"):
-            kept = _kept(named[client])
-            architecture = _architecture(_state(kept), signatures)
-            known = UploadFacts(**{**vars(facts[client]), "architecture": architecture})
-            read = partial(_checked, kept, known, signatures)
+            own = copies.architectures.get(client) or _architecture(_state(kept[client]), signatures)
+            known = UploadFacts(**{**vars(facts[client]), "architecture": own})
+            read = partial(_checked, kept[client], known, signatures)
             read()
         uploads.append(Upload(known, read))
     return tuple(uploads)
-
-
-def _kept(trained: Trained) -> State | str | Path:
-    """Return a file's name, or a copy of the tensors, which their owner may train further."""
-    if isinstance(trained, str | Path):
-        return trained
-    state = trained.state_dict() if isinstance(trained, nn.Module) else trained
-    return {key: value.detach().to("cpu", copy=True) for key, value in state.items()}
 
 
 def _checked(kept: State | str | Path, facts: UploadFacts, signatures: Signatures) -> State:

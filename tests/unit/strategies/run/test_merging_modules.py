@@ -1,0 +1,210 @@
+"""Modules that are merged without a builder: which of them are of one architecture."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations
+
+from strategies import load_ensemble_module, merge
+from strategies.core.errors import OptionError
+from strategies.run.copies import copies_of, difference, maker_of
+
+SHAPE: dict[str, Any] = {"num_classes": 4, "input_shape": (1, 8, 8), "threads": 1, "log": str}
+IMAGES = torch.linspace(-1, 1, 6 * 64).view(6, 1, 8, 8)
+
+
+class Holder(nn.Module):
+    """Holds a value that no layer shows, as an activation or a scale."""
+
+    def __init__(self, held: Any = torch.relu) -> None:
+        super().__init__()
+        self.body = nn.Linear(64, 5)
+        self.head = nn.Linear(5, 4)
+        self.held = held
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.head(self.held(self.body(images.flatten(1))))  # type: ignore[no-any-return]
+
+
+class Shifted(nn.Module):
+    def __init__(self, mean: float = 0.0) -> None:
+        super().__init__()
+        self.head = nn.Linear(64, 4)
+        self.mean: torch.Tensor
+        self.register_buffer("mean", torch.tensor(mean), persistent=False)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.head((images - self.mean).flatten(1))  # type: ignore[no-any-return]
+
+
+def layers(rate: float = 0.0) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Dropout(rate), nn.Linear(64, 4))
+
+
+def scaled(factor: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda values: values * factor
+
+
+class Options:
+    def __init__(self, width: int) -> None:
+        self.width = width
+
+
+def around(build: Callable[[], nn.Module]) -> nn.Module:
+    """A module whose attributes refer to its own layers and to itself."""
+    module: Any = Holder()
+    module.inner = build()
+    module.held = module.inner.forward
+    module.known = {"layers": [module.inner], "parameters": list(module.parameters()), "self": module}
+    return module  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    "models",
+    [
+        [Holder(torch.relu), Holder(torch.sin)],
+        [Holder(scaled(1.0)), Holder(scaled(5.0))],
+        [Holder(partial(torch.clamp, min=0)), Holder(partial(torch.clamp, min=-1))],
+        [Shifted(0.0), Shifted(3.0)],
+        [layers(0.1), layers(0.5)],
+    ],
+)
+def test_an_ensemble_keeps_what_sets_its_members_apart_in_any_order(models: list[nn.Module]) -> None:
+    with torch.no_grad():
+        expected = sum(model.eval()(IMAGES) for model in models) / 2
+        for given in (models, models[::-1], {"b": models[0], "a": models[1]}):
+            ensemble = merge(given, "fedens", **SHAPE).ensemble
+            assert ensemble is not None
+            torch.testing.assert_close(ensemble(IMAGES), expected)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "place"),
+    [
+        (torch.relu, torch.sin, "'held'"),
+        (torch.float32, torch.float64, "'held'"),
+        (torch.tensor([1.0, 2.0]), torch.tensor([1.0, 3.0]), "'held'"),
+        ({"a": [1, Options(2)]}, {"a": [1, Options(3)]}, "'held'"),
+        ([1], [1, 2], "'held'"),
+        (nn.Softplus(1), nn.Softplus(2), "'held.beta'"),
+        (nn.ReLU(), nn.Tanh(), "the classes of layer 'held'"),
+        (nn.Sequential(nn.ReLU()), nn.Sequential(), "their layers"),
+        (nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(3)), "'held'"),
+    ],
+)
+def test_the_first_difference_of_two_modules_is_named(one: Any, other: Any, place: str) -> None:
+    assert difference(Holder(one), Holder(other)) == place
+    assert not difference(Holder(one), Holder(one))
+    assert not difference(Holder(one), Holder(copy.deepcopy(one)))
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        layers,
+        Shifted,
+        lambda: Holder(scaled(2.0)),
+        lambda: Holder(partial(torch.clamp, min=0)),
+        lambda: Holder({"a": torch.ones(2), "b": Options(3), "c": {1, 2}, "d": None}),
+        lambda: nn.LSTM(3, 4),
+        lambda: nn.TransformerEncoderLayer(4, 2),
+        lambda: Holder(nn.LSTM(3, 4)),
+        lambda: parametrizations.weight_norm(nn.Linear(3, 4)),
+        lambda: Holder(parametrizations.spectral_norm(nn.Linear(3, 4))),
+        lambda: around(lambda: nn.LSTM(3, 4)),
+    ],
+)
+def test_modules_that_differ_in_their_weights_alone_are_of_one_architecture(build: Callable[[], nn.Module]) -> None:
+    trained = [build() for _ in range(2)]
+    trained[1].eval().requires_grad_(False)
+
+    copies = copies_of(dict(zip("ab", trained, strict=True)), "classifier")
+
+    assert set(copies.architectures.values()) == {type(trained[0]).__name__}
+    assert not copies.difference
+
+
+def test_architectures_are_named_in_the_order_of_clients_names() -> None:
+    copies = copies_of({"c": layers(0.1), "b": layers(0.5), "a": layers(0.1)}, "classifier")
+
+    assert copies.architectures == {"a": "Sequential", "b": "Sequential-2", "c": "Sequential"}
+    assert copies.difference == "models 'a' and 'b' differ in '1.p'"
+
+
+@pytest.mark.parametrize(
+    ("method", "student", "said"),
+    [
+        ("fedavg", None, "method 'fedavg' needs one architecture, but models 'a' and 'b' differ in 'held': .* model="),
+        (
+            "fedavg",
+            "Holder",
+            "method 'fedavg' needs one architecture, but models 'a' and 'b' differ in 'held': .* model=",
+        ),
+        (
+            "tally",
+            None,
+            "student is None: must be one of Holder, Holder-2, because .* differ in 'held'; or give model=",
+        ),
+    ],
+)
+def test_a_method_that_needs_one_architecture_says_what_differs(method: str, student: str | None, said: str) -> None:
+    models = {"a": Holder(torch.relu), "b": Holder(torch.sin)}
+    asked: dict[str, Any] = {} if student is None else {"student": student}
+
+    with pytest.raises(OptionError, match=said):
+        merge(models, method, **asked, **SHAPE)
+
+    assert merge(models, "fedavg", model=Holder, **SHAPE).student is not None
+
+
+def test_decoders_of_two_architectures_are_refused() -> None:
+    with pytest.raises(OptionError, match=r"models 'a' and 'b' differ in '0.weight': must be of one architecture"):
+        copies_of({"a": nn.Sequential(nn.Linear(3, 4)), "b": nn.Sequential(nn.Linear(3, 5))}, "cvae")
+
+
+class Keeping(Holder):
+    """Keeps its last features, as for a picture of what it looks at."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        self.features = self.body(images.flatten(1))
+        return self.head(self.features)  # type: ignore[no-any-return]
+
+
+def test_a_module_that_has_no_copy_asks_for_its_builder() -> None:
+    keeping, locked = Keeping(), Holder()
+    keeping(IMAGES)
+    locked.held = threading.Lock()
+
+    for module in (keeping, locked):
+        with pytest.raises(OptionError, match=r"model 'client-000' cannot be copied: .*: needs model=, a callable"):
+            merge([module], "fedens", **SHAPE)
+        if module is keeping:
+            assert merge([module], "fedens", model=Keeping, **SHAPE).ensemble is not None
+
+
+def test_a_card_never_names_a_class_that_builds_another_module() -> None:
+    (same,), (other,) = (
+        copies_of({"a": Holder(held)}, "classifier").builders.values() for held in (torch.relu, torch.sin)
+    )
+
+    assert maker_of(same) == f"{__name__}:Holder"
+    assert maker_of(other) == ""
+
+
+def test_a_saved_ensemble_of_two_architectures_is_read_with_both(tmp_path: Any) -> None:
+    result = merge([Holder(torch.relu), Holder(torch.sin)], "fedens", **SHAPE)
+    result.save(tmp_path)
+
+    loaded = load_ensemble_module(tmp_path, {"Holder": Holder, "Holder-2": partial(Holder, torch.sin)})
+
+    assert result.ensemble is not None
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(IMAGES), result.ensemble(IMAGES))
