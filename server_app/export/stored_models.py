@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,13 +13,15 @@ from torch import Tensor, nn
 from fl_app.data import Normalization, Split
 from fl_app.models.feature_heads import FeatureHead, WholeHead
 from fl_app.models.features import FeatureFunction
-from server_app.replay.foreign_models import foreign_models
+from server_app.replay.foreign_models import answering_of, check_models, foreign_models
 from server_app.settings.build import architectures
+from server_app.settings.choices import CHOICES
 from server_app.settings.read import read_settings
 from strategies.combiners.combiners import build_combiner
 from strategies.core.errors import OptionError, StoreError
 from strategies.core.kinds import holds_images
 from strategies.core.seeds import generator, seeded_torch
+from strategies.method import Job, Upload
 from strategies.run.ensembles import FOLDER_NAME, load_ensemble
 from strategies.run.identity import stored_normalization
 from strategies.run.retired import without_retired
@@ -27,7 +29,7 @@ from strategies.run.run_folder import RunFolder
 from strategies.teacher.ensemble import Ensemble
 
 if TYPE_CHECKING:
-    from strategies.method import ModelBuilder
+    from strategies.method import ModelBuilder, State
 
 Shape = tuple[int, int, int]
 
@@ -99,7 +101,7 @@ def stored_models(run: Path, model: str = "") -> StoredModels:
         model: ``module:attribute`` that builds the models of a run of another project; empty for a run of this app.
 
     Raises:
-        OptionError: The run is another project's, and ``model`` does not name its models' builder.
+        OptionError: The run is another project's, and ``model`` names no builder of its models.
         StoreError: The run has no result yet, or a file is damaged.
     """
     with RunFolder.open(run, write=False) as folder:
@@ -112,13 +114,16 @@ def stored_models(run: Path, model: str = "") -> StoredModels:
     normalization = stored_normalization(info)
     split = Split(torch.zeros(0, dtype=torch.int64), classes, shape, normalization, "none", _no_examples)
     builders, student = _builders(run, info, model, split)
+    spec, members = load_ensemble(run, builders) if (run / FOLDER_NAME).is_dir() else (None, ())
+    if _of_another_project(info):
+        job = Job((), builders, student, classes, shape, normalization, config=None)
+        _check_foreign(model, job, info, weights, members)
     found: dict[str, nn.Module] = {}
     if weights is not None:
         with seeded_torch(0, "export"):
             found["student"] = builders[student]()
         found["student"].load_state_dict(weights)
-    if (run / FOLDER_NAME).is_dir():
-        spec, members = load_ensemble(run, builders)
+    if spec is not None:
         combiner = build_combiner(spec.combiner, spec.weights, builders[members[0].architecture])
         found["ensemble"] = Ensemble.from_uploads(members, builders, combiner, precision=spec.precision, form="loop")
     first = normalization if holds_images(shape) else None
@@ -128,6 +133,19 @@ def stored_models(run: Path, model: str = "") -> StoredModels:
         with torch.no_grad():
             models["ensemble"](stored.examples(2))  # settles members of anybody's code, which a tracer cannot do
     return stored
+
+
+def _check_foreign(
+    text: str, job: Job, info: Mapping[str, Any], student: State | None, members: Sequence[Upload]
+) -> None:
+    """Refuse models of another project than the stored ones; see :func:`check_models`."""
+    stored = {each.architecture: each for each in members}  # those of one architecture have the same names and shapes
+    weights: dict[str, State] = {name: each.read() for name, each in stored.items()}
+    weights |= {} if student is None else {job.student: student}
+    # Members of a method that is not known here may answer with anything.
+    known = info.get("method") in CHOICES
+    answering = answering_of(CHOICES[info["method"]], job.student, weights) if known else {job.student}
+    check_models(text, job, weights, answering & set(weights))
 
 
 def _whole(module: nn.Module) -> nn.Module:
@@ -140,9 +158,8 @@ def _whole(module: nn.Module) -> nn.Module:
 
 
 def _builders(run: Path, info: Mapping[str, Any], model: str, split: Split) -> tuple[Mapping[str, ModelBuilder], str]:
-    stored = info.get("settings")
-    if isinstance(stored, dict):
-        settings = read_settings({**without_retired(stored), "resume": "", "run-dir": ""})
+    if not _of_another_project(info):
+        settings = read_settings({**without_retired(info["settings"]), "resume": "", "run-dir": ""})
         seed = int(info.get("data-seed", settings.app.seed))
         return architectures(settings, split, FeatureFunction(settings.app.features, seed, *split.normalization))
     if not model:
@@ -150,6 +167,10 @@ def _builders(run: Path, info: Mapping[str, Any], model: str, split: Split) -> t
             f"{run} is a run of another project: needs --model, as module:attribute that returns its nn.Module"
         )
     return foreign_models(model, info["student"]), info["student"]
+
+
+def _of_another_project(info: Mapping[str, Any]) -> bool:
+    return not isinstance(info.get("settings"), dict)
 
 
 def _no_examples(positions: Tensor) -> Tensor:

@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
 
 from fl_app.config import AppConfig
 from fl_app.data import images_in
-from fl_app.project import imported
+from fl_app.project import FAILURES, imported, one_line
 from server_app.replay.request import Request
-from server_app.settings.choices import CHOICES
+from server_app.replay.teachers import upload_of_each
+from server_app.settings.choices import CHOICES, Choice
 from server_app.settings.read import Settings
 from server_app.settings.settled import check_same_run
-from strategies.core.errors import OptionError
+from strategies.core.errors import OneShotError, OptionError
+from strategies.core.kinds import CLASSIFIER, kind_of
 from strategies.core.options import flatten, options_of, parse, reject_unknown
+from strategies.core.seeds import seeded_torch
 from strategies.gatekeeper.config import GatekeeperConfig
 from strategies.method import Job
 from strategies.run.identity import stored_normalization
 from strategies.run.retired import without_retired
 from strategies.run.stage import all_cores
+from strategies.uploads.builders import check_student, named_builders
+from strategies.uploads.checks import Signatures, check_arrays
+from strategies.uploads.tensors import tensor_form
+
+if TYPE_CHECKING:
+    from strategies.method import State
 
 # The settings of the app that a replay of another project's run takes, beside the seed.
 OF_THE_APP = ("teacher", "teacher-run", "store-images", "data.proxy-file")
@@ -40,13 +53,58 @@ def foreign_models(text: str, student: str) -> dict[str, Callable[[], Any]]:
         OptionError: The import fails, or the attribute is neither of the two.
     """
     found = imported(text, "--model")
-    models = dict(found) if isinstance(found, Mapping) else {student: found}
-    if student not in models or not all(map(callable, models.values())):
-        raise OptionError(
-            f"--model {text!r} is {type(found).__name__}: must be a callable that returns an nn.Module, "
-            f"or a dict of architecture name -> callable with {student!r} among them"
-        )
+    with _naming(text):
+        models = named_builders(found if isinstance(found, Mapping) else {student: found})
+        if student not in models:
+            raise OptionError(f"it builds {', '.join(map(str, models))}: must build {student!r} too, the run's student")
     return models
+
+
+def check_models(text: str, job: Job, stored: Mapping[str, State], answering: Collection[str]) -> None:
+    """Refuse models that stored weights do not fit, or that do not map examples to logits, before any work.
+
+    Args:
+        text: What :func:`foreign_models` imported, for the errors.
+        job: Its builders and its shapes; an architecture that it does not build is left unchecked.
+        stored: Architecture -> weights that a model of it has to take.
+        answering: The architectures whose models map examples [B, *input_shape] to logits [B, C].
+
+    Raises:
+        OptionError: A model cannot be built, or is of another project than the weights; in one line.
+    """
+    for name in job.builders:
+        if name in stored or name in answering:
+            with _naming(text):
+                _check_model(name, job, stored.get(name), answers=name in answering)
+
+
+def answering_of(method: Choice, student: str, stored: Collection[str]) -> set[str]:
+    """Return the architectures whose models answer with logits where a method works on stored uploads of these."""
+    classifiers = {*stored, student} if method.uploads == CLASSIFIER else set[str]()
+    students = {student} if method.kind == "student" else set[str]()
+    return {name for name in classifiers | students if kind_of(name) == CLASSIFIER}
+
+
+def _check_model(name: str, job: Job, weights: State | None, *, answers: bool) -> None:
+    with seeded_torch(0, "check"):
+        model = job.builders[name]()
+    if not isinstance(model, nn.Module):
+        raise OptionError(f"architecture {name!r} builds {type(model).__name__}: must be an nn.Module")
+    if weights is not None:
+        check_arrays(weights, name, Signatures({name: lambda: model})[name], tensor_form("stored tensors", exact=False))
+    if answers:
+        check_student(replace(job, student=name))
+
+
+@contextmanager
+def _naming(text: str) -> Iterator[None]:
+    """Name --model in every error of a block, in one line; those of the project's own code become such errors."""
+    try:
+        yield
+    except OneShotError as error:
+        raise OptionError(f"--model {text!r}: {' '.join(str(error).split())}") from error
+    except FAILURES as error:
+        raise OptionError(f"--model {text!r} fails: {one_line(error)}") from error
 
 
 def foreign_job(request: Request, info: Mapping[str, Any]) -> tuple[Settings, Job]:
@@ -58,8 +116,17 @@ def foreign_job(request: Request, info: Mapping[str, Any]) -> tuple[Settings, Jo
 
     Raises:
         DataError: The file of the server's images is missing or damaged.
-        OptionError: The request names no method or no model, a setting is wrong, or the import fails.
+        OptionError: The request names no method or no model, a setting is wrong, the import fails, or the models are
+            not those of the run's uploads.
+        StoreError: The run's folder or an upload is damaged.
     """
+    settings, job = _foreign_job(request, info)
+    stored = upload_of_each(request.run)
+    check_models(request.model, job, stored, answering_of(settings.method, job.student, stored))
+    return settings, job
+
+
+def _foreign_job(request: Request, info: Mapping[str, Any]) -> tuple[Settings, Job]:
     name = request.method or (info["method"] if request.resume is not None else "")
     if not name or ":" not in request.model:
         raise OptionError(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fl_app.data import Split
+from fl_app.project import FAILURES
 from server_app.launch.guard import sigterm_as_interrupt
 from server_app.replay.foreign_models import foreign_job, of_the_app
 from server_app.replay.request import Request
@@ -75,7 +76,7 @@ def replay_run(request: Request, *, log: Callable[[str], None], compute: ServerC
             model += f" --evaluate {request.evaluate}" if request.evaluate else ""
             log(f"interrupted. To resume: oneshot replay {request.run} --resume {target.path}{model}")
             raise
-        except OneShotError:
+        except (OneShotError, *FAILURES):
             if request.resume is None:
                 _remove_unbegun(target)
             raise
@@ -274,7 +275,7 @@ def _target(request: Request, info: Mapping[str, Any]) -> RunFolder:
 
 
 def _remove_unbegun(target: RunFolder) -> None:
-    """Remove the folder of a replay that was refused before its first epoch, and so cannot be resumed."""
+    """Remove the folder of a replay that failed before its first epoch, and so cannot be resumed."""
     work = target.round(1)
     epochs = any("epoch" in row for row in work.metrics())
     if work.load_checkpoint() is None and not epochs and not kept_round(target):

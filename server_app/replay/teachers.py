@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fl_app.config import AppConfig
 from strategies.core.errors import OptionError, StoreError
@@ -14,6 +14,9 @@ from strategies.run.run_folder import RunFolder, StoredWeights, load_ensemble
 from strategies.run.stage import kept_round, usable_uploads
 from strategies.uploads.checks import some
 from strategies.uploads.digest import weights_sha256
+
+if TYPE_CHECKING:
+    from strategies.method import State
 
 
 def stored_uploads(run: Path) -> tuple[Upload, ...]:
@@ -24,6 +27,20 @@ def stored_uploads(run: Path) -> tuple[Upload, ...]:
     """
     with RunFolder.open(run, write=False) as folder:
         return usable_uploads(folder.round(max(1, kept_round(folder))))
+
+
+def upload_of_each(run: Path) -> dict[str, State]:
+    """Return the weights of one stored upload per architecture; all of one have the same names and shapes.
+
+    Raises:
+        StoreError: The folder is no run folder, or one of these uploads is damaged.
+    """
+    with RunFolder.open(run, write=False) as folder:
+        held = folder.round(max(1, kept_round(folder)))
+        records = {record.facts.architecture: record for record in held.records()}
+    # One file each: to read and compare all of them takes long, and the server stage does it anyway.
+    files = {name: held.path / "uploads" / f"{record.client}.safetensors" for name, record in records.items()}
+    return {name: StoredWeights(files[name], record.sha256)() for name, record in records.items()}
 
 
 def taught(job: Job, app: AppConfig, info: Mapping[str, Any]) -> Job:

@@ -9,7 +9,7 @@ from typing import Any
 
 from server_app.report.kept_scores import Keep, KeptScores, fresh
 from server_app.settings.choices import CHOICES, Choice
-from server_app.settings.own_scores import Scorer
+from server_app.settings.own_scores import OwnScores, Scorer
 from strategies.combiners.combiners import build_combiner
 from strategies.combiners.outcomes import load_model
 from strategies.core.kinds import CLASSIFIER, PREDICTING
@@ -66,7 +66,13 @@ def evaluate(
         keep = fresh if kept is None else KeptScores(kept, report.job, held_out)
         rows = result_table(report, method_name, replace(held_out, passed=count), keep=keep)
         journal.report(total, total)  # kept scores need no pass
-        return rows
+    # Trained models are seldom so bad.
+    if isinstance(held_out, OwnScores) and 0 < max(row.accuracy for row in rows) <= 1:
+        log(
+            f"warning: every accuracy is from 0 to 1 %: --evaluate {held_out.name!r} must return per cent, 0 to 100; "
+            "is it a share?"
+        )
+    return rows
 
 
 def result_table(report: StageReport, method_name: str, held_out: Scorer, *, keep: Keep = fresh) -> list[Row]:

@@ -46,6 +46,14 @@ def fails(model):
     raise ValueError("no test\\ndata")
 
 
+def fraction(model):
+    return score(model) / 100
+
+
+def never(model):
+    return 0.0
+
+
 share = lambda model: "most"
 above = lambda model: 101.0
 nothing = lambda model: None
@@ -125,6 +133,19 @@ def test_a_wrong_function_is_refused_in_one_line(run: Path, evaluate: str, reaso
         replayed(run, "fedens", evaluate)
     assert "\n" not in str(error.value)
     assert list(run.parent.iterdir()) == [run]
+
+
+@pytest.mark.parametrize(("evaluate", "warned"), [("fraction", True), ("score", False), ("never", False)])
+def test_scores_that_look_like_shares_are_warned_of_in_one_line(run: Path, evaluate: str, warned: bool) -> None:
+    lines: list[str] = []
+
+    replay_run(Request(run, "fedens", {}, model="scored_net:net", evaluate=f"scored_net:{evaluate}"), log=lines.append)
+
+    warning = (
+        "warning: every accuracy is from 0 to 1 %: --evaluate 'scored_net:fraction' must return per cent, 0 to 100; "
+        "is it a share?"
+    )
+    assert [line for line in lines if line.startswith("warning")] == [warning] * warned
 
 
 def test_a_run_of_this_app_has_held_out_images_of_its_own(tmp_path: Path, run_folder: Any) -> None:

@@ -427,7 +427,7 @@ def test_a_replay_of_another_project_s_run_that_was_cut_off_goes_on_with_its_opt
         ("fedens", "foreign_net", {}, "is a run of another project"),
         ("fedens", "absent_module:Net", {}, "--model is 'absent_module:Net', but there is no module 'absent_module'"),
         ("fedens", "foreign_net:Nut", {}, "module 'foreign_net' has no 'Nut'; did you mean 'Net'"),
-        ("fedens", "foreign_net:NUMBER", {}, "--model 'foreign_net:NUMBER' is int: must be a callable"),
+        ("fedens", "foreign_net:NUMBER", {}, "--model 'foreign_net:NUMBER': model is a int: must be a callable"),
         ("fedprox", "foreign_net:Net", {}, "unknown method 'fedprox'"),
         ("dense", "foreign_net:Net", {"data__alpha": 0.1}, "unknown setting 'data.alpha'"),
         ("dense", "foreign_net:Net", {"dense__epochs": 0}, "'dense.epochs' is 0"),

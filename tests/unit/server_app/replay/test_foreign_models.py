@@ -1,0 +1,162 @@
+"""Models of another project that are not those of its run: refused before a folder is made."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import nn
+
+from server_app.compare.comparison import Comparison, compare_runs
+from server_app.export.exporting import export_run
+from server_app.replay.request import Request
+from server_app.replay.stored import replay_run
+from strategies.core.errors import OptionError
+from strategies.core.facts import UploadFacts
+from strategies.method import METHODS
+from strategies.run.run_folder import RunFolder
+
+CODE = r"""
+from torch import nn
+
+
+def net():
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+
+
+def needs(num_classes):
+    return net()
+
+
+def fails():
+    raise ValueError("no\nfile")
+
+
+def wide():
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 5), nn.ReLU(), nn.Linear(5, 3))
+
+
+def other_shape():
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 5))
+
+
+class Answers(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(16, 3))
+
+    def forward(self, x):
+        return {"logits": super().forward(x)}
+
+
+instance = net()
+number = lambda: 3
+both = {"model": net, "wide": wide}
+others = {"wide": wide}
+wrong_member = {"model": net, "wide": other_shape}
+"""
+WRONG = [
+    ("instance", "--model 'their_nets:instance': model is a Sequential: must be a callable that returns an nn.Module"),
+    ("needs", "--model 'their_nets:needs' fails: TypeError: .*'num_classes'"),
+    ("fails", "--model 'their_nets:fails' fails: ValueError: no file"),
+    ("number", "--model 'their_nets:number': architecture 'model' builds int: must be an nn.Module"),
+    ("Answers", "--model 'their_nets:Answers': .*model 'model'"),
+    ("wide", "--model 'their_nets:wide': stored tensors do not fit architecture 'model': missing 3.bias, 3.weight"),
+    ("other_shape", r"stored tensors do not fit architecture 'model': 1.weight is float32\[3, 16\], expected is "),
+    ("others", "--model 'their_nets:others': it builds wide: must build 'model' too, the run's student"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / "their_nets.py").write_text(CODE)
+    monkeypatch.chdir(tmp_path)
+    yield
+    sys.modules.pop("their_nets", None)
+
+
+def stored(path: Path, *architectures: str) -> Path:
+    """Make a run folder as another project leaves it, with one upload of each architecture."""
+    nets = {
+        "model": nn.Sequential(nn.Flatten(), nn.Linear(16, 3)),
+        "wide": nn.Sequential(nn.Flatten(), nn.Linear(16, 5), nn.ReLU(), nn.Linear(5, 3)),
+    }
+    info = {"method": "fedens", "seed": 4, "student": "model", "num-classes": 3, "input-shape": [1, 4, 4]}
+    with RunFolder.create(path, info) as folder:
+        for number, name in enumerate(architectures):
+            folder.round(1).accept(UploadFacts(f"c{number}", name, 5), nets[name].state_dict())
+    return path
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return stored(tmp_path / "runs" / "run", "model", "model")
+
+
+def replayed(run: Path, method: str, model: str) -> dict[str, Any]:
+    return replay_run(Request(run, method, {}, model=f"their_nets:{model}"), log=lambda _: None)
+
+
+@pytest.mark.parametrize("method", ["fedens", "tally"])
+@pytest.mark.parametrize(("model", "message"), WRONG)
+def test_a_replay_with_models_that_are_not_the_run_s_is_refused_and_leaves_no_folder(
+    run: Path, method: str, model: str, message: str
+) -> None:
+    with pytest.raises(OptionError, match=message) as error:
+        replayed(run, method, model)
+
+    assert "\n" not in str(error.value)
+    assert list(run.parent.iterdir()) == [run]
+
+
+def test_a_replay_with_a_wrong_member_is_refused_and_one_that_is_not_needed_is_not_built(tmp_path: Path) -> None:
+    mixed = stored(tmp_path / "mixed" / "run", "model", "wide")
+    alone = stored(tmp_path / "alone" / "run", "model", "model")
+
+    with pytest.raises(OptionError, match="stored tensors do not fit architecture 'wide'"):
+        replayed(mixed, "fedens", "wrong_member")
+    assert replayed(mixed, "fedens", "both")["uploads"] == 2
+    assert replayed(alone, "fedens", "wrong_member")["uploads"] == 2
+
+
+@pytest.mark.parametrize(("model", "message"), WRONG)
+def test_a_comparison_with_models_that_are_not_the_run_s_is_refused_and_leaves_no_folder(
+    run: Path, tmp_path: Path, model: str, message: str
+) -> None:
+    asked = Comparison((run,), "fedens,tally", model=f"their_nets:{model}", out=tmp_path / "compared")
+
+    with pytest.raises(OptionError, match=message):
+        compare_runs(asked, log=lambda _: None)
+
+    assert not (tmp_path / "compared").exists()
+
+
+@pytest.mark.parametrize("method", ["fedens", "fedavg"])
+@pytest.mark.parametrize(("model", "message"), WRONG)
+def test_an_export_with_models_that_are_not_the_run_s_is_refused_and_leaves_no_folder(
+    run: Path, method: str, model: str, message: str
+) -> None:
+    result = Path(replayed(run, method, "net")["run_dir"])
+
+    with pytest.raises(OptionError, match=message) as error:
+        export_run(result, only="torch", model=f"their_nets:{model}", log=lambda _: None)
+
+    assert "\n" not in str(error.value)
+    assert not (result / "export").exists()
+
+
+def test_a_replay_that_fails_by_an_error_of_any_kind_leaves_no_folder(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> Any:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("strategies.fedens.METHOD", replace(METHODS["fedens"], fit=fail))
+
+    with pytest.raises(ZeroDivisionError):
+        replayed(run, "fedens", "net")
+
+    assert list(run.parent.iterdir()) == [run]
