@@ -25,6 +25,7 @@ from ...run.identity import open_run
 from ...run.run_folder import RunFolder, default_run_dir
 from ...run.stage import StageReport, all_cores, kept_report, kept_round
 from ...uploads.builders import check_student, chosen_student, named_builders
+from ..messages import in_order
 from ..run import Account, RunOptions
 from .base import Base, facts_of
 from .loop import IterativeRounds
@@ -214,7 +215,7 @@ class Iterative(Strategy):
             result.train_metrics_clientapp[number] = MetricRecord(dict(metrics))
         result.evaluate_metrics_clientapp.update(self._rounds.client_scores.found)
         result.evaluate_metrics_serverapp.update(self._rounds.scores)
-        result.arrays = ArrayRecord(self.report.outcome.student or {})
+        result.arrays = ArrayRecord(in_order(self.report.outcome.student or {}, self._rounds.state))
         return result
 
     # Flower's abstract steps, for callers that own the loop.
