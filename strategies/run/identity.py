@@ -67,9 +67,8 @@ def _tensors(job: Job) -> str:
     """Return the names, shapes and dtypes of the student's tensors in short: another model may have the same name."""
     signature = Signatures(job.builders)[job.student]
     digest = hashlib.sha256(repr(sorted(signature.items())).encode()).hexdigest()
-    return (
-        f"{len(signature)} tensors, {sum(math.prod(shape) for shape, _ in signature.values())} numbers, {digest[:16]}"
-    )
+    numbers = sum(math.prod(shape) for shape, _ in signature.values())
+    return f"{len(signature)} tensors, {numbers} numbers, {digest[:16]}"
 
 
 # The wait for clients and the quorum do not change the result that is computed from their answers.
