@@ -175,9 +175,7 @@ class GlobalModel:
         """Continue from a result of :meth:`snapshot`."""
         self.state = tree["model"]
         for name, value in tree["strategy"].items():
-            holder, _, attribute = name.rpartition(".")
-            owner = attrgetter(holder)(self._base.strategy) if holder else self._base.strategy
-            setattr(owner, attribute, _from_tree(value))
+            self._base.remember(name, _from_tree(value))
 
     def _keep_in_step(self, arrays: ArrayRecord) -> None:
         """Replace a strategy's own copy of the last model: FedAvgM would step from it, and undo the later rounds."""
