@@ -70,7 +70,7 @@ class GlobalModel:
 
     @state.setter
     def state(self, state: Mapping[str, torch.Tensor]) -> None:
-        # A file or a strategy may return the names in any order, and projects zip a model's arrays with its own.
+        """Replace the weights, whose names a file or a strategy may give in any order."""
         self._state = in_order(state, self._names)
 
     def requests(self, server_round: int, config: Mapping[str, Any], nodes: Sequence[int]) -> dict[int, RecordDict]:
