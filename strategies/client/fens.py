@@ -49,7 +49,8 @@ def serve(
         app: The ClientApp.
         model: A callable that returns an ``nn.Module``, or a dict of architecture name -> callable, as for the
             strategy. A client must be able to build every architecture of the ensemble.
-        examples: Context -> the examples that this client did not train on: normalised inputs [n, ...], labels [n].
+        examples: Context -> the examples that this client did not train on: normalised inputs [n, ...], labels [n];
+            tensors, or numpy arrays.
         client: The client's stable name, or context -> name; its upload bears the same name.
         state_dir: Folder of the logits; empty: ``$ONESHOT_CLIENT_STATE``, else the user's cache folder.
         max_ensemble_mib: The largest ensemble that the client accepts, in MiB; 0: any.

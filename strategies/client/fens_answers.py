@@ -67,7 +67,7 @@ class Local:
 
     Attributes:
         client: The client's name.
-        examples: Its held examples: normalised inputs [n, ...] and labels int64 [n].
+        examples: Its held examples: normalised inputs [n, ...], labels int64 [n] or [n, 1]; tensors, or numpy arrays.
         build: An architecture's name -> a fresh module.
         own: The client's copy of its own upload, which the server then need not send; None if it has lost the copy.
         state_dir: Folder of the logits; see :func:`.places.run_place`.
@@ -77,7 +77,7 @@ class Local:
     """
 
     client: str
-    examples: Callable[[Told], tuple[torch.Tensor, torch.Tensor]]
+    examples: Callable[[Told], tuple[Any, Any]]
     build: Callable[[str, Told], torch.nn.Module]
     own: Callable[[Told], Own | None] = lambda told: None  # noqa: ARG005  a foreign client keeps none
     state_dir: str = ""
@@ -220,14 +220,17 @@ def _packed(own: Own, precision: str) -> PackedMember:
     return pack_member(own.architecture, own.state, precision=precision, ranges=own.ranges)
 
 
-def _examples(asked: _Asked) -> tuple[torch.Tensor, torch.Tensor]:
-    inputs, labels = asked.local.examples(asked.told)
-    if len(labels) == 0:
+def _examples(asked: _Asked) -> tuple[Any, np.ndarray[Any, Any]]:
+    inputs, given = asked.local.examples(asked.told)
+    labels, count = np.asarray(given), len(inputs)
+    if labels.size != count:
+        raise UploadError(f"the client's labels have shape {list(labels.shape)}: must be [{count}], one for each input")
+    if count == 0:
         raise UploadError(
             f"the client holds out {asked.told.holdout:g} of its examples for the aggregator, which is no example: "
             "it takes no part in the rounds; needs a larger 'fens.holdout', or more examples"
         )
-    return inputs, labels
+    return inputs, labels.astype(np.int64).reshape(-1)  # a column [n, 1] would pick rows by broadcasting
 
 
 def _compute(asked: _Asked) -> Said:
@@ -242,6 +245,8 @@ def _compute(asked: _Asked) -> Said:
     own = asked.local.own(asked.told) if len(sent) < len(members) else None
     copy = None if own is None else _packed(own, precision)
     inputs, labels = _examples(asked)
+    if isinstance(inputs, np.ndarray):  # numpy's own floats are double, a module's are not
+        inputs = torch.as_tensor(inputs.astype(np.float32) if inputs.dtype == np.float64 else inputs)
     values = []
     for number, (digest, architecture) in enumerate(zip(members, architectures, strict=True)):
         packed = copy
@@ -253,7 +258,7 @@ def _compute(asked: _Asked) -> Said:
         with torch.no_grad():  # copies, because a member that works in place would change the others' inputs
             values.append(torch.cat([module(part.clone()) for part in torch.split(inputs, BATCH)]).float().numpy())
     seen = inputs.float().numpy() if facts.get("sees-inputs") else np.zeros(0, np.float32)
-    logits = Logits(tuple(members), np.stack(values), np.asarray(labels, dtype=np.int64), seen)
+    logits = Logits(tuple(members), np.stack(values), labels, seen)
     asked.cache.save(asked.ensemble, logits)
     return {"ensemble": asked.ensemble, "examples": len(logits.labels)}, {}
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 
@@ -28,6 +28,7 @@ from .decoding import array_form
 if TYPE_CHECKING:
     from ..method import Job, Method, State
 
+V = TypeVar("V")
 ANONYMOUS = re.compile(r"anonymous-[0-9a-f]{12}(-[0-9]+)?")
 # The limit of the numbers that a client's answer is weighted with: products of larger ones overflow.
 MOST_WEIGHT = 2**63
@@ -215,6 +216,11 @@ def metrics_name(content: RecordDict) -> str:
 def metrics_of(content: RecordDict) -> MetricRecord:
     """Return the record with a client's numbers, see :func:`metrics_name`; an empty one if there is none."""
     return content.metric_records.get(metrics_name(content), MetricRecord())
+
+
+def in_order(arrays: Mapping[str, V], names: Iterable[str]) -> dict[str, V]:
+    """Return arrays in the order of these names, as far as there are any; the others follow."""
+    return {name: arrays[name] for name in (*names, *arrays) if name in arrays}
 
 
 def is_weight(value: object) -> bool:

@@ -23,6 +23,7 @@ from ..run.quarantine import guarded_replay
 from ..run.run_folder import RunFolder, default_run_dir
 from ..run.stage import StageReport, all_cores
 from ..uploads.builders import chosen_config, chosen_student, named_builders
+from .arguments import absolute, check_arguments, check_start, told_scores
 from .evaluation import ClientEvaluation
 from .messages import Request
 from .run import Account, Rounds, RunOptions, signature_of
@@ -88,10 +89,7 @@ class OneShot(Strategy):
         facts: Mapping[str, Any] | None = None,
     ) -> None:
         options, builders = options or RunOptions(), named_builders(model)
-        if min_uploads < 1:
-            raise OptionError(f"min_uploads is {min_uploads}: must be a whole number at least 1")
-        if not 0.0 <= fraction_evaluate <= 1.0:
-            raise OptionError(f"fraction_evaluate is {fraction_evaluate}: must be a number from 0 to 1")
+        check_arguments(input_shape, seed=seed, min_uploads=min_uploads, fraction_evaluate=fraction_evaluate)
         self.method, self._assumed = method, normalization is None and holds_images(input_shape)
         self.job = Job(
             uploads=(),
@@ -111,7 +109,7 @@ class OneShot(Strategy):
             store_images=options.store_images,
         )
         self.evaluate_model = evaluate_model
-        self._run_dir, self._options, self._facts = run_dir, options, dict(facts or {})
+        self._run_dir, self._options, self._facts = absolute(run_dir), options, dict(facts or {})
         self.rounds = Rounds(method, self.job, compute=compute, min_uploads=min_uploads, options=options)
         self._fraction_evaluate = fraction_evaluate
         self._evaluation = ClientEvaluation(fraction_evaluate)
@@ -125,10 +123,10 @@ class OneShot(Strategy):
         A strategy stands for one run: after :meth:`close` the same folder is opened again.
         """
         if self._folder is None:
-            path = Path(self._run_dir) if self._run_dir else default_run_dir("", self.method.name)
+            path = self._run_dir or default_run_dir("", self.method.name)
             decided = {"gatekeeper.policy": self._options.gatekeeper.policy}
             self._folder = open_run(path, self.method.name, self.job, identity=decided, facts=self._facts)
-            self._run_dir = path
+            self._run_dir = self._folder.path
         return self._folder
 
     @property
@@ -188,6 +186,7 @@ class OneShot(Strategy):
             OptionError: The method's needs are not met.
             StoreError: The run folder cannot be used.
         """
+        check_start(self, OneShot, timeout)
         if self._assumed:
             log(INFO, "%s", ASSUMED)
         if num_rounds not in (self.method.rounds(self.job.config), FLOWER_DEFAULT_ROUNDS):
@@ -284,9 +283,10 @@ class OneShot(Strategy):
         if evaluate_fn and reason:
             log(INFO, "evaluate_fn is not called for the result: %s", reason)
         elif evaluate_fn:
-            scores = MetricRecord(dict(evaluate_fn(server_round, arrays) or {}))
+            found = evaluate_fn(server_round, arrays)
+            scores = told_scores("evaluate_fn", {} if found is None else found, lambda value: value)
         if self.evaluate_model is not None:
-            scores.update({key: float(value) for key, value in self.evaluate_model(self.outcome).items()})
+            scores.update(told_scores("evaluate_model", self.evaluate_model(self.outcome)))
         if scores:
             result.evaluate_metrics_serverapp[server_round] = scores
 

@@ -37,7 +37,7 @@ from ..uploads.needs import check_needs
 from ..uploads.outputs import check_outputs
 from .clients import GridClients
 from .collect import Collector
-from .messages import Request, is_anonymous
+from .messages import Request, in_order, is_anonymous
 from .names import Names
 from .nodes import MAX_BYTES, Limits, Nodes, Refusals, is_simulation
 
@@ -186,7 +186,8 @@ class Rounds:
     def student_arrays(self) -> ArrayRecord | None:
         """Return the last student's weights; None without a student."""
         student = self.report.outcome.student if self.report is not None else None
-        return None if student is None else ArrayRecord(student)
+        # A stored student has its names in the order of a hash, and projects zip the arrays with those of a model.
+        return None if student is None else ArrayRecord(in_order(student, self._signatures[self._job.student]))
 
     def _collect(self, folder: RoundFolder, grid: Grid, request: Request, timeout: float) -> Callable[[], None] | None:
         if (pinned := pinned_clients(folder)) is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..core.errors import OptionError
 from ..core.facts import Normalization
 from ..core.options import flatten
+from ..uploads.checks import Signatures
 from .files import plain
 from .retired import without_retired
 from .run_folder import RunFolder
@@ -35,6 +38,7 @@ def open_run(path: Path, method: str, job: Job, *, identity: Mapping[str, Any], 
         "method": method,
         "seed": job.seed,
         "student": job.student,
+        "student-tensors": _tensors(job),
         "num-classes": job.num_classes,
         "input-shape": job.input_shape,
         "normalization": [job.normalization.mean, job.normalization.std],
@@ -57,6 +61,14 @@ def stored_normalization(info: Mapping[str, Any]) -> Normalization:
         return Normalization.half(info["input-shape"][0])
     mean, std = info["normalization"]
     return Normalization(tuple(mean), tuple(std))
+
+
+def _tensors(job: Job) -> str:
+    """Return the names, shapes and dtypes of the student's tensors in short: another model may have the same name."""
+    signature = Signatures(job.builders)[job.student]
+    digest = hashlib.sha256(repr(sorted(signature.items())).encode()).hexdigest()
+    numbers = sum(math.prod(shape) for shape, _ in signature.values())
+    return f"{len(signature)} tensors, {numbers} numbers, {digest[:16]}"
 
 
 # The wait for clients and the quorum do not change the result that is computed from their answers.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import copy
+from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedProx, FedYogi, Strategy
@@ -34,6 +36,7 @@ class Base:
         evaluates: The clients are asked for scores of their own, as the strategy is configured.
         sees: The arrays that it combines: ``"parameters"``, the trainable ones alone; ``"numbers"``, all floating-point
             arrays, buffers included; or ``"everything"``, of which whole numbers are still averaged beside it.
+        begun: Copies of what it remembers, as it was given: a run that resumes nothing begins from these.
     """
 
     strategy: Strategy
@@ -41,6 +44,22 @@ class Base:
     samples: bool = False
     evaluates: bool = False
     sees: str = "parameters"
+    begun: dict[str, Any] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Copy what the strategy remembers."""
+        begun = {name: copy.deepcopy(attrgetter(name)(self.strategy)) for name in self.remembers}
+        object.__setattr__(self, "begun", begun)
+
+    def begin_anew(self) -> None:
+        """Give the strategy the state in which it was given; an earlier run may have left another one."""
+        for name, value in self.begun.items():
+            self.remember(name, copy.deepcopy(value))
+
+    def remember(self, name: str, value: Any) -> None:
+        """Set one of the attributes that a resumed run needs."""
+        holder, _, attribute = name.rpartition(".")
+        setattr(attrgetter(holder)(self.strategy) if holder else self.strategy, attribute, value)
 
     @property
     def asks_for_names(self) -> bool:

@@ -38,7 +38,9 @@ class RoundBounds:
     """
 
     def __init__(self, module: nn.Module, records: Sequence[str] = (), divisor: str = "") -> None:
-        self._parameters, self._records = {name for name, _ in module.named_parameters()}, tuple(records)
+        # A tied weight is no running statistic, under none of its names.
+        self._parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+        self._records = tuple(records)
         self._divisor = divisor
         whole = ("change", "change of running statistics")
         each = [f"{what} per {divisor}" for what in whole if divisor]

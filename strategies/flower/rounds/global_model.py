@@ -3,7 +3,7 @@
 So a strategy that steps along an update (FedAdam) never steps along running variances or counters, whichever it is.
 One that chooses among the clients' values (a median, Krum) sees running statistics, too. An array that it drops from a
 hostile client must not return by an average. One that only averages may see everything, as it does in Flower.
-Counters are averaged here under every strategy.
+Counters are averaged here under every strategy. Tied weights, one parameter under several names, move by their first.
 """
 
 from __future__ import annotations
@@ -22,12 +22,16 @@ from ...core.errors import OneShotError
 from ...core.seeds import seeded_torch
 from ...teacher.average import weighted_mean
 from ...uploads.checks import some
+from ..messages import in_order
 from .answers import Answered, checked_by, show
 from .base import Base
 from .round_records import to_numpy, to_record
 from .surroundings import ShownNodes, seeded_strategy, within
 
 if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
     from ...method import Job, State
 
 
@@ -40,21 +44,34 @@ class GlobalModel:
         start: The weights before the first round.
 
     Attributes:
-        state: The weights, buffers included; they may be replaced between two rounds, as a refinement does.
+        state: The weights, buffers included, always in the order of ``start``; they may be replaced between two
+            rounds, as a refinement does.
         message_type: The type of the last requests.
     """
 
     def __init__(self, base: Base, job: Job, start: State) -> None:
-        self.state = dict(start)
+        self._names = tuple(start)
+        self.state = start
         self.message_type = MessageType.TRAIN
         self._base, self._seed, self._student = base, job.seed, job.student
         with seeded_torch(job.seed, "parameters"):
-            seen = {name for name, _ in job.builders[job.student]().named_parameters()}
+            module = job.builders[job.student]()
+        seen, self._tied = {name for name, _ in module.named_parameters()}, tied_names(module)
         fractions = [name for name, value in start.items() if value.is_floating_point()]
         shown = {"parameters": seen, "numbers": seen.union(fractions), "everything": set(start)}[base.sees]
         self._seen = [name for name in start if name in shown]
         # Counters are no matter of a strategy, though it may want to see them.
         self._moved = [name for name in self._seen if name in seen.union(fractions)]
+
+    @property
+    def state(self) -> State:
+        """The weights by name."""
+        return self._state
+
+    @state.setter
+    def state(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Replace the weights, whose names a file or a strategy may give in any order."""
+        self._state = in_order(state, self._names)
 
     def requests(self, server_round: int, config: Mapping[str, Any], nodes: Sequence[int]) -> dict[int, RecordDict]:
         """Return the requests to the nodes of a round: the strategy's, with the buffers added.
@@ -145,7 +162,8 @@ class GlobalModel:
                 "(iterative.server-lr) or the clients' (client.lr), and begin a new run"
             )
         taken = {name: moved[name].to(self.state[name].dtype) for name in self._moved}
-        self.state = {**self.state, **taken, **self._mean_buffers(answers)}
+        state = {**self.state, **taken, **self._mean_buffers(answers)}
+        self.state = {**state, **{name: state[first].clone() for name, first in self._tied.items()}}
         return {key: float(value) for key, value in (metrics or {}).items() if isinstance(value, int | float)}
 
     def snapshot(self) -> dict[str, Any]:
@@ -155,11 +173,9 @@ class GlobalModel:
 
     def restore(self, tree: Mapping[str, Any]) -> None:
         """Continue from a result of :meth:`snapshot`."""
-        self.state = dict(tree["model"])
+        self.state = tree["model"]
         for name, value in tree["strategy"].items():
-            holder, _, attribute = name.rpartition(".")
-            owner = attrgetter(holder)(self._base.strategy) if holder else self._base.strategy
-            setattr(owner, attribute, _from_tree(value))
+            self._base.remember(name, _from_tree(value))
 
     def _keep_in_step(self, arrays: ArrayRecord) -> None:
         """Replace a strategy's own copy of the last model: FedAvgM would step from it, and undo the later rounds."""
@@ -182,7 +198,8 @@ class GlobalModel:
             key = fitting[0] if fitting else key
         if not added or key not in content.array_records:
             return content
-        return RecordDict({**content, key: ArrayRecord({**content.array_records[key], **added})})
+        arrays = in_order({**content.array_records[key], **added}, self._names)
+        return RecordDict({**content, key: ArrayRecord(arrays)})
 
     def _check(self, arrays: Mapping[str, Array], server_round: int) -> None:
         """Refuse a strategy's result that is not a model of this architecture.
@@ -206,6 +223,13 @@ class GlobalModel:
         alike = getattr(self._base.strategy, "equal_buffers", False)
         weights = [1.0 if alike else float(answer.reply.facts.num_examples or 0) for answer in answers]
         return weighted_mean(buffers, weights)
+
+
+def tied_names(module: nn.Module) -> dict[str, str]:
+    """Return every further name of a parameter that has several, and its first name."""
+    first = {parameter: name for name, parameter in module.named_parameters()}
+    every = module.named_parameters(remove_duplicate=False)
+    return {name: first[parameter] for name, parameter in every if name != first[parameter]}
 
 
 # A strategy's arrays in Flower's form, in a checkpoint: their values under this one key.

@@ -25,6 +25,8 @@ from ...run.identity import open_run
 from ...run.run_folder import RunFolder, default_run_dir
 from ...run.stage import StageReport, all_cores, kept_report, kept_round
 from ...uploads.builders import check_student, chosen_student, named_builders
+from ..arguments import absolute, check_arguments, check_start
+from ..messages import in_order
 from ..run import Account, RunOptions
 from .base import Base, facts_of
 from .loop import IterativeRounds
@@ -106,7 +108,7 @@ class Iterative(Strategy):
             builders=builders,
             student=chosen_student(student, builders),
             num_classes=num_classes,
-            input_shape=input_shape,
+            input_shape=check_arguments(input_shape, seed=seed, min_uploads=min_uploads),
             normalization=normalization or default_normalization(input_shape),
             config=config or IterativeConfig(),
             seed=seed,
@@ -118,19 +120,19 @@ class Iterative(Strategy):
         )
         check_student(self.job)
         self._base, self._min_uploads, self._max_bytes = base, min_uploads, int(options.max_upload_mib * 2**20)
-        self._refiner, self._compute, self._run_dir, self._facts = refiner, compute, run_dir, dict(facts or {})
-        self._rounds = self._new_rounds()
+        self._refiner, self._compute, self._run_dir = refiner, compute, absolute(run_dir)
+        self._rounds, self._facts = self._new_rounds(), dict(facts or {})
 
     @property
     def folder(self) -> RunFolder:
         """The run folder; opened, and locked for this process, at its first use, until :meth:`close`."""
         if self._folder is None:
-            path = Path(self._run_dir) if self._run_dir else default_run_dir("", FEDERATED.name)
+            path = self._run_dir or default_run_dir("", FEDERATED.name)
             identity = facts_of(self._base) if self._base is not None else {}
             if self._refiner is not None:
                 identity |= flatten(self._refiner.config, self._refiner.method.name)
             self._folder = open_run(path, FEDERATED.name, self.job, identity=identity, facts=self._facts)
-            self._run_dir = path
+            self._run_dir = self._folder.path
         return self._folder
 
     @property
@@ -189,6 +191,7 @@ class Iterative(Strategy):
             OptionError: The weights are not the model's, or the run began with other settings.
             StoreError: The run folder cannot be used.
         """
+        check_start(self, Iterative, timeout)
         if num_rounds:
             self.job = replace(self.job, config=replace(self.job.config, rounds=num_rounds))
         self._rounds, result = self._new_rounds(), Result()
@@ -214,7 +217,7 @@ class Iterative(Strategy):
             result.train_metrics_clientapp[number] = MetricRecord(dict(metrics))
         result.evaluate_metrics_clientapp.update(self._rounds.client_scores.found)
         result.evaluate_metrics_serverapp.update(self._rounds.scores)
-        result.arrays = ArrayRecord(self.report.outcome.student or {})
+        result.arrays = ArrayRecord(in_order(self.report.outcome.student or {}, self._rounds.state))
         return result
 
     # Flower's abstract steps, for callers that own the loop.
@@ -254,8 +257,6 @@ class Iterative(Strategy):
         log(INFO, "run folder: %s", self.folder.path)
 
     def _new_rounds(self) -> IterativeRounds:
-        if self._min_uploads < 1:
-            raise OptionError(f"min_uploads is {self._min_uploads}: must be a whole number at least 1")
         return IterativeRounds(
             self.job,
             self._base,

@@ -259,6 +259,7 @@ class IterativeRounds:
 
     def _restore(self, snapshot: Snapshot | None, trip: RoundTrip) -> int:
         if snapshot is None:
+            self.base.begin_anew()
             return 0
         self._model.restore(snapshot.state)
         self._lost = snapshot.state["lost"]

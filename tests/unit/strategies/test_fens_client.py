@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fens_fakes import CLASSES, RUN, DirectClients, fens_job, fitted
+from fens_fakes import CLASSES, RUN, DirectClients, examples, fens_job, fitted, same
 from method_fakes import BUILDERS, UPLOADS, upload
 from torch import nn
 
@@ -190,6 +190,30 @@ def test_an_error_of_a_client_s_own_code_is_not_blamed_on_the_server(tmp_path: P
     clients = DirectClients(tmp_path, held=broken)
     with pytest.raises(KeyError, match="label"):
         fitted(clients, fens_job())
+
+
+@pytest.mark.parametrize("form", ["column", "numpy", "double"])
+def test_labels_in_a_column_and_numpy_arrays_train_the_same_aggregator(tmp_path: Path, form: str) -> None:
+    def held(name: str) -> tuple[Any, Any]:
+        inputs, labels = examples(name)
+        if form == "column":
+            return inputs, labels[:, None]
+        return inputs.numpy().astype(np.float64 if form == "double" else np.float32), labels.numpy()
+
+    clients = DirectClients(tmp_path / "one", held=held)
+    assert same(fitted(clients), fitted(DirectClients(tmp_path / "other")))
+    assert clients.refused == []
+
+
+def test_labels_that_are_not_one_for_each_input_are_refused_with_their_shape(tmp_path: Path) -> None:
+    def held(name: str) -> tuple[Any, Any]:
+        inputs, labels = examples(name)
+        return (inputs, nn.functional.one_hot(labels, CLASSES)) if name == "c1" else (inputs, labels)
+
+    clients = DirectClients(tmp_path, held=held)
+    fitted(clients)
+    reason = "c1: the client's labels have shape [9, 3]: must be [9], one for each input"
+    assert clients.refused == [("c1", reason)]
 
 
 def test_logits_that_are_written_make_their_run_the_newest(tmp_path: Path) -> None:

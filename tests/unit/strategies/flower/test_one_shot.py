@@ -261,3 +261,15 @@ def test_teacher_of_a_strategy_that_distils_nothing_is_refused(tmp_path: Path) -
         strategy(FedENS, tmp_path / "run", options=RunOptions(teacher="tally"))
     with pytest.raises(OptionError, match="'teacher' is 'telly': must be"):
         RunOptions(teacher="telly")
+
+
+def test_arrays_of_the_result_are_in_the_order_of_the_model_after_a_resume_too(tmp_path: Path) -> None:
+    def evaluate(number: int, arrays: ArrayRecord) -> None:
+        seen.append(list(arrays))
+
+    seen: list[list[str]] = []
+    wanted = list(net().state_dict())
+    first = strategy(OneShotFedAvg, tmp_path / "run").start(FakeGrid(GRID), evaluate_fn=evaluate)
+    again = strategy(OneShotFedAvg, tmp_path / "run").start(FakeGrid({}), evaluate_fn=evaluate)
+    assert list(first.arrays) == list(again.arrays) == wanted
+    assert seen == [wanted, wanted]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from flower_fakes import GRID, TINY, FakeGrid, dense, equal, named, net, stock, strategy, weights
+from flower_fakes import GRID, TINY, FakeGrid, dense, equal, linear, named, net, stock, strategy, weights
 from flwr.app import ArrayRecord
 
 from strategies import METHODS, DenseConfig, FedENS, Fens, Normalization, OneShot, RunOptions
@@ -157,6 +157,7 @@ def test_start_when_an_upload_came_late_leaves_it_out_also_after_a_resume(tmp_pa
         ({"seed": 1}, "seed is 1, but the run in .* began with 0: resume with the same settings, or name another"),
         ({"config": DenseConfig(**{**TINY, "epochs": 3})}, "epochs is 3, but the run in .* began with 2: resume"),
         ({"model": {"net": net}}, "student is 'net', but the run in .* began with 'model': resume"),
+        ({"model": linear}, "student-tensors is '2 tensors, 260 numbers, .*, but the run in .* began with '9 tensors"),
         (
             {"normalization": Normalization((0.4,), (0.5,))},
             r"normalization is \[\[0.4\], \[0.5\]\], but the run in .* began",

@@ -2,8 +2,46 @@
 
 from __future__ import annotations
 
-from strategies.method import Normalization
-from strategies.run.identity import stored_normalization
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from strategies.core.errors import OptionError
+from strategies.fedavg import FedAvgConfig
+from strategies.method import Job, Normalization
+from strategies.run.files import write_json
+from strategies.run.identity import open_run, stored_normalization
+
+JOB = Job((), {"model": lambda: nn.Linear(4, 2)}, "model", 2, (4, 1, 1), Normalization((0.0,), (1.0,)), FedAvgConfig())
+
+
+def opened(folder: Path, model: Callable[[], nn.Module]) -> dict[str, Any]:
+    with open_run(folder, "fedavg", replace(JOB, builders={"model": model}), identity={}, facts={}) as run:
+        return dict(run.info)
+
+
+def test_open_run_refuses_another_model_of_the_same_name_in_one_line(tmp_path: Path) -> None:
+    state = torch.random.get_rng_state()
+    begun = opened(tmp_path / "run", lambda: nn.Linear(4, 2))
+    assert begun["student-tensors"].startswith("2 tensors, 10 numbers, ")
+    assert torch.equal(torch.random.get_rng_state(), state)
+    others = [lambda: nn.Linear(2, 4), lambda: nn.Linear(4, 2).double(), lambda: nn.Sequential(nn.Linear(4, 2))]
+    for other in others:
+        with pytest.raises(OptionError, match="student-tensors is '2 tensors, .* began with '2 tensors, ") as refusal:
+            opened(tmp_path / "run", other)
+        assert "\n" not in str(refusal.value)
+    assert opened(tmp_path / "run", lambda: nn.Linear(4, 2)) == begun
+
+
+def test_open_run_of_a_folder_that_does_not_tell_the_tensors_resumes(tmp_path: Path) -> None:
+    begun = opened(tmp_path / "run", lambda: nn.Linear(4, 2))
+    write_json(tmp_path / "run" / "run.json", {key: begun[key] for key in begun if key != "student-tensors"})
+    assert "student-tensors" not in opened(tmp_path / "run", lambda: nn.Linear(2, 4))
 
 
 def test_stored_normalization_is_that_of_the_facts_and_half_in_files_of_early_versions() -> None:

@@ -505,3 +505,31 @@ def test_rounds_of_the_app_ask_no_client_for_scores(tmp_path: Path) -> None:
     ).start(grid, ArrayRecord(weights(5)))
     assert {message.metadata.message_type for message in grid.asked} == {"train"}
     assert records(None)["metrics"]["num-examples"] == 10  # type: ignore[index]
+
+
+@pytest.mark.parametrize("make", [FedAdam, lambda: FedAvgM(server_momentum=0.9), lambda: Scaffold(server_lr=0.5)])
+def test_state_of_a_strategy_object_does_not_outlive_a_failed_start(tmp_path: Path, make: Callable[[], Any]) -> None:
+    def after_one_round_failing(k: int) -> Client:
+        left = [client(f"c{k}", k, place=tmp_path / "disk")] * 2  # asked for its name, then to train
+        return lambda message: (left.pop() if left else failing("a fault"))(message)
+
+    def fresh(name: str, base: Strategy) -> FLBoost:
+        return flboost(tmp_path / name, base, checkpoint_every=10)
+
+    def result(strategy: FLBoost, place: str) -> State:
+        grid: Any = FakeGrid({k: client(f"c{k}", k, place=tmp_path / place) for k in (1, 2)})
+        return state_of(strategy.start(grid, ArrayRecord(weights(5)), num_rounds=4))
+
+    wanted, again = result(fresh("wanted", make()), "disk-1"), fresh("again", make())
+    with pytest.raises(QuorumError):
+        again.start(FakeGrid({k: after_one_round_failing(k) for k in (1, 2)}), ArrayRecord(weights(5)), num_rounds=4)  # type: ignore[arg-type]
+    assert equal(result(again, "disk-2"), wanted)
+
+
+def test_a_run_without_a_checkpoint_begins_with_the_state_that_the_strategy_was_given_with(tmp_path: Path) -> None:
+    base = FedAvgM(server_momentum=0.9)
+    mine = flboost(tmp_path / "run", base)
+    base.momentum_vector = [torch.full((1,), 9.0).numpy()]
+    grid: Any = FakeGrid({k: client(f"c{k}", k) for k in (1, 2)})
+    found = state_of(mine.start(grid, ArrayRecord(weights(5)), num_rounds=1))
+    assert equal(found, state_of(run(tmp_path / "other", FedAvgM(server_momentum=0.9), dict(grid.nodes), num_rounds=1)))

@@ -1,0 +1,90 @@
+"""The checks of a strategy's plain arguments, before a client has worked, and of what a project's own code returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from logging import WARNING
+from numbers import Integral
+from pathlib import Path
+from typing import Any
+
+from flwr.app import MetricRecord
+from flwr.common.logger import log
+from flwr.serverapp.strategy import Strategy
+
+from ..core.errors import OptionError
+
+Shape = tuple[int, int, int]
+# Flower's steps, for callers that own the loop; start() has its own.
+STEPS = ("configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate")
+
+
+def check_arguments(input_shape: Any, *, seed: Any, min_uploads: Any, fraction_evaluate: Any = 0.0) -> Shape:
+    """Refuse arguments of a strategy that are out of their range.
+
+    Args:
+        input_shape: Three whole numbers above 0.
+        seed: A whole number.
+        min_uploads: A whole number, at least 1.
+        fraction_evaluate: From 0 to 1.
+
+    Returns:
+        The input shape, as a tuple.
+
+    Raises:
+        OptionError: One of them is out of its range.
+    """
+    sizes = input_shape if isinstance(input_shape, tuple | list) else ()
+    if len(sizes) != 3 or not all(isinstance(size, Integral) and size > 0 for size in sizes):  # type: ignore[operator]
+        raise OptionError(
+            f"input_shape is {input_shape!r}: must be three whole numbers above 0, (channels, height, width); rows are "
+            "(F, 1, 1), and texts are (1, 1, L)"
+        )
+    if not isinstance(seed, Integral):
+        raise OptionError(f"seed is {seed!r}: must be a whole number")
+    if not isinstance(min_uploads, Integral) or not min_uploads >= 1:  # type: ignore[operator]
+        raise OptionError(f"min_uploads is {min_uploads!r}: must be a whole number at least 1")
+    if not isinstance(fraction_evaluate, int | float) or not 0.0 <= fraction_evaluate <= 1.0:
+        raise OptionError(f"fraction_evaluate is {fraction_evaluate!r}: must be a number from 0 to 1")
+    return tuple(sizes)
+
+
+def check_start(strategy: Strategy, own: type[Strategy], timeout: Any) -> None:
+    """Check the deadline of ``start()``, and warn about steps that a subclass overrides and ``start()`` never calls.
+
+    Args:
+        strategy: The strategy.
+        own: The class whose ``start()`` it is.
+        timeout: Seconds, at least 0.
+
+    Raises:
+        OptionError: The deadline is no such number.
+    """
+    if not isinstance(timeout, int | float) or not timeout >= 0:
+        raise OptionError(f"timeout is {timeout!r}: must be a number of seconds, at least 0")
+    if changed := [step for step in STEPS if getattr(type(strategy), step) is not getattr(own, step)]:
+        line = "%s overrides %s, which start() does not call: use observer or evaluate_fn, or a loop of your own"
+        log(WARNING, line, type(strategy).__name__, ", ".join(changed))
+
+
+def absolute(run_dir: str | Path | None) -> Path | None:
+    """Return a run folder as it is meant now, wherever the process goes later; None for none."""
+    return Path(run_dir).expanduser().absolute() if run_dir else None
+
+
+def told_scores(what: str, found: Any, read: Callable[[Any], Any] = float) -> MetricRecord:
+    """Return the scores that a project's own function returned; none, and a warning, if they are not by name.
+
+    The run has ended by then, and its result matters more than its scores.
+
+    Args:
+        what: The function's name as an argument.
+        found: Names -> numbers.
+        read: Makes a number of one score.
+    """
+    try:
+        return MetricRecord({key: read(value) for key, value in found.items()})
+    except (AttributeError, RuntimeError, TypeError, ValueError):
+        line = "%s returned %s: must be names with numbers, such as {'accuracy': 93.0}; they are left out"
+        log(WARNING, line, what, " ".join(repr(found).split())[:80])
+        return MetricRecord()

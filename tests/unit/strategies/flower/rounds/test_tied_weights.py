@@ -1,0 +1,130 @@
+"""Tied weights in rounds: one parameter under two names moves as one, and arrays keep the model's order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flower_fakes import CLASSES, ONE_THREAD, SHAPE, Client, FakeGrid, in_turn
+from flwr.app import ArrayRecord, Message, MessageType, MetricRecord, RecordDict
+from torch import nn
+
+from strategies import Iterative, IterativeConfig
+from strategies.client import upload_facts
+from strategies.client.corrections import LocalUpdate, read_round
+from strategies.client.round_state import RoundState
+from strategies.flower.rounds.bounding import RoundBounds
+from strategies.flower.rounds.global_model import tied_names
+from strategies.rounds.config import TITLES
+
+
+class Tied(nn.Module):
+    """Two layers with one weight, and running statistics between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(64)
+        self.one, self.two = nn.Linear(64, 64), nn.Linear(64, 64)
+        self.two.weight = self.one.weight
+        self.head = nn.Linear(64, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.relu(self.two(torch.relu(self.one(self.norm(x.flatten(1)))))))
+
+
+NAMES = list(Tied().state_dict())
+
+
+def start() -> ArrayRecord:
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        return ArrayRecord(Tied().state_dict())
+
+
+def trainer(name: str, seed: int, place: Path) -> Client:
+    """A client that trains two steps by the strategy's rules."""
+    inputs = torch.randn(8, *SHAPE, generator=torch.Generator().manual_seed(seed))
+
+    def answer(message: Message) -> Message:
+        facts = upload_facts(client=name)
+        if message.metadata.message_type == MessageType.QUERY:
+            return Message(RecordDict({"upload": facts}), reply_to=message)
+        model = Tied()
+        update = LocalUpdate(model, *read_round(message), memory=RoundState(place, name))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(inputs), torch.arange(8) % CLASSES) + update.penalty(model)
+            loss.backward()
+            optimizer.step()
+            update.step(0.1)
+        found, metrics = update.finish(model)
+        content = RecordDict({key: ArrayRecord(state) for key, state in found.items()})
+        content["metrics"], content["upload"] = MetricRecord({"num-examples": 8, **metrics}), facts
+        return Message(content, reply_to=message)
+
+    return answer
+
+
+def iterative(place: Path, name: str = "fedadam") -> Iterative:
+    config = IterativeConfig(strategy=name, rounds=2, stc_density=0.2)
+    return Iterative(
+        Tied, num_classes=CLASSES, input_shape=SHAPE, config=config, run_dir=place / "run", options=ONE_THREAD
+    )
+
+
+@pytest.mark.parametrize("name", TITLES)
+def test_tied_weights_move_alike_and_as_the_strategy_moves_them(tmp_path: Path, name: str) -> None:
+    strategy, clients = iterative(tmp_path, name), {k: trainer(f"c{k}", k, tmp_path / "disk") for k in (1, 2)}
+    state = strategy.start(FakeGrid(clients), start()).arrays.to_torch_state_dict()
+    assert not torch.equal(state["one.weight"], start().to_torch_state_dict()["one.weight"])
+    assert torch.equal(state["one.weight"], state["two.weight"])
+    assert torch.equal(dict(strategy.outcome.state_dict())["one.weight"], state["one.weight"])
+
+
+def test_server_steps_move_tied_weights_under_both_names(tmp_path: Path) -> None:
+    moved = {}
+    for name in ("fedavg", "fedadam"):
+        clients = {k: trainer(f"c{k}", k, tmp_path / "disk") for k in (1, 2)}
+        state = iterative(tmp_path / name, name).start(FakeGrid(clients), start(), 1).arrays.to_torch_state_dict()
+        moved[name] = {key: state[key] - start().to_torch_state_dict()[key] for key in ("one.weight", "two.weight")}
+    # Adam's steps have one length; those of the average are as long as the clients' own.
+    for key in ("one.weight", "two.weight"):
+        assert not torch.allclose(moved["fedadam"][key], moved["fedavg"][key], atol=1e-3)
+
+
+def test_tied_names_are_every_further_name_with_the_first() -> None:
+    assert tied_names(Tied()) == {"two.weight": "one.weight"}
+    assert tied_names(nn.Linear(2, 2)) == {}
+
+
+def test_bound_on_running_statistics_leaves_tied_weights_out() -> None:
+    assert {"one.weight", "two.weight"} <= RoundBounds(Tied())._parameters
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedadam", "stc"])
+def test_arrays_of_requests_results_and_evaluations_are_in_the_order_of_the_model(tmp_path: Path, name: str) -> None:
+    asked, evaluated = [], []
+
+    def noting(client: Client) -> Client:
+        def answer(message: Message) -> Message | None:
+            asked.append(list(message.content.array_records.get("arrays", ())))
+            return client(message)
+
+        return in_turn(answer)
+
+    def evaluate(number: int, arrays: ArrayRecord) -> Any:
+        evaluated.append(list(arrays))
+
+    clients = {k: noting(trainer(f"c{k}", k, tmp_path / "disk")) for k in (1, 2)}
+    shuffled = ArrayRecord(dict(reversed(start().items())))
+    result = iterative(tmp_path, name).start(FakeGrid(clients), shuffled, evaluate_fn=evaluate)
+    again = iterative(tmp_path, name).start(FakeGrid({}))
+    assert list(result.arrays) == list(again.arrays) == NAMES
+    assert evaluated == [NAMES] * 3
+    trained = [names for names in asked if names]
+    # Of STC's second request a part is left: the sparse update stands for the parameters.
+    assert all(names == [name for name in NAMES if name in names] for names in trained)
+    assert NAMES in trained

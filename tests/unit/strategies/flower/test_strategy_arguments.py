@@ -1,0 +1,123 @@
+"""Plain arguments of the strategies: wrong ones are one line, and what a project adds is heard of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flower_fakes import GRID, SHAPE, FakeGrid, linear, net, stock, strategy, weights
+from flwr.app import ArrayRecord, MetricRecord
+from flwr.serverapp.strategy import FedAvg
+
+from strategies import FedENS, FLBoost, Iterative, OneShotFedAvg
+from strategies.core.errors import OptionError
+
+
+def around(model: Any, **settings: Any) -> FLBoost:
+    return FLBoost(model, base=FedAvg(), **settings)
+
+
+KINDS = [FedENS, Iterative, around]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        *[
+            ({"input_shape": shape}, "must be three whole numbers above 0, ")
+            for shape in ((3,), 8, (3, 8), (1, *SHAPE))
+        ],
+        *[
+            ({"input_shape": shape}, "must be three whole numbers above 0, ")
+            for shape in ((1, 8, 0), (1, 8.0, 8), None)
+        ],
+        ({"seed": None}, "seed is None: must be a whole number"),
+        ({"seed": "a"}, "seed is 'a': must be a whole number"),
+        ({"min_uploads": "two"}, "min_uploads is 'two': must be a whole number at least 1"),
+    ],
+)
+def test_an_argument_of_another_type_is_refused_in_one_line(
+    tmp_path: Path, kind: Any, change: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(OptionError) as refusal:
+        strategy(kind, tmp_path / "run", **change)
+    assert str(refusal.value).startswith(next(iter(change)))
+    assert reason in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("timeout", [None, "60", float("nan"), -1])
+def test_a_timeout_that_is_no_number_of_seconds_is_refused(tmp_path: Path, kind: Any, timeout: Any) -> None:
+    with pytest.raises(OptionError, match=r"timeout is .*: must be a number of seconds, at least 0"):
+        strategy(kind, tmp_path / "run").start(FakeGrid(GRID), timeout=timeout)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("returned", [0.93, None, {"accuracy": "high"}, {"both": torch.ones(2)}, torch.ones(3, 3)])
+def test_scores_without_names_cost_a_warning_and_the_result_stays(
+    tmp_path: Path, said: list[str], returned: Any
+) -> None:
+    found = strategy(OneShotFedAvg, tmp_path / "run", evaluate_model=lambda model: returned)
+    result = found.start(FakeGrid(GRID))
+    assert list(result.arrays) == list(net().state_dict())
+    assert result.evaluate_metrics_serverapp == {}
+    heard = [line for line in said if "evaluate_model returned" in line]
+    assert len(heard) == 1
+    assert "must be names with numbers" in heard[0]
+    assert "\n" not in heard[0]
+
+
+def test_scores_of_evaluate_fn_without_names_cost_a_warning_and_the_result_stays(
+    tmp_path: Path, said: list[str]
+) -> None:
+    def wrong(number: int, arrays: ArrayRecord) -> Any:
+        return 0.5
+
+    result = strategy(OneShotFedAvg, tmp_path / "run").start(FakeGrid(GRID), evaluate_fn=wrong)
+    assert len(result.arrays) > 0
+    assert any("evaluate_fn returned 0.5: must be names with numbers" in line for line in said)
+    kept = MetricRecord({"several": [1, 2], "one": 3})
+    result = strategy(OneShotFedAvg, tmp_path / "run").start(FakeGrid({}), evaluate_fn=lambda number, arrays: kept)
+    assert result.evaluate_metrics_serverapp == {1: kept}
+
+
+@pytest.mark.parametrize("kind", [OneShotFedAvg, Iterative])
+def test_a_run_folder_is_the_one_meant_when_the_strategy_was_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any
+) -> None:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "one")
+    monkeypatch.setenv("ONESHOT_RUNS", "runs")
+    mine = strategy(kind, "mine")  # type: ignore[arg-type]
+    new = strategy(kind, None)
+    folder = new.folder.path
+    new.close()
+    monkeypatch.chdir(tmp_path / "other")
+    assert mine.folder.path == tmp_path / "one" / "mine"
+    assert new.folder.path == folder
+    assert folder.is_relative_to(tmp_path / "one")
+    mine.close()
+    new.close()
+    assert list((tmp_path / "other").iterdir()) == []
+
+
+@pytest.mark.parametrize("own", [OneShotFedAvg, Iterative])
+def test_overridden_steps_that_start_does_not_call_are_said_once(tmp_path: Path, said: list[str], own: Any) -> None:
+    class Saving(own):  # type: ignore[misc]
+        """As Flower's manual keeps the model of every round."""
+
+        def aggregate_train(self, *_: Any) -> Any:
+            raise AssertionError("start() does not call it")
+
+    for kind in (own, Saving):
+        started = strategy(kind, tmp_path / kind.__name__, model=linear, min_uploads=1)
+        started.start(FakeGrid({1: stock(1, architecture="linear")}), ArrayRecord(weights(3, "linear")))
+    assert [line for line in said if "overrides" in line] == [
+        "Saving overrides aggregate_train, which start() does not call: use observer or evaluate_fn, or a loop of your "
+        "own"
+    ]
