@@ -60,7 +60,9 @@ def foreign_models(text: str, student: str) -> dict[str, Callable[[], Any]]:
     return models
 
 
-def check_models(text: str, job: Job, stored: Mapping[str, State], answering: Collection[str]) -> None:
+def check_models(
+    text: str, job: Job, stored: Mapping[str, State], answering: Collection[str], *, trained: bool = False
+) -> None:
     """Refuse models that stored weights do not fit, or that do not map examples to logits, before any work.
 
     Args:
@@ -68,6 +70,7 @@ def check_models(text: str, job: Job, stored: Mapping[str, State], answering: Co
         job: Its builders and its shapes; an architecture that it does not build is left unchecked.
         stored: Architecture -> weights that a model of it has to take.
         answering: The architectures whose models map examples [B, *input_shape] to logits [B, C].
+        trained: Whether the student is to be trained.
 
     Raises:
         OptionError: A model cannot be built, or is of another project than the weights; in one line.
@@ -75,7 +78,9 @@ def check_models(text: str, job: Job, stored: Mapping[str, State], answering: Co
     for name in job.builders:
         if name in stored or name in answering:
             with _naming(text):
-                _check_model(name, job, stored.get(name), answers=name in answering)
+                _check_model(name, job, stored.get(name))
+                if name in answering:
+                    check_student(replace(job, student=name), trained=trained and name == job.student)
 
 
 def answering_of(method: Choice, student: str, stored: Collection[str]) -> set[str]:
@@ -85,15 +90,13 @@ def answering_of(method: Choice, student: str, stored: Collection[str]) -> set[s
     return {name for name in classifiers | students if kind_of(name) == CLASSIFIER}
 
 
-def _check_model(name: str, job: Job, weights: State | None, *, answers: bool) -> None:
+def _check_model(name: str, job: Job, weights: State | None) -> None:
     with seeded_torch(0, "check"):
         model = job.builders[name]()
     if not isinstance(model, nn.Module):
         raise OptionError(f"architecture {name!r} builds {type(model).__name__}: must be an nn.Module")
     if weights is not None:
         check_arrays(weights, name, Signatures({name: lambda: model})[name], tensor_form("stored tensors", exact=False))
-    if answers:
-        check_student(replace(job, student=name))
 
 
 @contextmanager
@@ -122,7 +125,8 @@ def foreign_job(request: Request, info: Mapping[str, Any]) -> tuple[Settings, Jo
     """
     settings, job = _foreign_job(request, info)
     stored = upload_of_each(request.run)
-    check_models(request.model, job, stored, answering_of(settings.method, job.student, stored))
+    answering, trained = answering_of(settings.method, job.student, stored), settings.method.kind == "student"
+    check_models(request.model, job, stored, answering, trained=trained)
     return settings, job
 
 

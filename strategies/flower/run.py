@@ -14,6 +14,7 @@ from flwr.serverapp import Grid
 
 from ..compute import choose
 from ..compute.with_clients import WithClients
+from ..core.kinds import CLASSIFIER
 from ..core.options import check, check_device, option
 from ..gatekeeper.config import GatekeeperConfig
 from ..method import TEACHERS, Job, Method
@@ -122,8 +123,8 @@ class Rounds:
     ) -> None:
         # All checks that are possible before a client has worked; an upload is checked when it arrives.
         check_needs(method, job)
-        if method.kind == "student":
-            check_student(job)
+        if method.uploads == CLASSIFIER or method.kind == "student":
+            check_student(job, trained=method.kind == "student")
         if isinstance(compute, str):
             choose(compute)
         self.report: StageReport | None = None

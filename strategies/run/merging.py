@@ -191,7 +191,7 @@ def merge(
     job = Job(uploads, copies.builders, num_classes=num_classes, input_shape=input_shape, **given)
     # Where the result is an ensemble of other models than classifiers, no student is built.
     if kind_of(job.student) == CLASSIFIER and (chosen.uploads == CLASSIFIER or chosen.kind == "student"):
-        check_student(job)
+        check_student(job, trained=chosen.kind == "student")
     if further.get("normalization") is None and holds_images(input_shape):
         with OneLine() as note:  # a line of its own, which no progress is written over
             (log or note)(ASSUMED)

@@ -118,7 +118,7 @@ class Iterative(Strategy):
             teacher=options.job_teacher,
             observer=observer,
         )
-        check_student(self.job)
+        check_student(self.job, trained=refiner is not None)
         self._base, self._min_uploads, self._max_bytes = base, min_uploads, int(options.max_upload_mib * 2**20)
         self._refiner, self._compute, self._run_dir = refiner, compute, absolute(run_dir)
         self._rounds, self._facts = self._new_rounds(), dict(facts or {})
