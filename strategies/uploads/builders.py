@@ -76,6 +76,8 @@ def check_student(job: Job, *, trained: bool = True) -> None:
             raise OptionError(f"model {job.student!r} is made of the same parameters each time: must be a new module")
         if trained and (half := [name for name, value in model.named_parameters() if value.dtype == torch.float16]):
             raise OptionError(f"model {job.student!r} has {half[0]!r} of float16: must be float32 or bfloat16 to train")
+        if extra := [name for name, value in model.state_dict().items() if not isinstance(value, torch.Tensor)]:
+            raise OptionError(f"model {job.student!r} has {extra[0]!r} in its state_dict: must have tensors alone")
         _check_outputs(model.eval(), job, "")
         if trained:
             _check_outputs(other.train(), job, " in training mode")

@@ -61,6 +61,18 @@ def test_a_student_that_cannot_be_trained_is_refused(job: Job, reason: str) -> N
         check_student(job)
 
 
+def test_a_model_whose_state_holds_more_than_tensors_is_refused() -> None:
+    class Extra(Net):
+        """Keeps a text beside its weights."""
+
+        def get_extra_state(self) -> str:
+            """Return the text."""
+            return "version 2"
+
+    with pytest.raises(OptionError, match="'net' has '_extra_state' in its state_dict: must have tensors alone"):
+        check_student(with_model(Extra), trained=False)
+
+
 def test_what_is_not_trained_may_answer_otherwise_in_training_mode_and_be_of_float16() -> None:
     check_student(with_model(Net))
     check_student(with_model(lambda: Net(lambda net, z: (z, z) if net.training else z)), trained=False)
