@@ -77,12 +77,17 @@ def test_an_upload_without_a_name_is_refused_where_keys_name_the_nodes(tmp_path:
     assert "and was 'bob' before: must keep its name" in refused["reason"]
 
 
-def test_a_client_that_fails_does_not_end_the_phase_while_another_has_yet_to_connect(
-    file: Path, tmp_path: Path, clock: Any
-) -> None:
+@pytest.fixture
+def nodes(file: Path) -> dict[int, Any]:
+    """Three nodes with keys, of which one fails."""
     file.write_text(file.read_text() + f"{LINES['mallory']} mallory\n")
+    return {1: named("alice", 1), 2: named("bob", 2), 3: failing("no examples")}
+
+
+def test_a_client_that_fails_does_not_end_the_phase_while_another_has_yet_to_connect(
+    nodes: dict[int, Any], tmp_path: Path, clock: Any
+) -> None:
     run = strategy(FedENS, tmp_path / "run", min_uploads=2)
-    nodes = {1: named("alice", 1), 2: named("bob", 2), 3: failing("no examples")}
     run.start(KeyedGrid(nodes, joins={2: 100}), timeout=3600.0)  # type: ignore[arg-type]
 
     assert [upload.client for upload in run.report.job.uploads] == ["alice", "bob"]
@@ -90,11 +95,9 @@ def test_a_client_that_fails_does_not_end_the_phase_while_another_has_yet_to_con
 
 
 def test_a_quorum_that_no_client_is_left_to_meet_ends_the_phase_before_the_deadline(
-    file: Path, tmp_path: Path, clock: Any
+    nodes: dict[int, Any], tmp_path: Path, clock: Any
 ) -> None:
-    file.write_text(file.read_text() + f"{LINES['mallory']} mallory\n")
     run = strategy(FedENS, tmp_path / "run", min_uploads=3)
-    nodes = {1: named("alice", 1), 2: named("bob", 2), 3: failing("no examples")}
     with pytest.raises(QuorumError, match="2 uploads arrived, min-uploads is 3. Missing: mallory: "):
         run.start(KeyedGrid(nodes), timeout=3600.0)  # type: ignore[arg-type]
     assert clock.now < 20.0
