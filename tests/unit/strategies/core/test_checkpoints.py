@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import io
 import pickle
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -93,4 +95,15 @@ def test_a_dict_that_holds_itself_is_refused(tmp_path: Path) -> None:
     torch.save(content, tmp_path / "a.pt")
 
     with pytest.raises(UploadError, match="a.pt holds dict in which 'model' is dict: must be a state_dict"):
+        read_checkpoint(tmp_path / "a.pt")
+
+
+def test_an_archive_that_unpacks_to_far_more_than_it_is_is_refused_unread(tmp_path: Path) -> None:
+    stream = io.BytesIO()
+    torch.save({"a": torch.arange(4.0)}, stream)
+    with zipfile.ZipFile(stream) as good, zipfile.ZipFile(tmp_path / "a.pt", "w", zipfile.ZIP_DEFLATED) as bad:
+        for name in good.namelist():
+            bad.writestr(name, bytes(2**26) if name.endswith("data/0") else good.read(name))
+
+    with pytest.raises(UploadError, match=r"it is an archive that unpacks to \d+ bytes, far more than its own size"):
         read_checkpoint(tmp_path / "a.pt")
