@@ -39,7 +39,7 @@ def answer(*words: str) -> subprocess.CompletedProcess[str]:
         (["forget", "absent", "--client", "a"], "absent: no run folder"),
         (["methods"], "options of a method: oneshot methods NAME"),
         (["methods", "tally"], "tally.epochs = 12"),
-        (["list"], "0 runs"),
+        (["list", "conf"], "0 runs"),
     ],
 )
 def test_answer_needs_no_heavy_module(words: list[str], part: str) -> None:
