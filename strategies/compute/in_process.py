@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 
 from ..core.errors import ComputeError, OptionError
@@ -32,13 +32,11 @@ class InProcess:
         job = replace(job, device=resolve_device(job.device))
         import torch
 
-        with ExitStack() as around:
-            # The caller may be inside a block without gradients.
-            around.enter_context(torch.inference_mode(False))
-            around.enter_context(torch.enable_grad())
-            around.enter_context(torch_threads(job.threads))
-            around.enter_context(kept_memory())
-            counts = around.enter_context(counted(Work()))
+        # The caller may be inside a block without gradients.
+        with (
+            torch.inference_mode(False), torch.enable_grad(), torch_threads(job.threads), kept_memory(),
+            counted(Work()) as counts,
+        ):  # fmt: skip
             outcome = method.fit(job, Counting(progress, counts))
         return replace(outcome, work=counts.as_dict())
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .kinds import REFUSALS
 from .seeds import seeded_torch
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
 
     Module = TypeVar("Module", bound=nn.Module)
@@ -47,13 +49,15 @@ def settle(module: nn.Module, images: Tensor) -> None:
         module: Gets a hook where it needs one.
         images: At least one image that it takes [B, ch, H, W].
     """
+    import torch
+
     given = channels_last(images.detach().clone())
     before = given._version
     if _VIEW in _refusal(module, given):
         _store(module, channels_last=False)
-        module.register_forward_pre_hook(_plain)
+        module.register_forward_pre_hook(partial(_copied, torch.contiguous_format))
     elif given._version != before:
-        module.register_forward_pre_hook(_copied)
+        module.register_forward_pre_hook(partial(_copied, torch.preserve_format))
 
 
 def _refusal(module: nn.Module, images: Tensor) -> str:
@@ -82,11 +86,5 @@ def _store(module: nn.Module, *, channels_last: bool) -> None:
             tensor.data = tensor.data.to(memory_format=layout)
 
 
-def _plain(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    import torch
-
-    return tuple(x.clone(memory_format=torch.contiguous_format) if hasattr(x, "clone") else x for x in inputs)
-
-
-def _copied(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(x.clone() if hasattr(x, "clone") else x for x in inputs)
+def _copied(layout: torch.memory_format, _: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(x.clone(memory_format=layout) if hasattr(x, "clone") else x for x in inputs)

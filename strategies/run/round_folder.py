@@ -94,6 +94,10 @@ class RoundFolder:
         """
         return self._uploads.uploads()
 
+    def one_of_each(self) -> tuple[Upload, ...]:
+        """Return an accepted upload of each architecture; its file is checked when it is read, and no other is."""
+        return self._uploads.one_of_each()
+
     def save_checkpoint(self, snapshot: Snapshot) -> None:
         """Replace the server stage's checkpoint; a crash at any moment leaves the old one or the new one.
 
