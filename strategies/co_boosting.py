@@ -27,15 +27,16 @@ import torch
 from torch import Tensor
 
 from .combiners.combiners import Weighted, name_of, weighted_mean_gradient, weights_gradient
+from .core.graphed import Graphed
 from .core.options import check, option, presets
 from .core.seeds import generator
 from .distillation import settings
 from .distillation.epochs import Stage, run_epochs, weights_of
 from .distillation.generated import GeneratedImages
-from .distillation.learner import Learner, teacher_of
+from .distillation.learner import TOGETHER, Learner, teacher_of
 from .distillation.losses import hard_cross_entropy, soft_kl
-from .distillation.perturbation import moved_by_sign, prediction_gradient
-from .distillation.pool import Pool, shuffled_batches
+from .distillation.perturbation import drawn_directions, moved_by_sign, prediction_gradient
+from .distillation.pool import Pool, shuffled_groups
 from .distillation.settings import StudentOptions, TextOrCodeOptions
 from .distillation.synthesis import Batch, Term, View
 from .method import POOLS, EnsembleSpec, Method, Need, Outcome
@@ -118,6 +119,8 @@ class _Server:
         self.images = GeneratedImages(
             job, config.recipe(), latent=config.latent, batch_size=config.synthesis_batch_size
         )
+        self._moved = Graphed(self._perturbed, job.device, capture=self.teacher.is_local)
+        self._reweighted = Graphed(self._better_weights, job.device)
         modules = {"student": self.learner.student, "weights": self.combiner}
         pool = Pool(config.pool_cap, job.device)
         self.stage = Stage(modules, self.learner.optimizer, pool, made=config.synthesis_batch_size)
@@ -184,15 +187,20 @@ class _Server:
     def reweight(self, epoch: int) -> None:
         """Pass once over the pool and move w by one signed step per batch, Eqs. (11), (12)."""
         config, weights = self.config, self.weights
-        pooled = not isinstance(self.combiner, Weighted)
-        least = LEAST / len(weights) if pooled else 0.0
-        step = (config.reweighting_step or 0.1 / len(weights)) * config.reweighting_decay**epoch
+        size = (config.reweighting_step or 0.1 / len(weights)) * config.reweighting_decay**epoch
+        step = torch.tensor(size, dtype=weights.dtype, device=weights.device)
         for logits, labels in self.judgements(epoch):
-            moved = (weights - step * self.gradient(logits, labels).sign()).clamp(least, 1)
-            if pooled:  # a client that is left out stays so
-                moved = torch.where(weights > 0, moved, weights)
-            # All weights at zero would leave no ensemble; neither the paper nor its code covers this case.
-            weights.copy_(torch.where(moved.sum() < 1e-8, weights, moved))
+            weights.copy_(self._reweighted(logits, labels, step))
+
+    def _better_weights(self, logits: Tensor, labels: Tensor, step: Tensor) -> Tensor:
+        """Return the weights [M] after one signed step on a batch."""
+        weights, pooled = self.weights, not isinstance(self.combiner, Weighted)
+        least = LEAST / len(weights) if pooled else 0.0
+        moved = (weights - step * self.gradient(logits, labels).sign()).clamp(least, 1)
+        if pooled:  # a client that is left out stays so
+            moved = torch.where(weights > 0, moved, weights)
+        # All weights at zero would leave no ensemble; neither the paper nor its code covers this case.
+        return torch.where(moved.sum() < 1e-8, weights, moved)
 
     def gradient(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the gradient [M] of the ensemble's cross-entropy by w, Eq. (12)."""
@@ -205,16 +213,22 @@ class _Server:
         columns, rng = self.stage.pool.columns, generator(self.job.seed, "reweighting", epoch)
         if "members" in columns:
             known = {name: columns[name] for name in ("members", "labels")}
-            for rows in shuffled_batches(known, self.config.batch_size, rng, most=self.config.steps_per_epoch):
-                yield rows["members"].transpose(0, 1), rows["labels"]
+            size, most = self.config.batch_size, self.config.steps_per_epoch
+            for rows, sizes in shuffled_groups(known, size, rng, most=most, together=TOGETHER):
+                logits = torch.split(rows["members"].transpose(0, 1), sizes, dim=1)
+                yield from zip(logits, torch.split(rows["labels"], sizes), strict=True)
         elif columns:
             for inputs, rows in self.learner.read(columns, rng):
                 yield self.teacher.member_logits(inputs), rows["labels"]
 
     def perturb(self, inputs: Tensor, rng: torch.Generator) -> Tensor:
         """Move normalised images [B, ch, H, W] to where the ensemble's prediction changes most, Eq. (10)."""
+        directions = drawn_directions(len(inputs), self.job.num_classes, rng)
+        return self._moved(inputs, directions.to(inputs.device))
+
+    def _perturbed(self, inputs: Tensor, directions: Tensor) -> Tensor:
         by_sign, size = self.config.perturbation == "sign", self.config.perturbation_size
-        gradient = prediction_gradient(self.teacher, inputs, rng, softened=by_sign)
+        gradient = prediction_gradient(self.teacher, inputs, directions, softened=by_sign)
         if by_sign:
             return moved_by_sign(inputs, gradient, size)
         norms = torch.linalg.vector_norm(gradient, dim=(1, 2, 3), keepdim=True).clamp_min(1e-12)

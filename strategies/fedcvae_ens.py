@@ -23,7 +23,7 @@ from torch import Tensor
 from .core.errors import OptionError
 from .core.options import check, option
 from .core.seeds import generator
-from .distillation.distill import distill
+from .distillation.distill import Distillation, adam
 from .distillation.epochs import Stage, run_epochs, sampled
 from .distillation.losses import cross_entropy
 from .distillation.pool import Pool, batch_count, quantize, shuffled_batches
@@ -79,7 +79,8 @@ class _Server:
         self.job, self.config, self.progress = job, job.config, progress
         self.student = fast_student(job)
         self.standardize = Standardize(job.normalization).to(job.device)
-        optimizer = torch.optim.Adam(self.student.parameters(), self.config.student_lr)
+        optimizer = adam(self.student.parameters(), self.config.student_lr)
+        self.training = Distillation(self.student, optimizer, loss=cross_entropy)
         self.stage = Stage({"student": self.student}, optimizer, Pool())
         with self.stage.clock("synthesis"):
             self.table = self.draw()
@@ -102,8 +103,7 @@ class _Server:
         tick = self.stage.ticks(self.progress, epoch, self.config.epochs, of=of)
         with self.stage.clock("training"):
             batches = self._batches(generator(self.job.seed, "training", epoch))
-            stage = self.stage
-            return {"loss": distill(self.student, batches, stage.optimizer, loss=cross_entropy, tick=tick)}
+            return {"loss": self.training.learn(batches, tick)}
 
     def _batches(self, rng: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
         for rows in shuffled_batches(self.table, self.config.batch_size, rng):

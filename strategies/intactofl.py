@@ -23,13 +23,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from .core.graphed import Graphed
 from .core.options import check, option, presets
 from .core.seeds import generator
 from .core.work import work
 from .distillation import settings
+from .distillation.distill import set_rate
 from .distillation.epochs import Stage, learning_rate, run_epochs
 from .distillation.experts import GATES
 from .distillation.generated import GeneratedImages
+from .distillation.perturbation import drawn_directions
 from .distillation.pool import Pool, shuffled_batches
 from .distillation.settings import PRECISIONS, PoolOptions, SynthesisOptions
 from .distillation.synthesis import Batch, Term
@@ -108,6 +111,9 @@ class _Server:
             job, config.recipe(), latent=config.latent, batch_size=config.synthesis_batch_size
         )
         self.standardize = Standardize(job.normalization).to(job.device)
+        self._answer = Graphed(self._answered, job.device, capture=self.members.is_local)
+        self._move = Graphed(self._moved, job.device, capture=self.members.is_local)
+        self._step = Graphed(self._stepped, job.device)
         pool = Pool(config.pool_cap, job.device)
         optimizer = self.experts.optimizer(self.lr)
         self.stage = Stage({"student": self.experts}, optimizer, pool, made=config.synthesis_batch_size)
@@ -148,25 +154,36 @@ class _Server:
 
     def learn(self, epoch: int, tick: Callable[[], None]) -> float:
         """Pass once over the pool, one step of the gate per batch; return the mean of its loss."""
-        config, optimizer, losses = self.config, self.stage.optimizer, []
+        config, losses = self.config, []
         rng, augment = generator(self.job.seed, "gate", epoch), AUGMENTATIONS[config.pool_augmentation]
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(self.experts.schedule, self.lr, epoch, config.epochs)
+        set_rate(self.stage.optimizer, learning_rate(self.experts.schedule, self.lr, epoch, config.epochs))
         for rows in shuffled_batches(self.stage.pool.columns, config.batch_size, rng, most=config.steps_per_epoch):
             inputs = self.standardize(augment(dequantize(rows["images"]), rng))
-            inputs = self.experts.moved(inputs, config.perturbation_size, rng)
-            with torch.no_grad():
-                logits = rows["members"].transpose(0, 1) if "members" in rows else self.members(inputs)
-            loss = self.experts.loss(logits, inputs, rows["labels"])
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            if self.experts.clip:
-                nn.utils.clip_grad_norm_(self.experts.parameters(), self.experts.clip)
-            optimizer.step()
+            if self.experts.moves:
+                directions = drawn_directions(len(inputs), self.job.num_classes, rng)
+                inputs = self._move(inputs, directions.to(inputs.device))
+            logits = rows["members"].transpose(0, 1) if "members" in rows else self._answer(inputs)
+            losses.append(self._step(logits, inputs, rows["labels"]))
             work().student_steps += 1
-            losses.append(loss.detach())
             tick()
         return float(torch.stack(losses).mean())
+
+    def _moved(self, inputs: Tensor, directions: Tensor) -> Tensor:
+        return self.experts.moved(inputs, self.config.perturbation_size, directions)
+
+    @torch.no_grad()
+    def _answered(self, inputs: Tensor) -> Tensor:
+        logits: Tensor = self.members(inputs)
+        return logits
+
+    def _stepped(self, logits: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
+        loss = self.experts.loss(logits, inputs, labels)
+        self.stage.optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        if self.experts.clip:
+            nn.utils.clip_grad_norm_(self.experts.parameters(), self.experts.clip)
+        self.stage.optimizer.step()
+        return loss.detach()
 
 
 METHOD = Method(

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ..core.graphed import Graphed
 from ..core.work import work
+from ..teacher.calls import has_hooks
 from .losses import soft_kl
 
 # A student's logits [B, C] and the teacher's answers [B, ...] to a scalar.
@@ -49,46 +51,84 @@ class DistillRecipe:
     steps: int = 0
 
 
-def distill(
-    student: nn.Module,
-    batches: Iterable[tuple[Tensor, Tensor]],
-    optimizer: torch.optim.Optimizer,
-    *,
-    loss: Loss = soft_kl,
-    clip: float = 0.0,
-    frozen_statistics: bool = False,
-    tick: Callable[[], None] = lambda: None,
-) -> float:
-    """Pull a student's predictions towards a teacher's, one optimiser step per batch, in train mode.
+class Distillation:
+    """Pulls a student's predictions towards a teacher's, one optimiser step per batch, in train mode.
 
     The teacher's answers come with the batches, because a pool that is read without augmentation stores them.
 
     Args:
         student: [B, ch, H, W] -> logits [B, C]; trained in place.
-        batches: Pairs of normalised images [B, ch, H, W] and the teacher's answers [B, ...] without gradient.
-        optimizer: Of the student's parameters.
+        optimizer: Of the student's parameters, for a GPU one of :func:`sgd` or :func:`adam`.
         loss: The loss to minimise; by default :func:`.losses.soft_kl` at temperature 1, with logits [B, C] as answers.
         clip: Largest norm of the gradient; 0 does not clip.
         frozen_statistics: Whether batch normalisation uses its running statistics and leaves them unchanged.
-        tick: Called after each step.
-
-    Returns:
-        The mean loss over the batches; 0 if there are none.
     """
-    student.train()
-    if frozen_statistics:
-        for layer in student.modules():
-            if isinstance(layer, _BatchNorm):
-                layer.eval()
-    losses = []
-    for images, answers in batches:
-        value = loss(student(images), answers)
-        optimizer.zero_grad()
+
+    def __init__(
+        self,
+        student: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        loss: Loss = soft_kl,
+        clip: float = 0.0,
+        frozen_statistics: bool = False,
+    ) -> None:
+        self._student, self._optimizer, self._loss, self._clip = student, optimizer, loss, clip
+        self._frozen_statistics = frozen_statistics
+        device = next((weight.device for weight in student.parameters()), "cpu")
+        self._step = Graphed(self._stepped, device, capture=not has_hooks(student))
+
+    def learn(self, batches: Iterable[tuple[Tensor, Tensor]], tick: Callable[[], None] = lambda: None) -> float:
+        """Pass once over some batches, and return their mean loss; 0 if there are none.
+
+        Args:
+            batches: Pairs of normalised images [B, ch, H, W] and the teacher's answers [B, ...] without gradient.
+            tick: Called after each step.
+        """
+        self._student.train()
+        if self._frozen_statistics:
+            for layer in self._student.modules():
+                if isinstance(layer, _BatchNorm):
+                    layer.eval()
+        losses = []
+        for images, answers in batches:
+            losses.append(self._step(images, answers))
+            work().student_steps += 1
+            tick()
+        return float(torch.stack(losses).mean()) if losses else 0.0
+
+    def _stepped(self, images: Tensor, answers: Tensor) -> Tensor:
+        value = self._loss(self._student(images), answers)
+        self._optimizer.zero_grad()
         value.backward()  # type: ignore[no-untyped-call]
-        if clip:
-            nn.utils.clip_grad_norm_(student.parameters(), clip)
-        optimizer.step()
-        work().student_steps += 1
-        losses.append(value.detach())
-        tick()
-    return float(torch.stack(losses).mean()) if losses else 0.0
+        if self._clip:
+            nn.utils.clip_grad_norm_(self._student.parameters(), self._clip)
+        self._optimizer.step()
+        return value.detach()
+
+
+def sgd(weights: Iterable[nn.Parameter], rate: float, momentum: float, decay: float = 0.0) -> torch.optim.SGD:
+    """Return SGD; on a GPU in the form of which :class:`.graphed.Graphed` makes a graph, with the rate in a tensor."""
+    weights = list(weights)
+    if not weights[0].is_cuda:
+        return torch.optim.SGD(weights, rate, momentum, weight_decay=decay)
+    held = torch.tensor(rate, device=weights[0].device)
+    return torch.optim.SGD(weights, held, momentum, weight_decay=decay, fused=True)
+
+
+def adam(weights: Iterable[nn.Parameter], rate: float, decay: float = 0.0) -> torch.optim.Adam:
+    """Return Adam, in the form of :func:`sgd`."""
+    weights = list(weights)
+    if not weights[0].is_cuda:
+        return torch.optim.Adam(weights, rate, weight_decay=decay)
+    held = torch.tensor(rate, device=weights[0].device)
+    return torch.optim.Adam(weights, held, weight_decay=decay, capturable=True)
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Set the learning rate of all groups of :func:`sgd` or :func:`adam`."""
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate

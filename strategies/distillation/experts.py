@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from ..combiners.expert_gate import expert_divergence, expert_mixture, pixel_gate, weighed
 from ..combiners.forms import uniform
 from ..core.seeds import derive_seed
+from .distill import adam, sgd
 from .losses import adversarial_divergence, cross_entropy, soft_kl
 from .perturbation import moved_by_sign, prediction_gradient
 from .synthesis import Term, View
@@ -40,6 +41,7 @@ class Experts(nn.Module, ABC):
         schedule: Of the gate's learning rate.
         lr: The rate where the options name none.
         clip: The largest norm of the gate's gradient; 0: no limit.
+        moves: Whether :meth:`moved` changes images.
     """
 
     combiner: str
@@ -47,6 +49,7 @@ class Experts(nn.Module, ABC):
     schedule: str
     lr: float
     clip: float
+    moves: bool
 
     def __init__(self, members: Ensemble, weights: State) -> None:
         super().__init__()
@@ -76,8 +79,8 @@ class Experts(nn.Module, ABC):
         """Return two terms of the generator: of the intended class, and of a disagreement, which has the weight."""
 
     @abstractmethod
-    def moved(self, x: Tensor, size: float, rng: torch.Generator) -> Tensor:
-        """Return normalised images [B, ch, H, W] as the gate learns from them."""
+    def moved(self, x: Tensor, size: float, directions: Tensor) -> Tensor:
+        """Return normalised images [B, ch, H, W] as the gate learns from them; the directions are random [B, C]."""
 
     @abstractmethod
     def loss(self, logits: Tensor, x: Tensor, labels: Tensor) -> Tensor:
@@ -88,6 +91,7 @@ class ByPixels(Experts):
     """The gate of the published code."""
 
     combiner, sort_labels, schedule, lr, clip = "pixel-gate", True, "cosine", 0.01, 10.0
+    moves = True
 
     @staticmethod
     def start(job: Job) -> State:
@@ -99,7 +103,7 @@ class ByPixels(Experts):
 
     def optimizer(self, lr: float) -> torch.optim.Optimizer:
         """Return SGD with momentum 0.9 and weight decay 1e-4."""
-        return torch.optim.SGD(self.parameters(), lr, momentum=0.9, weight_decay=1e-4)
+        return sgd(self.parameters(), lr, 0.9, 1e-4)
 
     def mixed(self, logits: Tensor, x: Tensor) -> Tensor:
         """Return A(x) [B, C]."""
@@ -121,9 +125,10 @@ class ByPixels(Experts):
             Term("distinct", weight, disagreement),
         )
 
-    def moved(self, x: Tensor, size: float, rng: torch.Generator) -> Tensor:
+    def moved(self, x: Tensor, size: float, directions: Tensor) -> Tensor:
         """Return images moved to where the plain mean's prediction changes most."""
-        return moved_by_sign(x, prediction_gradient(lambda moving: self._members[0](moving).mean(0), x, rng), size)
+        gradient = prediction_gradient(lambda moving: self._members[0](moving).mean(0), x, directions)
+        return moved_by_sign(x, gradient, size)
 
     def loss(self, logits: Tensor, x: Tensor, labels: Tensor) -> Tensor:
         """Return ``CE(A, y) + 0.01 std(g) + 16 KL(sm(e / 4) || sm(A / 4))``, std that of all B M weights."""
@@ -137,6 +142,7 @@ class ByPredictions(Experts):
     """The gate on the experts' predictions."""
 
     combiner, sort_labels, schedule, lr, clip = "expert-gate", False, "constant", 1e-3, 0.0
+    moves = False
 
     @staticmethod
     def start(job: Job) -> State:
@@ -146,7 +152,7 @@ class ByPredictions(Experts):
 
     def optimizer(self, lr: float) -> torch.optim.Optimizer:
         """Return Adam."""
-        return torch.optim.Adam(self.parameters(), lr)
+        return adam(self.parameters(), lr)
 
     def mixed(self, logits: Tensor, x: Tensor) -> Tensor:  # noqa: ARG002
         """Return the logarithms of the mixture's probabilities [B, C]."""
@@ -159,7 +165,7 @@ class ByPredictions(Experts):
             Term("distinct", weight, lambda view: -expert_divergence(view.teacher)),
         )
 
-    def moved(self, x: Tensor, size: float, rng: torch.Generator) -> Tensor:  # noqa: ARG002
+    def moved(self, x: Tensor, size: float, directions: Tensor) -> Tensor:  # noqa: ARG002
         """Return the images as they are."""
         return x
 

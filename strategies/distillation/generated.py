@@ -38,6 +38,7 @@ class GeneratedImages:
         with seeded_torch(job.seed, "generator"):  # its initialisation draws from torch's global state
             self.generator = DenseGenerator(latent, job.input_shape).to(job.device)
         self._standardize = Standardize(job.normalization).to(job.device)
+        self._capture = augmentation == "none" and job.shards is None
 
     def batch(
         self,
@@ -70,5 +71,7 @@ class GeneratedImages:
             return View(images, inputs, labels, teacher(inputs), student(inputs) if student is not None else None)
 
         with frozen(student if student is not None else nn.Module()):
-            images, losses = synthesize(self.generator, noise, look, terms=terms, recipe=self._recipe, tick=tick)
+            images, losses = synthesize(
+                self.generator, noise, look, terms=terms, recipe=self._recipe, capture=self._capture, tick=tick
+            )
         return Batch(images, labels, losses)

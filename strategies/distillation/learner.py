@@ -13,15 +13,16 @@ from torch import Tensor, nn
 from ..combiners.combiners import Mean, build_combiner
 from ..combiners.opinion_pools import OpinionPool, with_stand_ins
 from ..combiners.outcomes import members_of
+from ..core.graphed import Graphed
 from ..core.seeds import generator
 from ..method import TEACHERS
 from ..teacher.augment import AUGMENTATIONS, Standardize, dequantize
 from ..teacher.ensemble import Ensemble
 from ..teacher.student import fast_student
-from .distill import DistillRecipe, Loss, distill
+from .distill import Distillation, DistillRecipe, Loss, adam, set_rate, sgd
 from .epochs import Stage, learning_rate, run_epochs
 from .losses import soft_kl
-from .pool import Pool, batch_count, shuffled_batches
+from .pool import Pool, batch_count, shuffled_batches, shuffled_groups
 from .synthesis import Batch
 
 if TYPE_CHECKING:
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 # Makes one epoch's images, given its number and a callable for after each step.
 Make = Callable[[int, Callable[[], None]], Batch]
 Perturb = Callable[[Tensor, torch.Generator], Tensor]
+
+# Batches that a GPU takes at once for a teacher whose members have at most so many weights: one leaves it idle.
+TOGETHER, SMALL = 8, 2**18
 
 
 def teacher_of(
@@ -89,13 +93,17 @@ class Learner:
         frozen_statistics: bool = False,
     ) -> None:
         self.job, self.teacher, self.recipe = job, teacher, recipe
-        self._loss = loss or partial(soft_kl, temperature=recipe.kd_temperature)
         self.student = fast_student(job)
         self.standardize = Standardize(job.normalization).to(job.device)
         self.optimizer = _optimizer(self.student, recipe)
         self._augment, self.reads_unchanged = AUGMENTATIONS[augmentation], augmentation == "none"
         self._known_for_ever = self.reads_unchanged or asked_once
-        self._frozen_statistics = frozen_statistics
+        loss = loss or partial(soft_kl, temperature=recipe.kd_temperature)
+        self._distillation = Distillation(
+            self.student, self.optimizer, loss=loss, clip=recipe.student_clip, frozen_statistics=frozen_statistics
+        )
+        self._teach = Graphed(self._taught, job.device, capture=teacher.is_local)
+        self._together = TOGETHER if torch.device(job.device).type == "cuda" and _is_small(teacher) else 1
 
     def learn(
         self,
@@ -114,15 +122,7 @@ class Learner:
             perturb: A change of the normalised images [B, ch, H, W] that teacher and student both see.
             tick: Called after each step.
         """
-        return distill(
-            self.student,
-            self._lessons(table, epoch, perturb),
-            self.optimizer,
-            loss=self._loss,
-            clip=self.recipe.student_clip,
-            frozen_statistics=self._frozen_statistics,
-            tick=tick,
-        )
+        return self._distillation.learn(self._lessons(table, epoch, perturb), tick)
 
     def steps(self, table: Mapping[str, Tensor]) -> int:
         """Return the number of steps of a pass over a table."""
@@ -161,14 +161,23 @@ class Learner:
         rng, recipe = generator(self.job.seed, "distillation", epoch), self.recipe
         steps = self.steps(table)
         length = recipe.steps / steps if recipe.steps else recipe.epochs
-        most = recipe.steps - epoch * steps if recipe.steps else None
-        for number, (inputs, rows) in enumerate(islice(self.read(table, rng), most)):
-            for group in self.optimizer.param_groups:
-                group["lr"] = learning_rate(recipe.schedule, recipe.student_lr, epoch + number / steps, length)
+        most = min(steps, recipe.steps - epoch * steps) if recipe.steps else steps
+        for number, lesson in enumerate(islice(self._taught_groups(table, rng, perturb), most)):
+            rate = learning_rate(recipe.schedule, recipe.student_lr, epoch + number / steps, length)
+            set_rate(self.optimizer, rate)
+            yield lesson
+
+    def _taught_groups(
+        self, table: Mapping[str, Tensor], rng: torch.Generator, perturb: Perturb | None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield each batch's images and the teacher's answers; a GPU is asked for several batches at once."""
+        for rows, sizes in shuffled_groups(table, self.recipe.batch_size, rng, together=self._together):
+            inputs = self._inputs(rows["images"], rng)
             if perturb is not None:
                 inputs = perturb(inputs, rng)
             known = rows.get("logits") if perturb is None and self._known_for_ever else None
-            yield inputs, self._teach(inputs) if known is None else known
+            answers = self._teach(inputs) if known is None else known
+            yield from zip(torch.split(inputs, sizes), torch.split(answers, sizes), strict=True)
 
     @torch.no_grad()
     def member_logits(self, images: Tensor) -> Tensor:
@@ -177,7 +186,7 @@ class Learner:
         return torch.cat(parts, dim=1).transpose(0, 1).contiguous()
 
     @torch.no_grad()
-    def _teach(self, inputs: Tensor) -> Tensor:
+    def _taught(self, inputs: Tensor) -> Tensor:
         logits: Tensor = self.teacher(inputs)
         return logits
 
@@ -278,8 +287,14 @@ def learn_from_table(
     return run_epochs(job, progress, stage, epochs=epochs, step=epoch)
 
 
+def _is_small(teacher: Ensemble) -> bool:
+    """Return whether one batch is little work for a teacher, whose answers do not depend on the other images."""
+    if not isinstance(teacher.members, nn.ModuleList) or teacher.by_batch:
+        return False
+    return all(sum(weight.numel() for weight in member.parameters()) <= SMALL for member in teacher.members)
+
+
 def _optimizer(student: nn.Module, recipe: DistillRecipe) -> torch.optim.Optimizer:
-    weights, rate, decay = student.parameters(), recipe.student_lr, recipe.weight_decay
     if recipe.optimizer == "adam":
-        return torch.optim.Adam(weights, rate, weight_decay=decay)
-    return torch.optim.SGD(weights, rate, recipe.momentum, weight_decay=decay)
+        return adam(student.parameters(), recipe.student_lr, recipe.weight_decay)
+    return sgd(student.parameters(), recipe.student_lr, recipe.momentum, recipe.weight_decay)

@@ -14,15 +14,20 @@ from torch import Tensor
 PERTURBATION_TEMPERATURE = 4.0  # of the softened probabilities in both published codes
 
 
+def drawn_directions(count: int, classes: int, rng: torch.Generator) -> Tensor:
+    """Return u [B, C] drawn from U[-1, 1] by a generator on the CPU, for B images and C classes."""
+    return torch.rand((count, classes), generator=rng).mul_(2).sub_(1)
+
+
 def prediction_gradient(
-    predict: Callable[[Tensor], Tensor], inputs: Tensor, rng: torch.Generator, *, softened: bool = True
+    predict: Callable[[Tensor], Tensor], inputs: Tensor, directions: Tensor, *, softened: bool = True
 ) -> Tensor:
-    """Return ``grad_x sum_i u_i . sm(z(x_i) / 4)``, with u drawn from U[-1, 1].
+    """Return ``grad_x sum_i u_i . sm(z(x_i) / 4)``.
 
     Args:
         predict: Normalised images [B, ch, H, W] -> logits z [B, C].
         inputs: x [B, ch, H, W], normalised.
-        rng: A generator on the CPU, for u [B, C].
+        directions: u [B, C], see :func:`drawn_directions`.
         softened: False takes the logits themselves, as the text of Co-Boosting.
 
     Returns:
@@ -30,7 +35,6 @@ def prediction_gradient(
     """
     inputs = inputs.detach().requires_grad_()
     values = predict(inputs)
-    directions = torch.rand(values.shape, generator=rng).mul_(2).sub_(1).to(values.device)
     if softened:
         values = torch.softmax(values / PERTURBATION_TEMPERATURE, dim=1)
     (gradient,) = torch.autograd.grad((directions * values).sum(), inputs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -83,14 +84,36 @@ def shuffled_batches(
     Yields:
         The same columns [B, ...].
     """
+    for rows, _ in shuffled_groups(columns, size, rng, most=most, together=1):
+        yield rows
+
+
+def shuffled_groups(
+    columns: Mapping[str, Tensor], size: int, rng: torch.Generator, *, most: int = 0, together: int
+) -> Iterator[tuple[dict[str, Tensor], list[int]]]:
+    """Pass over a table as :func:`shuffled_batches`, some batches at a time.
+
+    Args:
+        columns: Equally long columns [N, ...].
+        size: Rows of a batch, B.
+        rng: A CPU generator.
+        most: The most batches in all; 0: all.
+        together: Batches that are read at once, k.
+
+    Yields:
+        The same columns of the next k batches [k B, ...], and the number of rows of each batch.
+    """
     count = len(next(iter(columns.values())))
     order = torch.randperm(count, generator=rng)
     starts = list(range(0, count, size))
     if len(starts) > 1 and count - starts[-1] == 1:
         starts.pop()
-    ends = [*starts[1:], count]
-    for start, end in list(zip(starts, ends, strict=True))[: most or None]:
-        yield {name: column[order[start:end].to(column.device)] for name, column in columns.items()}
+    bounds = [*starts, count][: most + 1 if most else None]
+    orders = {device: order.to(device) for device in {column.device for column in columns.values()}}
+    for first in range(0, len(bounds) - 1, together):
+        group = bounds[first : first + together + 1]
+        rows = {name: column[orders[column.device][group[0] : group[-1]]] for name, column in columns.items()}
+        yield rows, [end - start for start, end in pairwise(group)]
 
 
 def quantize(pixels: Tensor) -> Tensor:

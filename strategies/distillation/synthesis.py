@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.errors import OptionError
+from ..core.graphed import Graphed
 from ..core.work import work
 
 ARITHMETICS = ("auto", "float32", "bfloat16")
@@ -108,6 +109,7 @@ def synthesize(
     *,
     terms: Sequence[Term],
     recipe: Recipe,
+    capture: bool = False,
     tick: Callable[[], None] = lambda: None,
 ) -> tuple[Tensor, dict[str, float]]:
     """Train a generator for a few steps on one batch of noise, and return its images.
@@ -120,6 +122,7 @@ def synthesize(
         look: Evaluates the models on the images.
         terms: The addends of the loss; terms of weight 0 are not computed.
         recipe: Steps, learning rate and other settings.
+        capture: Whether ``look`` and the terms draw no random numbers, so that a GPU may replay a step as one graph.
         tick: Called after each step.
 
     Returns:
@@ -132,31 +135,52 @@ def synthesize(
     noise = noise.detach().clone().requires_grad_(recipe.optimize_noise)
     terms = [term for term in terms if term.weight]
     leaves = [*generator.parameters(), *([noise] if recipe.optimize_noise else [])]
-    optimizer = torch.optim.Adam(leaves, lr=recipe.lr, betas=recipe.betas, fused=True)
+    on_gpu = leaves[0].is_cuda
+    optimizer = torch.optim.Adam(leaves, lr=recipe.lr, betas=recipe.betas, fused=True, capturable=on_gpu)
     generator.train()
-    best = torch.full((), float("inf"), device=noise.device)
-    kept = losses = None
-    half = in_bfloat16(recipe.precision, noise.device.type)
-    for _ in range(recipe.steps):
+    half = in_bfloat16(recipe.precision, leaves[0].device.type)
+    kept = _Kept()
+
+    def step() -> Tensor:
         images = generate(generator, noise, half=half)
         view = look(images)
         losses = {term.name: term.loss(view) for term in terms}
-        losses["generator"] = total = _total(terms, losses)
+        total = _total(terms, losses)
         optimizer.zero_grad()
         total.backward()  # type: ignore[no-untyped-call]
         if recipe.clip:
             nn.utils.clip_grad_norm_(generator.parameters(), recipe.clip)
         optimizer.step()
         work().generator_stepped(half)
-        # Chosen by torch.where instead of `if`, so that a GPU never waits for the host.
-        better, total, images = total.detach() < best, total.detach(), images.detach()
-        kept = images if kept is None else torch.where(better, images, kept)
-        best = torch.where(better, total, best)
+        kept.offer(images.detach(), total.detach())
+        return torch.stack([loss.detach().to(total.device) for loss in (*losses.values(), total)])
+
+    repeated, values = Graphed(step, leaves[0].device, capture=capture), torch.zeros(0)
+    for _ in range(recipe.steps):
+        values = repeated()
         tick()
-    if recipe.keep == "last" or kept is None:
+    images = kept.images
+    if recipe.keep == "last" or images is None:
         with torch.no_grad():
-            kept = generate(generator, noise, half=half)
-    return kept, {name: float(value.detach()) for name, value in (losses or {}).items()}
+            images = generate(generator, noise, half=half)
+    return images, dict(zip([*(term.name for term in terms), "generator"], values.tolist(), strict=False))
+
+
+class _Kept:
+    """The images of the lowest loss so far."""
+
+    def __init__(self) -> None:
+        self.images: Tensor | None = None
+
+    def offer(self, images: Tensor, loss: Tensor) -> None:
+        """Keep images [B, ch, H, W] if their loss, a scalar, is the lowest."""
+        if self.images is None:
+            self.images, self._loss = images.clone(), loss.clone()
+            return
+        # Chosen by torch.where instead of `if`, so that a GPU never waits for the host.
+        better = loss < self._loss
+        self.images.copy_(torch.where(better, images, self.images))
+        self._loss.copy_(torch.where(better, loss, self._loss))
 
 
 def generate(generator: nn.Module, noise: Tensor, *labels: Tensor, half: bool) -> Tensor:

@@ -136,6 +136,16 @@ class Ensemble(nn.Module):
             return cls(members, combiner.to(job.device))
         return cls.from_uploads(uploads, job.builders, combiner, device=job.device, fold=fold, precision=precision)
 
+    @property
+    def is_local(self) -> bool:
+        """Whether the members are in this process, not in shards."""
+        return isinstance(self.members, nn.ModuleList)
+
+    @property
+    def by_batch(self) -> bool:
+        """Whether the answer to an image depends on the others of its batch."""
+        return _by_batch(self.combiner)
+
     def train(self, mode: bool = True) -> Ensemble:  # noqa: ARG002  the members' mode never changes
         """Stay in eval mode, whatever ``mode`` is."""
         return super().train(False)

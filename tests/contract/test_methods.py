@@ -253,6 +253,20 @@ def test_method_describes_itself(method: Method) -> None:
     assert METHODS.keys() == PINNED.keys()
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("warm", [1, 1000])
+def test_gpu_gives_what_the_cpu_gives_and_the_same_bits_each_time(
+    method: Method, warm: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("strategies.core.graphed.WARM", warm)  # with graphs, and without
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    job = replace(tiny_job(method), device="cuda")
+    first, again = (predict(fitted(method, job), tiny_job(method)) for _ in range(2))
+    assert torch.equal(first, again)
+    away = 0.1 if method.name in BY_ADAM or method.name in BY_GENERATOR else 1e-4
+    assert float((first - usual(method.name)).norm()) <= away * float(usual(method.name).norm())
+
+
 def test_config_goes_through_flat_settings_and_back(method: Method) -> None:
     config = method.config(**SMALL.get(method.name, {}))
     assert parse(method.config, flatten(config, method.name), method.name) == config

@@ -148,13 +148,13 @@ def test_the_searches_in_configs_find_examples_of_each_kind() -> None:
 
 
 @pytest.mark.parametrize("path", ["strategies/feddf.py"])
-def test_a_method_of_sixty_lines_reaches_at_most_39_files(path: str) -> None:
+def test_a_method_of_sixty_lines_reaches_at_most_40_files(path: str) -> None:
     module = path.removesuffix(".py").replace("/", ".")
     count = f"import sys, {module}; print(sum(name.startswith('strategies.') for name in sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", count], cwd=ROOT, capture_output=True, text=True, check=True)
 
-    assert len(reached(path, import_graph(SOURCES))) <= 39
-    assert int(loaded.stdout) <= 39
+    assert len(reached(path, import_graph(SOURCES))) <= 40
+    assert int(loaded.stdout) <= 40
 
 
 @of_each(path for path in SOURCES if path.startswith("strategies/"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import runpy
 from pathlib import Path
+from typing import Any
 
 import pytest
 from doc_pages import ROOT
@@ -14,6 +15,7 @@ BENCH = ROOT / "tests" / "bench"
 with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(str(BENCH))
     TABLES = runpy.run_path(str(BENCH / "feature_tables.py"))["tables"]()
+    RUNS = runpy.run_path(str(BENCH / "run_tables.py"))
 
 
 @pytest.mark.parametrize("name", sorted(TABLES))
@@ -61,3 +63,20 @@ def test_the_page_has_the_figures_of_students_under_attack(monkeypatch: pytest.M
     monkeypatch.syspath_prepend(str(BENCH))
     rows = read_json(ROOT / "docs" / "results" / "student_attacks.json")["rows"]
     assert runpy.run_path(str(BENCH / "student_attacks.py"))["table"](rows) in (ROOT / "docs" / "tally.md").read_text()
+
+
+def row(name: str, seed: int, **accuracy: float) -> dict[str, Any]:
+    return {"data": "mnist", "alpha": 0.1, "seed": seed, "name": name, "accuracy": accuracy}
+
+
+def test_what_a_method_has_over_fedens_is_paired_by_seed_and_stands_beside_the_papers() -> None:
+    rows = [row("fedens", seed, FedENS=value) for seed, value in enumerate((90.0, 80.0, 70.0))]
+    rows += [row("dense", seed, DENSE=value) for seed, value in enumerate((91.0, 82.0, 73.0))]
+    rows += [row("tally, spans", 1, Tally=95.0)]
+
+    table = RUNS["over_fedens"]({"rows": rows}, data="mnist").splitlines()
+
+    # The paper's DENSE has 87.8, and its FedENS 88.2.
+    assert "| DENSE | +2.0 ± 1.0 | -0.4 |" in table
+    assert "| Tally, counts read off, images in the spans | +15.0* |  |" in table
+    assert not any(line.startswith("| FedENS") for line in table)

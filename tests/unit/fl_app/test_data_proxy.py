@@ -1,4 +1,4 @@
-"""Which training images the clients hold, and which the server."""
+"""Which training images the clients hold, and which the server; the halves of the held-out examples."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from fl_app.data import (
     Normalization,
     Split,
     clients_share,
+    half_of,
     images_in,
     images_of,
     load,
@@ -146,3 +147,26 @@ def test_settings_of_domains_and_proxies_when_they_fit_are_accepted() -> None:
     DataConfig(name="cifar10", proxy_name="cifar100", proxy_limit=5)
     DataConfig(name="pacs", law="domains", left_out="sketch", image_size=32, proxy=0.2)
     assert open_split("digits", "train").domains is None
+
+
+LABELS = torch.tensor([0, 1, 1, 0, 2, 1, 0, 0, 1, 2, 2] * 3)
+
+
+def test_halves_share_no_example_and_leave_none_out() -> None:
+    selection, report = half_of(LABELS, "selection"), half_of(LABELS, "report")
+
+    assert torch.cat([selection, report]).sort().values.tolist() == half_of(LABELS, "all").tolist()
+
+
+def test_halves_have_the_same_classes() -> None:
+    counts = [torch.bincount(LABELS[half_of(LABELS, half)]) for half in ("selection", "report")]
+
+    assert [count.tolist() for count in counts] == [[6, 6, 4], [6, 6, 5]]
+
+
+def test_halves_depend_on_no_seed_of_a_run_and_no_global_draw() -> None:
+    first = half_of(LABELS, "report")
+    torch.rand(3)
+
+    assert half_of(LABELS, "report").tolist() == first.tolist()
+    assert first.tolist() != sorted(first.tolist())[::-1]

@@ -13,6 +13,7 @@ from strategies.core.errors import OptionError
 from strategies.core.seeds import generator
 from strategies.distillation.experts import ByPixels
 from strategies.distillation.losses import cross_entropy
+from strategies.distillation.perturbation import drawn_directions
 from strategies.intactofl import IntactOflConfig, fit
 from strategies.method import Job, Outcome, Silent
 from strategies.teacher.augment import Standardize, dequantize
@@ -123,7 +124,8 @@ def test_first_step_of_the_gate_on_pixels_is_sgd_s_on_moved_images(usual: tuple[
     order = torch.randperm(6, generator=rng)  # one batch: the last image joins it
     members = Ensemble.from_uploads(UPLOADS, BUILDERS, torch.nn.Identity(), fold=False)
     experts = ByPixels(members, ByPixels.start(job))
-    images = experts.moved(Standardize(job.normalization)(dequantize(rows["images"][order])), 8 / 255, rng)
+    inputs = Standardize(job.normalization)(dequantize(rows["images"][order]))
+    images = experts.moved(inputs, 8 / 255, drawn_directions(len(inputs), job.num_classes, rng))
     optimizer = torch.optim.SGD(experts.parameters(), 0.01, momentum=0.9, weight_decay=1e-4)
     experts.loss(members(images), images, rows["labels"][order]).backward()  # type: ignore[no-untyped-call]
     torch.nn.utils.clip_grad_norm_(experts.parameters(), 10.0)

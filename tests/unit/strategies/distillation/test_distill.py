@@ -1,17 +1,22 @@
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from strategies.core.seeds import generator as rng
-from strategies.distillation.distill import distill
+from strategies.distillation.distill import Distillation
 from strategies.distillation.losses import soft_kl
 
 BATCHES = [
     (torch.randn(8, 5, generator=rng("images", i)), torch.randn(8, 3, generator=rng("logits", i)))  # type: ignore[arg-type]
     for i in range(3)
 ]
+
+
+def distill(model: nn.Module, batches: Any, optimizer: torch.optim.Optimizer, tick: Any = int, **options: Any) -> float:
+    return Distillation(model, optimizer, **options).learn(batches, tick)
 
 
 def student() -> nn.Linear:

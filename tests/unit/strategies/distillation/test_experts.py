@@ -10,6 +10,7 @@ from torch import nn
 
 from strategies.combiners.expert_gate import weighed
 from strategies.distillation.experts import GATES, ByPixels, experts_cross_entropy
+from strategies.distillation.perturbation import drawn_directions
 from strategies.distillation.synthesis import View
 from strategies.intactofl import IntactOflConfig
 from strategies.teacher.ensemble import Ensemble
@@ -23,6 +24,10 @@ def softmax(values: np.ndarray) -> np.ndarray:
     exponentials = np.exp(values - values.max(-1, keepdims=True))
     result: np.ndarray = exponentials / exponentials.sum(-1, keepdims=True)
     return result
+
+
+def directions(images: torch.Tensor, seed: int) -> torch.Tensor:
+    return drawn_directions(len(images), 3, torch.Generator().manual_seed(seed))
 
 
 def divergence(one: np.ndarray, other: np.ndarray, temperature: float) -> np.ndarray:
@@ -97,10 +102,10 @@ def test_gradient_reaches_the_images_through_the_gate_too(experts: ByPixels) -> 
 
 def test_images_move_by_the_size_exactly_where_the_gradient_is_not_zero(experts: ByPixels) -> None:
     zeros = torch.zeros(4, *SHAPE)
-    moved = experts.moved(zeros, 0.25, torch.Generator().manual_seed(0))
+    moved = experts.moved(zeros, 0.25, directions(zeros, 0))
     assert set(moved.unique().tolist()) <= {-0.25, 0.0, 0.25}
     assert float(moved.abs().mean()) > 0.2
-    again, other = (experts.moved(zeros, 0.25, torch.Generator().manual_seed(seed)) for seed in (0, 1))
+    again, other = (experts.moved(zeros, 0.25, directions(zeros, seed)) for seed in (0, 1))
     assert torch.equal(again, moved)
     assert not torch.equal(other, moved)
     assert all(value.grad is None for value in experts._members[0].parameters())
@@ -110,7 +115,7 @@ def test_gate_on_predictions_leaves_images_and_is_blind_to_them() -> None:
     form = GATES["predictions"]
     members = Ensemble.from_uploads(UPLOADS, BUILDERS, nn.Identity(), fold=False)
     experts = form(members, form.start(tiny_job(IntactOflConfig())))
-    assert experts.moved(IMAGES, 0.25, torch.Generator()) is IMAGES
+    assert experts.moved(IMAGES, 0.25, directions(IMAGES, 0)) is IMAGES
     logits = members(IMAGES)
     assert torch.equal(experts.mixed(logits, IMAGES), experts.mixed(logits, -IMAGES))
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from strategies.core.seeds import generator as rng
-from strategies.distillation.pool import Pool, batch_count, quantize, shuffled_batches
+from strategies.distillation.pool import Pool, batch_count, quantize, shuffled_batches, shuffled_groups
 from strategies.teacher.augment import dequantize
 
 
@@ -35,6 +35,18 @@ def test_batches_keep_the_columns_together_and_follow_the_generator() -> None:
 def test_batches_with_a_limit_stop_there() -> None:
     assert len(list(shuffled_batches(rows(0, 50), 8, rng(0), most=2))) == 2
     assert len(list(shuffled_batches(rows(0, 10), 8, rng(0), most=5))) == 2
+
+
+@pytest.mark.parametrize("most", [0, 3])
+@pytest.mark.parametrize("together", [1, 2, 8])
+def test_groups_are_the_batches_read_at_once(most: int, together: int) -> None:
+    columns = {"images": torch.arange(21), "labels": torch.arange(21) * 2}
+    batches = list(shuffled_batches(columns, 5, torch.Generator().manual_seed(0), most=most))
+    groups = list(shuffled_groups(columns, 5, torch.Generator().manual_seed(0), most=most, together=together))
+    parts = [part for rows, sizes in groups for part in torch.split(rows["labels"], sizes)]
+    assert [part.tolist() for part in parts] == [batch["labels"].tolist() for batch in batches]
+    assert all(torch.equal(rows["labels"], 2 * rows["images"]) for rows, _ in groups)
+    assert [len(sizes) for _, sizes in groups][:-1] == [together] * (len(groups) - 1)
 
 
 def test_batch_count_is_how_many_batches_there_are() -> None:

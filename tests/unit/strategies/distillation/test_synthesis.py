@@ -4,7 +4,7 @@ from torch import Tensor, nn
 
 from strategies.core.errors import OptionError
 from strategies.core.seeds import generator as rng
-from strategies.distillation.synthesis import Recipe, Term, View, synthesize
+from strategies.distillation.synthesis import Recipe, Term, View, in_bfloat16, synthesize
 from strategies.teacher.student import frozen
 
 
@@ -115,3 +115,29 @@ def test_frozen_restores_modes_and_gradients_of_every_part() -> None:
         assert not any(p.requires_grad for p in model.parameters())
     assert [part.training for part in model.modules()] == [True, True, False]
     assert [p.requires_grad for p in model.parameters()] == [True, False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("found", "half"), [({"avx512_bf16": True}, True), ({"bf16": True}, True), ({"avx2": True}, False)]
+)
+def test_auto_follows_the_processor(monkeypatch: pytest.MonkeyPatch, found: dict[str, bool], half: bool) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: found, raising=False)
+    assert in_bfloat16("auto", "cpu") is half
+    assert in_bfloat16("bfloat16", "cpu")
+    assert not in_bfloat16("float32", "cpu")
+
+
+def test_auto_is_float32_where_torch_cannot_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
+    assert not in_bfloat16("auto", "cpu")
+    assert not in_bfloat16("auto", "meta")
+
+
+@pytest.mark.parametrize("half", [True, False])
+def test_auto_asks_a_gpu_for_instructions_of_its_own(monkeypatch: pytest.MonkeyPatch, half: bool) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr(
+        torch.cuda, "is_bf16_supported", lambda including_emulation: (asked.append(including_emulation), half)[1]
+    )
+    assert in_bfloat16("auto", "cuda:1") is half
+    assert asked == [False]

@@ -1,4 +1,4 @@
-"""What a run's facts say of its models, for those who read it later."""
+"""What a run's facts say of its models and settings, for those who read it later."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from strategies.fedavg import FedAvgConfig
 from strategies.method import Job, Normalization
 from strategies.run.files import write_json
 from strategies.run.identity import open_run, stored_normalization
+from strategies.run.retired import RETIRED, without_retired
 
 JOB = Job((), {"model": lambda: nn.Linear(4, 2)}, "model", 2, (4, 1, 1), Normalization((0.0,), (1.0,)), FedAvgConfig())
 
@@ -51,3 +52,18 @@ def test_stored_normalization_is_that_of_the_facts_and_half_in_files_of_early_ve
         (0.1, 0.2, 0.3), (0.4, 0.5, 0.6)
     )
     assert stored_normalization(early) == Normalization((0.5,) * 3, (0.5,) * 3)
+
+
+def test_settings_at_their_fixed_values_are_left_out() -> None:
+    assert without_retired({**RETIRED, "seed": 3}) == {"seed": 3}
+
+
+def test_whole_float_may_be_stored_without_its_point() -> None:
+    assert without_retired({"dense.ce-weight": 1}) == {}
+
+
+@pytest.mark.parametrize("key", RETIRED)
+def test_another_value_is_refused_in_one_line(key: str) -> None:
+    with pytest.raises(OptionError) as refused:
+        without_retired({"seed": 3, key: "other"})
+    assert str(refused.value) == f"setting {key!r} is 'other': must be {RETIRED[key]!r}, which is fixed now"

@@ -1,0 +1,113 @@
+"""Steps that a GPU replays as one graph: of small models, launching the kernels takes longer than running them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .work import Work, counted, work
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+# Plain calls before a step is captured: an optimiser makes its state in the first, a module decides on its layout.
+WARM = 1
+
+
+class Graphed:
+    """A function of tensors; on a GPU its kernels become one graph, which is replayed for tensors of the same shapes.
+
+    What the function does in Python, it does while the kernels are captured, and never again. It must therefore read
+    and write the same tensors in place each time, such as weights and an optimiser's state. A function that waits for
+    a value, or that draws random numbers on the host, is called as it is for ever. So is every one on another device.
+
+    Args:
+        function: Takes tensors, and returns one.
+        device: A torch device; the arguments must be on it.
+        capture: False calls the function as it is on a GPU, too.
+    """
+
+    def __init__(self, function: Callable[..., Tensor], device: torch.device | str, *, capture: bool = True) -> None:
+        import torch
+
+        self._function = function
+        self._captures = capture and torch.device(device).type == "cuda"
+        self._stream = torch.cuda.Stream(device) if self._captures else None  # type: ignore[no-untyped-call]
+        self._calls: dict[Any, int] = {}
+        self._graphs: dict[Any, _Graph] = {}
+
+    def __call__(self, *arguments: Tensor) -> Tensor:
+        """Return the function's value, in memory of its own."""
+        if not self._captures:
+            return self._function(*arguments)
+        kind = tuple((tensor.shape, tensor.dtype, tensor.requires_grad) for tensor in arguments)
+        if kind in self._graphs:
+            return self._graphs[kind].replayed(arguments)
+        self._calls[kind] = self._calls.get(kind, 0) + 1
+        if self._calls[kind] <= WARM:
+            return self._plain(arguments)
+        self._captures = self._capture(kind, arguments)
+        return self(*arguments)
+
+    def _plain(self, arguments: tuple[Tensor, ...]) -> Tensor:
+        """Call the function on the stream of the captures, where autograd may keep what the capture reads."""
+        import torch
+
+        assert self._stream is not None  # noqa: S101  there is one wherever graphs are captured
+        before, outer = _host_draws(), torch.cuda.current_stream(self._stream.device)
+        self._stream.wait_stream(outer)
+        with torch.cuda.stream(self._stream):
+            value = self._function(*arguments)
+        outer.wait_stream(self._stream)
+        self._captures = before == _host_draws()
+        return value.clone()  # the stream of the captures may use the memory of ``value`` again
+
+    def _capture(self, kind: Any, arguments: tuple[Tensor, ...]) -> bool:
+        """Capture the function for such arguments; return whether that went well. Nothing runs meanwhile."""
+        import torch
+
+        inputs = tuple(tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in arguments)
+        graph, counts = torch.cuda.CUDAGraph(), Work()
+        # Other threads may use the GPU meanwhile.
+        capturing = torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local")
+        try:
+            with counted(counts), capturing:
+                output = self._function(*inputs)
+        except RuntimeError:  # the function waits for the GPU, which a graph cannot
+            return False
+        self._graphs[kind] = _Graph(
+            graph, inputs, output, {name: count for name, count in counts.as_dict().items() if count}
+        )
+        return True
+
+
+@dataclass(frozen=True)
+class _Graph:
+    """A captured call: its graph, the tensors that it reads and writes, and the work that each replay does."""
+
+    graph: torch.cuda.CUDAGraph
+    inputs: tuple[Tensor, ...]
+    output: Tensor
+    counts: dict[str, int]
+
+    def replayed(self, arguments: tuple[Tensor, ...]) -> Tensor:
+        import torch
+
+        with torch.no_grad():
+            for tensor, given in zip(self.inputs, arguments, strict=True):
+                tensor.copy_(given)
+        self.graph.replay()
+        work().include(self.counts)
+        return self.output.detach().clone()
+
+
+def _host_draws() -> tuple[Any, ...]:
+    """Return the states of the random numbers that Python code draws on the host without a generator of its own."""
+    import torch
+
+    return random.getstate(), repr(np.random.get_state(legacy=False)), torch.get_rng_state().numpy().tobytes()

@@ -1,0 +1,166 @@
+"""Graphs of a GPU's kernels, in part with a torch whose graphs are only noted."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from strategies.core.graphed import WARM, Graphed
+from strategies.core.work import Work, counted, work
+from strategies.distillation.distill import Distillation, adam, set_rate, sgd
+
+ONE = torch.ones(2)
+
+
+class NotedGraph:
+    """A graph that runs nothing when it is replayed."""
+
+    replays = 0
+
+    def replay(self) -> None:
+        self.replays += 1
+
+
+class NoStream:
+    device = "cuda"
+
+    def wait_stream(self, _: object) -> None:
+        """Wait for nothing."""
+
+
+@dataclass
+class Captures:
+    """The graphs that were captured, and whether the next capture fails."""
+
+    graphs: list[NotedGraph] = field(default_factory=list)
+    fails: bool = False
+
+    @contextmanager
+    def capture(self, graph: NotedGraph, **_: Any) -> Iterator[None]:
+        yield
+        if self.fails:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        self.graphs.append(graph)
+
+
+@pytest.fixture
+def captures(monkeypatch: pytest.MonkeyPatch) -> Captures:
+    """Replace what captures graphs: functions run, and graphs are noted."""
+    found = Captures()
+
+    @contextmanager
+    def same(_: object) -> Iterator[None]:
+        yield
+
+    fakes = {
+        "Stream": lambda _: NoStream(), "current_stream": lambda _: NoStream(), "stream": same,
+        "CUDAGraph": NotedGraph, "graph": found.capture,
+    }  # fmt: skip
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    return found
+
+
+def noting(seen: list[Tensor]) -> Callable[[Tensor], Tensor]:
+    def doubled(x: Tensor) -> Tensor:
+        seen.append(x)
+        return 2 * x
+
+    return doubled
+
+
+def test_on_a_cpu_the_function_is_called_each_time() -> None:
+    seen: list[Tensor] = []
+    step = Graphed(noting(seen), "cpu")
+    assert [step(x) is not x for x in (ONE, ONE, ONE, ONE)] == [True] * 4
+    assert all(x is ONE for x in seen)
+    assert len(seen) == 4
+
+
+def test_calls_of_one_shape_are_replayed_with_the_values_of_each(captures: Captures) -> None:
+    seen: list[Tensor] = []
+    step = Graphed(noting(seen), "cuda")
+    for call in range(WARM + 3):
+        value = step(ONE * call)
+    assert len(seen) == WARM + 1  # the last one was the capture
+    (graph,) = captures.graphs
+    assert graph.replays == 3
+    assert seen[-1].tolist() == [WARM + 2] * 2  # the graph reads the last call's argument
+    again = step(ONE)
+    assert again.data_ptr() != value.data_ptr()  # a value stays what it was
+    step(torch.ones(3))
+    assert len(seen) == WARM + 2  # another shape starts again
+
+
+@pytest.mark.parametrize("capture", [True, False])
+def test_what_cannot_or_must_not_be_captured_is_called_each_time(captures: Captures, capture: bool) -> None:
+    captures.fails = True
+    seen: list[Tensor] = []
+    step = Graphed(noting(seen), "cuda", capture=capture)
+    values = [step(ONE * call).tolist() for call in range(WARM + 4)]
+    assert values == [[2.0 * call] * 2 for call in range(WARM + 4)]
+    assert len(seen) == WARM + 4 + capture  # one more for the attempt
+    assert not captures.graphs
+
+
+@pytest.mark.parametrize("draw", [random.random, np.random.random, lambda: torch.rand(1)])
+def test_function_that_draws_on_the_host_is_never_captured(captures: Captures, draw: Callable[[], object]) -> None:
+    def drawing(x: Tensor) -> Tensor:
+        draw()
+        return x + 0
+
+    step = Graphed(drawing, "cuda")
+    for _ in range(WARM + 3):
+        step(ONE)
+    assert not captures.graphs
+
+
+def test_each_replay_counts_the_work_of_the_function_and_the_capture_none(captures: Captures) -> None:
+    def working(x: Tensor) -> Tensor:
+        work().teacher_forward += 5
+        return x + 0
+
+    step = Graphed(working, "cuda")
+    with counted(Work()) as counts:
+        for _ in range(WARM + 4):
+            step(ONE)
+    assert captures.graphs
+    assert counts.teacher_forward == 5 * (WARM + 4)
+
+
+@pytest.mark.parametrize("make", [sgd, adam])
+def test_rate_of_an_optimizer_is_set_as_a_number_or_in_its_tensor(make: Callable[..., torch.optim.Optimizer]) -> None:
+    weight = nn.Parameter(torch.ones(1))
+    optimizer = make([weight], 0.5, 0.0)
+    set_rate(optimizer, 0.25)
+    assert optimizer.param_groups[0]["lr"] == 0.25
+    held = optimizer.param_groups[0]["lr"] = torch.tensor(0.5)
+    set_rate(optimizer, 0.25)
+    assert optimizer.param_groups[0]["lr"] is held
+    assert float(held) == 0.25
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("make", [sgd, adam])
+def test_student_trained_by_a_graph_has_the_bits_of_one_trained_step_by_step(make: Callable[..., Any]) -> None:
+    def trained(capture: bool) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Dropout(0.1), nn.Linear(144, 3))
+        model.cuda()
+        one = Distillation(model, make(model.parameters(), 0.05, 0.9), clip=1.0)
+        one._step._captures = capture
+        rng = torch.Generator().manual_seed(0)
+        batches = [(torch.randn(8, 1, 8, 8, generator=rng).cuda(), torch.randn(8, 3).cuda()) for _ in range(9)]
+        torch.cuda.manual_seed(1)
+        one.learn(batches)
+        return [value.cpu() for value in model.state_dict().values()]
+
+    assert all(torch.equal(one, other) for one, other in zip(trained(True), trained(False), strict=True))
