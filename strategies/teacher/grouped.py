@@ -27,8 +27,9 @@ _TRIED, _TOLERANCE = 8, 0.2
 class StackedMembers:
     """Some members of one architecture as one batched model, for a GPU, where launching small kernels takes the time.
 
-    On a CPU it is slower than one member after another; on a GPU it has not been measured. The members' weights move
-    into stacked tensors and the members keep views, so that memory holds each weight once.
+    On a CPU it is slower than one member after another; on an H200 ten LeNet-5 are 2.2 to 3.7 times faster, ten CNN5
+    1.7 to 2.5 times. The members' weights move into stacked tensors and the members keep views, so that memory holds
+    each weight once.
 
     Some operations have no batched form, such as recurrent layers. The first images are therefore asked both ways,
     with the gradient to them; if the stack fails or differs, the members are called one after another from then on.

@@ -213,6 +213,7 @@ TABLES = {
     "tally_student:images": (numbers_of_images, "tally.md"),
     "long_schedules": (long_schedules.table, "tally.md"),
     **{name: (made, "results.md") for name, made in (run_tables.TABLES | flboost_tables.TABLES).items()},
+    "gpu": (run_tables.gpu, "scale.md"),
 }
 
 

@@ -135,10 +135,16 @@ def outcome_of(compared: Path) -> dict[str, Any]:
     results = read_json(compared / "compare.json")
     curve = curve_of(compared)
     if results["status"] != "finished":
-        return {"accuracy": {}, "curve": curve}
+        return {"accuracy": {}, "curve": curve, **best_of(compared), **gpu_memory_of(compared)}
     (found,), (line, *_) = results["cells"], results["table"]
     accuracy = {outcome["name"]: outcome["accuracy"] for outcome in found["outcomes"]}
-    return {"accuracy": accuracy, "curve": curve, **{key: line[key] for key in ("server_cpu_s", *WORK)}}
+    return {
+        "accuracy": accuracy,
+        "curve": curve,
+        **{key: line[key] for key in ("server_cpu_s", *WORK)},
+        **best_of(compared),
+        **gpu_memory_of(compared),
+    }
 
 
 def _file_name(name: str) -> str:
@@ -151,9 +157,27 @@ def _row(cell: Cell, name: str, accuracy: Mapping[str, float], **more: Any) -> d
 
 def curve_of(compared: Path) -> list[tuple[int, float]]:
     """Return epoch and accuracy in %, every :data:`CURVE` epochs and the last."""
+    points = _points(compared)
+    return [point for point in points if point[0] % CURVE == 0 or point is points[-1]]
+
+
+def best_of(compared: Path) -> dict[str, float]:
+    """Return the accuracy in % of the best of all epochs, as papers print it; nothing without epochs."""
+    points = _points(compared)
+    return {"best": max(accuracy for _, accuracy in points)} if points else {}
+
+
+def _points(compared: Path) -> list[tuple[int, float]]:
     lines = [line for path in compared.glob("cells/*/*/metrics.jsonl") for line in path.read_text().splitlines()]
     rows = [row for row in map(json.loads, lines) if "epoch" in row and "accuracy" in row]
-    return [(row["epoch"], row["accuracy"]) for row in rows if row["epoch"] % CURVE == 0 or row is rows[-1]]
+    return [(row["epoch"], row["accuracy"]) for row in rows]
+
+
+def gpu_memory_of(compared: Path) -> dict[str, float]:
+    """Return the peak memory of the GPU in MiB; nothing where the server stage ran on a CPU."""
+    lines = [line for path in compared.glob("cells/*/*/usage.jsonl") for line in path.read_text().splitlines()]
+    most = max((json.loads(line)["gpu_mib"] for line in lines), default=0)
+    return {"gpu_mib": round(most)} if most else {}
 
 
 def main() -> None:

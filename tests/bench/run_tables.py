@@ -12,6 +12,7 @@ from rivals import ASKED, TOLD, TOLD_AND_ASKED, UNCHANGED, apart, spread
 ALPHAS = (0.1, 0.05, 0.3)
 MEASURED = ("fashion-mnist", "mnist")  # the data sets that have a table
 EPOCHS = (10, 20, 50, 100, 150, 200, 300, 400, 500)  # of a curve
+STUDENT, TITLES = "student's step", {"lenet5": "LeNet-5", "cnn5": "CNN5"}  # of the table of a GPU
 Found = Mapping[str, Any]
 Entry = tuple[str, str]  # a row's name in docs/results/published.json, and one of its accuracies
 # Group -> row -> its entry; Tally's row stands last in the groups that it leads or not.
@@ -112,11 +113,24 @@ def curves(found: Found, *, data: str) -> str:
     rows = [row for row in found["rows"] if row["data"] == data and row.get("curve") and row["curve"][-1][0] >= 50]
     lines = _head("", [*(f"{epoch}" for epoch in EPOCHS), "best", "last", "last epoch"])
     for row in sorted(rows, key=lambda row: (row["name"], ALPHAS.index(row["alpha"]), row["seed"])):
+        where = ", on a GPU" if row.get("gpu_mib") else ""
         curve = dict(row["curve"])
         last = max(curve)
         cells = [f"{curve[epoch]:.1f}" if epoch in curve else "" for epoch in EPOCHS]
-        cells += [f"{max(curve.values()):.1f}", f"{curve[last]:.1f}", f"{last}"]
-        lines.append(f"| {row['name']}, alpha {row['alpha']:g}, seed {row['seed']} | {' | '.join(cells)} |")
+        cells += [f"{row.get('best', max(curve.values())):.1f}", f"{curve[last]:.1f}", f"{last}"]
+        lines.append(f"| {row['name']}, alpha {row['alpha']:g}, seed {row['seed']}{where} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def gpu(found: Found) -> str:
+    """Return the milliseconds of a GPU, kernel after kernel and as one graph."""
+    lines = _head("", ["members", "one by one", "as one graph", "stacked", "stacked, as one graph"])
+    rows = {(row["model"], row["work"], row["members"], row["form"]): row for row in found["rows"]}
+    for model, work, members in dict.fromkeys(place[:3] for place in rows):
+        own = [rows.get((model, work, members, form)) for form in (("",) if work == STUDENT else ("loop", "stacked"))]
+        cells = [f"{row[kind]:.2f}" for row in own if row for kind in ("plain_ms", "graph_ms")]
+        cells += [""] * (4 - len(cells))
+        lines.append(f"| {TITLES[model]}, {work} | {members if members > 1 else ''} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -125,7 +139,7 @@ TABLES: dict[str, Callable[[Found], str]] = {
     **{f"published:{data}": partial(published, data=data) for data in MEASURED},
     **{f"published:{data}, differences": partial(differences, data=data) for data in MEASURED},
     **{f"published:{data}, over FedENS": partial(over_fedens, data=data) for data in MEASURED},
-    "published:fashion-mnist, curves": partial(curves, data="fashion-mnist"),
+    **{f"published:{data}, curves": partial(curves, data=data) for data in MEASURED},
 }
 
 
