@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +18,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 # Plain calls before a step is captured: an optimiser makes its state in the first, a module decides on its layout.
-WARM = 1
+WARM = 2
+# What torch warns of where code waits for a GPU.
+_WAITS = "called a synchronizing CUDA operation"
 
 
 class Graphed:
@@ -24,7 +28,8 @@ class Graphed:
 
     What the function does in Python, it does while the kernels are captured, and never again. It must therefore read
     and write the same tensors in place each time, such as weights and an optimiser's state. A function that waits for
-    a value, or that draws random numbers on the host, is called as it is for ever. So is every one on another device.
+    a value, or that draws random numbers on the host, is called as it is for ever; its last plain call tells. So is
+    every function on another device.
 
     Args:
         function: Takes tensors, and returns one.
@@ -49,8 +54,14 @@ class Graphed:
         if kind in self._graphs:
             return self._graphs[kind].replayed(arguments)
         self._calls[kind] = self._calls.get(kind, 0) + 1
-        if self._calls[kind] <= WARM:
+        if self._calls[kind] < WARM:
             return self._plain(arguments)
+        if self._calls[kind] == WARM:
+            before = _host_draws()
+            with _noting_waits() as waits:
+                value = self._plain(arguments)
+            self._captures = not waits and before == _host_draws()
+            return value
         self._captures = self._capture(kind, arguments)
         return self(*arguments)
 
@@ -59,12 +70,11 @@ class Graphed:
         import torch
 
         assert self._stream is not None  # noqa: S101  there is one wherever graphs are captured
-        before, outer = _host_draws(), torch.cuda.current_stream(self._stream.device)
+        outer = torch.cuda.current_stream(self._stream.device)
         self._stream.wait_stream(outer)
         with torch.cuda.stream(self._stream):
             value = self._function(*arguments)
         outer.wait_stream(self._stream)
-        self._captures = before == _host_draws()
         return value.clone()  # the stream of the captures may use the memory of ``value`` again
 
     def _capture(self, kind: Any, arguments: tuple[Tensor, ...]) -> bool:
@@ -75,10 +85,12 @@ class Graphed:
         graph, counts = torch.cuda.CUDAGraph(), Work()
         # Other threads may use the GPU meanwhile.
         capturing = torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local")
+        outer = torch.cuda.current_stream(self._stream.device if self._stream else None)
         try:
             with counted(counts), capturing:
                 output = self._function(*inputs)
-        except RuntimeError:  # the function waits for the GPU, which a graph cannot
+        except RuntimeError:  # the function does what a graph cannot
+            torch.cuda.set_stream(outer)  # torch leaves the stream of a capture that failed
             return False
         self._graphs[kind] = _Graph(
             graph, inputs, output, {name: count for name, count in counts.as_dict().items() if count}
@@ -104,6 +116,26 @@ class _Graph:
         self.graph.replay()
         work().include(self.counts)
         return self.output.detach().clone()
+
+
+@contextmanager
+def _noting_waits() -> Iterator[list[str]]:
+    """Yield a list that holds, after the block, what torch said where the block waited for the GPU."""
+    import torch
+
+    before, waits = torch.cuda.get_sync_debug_mode(), list[str]()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield waits
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+    for one in said:
+        if _WAITS in str(one.message):
+            waits.append(str(one.message))
+        else:
+            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
 
 
 def _host_draws() -> tuple[Any, ...]:

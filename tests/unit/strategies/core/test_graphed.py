@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -38,10 +39,12 @@ class NoStream:
 
 @dataclass
 class Captures:
-    """The graphs that were captured, and whether the next capture fails."""
+    """The graphs that were captured, whether the next capture fails, and what torch was told to do."""
 
     graphs: list[NotedGraph] = field(default_factory=list)
     fails: bool = False
+    streams: list[object] = field(default_factory=list)
+    modes: list[object] = field(default_factory=list)
 
     @contextmanager
     def capture(self, graph: NotedGraph, **_: Any) -> Iterator[None]:
@@ -62,7 +65,8 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> Captures:
 
     fakes = {
         "Stream": lambda _: NoStream(), "current_stream": lambda _: NoStream(), "stream": same,
-        "CUDAGraph": NotedGraph, "graph": found.capture,
+        "CUDAGraph": NotedGraph, "graph": found.capture, "set_stream": found.streams.append,
+        "get_sync_debug_mode": lambda: 0, "set_sync_debug_mode": found.modes.append,
     }  # fmt: skip
     for name, fake in fakes.items():
         monkeypatch.setattr(torch.cuda, name, fake)
@@ -75,6 +79,11 @@ def noting(seen: list[Tensor]) -> Callable[[Tensor], Tensor]:
         return 2 * x
 
     return doubled
+
+
+def repeat(step: Graphed) -> None:
+    for _ in range(WARM + 2):
+        step(ONE)
 
 
 def test_on_a_cpu_the_function_is_called_each_time() -> None:
@@ -109,6 +118,27 @@ def test_what_cannot_or_must_not_be_captured_is_called_each_time(captures: Captu
     assert values == [[2.0 * call] * 2 for call in range(WARM + 4)]
     assert len(seen) == WARM + 4 + capture  # one more for the attempt
     assert not captures.graphs
+    assert len(captures.streams) == capture  # the stream is the caller's again
+
+
+def test_function_that_waits_for_the_gpu_is_never_captured_and_other_warnings_are_passed_on(captures: Captures) -> None:
+    said: list[str] = []
+
+    def warning(x: Tensor) -> Tensor:
+        for text in said:
+            warnings.warn(text, UserWarning, stacklevel=1)
+        return x + 0
+
+    waiting, loud = Graphed(warning, "cuda"), Graphed(warning, "cuda")
+    said[:] = ["called a synchronizing CUDA operation (Triggered internally)"]
+    with pytest.warns(UserWarning, match="synchronizing"):  # of the calls that are not watched
+        repeat(waiting)
+    assert not captures.graphs
+    assert captures.modes == ["warn", 0]
+    said[:] = ["something else"]
+    with pytest.warns(UserWarning, match="something else"):
+        repeat(loud)
+    assert len(captures.graphs) == 1
 
 
 @pytest.mark.parametrize("draw", [random.random, np.random.random, lambda: torch.rand(1)])
@@ -117,9 +147,7 @@ def test_function_that_draws_on_the_host_is_never_captured(captures: Captures, d
         draw()
         return x + 0
 
-    step = Graphed(drawing, "cuda")
-    for _ in range(WARM + 3):
-        step(ONE)
+    repeat(Graphed(drawing, "cuda"))
     assert not captures.graphs
 
 
