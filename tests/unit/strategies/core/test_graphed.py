@@ -39,7 +39,7 @@ class NoStream:
 
 @dataclass
 class Captures:
-    """The graphs that were captured, whether the next capture fails, and what torch was told to do."""
+    """The captured graphs, the calls of torch that follow, and whether the next capture fails."""
 
     graphs: list[NotedGraph] = field(default_factory=list)
     fails: bool = False
