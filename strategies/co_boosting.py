@@ -33,13 +33,14 @@ from .core.seeds import generator
 from .distillation import settings
 from .distillation.epochs import Stage, run_epochs, weights_of
 from .distillation.generated import GeneratedImages
-from .distillation.learner import TOGETHER, Learner, teacher_of
+from .distillation.learner import Learner, teacher_of
 from .distillation.losses import hard_cross_entropy, soft_kl
 from .distillation.perturbation import drawn_directions, moved_by_sign, prediction_gradient
 from .distillation.pool import Pool, shuffled_groups
 from .distillation.settings import StudentOptions, TextOrCodeOptions
 from .distillation.synthesis import Batch, Term, View
 from .method import POOLS, EnsembleSpec, Method, Need, Outcome
+from .teacher.ensemble import TOGETHER
 
 if TYPE_CHECKING:
     from .method import Job, Progress

@@ -19,8 +19,12 @@ if TYPE_CHECKING:
 
 # Plain calls before a step is captured: an optimiser makes its state in the first, a module decides on its layout.
 WARM = 2
+# The most shapes of one function that are captured.
+MOST = 16
 # What torch warns of where code waits for a GPU.
 _WAITS = "called a synchronizing CUDA operation"
+# Graphs whose capture failed. torch's allocator goes on asking them, and no other graph is captured or replayed then.
+_failed: list[object] = []
 
 
 class Graphed:
@@ -32,7 +36,7 @@ class Graphed:
     every function on another device.
 
     Args:
-        function: Takes tensors, and returns one.
+        function: Takes tensors and returns one; gradients pass neither in nor out.
         device: A torch device; the arguments must be on it.
         capture: False calls the function as it is on a GPU, too.
     """
@@ -43,18 +47,19 @@ class Graphed:
         self._function = function
         self._captures = capture and torch.device(device).type == "cuda"
         self._stream = torch.cuda.Stream(device) if self._captures else None  # type: ignore[no-untyped-call]
+        self._pool: Any = None  # of the memory of all graphs, of which one runs at a time
         self._calls: dict[Any, int] = {}
         self._graphs: dict[Any, _Graph] = {}
 
     def __call__(self, *arguments: Tensor) -> Tensor:
         """Return the function's value, in memory of its own."""
-        if not self._captures:
+        if not self._captures or _failed:
             return self._function(*arguments)
-        kind = tuple((tensor.shape, tensor.dtype, tensor.requires_grad) for tensor in arguments)
+        kind = tuple((tensor.shape, tensor.dtype) for tensor in arguments)
         if kind in self._graphs:
             return self._graphs[kind].replayed(arguments)
         self._calls[kind] = self._calls.get(kind, 0) + 1
-        if self._calls[kind] < WARM:
+        if self._calls[kind] < WARM or len(self._graphs) == MOST:
             return self._plain(arguments)
         if self._calls[kind] == WARM:
             before = _host_draws()
@@ -81,16 +86,19 @@ class Graphed:
         """Capture the function for such arguments; return whether that went well. Nothing runs meanwhile."""
         import torch
 
-        inputs = tuple(tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in arguments)
+        assert self._stream is not None  # noqa: S101  as above
+        inputs = tuple(tensor.detach().clone() for tensor in arguments)
+        self._pool = self._pool or torch.cuda.graph_pool_handle()
         graph, counts = torch.cuda.CUDAGraph(), Work()
         # Other threads may use the GPU meanwhile.
-        capturing = torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local")
-        outer = torch.cuda.current_stream(self._stream.device if self._stream else None)
+        capturing = torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local")
+        outer = torch.cuda.current_stream(self._stream.device)
         try:
             with counted(counts), capturing:
                 output = self._function(*inputs)
         except RuntimeError:  # the function does what a graph cannot
-            torch.cuda.set_stream(outer)  # torch leaves the stream of a capture that failed
+            _failed.append(graph)
+            _recover(outer)
             return False
         self._graphs[kind] = _Graph(
             graph, inputs, output, {name: count for name, count in counts.as_dict().items() if count}
@@ -116,6 +124,15 @@ class _Graph:
         self.graph.replay()
         work().include(self.counts)
         return self.output.detach().clone()
+
+
+def _recover(stream: torch.cuda.Stream) -> None:
+    """Undo what torch leaves of a capture that failed: its stream, and generators that wait for its end."""
+    import torch
+
+    torch.cuda.set_stream(stream)
+    for generator in torch.cuda.default_generators:
+        generator.graphsafe_set_state(generator.clone_state())
 
 
 @contextmanager

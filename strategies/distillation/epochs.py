@@ -188,8 +188,9 @@ def _restore_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for parameter, state in zip(parameters, saved["parameters"], strict=True):
         optimizer.state[parameter] = {key: _like(parameter, value) for key, value in state.items()}
-        if any(group.get("capturable") for group in optimizer.param_groups):  # a graph reads the count on the GPU
-            optimizer.state[parameter]["step"] = optimizer.state[parameter]["step"].to(parameter.device)
+        # A graph reads the count on the GPU. A parameter without gradients has none.
+        if "step" in state and any(group.get("capturable") for group in optimizer.param_groups):
+            optimizer.state[parameter]["step"] = state["step"].to(parameter.device)
 
 
 def _like(parameter: torch.Tensor, value: Any) -> Any:

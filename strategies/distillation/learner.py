@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import islice
@@ -32,9 +33,6 @@ if TYPE_CHECKING:
 # Makes one epoch's images, given its number and a callable for after each step.
 Make = Callable[[int, Callable[[], None]], Batch]
 Perturb = Callable[[Tensor, torch.Generator], Tensor]
-
-# Batches that a GPU takes at once for a teacher whose members have at most so many weights: one leaves it idle.
-TOGETHER, SMALL = 8, 2**18
 
 
 def teacher_of(
@@ -103,7 +101,7 @@ class Learner:
             self.student, self.optimizer, loss=loss, clip=recipe.student_clip, frozen_statistics=frozen_statistics
         )
         self._teach = Graphed(self._taught, job.device, capture=teacher.is_local)
-        self._together = TOGETHER if torch.device(job.device).type == "cuda" and _is_small(teacher) else 1
+        self._together = teacher.batches_at_once(math.prod(job.input_shape))
 
     def learn(
         self,
@@ -162,16 +160,16 @@ class Learner:
         steps = self.steps(table)
         length = recipe.steps / steps if recipe.steps else recipe.epochs
         most = min(steps, recipe.steps - epoch * steps) if recipe.steps else steps
-        for number, lesson in enumerate(islice(self._taught_groups(table, rng, perturb), most)):
+        for number, lesson in enumerate(islice(self._taught_groups(table, rng, perturb, most), most)):
             rate = learning_rate(recipe.schedule, recipe.student_lr, epoch + number / steps, length)
             set_rate(self.optimizer, rate)
             yield lesson
 
     def _taught_groups(
-        self, table: Mapping[str, Tensor], rng: torch.Generator, perturb: Perturb | None
+        self, table: Mapping[str, Tensor], rng: torch.Generator, perturb: Perturb | None, most: int
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield each batch's images and the teacher's answers; a GPU is asked for several batches at once."""
-        for rows, sizes in shuffled_groups(table, self.recipe.batch_size, rng, together=self._together):
+        for rows, sizes in shuffled_groups(table, self.recipe.batch_size, rng, most=most, together=self._together):
             inputs = self._inputs(rows["images"], rng)
             if perturb is not None:
                 inputs = perturb(inputs, rng)
@@ -285,13 +283,6 @@ def learn_from_table(
             return {"distillation": learner.learn(table, number, tick=tick)}
 
     return run_epochs(job, progress, stage, epochs=epochs, step=epoch)
-
-
-def _is_small(teacher: Ensemble) -> bool:
-    """Return whether one batch is little work for a teacher, whose answers do not depend on the other images."""
-    if not isinstance(teacher.members, nn.ModuleList) or teacher.by_batch:
-        return False
-    return all(sum(weight.numel() for weight in member.parameters()) <= SMALL for member in teacher.members)
 
 
 def _optimizer(student: nn.Module, recipe: DistillRecipe) -> torch.optim.Optimizer:

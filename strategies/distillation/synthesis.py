@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -153,7 +154,7 @@ def synthesize(
         optimizer.step()
         work().generator_stepped(half)
         kept.offer(images.detach(), total.detach())
-        return torch.stack([loss.detach().to(total.device) for loss in (*losses.values(), total)])
+        return torch.stack([total.new_zeros(()) + loss.detach() for loss in (*losses.values(), total)])
 
     repeated, values = Graphed(step, leaves[0].device, capture=capture), torch.zeros(0)
     for _ in range(recipe.steps):
@@ -175,7 +176,7 @@ class _Kept:
     def offer(self, images: Tensor, loss: Tensor) -> None:
         """Keep images [B, ch, H, W] if their loss, a scalar, is the lowest."""
         if self.images is None:
-            self.images, self._loss = images.clone(), loss.clone()
+            self.images, self._loss = images.clone(), loss.nan_to_num(math.inf, math.inf, -math.inf)
             return
         # Chosen by torch.where instead of `if`, so that a GPU never waits for the host.
         better = loss < self._loss

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 Module = TypeVar("Module", bound=nn.Module)
 
+# Batches that a GPU takes at once, of members that have at most so many weights, and images of so many numbers.
+TOGETHER, WEIGHTS, PIXELS = 8, 2**18, 3 * 64 * 64
+
 
 class Ensemble(nn.Module):
     """M frozen members and a combiner of their logits.
@@ -141,10 +144,19 @@ class Ensemble(nn.Module):
         """Whether the members are in this process, not in shards."""
         return isinstance(self.members, nn.ModuleList)
 
-    @property
-    def by_batch(self) -> bool:
-        """Whether the answer to an image depends on the others of its batch."""
-        return _by_batch(self.combiner)
+    def batches_at_once(self, pixels: int) -> int:
+        """Return how many batches it should be asked at once: one of small images leaves small members on a GPU idle.
+
+        Args:
+            pixels: Numbers of an image.
+        """
+        if not isinstance(self.members, nn.ModuleList) or any(map(_by_batch, self.combiner.modules())):
+            return 1
+        weights = [list(member.parameters()) for member in self.members]
+        small = pixels <= PIXELS and all(sum(map(torch.numel, each)) <= WEIGHTS for each in weights)
+        # Without running statistics a layer normalises by the batch that it sees.
+        alone = any(isinstance(x, _BatchNorm) and x.running_mean is None for x in self.members.modules())
+        return TOGETHER if small and not alone and any(weight.is_cuda for each in weights for weight in each) else 1
 
     def train(self, mode: bool = True) -> Ensemble:  # noqa: ARG002  the members' mode never changes
         """Stay in eval mode, whatever ``mode`` is."""

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from strategies.core.graphed import WARM, Graphed
+from strategies.core.graphed import MOST, WARM, Graphed
 from strategies.core.work import Work, counted, work
 from strategies.distillation.distill import Distillation, adam, set_rate, sgd
 
@@ -65,9 +65,11 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> Captures:
 
     fakes = {
         "Stream": lambda _: NoStream(), "current_stream": lambda _: NoStream(), "stream": same,
-        "CUDAGraph": NotedGraph, "graph": found.capture, "set_stream": found.streams.append,
+        "CUDAGraph": NotedGraph, "graph": found.capture, "graph_pool_handle": object,
         "get_sync_debug_mode": lambda: 0, "set_sync_debug_mode": found.modes.append,
+        "set_stream": found.streams.append,
     }  # fmt: skip
+    monkeypatch.setattr("strategies.core.graphed._failed", [])
     for name, fake in fakes.items():
         monkeypatch.setattr(torch.cuda, name, fake)
     return found
@@ -151,6 +153,27 @@ def test_function_that_draws_on_the_host_is_never_captured(captures: Captures, d
     assert not captures.graphs
 
 
+def test_after_a_capture_that_failed_no_graph_is_captured_or_replayed(captures: Captures) -> None:
+    seen: list[Tensor] = []
+    good = Graphed(noting(seen), "cuda")
+    repeat(good)
+    captures.fails = True
+    repeat(Graphed(lambda x: x + 0, "cuda"))
+    captures.fails = False
+    before = len(seen)
+    repeat(good)
+    repeat(Graphed(noting(seen), "cuda"))
+    assert len(seen) == before + 2 * (WARM + 2)
+
+
+def test_only_so_many_shapes_are_captured(captures: Captures) -> None:
+    step = Graphed(noting([]), "cuda")
+    for size in range(1, MOST + 4):
+        for _ in range(WARM + 2):
+            step(torch.ones(size))
+    assert len(captures.graphs) == MOST
+
+
 def test_each_replay_counts_the_work_of_the_function_and_the_capture_none(captures: Captures) -> None:
     def working(x: Tensor) -> Tensor:
         work().teacher_forward += 5
@@ -188,6 +211,7 @@ def test_student_trained_by_a_graph_equals_one_trained_step_by_step(make: Callab
         rng = torch.Generator().manual_seed(0)
         batches = [(torch.randn(8, 1, 8, 8, generator=rng).cuda(), torch.randn(8, 3).cuda()) for _ in range(9)]
         one.learn(batches)
+        assert bool(one._step._graphs) is capture
         return [value.cpu() for value in model.state_dict().values()]
 
     for one, other in zip(trained(True), trained(False), strict=True):

@@ -9,9 +9,10 @@ from torch import nn
 from strategies.combiners.combiners import Mean
 from strategies.core.errors import OneShotError
 from strategies.core.facts import UploadFacts
+from strategies.core.work import Work, counted
 from strategies.distillation.distill import DistillRecipe
 from strategies.distillation.epochs import learning_rate, weights_of
-from strategies.distillation.learner import Learner, _is_small, teacher_of
+from strategies.distillation.learner import Learner, teacher_of
 from strategies.distillation.losses import logit_distance, soft_kl
 from strategies.method import EnsembleSpec, Job, Normalization, Upload
 from strategies.teacher.ensemble import Ensemble
@@ -230,25 +231,19 @@ def test_teacher_asked_once_judges_the_images_as_they_are_while_the_student_sees
     torch.testing.assert_close(torch.cat(seen).sort(0).values, table["logits"].sort(0).values)
 
 
-@pytest.mark.parametrize("recipe", [SMALL, replace(SMALL, steps=1)])
-def test_teacher_asked_for_several_batches_at_once_gives_the_same_lessons(recipe: DistillRecipe) -> None:
-    def lessons(together: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        one = learner(recipe)
+@pytest.mark.parametrize("limit", [{}, {"steps": 1}, {"steps_per_epoch": 2}])
+def test_teacher_asked_for_several_batches_at_once_gives_the_same_lessons(limit: dict[str, int]) -> None:
+    def lessons(together: int) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], int]:
+        one = learner(replace(SMALL, batch_size=2, **limit))
         one._together = together
-        return list(one._lessons({"images": IMAGES}, 0, lambda inputs, rng: inputs + torch.rand(1, generator=rng)))
+        with counted(Work()) as counts:
+            found = list(one._lessons({"images": IMAGES}, 0, lambda inputs, _: inputs + 1))
+        return found, counts.teacher_forward
 
-    alone, at_once = lessons(1), lessons(8)
-    assert [len(inputs) for inputs, _ in at_once] == [len(inputs) for inputs, _ in alone] == [4, 5][: recipe.steps or 2]
-    torch.testing.assert_close(at_once[0], alone[0])
-
-
-def test_only_a_teacher_of_small_members_that_see_image_by_image_is_asked_for_several_batches() -> None:
-    teacher = learner().teacher
-    assert _is_small(teacher)
-    teacher.combiner.batch_statistics = True  # type: ignore[assignment]
-    assert not _is_small(teacher)
-    wide = nn.Sequential(nn.Flatten(), nn.Linear(16, 2**15), nn.Linear(2**15, 8))
-    assert not _is_small(Ensemble([wide], Mean()))
+    (alone, once), (at_once, together) = lessons(1), lessons(8)
+    assert [len(inputs) for inputs, _ in at_once] == [2, 2, 2, 3][: sum(limit.values()) or 4]
+    torch.testing.assert_close(at_once, alone)
+    assert together == once  # no batch beyond the limit is asked for
 
 
 def test_teacher_and_student_see_the_perturbed_images() -> None:

@@ -1,3 +1,5 @@
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -6,7 +8,7 @@ from strategies.combiners.combiners import Mean
 from strategies.core.errors import UploadError
 from strategies.core.facts import UploadFacts
 from strategies.method import Upload
-from strategies.teacher.ensemble import Ensemble
+from strategies.teacher.ensemble import TOGETHER, Ensemble
 
 
 def net(width: int = 4) -> nn.Module:
@@ -134,3 +136,31 @@ def test_three_dimensional_convolutions_keep_their_layout_and_others_are_stored_
     torch.testing.assert_close(Ensemble([member], Mean())(x), expected)
     assert member.flat.weight.is_contiguous(memory_format=torch.channels_last)
     assert member.deep.weight.is_contiguous()
+
+
+class ByBatch(Mean):
+    batch_statistics = True
+
+
+SMALL_NET = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+NORMED_BY_BATCH = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(16, track_running_stats=False), nn.Linear(16, 3))
+WIDE = nn.Sequential(nn.Flatten(), nn.Linear(16, 2**15), nn.Linear(2**15, 8))
+
+
+@pytest.mark.parametrize(
+    ("member", "combiner", "pixels", "batches"),
+    [
+        (SMALL_NET, Mean(), 16, TOGETHER),
+        (SMALL_NET, nn.Sequential(ByBatch()), 16, 1),
+        (SMALL_NET, Mean(), 3 * 224 * 224, 1),
+        (NORMED_BY_BATCH, Mean(), 16, 1),
+        (WIDE, Mean(), 16, 1),
+    ],
+)
+def test_gpu_is_asked_for_several_batches_of_small_members_that_see_image_by_image(
+    monkeypatch: pytest.MonkeyPatch, member: nn.Module, combiner: nn.Module, pixels: int, batches: int
+) -> None:
+    teacher = Ensemble([copy.deepcopy(member)], combiner)
+    assert teacher.batches_at_once(pixels) == 1  # on a CPU
+    monkeypatch.setattr(nn.Parameter, "is_cuda", True, raising=False)
+    assert teacher.batches_at_once(pixels) == batches
