@@ -132,19 +132,14 @@ def finish(compared: Path, run: Path, method: str, changed: Sequence[str], *, ro
 
 def outcome_of(compared: Path) -> dict[str, Any]:
     """Return the accuracies in %, the curve and the work of a comparison; of one that is cut off, the curve alone."""
-    results = read_json(compared / "compare.json")
-    curve = curve_of(compared)
+    results, points = read_json(compared / "compare.json"), _points(compared)
+    curve = [point for point in points if point[0] % CURVE == 0 or point is points[-1]]
+    epochs = {"curve": curve, **_best(points), **_gpu_memory(compared)}
     if results["status"] != "finished":
-        return {"accuracy": {}, "curve": curve, **best_of(compared), **gpu_memory_of(compared)}
+        return {"accuracy": {}, **epochs}
     (found,), (line, *_) = results["cells"], results["table"]
     accuracy = {outcome["name"]: outcome["accuracy"] for outcome in found["outcomes"]}
-    return {
-        "accuracy": accuracy,
-        "curve": curve,
-        **{key: line[key] for key in ("server_cpu_s", *WORK)},
-        **best_of(compared),
-        **gpu_memory_of(compared),
-    }
+    return {"accuracy": accuracy, **epochs, **{key: line[key] for key in ("server_cpu_s", *WORK)}}
 
 
 def _file_name(name: str) -> str:
@@ -155,29 +150,26 @@ def _row(cell: Cell, name: str, accuracy: Mapping[str, float], **more: Any) -> d
     return {**asdict(cell), "name": name, "accuracy": dict(accuracy), **more}
 
 
-def curve_of(compared: Path) -> list[tuple[int, float]]:
-    """Return epoch and accuracy in %, every :data:`CURVE` epochs and the last."""
-    points = _points(compared)
-    return [point for point in points if point[0] % CURVE == 0 or point is points[-1]]
-
-
-def best_of(compared: Path) -> dict[str, float]:
+def _best(points: Sequence[tuple[int, float]]) -> dict[str, float]:
     """Return the accuracy in % of the best of all epochs, as papers print it; nothing without epochs."""
-    points = _points(compared)
     return {"best": max(accuracy for _, accuracy in points)} if points else {}
 
 
 def _points(compared: Path) -> list[tuple[int, float]]:
-    lines = [line for path in compared.glob("cells/*/*/metrics.jsonl") for line in path.read_text().splitlines()]
-    rows = [row for row in map(json.loads, lines) if "epoch" in row and "accuracy" in row]
-    return [(row["epoch"], row["accuracy"]) for row in rows]
+    """Return epoch and accuracy in % of every epoch."""
+    rows = _lines(compared, "metrics.jsonl")
+    return [(row["epoch"], row["accuracy"]) for row in rows if "epoch" in row and "accuracy" in row]
 
 
-def gpu_memory_of(compared: Path) -> dict[str, float]:
+def _gpu_memory(compared: Path) -> dict[str, float]:
     """Return the peak memory of the GPU in MiB; nothing where the server stage ran on a CPU."""
-    lines = [line for path in compared.glob("cells/*/*/usage.jsonl") for line in path.read_text().splitlines()]
-    most = max((json.loads(line)["gpu_mib"] for line in lines), default=0)
+    most = max((row["gpu_mib"] for row in _lines(compared, "usage.jsonl")), default=0)
     return {"gpu_mib": round(most)} if most else {}
+
+
+def _lines(compared: Path, name: str) -> list[dict[str, Any]]:
+    paths = compared.glob(f"cells/*/*/{name}")
+    return [json.loads(line) for path in paths for line in path.read_text().splitlines()]
 
 
 def main() -> None:
