@@ -28,7 +28,7 @@ from .core.options import check, option, presets
 from .core.seeds import generator
 from .core.work import work
 from .distillation import settings
-from .distillation.distill import set_rate
+from .distillation.distill import set_rate, stepped
 from .distillation.epochs import Stage, learning_rate, run_epochs
 from .distillation.experts import GATES
 from .distillation.generated import GeneratedImages
@@ -178,12 +178,7 @@ class _Server:
 
     def _stepped(self, logits: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
         loss = self.experts.loss(logits, inputs, labels)
-        self.stage.optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        if self.experts.clip:
-            nn.utils.clip_grad_norm_(self.experts.parameters(), self.experts.clip)
-        self.stage.optimizer.step()
-        return loss.detach()
+        return stepped(loss, self.experts, self.stage.optimizer, clip=self.experts.clip)
 
 
 METHOD = Method(

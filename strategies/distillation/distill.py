@@ -99,12 +99,24 @@ class Distillation:
 
     def _stepped(self, images: Tensor, answers: Tensor) -> Tensor:
         value = self._loss(self._student(images), answers)
-        self._optimizer.zero_grad()
-        value.backward()  # type: ignore[no-untyped-call]
-        if self._clip:
-            nn.utils.clip_grad_norm_(self._student.parameters(), self._clip)
-        self._optimizer.step()
-        return value.detach()
+        return stepped(value, self._student, self._optimizer, clip=self._clip)
+
+
+def stepped(loss: Tensor, module: nn.Module, optimizer: torch.optim.Optimizer, *, clip: float) -> Tensor:
+    """Take a step of a module's optimiser down a loss, a scalar, and return the loss without its gradient.
+
+    Args:
+        loss: Depends on the module's weights.
+        module: Whose gradient is clipped.
+        optimizer: Of the module's parameters.
+        clip: Largest norm of the gradient; 0 does not clip.
+    """
+    optimizer.zero_grad()
+    loss.backward()  # type: ignore[no-untyped-call]
+    if clip:
+        nn.utils.clip_grad_norm_(module.parameters(), clip)
+    optimizer.step()
+    return loss.detach()
 
 
 def sgd(weights: Iterable[nn.Parameter], rate: float, momentum: float, decay: float = 0.0) -> torch.optim.SGD:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ..core.errors import OptionError
 from ..core.graphed import Graphed
 from ..core.work import work
+from .distill import stepped
 
 ARITHMETICS = ("auto", "float32", "bfloat16")
 # Each makes bfloat16 faster than float32: two sets of x86's instructions, and ARM's.
@@ -147,11 +148,7 @@ def synthesize(
         view = look(images)
         losses = {term.name: term.loss(view) for term in terms}
         total = _total(terms, losses)
-        optimizer.zero_grad()
-        total.backward()  # type: ignore[no-untyped-call]
-        if recipe.clip:
-            nn.utils.clip_grad_norm_(generator.parameters(), recipe.clip)
-        optimizer.step()
+        stepped(total, generator, optimizer, clip=recipe.clip)
         work().generator_stepped(half)
         kept.offer(images.detach(), total.detach())
         return torch.stack([total.new_zeros(()) + loss.detach() for loss in (*losses.values(), total)])
