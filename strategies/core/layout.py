@@ -1,7 +1,9 @@
-"""The memory of images and of 2-d convolutions: channels-last on a CPU, for modules that take it."""
+"""How a module stands before it is called: its memory and that of its images, and its mode for a while."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -61,19 +63,27 @@ def settle(module: nn.Module, images: Tensor) -> None:
 
 
 def _refusal(module: nn.Module, images: Tensor) -> str:
-    """Return what a module says that does not take some images; empty if it does. Its mode stays as it is."""
+    """Return what a module says that does not take some images; empty if it does."""
     import torch
 
-    modes = [(part, part.training) for part in module.modules()]
     try:
-        with seeded_torch(0, "layout"), torch.no_grad():
-            module.eval()(images)
+        with seeded_torch(0, "layout"), evaluating(module), torch.no_grad():
+            module(images)
     except REFUSALS as error:
         return str(error)
+    return ""
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Hold a module in eval mode during a block; each part then has its own mode again, also after an error."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
     finally:
         for part, training in modes:
             part.training = training
-    return ""
 
 
 def _store(module: nn.Module, *, channels_last: bool) -> None:

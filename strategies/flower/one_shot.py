@@ -89,15 +89,15 @@ class OneShot(Strategy):
         facts: Mapping[str, Any] | None = None,
     ) -> None:
         options, builders = options or RunOptions(), named_builders(model)
-        check_arguments(input_shape, seed=seed, min_uploads=min_uploads, fraction_evaluate=fraction_evaluate)
-        self.method, self._assumed = method, normalization is None and holds_images(input_shape)
+        shape = check_arguments(input_shape, seed=seed, min_uploads=min_uploads, fraction_evaluate=fraction_evaluate)
+        self.method, self._assumed = method, normalization is None and holds_images(shape)
         self.job = Job(
             uploads=(),
             builders=builders,
             student=chosen_student(student, builders),
             num_classes=num_classes,
-            input_shape=input_shape,
-            normalization=normalization or default_normalization(input_shape),
+            input_shape=shape,
+            normalization=normalization or default_normalization(shape),
             config=chosen_config(config, method),
             seed=seed,
             clients_seed=seed,

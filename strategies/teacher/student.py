@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from ..core.layout import fast_layout
+from ..core.layout import evaluating, fast_layout
 from ..core.seeds import seeded_torch
 from ..core.work import Work, counted
 
@@ -42,13 +42,11 @@ def observe(job: Job, epoch: int, module: nn.Module) -> dict[str, float]:
 @contextmanager
 def frozen(module: nn.Module) -> Iterator[None]:
     """Hold a module in eval mode and without gradients of its weights during a block; restore both afterwards."""
-    modes = [(part, part.training) for part in module.modules()]
     wanted = [(parameter, parameter.requires_grad) for parameter in module.parameters()]
-    module.eval().requires_grad_(False)
+    module.requires_grad_(False)
     try:
-        yield
+        with evaluating(module):
+            yield
     finally:
-        for part, mode in modes:
-            part.training = mode
         for parameter, flag in wanted:
             parameter.requires_grad_(flag)

@@ -28,6 +28,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
 from ..core.errors import UploadError
+from ..core.layout import evaluating
 
 if TYPE_CHECKING:
     from ..method import State
@@ -179,18 +180,15 @@ def _layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 @contextmanager
 def _seen(model: nn.Module, see: Callable[[str, Tensor], None]) -> Iterator[None]:
     """Show the input and the layers' outputs to a function while a block of code runs, with the model in eval mode."""
-    modes = [(part, part.training) for part in model.modules()]
     hooks = [model.register_forward_pre_hook(lambda _, args: see(INPUT, args[0]) if _is_real(args) else None)]
     for name, layer in _layers(model):
         hooks.append(layer.register_forward_hook(lambda _, __, output, name=name: see(name, output)))
     try:
-        model.eval()
-        yield
+        with evaluating(model):
+            yield
     finally:
         for hook in hooks:
             hook.remove()
-        for part, mode in modes:
-            part.training = mode
 
 
 # Hooks are functions of the module, so that a model with them can be pickled.
