@@ -21,24 +21,29 @@ NAMES = {"adam": "AdamW", "sgd": "SGD"}
 def chosen(found: pd.DataFrame) -> pd.DataFrame:
     """Return the cells of the optimiser that is better on the images that choose, for all steps and starts."""
     return pd.concat(
-        [block[block["optimizer"] == scores_of(block).idxmax()] for _, block in found.groupby(BLOCK, sort=False)],
+        [
+            block[block["optimizer"] == scores_of(block).mean().idxmax()]
+            for _, block in found.groupby(BLOCK, sort=False)
+        ],
         ignore_index=True,
     )
 
 
-def scores_of(block: pd.DataFrame) -> pd.Series[float]:
-    """Return optimiser -> mean accuracy on the images that choose, of those of the nine that every optimiser has."""
+def scores_of(block: pd.DataFrame) -> pd.DataFrame:
+    """Return the accuracies on the images that choose, a column per optimiser, of those of the nine that all have."""
     nine = block[block["images"].isin(CROSSED)]
-    return nine.pivot(index=["seed", "teacher", "images"], columns="optimizer", values="chosen_by").dropna().mean()
+    return nine.pivot(index=["seed", "teacher", "images"], columns="optimizer", values="chosen_by").dropna()
 
 
 def optimizers(found: pd.DataFrame) -> str:
-    """Return a row per block: the means that chose its optimiser."""
+    """Return a row per block that has a choice: the means that chose its optimiser, and over how many students."""
     rows = []
     for (steps, start), block in found.groupby(BLOCK, sort=False):
-        scores = scores_of(block)
-        rows.append([f"{steps:,}", start, *(f"{scores[name]:.1f}" if name in scores else "" for name in NAMES)])
-    return table(["steps", "start", *NAMES.values()], rows)
+        both = scores_of(block)
+        if len(both.columns) == len(NAMES):
+            means = [f"{both[name].mean():.1f}" for name in NAMES]
+            rows.append([f"{steps:,}", start, f"{len(both)}", *means])
+    return table(["steps", "start", "students", *NAMES.values()], rows)
 
 
 def cells(found: pd.DataFrame) -> str:

@@ -22,7 +22,7 @@ from typing import Any
 
 import pandas as pd
 from measure import keep, place_of, say, stored
-from rivals import RESULTS, oneshot
+from rivals import RESULTS, finish_run
 
 OUT = RESULTS / "flboost_space.json"
 CONF = "conf/flboost-short-fmnist.toml"
@@ -106,10 +106,8 @@ def late(curve: Sequence[float]) -> float:
 def measured(trial: Trial, folder: Path, root: str) -> dict[str, Any]:
     """Return a trial's row, with the accuracy in % of each round; run it if that is still to do."""
     run = folder / trial.name
-    if not (run / "result.json").exists():
-        own = f"{trial.settings} run-dir='{run}'" + (f" data.root='{root}'" if root else "")
-        words = ("run", "--clients", str(CLIENTS), "--run-config", CONF, "--run-config", own)
-        oneshot(*words, root=root)
+    own = trial.settings + (f" data.root='{root}'" if root else "")
+    finish_run(run, "--clients", str(CLIENTS), "--run-config", CONF, "--run-config", own, root=root)
     rounds = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return {**asdict(trial), "curve": [row["accuracy"] for row in rounds if "accuracy" in row]}
 

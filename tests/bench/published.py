@@ -19,7 +19,7 @@ from typing import Any
 
 from clients import train_missing
 from measure import keep, say
-from rivals import RESULTS, oneshot
+from rivals import RESULTS, finish_run, oneshot
 
 from server_app.compare.table import WORK
 from strategies.run.files import read_json
@@ -97,10 +97,9 @@ def upload(cell: Cell, folder: Path, root: str, method: str = "") -> Path:
     if not (run / "result.json").exists():
         given = [*cell.settings, *RUNS.get(method, ()), *([f"data.root='{root}'"] if root else [])]
         train_missing(clients, given, clients=CLIENTS)
-        words = [*given, f"client.checkpoint='{clients}/{{client}}.safetensors' run-dir='{run}'"]
-        oneshot(
-            "run", "--clients", str(CLIENTS), *(part for word in words for part in ("--run-config", word)), root=root
-        )
+        given.append(f"client.checkpoint='{clients}/{{client}}.safetensors'")
+        settings = (part for word in given for part in ("--run-config", word))
+        finish_run(run, "--clients", str(CLIENTS), *settings, root=root)
     return run
 
 

@@ -79,15 +79,18 @@ def published(found: Found, *, data: str) -> str:
 
 
 def differences(found: Found, *, data: str) -> str:
-    """Return the paired differences of Tally, counts read off, and the other rows of its groups, over the seeds."""
+    """Return the paired differences of Tally, the last row of its groups, and their other rows, over the seeds."""
     alphas = _measured(found, data)
-    lines = _head("Tally less", [f"alpha {alpha:g}" for alpha in alphas])
+    lines = _head("", [f"alpha {alpha:g}" for alpha in alphas])
     for group, members in GROUPS.items():
-        *rivals, (_, own) = members.items()
+        *rivals, (headline, own) = members.items()
+        rows = []
         for title, entry in rivals if group != TOLD else ():
             cells = [apart(*(_accuracies(found, data, alpha, each) for each in (own, entry))) for alpha in alphas]
             if any(cells):
-                lines.append(f"| {title} | {' | '.join(cells)} |")
+                rows.append(f"| {title} | {' | '.join(cells)} |")
+        if rows:
+            lines += [f"| *{headline.strip('*')}, less* |{' |' * len(alphas)}", *rows]
     return "\n".join(lines)
 
 

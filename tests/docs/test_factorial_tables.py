@@ -70,6 +70,5 @@ def test_the_optimiser_that_chose_better_makes_all_cells_of_a_block(bench: dict[
 
     assert {(row.steps, row.optimizer) for row in kept.itertuples()} == {(800, "sgd"), (8000, "adam")}
     assert bench["optimizers"](found).splitlines()[2:] == [
-        "| 800 | fresh | 50.0 | 60.0 |",
-        "| 8,000 | fresh | 10.0 |  |",
+        "| 800 | fresh | 9 | 50.0 | 60.0 |",
     ]
