@@ -217,7 +217,7 @@ def differences(rows: list[dict[str, Any]]) -> str:
         for name, place in members.items():
             if name != headline:
                 cells = [paired(rows, data, members[headline], place) for data in DATA]
-                # No count has a method of which nobody could read the equations.
+                # The counts leave out a method whose equations are not public.
                 cells = [cell.partition(" (")[0] for cell in cells] if name.startswith("in the spirit") else cells
                 lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
