@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import queue
 import sys
@@ -221,11 +222,12 @@ def _work(task: Task, uploads: list[Upload], progress: OutboxProgress, shards: A
     try:
         return pack(InProcess().run(method, replace(job, shards=shards), progress), copy=False)
     finally:
-        _free_gpu()
+        _free_memory()
 
 
-def _free_gpu() -> None:
-    """Free the GPU memory that torch keeps for later: until the next run it belongs to the clients."""
+def _free_memory() -> None:
+    """Free the memory of a finished method, and what torch keeps of a GPU's: until the next run it is the clients'."""
+    gc.collect()  # a method's models and its graphs refer to each other
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.empty_cache()

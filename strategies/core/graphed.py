@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -50,6 +51,19 @@ class Graphed:
         self._pool: Any = None  # of the memory of all graphs, of which one runs at a time
         self._calls: dict[Any, int] = {}
         self._graphs: dict[Any, _Graph] = {}
+        self._places: list[int] = []  # see settle()
+
+    def settle(self, tensors: Iterable[Tensor]) -> None:
+        """Forget the graphs if the tensors that the function reads have moved in memory since the last such call.
+
+        Args:
+            tensors: Other code may have moved these, such as a student's weights.
+        """
+        places = [tensor.data_ptr() for tensor in tensors] if self._captures else []
+        if places != self._places:
+            self._places = places
+            self._graphs.clear()
+            self._calls.clear()
 
     def __call__(self, *arguments: Tensor) -> Tensor:
         """Return the function's value, in memory of its own."""
@@ -92,13 +106,13 @@ class Graphed:
         graph, counts = torch.cuda.CUDAGraph(), Work()
         # Other threads may use the GPU meanwhile.
         capturing = torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local")
-        outer = torch.cuda.current_stream(self._stream.device)
+        outer, device = torch.cuda.current_stream(self._stream.device), torch.cuda.current_device()
         try:
-            with counted(counts), capturing:
+            with counted(counts), _undisturbed(), capturing:
                 output = self._function(*inputs)
         except RuntimeError:  # the function does what a graph cannot
             _failed.append(graph)
-            _recover(outer)
+            _recover(outer, device)
             return False
         self._graphs[kind] = _Graph(
             graph, inputs, output, {name: count for name, count in counts.as_dict().items() if count}
@@ -126,11 +140,33 @@ class _Graph:
         return self.output.detach().clone()
 
 
-def _recover(stream: torch.cuda.Stream) -> None:
-    """Undo what torch leaves of a capture that failed: its stream, and generators that wait for its end."""
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Keep other graphs out of a capture.
+
+    The garbage collector could end one, which no capture survives. And cuBLAS keeps a workspace for each stream, of
+    which torch has 32 in turn: the graph would read that of another one, which is freed with it. Without a workspace
+    the capture takes one from the memory of its own graphs.
+    """
+    import torch
+
+    collects = gc.isenabled()
+    gc.disable()
+    torch._C._cuda_clearCublasWorkspaces()
+    try:
+        yield
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()
+        if collects:
+            gc.enable()
+
+
+def _recover(stream: torch.cuda.Stream, device: int) -> None:
+    """Undo what torch leaves of a capture that failed: its stream, its device, and generators that wait for its end."""
     import torch
 
     torch.cuda.set_stream(stream)
+    torch.cuda.set_device(device)
     for generator in torch.cuda.default_generators:
         generator.graphsafe_set_state(generator.clone_state())
 
@@ -141,9 +177,11 @@ def _noting_waits() -> Iterator[list[str]]:
     import torch
 
     before, waits = torch.cuda.get_sync_debug_mode(), list[str]()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says that this mode is a prototype
+        torch.cuda.set_sync_debug_mode("warn")
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        torch.cuda.set_sync_debug_mode("warn")
         try:
             yield waits
         finally:

@@ -35,6 +35,8 @@ class BatchNormLoss:
         self._terms: list[Tensor] = []
         self._count = len(members)
         self._hooks = [layer.register_forward_pre_hook(self._collect) for layer in layers if layer.track_running_stats]
+        if self._hooks:
+            self._hooks.append(members[0].register_forward_pre_hook(self._begin))
 
     def __call__(self) -> Tensor:
         """Return the loss, a scalar, and clear the collected terms."""
@@ -45,6 +47,11 @@ class BatchNormLoss:
         """Remove the hooks from the members."""
         for hook in self._hooks:
             hook.remove()
+
+    def _begin(self, *_: object) -> None:
+        """Drop the terms of a pass that ended early, as one that a graph could not capture."""
+        if torch.is_grad_enabled() and not running_again():
+            self._terms = []
 
     def _collect(self, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
         if torch.is_grad_enabled():

@@ -1,7 +1,9 @@
 """The actor's and the driver's end of the wire, without Ray."""
 
+import gc
 import pickle
 import time
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +28,16 @@ def fit_sum(job: Job, progress: Progress) -> Outcome:
         progress.record({"epoch": step, "total": float(total.sum())})
         progress.checkpoint(lambda: Snapshot(step, {"total": total}))  # noqa: B023  called at once
     return Outcome({"total": total + job.start["w"]})  # type: ignore[index]
+
+
+LEFT: list[weakref.ref[torch.nn.Module]] = []
+
+
+def fit_cycle(job: Job, progress: Progress) -> Outcome:
+    model = torch.nn.Linear(2, 2)
+    model.step = lambda: model  # type: ignore[assignment]
+    LEFT.append(weakref.ref(model))
+    return fit_sum(job, progress)
 
 
 def fit_broken(job: Job, progress: Progress) -> Outcome:
@@ -58,6 +70,16 @@ def worker_with(values: list[float]) -> Worker:
     for number, value in enumerate(values):
         worker.add_upload(UploadFacts(f"c{number}", "m", 3), lambda value=value: pack({"w": torch.full((2,), value)}))  # type: ignore[misc]
     return worker
+
+
+def test_finished_method_leaves_no_model_that_refers_to_itself() -> None:
+    LEFT.clear()
+    gc.disable()
+    try:
+        assert run(worker_with([1.0]), Task.of(*job(fit_cycle), Plain))[-1][0] == "done"
+        assert [model() for model in LEFT] == [None]
+    finally:
+        gc.enable()
 
 
 def test_worker_with_a_task_says_everything_in_order_and_ends() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import warnings
 from collections.abc import Callable, Iterator
@@ -45,6 +46,11 @@ class Captures:
     fails: bool = False
     streams: list[object] = field(default_factory=list)
     modes: list[object] = field(default_factory=list)
+    devices: list[object] = field(default_factory=list)
+    cleared: int = 0
+
+    def clear(self) -> None:
+        self.cleared += 1
 
     @contextmanager
     def capture(self, graph: NotedGraph, **_: Any) -> Iterator[None]:
@@ -67,8 +73,9 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> Captures:
         "Stream": lambda _: NoStream(), "current_stream": lambda _: NoStream(), "stream": same,
         "CUDAGraph": NotedGraph, "graph": found.capture, "graph_pool_handle": object,
         "get_sync_debug_mode": lambda: 0, "set_sync_debug_mode": found.modes.append,
-        "set_stream": found.streams.append,
+        "set_stream": found.streams.append, "current_device": lambda: 3, "set_device": found.devices.append,
     }  # fmt: skip
+    monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", found.clear, raising=False)
     monkeypatch.setattr("strategies.core.graphed._failed", [])
     for name, fake in fakes.items():
         monkeypatch.setattr(torch.cuda, name, fake)
@@ -83,9 +90,9 @@ def noting(seen: list[Tensor]) -> Callable[[Tensor], Tensor]:
     return doubled
 
 
-def repeat(step: Graphed) -> None:
+def repeat(step: Graphed, x: Tensor = ONE) -> None:
     for _ in range(WARM + 2):
-        step(ONE)
+        step(x)
 
 
 def test_on_a_cpu_the_function_is_called_each_time() -> None:
@@ -121,6 +128,7 @@ def test_what_cannot_or_must_not_be_captured_is_called_each_time(captures: Captu
     assert len(seen) == WARM + 4 + capture  # one more for the attempt
     assert not captures.graphs
     assert len(captures.streams) == capture  # the stream is the caller's again
+    assert captures.devices == [3] * capture
 
 
 def test_function_that_waits_for_the_gpu_is_never_captured_and_other_warnings_are_passed_on(captures: Captures) -> None:
@@ -166,6 +174,34 @@ def test_after_a_capture_that_failed_no_graph_is_captured_or_replayed(captures: 
     assert len(seen) == before + 2 * (WARM + 2)
 
 
+@pytest.mark.parametrize("fails", [True, False])
+def test_capture_meets_no_garbage_collector_and_no_workspace_of_another_graph(captures: Captures, fails: bool) -> None:
+    captures.fails = fails
+    seen: list[tuple[bool, int]] = []
+
+    def noted(x: Tensor) -> Tensor:
+        seen.append((gc.isenabled(), captures.cleared))
+        return x + 0
+
+    repeat(Graphed(noted, "cuda"))
+    assert seen[: WARM + 1] == [(True, 0)] * WARM + [(False, 1)]
+    assert captures.cleared == 2
+    assert gc.isenabled()
+
+
+def test_tensors_that_have_moved_need_a_new_graph(captures: Captures) -> None:
+    weight = torch.ones(2)
+    step = Graphed(lambda x: weight * x, "cuda")
+    for _ in range(2):
+        step.settle([weight])
+        repeat(step)
+    assert len(captures.graphs) == 1
+    weight.data = weight.clone()
+    step.settle([weight])
+    repeat(step)
+    assert len(captures.graphs) == 2
+
+
 def test_only_so_many_shapes_are_captured(captures: Captures) -> None:
     step = Graphed(noting([]), "cuda")
     for size in range(1, MOST + 4):
@@ -200,8 +236,26 @@ def test_rate_of_an_optimizer_is_set_as_a_number_or_in_its_tensor(make: Callable
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_graph_outlives_more_graphs_than_there_are_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strategies.core.graphed._failed", [])
+    weight = torch.randn(4096, 4096, generator=torch.Generator().manual_seed(0)).cuda()
+    x = torch.randn(8, 4096, generator=torch.Generator().manual_seed(1)).cuda()
+    lasting = Graphed(lambda x: x @ weight, "cuda")
+    repeat(lasting, x)
+    for _ in range(40):
+        repeat(Graphed(lambda x: (x @ weight) @ weight, "cuda"), x)
+        torch.cuda.empty_cache()
+        torch.testing.assert_close(lasting(x), x @ weight)
+    assert lasting._graphs
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("make", [sgd, adam])
-def test_student_trained_by_a_graph_equals_one_trained_step_by_step(make: Callable[..., Any]) -> None:
+def test_student_trained_by_a_graph_equals_one_trained_step_by_step(
+    make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("strategies.core.graphed._failed", [])
+
     def trained(capture: bool) -> list[Tensor]:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 3))

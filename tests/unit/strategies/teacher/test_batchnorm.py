@@ -56,6 +56,18 @@ def test_loss_is_the_mean_over_members_of_the_sum_over_layers(images: torch.Tens
     assert float(gradient.abs().sum()) > 0
 
 
+def test_loss_is_of_the_last_whole_pass_after_one_that_broke_off(images: torch.Tensor) -> None:
+    members = [member(0), member(1)]
+    with batchnorm_loss(members) as loss:
+        members[0](images)  # and no second one
+        for model in members:
+            model(images)
+        after = loss()
+        for model in members:
+            model(images)
+        torch.testing.assert_close(after, loss(), rtol=0, atol=0)
+
+
 def test_loss_of_members_without_batch_normalisation_is_zero(images: torch.Tensor) -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
     with batchnorm_loss([model]) as loss:
