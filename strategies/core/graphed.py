@@ -51,9 +51,9 @@ class Graphed:
         self._pool: Any = None  # of the memory of all graphs, of which one runs at a time
         self._calls: dict[Any, int] = {}
         self._graphs: dict[Any, _Graph] = {}
-        self._places: list[int] = []  # see settle()
+        self._places: list[int] = []  # see forget_moved()
 
-    def settle(self, tensors: Iterable[Tensor]) -> None:
+    def forget_moved(self, tensors: Iterable[Tensor]) -> None:
         """Forget the graphs if the tensors that the function reads have moved in memory since the last such call.
 
         Args:

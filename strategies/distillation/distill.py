@@ -85,7 +85,7 @@ class Distillation:
             batches: Pairs of normalised images [B, ch, H, W] and the teacher's answers [B, ...] without gradient.
             tick: Called after each step.
         """
-        self._step.settle((*self._student.parameters(), *self._student.buffers()))
+        self._step.forget_moved((*self._student.parameters(), *self._student.buffers()))
         self._student.train()
         if self._frozen_statistics:
             for layer in self._student.modules():

@@ -193,11 +193,11 @@ def test_tensors_that_have_moved_need_a_new_graph(captures: Captures) -> None:
     weight = torch.ones(2)
     step = Graphed(lambda x: weight * x, "cuda")
     for _ in range(2):
-        step.settle([weight])
+        step.forget_moved([weight])
         repeat(step)
     assert len(captures.graphs) == 1
     weight.data = weight.clone()
-    step.settle([weight])
+    step.forget_moved([weight])
     repeat(step)
     assert len(captures.graphs) == 2
 
