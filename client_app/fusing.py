@@ -116,10 +116,11 @@ def _train(
     how: dict[str, Any] = {
         "normalization": own.split.normalization, "seed": seed, "report": reporter(config, node, len(data.labels)),
     }  # fmt: skip
+    client = node.training(config.client)
     if kind != "none" or len(data.labels) * _joined(frozen, own, data.images[:1]).nbytes > MOST_KEPT:
-        return train(nn.Sequential(frozen, net), data, config.client, augmentation=kind, **how)
+        return train(nn.Sequential(frozen, net), data, client, augmentation=kind, **how)
     outputs = torch.cat([_joined(frozen, own, images) for images in torch.split(data.images, BATCH)])
-    return train(net, ImageData(outputs, data.labels), config.client, augmentation="none", **how)
+    return train(net, ImageData(outputs, data.labels), client, augmentation="none", **how)
 
 
 def _moments(config: AppConfig, node: Node, own: Own, data: ImageData, frozen: Frozen) -> State:

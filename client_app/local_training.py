@@ -20,6 +20,7 @@ from client_app.widened import widened
 from fl_app.config import ClientConfig
 from fl_app.data import ImageData, Normalization, augment, normalize
 from strategies.core.errors import DataError
+from strategies.core.gpu import Graphed, adam, resolve_device, sgd
 from strategies.core.layout import fast_layout
 from strategies.core.memory import kept_memory
 from strategies.core.seeds import derive_seed, seeded_torch
@@ -51,9 +52,9 @@ def train(
     """Train a model in place.
 
     Args:
-        model: Training starts from its weights.
+        model: Training starts from its weights, on the CPU; it is there again after.
         data: uint8 images [N, ch, H, W] with labels [N].
-        config: Epochs or steps, batch size, loss and optimiser.
+        config: Epochs or steps, batch size, loss, optimiser and device.
         normalization: The model's input space.
         augmentation: A key of :data:`fl_app.data.AUGMENTATIONS`, applied anew in every epoch.
         seed: Fixes the order of the images, their augmentation, and dropout.
@@ -61,8 +62,14 @@ def train(
 
     Returns:
         The last epoch.
+
+    Raises:
+        ComputeError: This process does not see the GPU that the config names.
     """
-    criterion, forward = loss_of(config, data.labels), widened(model)
+    device = resolve_device(config.device, "client.device")
+    data = ImageData(data.images.to(device), data.labels.to(device))
+    forward = widened(model) if device == "cpu" else model.to(device)
+    criterion = loss_of(config, data.labels)
 
     def objective(inputs: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         logits = forward(inputs)
@@ -101,11 +108,14 @@ def minimise(
     seed: int,
     report: Callable[[Epoch], None] | None = None,
 ) -> Epoch:
-    """Train a model in place for any objective.
+    """Train a model in place for any objective, on the device of its weights; it is on the CPU after.
+
+    On a GPU the steps are replayed as graphs, as :class:`strategies.core.gpu.Graphed` can. The order of the images and
+    their augmentation are drawn as on a CPU.
 
     Args:
         model: Training starts from its weights.
-        data: uint8 images [N, ch, H, W] with labels [N].
+        data: uint8 images [N, ch, H, W] with labels [N], on the model's device.
         config: Epochs or steps, batch size and optimiser.
         objective: The function to minimise.
         prepare: From pixels to the objective's inputs, anew in every epoch.
@@ -124,14 +134,15 @@ def minimise(
     optimizer = optimizer_of(model, config)
     lengths = epoch_lengths(config, len(data.labels))
     cosine = schedule_of(optimizer, config, len(lengths))
-    step = _step(model, optimizer, objective, config)
+    # A graph keeps the optimiser's state where it lies.
+    step = Graphed(_step(model, optimizer, objective, config), data.labels.device, capture=not config.momentum_epochs)
     fast_layout(model, data.images[:2].float())
     model.train()
     epoch = Epoch(0, float("nan"), 0.0)
     with seeded_torch(seed, "dropout"), kept_memory():
         for number, length in enumerate(lengths, start=1):
             forget_momentum(optimizer, config, number)
-            order = torch.randperm(len(data.labels), generator=generator)
+            order = torch.randperm(len(data.labels), generator=generator).to(data.labels.device)
             epoch = _one_epoch(
                 data, step, _batches(order, config)[:length], number=number,
                 prepare=lambda images: prepare(images, generator),
@@ -140,15 +151,15 @@ def minimise(
                 cosine.step()
             if report is not None:
                 report(epoch)
-    model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+    model.to("cpu", memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     return epoch
 
 
 def optimizer_of(model: nn.Module, config: ClientConfig) -> torch.optim.Optimizer:
     """Return the optimiser of local training on a model's parameters."""
     if config.optimizer == "adam":
-        return torch.optim.Adam(model.parameters(), lr=config.lr, weight_decay=config.weight_decay)
-    return torch.optim.SGD(model.parameters(), lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
+        return adam(model.parameters(), config.lr, config.weight_decay)
+    return sgd(model.parameters(), config.lr, config.momentum, config.weight_decay)
 
 
 def forget_momentum(optimizer: torch.optim.Optimizer, config: ClientConfig, number: int) -> None:
@@ -166,10 +177,15 @@ def schedule_of(
     return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs, eta_min=config.final_lr)
 
 
-def _step(model: nn.Module, optimizer: torch.optim.Optimizer, objective: Objective, config: ClientConfig) -> Objective:
-    """Return the function that does one step of the optimiser and returns detached scalars."""
+# Takes a step on prepared images [B, ch, H, W] with labels [B]. Returns [2]: the loss, summed over the batch, and the
+# number of images that the model labels correctly.
+Step = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
-    def step(inputs: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+
+def _step(model: nn.Module, optimizer: torch.optim.Optimizer, objective: Objective, config: ClientConfig) -> Step:
+    """Return the function that does one step of the optimiser."""
+
+    def step(inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         loss, right = objective(inputs, labels)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -178,15 +194,15 @@ def _step(model: nn.Module, optimizer: torch.optim.Optimizer, objective: Objecti
         if config.clip:
             _clip(model, config.clip)
         optimizer.step()
-        return loss.detach(), right
+        return torch.stack([loss.detach() * len(labels), right])
 
     return step
 
 
 def _clip(model: nn.Module, largest: float) -> None:
-    """Clip the gradient norm of all weights; unlike ``clip_grad_norm_``, leave shorter gradients unwritten."""
+    """Clip the gradient norm of all weights; on a CPU leave shorter gradients unwritten, unlike ``clip_grad_norm_``."""
     norm = nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
-    if norm > largest:
+    if norm.is_cuda or norm > largest:  # a GPU's step need not wait for the norm
         nn.utils.clip_grads_with_norm_(model.parameters(), largest, norm)
 
 
@@ -211,7 +227,7 @@ def _batches(order: torch.Tensor, config: ClientConfig) -> list[torch.Tensor]:
     return [chosen for chosen in torch.split(order, size) if len(chosen) >= least]
 
 
-def _checked(step: Objective, inputs: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _checked(step: Step, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Take a step, and turn torch's refusal of a single value per channel into a line for the client's owner."""
     try:
         return step(inputs, labels)
@@ -226,17 +242,16 @@ def _checked(step: Objective, inputs: torch.Tensor, labels: torch.Tensor) -> tup
 
 def _one_epoch(
     data: ImageData,
-    step: Objective,
+    step: Step,
     batches: list[torch.Tensor],
     *,
     number: int,
     prepare: Callable[[torch.Tensor], torch.Tensor],
 ) -> Epoch:
-    total, seen = torch.zeros(2), 0
+    total, seen = torch.zeros(2, device=data.labels.device), 0
     for chosen in batches:
         labels = data.labels[chosen]
-        loss, right = _checked(step, prepare(data.images[chosen]), labels)
-        total += torch.stack([loss * len(labels), right])
+        total += _checked(step, prepare(data.images[chosen]), labels)
         seen += len(labels)
     mean = total / seen
     return Epoch(number, float(mean[0]), float(mean[1]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from strategies.client import CLIENT_NAME
 from strategies.core.errors import UploadError
 
 if TYPE_CHECKING:
-    from fl_app.config import AppConfig
+    from fl_app.config import AppConfig, ClientConfig
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ class Node:
         data_root: Its own data folder; empty for the app's setting.
         has_data: Whether it holds training examples.
         state_dir: Its folder for trained models; empty for the default place.
+        device: The device of its training; empty for the app's setting.
         policy: Its limits for the settings of a run.
     """
 
@@ -40,6 +41,7 @@ class Node:
     data_root: str
     has_data: bool
     state_dir: str = ""
+    device: str = ""
     policy: NodePolicy = FREE
 
     @classmethod
@@ -71,8 +73,13 @@ class Node:
             data_root=root,
             has_data="partition-id" in facts or "data-root" in facts,
             state_dir=policy.state_dir(config.client.state_dir),
+            device=str(facts.get("device", "")),
             policy=policy,
         )
+
+    def training(self, client: ClientConfig) -> ClientConfig:
+        """Return the settings of its local training: the app's, on its own device if it names one."""
+        return replace(client, device=self.device) if self.device else client
 
 
 @dataclass(frozen=True)

@@ -201,7 +201,7 @@ def _train(config: AppConfig, node: Node, asked: Asked, start: State) -> tuple[T
             epsilon = task.train_privately(model, data, config.client, privacy=config.privacy, **how)
         else:
             seed = derive_seed(asked.seed, "client", node.client, asked.server_round)
-            last = task.train(model, data, config.client, seed=seed, **how)
+            last = task.train(model, data, node.training(config.client), seed=seed, **how)
     if attack == "scale":
         model.load_state_dict(scaled(model.state_dict(), config.attack.factor))
     elif attack == "last-layer":

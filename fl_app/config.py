@@ -52,6 +52,9 @@ class ClientConfig:
     augmentation: str = option(
         "data-set", "change of the training images; data-set: the data set's own", choices=("data-set", *AUGMENTATIONS)
     )
+    device: str = option(
+        "auto", "device of a classifier's training: auto, cpu, cuda, cuda:1; a node's own key has precedence"
+    )
     init: str = option(
         "same",
         "start weights: the same for all clients of an architecture, or different ones for each client",
@@ -72,6 +75,7 @@ class ClientConfig:
     def __post_init__(self) -> None:
         """Check every value, and the combinations of values."""
         check(self, "client")
+        check_device(self.device, "setting 'client.device'")
         if self.final_lr and self.schedule != "cosine":
             raise OptionError(
                 f"setting 'client.final-lr' is {self.final_lr}: must be 0 unless 'client.schedule' is 'cosine'"

@@ -13,6 +13,7 @@ from typing import Any
 
 from fl_app.node_policy import NodePolicy
 from strategies.core.errors import OptionError, UploadError
+from strategies.core.options import check_device
 from strategies.core.toml import read_toml_file
 
 # Key of a node's config -> type of its value.
@@ -26,6 +27,7 @@ KEYS: Mapping[str, type] = {
     "max-ensemble-mib": float,
     "read": str,
     "state-dir": str,
+    "device": str,
     "max-epsilon": float,
     "max-delta": float,
     "label-counts": str,
@@ -122,6 +124,7 @@ def checked_facts(facts: Mapping[str, Any], where: str) -> dict[str, Any]:
         kind = KEYS[key]
         if not isinstance(value, (int, float) if kind is float else kind) or isinstance(value, bool):
             raise OptionError(f"{where}: {key} is {str(value)[:80]!r}: must be {WORDS[kind]}")
+    check_device(facts.get("device", "auto"), f"{where}: device")
     NodePolicy.of(facts)
     return dict(facts)
 

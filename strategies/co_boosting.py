@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from .combiners.combiners import Weighted, name_of, weighted_mean_gradient, weights_gradient
-from .core.graphed import Graphed
+from .core.gpu import Graphed
 from .core.options import check, option, presets
 from .core.seeds import generator
 from .distillation import settings

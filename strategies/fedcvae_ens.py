@@ -21,9 +21,10 @@ import torch
 from torch import Tensor
 
 from .core.errors import OptionError
+from .core.gpu import adam
 from .core.options import check, option
 from .core.seeds import generator
-from .distillation.distill import Distillation, adam
+from .distillation.distill import Distillation
 from .distillation.epochs import Stage, run_epochs, sampled
 from .distillation.losses import cross_entropy
 from .distillation.pool import Pool, batch_count, quantize, shuffled_batches

@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from .core.graphed import Graphed
+from .core.gpu import Graphed, set_rate
 from .core.options import check, option, presets
 from .core.seeds import generator
 from .core.work import work
 from .distillation import settings
-from .distillation.distill import set_rate, stepped
+from .distillation.distill import stepped
 from .distillation.epochs import Stage, learning_rate, run_epochs
 from .distillation.experts import GATES
 from .distillation.generated import GeneratedImages

@@ -21,9 +21,9 @@ from server_app.report.drawing import save
 from server_app.report.page import PAGE_FILE, write_page
 from server_app.settings.choices import CHOICES
 from server_app.settings.text import to_toml
-from strategies.compute.in_process import resolve_device
 from strategies.core.durable import make_folder, store_errors
 from strategies.core.errors import OptionError, StoreError
+from strategies.core.gpu import resolve_device
 from strategies.core.options import Scalar, listed
 from strategies.method import Method
 from strategies.run.files import read_json, write_json

@@ -15,8 +15,8 @@ from typing import Any
 
 from server_app.doctor.findings import Finding, Level
 from server_app.launch.guard import TOKEN_KEY, guarded
-from strategies.compute.in_process import resolve_device
 from strategies.core.errors import ComputeError, OptionError
+from strategies.core.gpu import resolve_device
 
 RAY_S = 120.0
 

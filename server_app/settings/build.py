@@ -27,8 +27,8 @@ from server_app.settings.read import Settings, forgotten
 from server_app.settings.rehearsal import check_checkpoints, check_division
 from server_app.settings.server_data import labelled_images, open_half, proxy_images
 from strategies.compute import named
-from strategies.compute.in_process import resolve_device
 from strategies.core.errors import OptionError
+from strategies.core.gpu import resolve_device
 from strategies.core.kinds import CVAE, HEAD, STATISTICS, backbone_in, holds_images
 from strategies.method import TEACHERS, Job, Method
 from strategies.run import FACTS_FILE, is_run_folder

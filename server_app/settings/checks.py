@@ -14,8 +14,8 @@ from fl_app.privacy import check_architecture
 from server_app.settings.choices import Choice
 from server_app.settings.read import Settings
 from strategies.compute import named
-from strategies.compute.in_process import resolve_device
 from strategies.core.errors import DataError, OptionError
+from strategies.core.gpu import resolve_device
 from strategies.core.kinds import CLASSIFIER, STATISTICS, kind_of
 from strategies.gatekeeper.config import OFF, GatekeeperConfig
 from strategies.method import METHODS, TEACHERS, Method, Need

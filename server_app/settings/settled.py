@@ -67,7 +67,8 @@ def completed(stored: Mapping[str, Any]) -> dict[str, Any]:
 # The settings, beside the methods' options, that a run on the uploads of another may change: folders and waiting times.
 FREE_ON_ADOPTION = (
     "method", "uploads", "forget", "threads", "device", "compute", "shards", "checkpoint-s", "deadline-s",
-    "min-uploads", "max-upload-mib", "data.root", "client.state-dir", "client.max-ensemble-mib", "run-dir", "resume",
+    "min-uploads", "max-upload-mib", "data.root", "client.state-dir", "client.max-ensemble-mib", "client.device",
+    "run-dir", "resume",
     "scale", "teacher", "teacher-run", "store-images", "tracker",
 )  # fmt: skip
 

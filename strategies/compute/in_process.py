@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from ..core.errors import ComputeError, OptionError
+from ..core.gpu import resolve_device
 from ..core.memory import kept_memory
 from ..core.work import Counting, Work, counted
 from ..method import Job, Method, Outcome, Progress
@@ -44,32 +44,6 @@ class InProcess:
     def kept(self) -> Iterator[InProcess]:
         """Yield this place, which has nothing to start."""
         yield self
-
-
-def resolve_device(name: str) -> str:
-    """Return the torch device of this process for a name; ``"auto"``: a GPU if one is visible.
-
-    Args:
-        name: ``"auto"``, or an argument of ``torch.device``.
-
-    Raises:
-        OptionError: The name is not that of a torch device.
-        ComputeError: The device is a GPU that this process does not see.
-    """
-    import torch
-
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise OptionError(f"setting 'device' is {name!r}: must be 'auto' or a torch device such as 'cpu'") from error
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ComputeError(
-            f"device {name!r} is missing: this process sees {torch.cuda.device_count()} GPUs; "
-            "set 'device' to 'auto' or 'cpu'"
-        )
-    return name
 
 
 @contextmanager

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import OneShotError
+from ..core.gpu import resolve_device
 from ..core.offline import enforce
 from ..method import Upload
-from .in_process import resolve_device
 from .packing import unpack
 from .worker import Failure
 

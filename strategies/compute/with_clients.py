@@ -8,10 +8,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import OptionError
+from ..core.gpu import resolve_device
 from ..core.memory import kept_memory
 from ..core.work import Counting, Work, counted, work
 from ..uploads.needs import check_needs
-from .in_process import resolve_device, torch_threads
+from .in_process import torch_threads
 
 if TYPE_CHECKING:
     from ..core.clients import Answer, Clients

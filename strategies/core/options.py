@@ -219,14 +219,18 @@ def presets(table: Mapping[str, Mapping[str, Any]]) -> classmethod[Any, ..., Any
     return classmethod(preset)
 
 
-def check_device(device: str) -> None:
+def check_device(device: str, where: str = "setting 'device'") -> None:
     """Check the name of a torch device; the machine need not have it.
+
+    Args:
+        device: The name.
+        where: Where it stands, for the error.
 
     Raises:
         OptionError: The name is not that of a torch device.
     """
     if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", device):
-        raise OptionError(f"setting 'device' is {device!r}: must be auto, cpu, cuda, cuda:N or mps")
+        raise OptionError(f"{where} is {device[:80]!r}: must be auto, cpu, cuda, cuda:N or mps")
 
 
 def flatten(config: Any, table: str = "") -> dict[str, Scalar]:

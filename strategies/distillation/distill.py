@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..core.graphed import Graphed
+from ..core.gpu import Graphed
 from ..core.work import work
 from ..teacher.calls import has_hooks
 from .losses import soft_kl
@@ -118,30 +118,3 @@ def stepped(loss: Tensor, module: nn.Module, optimizer: torch.optim.Optimizer, *
         nn.utils.clip_grad_norm_(module.parameters(), clip)
     optimizer.step()
     return loss.detach()
-
-
-def sgd(weights: Iterable[nn.Parameter], rate: float, momentum: float, decay: float = 0.0) -> torch.optim.SGD:
-    """Return SGD; on a GPU in the form of which :class:`.graphed.Graphed` makes a graph, with the rate in a tensor."""
-    weights = list(weights)
-    if not weights[0].is_cuda:
-        return torch.optim.SGD(weights, rate, momentum, weight_decay=decay)
-    held = torch.tensor(rate, device=weights[0].device)
-    return torch.optim.SGD(weights, held, momentum, weight_decay=decay, fused=True)
-
-
-def adam(weights: Iterable[nn.Parameter], rate: float, decay: float = 0.0) -> torch.optim.Adam:
-    """Return Adam, in the form of :func:`sgd`."""
-    weights = list(weights)
-    if not weights[0].is_cuda:
-        return torch.optim.Adam(weights, rate, weight_decay=decay)
-    held = torch.tensor(rate, device=weights[0].device)
-    return torch.optim.Adam(weights, held, weight_decay=decay, capturable=True)
-
-
-def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Set the learning rate of all groups of :func:`sgd` or :func:`adam`."""
-    for group in optimizer.param_groups:
-        if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(rate)
-        else:
-            group["lr"] = rate

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from ..combiners.expert_gate import expert_divergence, expert_mixture, pixel_gate, weighed
 from ..combiners.forms import uniform
+from ..core.gpu import adam, sgd
 from ..core.seeds import derive_seed
-from .distill import adam, sgd
 from .losses import adversarial_divergence, cross_entropy, soft_kl
 from .perturbation import moved_by_sign, prediction_gradient
 from .synthesis import Term, View

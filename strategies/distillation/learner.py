@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from ..combiners.combiners import Mean, build_combiner
 from ..combiners.opinion_pools import OpinionPool, with_stand_ins
 from ..combiners.outcomes import members_of
-from ..core.graphed import Graphed
+from ..core.gpu import Graphed, adam, set_rate, sgd
 from ..core.seeds import generator
 from ..method import TEACHERS
 from ..teacher.augment import AUGMENTATIONS, Standardize, dequantize
 from ..teacher.ensemble import Ensemble
 from ..teacher.student import fast_student
-from .distill import Distillation, DistillRecipe, Loss, adam, set_rate, sgd
+from .distill import Distillation, DistillRecipe, Loss
 from .epochs import Stage, learning_rate, run_epochs
 from .losses import soft_kl
 from .pool import Pool, batch_count, shuffled_batches, shuffled_groups

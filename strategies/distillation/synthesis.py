@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.errors import OptionError
-from ..core.graphed import Graphed
+from ..core.gpu import Graphed
 from ..core.work import work
 from .distill import stepped
 

@@ -81,7 +81,8 @@ class Door:
 
     def _inspect(self, job: Job, arrived: Sequence[str]) -> Inspection:
         # A late import: a run without a gatekeeper needs none of it.
-        from ..compute.in_process import resolve_device, torch_threads
+        from ..compute.in_process import torch_threads
+        from ..core.gpu import resolve_device
         from ..gatekeeper.inspection import inspect
         from .journal import Journal
 

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from fl_app.models import build
 from strategies.combiners.combiners import Mean
-from strategies.core.graphed import Graphed
-from strategies.distillation.distill import Distillation, sgd
+from strategies.core.gpu import Graphed, sgd
+from strategies.distillation.distill import Distillation
 from strategies.teacher.ensemble import Ensemble
 from strategies.teacher.frozen import simplified
 

@@ -258,7 +258,7 @@ def test_method_describes_itself(method: Method) -> None:
 def test_gpu_gives_what_the_cpu_gives_and_the_same_bits_each_time(
     method: Method, warm: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("strategies.core.graphed.WARM", warm)  # with graphs, and without
+    monkeypatch.setattr("strategies.core.gpu.WARM", warm)  # with graphs, and without
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     job = replace(tiny_job(method), device="cuda")
     first, again = (predict(fitted(method, job), tiny_job(method)) for _ in range(2))

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
-from ...compute.in_process import resolve_device, torch_threads
+from ...compute.in_process import torch_threads
 from ...core.errors import OptionError, QuorumError
+from ...core.gpu import resolve_device
 from ...method import Job, Outcome, Snapshot
 from ...rounds.refinement import Refiner
 from ...run.journal import Journal

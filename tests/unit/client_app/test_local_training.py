@@ -9,9 +9,12 @@ from torch import nn
 
 from client_app.local_training import Epoch, train
 from client_app.losses import loss_of
-from fl_app.config import ClientConfig
+from client_app.node import Node
+from fl_app.config import AppConfig, ClientConfig
 from fl_app.data import ImageData, Normalization
-from strategies.core.errors import OptionError
+from strategies.core import gpu
+from strategies.core.errors import ComputeError, OptionError
+from strategies.core.gpu import Graphed
 from strategies.core.seeds import derive_seed
 
 HALF = Normalization((0.5,), (0.5,))
@@ -272,3 +275,60 @@ def test_training_of_a_three_dimensional_convolution_runs_and_stores_others_chan
 
     assert epochs[-1].loss < epochs[0].loss
     assert net[0].weight.is_contiguous(memory_format=torch.channels_last)  # type: ignore[operator,union-attr]
+
+
+def test_device_that_the_process_does_not_see_is_refused_by_the_setting() -> None:
+    with pytest.raises(ComputeError, match=r"'cuda:99' is missing.* set 'client.device' to 'auto' or 'cpu'"):
+        run(replace(FAST, device="cuda:99"))
+    with pytest.raises(OptionError, match="setting 'client.device' is 'toaster': must be auto, cpu"):
+        replace(FAST, device="toaster")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"clip": 0.0, "momentum": 0.0},
+        {"clip": 0.01, "weight_decay": 0.1},
+        {"optimizer": "adam", "lr": 0.01},
+        {"schedule": "cosine", "final_lr": 0.01},
+        {"momentum_epochs": 2},
+        {"loss": "ldam", "lr": 0.01},
+        {"sam_rho": 0.05},
+        {"batch_size": 9},
+        {"steps": 7},
+    ],
+)
+def test_gpu_trains_what_the_cpu_trains(changes: dict[str, Any], norm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strategies.core.gpu._failed", [])
+    (usual, seen), (other, seen_there) = (
+        run(replace(FAST, device=device, **changes), net=model(norm=norm), augmentation="crop-flip")
+        for device in ("cpu", "cuda")
+    )
+    assert all(value.device.type == "cpu" for value in other.state_dict().values())
+    torch.testing.assert_close(weights(other), weights(usual), rtol=1e-3, atol=1e-4)
+    assert [epoch.accuracy for epoch in seen_there] == pytest.approx([epoch.accuracy for epoch in seen], abs=0.03)
+    assert not gpu._failed
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_gpu_replays_a_graph_and_repeats_its_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    captures: list[bool] = []
+    captured = Graphed._capture
+
+    def noted(self: Graphed, kind: Any, arguments: Any) -> bool:
+        captures.append(captured(self, kind, arguments))
+        return captures[-1]
+
+    monkeypatch.setattr(Graphed, "_capture", noted)
+    first, again = (weights(run(replace(FAST, device="cuda"), net=model(dropout=0.3))[0]) for _ in range(2))
+    assert torch.equal(first, again)
+    assert captures == [True, True]
+
+
+def test_node_s_own_device_has_precedence_over_the_setting() -> None:
+    config = AppConfig(client=replace(FAST, device="cuda:1"))
+    assert Node.of({"partition-id": 0}, config).training(config.client).device == "cuda:1"
+    assert Node.of({"partition-id": 0, "device": "cpu"}, config).training(config.client) == replace(FAST, device="cpu")

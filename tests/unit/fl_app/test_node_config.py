@@ -74,6 +74,7 @@ def test_without_the_setting_a_node_follows_its_config() -> None:
         ({"partition-id": True}, "partition-id is 'True': must be a whole number"),
         ({"client": 7}, "client is '7': must be a text"),
         ({"max-ensemble-mib": "big"}, "max-ensemble-mib is 'big': must be a number"),
+        ({"device": "gpu"}, "device is 'gpu': must be auto, cpu, cuda"),
     ],
 )
 def test_node_config_with_a_typing_error_is_refused(config: dict[str, Any], line: str) -> None:

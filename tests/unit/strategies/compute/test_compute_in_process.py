@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import strategies.compute as compute
-from strategies.compute.in_process import InProcess, resolve_device, torch_threads
+from strategies.compute.in_process import InProcess, torch_threads
 from strategies.core.errors import ComputeError, OptionError
 from strategies.core.facts import UploadFacts
 from strategies.method import Job, Method, Need, Normalization, Outcome, Progress, Silent, Upload
@@ -58,17 +58,6 @@ def test_run_with_an_unmet_need_refuses_before_the_method_starts() -> None:
 
     with pytest.raises(OptionError, match=r"different are a \(linear\)"):
         InProcess().run(method(fit, Need.SAME_ARCHITECTURE), job(student="other"), Silent())
-
-
-def test_resolve_device_with_nonsense_names_the_setting() -> None:
-    with pytest.raises(OptionError, match="'device' is 'toaster'"):
-        resolve_device("toaster")
-
-
-def test_resolve_device_with_an_absent_gpu_says_how_many_there_are() -> None:
-    with pytest.raises(ComputeError, match=rf"'cuda:99' .* sees {torch.cuda.device_count()} GPUs"):
-        resolve_device("cuda:99")
-    assert resolve_device("cpu") == "cpu"
 
 
 def test_torch_threads_inside_another_restores_the_outer_count() -> None:

@@ -15,9 +15,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from strategies.core.graphed import MOST, WARM, Graphed
+from strategies.core.errors import ComputeError, OptionError
+from strategies.core.gpu import MOST, WARM, Graphed, adam, resolve_device, set_rate, sgd
 from strategies.core.work import Work, counted, work
-from strategies.distillation.distill import Distillation, adam, set_rate, sgd
+from strategies.distillation.distill import Distillation
 
 ONE = torch.ones(2)
 
@@ -76,7 +77,7 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> Captures:
         "set_stream": found.streams.append, "current_device": lambda: 3, "set_device": found.devices.append,
     }  # fmt: skip
     monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", found.clear, raising=False)
-    monkeypatch.setattr("strategies.core.graphed._failed", [])
+    monkeypatch.setattr("strategies.core.gpu._failed", [])
     for name, fake in fakes.items():
         monkeypatch.setattr(torch.cuda, name, fake)
     return found
@@ -235,9 +236,22 @@ def test_rate_of_an_optimizer_is_set_as_a_number_or_in_its_tensor(make: Callable
     assert float(held) == 0.25
 
 
+def test_resolve_device_with_nonsense_names_the_setting() -> None:
+    with pytest.raises(OptionError, match="'device' is 'toaster'"):
+        resolve_device("toaster")
+    with pytest.raises(OptionError, match="'client.device' is 'toaster'"):
+        resolve_device("toaster", "client.device")
+
+
+def test_resolve_device_with_an_absent_gpu_says_how_many_there_are() -> None:
+    with pytest.raises(ComputeError, match=rf"'cuda:99' .* sees {torch.cuda.device_count()} GPUs"):
+        resolve_device("cuda:99")
+    assert resolve_device("cpu") == "cpu"
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_graph_outlives_more_graphs_than_there_are_streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strategies.core.graphed._failed", [])
+    monkeypatch.setattr("strategies.core.gpu._failed", [])
     weight = torch.randn(4096, 4096, generator=torch.Generator().manual_seed(0)).cuda()
     x = torch.randn(8, 4096, generator=torch.Generator().manual_seed(1)).cuda()
     lasting = Graphed(lambda x: x @ weight, "cuda")
@@ -254,7 +268,7 @@ def test_graph_outlives_more_graphs_than_there_are_streams(monkeypatch: pytest.M
 def test_student_trained_by_a_graph_equals_one_trained_step_by_step(
     make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("strategies.core.graphed._failed", [])
+    monkeypatch.setattr("strategies.core.gpu._failed", [])
 
     def trained(capture: bool) -> list[Tensor]:
         torch.manual_seed(0)

@@ -1,4 +1,7 @@
-"""Steps that a GPU replays as one graph: of small models, launching the kernels takes longer than running them."""
+"""The device of a process, and steps that a GPU replays as one graph.
+
+Launching the kernels of small models takes longer than running them.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .errors import ComputeError, OptionError
 from .work import Work, counted, work
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
+    from torch import Tensor, nn
 
 # Plain calls before a step is captured: an optimiser makes its state in the first, a module decides on its layout.
 WARM = 2
@@ -26,6 +30,64 @@ MOST = 16
 _WAITS = "called a synchronizing CUDA operation"
 # Graphs whose capture failed. torch's allocator goes on asking them, and no other graph is captured or replayed then.
 _failed: list[object] = []
+
+
+def resolve_device(name: str, setting: str = "device") -> str:
+    """Return the torch device of this process for a name; ``"auto"``: a GPU if one is visible.
+
+    Args:
+        name: ``"auto"``, or an argument of ``torch.device``.
+        setting: Where the name stands, for errors.
+
+    Raises:
+        OptionError: The name is not that of a torch device.
+        ComputeError: The device is a GPU that this process does not see.
+    """
+    import torch
+
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise OptionError(f"setting {setting!r} is {name!r}: must be 'auto' or a torch device such as 'cpu'") from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ComputeError(
+            f"device {name!r} is missing: this process sees {torch.cuda.device_count()} GPUs; "
+            f"set {setting!r} to 'auto' or 'cpu'"
+        )
+    return name
+
+
+def sgd(weights: Iterable[nn.Parameter], rate: float, momentum: float, decay: float = 0.0) -> torch.optim.SGD:
+    """Return SGD; on a GPU in the form of which :class:`Graphed` makes a graph, with the rate in a tensor."""
+    import torch
+
+    weights = list(weights)
+    if not weights[0].is_cuda:
+        return torch.optim.SGD(weights, rate, momentum, weight_decay=decay)
+    held = torch.tensor(rate, device=weights[0].device)
+    return torch.optim.SGD(weights, held, momentum, weight_decay=decay, fused=True)
+
+
+def adam(weights: Iterable[nn.Parameter], rate: float, decay: float = 0.0) -> torch.optim.Adam:
+    """Return Adam, in the form of :func:`sgd`."""
+    import torch
+
+    weights = list(weights)
+    if not weights[0].is_cuda:
+        return torch.optim.Adam(weights, rate, weight_decay=decay)
+    held = torch.tensor(rate, device=weights[0].device)
+    return torch.optim.Adam(weights, held, weight_decay=decay, capturable=True)
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Set the learning rate of all groups of :func:`sgd` or :func:`adam`."""
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], float):
+            group["lr"] = rate
+        else:
+            group["lr"].fill_(rate)
 
 
 class Graphed:
