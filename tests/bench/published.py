@@ -130,7 +130,10 @@ def finish(compared: Path, run: Path, method: str, changed: Sequence[str], *, ro
 
 
 def outcome_of(compared: Path) -> dict[str, Any]:
-    """Return the accuracies in %, the curve and the work of a comparison; of one that is cut off, the curve alone."""
+    """Return the accuracies in %, the curve and the work of a comparison; of one that is cut off, the curve alone.
+
+    The work has the CPU seconds of a stage without a GPU.
+    """
     results, points = read_json(compared / "compare.json"), _points(compared)
     curve = [point for point in points if point[0] % CURVE == 0 or point is points[-1]]
     epochs = {"curve": curve, **_best(points), **_gpu_memory(compared)}
@@ -138,7 +141,9 @@ def outcome_of(compared: Path) -> dict[str, Any]:
         return {"accuracy": {}, **epochs}
     (found,), (line, *_) = results["cells"], results["table"]
     accuracy = {outcome["name"]: outcome["accuracy"] for outcome in found["outcomes"]}
-    return {"accuracy": accuracy, **epochs, **{key: line[key] for key in ("server_cpu_s", *WORK)}}
+    # A GPU's seconds are not those of the other rows, and several cells may have shared it.
+    seconds = {} if "gpu_mib" in epochs else {"server_cpu_s": line["server_cpu_s"]}
+    return {"accuracy": accuracy, **epochs, **seconds, **{key: line[key] for key in WORK}}
 
 
 def _file_name(name: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from statistics import fmean
 from typing import Any
 
 import pandas as pd
@@ -168,13 +169,13 @@ def _accuracies(found: Found, data: str, alpha: float, entry: Entry) -> pd.Serie
 def _work(found: Found, data: str, name: str) -> list[str]:
     """Return CPU seconds, passes of an image through a member in millions, and student steps: means over all cells.
 
-    What takes no steps has its seconds alone, and an ensemble that computes nothing has none.
+    What takes no steps has its seconds alone, an ensemble that computes nothing has none, and a GPU's are left out.
     """
-    rows = [row for row in found["rows"] if (row["data"], row["name"]) == (data, name) and row.get("server_cpu_s")]
-    if not rows:
-        return ["", "", ""]
-    if not any(row["student_steps"] for row in rows):
-        return [f"{pd.DataFrame(rows)['server_cpu_s'].mean():.1f}", "", ""]
-    mean = pd.DataFrame(rows)[["server_cpu_s", "teacher_forward", "teacher_backward", "student_steps"]].mean()
+    rows = [row for row in found["rows"] if (row["data"], row["name"]) == (data, name)]
+    timed = [row["server_cpu_s"] for row in rows if row.get("server_cpu_s")]
+    trained = [row for row in rows if row.get("student_steps")]
+    if not trained:
+        return [f"{fmean(timed):.1f}" if timed else "", "", ""]
+    mean = pd.DataFrame(trained)[["teacher_forward", "teacher_backward", "student_steps"]].mean()
     passes = (mean["teacher_forward"] + mean["teacher_backward"]) / 1e6
-    return [f"{mean['server_cpu_s']:.0f}", f"{passes:.1f}", f"{mean['student_steps']:,.0f}"]
+    return [f"{fmean(timed):.0f}" if timed else "", f"{passes:.1f}", f"{mean['student_steps']:,.0f}"]
