@@ -76,12 +76,12 @@ def torch_gpus(found: Torch | None = None) -> Iterator[Finding]:
         yield Finding("ok", "GPU by torch", f"none: the CPU does the work; {build}")
 
 
-def device(name: str) -> Iterator[Finding]:
-    """Check that this machine has the device of the settings."""
+def device(name: str, setting: str = "device") -> Iterator[Finding]:
+    """Check that this machine has the device of a setting, or of a key of a node's config."""
     try:
-        yield Finding("ok", "device", f"{name!r} is {resolve_device(name)} here")
+        yield Finding("ok", "device", f"{name!r} is {resolve_device(name, setting)} here")
     except (ComputeError, OptionError) as error:
-        fix = "set device=auto or device=cpu, or correct the finding 'GPU by torch'"
+        fix = f"set {setting}=auto or {setting}=cpu, or correct the finding 'GPU by torch'"
         yield Finding("error", "device", str(error), fix=fix)
 
 

@@ -134,9 +134,12 @@ class NodeMachine:
 
     def checks(self) -> list[Check]:
         """Return the node's checks, those of every machine included."""
+        own = str(self.node.facts.get("device", ""))
+        place = (own, "device") if own else (self.settings.app.client.device, "client.device")
         found = [
             *self.machine.checks(),
             Check("node config", self.node.look),
+            Check("device", partial(compute.device, *place), 60.0),
             Check("data", partial(data.node_data, self.settings, self.node), 120.0),
             Check("model", self._model, 120.0),
         ]

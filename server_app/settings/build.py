@@ -173,6 +173,7 @@ def check_before_start(settings: Settings, num_supernodes: int) -> None:
     check_needs_of_settings(settings)
     if not os.environ.get("RAY_ADDRESS"):  # a cluster may have the GPU that this machine lacks
         resolve_device(app.device)
+    resolve_device(app.client.device, "client.device")
     train, test = open_half(settings, "train"), open_half(settings, "test")
     check_division(app, train, num_supernodes)
     check_checkpoints(app, num_supernodes)

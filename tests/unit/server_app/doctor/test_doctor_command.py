@@ -79,7 +79,8 @@ def test_doctor_as_json_is_one_line_that_another_machine_can_expect(tmp_path: Pa
 
 def test_doctor_of_a_node_names_its_faults(tmp_path: Path) -> None:
     ended = doctor(
-        "node", "--node-config", 'client="a" checkpoint="absent.pt" architecture="cnn5"', "--key", tmp_path / "absent",
+        "node", "--node-config", 'client="a" checkpoint="absent.pt" architecture="cnn5" device="cuda:99"',
+        "--key", tmp_path / "absent",
         "--superlink", "127.0.0.1:9", "--root-certificates", tmp_path / "ca.crt", "--format", "json",
     )  # fmt: skip
 
@@ -89,6 +90,7 @@ def test_doctor_of_a_node_names_its_faults(tmp_path: Path) -> None:
     assert wrong == {
         "architecture cnn5",
         "checkpoint absent.pt",
+        "device",
         "certificate ca.crt",
         "node key absent",
         "SuperLink 127.0.0.1:9",

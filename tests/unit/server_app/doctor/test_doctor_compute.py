@@ -35,6 +35,9 @@ def test_a_device_that_is_not_here_is_an_error() -> None:
     levels = [finding.level for name in ("auto", "cpu", "cuda:99", "abacus") for finding in compute.device(name)]
 
     assert levels == ["ok", "ok", "error", "error"]
+    (finding,) = compute.device("cuda:99", "client.device")
+    assert "set 'client.device' to" in finding.found
+    assert finding.fix.startswith("set client.device=auto")
 
 
 def asked(monkeypatch: pytest.MonkeyPatch, answer: dict[str, Any] | str, gpus: int, cluster: str = "") -> list[Any]:

@@ -1,4 +1,4 @@
-"""The environment of a run's processes."""
+"""The environment of a run's processes, and the GPUs of its clients."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from fl_app.project import FOLDER_VARIABLE
 from server_app.launch.environment import REFUSALS, run_environment
+from server_app.launch.superlink import gpu_share
 from strategies.core import offline
 
 LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
@@ -78,3 +80,14 @@ def test_run_environment_leaves_a_cluster_and_a_mode_of_the_user_s(
 
     assert made.get("RAY_AUTH_MODE") == own.get("RAY_AUTH_MODE")
     assert "RAY_AUTH_TOKEN" not in made
+
+
+@pytest.mark.parametrize(
+    ("device", "gpus", "clients", "share"),
+    [("auto", 2, 4, 0.0), ("cpu", 2, 4, 0.0), ("cuda", 1, 3, 0.3333), ("cuda", 4, 2, 1.0), ("cuda", 0, 2, 0.0)],
+)
+def test_simulated_clients_share_the_gpus_where_the_settings_name_one(
+    device: str, gpus: int, clients: int, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    assert gpu_share(device, clients) == share

@@ -161,6 +161,11 @@ def test_a_device_that_is_not_here_is_refused_at_once_when_the_stage_runs_here()
     check_needs_of_settings(read_settings({"device": "cuda:99", "compute": "ray"}))
 
 
+def test_a_device_that_the_clients_cannot_have_is_refused_before_the_start() -> None:
+    with pytest.raises(ComputeError, match="'cuda:99' is missing.* set 'client.device' to 'auto' or 'cpu'"):
+        check_before_start(read_settings({"client.device": "cuda:99"}), 5)
+
+
 def test_a_resumed_run_when_a_setting_differs_is_refused_by_key() -> None:
     stored = {"settings": default_settings()}
 
