@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
@@ -20,7 +21,7 @@ from client_app.widened import widened
 from fl_app.config import ClientConfig
 from fl_app.data import ImageData, Normalization, augment, normalize
 from strategies.core.errors import DataError
-from strategies.core.gpu import Graphed, adam, resolve_device, sgd
+from strategies.core.gpu import Graphed, adam, resolve_device, sgd, tensors_of
 from strategies.core.layout import fast_layout
 from strategies.core.memory import kept_memory
 from strategies.core.seeds import derive_seed, seeded_torch
@@ -134,8 +135,11 @@ def minimise(
     optimizer = optimizer_of(model, config)
     lengths = epoch_lengths(config, len(data.labels))
     cosine = schedule_of(optimizer, config, len(lengths))
-    # A graph keeps the optimiser's state where it lies.
-    step = Graphed(_step(model, optimizer, objective, config), data.labels.device, capture=not config.momentum_epochs)
+    step = Graphed(
+        _step(model, optimizer, objective, config), data.labels.device,
+        capture=not config.momentum_epochs,  # a graph reads the optimiser's state where it lies
+        reads=partial(tensors_of, model),
+    )  # fmt: skip
     fast_layout(model, data.images[:2].float())
     model.train()
     epoch = Epoch(0, float("nan"), 0.0)

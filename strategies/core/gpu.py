@@ -59,6 +59,11 @@ def resolve_device(name: str, setting: str = "device") -> str:
     return name
 
 
+def tensors_of(module: nn.Module) -> list[Tensor]:
+    """Return a module's parameters and buffers."""
+    return [*module.parameters(), *module.buffers()]
+
+
 def sgd(weights: Iterable[nn.Parameter], rate: float, momentum: float, decay: float = 0.0) -> torch.optim.SGD:
     """Return SGD; on a GPU in the form of which :class:`Graphed` makes a graph, with the rate in a tensor."""
     import torch
@@ -94,38 +99,45 @@ class Graphed:
     """A function of tensors; on a GPU its kernels become one graph, which is replayed for tensors of the same shapes.
 
     What the function does in Python, it does while the kernels are captured, and never again. It must therefore read
-    and write the same tensors in place each time, such as weights and an optimiser's state. A function that waits for
-    a value, or that draws random numbers on the host, is called as it is for ever; its last plain call tells. So is
-    every function on another device.
+    and write the same tensors in place each time, such as weights and an optimiser's state. A function is called as it
+    is for ever if it waits for a value, draws random numbers on the host, or replaces a tensor that it reads. Its last
+    plain call tells. So is every function on another device.
 
     Args:
         function: Takes tensors and returns one; gradients pass neither in nor out.
         device: A torch device; the arguments must be on it.
         capture: False calls the function as it is on a GPU, too.
+        reads: Returns tensors that the function reads and that other code may replace, such as a student's weights.
     """
 
-    def __init__(self, function: Callable[..., Tensor], device: torch.device | str, *, capture: bool = True) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Tensor],
+        device: torch.device | str,
+        *,
+        capture: bool = True,
+        reads: Callable[[], Iterable[Tensor]] = tuple,
+    ) -> None:
         import torch
 
-        self._function = function
+        self._function, self._reads = function, reads
         self._captures = capture and torch.device(device).type == "cuda"
         self._stream = torch.cuda.Stream(device) if self._captures else None  # type: ignore[no-untyped-call]
         self._pool: Any = None  # of the memory of all graphs, of which one runs at a time
         self._calls: dict[Any, int] = {}
         self._graphs: dict[Any, _Graph] = {}
-        self._places: list[int] = []  # see forget_moved()
+        self._known: list[int] = []  # see forget_moved()
 
-    def forget_moved(self, tensors: Iterable[Tensor]) -> None:
-        """Forget the graphs if the tensors that the function reads have moved in memory since the last such call.
-
-        Args:
-            tensors: Other code may have moved these, such as a student's weights.
-        """
-        places = [tensor.data_ptr() for tensor in tensors] if self._captures else []
-        if places != self._places:
-            self._places = places
+    def forget_moved(self) -> None:
+        """Forget the graphs if the tensors that the function reads have moved in memory since the last such call."""
+        places = self._places() if self._captures else []
+        if places != self._known:
+            self._known = places
             self._graphs.clear()
             self._calls.clear()
+
+    def _places(self) -> list[int]:
+        return [tensor.data_ptr() for tensor in self._reads()]
 
     def __call__(self, *arguments: Tensor) -> Tensor:
         """Return the function's value, in memory of its own."""
@@ -138,10 +150,10 @@ class Graphed:
         if self._calls[kind] < WARM or len(self._graphs) == MOST:
             return self._plain(arguments)
         if self._calls[kind] == WARM:
-            before = _host_draws()
+            before = _host_draws(), self._places()
             with _noting_waits() as waits:
                 value = self._plain(arguments)
-            self._captures = not waits and before == _host_draws()
+            self._captures = not waits and before == (_host_draws(), self._places())
             return value
         self._captures = self._capture(kind, arguments)
         return self(*arguments)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..core.gpu import Graphed
+from ..core.gpu import Graphed, tensors_of
 from ..core.work import work
 from ..teacher.calls import has_hooks
 from .losses import soft_kl
@@ -76,7 +77,7 @@ class Distillation:
         self._student, self._optimizer, self._loss, self._clip = student, optimizer, loss, clip
         self._frozen_statistics = frozen_statistics
         device = next((weight.device for weight in student.parameters()), "cpu")
-        self._step = Graphed(self._stepped, device, capture=not has_hooks(student))
+        self._step = Graphed(self._stepped, device, capture=not has_hooks(student), reads=partial(tensors_of, student))
 
     def learn(self, batches: Iterable[tuple[Tensor, Tensor]], tick: Callable[[], None] = lambda: None) -> float:
         """Pass once over some batches, and return their mean loss; 0 if there are none.
@@ -85,7 +86,7 @@ class Distillation:
             batches: Pairs of normalised images [B, ch, H, W] and the teacher's answers [B, ...] without gradient.
             tick: Called after each step.
         """
-        self._step.forget_moved((*self._student.parameters(), *self._student.buffers()))
+        self._step.forget_moved()
         self._student.train()
         if self._frozen_statistics:
             for layer in self._student.modules():

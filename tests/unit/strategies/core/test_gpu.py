@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from strategies.core.errors import ComputeError, OptionError
-from strategies.core.gpu import MOST, WARM, Graphed, adam, resolve_device, set_rate, sgd
+from strategies.core.gpu import MOST, WARM, Graphed, adam, resolve_device, set_rate, sgd, tensors_of
 from strategies.core.work import Work, counted, work
 from strategies.distillation.distill import Distillation
 
@@ -192,15 +192,31 @@ def test_capture_meets_no_garbage_collector_and_no_workspace_of_another_graph(ca
 
 def test_tensors_that_have_moved_need_a_new_graph(captures: Captures) -> None:
     weight = torch.ones(2)
-    step = Graphed(lambda x: weight * x, "cuda")
+    step = Graphed(lambda x: weight * x, "cuda", reads=lambda: [weight])
     for _ in range(2):
-        step.forget_moved([weight])
+        step.forget_moved()
         repeat(step)
     assert len(captures.graphs) == 1
     weight.data = weight.clone()
-    step.forget_moved([weight])
+    step.forget_moved()
     repeat(step)
     assert len(captures.graphs) == 2
+
+
+def test_function_that_replaces_a_tensor_which_it_reads_is_never_captured(captures: Captures) -> None:
+    held = nn.Module()
+    held.register_buffer("mean", torch.zeros(2))
+
+    def moved(x: Tensor) -> Tensor:
+        held.mean = 0.9 * held.mean + 0.1 * x
+        return held.mean.clone()
+
+    step = Graphed(moved, "cuda", reads=lambda: tensors_of(held))
+    repeat(step)
+    step.forget_moved()
+    repeat(step)
+    assert not captures.graphs
+    torch.testing.assert_close(held.mean, (1 - 0.9 ** (2 * (WARM + 2))) * ONE)
 
 
 def test_only_so_many_shapes_are_captured(captures: Captures) -> None:
