@@ -164,13 +164,13 @@ def _pair(one: Any, other: Any, paired: _Pairs) -> None:
 
 
 def _copied(client: str, module: nn.Module) -> nn.Module:
-    """Return a copy on the CPU.
+    """Return a copy on the CPU, in the float32 of all uploads.
 
     Raises:
         OptionError: It holds what has no copy, such as a lock or a computed tensor.
     """
     try:
-        return copy.deepcopy(module).cpu()
+        return copy.deepcopy(module).cpu().float()
     except (*REFUSALS, copy.Error, PickleError) as error:
         raise OptionError(f"model {client!r} cannot be copied: {error!s:.90}: {NEEDS_MODEL}") from error
 

@@ -208,3 +208,15 @@ def test_a_saved_ensemble_of_two_architectures_is_read_with_both(tmp_path: Any) 
     assert result.ensemble is not None
     with torch.no_grad():
         torch.testing.assert_close(loaded(IMAGES), result.ensemble(IMAGES))
+
+
+@pytest.mark.parametrize(
+    "kinds", [(torch.float64, torch.float32), (torch.float32, torch.float64), (torch.bfloat16,) * 2]
+)
+def test_modules_of_another_precision_are_merged_in_float32(kinds: tuple[torch.dtype, ...]) -> None:
+    models = [layers().to(kind) for kind in kinds]
+    merged = merge(models, "fedavg", **SHAPE).student
+    assert merged is not None
+    mean = sum(model.state_dict()["2.weight"].float() for model in models) / len(models)
+    torch.testing.assert_close(merged.state_dict()["2.weight"], mean)
+    assert [model.state_dict()["2.weight"].dtype for model in models] == [*kinds]  # the caller's stay as they are
