@@ -8,7 +8,7 @@ Where: the frozen blocks and the net above them -> strategies.client.fusefl; a s
 Deviations: see strategies.fusefl. Without augmentation the frozen blocks' outputs are computed once.
 
 After each stage a client keeps its net, and the blocks that it has received so far. A stage that is asked for again is
-trained again from those, with the same bits.
+trained again from those, with the same bits on a CPU.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from client_app.widened import widened
 from fl_app.config import ClientConfig
 from fl_app.data import ImageData, Normalization, augment, normalize
 from strategies.core.errors import DataError
-from strategies.core.gpu import Graphed, adam, resolve_device, sgd, tensors_of
+from strategies.core.gpu import Graphed, adam, has_hooks, resolve_device, sgd, tensors_of
 from strategies.core.layout import fast_layout
 from strategies.core.memory import kept_memory
 from strategies.core.seeds import derive_seed, seeded_torch
@@ -67,7 +67,7 @@ def train(
     Raises:
         ComputeError: This process does not see the GPU that the config names.
     """
-    device = resolve_device(config.device, "client.device")
+    device = resolve_device(config.device, "'client.device', or the node's own 'device',")
     data = ImageData(data.images.to(device), data.labels.to(device))
     forward = widened(model) if device == "cpu" else model.to(device)
     criterion = loss_of(config, data.labels)
@@ -79,7 +79,11 @@ def train(
     def prepare(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         return normalize(augment(images, augmentation, generator), *normalization)
 
-    return minimise(model, data, config, objective=objective, prepare=prepare, seed=seed, report=report)
+    try:
+        return minimise(model, data, config, objective=objective, prepare=prepare, seed=seed, report=report)
+    finally:
+        if device != "cpu":
+            torch.cuda.empty_cache()  # the server stage may need what this process would keep
 
 
 # Takes prepared images [B, ch, H, W] and labels [B]. Returns two scalars: the loss, and the number of images that the
@@ -137,7 +141,8 @@ def minimise(
     cosine = schedule_of(optimizer, config, len(lengths))
     step = Graphed(
         _step(model, optimizer, objective, config), data.labels.device,
-        capture=not config.momentum_epochs,  # a graph reads the optimiser's state where it lies
+        # A graph calls no hook, and reads the optimiser's state where it lies.
+        capture=not has_hooks(model) and not config.momentum_epochs,
         reads=partial(tensors_of, model),
     )  # fmt: skip
     fast_layout(model, data.images[:2].float())

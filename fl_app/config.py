@@ -53,7 +53,8 @@ class ClientConfig:
         "data-set", "change of the training images; data-set: the data set's own", choices=("data-set", *AUGMENTATIONS)
     )
     device: str = option(
-        "auto", "device of a classifier's training: auto, cpu, cuda, cuda:1; a node's own key has precedence"
+        "auto",
+        "device on which a client trains a classifier, or a block of one; the node's own key goes first",
     )
     init: str = option(
         "same",

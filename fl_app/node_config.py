@@ -63,7 +63,8 @@ def node_facts(node_config: Mapping[str, Any], run_config: Mapping[str, Any]) ->
         raise OptionError(
             f"setting 'client.nodes' is {place!r}, which has {len(nodes)} nodes: node {number} is missing"
         )
-    return nodes[number]
+    # The device is that of the real machine.
+    return {key: value for key, value in nodes[number].items() if key != "device"}
 
 
 def node_policy(node_config: Mapping[str, Any], facts: Mapping[str, Any]) -> NodePolicy:
@@ -124,7 +125,7 @@ def checked_facts(facts: Mapping[str, Any], where: str) -> dict[str, Any]:
         kind = KEYS[key]
         if not isinstance(value, (int, float) if kind is float else kind) or isinstance(value, bool):
             raise OptionError(f"{where}: {key} is {str(value)[:80]!r}: must be {WORDS[kind]}")
-    check_device(facts.get("device", "auto"), f"{where}: device")
+    check_device(facts.get("device") or "auto", f"{where}: device")
     NodePolicy.of(facts)
     return dict(facts)
 

@@ -17,7 +17,7 @@ from strategies.run.traffic import UPLOAD_PHASE
 AS_RUN = ", as run"
 # Tables of the settings that determine the uploads, and the exceptions in them.
 _OF_CLIENTS = ("data.", "model.", "client.", "attack.", "privacy.")
-_WHERE = ("data.root", "client.state-dir")
+_WHERE = ("data.root", "client.state-dir", "client.device")
 
 
 def info_of(run: Path) -> dict[str, Any]:

@@ -79,7 +79,7 @@ def torch_gpus(found: Torch | None = None) -> Iterator[Finding]:
 def device(name: str, setting: str = "device") -> Iterator[Finding]:
     """Check that this machine has the device of a setting, or of a key of a node's config."""
     try:
-        yield Finding("ok", "device", f"{name!r} is {resolve_device(name, setting)} here")
+        yield Finding("ok", "device", f"{name!r} is {resolve_device(name, repr(setting))} here")
     except (ComputeError, OptionError) as error:
         fix = f"set {setting}=auto or {setting}=cpu, or correct the finding 'GPU by torch'"
         yield Finding("error", "device", str(error), fix=fix)

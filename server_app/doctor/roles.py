@@ -139,7 +139,7 @@ class NodeMachine:
         found = [
             *self.machine.checks(),
             Check("node config", self.node.look),
-            Check("device", partial(compute.device, *place), 60.0),
+            *([] if self.node.facts.get("checkpoint") else [Check("device", partial(compute.device, *place), 60.0)]),
             Check("data", partial(data.node_data, self.settings, self.node), 120.0),
             Check("model", self._model, 120.0),
         ]

@@ -27,7 +27,10 @@ from strategies.run.results import list_runs
 from strategies.run.traffic import MIB
 
 # Runs that tell the time agree in these, and in the options of the method, but for the numbers of epochs.
-_ALIKE = ("method", "data.name", "data.limit", "data.image-size", "client.batch-size", "teacher", "threads", "device")
+_ALIKE = (
+    "method", "data.name", "data.limit", "data.image-size", "client.batch-size", "teacher", "threads", "device",
+    "client.device",
+)  # fmt: skip
 _ALIKE_GROUPS = ("model.", "features.", "privacy.")
 _LENGTHS = ("epochs", "rounds", "iterations")
 

@@ -1,7 +1,8 @@
-"""The environment of the processes of one simulated run."""
+"""The environment of the processes of one simulated run, and the GPUs of its clients."""
 
 from __future__ import annotations
 
+import math
 import os
 import sysconfig
 from pathlib import Path
@@ -17,6 +18,7 @@ _PATHS = (
 )  # made absolute: the run has another working directory than the caller
 # Ray's switch for a cluster of this machine alone: with it Ray listens on 127.0.0.1, without it on every interface.
 _ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+_PARTS = 10_000  # of a GPU, in which Ray counts
 
 
 def run_environment(folder: Path, token: str) -> dict[str, str]:
@@ -43,6 +45,7 @@ def run_environment(folder: Path, token: str) -> dict[str, str]:
         "RAY_TMPDIR": str(folder),
         "TMPDIR": str(folder / "tmp"),
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",  # a client without a share of a GPU sees none
         **offline.QUIET,
         **({} if given.get("RAY_ADDRESS") else _ALONE),
         **offline.ray_token(given),
@@ -54,3 +57,21 @@ def run_environment(folder: Path, token: str) -> dict[str, str]:
         offline.LOG_VARIABLE: str(folder / REFUSALS),
         TOKEN_KEY: token,
     }
+
+
+def gpu_share(device: str, clients: int) -> float:
+    """Return the share of a GPU of each simulated client: none with ``"auto"``, for small clients are faster without.
+
+    Ray gives shares of one GPU, so each gets a whole number of clients. Flower's clients keep theirs for the whole run,
+    and about as much is left on each GPU for the server stage.
+
+    Args:
+        device: The setting ``client.device``.
+        clients: Those that train at once, at least 1.
+    """
+    if not device.startswith("cuda"):
+        return 0.0
+    import torch
+
+    gpus = torch.cuda.device_count()
+    return (_PARTS // (math.ceil(clients / gpus) + 1) + 1) / _PARTS if gpus else 0.0

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import math
 import queue
 import shutil
 import socket
@@ -26,7 +25,7 @@ from typing import Any
 
 import psutil
 
-from server_app.launch.environment import REFUSALS, run_environment
+from server_app.launch.environment import REFUSALS, gpu_share, run_environment
 from server_app.launch.guard import guarded, sigterm_as_interrupt
 from server_app.settings.text import toml_table
 from strategies.core import offline
@@ -183,20 +182,6 @@ def _submit(runtime: _Runtime, app_dir: Path, settings: Mapping[str, Scalar], nu
     config = ["--run-config", str(runtime.folder / "settings.toml")] if settings else []
     answer = runtime.flwr("run", str(app), _CONNECTION, "--federation-config", federation, *config)
     return str(answer["run-id"])
-
-
-def gpu_share(device: str, clients: int) -> float:
-    """Return the share of a GPU of each simulated client: none with ``"auto"``, for small clients are faster without.
-
-    Args:
-        device: The setting ``client.device``.
-        clients: Those that train at once, at least 1.
-    """
-    if not device.startswith("cuda"):
-        return 0.0
-    import torch
-
-    return min(1.0, math.floor(1e4 * torch.cuda.device_count() / clients) / 1e4)
 
 
 def _stream_log(runtime: _Runtime, run_id: str, superlink: psutil.Process, echo: Callable[[str], None]) -> None:

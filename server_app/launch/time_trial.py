@@ -72,6 +72,7 @@ def _untold(settings: Settings) -> bool:
     """Whether clients do something else than to train a classifier on their share of the data."""
     app, names = settings.app, settings.app.model.mix()
     elsewhere = app.client.nodes or app.client.checkpoint or app.resume or app.uploads or app.privacy.on
+    elsewhere = elsewhere or app.client.device not in ("auto", "cpu")
     other = any(is_head(name) or kind_of(name) != CLASSIFIER for name in names)
     return bool(elsewhere) or other or settings.method.uploads != CLASSIFIER
 
@@ -98,7 +99,7 @@ def _seconds_per_step(settings: Settings, split: Split, name: str, positions: Te
     with seeded_torch(0, "trial"):
         model = task.build(Wanted(name, split.num_classes, split.input_shape, split.normalization, settings.app))
     data = split.take(positions[: BATCHES * config.batch_size])
-    once = replace(config, epochs=1, steps=0)
+    once = replace(config, epochs=1, steps=0, device="cpu")  # which is where "auto" trains in a simulation
     run = partial(
         task.train, model, data, once, normalization=split.normalization,
         augmentation=augmentation_of(settings.app, split), seed=0,

@@ -20,9 +20,7 @@ from strategies.run.run_folder import RunFolder
 from strategies.run.stage import kept_round
 
 # Options that may differ between the runs of one setting: the seed, and options that do not change the computation.
-NEUTRAL = frozenset(
-    {*FREE_ON_RESUME, "seed", "uploads", "device", "client.device", "threads", "iterative.checkpoint-every"}
-)
+NEUTRAL = frozenset({*FREE_ON_RESUME, "seed", "uploads", "device", "threads", "iterative.checkpoint-every"})
 # Options that all strategies of 'iterative' share; its other options belong to one strategy or a few.
 SHARED = ("rounds", "fraction", "lr-decay", "evaluate-every")
 OF_STRATEGIES: Mapping[str, Sequence[str]] = {

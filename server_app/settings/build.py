@@ -156,6 +156,14 @@ def _models_of(app: AppConfig, split: Split, function: FeatureFunction, *, used:
     return models
 
 
+def _check_simulated_device(name: str) -> None:
+    if name.startswith("cuda:"):
+        raise OptionError(
+            f"setting 'client.device' is {name!r}: must be auto, cpu or cuda in a simulation: a client sees one GPU"
+        )
+    resolve_device(name, "'client.device'")
+
+
 def check_before_start(settings: Settings, num_supernodes: int) -> None:
     """Refuse settings before any process starts, instead of half a minute later in the simulation.
 
@@ -173,7 +181,8 @@ def check_before_start(settings: Settings, num_supernodes: int) -> None:
     check_needs_of_settings(settings)
     if not os.environ.get("RAY_ADDRESS"):  # a cluster may have the GPU that this machine lacks
         resolve_device(app.device)
-    resolve_device(app.client.device, "client.device")
+    if not app.uploads:  # of another run, whose clients have trained
+        _check_simulated_device(app.client.device)
     train, test = open_half(settings, "train"), open_half(settings, "test")
     check_division(app, train, num_supernodes)
     check_checkpoints(app, num_supernodes)

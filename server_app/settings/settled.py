@@ -26,10 +26,11 @@ FREE_ON_REPLAY = (
 )  # fmt: skip
 
 
-# The settings that may differ in a resumed run: folders and waiting times do not change its result.
+# The settings that may differ in a resumed run: folders and waiting times do not change its result, and a client's
+# device changes no more than rounding.
 FREE_ON_RESUME = (
     "resume", "run-dir", "compute", "shards", "data.root", "client.state-dir", "min-uploads", "deadline-s",
-    "checkpoint-s", "max-upload-mib", "client.max-ensemble-mib", "fens.quorum", "fens.patience-s",
+    "checkpoint-s", "max-upload-mib", "client.max-ensemble-mib", "client.device", "fens.quorum", "fens.patience-s",
     "fens.ensemble-patience-s", "tracker",
 )  # fmt: skip
 

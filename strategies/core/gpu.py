@@ -32,12 +32,12 @@ _WAITS = "called a synchronizing CUDA operation"
 _failed: list[object] = []
 
 
-def resolve_device(name: str, setting: str = "device") -> str:
+def resolve_device(name: str, setting: str = "'device'") -> str:
     """Return the torch device of this process for a name; ``"auto"``: a GPU if one is visible.
 
     Args:
         name: ``"auto"``, or an argument of ``torch.device``.
-        setting: Where the name stands, for errors.
+        setting: What names it, for errors.
 
     Raises:
         OptionError: The name is not that of a torch device.
@@ -50,11 +50,11 @@ def resolve_device(name: str, setting: str = "device") -> str:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise OptionError(f"setting {setting!r} is {name!r}: must be 'auto' or a torch device such as 'cpu'") from error
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise OptionError(f"setting {setting} is {name!r}: must be 'auto' or a torch device such as 'cpu'") from error
+    there = int(torch.backends.mps.is_available()) if device.type == "mps" else torch.cuda.device_count()
+    if device.type in ("cuda", "mps") and (device.index or 0) >= there:
         raise ComputeError(
-            f"device {name!r} is missing: this process sees {torch.cuda.device_count()} GPUs; "
-            f"set {setting!r} to 'auto' or 'cpu'"
+            f"device {name!r} is missing: this process sees {there} GPUs; set {setting} to 'auto' or 'cpu'"
         )
     return name
 
@@ -62,6 +62,11 @@ def resolve_device(name: str, setting: str = "device") -> str:
 def tensors_of(module: nn.Module) -> list[Tensor]:
     """Return a module's parameters and buffers."""
     return [*module.parameters(), *module.buffers()]
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Return whether a module has hooks, which a graph or another form of it would not call."""
+    return any(layer._forward_pre_hooks or layer._forward_hooks for layer in module.modules())
 
 
 def sgd(weights: Iterable[nn.Parameter], rate: float, momentum: float, decay: float = 0.0) -> torch.optim.SGD:
@@ -88,11 +93,13 @@ def adam(weights: Iterable[nn.Parameter], rate: float, decay: float = 0.0) -> to
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     """Set the learning rate of all groups of :func:`sgd` or :func:`adam`."""
+    import torch
+
     for group in optimizer.param_groups:
-        if isinstance(group["lr"], float):
-            group["lr"] = rate
-        else:
+        if isinstance(group["lr"], torch.Tensor):
             group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
 
 
 class Graphed:

@@ -219,6 +219,9 @@ def presets(table: Mapping[str, Mapping[str, Any]]) -> classmethod[Any, ..., Any
     return classmethod(preset)
 
 
+DEVICES = re.compile(r"auto|cpu|mps|cuda(:\d+)?")
+
+
 def check_device(device: str, where: str = "setting 'device'") -> None:
     """Check the name of a torch device; the machine need not have it.
 
@@ -229,7 +232,7 @@ def check_device(device: str, where: str = "setting 'device'") -> None:
     Raises:
         OptionError: The name is not that of a torch device.
     """
-    if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", device):
+    if not DEVICES.fullmatch(device):
         raise OptionError(f"{where} is {device[:80]!r}: must be auto, cpu, cuda, cuda:N or mps")
 
 

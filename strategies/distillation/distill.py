@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..core.gpu import Graphed, tensors_of
+from ..core.gpu import Graphed, has_hooks, tensors_of
 from ..core.work import work
-from ..teacher.calls import has_hooks
 from .losses import soft_kl
 
 # A student's logits [B, C] and the teacher's answers [B, ...] to a scalar.

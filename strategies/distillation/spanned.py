@@ -24,10 +24,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..combiners.update_gate import Spans, lower_part, residual
+from ..core.gpu import has_hooks
 from ..core.layout import fast_layout, settle
 from ..core.work import work
 from ..teacher.augment import Standardize, dequantize
-from ..teacher.calls import evaluated, has_hooks, one_by_one, together
+from ..teacher.calls import evaluated, one_by_one, together
 from ..teacher.copies import built
 from ..teacher.ensemble import sparing
 from ..teacher.frozen import simplified

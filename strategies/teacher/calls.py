@@ -81,11 +81,6 @@ def running_again() -> bool:
     return _RUNNING_AGAIN.get()
 
 
-def has_hooks(member: nn.Module) -> bool:
-    """Return whether a member has hooks, which another form of it would not call."""
-    return any(layer._forward_pre_hooks or layer._forward_hooks for layer in member.modules())
-
-
 def _of_one_kind(kinds: Sequence[str]) -> Iterator[list[int]]:
     """Yield the numbers of members of one kind, at most :data:`KEPT` at a time."""
     for kind in dict.fromkeys(kinds):

@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..core.errors import UploadError
+from ..core.gpu import has_hooks
 from ..core.layout import channels_last, fast_layout, settle
 from ..core.shards import HeldMembers
 from ..core.work import work
 from ..uploads.quantization import as_int8
-from .calls import Call, evaluated, has_hooks, one_by_one, together
+from .calls import Call, evaluated, one_by_one, together
 from .copies import FreshModules, built
 from .frozen import simplified
 

@@ -121,7 +121,7 @@ class Side:
         self.test = self._in_color(digits.test)
         part = torch.arange(STEPS[name] * batch_size) % len(digits.train.labels)
         self.data = self._in_color(ImageData(digits.train.images[part], digits.train.labels[part]))
-        self.config = ClientConfig(epochs=1, batch_size=batch_size)
+        self.config = ClientConfig(epochs=1, batch_size=batch_size, device="cpu")
         with seeded_torch(0, "init", name):
             self.model = build(name, num_classes=10, input_shape=(self.channels, 32, 32))
         if kind != "shipped":

@@ -214,7 +214,9 @@ label-counts = [1, 2, 3, 4]
 keys = { "net." = "" }
 """
 SETTINGS = b'method = "dense"\nseed = 1\n[data]\nname = "digits"\nalpha = 0.1\n'
-NODE = b'client = "a"\npartition-id = 1\nnum-partitions = 3\nmax-ensemble-mib = 5.0\ncheckpoint = "m.pt"\n'
+NODE = (
+    b'client = "a"\npartition-id = 1\nnum-partitions = 3\nmax-ensemble-mib = 5.0\ncheckpoint = "m.pt"\ndevice = "cpu"\n'
+)
 PAIRS = b"method=dense seed=1 data.name='digits' data.alpha=0.1"
 KINDS = {"method": str, "seed": int, "data.name": str, "data.alpha": float}
 
@@ -362,7 +364,7 @@ FILES: dict[str, Decoder] = {
     "settings pairs": Decoder(mutated(PAIRS).map(lambda data: data.decode("utf-8", "surrogateescape")),
                               lambda text: merge_settings([text], KINDS)),
     "node config": Decoder(toml(NODE), _file("node/n.toml", read_nodes)),
-    "node pairs": Decoder(mutated(b'client="a" partition-id=1 max-ensemble-mib=2.5').map(lambda d: d.decode("latin-1")),
+    "node pairs": Decoder(mutated(b'client="a" partition-id=1 device="cpu"').map(lambda d: d.decode("latin-1")),
                           lambda text: NodeConfig.of(text).client),
     "heart disease": Decoder(mutated(HEART), _heart, look=_finite),
     "ag-news": Decoder(mutated(NEWS), _file("news/ag_news/train.csv", _news), look=_finite),

@@ -14,7 +14,7 @@ from fl_app.data import ImageData, Normalization
 from strategies.core.errors import DataError
 from strategies.core.seeds import derive_seed
 
-FAST = ClientConfig(epochs=4, batch_size=8, lr=0.1)
+FAST = ClientConfig(epochs=4, batch_size=8, lr=0.1, device="cpu")
 
 
 def toy(count: int = 48) -> ImageData:
@@ -78,7 +78,7 @@ def test_steps_that_make_whole_epochs_end_with_their_bits_and_more_steps_see_all
 
 
 def test_steps_of_the_last_epoch_are_those_that_its_loss_is_of() -> None:
-    data, config = toy(16), ClientConfig(steps=1, batch_size=8, lr=1e-9)
+    data, config = toy(16), ClientConfig(steps=1, batch_size=8, lr=1e-9, device="cpu")
     order = torch.randperm(16, generator=torch.Generator().manual_seed(derive_seed(1, "batches")))[:8]
     images = (data.images[order].float() / 255 - 0.5) / 0.5
 

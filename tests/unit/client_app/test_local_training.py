@@ -12,13 +12,12 @@ from client_app.losses import loss_of
 from client_app.node import Node
 from fl_app.config import AppConfig, ClientConfig
 from fl_app.data import ImageData, Normalization
-from strategies.core import gpu
 from strategies.core.errors import ComputeError, OptionError
 from strategies.core.gpu import Graphed
 from strategies.core.seeds import derive_seed
 
 HALF = Normalization((0.5,), (0.5,))
-FAST = ClientConfig(epochs=4, batch_size=8, lr=0.1)
+FAST = ClientConfig(epochs=4, batch_size=8, lr=0.1, device="cpu")
 
 
 def toy(count: int = 48, classes: int = 3) -> ImageData:
@@ -96,7 +95,7 @@ def test_one_step_is_that_of_clipped_sgd_worked_out_by_hand() -> None:
     loss = nn.functional.cross_entropy(reference(images), data.labels)
     loss.backward()
     norm = torch.cat([p.grad.flatten() for p in reference.parameters() if p.grad is not None]).norm()
-    config = ClientConfig(epochs=1, batch_size=8, lr=0.5, momentum=0.0, weight_decay=0.1, clip=0.01)
+    config = replace(FAST, epochs=1, lr=0.5, momentum=0.0, weight_decay=0.1, clip=0.01)
 
     _, (epoch,) = run(config, net=net, data=data)
 
@@ -145,7 +144,7 @@ def test_the_constant_schedule_keeps_its_rate(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_one_step_of_adam_when_chosen_moves_every_weight_that_matters_by_the_rate() -> None:
-    config = ClientConfig(epochs=1, batch_size=48, optimizer="adam", lr=1e-3, clip=0.0)
+    config = replace(FAST, epochs=1, batch_size=48, optimizer="adam", lr=1e-3, clip=0.0)
 
     net, _ = run(config)
 
@@ -158,7 +157,7 @@ def test_one_step_of_adam_when_chosen_moves_every_weight_that_matters_by_the_rat
 def test_one_step_of_sam_is_clipped_sgd_with_the_gradient_of_the_neighbour_uphill() -> None:
     data, net, reference = toy(8), model(), model()
     images = (data.images.float() / 255 - 0.5) / 0.5
-    rho, config = 0.7, ClientConfig(epochs=1, batch_size=8, lr=0.5, momentum=0.0, clip=0.05)
+    rho, config = 0.7, replace(FAST, epochs=1, lr=0.5, momentum=0.0, clip=0.05)
 
     def gradients() -> list[torch.Tensor]:
         loss = nn.functional.cross_entropy(reference(images), data.labels)
@@ -190,7 +189,7 @@ def test_sam_when_there_is_batch_norm_counts_every_step_once() -> None:
 
 def test_ldam_when_chosen_is_the_loss_that_is_minimised_and_reported() -> None:
     data = toy(12)
-    config = ClientConfig(epochs=1, batch_size=12, loss="ldam")
+    config = ClientConfig(epochs=1, batch_size=12, loss="ldam", device="cpu")
     images = (data.images.float() / 255 - 0.5) / 0.5
 
     net, (epoch,) = run(config, data=data)
@@ -278,7 +277,9 @@ def test_training_of_a_three_dimensional_convolution_runs_and_stores_others_chan
 
 
 def test_device_that_the_process_does_not_see_is_refused_by_the_setting() -> None:
-    with pytest.raises(ComputeError, match=r"'cuda:99' is missing.* set 'client.device' to 'auto' or 'cpu'"):
+    with pytest.raises(
+        ComputeError, match=r"'cuda:99' is missing.* set 'client.device', or the node's own 'device', to"
+    ):
         run(replace(FAST, device="cuda:99"))
     with pytest.raises(OptionError, match="setting 'client.device' is 'toaster': must be auto, cpu"):
         replace(FAST, device="toaster")
@@ -303,6 +304,7 @@ def test_device_that_the_process_does_not_see_is_refused_by_the_setting() -> Non
 )
 def test_gpu_trains_what_the_cpu_trains(changes: dict[str, Any], norm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("strategies.core.gpu._failed", [])
+    captures = noted_captures(monkeypatch)
     (usual, seen), (other, seen_there) = (
         run(replace(FAST, device=device, **changes), net=model(norm=norm), augmentation="crop-flip")
         for device in ("cpu", "cuda")
@@ -312,11 +314,12 @@ def test_gpu_trains_what_the_cpu_trains(changes: dict[str, Any], norm: bool, mon
     away = 0.1 if norm and "optimizer" in changes else 1e-4
     torch.testing.assert_close(weights(other), weights(usual), rtol=1e-3, atol=away)
     assert [epoch.accuracy for epoch in seen_there] == pytest.approx([epoch.accuracy for epoch in seen], abs=0.03)
-    assert not gpu._failed
+    assert all(captures)
+    assert bool(captures) is not bool({"sam_rho", "momentum_epochs"} & changes.keys())
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_gpu_replays_a_graph_and_repeats_its_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+def noted_captures(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Return a list that will hold whether each capture of a graph went well."""
     captures: list[bool] = []
     captured = Graphed._capture
 
@@ -325,6 +328,12 @@ def test_gpu_replays_a_graph_and_repeats_its_bits(monkeypatch: pytest.MonkeyPatc
         return captures[-1]
 
     monkeypatch.setattr(Graphed, "_capture", noted)
+    return captures
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_gpu_replays_a_graph_and_repeats_its_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    captures = noted_captures(monkeypatch)
     first, again = (weights(run(replace(FAST, device="cuda"), net=model(dropout=0.3))[0]) for _ in range(2))
     assert torch.equal(first, again)
     assert captures == [True, True]

@@ -61,6 +61,14 @@ def test_node_with_a_name_of_its_own_refuses_to_be_another_even_in_a_simulation(
         node_facts({"client": "hospital-a", **SIMULATED}, {"client.nodes": str(nodes)})
 
 
+def test_a_simulation_has_devices_of_its_own(nodes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SUPERNODES_VARIABLE, "2")
+    own = nodes / "b.toml"
+    played = node_facts(SIMULATED, {"client.nodes": str(nodes)})
+    own.write_text(own.read_text() + '\ndevice = "cuda:1"\n')
+    assert node_facts(SIMULATED, {"client.nodes": str(nodes)}) == played
+
+
 def test_without_the_setting_a_node_follows_its_config() -> None:
     assert node_facts({"client": "clinic", "data-root": "/data"}, {}) == {"client": "clinic", "data-root": "/data"}
     assert node_facts(SIMULATED, {"client.nodes": ""}) == SIMULATED

@@ -90,12 +90,18 @@ def test_doctor_of_a_node_names_its_faults(tmp_path: Path) -> None:
     assert wrong == {
         "architecture cnn5",
         "checkpoint absent.pt",
-        "device",
         "certificate ca.crt",
         "node key absent",
         "SuperLink 127.0.0.1:9",
     }
     assert all(finding["fix"] for finding in findings if finding["level"] == "error")
+
+
+@pytest.mark.parametrize(("key", "level"), [('device="cuda:99"', "error"), ('device="cpu"', "ok")])
+def test_doctor_of_a_node_that_trains_looks_for_its_device(key: str, level: str) -> None:
+    ended = doctor("node", "--node-config", f'client="a" {key}', "--format", "json")
+
+    assert [f["level"] for f in json.loads(ended.stdout)["findings"] if f["check"] == "device"] == [level]
 
 
 @pytest.mark.parametrize(

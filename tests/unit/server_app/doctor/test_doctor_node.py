@@ -21,6 +21,7 @@ from server_app.doctor.node import NodeConfig
         ('read="here"', "must be absolute paths"),
         ('architectures="lenet5, lenet6"', "lenet6"),
         ('max-epsilon="8"', "'8'"),
+        ('device="cpu:0"', "'cpu:0'"),
     ],
 )
 def test_limit_out_of_range_is_an_error_with_the_reason(given: str, found: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 
@@ -9,8 +10,7 @@ import pytest
 import torch
 
 from fl_app.project import FOLDER_VARIABLE
-from server_app.launch.environment import REFUSALS, run_environment
-from server_app.launch.superlink import gpu_share
+from server_app.launch.environment import REFUSALS, gpu_share, run_environment
 from strategies.core import offline
 
 LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
@@ -82,12 +82,21 @@ def test_run_environment_leaves_a_cluster_and_a_mode_of_the_user_s(
     assert "RAY_AUTH_TOKEN" not in made
 
 
-@pytest.mark.parametrize(
-    ("device", "gpus", "clients", "share"),
-    [("auto", 2, 4, 0.0), ("cpu", 2, 4, 0.0), ("cuda", 1, 3, 0.3333), ("cuda", 4, 2, 1.0), ("cuda", 0, 2, 0.0)],
-)
-def test_simulated_clients_share_the_gpus_where_the_settings_name_one(
-    device: str, gpus: int, clients: int, share: float, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("device", "gpus"), [("auto", 2), ("cpu", 2), ("cuda", 0)])
+def test_simulated_clients_have_no_share_of_a_gpu_unless_the_settings_name_one(
+    device: str, gpus: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    assert gpu_share(device, clients) == share
+    assert gpu_share(device, 3) == 0.0
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 3, 8])
+@pytest.mark.parametrize("clients", [1, 2, 3, 7, 10, 64])
+def test_shares_of_the_clients_fit_whole_gpus_and_leave_one_for_the_server(
+    gpus: int, clients: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    share, each = gpu_share("cuda", clients), math.ceil(clients / gpus)
+    assert int(gpus / share) >= clients  # Flower's number of clients at once
+    assert each * share < 1.0 < (each + 1) * share  # as many as Ray has room for on one GPU
+    assert 1.0 - each * share > 0.8 * share

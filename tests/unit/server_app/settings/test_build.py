@@ -161,9 +161,12 @@ def test_a_device_that_is_not_here_is_refused_at_once_when_the_stage_runs_here()
     check_needs_of_settings(read_settings({"device": "cuda:99", "compute": "ray"}))
 
 
-def test_a_device_that_the_clients_cannot_have_is_refused_before_the_start() -> None:
-    with pytest.raises(ComputeError, match="'cuda:99' is missing.* set 'client.device' to 'auto' or 'cpu'"):
+def test_a_device_that_the_clients_cannot_have_is_refused_before_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(OptionError, match="'client.device' is 'cuda:99': must be auto, cpu or cuda in a simulation"):
         check_before_start(read_settings({"client.device": "cuda:99"}), 5)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(ComputeError, match="'cuda' is missing.* set 'client.device' to 'auto' or 'cpu'"):
+        check_before_start(read_settings({"client.device": "cuda"}), 5)
 
 
 def test_a_resumed_run_when_a_setting_differs_is_refused_by_key() -> None:
@@ -188,6 +191,7 @@ def test_a_resumed_run_when_only_places_and_patience_differ_goes_on() -> None:
         "deadline-s": 9.0,
         "max-upload-mib": 1.0,
         "client.max-ensemble-mib": 9.0,
+        "client.device": "cpu",
         "fens.quorum": 0.1,
         "fens.patience-s": 5.0,
         "fens.ensemble-patience-s": 5.0,

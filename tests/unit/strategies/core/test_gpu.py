@@ -246,6 +246,9 @@ def test_rate_of_an_optimizer_is_set_as_a_number_or_in_its_tensor(make: Callable
     optimizer = make([weight], 0.5, 0.0)
     set_rate(optimizer, 0.25)
     assert optimizer.param_groups[0]["lr"] == 0.25
+    optimizer.param_groups[0]["lr"] = 1  # a user may write an int
+    set_rate(optimizer, 0.5)
+    assert optimizer.param_groups[0]["lr"] == 0.5
     held = optimizer.param_groups[0]["lr"] = torch.tensor(0.5)
     set_rate(optimizer, 0.25)
     assert optimizer.param_groups[0]["lr"] is held
@@ -256,12 +259,15 @@ def test_resolve_device_with_nonsense_names_the_setting() -> None:
     with pytest.raises(OptionError, match="'device' is 'toaster'"):
         resolve_device("toaster")
     with pytest.raises(OptionError, match="'client.device' is 'toaster'"):
-        resolve_device("toaster", "client.device")
+        resolve_device("toaster", "'client.device'")
 
 
 def test_resolve_device_with_an_absent_gpu_says_how_many_there_are() -> None:
     with pytest.raises(ComputeError, match=rf"'cuda:99' .* sees {torch.cuda.device_count()} GPUs"):
         resolve_device("cuda:99")
+    if not torch.backends.mps.is_available():
+        with pytest.raises(ComputeError, match="'mps' is missing"):
+            resolve_device("mps")
     assert resolve_device("cpu") == "cpu"
 
 
