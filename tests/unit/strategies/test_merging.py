@@ -140,7 +140,7 @@ def test_a_student_of_copied_layers_starts_afresh() -> None:
         ({"config": FedAvgConfig()}, OptionError, "config is FedAvgConfig: must be TallyConfig"),
         ({"num_classes": 5}, OptionError, "num_classes is 5, but model 'Net' maps 2 images"),
         ({"models": [Net(4)], "model": Net}, UploadError, "model 'client-000'.*conv.weight is float32"),
-        ({"models": [Net().bfloat16()]}, UploadError,
+        ({"models": [Net()], "model": lambda: Net().bfloat16()}, UploadError,
          "model 'client-000': tensor 'conv.weight' is bfloat16 in the architecture: must be float32"),
         ({"models": ["nowhere.pt"], "model": Net}, UploadError, "nowhere.pt does not exist"),
         ({"method": "dw-fedens", "models": [Net(4)], "model": {"a": Net, "b": lambda: Net(2)}, "student": "a"},
