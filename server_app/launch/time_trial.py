@@ -69,12 +69,12 @@ def trial(settings: Settings, num_supernodes: int) -> dict[str, float]:
 
 
 def _untold(settings: Settings) -> bool:
-    """Whether clients do something else than to train a classifier on their share of the data."""
+    """Whether clients do something else than to train a classifier on their share of the data, on a CPU."""
     app, names = settings.app, settings.app.model.mix()
     elsewhere = app.client.nodes or app.client.checkpoint or app.resume or app.uploads or app.privacy.on
-    elsewhere = elsewhere or app.client.device not in ("auto", "cpu")
+    on_gpu = app.client.device not in ("auto", "cpu")
     other = any(is_head(name) or kind_of(name) != CLASSIFIER for name in names)
-    return bool(elsewhere) or other or settings.method.uploads != CLASSIFIER
+    return bool(elsewhere) or on_gpu or other or settings.method.uploads != CLASSIFIER
 
 
 def _clients(settings: Settings, split: Split, parts: Sequence[Tensor]) -> float:

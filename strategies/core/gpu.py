@@ -59,11 +59,6 @@ def resolve_device(name: str, setting: str = "'device'") -> str:
     return name
 
 
-def tensors_of(module: nn.Module) -> list[Tensor]:
-    """Return a module's parameters and buffers."""
-    return [*module.parameters(), *module.buffers()]
-
-
 def has_hooks(module: nn.Module) -> bool:
     """Return whether a module has hooks, which a graph or another form of it would not call."""
     return any(layer._forward_pre_hooks or layer._forward_hooks for layer in module.modules())

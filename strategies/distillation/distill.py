@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..core.gpu import Graphed, has_hooks, tensors_of
+from ..core.gpu import Graphed, has_hooks
+from ..core.layout import tensors_of
 from ..core.work import work
 from .losses import soft_kl
 

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from strategies.core.errors import ComputeError, OptionError
-from strategies.core.gpu import MOST, WARM, Graphed, adam, resolve_device, set_rate, sgd, tensors_of
+from strategies.core.gpu import MOST, WARM, Graphed, adam, resolve_device, set_rate, sgd
+from strategies.core.layout import tensors_of
 from strategies.core.work import Work, counted, work
 from strategies.distillation.distill import Distillation
 
