@@ -24,9 +24,20 @@ BIN = Path(sys.executable).parent
 PATIENCE_S = 480.0
 
 
+_GIVEN_PORTS: set[int] = set()
+
+
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
+    """Return a port that nothing here listens at, and that no earlier call returned.
+
+    A node that ended leaves processes which ask at its port for a while. They would work for the next node there.
+    """
+    while True:
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = int(probe.getsockname()[1])
+        if port not in _GIVEN_PORTS:
+            _GIVEN_PORTS.add(port)
+            return port
 
 
 @dataclass(frozen=True)

@@ -78,6 +78,7 @@ def test_a_deployment_with_tls_and_node_keys_ends_as_the_rehearsal_of_its_honest
         here.superlink()
         assert_control_commands_are_local(here)
         stranger = here.node("stranger")
+        here.until(lambda: stranger.poll() is not None)
         for name in (*CLIENTS, HOSTILE):
             here.register(name)
             here.node(name)
