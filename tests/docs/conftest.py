@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from flwr.supercore.task_identity import TaskIdentity
+from flower_fakes import act_in_a_run
 from torch import nn
 
 from fl_app.models import build
@@ -38,9 +38,7 @@ class LargeNet(Net):
 
 @pytest.fixture(autouse=True)
 def _inside_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Flower stamps messages with the identity of its process.
-    for name in ("_run_id", "_node_id", "_task_id"):
-        monkeypatch.setattr(TaskIdentity, name, 1)
+    act_in_a_run(monkeypatch)
 
 
 @pytest.fixture

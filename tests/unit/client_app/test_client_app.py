@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from flower_fakes import act_in_a_run
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
-from flwr.supercore.task_identity import TaskIdentity
 from safetensors.torch import save_file
 
 from client_app import app as client_app
@@ -39,8 +39,7 @@ def _threads() -> Iterator[None]:
 @pytest.fixture
 def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Message]:
     """Return a function that asks a client once, as the server does, and returns its reply."""
-    for name in ("_task_id", "_run_id", "_node_id"):  # no message is made outside a run
-        monkeypatch.setattr(TaskIdentity, name, 1, raising=True)
+    act_in_a_run(monkeypatch)
     monkeypatch.setenv("ONESHOT_CLIENT_STATE", str(tmp_path / "state"))  # of nodes with a config of their own
 
     def asked(

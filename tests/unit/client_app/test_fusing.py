@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from flower_fakes import FakeGrid
+from flower_fakes import FakeGrid, act_in_a_run, wait_without_time
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
-from flwr.supercore.task_identity import TaskIdentity
 
 from client_app import app as client_app
 from client_app import fusing
@@ -43,8 +42,8 @@ SETTINGS: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_task_id", "_run_id", "_node_id"):  # no message is made outside a run
-        monkeypatch.setattr(TaskIdentity, name, 1, raising=True)
+    act_in_a_run(monkeypatch)
+    wait_without_time(monkeypatch)
     monkeypatch.setenv("ONESHOT_CLIENT_STATE", str(tmp_path / "state"))
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from flower_fakes import act_in_a_run
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
-from flwr.supercore.task_identity import TaskIdentity
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
@@ -79,8 +79,7 @@ class Hospital:
 
 @pytest.fixture
 def hospital(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Hospital]]:
-    for name in ("_task_id", "_run_id", "_node_id"):  # no message is made outside a run
-        monkeypatch.setattr(TaskIdentity, name, 1, raising=True)
+    act_in_a_run(monkeypatch)
     threads = torch.get_num_threads()
     for name in ("secret", "open", "state"):
         (tmp_path / name).mkdir()

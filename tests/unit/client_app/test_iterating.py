@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from flower_fakes import act_in_a_run
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
-from flwr.supercore.task_identity import TaskIdentity
 from torch import nn
 
 from client_app import app as client_app
@@ -48,8 +48,7 @@ def _threads() -> Iterator[None]:
 @pytest.fixture
 def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Message]:
     """Return a function that asks a client for one round, and returns its reply."""
-    for name in ("_task_id", "_run_id", "_node_id"):
-        monkeypatch.setattr(TaskIdentity, name, 1, raising=True)
+    act_in_a_run(monkeypatch)
 
     def asked(
         server_round: int = 1,
@@ -227,8 +226,7 @@ def test_client_that_cannot_take_part_says_why(
 
 
 def test_client_says_its_name_when_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_task_id", "_run_id", "_node_id"):
-        monkeypatch.setattr(TaskIdentity, name, 1, raising=True)
+    act_in_a_run(monkeypatch)
     content = RecordDict({"config": ConfigRecord({"names": True})})
     message = Message(content, dst_node_id=9, message_type=MessageType.QUERY)
     context = Context(run_id=1, node_id=9, node_config={"client": "clinic"}, state=RecordDict(), run_config={})

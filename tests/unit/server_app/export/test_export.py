@@ -73,6 +73,7 @@ def onnx_logits(file: Path, pixels: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(np.asarray(logits))
 
 
+@pytest.mark.slow
 def test_student_and_ensemble_when_exported_give_the_run_s_logits_for_any_number_of_pixels(
     tally_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,6 +188,7 @@ class OfTwo(nn.Module):
         return combined
 
 
+@pytest.mark.slow
 def test_every_combiner_can_be_exported(tmp_path: Path) -> None:
     for name, combiner in combiners().items():
         classes = 2 if name.startswith("two-class-") else 3

@@ -154,6 +154,7 @@ def test_a_run_of_this_app_has_held_out_images_of_its_own(tmp_path: Path, run_fo
         replay_run(Request(own, "fedens", {}, evaluate="scored_net:score"), log=lambda _: None)
 
 
+@pytest.mark.slow
 def test_runs_of_another_project_are_compared_with_its_scores(run: Path, tmp_path: Path) -> None:
     asked = Comparison(
         (run,), "fedens,fedavg", model="scored_net:net", evaluate="scored_net:score", out=tmp_path / "compared"

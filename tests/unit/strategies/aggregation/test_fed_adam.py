@@ -3,10 +3,10 @@ from collections.abc import Mapping
 
 import numpy as np
 import pytest
+from flower_fakes import act_in_a_run
 from flwr.app import Array as Sent
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAdam as FlowerFedAdam
-from flwr.supercore.task_identity import TaskIdentity
 
 from strategies.aggregation.fed_adam import FedAdam
 from strategies.combiners.aggregators import Array, Params
@@ -161,8 +161,7 @@ def flower_round(strategy: FlowerFedAdam, number: int, start: Params, updates: l
 
 
 def test_flower_s_fed_adam_differs_by_the_correction_of_its_rate_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_run_id", "_node_id", "_task_id"):  # without them no message can be made
-        monkeypatch.setattr(TaskIdentity, name, 1)
+    act_in_a_run(monkeypatch)
     flower, start = FlowerFedAdam(eta=0.3), random_params(0)
     state = FedAdam(0.3).start(start)
     factors = []

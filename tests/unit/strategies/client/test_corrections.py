@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from flower_fakes import act_in_a_run
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
-from flwr.supercore.task_identity import TaskIdentity
 from torch import nn
 
 from strategies.client.corrections import (
@@ -259,8 +259,7 @@ def test_weights_of_another_model_are_refused() -> None:
 
 
 def test_read_round_gives_config_and_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_run_id", "_node_id", "_task_id"):
-        monkeypatch.setattr(TaskIdentity, name, 1)
+    act_in_a_run(monkeypatch)
     content = RecordDict({"config": ConfigRecord({"proximal-mu": 0.5}), "arrays": ArrayRecord({"w": torch.ones(2)})})
     said, sent = read_round(Message(content, dst_node_id=1, message_type="train"))
     assert said == {"proximal-mu": 0.5}

@@ -6,36 +6,15 @@ import logging
 from collections.abc import Iterator
 
 import pytest
+from flower_fakes import Clock, act_in_a_run, wait_without_time
 from flwr.common.logger import FLOWER_LOGGER
-from flwr.supercore.task_identity import TaskIdentity
-
-from strategies.flower import asking, evaluation, nodes
-from strategies.flower.rounds import round_trip
-
-
-class Clock:
-    """Stands for the module ``time``: only sleeping takes time, and none of ours."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
 
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of the waiting loops."""
-    found = Clock()
-    for module in (asking, evaluation, nodes, round_trip):
-        monkeypatch.setattr(module, "time", found)
-    # Flower stamps messages with the identity of its process.
-    for name in ("_run_id", "_node_id", "_task_id"):
-        monkeypatch.setattr(TaskIdentity, name, 1)
-    return found
+    act_in_a_run(monkeypatch)
+    return wait_without_time(monkeypatch)
 
 
 @pytest.fixture

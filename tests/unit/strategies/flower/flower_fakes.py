@@ -7,13 +7,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MessageType, MetricRecord, RecordDict
 from flwr.common.constant import ErrorCode
+from flwr.supercore.task_identity import TaskIdentity
 from torch import nn
 
 from strategies import Dense, DenseConfig, OneShot, RunOptions
 from strategies.client import already_held, upload_facts
+from strategies.flower import asking, evaluation, nodes
+from strategies.flower.rounds import round_trip
 from strategies.uploads.checks import Signatures
 
 State = dict[str, torch.Tensor]
@@ -33,6 +37,33 @@ def net() -> nn.Module:
 
 def linear() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, CLASSES))
+
+
+class Clock:
+    """Stands for the module ``time``: only sleeping takes time, and none of ours."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def wait_without_time(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Give the waiting loops a clock of their own, and return it."""
+    found = Clock()
+    for module in (asking, evaluation, nodes, round_trip):
+        monkeypatch.setattr(module, "time", found)
+    return found
+
+
+def act_in_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give this process an identity in a run of Flower's, which stamps messages with it."""
+    for name in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
 
 
 BUILDERS = {"net": net, "linear": linear}
