@@ -89,11 +89,13 @@ class GridClients:
         timeout = self._limits.timeout_s
         patience = timeout if patience_s is None else min(patience_s, timeout)
         answers: dict[str, Answer] = {}
+        contents = _contents(questions, self._common)
+        wanted = self._wanted(contents)
 
         exchange = Exchange(
             self._nodes,
             phase,
-            question=self._question(_contents(questions, self._common)),
+            question=self._question(contents),
             receive=lambda reply, sent: self._take(reply, sent, check, answers),
             unneeded=lambda node: self._nodes.names.name_of(node) in answers,
             pace=Pace(SIMULATION_POLL_S if self._nodes.simulated else DEPLOYED_POLL_S, JOIN_S),
@@ -106,7 +108,8 @@ class GridClients:
             # A simulation's clients are all connected, and none returns. Elsewhere another client may join for a while
             # and replace one that has answered badly. A lost client is waited for.
             given_up = self._nodes.simulated or (waited >= patience and exchange.asked > 0 and not exchange.away)
-            return not exchange.waiting_for and self._nodes.settled and (here or given_up)
+            complete = bool(wanted) and wanted <= answers.keys()
+            return not exchange.waiting_for and (complete or self._nodes.settled) and (here or given_up)
 
         exchange.wait(timeout, enough, lambda: f"{phase}: {len(answers)} answers, {len(exchange.waiting_for)} to come")
         missing = sorted(self._nodes.names.call(node) for node in (*exchange.waiting_for, *exchange.away))
@@ -124,6 +127,10 @@ class GridClients:
         # Rounds are many and alike; the bytes of an ensemble before them must not be lost with the process.
         self._nodes.save_traffic(interval_s=SAVE_EVERY_S if phase == self._saved_phase else 0.0)
         self._saved_phase = phase
+
+    def _wanted(self, contents: Mapping[str, object]) -> set[str]:
+        """Return the clients whose answers count; empty where those of all count."""
+        return {name for name in self._members or () if "" in contents or name in contents} - self._left_out
 
     def _question(self, contents: Mapping[str, tuple[str, RecordDict]]) -> Callable[[int], Message | None]:
         busy = self._nodes.busy()

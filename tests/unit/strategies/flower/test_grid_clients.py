@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flower_fakes import Client, DeployedGrid, FakeGrid, Hostile, crashing, failing, in_turn, silent
+from flower_fakes import Client, Clock, DeployedGrid, FakeGrid, Hostile, crashing, failing, in_turn, silent
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from strategies.core.clients import Answer, Question
 from strategies.core.errors import QuorumError, UploadError
 from strategies.flower.clients import MOST_FAILURES, GridClients
-from strategies.flower.nodes import Limits, Nodes, Refusals
+from strategies.flower.nodes import SETTLE_S, Limits, Nodes, Refusals
 from strategies.run.run_folder import RunFolder
 from strategies.run.traffic import Traffic
 
@@ -67,6 +67,23 @@ def test_a_question_to_all_reaches_every_node_and_answers_come_in_the_order_of_n
     assert grid.of_type("train.fens") == [1, 2]
     config = heard[0].content.config_records["config"]
     assert dict(config) == {"run-id": "f00", "seed": 5, "step": "round", "round": 1}
+
+
+@pytest.mark.parametrize("grid", [FakeGrid, DeployedGrid])
+def test_answers_of_all_uploads_end_the_wait_and_others_are_waited_for(
+    talk: Any, clock: Clock, grid: type[FakeGrid]
+) -> None:
+    nodes = {1: replies("alice"), 2: replies("bob")}
+
+    def seconds(members: list[str] | None, left_out: tuple[str, ...] = ()) -> float:
+        clients, began = talk(grid(nodes), members=members, left_out=left_out), clock.now
+        assert clients.ask(QUESTION, phase="p").keys() == {"alice", "bob"}
+        return clock.now - began
+
+    assert seconds(["alice", "bob"]) < 1
+    assert seconds(["alice", "bob", "carol"], left_out=("carol",)) < 1
+    assert seconds(["alice", "bob", "carol"]) >= SETTLE_S
+    assert seconds(None) >= SETTLE_S
 
 
 def test_arrays_arrive_as_they_were_sent(talk: Any) -> None:
