@@ -14,7 +14,7 @@ from fl_app.node_config import KEYS, WORDS, client_name
 from fl_app.node_policy import FREE, NodePolicy
 from server_app.doctor.findings import Finding
 from strategies.core.errors import OptionError, StoreError
-from strategies.core.options import DEVICES
+from strategies.core.options import DEVICE_NAMES, DEVICES
 from strategies.core.places import state_root
 from strategies.core.toml import read_toml, read_toml_file
 from strategies.uploads.checks import CLIENT_NAME
@@ -130,7 +130,7 @@ def _misfit(key: str, value: Any) -> Finding | None:
     if key == "client" and not CLIENT_NAME.fullmatch(value):
         return Finding("error", name, f"{value[:80]!r}", f"a name that matches {CLIENT_NAME.pattern}", "rename it")
     if key == "device" and value and not DEVICES.fullmatch(value):
-        return Finding("error", name, f"{value[:80]!r}", "auto, cpu, cuda, cuda:N or mps", "correct it")
+        return Finding("error", name, f"{value[:80]!r}", DEVICE_NAMES, "correct it")
     if kind is not str and value < (key == "num-partitions"):
         return Finding("error", name, f"{value}", "0 or more, num-partitions 1 or more", "correct the number")
     return None

@@ -220,6 +220,7 @@ def presets(table: Mapping[str, Mapping[str, Any]]) -> classmethod[Any, ..., Any
 
 
 DEVICES = re.compile(r"auto|cpu|mps|cuda(:\d+)?")
+DEVICE_NAMES = "auto, cpu, cuda, cuda:N or mps"
 
 
 def check_device(device: str, where: str = "setting 'device'") -> None:
@@ -233,7 +234,7 @@ def check_device(device: str, where: str = "setting 'device'") -> None:
         OptionError: The name is not that of a torch device.
     """
     if not DEVICES.fullmatch(device):
-        raise OptionError(f"{where} is {device[:80]!r}: must be auto, cpu, cuda, cuda:N or mps")
+        raise OptionError(f"{where} is {device[:80]!r}: must be {DEVICE_NAMES}")
 
 
 def flatten(config: Any, table: str = "") -> dict[str, Scalar]:
