@@ -27,9 +27,9 @@ test: $(READY)  ## run every test
 unit: $(READY)  ## run the tests that take seconds, a process per core
 	$(BIN)/python -m pytest -m "not slow" --numprocesses logical --dist loadfile
 
-# Whole runs have processes of their own and wait for them: two files at a time, whatever the cores.
+# Whole runs have processes of their own and wait for them: three files at a time, whatever the cores.
 slow: $(READY)  ## run the other tests: whole runs, Ray, deployments
-	$(BIN)/python -m pytest -m slow --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest -m slow --numprocesses 3 --dist loadfile
 
 check: $(READY)  ## what CI runs: format, lint, types, every test
 	$(BIN)/ruff format --check .
