@@ -21,15 +21,15 @@ run: $(READY)  ## run the main job, and print its result
 	$(BIN)/oneshot run $(ARGS)
 
 test: $(READY)  ## run every test
-	@echo "On two idle cores the quick tests take about 2 minutes, then the whole runs about 11."
+	@echo "On two idle cores the quick tests take about 3 minutes, then the whole runs about 19."
 	@$(MAKE) --no-print-directory unit slow
 
 unit: $(READY)  ## run the tests that take seconds, a process per core
 	$(BIN)/python -m pytest -m "not slow" --numprocesses logical --dist loadfile
 
-# Whole runs have processes of their own and wait for them: three files at a time, whatever the cores.
+# Whole runs have processes of their own and wait for them: two files at a time, whatever the cores.
 slow: $(READY)  ## run the other tests: whole runs, Ray, deployments
-	$(BIN)/python -m pytest -m slow --numprocesses 3 --dist loadfile
+	$(BIN)/python -m pytest -m slow --numprocesses 2 --dist loadfile
 
 check: $(READY)  ## what CI runs: format, lint, types, every test
 	$(BIN)/ruff format --check .
