@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from .core.errors import OptionError
+from .core.gpu import eager
 from .core.options import check, option, presets
 from .core.seeds import generator
 from .core.work import work
@@ -144,7 +145,7 @@ class _Server:
         job, config = self.job, self.config
         rng = generator(job.seed, "fed-gen", job.server_round)
         rate = config.generator_lr * config.lr_decay ** (job.server_round - 1)
-        optimizer = torch.optim.Adam(self.generator.parameters(), rate, weight_decay=config.weight_decay)
+        optimizer = eager(torch.optim.Adam)(self.generator.parameters(), rate, weight_decay=config.weight_decay)
         sums: dict[str, float] = {}
         for step in range(config.iterations):
             noise = draw_noise(config.noise, config.batch_size, config.latent, rng).to(job.device)

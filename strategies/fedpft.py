@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .core.errors import OptionError
+from .core.gpu import eager
 from .core.kinds import SQUARES
 from .core.options import check, option
 from .core.seeds import generator
@@ -126,7 +127,7 @@ def trained(rows: Tensor, labels: Tensor, job: Job, progress: Progress) -> Head:
     config, scale = job.config, math.sqrt(rows.shape[1])
     weight = torch.zeros(job.num_classes, rows.shape[1], device=rows.device, requires_grad=True)
     bias = torch.zeros(job.num_classes, device=rows.device, requires_grad=True)
-    optimizer = torch.optim.AdamW([weight, bias], config.lr)
+    optimizer = eager(torch.optim.AdamW)([weight, bias], config.lr)
     for epoch in range(config.epochs):
         lr, losses = learning_rate("cosine", config.lr, epoch, config.epochs), []
         optimizer.param_groups[0]["lr"] = lr

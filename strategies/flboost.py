@@ -28,6 +28,7 @@ from torch import Tensor
 
 from .combiners.opinion_pools import OpinionPool
 from .core.errors import OptionError
+from .core.gpu import eager
 from .core.options import check, option, presets
 from .core.seeds import generator, seeded_torch
 from .core.work import work
@@ -157,10 +158,10 @@ class _Server:
         self.student, self.judge, self.teacher = models.student, models.judge, models.teacher
         self.generator = models.generator
         decay = config.lr_decay ** (job.server_round - 1)
-        self._teach = torch.optim.SGD(
+        self._teach = eager(torch.optim.SGD)(
             self.judge.parameters(), config.student_lr * decay, weight_decay=config.weight_decay
         )
-        self._learn = torch.optim.Adam(self.generator.parameters(), config.generator_lr * decay, fused=True)
+        self._learn = eager(torch.optim.Adam)(self.generator.parameters(), config.generator_lr * decay, fused=True)
         self._half = in_bfloat16(config.generator_precision, job.device)
         self._standardize = Standardize(job.normalization).to(job.device)
         self._lesson = partial(

@@ -28,6 +28,7 @@ from torch import nn
 from .combiners.fused_blocks import ADAPTERS, FusedBlocks, SideBySide, adapted
 from .core.clients import Question
 from .core.errors import OptionError, UploadError
+from .core.gpu import eager
 from .core.kinds import BLOCK, SUFFIXES, base_of
 from .core.options import check, option
 from .core.seeds import generator, seeded_torch
@@ -195,7 +196,7 @@ def calibrate(classifier: nn.Module, gaussians: Gaussians, job: Job) -> None:
     config, held = job.config, gaussians.counts.nonzero().flatten().tolist()
     draws = [gaussians.draw(c, config.draws, generator(job.seed, "fusefl", "class", c)) for c in held]
     columns = {"features": torch.cat(draws), "labels": torch.tensor(held).repeat_interleave(config.draws)}
-    optimizer = torch.optim.SGD(classifier.parameters(), CALIBRATION_LR)
+    optimizer = eager(torch.optim.SGD)(classifier.parameters(), CALIBRATION_LR)
     for batch in shuffled_batches(columns, CALIBRATION_BATCH, generator(job.seed, "fusefl", "order")):
         optimizer.zero_grad()
         F.cross_entropy(classifier(batch["features"]), batch["labels"]).backward()  # type: ignore[no-untyped-call]

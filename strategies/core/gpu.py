@@ -6,12 +6,13 @@ Launching the kernels of small models takes longer than running them.
 from __future__ import annotations
 
 import gc
+import inspect
 import random
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -30,6 +31,8 @@ MOST = 16
 _WAITS = "called a synchronizing CUDA operation"
 # Graphs whose capture failed. torch's allocator goes on asking them, and no other graph is captured or replayed then.
 _failed: list[object] = []
+Kind = TypeVar("Kind", bound="torch.optim.Optimizer")
+_eager: dict[type, Any] = {}
 
 
 def resolve_device(name: str, setting: str = "'device'") -> str:
@@ -64,15 +67,31 @@ def has_hooks(module: nn.Module) -> bool:
     return any(layer._forward_pre_hooks or layer._forward_hooks for layer in module.modules())
 
 
+def eager(kind: type[Kind]) -> type[Kind]:
+    """Return the class of an optimiser without torch's compiler, which takes a second or two of a process to load.
+
+    torch wraps the methods of its optimisers for the compiler, and the wrappers load it. All else is the same.
+    """
+    import torch
+
+    if kind not in _eager:
+        named = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
+        methods = {name: inspect.unwrap(getattr(kind, name)) for name in named}
+        methods["step"] = torch.no_grad()(inspect.unwrap(kind.step))
+        _eager[kind] = type(kind.__name__, (kind,), methods)
+    made: type[Kind] = _eager[kind]
+    return made
+
+
 def sgd(weights: Iterable[nn.Parameter], rate: float, momentum: float, decay: float = 0.0) -> torch.optim.SGD:
     """Return SGD; on a GPU in the form of which :class:`Graphed` makes a graph, with the rate in a tensor."""
     import torch
 
     weights = list(weights)
     if not weights[0].is_cuda:
-        return torch.optim.SGD(weights, rate, momentum, weight_decay=decay)
+        return eager(torch.optim.SGD)(weights, rate, momentum, weight_decay=decay)
     held = torch.tensor(rate, device=weights[0].device)
-    return torch.optim.SGD(weights, held, momentum, weight_decay=decay, fused=True)
+    return eager(torch.optim.SGD)(weights, held, momentum, weight_decay=decay, fused=True)
 
 
 def adam(weights: Iterable[nn.Parameter], rate: float, decay: float = 0.0) -> torch.optim.Adam:
@@ -81,9 +100,9 @@ def adam(weights: Iterable[nn.Parameter], rate: float, decay: float = 0.0) -> to
 
     weights = list(weights)
     if not weights[0].is_cuda:
-        return torch.optim.Adam(weights, rate, weight_decay=decay)
+        return eager(torch.optim.Adam)(weights, rate, weight_decay=decay)
     held = torch.tensor(rate, device=weights[0].device)
-    return torch.optim.Adam(weights, held, weight_decay=decay, capturable=True)
+    return eager(torch.optim.Adam)(weights, held, weight_decay=decay, capturable=True)
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..combiners.update_gate import Spans, lower_part, residual
-from ..core.gpu import has_hooks
+from ..core.gpu import eager, has_hooks
 from ..core.layout import fast_layout, settle
 from ..core.work import work
 from ..teacher.augment import Standardize, dequantize
@@ -157,7 +157,7 @@ def moved(
     """Return images, uint8 [B, ch, H, W] on the CPU, after some steps of Adam from others; arguments as above."""
     device = objective.basis.device
     wanted, pixels = labels.to(device), BlurredPixels(dequantize(images.to(device)))
-    optimizer = torch.optim.Adam(pixels.parameters(), RATE, fused=True)
+    optimizer = eager(torch.optim.Adam)(pixels.parameters(), RATE, fused=True)
     for _ in range(steps):
         optimizer.zero_grad()
         objective(pixels(), wanted).backward()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.errors import OptionError
-from ..core.gpu import Graphed
+from ..core.gpu import Graphed, eager
 from ..core.work import work
 from .distill import stepped
 
@@ -138,7 +138,7 @@ def synthesize(
     terms = [term for term in terms if term.weight]
     leaves = [*generator.parameters(), *([noise] if recipe.optimize_noise else [])]
     on_gpu = leaves[0].is_cuda
-    optimizer = torch.optim.Adam(leaves, lr=recipe.lr, betas=recipe.betas, fused=True, capturable=on_gpu)
+    optimizer = eager(torch.optim.Adam)(leaves, lr=recipe.lr, betas=recipe.betas, fused=True, capturable=on_gpu)
     generator.train()
     half = in_bfloat16(recipe.precision, leaves[0].device.type)
     kept = _Kept()

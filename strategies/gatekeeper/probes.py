@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..core.gpu import eager
 from ..distillation.inverted import jitter
 from ..teacher.augment import Standardize
 from ..teacher.batchnorm import batchnorm_loss
@@ -79,7 +80,7 @@ def invert(
     coarse = torch.rand((len(labels), channels, COARSE, COARSE), generator=rng)
     start = F.interpolate(coarse, size=(height, width), mode="bilinear", align_corners=False)
     free = torch.logit(0.1 + 0.2 * start).to(labels.device).requires_grad_()
-    optimizer = torch.optim.Adam([free], lr=INVERSION_LR)
+    optimizer = eager(torch.optim.Adam)([free], lr=INVERSION_LR)
     with torch.enable_grad(), batchnorm_loss([model]) as statistics:
         for _ in range(steps):
             pixels = torch.sigmoid(free)
@@ -153,7 +154,7 @@ def _search(
     count, (batch, channels, height, width) = len(targets), images.shape
     mask = torch.full((count, 1, 1, height, width), FAINT, device=images.device).requires_grad_()
     pattern = torch.zeros((count, 1, channels, height, width), device=images.device).requires_grad_()
-    optimizer = torch.optim.Adam([mask, pattern], lr=TRIGGER_LR, betas=(0.5, 0.9))
+    optimizer = eager(torch.optim.Adam)([mask, pattern], lr=TRIGGER_LR, betas=(0.5, 0.9))
     wanted = targets.repeat_interleave(batch)
     with torch.enable_grad():
         for _ in range(steps):

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from client_app.local_training import Epoch, train
 from client_app.losses import loss_of
@@ -114,33 +115,27 @@ def test_clip_when_zero_lets_every_gradient_through() -> None:
     assert not torch.equal(free, clipped)
 
 
-def rates_of(monkeypatch: pytest.MonkeyPatch, config: ClientConfig) -> list[float]:
+def rates_of(config: ClientConfig) -> list[float]:
     """Train in full batches, and return the learning rate of every epoch."""
     rates: list[float] = []
-    step = torch.optim.SGD.step
-
-    def watched(self: torch.optim.SGD, *args: object, **kwargs: object) -> object:
-        rates.append(self.param_groups[0]["lr"])
-        return step(self)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(torch.optim.SGD, "step", watched)
+    hook = register_optimizer_step_pre_hook(lambda optimizer, *_: rates.append(optimizer.param_groups[0]["lr"]))
+    try:
         run(replace(config, batch_size=48))
+    finally:
+        hook.remove()
     return rates
 
 
 @pytest.mark.parametrize("last", [0.0, 0.02])
-def test_the_cosine_schedule_when_chosen_falls_towards_the_final_rate(
-    monkeypatch: pytest.MonkeyPatch, last: float
-) -> None:
-    rates = rates_of(monkeypatch, replace(FAST, schedule="cosine", final_lr=last))
+def test_the_cosine_schedule_when_chosen_falls_towards_the_final_rate(last: float) -> None:
+    rates = rates_of(replace(FAST, schedule="cosine", final_lr=last))
 
     falling = [(1 + torch.cos(torch.tensor(torch.pi * t / 4)).item()) / 2 for t in range(4)]
     assert rates == pytest.approx([last + (0.1 - last) * part for part in falling])
 
 
-def test_the_constant_schedule_keeps_its_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert rates_of(monkeypatch, FAST) == [0.1] * 4
+def test_the_constant_schedule_keeps_its_rate() -> None:
+    assert rates_of(FAST) == [0.1] * 4
 
 
 def test_one_step_of_adam_when_chosen_moves_every_weight_that_matters_by_the_rate() -> None:

@@ -10,6 +10,7 @@ from method_fakes import BUILDERS, OTHER, SHAPE, TINY, UPLOADS, Book, tiny_job, 
 from strategies.combiners.expert_gate import expert_mixture
 from strategies.combiners.outcomes import load_model
 from strategies.core.errors import OptionError
+from strategies.core.gpu import eager
 from strategies.core.seeds import generator
 from strategies.distillation.experts import ByPixels
 from strategies.distillation.losses import cross_entropy
@@ -136,13 +137,14 @@ def test_first_step_of_the_gate_on_pixels_is_sgd_s_on_moved_images(usual: tuple[
 
 def test_gate_on_pixels_goes_down_a_cosine_to_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     rates: list[float] = []
-    step = torch.optim.SGD.step
+    sgd = eager(torch.optim.SGD)
+    step = sgd.step
 
     def noted(self: torch.optim.SGD, *args: Any) -> Any:
         rates.append(self.param_groups[0]["lr"])
         return step(self, *args)
 
-    monkeypatch.setattr(torch.optim.SGD, "step", noted)
+    monkeypatch.setattr(sgd, "step", noted)
     run(replace(SMALL, epochs=2, steps_per_epoch=1))
     assert rates == pytest.approx([0.01, 0.005])
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import random
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,9 +16,10 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from strategies.core.errors import ComputeError, OptionError
-from strategies.core.gpu import MOST, WARM, Graphed, adam, resolve_device, set_rate, sgd
+from strategies.core.gpu import MOST, WARM, Graphed, adam, eager, resolve_device, set_rate, sgd
 from strategies.core.layout import tensors_of
 from strategies.core.work import Work, counted, work
 from strategies.distillation.distill import Distillation
@@ -307,3 +310,53 @@ def test_student_trained_by_a_graph_equals_one_trained_step_by_step(
 
     for one, other in zip(trained(True), trained(False), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (torch.optim.SGD, {"momentum": 0.9, "weight_decay": 0.1}),
+        (torch.optim.Adam, {"weight_decay": 0.1}),
+        (torch.optim.Adam, {"fused": True, "betas": (0.5, 0.9)}),
+        (torch.optim.AdamW, {}),
+    ],
+)
+def test_eager_optimisers_step_as_torchs_and_tell_their_hooks(kind: Any, options: dict[str, Any]) -> None:
+    steps = list[str]()
+    hook = register_optimizer_step_pre_hook(lambda optimizer, *_: steps.append(type(optimizer).__name__))
+
+    def stepped(made: Any) -> list[Tensor]:
+        torch.manual_seed(0)
+        weights = [nn.Parameter(torch.randn(3, 2)), nn.Parameter(torch.randn(2))]
+        optimizer, twin = made(weights, 0.1, **options), made(weights, 0.1, **options)
+        for number in range(4):
+            optimizer.zero_grad()
+            sum((weight.sin() * weight).sum() for weight in weights).backward()  # type: ignore[union-attr]
+            optimizer.step()
+            if number == 1:
+                twin.load_state_dict(optimizer.state_dict())
+                optimizer = twin
+        return [weight.detach() for weight in weights]
+
+    try:
+        theirs = stepped(kind)
+        assert all(torch.equal(ours, other) for ours, other in zip(stepped(eager(kind)), theirs, strict=True))
+    finally:
+        hook.remove()
+    assert steps == [kind.__name__] * 8
+    assert issubclass(eager(kind), kind)
+
+
+def test_a_training_does_not_load_torchs_compiler() -> None:
+    code = (
+        "import sys, torch; from strategies.core.gpu import adam, sgd\n"
+        "for kind, options in ((sgd, (0.1, 0.9)), (adam, (0.1,))):\n"
+        "    weights = list(torch.nn.Linear(2, 2).parameters())\n"
+        "    made = kind(weights, *options)\n"
+        "    sum(weight.sum() for weight in weights).backward()\n"
+        "    torch.nn.utils.clip_grad_norm_(weights, 1.0)\n"
+        "    torch.optim.lr_scheduler.CosineAnnealingLR(made, 3)\n"
+        "    made.step(); made.zero_grad(); made.load_state_dict(made.state_dict())\n"
+        "assert 'torch._dynamo' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

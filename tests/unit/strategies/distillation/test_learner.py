@@ -127,7 +127,7 @@ def test_learn_is_one_step_per_batch_with_the_clipped_gradient_of_the_distillati
 
 def test_adam_is_torch_adam_with_the_same_rate_and_decay() -> None:
     one = learner(replace(SMALL, optimizer="adam", weight_decay=0.5))
-    assert type(one.optimizer) is torch.optim.Adam
+    assert isinstance(one.optimizer, torch.optim.Adam)
     assert one.optimizer.defaults["lr"] == 0.1
     assert one.optimizer.defaults["weight_decay"] == 0.5
     assert one.optimizer.defaults["betas"] == (0.9, 0.999)
