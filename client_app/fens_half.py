@@ -45,7 +45,7 @@ class FensHalf:
             state_dir=self._state_dir(),
             max_ensemble_mib=float(limit),
             refusal=self._refusal(),
-            tells_counts=self.policy.tells_counts,
+            tells_counts=self.policy.tells_numbers,
         )
 
     def _refusal(self) -> str:

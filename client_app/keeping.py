@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save
 
 from strategies.core.durable import atomic_write, read_facts, sealed, sha256_file
 from strategies.core.errors import StoreError
-from strategies.core.places import forget_old_runs, make_run_place, run_place
+from strategies.core.places import forget_older_runs, make_run_place, run_place
 
 # The key of the facts that holds the digest of the weights.
 _WEIGHTS = "weights-sha256"
@@ -106,7 +106,7 @@ class Keep:
         facts |= {key: None for key in _MEASURED if not math.isfinite(facts[key])}  # JSON has no NaN and no infinity
         atomic_write(self._weights, data)
         atomic_write(self._facts, json.dumps(sealed(facts)).encode())
-        forget_old_runs(self._folder.parent)
+        forget_older_runs(self._folder)
 
 
 def _check_digest(weights: Path, sha256: str) -> None:

@@ -50,7 +50,7 @@ class Node:
 
         Raises:
             UploadError: The name is not valid, so the server would refuse the upload; or the policy does not permit the
-                settings' checkpoint or architecture.
+                settings' checkpoint, architecture or attack.
         """
         client = client_name(facts)
         if not CLIENT_NAME.fullmatch(client):
@@ -64,6 +64,7 @@ class Node:
             root = config.data.root  # else it is a folder of other machines; this node has its default place
         architecture = str(facts.get("architecture", "")) or config.model.of_client(partition_id)
         policy.check_architecture(architecture)
+        policy.check_attack(config.attack.of(client))
         return cls(
             client=client,
             partition_id=partition_id,

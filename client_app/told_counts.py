@@ -35,8 +35,7 @@ def check_numbers_told(config: ClientConfig, policy: NodePolicy, *, what: str) -
     Raises:
         UploadError: It says what the upload is.
     """
-    ways = (config.label_counts_as, policy.label_counts)
-    if not (config.share_label_counts and policy.tells_counts) or "presence" in ways:
+    if not (config.share_label_counts and policy.tells_numbers) or config.label_counts_as == "presence":
         raise UploadError(f"this client does not tell its examples per class, which are part of {what}")
 
 

@@ -38,7 +38,7 @@ from fl_app.node_policy import NodePolicy
 from strategies.client.holdout import held_out
 from strategies.core.errors import UploadError
 from strategies.core.kinds import STATISTICS, backbone_in, is_head, kind_of
-from strategies.core.places import state_root
+from strategies.core.places import expanded, state_root
 from strategies.core.seeds import derive_seed, initial_torch, seeded_torch
 
 State = dict[str, torch.Tensor]
@@ -135,7 +135,7 @@ def trained_model(config: AppConfig, node: Node, asked: Asked, start: State) -> 
         check_trains(config.attack, node.client)
         refuse(config.privacy, "this node's checkpoint")
         with node.policy.reading("the checkpoint"):
-            state = load_checkpoint(path)
+            state = load_checkpoint(expanded(path))
         return _facts_of_pretrained(config, node, asked), state
     trained, whole = _whole_model(config, node, asked, start)
     return trained, sent(whole)

@@ -139,13 +139,15 @@ def client_name(facts: Mapping[str, Any]) -> str:
 def checkpoint_path(template: str, *, client: str, partition_id: int) -> Path | None:
     """Return the client's checkpoint, with ``{client}`` and ``{partition}`` filled in; None without a template.
 
+    A "~" stays as it is: a deployed node must not tell the server whose home folder that is.
+
     Raises:
         UploadError: The template has another placeholder.
     """
     if not template:
         return None
     try:
-        return Path(template.format(client=client, partition=partition_id)).expanduser()
+        return Path(template.format(client=client, partition=partition_id))
     except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
         raise UploadError(
             f"client.checkpoint is {template!r}: its placeholders must be {{client}} and {{partition}}"

@@ -77,10 +77,20 @@ class NodePolicy:
         """Whether any label counts are sent; they carry no noise, so a privacy budget excludes them."""
         return self.label_counts != "none" and self.max_epsilon is None
 
+    @property
+    def tells_numbers(self) -> bool:
+        """Whether exact label counts are sent, and what they can be computed from."""
+        return self.label_counts == "numbers" and self.tells_counts
+
     def permits(self, path: Path) -> bool:
-        """Return whether a path of a run's settings may be read; links and ".." are resolved first."""
-        resolved = path.expanduser().resolve()
-        return not self.deployed or any(resolved.is_relative_to(folder) for folder in self.read)
+        """Return whether a path of a run's settings may be read; links and ".." are resolved first.
+
+        A "~" is not: whose home folder it is, and whether it exists, would tell of the node's accounts.
+        """
+        if not self.deployed:
+            return True
+        resolved = path.resolve()
+        return not str(path).startswith("~") and any(resolved.is_relative_to(folder) for folder in self.read)
 
     def check_readable(self, key: str, path: Path) -> None:
         """Refuse a path of a run's settings; the answer is the same whether the path exists or not.
@@ -94,6 +104,21 @@ class NodePolicy:
     def state_dir(self, given: str) -> str:
         """Return the folder of the node's own files; ``given`` is that of the run's settings, used where it is free."""
         return self.state or ("" if self.deployed else given)
+
+    def check_attack(self, kind: str) -> None:
+        """Refuse to play an attacker: what it sends could tell more of the examples than the node permits.
+
+        Args:
+            kind: The attack that the run's settings ask of this client, one of :data:`fl_app.attacks.KINDS`.
+
+        Raises:
+            UploadError: It is asked of a deployed node.
+        """
+        if self.deployed and kind != "none":
+            raise UploadError(
+                f"setting 'attack.kind' is {kind!r} and 'attack.clients' names this client: must not name a node with "
+                "a config of its own"
+            )
 
     def check_architecture(self, name: str) -> None:
         """Refuse an architecture that the node neither trains nor builds.

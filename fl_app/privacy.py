@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from fl_app.attacks import CLAIMING
 from strategies.core.errors import OptionError
 from strategies.core.options import Scalar, check, option
 
@@ -34,6 +35,8 @@ WANTED: Mapping[str, tuple[Scalar, str]] = {
 OUTSIDE: Mapping[tuple[str, str], str] = {
     ("data.name", "heart-disease"): "each row is standardised by the client's other rows, without noise",
     ("attack.kind", "copy"): "the copy is trained again, which spends the copied client's budget twice",
+    ("attack.kind", "backdoor"): "one example more or less would exchange most of the images that get the trigger",
+    **{("attack.kind", kind): "the claim is a multiple of the true counts, without noise" for kind in CLAIMING},
 }
 
 

@@ -21,6 +21,7 @@ from torch import nn
 from fl_app.project import FORM, called, function_of
 from strategies.core.errors import OptionError
 from strategies.core.options import is_own
+from strategies.core.places import expanded
 
 from . import wordllama
 from .features_config import PACKAGED, TEXTUAL
@@ -93,7 +94,7 @@ def backbone_of(name: str, weights: str = "", sha256: str = "") -> Backbone:
         texts = Texts(wordllama.tokens, wordllama.LENGTH, wordllama.tokenizer_digest())
         return Backbone(wordllama.NAME, wordllama.FEATURES, wordllama.build, texts=texts)
     if name.startswith(TORCHVISION):
-        return _of_torchvision(name, Path(weights).expanduser(), sha256)
+        return _of_torchvision(name, expanded(weights), sha256)
     return _of_project(name)
 
 

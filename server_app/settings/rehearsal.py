@@ -11,6 +11,7 @@ from fl_app.models import ARCHITECTURES, HEAD_FORM, known_name
 from fl_app.node_config import checkpoint_path, client_name, read_nodes
 from strategies.core.errors import OptionError
 from strategies.core.options import OWN_FORM
+from strategies.core.places import expanded
 
 DEFAULT_SUPERNODES = 5
 
@@ -74,7 +75,7 @@ def _checkpoints(app: AppConfig, num_supernodes: int) -> list[Path]:
         )
         for facts in nodes
     ]
-    return [path for path in named if path is not None]
+    return [expanded(path) for path in named if path is not None]
 
 
 def _divisions(app: AppConfig, num_supernodes: int) -> set[int]:

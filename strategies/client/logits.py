@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..core.durable import atomic_write
-from ..core.places import forget_old_runs, is_ours, make_private, make_run_place, run_place
+from ..core.places import forget_older_runs, is_ours, make_private, make_run_place, run_place
 
 # The newest ensembles of a run whose logits a client keeps.
 ENSEMBLES_KEPT = 4
@@ -109,7 +109,7 @@ class LogitCache:
         for old in self._files()[ENSEMBLES_KEPT:] if is_ours(self._run) else ():
             old.unlink(missing_ok=True)
         os.utime(self._run)  # its time decides which run is the oldest
-        forget_old_runs(self._run.parent)
+        forget_older_runs(self._run)
 
     def forget_others(self, ensemble: str) -> None:
         """Remove this run's logits of every other ensemble, because one of its members has to be forgotten."""

@@ -27,7 +27,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from ..core.durable import atomic_write
-from ..core.places import forget_old_runs, is_ours, make_run_place, run_place
+from ..core.places import forget_older_runs, is_ours, make_run_place, run_place
 from ..uploads.digest import weights_sha256
 
 State = dict[str, torch.Tensor]
@@ -122,7 +122,7 @@ class RoundState:
             rounds = sorted(self._rounds())
             for each in _old(rounds, safe_round, last_round) if is_ours(self.folder) else ():
                 self._file(each).unlink(missing_ok=True)
-            forget_old_runs(self.folder.parent)
+            forget_older_runs(self.folder)
         except (OSError, SafetensorError) as error:  # the trained weights matter more than the memory
             LOG.warning("%s: its state of round %d is not saved: %s", self.client, server_round, error)
 

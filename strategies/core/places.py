@@ -19,10 +19,14 @@ RUN_ID = re.compile(r"[0-9a-f]{32}")
 MARKER = ".oneshot-fl"
 
 
+def expanded(path: Path | str) -> Path:
+    """Return a path whose "~" or "~user" is the home folder; that of an unknown user stays, and names no file."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111  pathlib's raises an error of its own for an unknown user
+
+
 def state_root(state_dir: str) -> Path:
     """Return a client's folder; empty: ``$ONESHOT_CLIENT_STATE``, else one in the user's cache."""
-    place = state_dir or os.environ.get("ONESHOT_CLIENT_STATE", "") or "~/.cache/oneshot-fl/clients"
-    return Path(place).expanduser()
+    return expanded(state_dir or os.environ.get("ONESHOT_CLIENT_STATE", "") or "~/.cache/oneshot-fl/clients")
 
 
 def run_place(state_dir: str, run_id: str) -> Path:
@@ -69,18 +73,25 @@ def is_ours(folder: Path) -> bool:
     return (folder / MARKER).is_file()
 
 
-def forget_old_runs(root: Path, kept: int = RUNS_KEPT) -> tuple[list[str], list[str]]:
+def forget_older_runs(folder: Path) -> None:
+    """Remove a client's oldest runs, so that :data:`RUNS_KEPT` stay with this one; it stays whatever its time."""
+    forget_old_runs(folder.parent, RUNS_KEPT - is_ours(folder), beside=folder.name)
+
+
+def forget_old_runs(root: Path, kept: int, *, beside: str = "") -> tuple[list[str], list[str]]:
     """Remove all but the newest runs' marked folders; a folder's time is that of its last use.
 
     Args:
         root: A client's folder, which may be missing; everything else in it stays.
         kept: The number of runs that stay.
+        beside: A run that stays beside them: after the clock was set back, the one in use looks like the oldest.
 
     Returns:
         The ids of the runs that are removed, and of those that the disk keeps.
     """
     found = root.iterdir() if root.is_dir() else ()
-    runs = sorted((path for path in found if RUN_ID.fullmatch(path.name) and is_ours(path)), key=_last_used)
+    others = (path for path in found if RUN_ID.fullmatch(path.name) and path.name != beside)
+    runs = sorted(filter(is_ours, others), key=_last_used)
     old = runs[: max(0, len(runs) - kept)]
     for path in old:
         shutil.rmtree(path, ignore_errors=True)

@@ -144,6 +144,17 @@ def test_no_checkpoint_outside_the_node_s_folders_is_touched_and_all_get_the_sam
     assert error_of(replies[0]) == line.format(named)
 
 
+@pytest.mark.parametrize("user", ["root", "unknown-user", ""])
+def test_no_answer_tells_which_users_the_node_s_machine_has(hospital: Callable[..., Hospital], user: str) -> None:
+    named = f"~{user}/model.safetensors"
+
+    error = error_of(hospital().train(client__checkpoint=named))
+
+    assert error == f"setting 'client.checkpoint' is {named!r}: must be in a folder of this node's 'read'"
+    folders = {"data.root": named, "data.name": "imagefolder", "data.image-size": 8}
+    assert user not in error_of(hospital().asked({"run-id": RUNS[0]}, folders)) or not user
+
+
 def test_a_checkpoint_in_the_node_s_folders_is_sent_and_the_error_of_one_stays_on_the_node(
     hospital: Callable[..., Hospital],
 ) -> None:
@@ -283,6 +294,24 @@ def test_sums_of_features_which_hold_label_counts_are_not_sent_by_a_node_that_te
         )
 
 
+@pytest.mark.parametrize("told", ["presence", "none"])
+def test_votes_which_count_the_examples_of_each_class_are_not_sent_by_a_node_that_tells_no_numbers(
+    hospital: Callable[..., Hospital], told: str
+) -> None:
+    assert "votes count the examples of each class" in fens_errors(hospital(label_counts=told), step="votes")[-1]
+
+
+@pytest.mark.parametrize("kind", ["backdoor", "claim", "scale"])
+def test_no_node_with_a_config_of_its_own_plays_an_attacker(hospital: Callable[..., Hospital], kind: str) -> None:
+    node = hospital()
+
+    reply = node.train(attack__kind=kind, attack__clients="hospital-a")
+
+    line = f"setting 'attack.kind' is {kind!r} and 'attack.clients' names this client: must not name a node with a "
+    assert error_of(reply) == line + "config of its own"
+    assert "error" not in facts_of(node.train(attack__kind=kind, attack__clients="hospital-b"))
+
+
 def test_no_architecture_beside_the_permitted_ones_is_trained_or_built(hospital: Callable[..., Hospital]) -> None:
     node = hospital(architectures="lenet5, cnn5", max_ensemble_mib=1.0)
 
@@ -295,11 +324,11 @@ def test_no_architecture_beside_the_permitted_ones_is_trained_or_built(hospital:
         (1, 2**21, "the ensemble is 2.0 MiB: must be at most 1 MiB on this node"),
         (2**21, 8, "the ensemble is 2.0 MiB: must be at most 1 MiB on this node"),
     ):
-        assert line in fens_error(node, announced=announced, arrived=arrays)
+        assert line in next(filter(None, fens_errors(node, announced=announced, arrived=arrays)))
 
 
-def fens_error(node: Hospital, *, announced: int, arrived: int) -> str:
-    """Return the client's error about an ensemble of one ResNet-34: offered with one size, sent with another."""
+def fens_errors(node: Hospital, *, announced: int = 1, arrived: int = 8, step: str = "ensemble") -> list[str]:
+    """Return the client's errors about an ensemble of one ResNet-34: offered with one size, sent with another."""
     from strategies.uploads.packed import PackedMember
 
     values = np.zeros(arrived, np.uint8)
@@ -309,11 +338,11 @@ def fens_error(node: Hospital, *, announced: int, arrived: int) -> str:
         "ensemble": ensemble_digest([member]), "members": [member], "sizes": [announced], "architectures": ["resnet34"],
     }  # fmt: skip
     errors = []
-    for step, arrays in (("offer", {}), ("ensemble", {"0/w": values})):
+    for asked, arrays in (("offer", {}), (step, {"0/w": values})):
         record = ArrayRecord({key: Array(value) for key, value in arrays.items()})
-        reply = node.asked({**said, "step": step}, {}, kind="train.fens", arrays=record)
+        reply = node.asked({**said, "step": asked}, {}, kind="train.fens", arrays=record)
         errors.append(str(reply.content.config_records["answer"].get("error", "")))
-    return next(error for error in errors if error)
+    return errors
 
 
 WORDS = ("../secret/model.safetensors", "/secret", "~/", "{client}", "{partition}", "open/link", "open", "0" * 32, "")

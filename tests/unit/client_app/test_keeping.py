@@ -94,6 +94,17 @@ def test_old_runs_when_there_are_many_are_forgotten_in_the_order_of_their_last_u
     assert len(left) == RUNS_KEPT
 
 
+def test_an_upload_when_the_clock_was_set_back_is_not_taken_for_the_oldest(tmp_path: Path) -> None:
+    runs = [f"{number:032x}" for number in range(RUNS_KEPT)]
+    for run in runs:
+        kept(tmp_path, run=run).save(TRAINED, STATE)
+        os.utime(tmp_path / run, (4e9, 4e9 + int(run, 16)))
+
+    kept(tmp_path, run="f" * 32).save(TRAINED, STATE)
+
+    assert {path.name for path in tmp_path.iterdir()} == {*runs[1:], "f" * 32}
+
+
 def test_folders_that_are_no_run_s_are_never_removed(tmp_path: Path) -> None:
     own = [tmp_path / f"photos-{number}" for number in range(2 * RUNS_KEPT)]
     for folder in own:

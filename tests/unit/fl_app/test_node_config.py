@@ -126,7 +126,7 @@ def test_name_is_the_node_s_own_or_that_of_its_partition() -> None:
         ("/data/model.pt", "/data/model.pt"),
         ("/data/{client}/part-{partition}.pt", "/data/clinic-a/part-4.pt"),
         ("/data/{partition:03d}.pt", "/data/004.pt"),
-        ("~/model.pt", str(Path("~/model.pt").expanduser())),
+        ("~/model.pt", "~/model.pt"),
     ],
 )
 def test_a_template_when_filled_in_is_the_client_s_path(template: str, expected: str | None) -> None:
