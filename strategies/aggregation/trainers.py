@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -33,6 +34,7 @@ BATCH = 256
 # The square of a larger change would be infinite in FedAdam's state, and the parameters would never change again.
 LARGEST = 1e9
 MOST_EXAMPLES = 2**31  # of one client, where its upload tells no number
+RESENDS = 2  # of the ensemble to a client that has lost its logits; one that keeps nothing would ask in every round
 
 
 class Trainers(Protocol):
@@ -67,7 +69,7 @@ class Dialogue:
         # 0.28 of 25 is 7, even if floating point yields slightly more.
         self._quorum = max(1, math.ceil(job.config.quorum * len(job.uploads) - 1e-9))
         self._aggregator = aggregator_for(job.config.aggregator, job.num_classes)
-        self._sent = False
+        self._sent, self._resent = False, Counter[str]()
         self._bound = Bound()
         self.notes = self._bound.notes
 
@@ -101,13 +103,14 @@ class Dialogue:
     def send(self, names: Collection[str] | None = None) -> None:
         """Send the ensemble to some clients, None for all; each receives only the members that it lacks.
 
-        Clients that take longer than the patience join later, when they are ready.
+        Clients that take longer than the patience join later, when they are ready. In a round the patience is that of
+        the round, since the others wait.
         """
         offer = self._question("offer", self._about)
-        how: dict[str, Any] = {
-            "phase": ENSEMBLE_PHASE, "patience_s": self._config.ensemble_patience_s, "check": self._check_ensemble,
-        }  # fmt: skip
-        quorum = self._quorum if names is None else 0
+        config, quorum = self._config, self._quorum if names is None else 0
+        patience = config.ensemble_patience_s if names is None else config.patience_s
+        how: dict[str, Any] = {"phase": ENSEMBLE_PHASE, "patience_s": patience, "check": self._check_ensemble}
+        self._resent.update(names or ())
         answers = self._clients.ask(
             offer if names is None else dict.fromkeys(sorted(names), offer), quorum=quorum, **how
         )
@@ -184,9 +187,16 @@ class Dialogue:
                 f"it requests members {str(needs)[:80]}: must be 0 to {len(members) - 1}, each once", answer.client
             )
 
-    def _check_round(self, number: int, params: Params, answer: Answer) -> None:
+    def _lost(self, answer: Answer) -> bool:
+        """Return whether a client has lost the ensemble's logits and may receive it again."""
         self._check_ensemble(answer)
-        if _misses(answer):
+        if _misses(answer) and self._resent[answer.client] >= RESENDS:
+            often = f"it received the ensemble {RESENDS + 1} times and has no logits of it"
+            raise UploadError(f"{often}: must keep them in its state folder", answer.client)
+        return _misses(answer)
+
+    def _check_round(self, number: int, params: Params, answer: Answer) -> None:
+        if self._lost(answer):
             return
         if answer.facts.get("round") != number:
             raise UploadError(f"its answer is for round {answer.facts.get('round')!r}: must be {number}", answer.client)
@@ -201,8 +211,7 @@ class Dialogue:
             raise UploadError(f"its parameters exceed {LARGEST:g}: must be at most that large", answer.client)
 
     def _check_votes(self, answer: Answer) -> None:
-        self._check_ensemble(answer)
-        if _misses(answer):
+        if self._lost(answer):
             return
         shape = (len(self._members), self._job.num_classes, self._job.num_classes)
         counts = answer.arrays.get("counts")

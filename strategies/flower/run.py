@@ -251,7 +251,7 @@ class Rounds:
             "seed": self._job.seed,
             "forget-others": bool(forgotten),
         }
-        uploaded, max_bytes = round_folder.held(), min(self._max_bytes, MAX_BYTES)
+        uploaded, max_bytes = pinned_clients(round_folder) or (), min(self._max_bytes, MAX_BYTES)
         clients = GridClients(
             Nodes(grid, Refusals(round_folder), self.account.traffic, self._names, max_bytes=max_bytes),
             common=common,

@@ -170,6 +170,20 @@ def test_a_client_that_lost_its_disk_gets_the_ensemble_again_and_the_others_go_o
     assert clients.refused == []
 
 
+def test_a_client_that_keeps_nothing_does_not_receive_the_ensemble_in_every_round(tmp_path: Path) -> None:
+    def forgetful(answer: Answer) -> Answer:
+        for path in tmp_path.rglob("c2-ensembles-*/*.npz"):
+            path.unlink()
+        return answer
+
+    clients = DirectClients(tmp_path, spoil=forgetful)
+    fitted(clients)
+
+    assert clients.steps("ensemble") == ["c0", "c1", "c2", "c2", "c2"]
+    line = "it received the ensemble 3 times and has no logits of it: must keep them in its state folder"
+    assert {reason.removeprefix("c2: ") for _, reason in clients.refused} == {line}
+
+
 def test_clients_that_keep_nothing_end_the_run_and_are_named(tmp_path: Path) -> None:
     clients = DirectClients(tmp_path)
 

@@ -10,10 +10,25 @@ from typing import Any
 
 import pytest
 import torch
-from flower_fakes import GRID, TINY, FakeGrid, dense, equal, linear, named, net, stock, strategy, weights
-from flwr.app import ArrayRecord
+from flower_fakes import (
+    CLASSES,
+    GRID,
+    SHAPE,
+    TINY,
+    FakeGrid,
+    dense,
+    equal,
+    linear,
+    named,
+    net,
+    stock,
+    strategy,
+    weights,
+)
+from flwr.app import ArrayRecord, Message, MessageType
 
 from strategies import METHODS, DenseConfig, FedENS, Fens, Normalization, OneShot, RunOptions
+from strategies.client.fens import Local, answer
 from strategies.core.errors import OptionError, QuorumError, StoreError
 from strategies.core.facts import UploadFacts
 from strategies.core.options import flatten
@@ -340,3 +355,31 @@ def test_pin_clients_when_the_stage_has_begun_changes_nothing(tmp_path: Path) ->
         pin_clients(folder, {"bob"})
         assert pinned_clients(folder) == ("alice", "bob")
         assert [upload.client for upload in usable_uploads(folder)] == ["alice", "bob"]
+
+
+def test_a_client_whose_upload_came_during_the_stage_trains_no_aggregator_after_a_resume(
+    tmp_path: Path, said: list[str]
+) -> None:
+    def trainer(name: str, seed: int) -> Callable[[Message], Any]:
+        rng = torch.Generator().manual_seed(seed)
+        held = (torch.randn(20, *SHAPE, generator=rng), torch.randint(0, CLASSES, (20,), generator=rng))
+        local = Local(name, lambda _: held, lambda *_: net(), state_dir=str(tmp_path / "clients"))
+        upload = named(name, seed)
+        return lambda message: (
+            upload(message) if message.metadata.message_type == MessageType.TRAIN else answer(message, local)
+        )
+
+    def ended(run: str, *, late: bool) -> dict[str, torch.Tensor]:
+        nodes = {1: trainer("alice", 1), 2: trainer("bob", 2)}
+        found = strategy(Fens, tmp_path / run, config=FensConfig(aggregator="per-class", rounds=2, precision="float32"))
+        folder = found.folder.round(1)
+        for number, name in enumerate(("alice", "bob"), start=1):
+            folder.accept(UploadFacts(name, "model", 10), weights(number))
+        pin_clients(folder, folder.held())
+        if late:
+            folder.accept(UploadFacts("carol", "model", 10), weights(3))
+        found.start(FakeGrid({**nodes, 3: trainer("carol", 3)} if late else nodes), timeout=5.0)
+        return dict(found.report.outcome.ensemble.weights)
+
+    assert equal(ended("late", late=True), ended("without", late=False))
+    assert "refused node-3: it answers as 'carol', and no upload has this name: must have uploaded" in said
