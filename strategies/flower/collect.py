@@ -127,7 +127,7 @@ class Collector:
         try:
             self.receive(reply, Sent(node, UPLOAD_PHASE, 0))
         except UploadError as error:
-            self._refusals.add(error.client or self._names.call(node), error.reason)
+            self._refusals.add(self._names.call(node, error.client), error.reason)
 
     def receive(self, reply: Message, sent: Sent) -> bool:
         """Check one answer and store its upload.

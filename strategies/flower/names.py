@@ -71,10 +71,10 @@ class Names:
         """Return whether a node's time of registration is known."""
         return node in self._ranks
 
-    def call(self, node: int) -> str:
-        """Return a text for a client: its own name, else its node's rank, else its node."""
+    def call(self, node: int, claimed: str = "") -> str:
+        """Return a text for a client: its own name, else the one it claims, else its node's rank, else its node."""
         unnamed = f"unnamed-{self._ranks[node]:03d}" if node in self._ranks else f"node-{node}"
-        return self._names.get(node, unnamed)
+        return self._names.get(node, claimed or unnamed)
 
     def in_order(self, nodes: Iterable[int]) -> list[int]:
         """Return nodes in the order of their clients' names; nodes without one last, in the order of registration."""

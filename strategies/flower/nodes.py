@@ -196,8 +196,12 @@ class Nodes:
         self._late[message_id] = sent, hear
 
     def refuse(self, node: int, reason: str, client: str = "") -> None:
-        """Record that an answer of a node does not count, under the client's name if it is known."""
-        self.refusals.add(client or self.names.call(node), reason)
+        """Record that an answer of a node does not count.
+
+        It bears the name that the node is known by. Only for a node without one it bears ``client``, which the answer
+        claims to be: a claimed name must not put the blame on another client.
+        """
+        self.refusals.add(self.names.call(node, client), reason)
 
     def save_traffic(self, *, interval_s: float = 0.0) -> None:
         """Write the account of bytes, unless the last write was less than ``interval_s`` ago."""

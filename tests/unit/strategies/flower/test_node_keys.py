@@ -14,6 +14,7 @@ from flower_fakes import DeployedGrid, failing, named, stock, strategy
 from flwr.proto.node_pb2 import NodeInfo
 
 from strategies import FedENS
+from strategies.client import failure
 from strategies.core.errors import OptionError, QuorumError, UploadError
 from strategies.flower.names import Names
 from strategies.flower.node_keys import VARIABLE, named_keys
@@ -75,6 +76,16 @@ def test_an_upload_without_a_name_is_refused_where_keys_name_the_nodes(tmp_path:
     (refused,) = [json.loads(line) for line in (tmp_path / "run" / "refusals.jsonl").read_text().splitlines()]
     assert refused["client"] == "bob"
     assert "and was 'bob' before: must keep its name" in refused["reason"]
+
+
+@pytest.mark.usefixtures("file")
+def test_a_failure_is_that_of_the_node_s_key_whatever_name_it_claims(tmp_path: Path) -> None:
+    def claiming(message: Any) -> Any:
+        return failure(message, client="alice", reason="the disk is damaged")
+
+    run = strategy(FedENS, tmp_path / "run", min_uploads=2)
+    with pytest.raises(QuorumError, match=r"1 uploads arrived, min-uploads is 2\. Missing: bob: the disk is damaged"):
+        run.start(KeyedGrid({1: named("alice", 1), 2: claiming}), timeout=5.0)  # type: ignore[arg-type]
 
 
 @pytest.fixture
