@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import Strategy
+from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 
 from ...core.errors import UploadError
 from ..messages import Reply, arrays_name, is_weight, metrics_name, metrics_of
+from .surroundings import within
 
 EXAMPLES = "num-examples"
 
@@ -73,6 +74,44 @@ def checked_by(strategy: Strategy, content: RecordDict) -> RecordDict:
     return RecordDict({**content, metrics_name(content): MetricRecord({**metrics, EXAMPLES: metrics[weight]})})
 
 
+def of_one_form(strategy: Strategy, answers: Sequence[Answered]) -> tuple[list[Answered], dict[int, str]]:
+    """Return the answers that a project's own code can compute with, and why the others cannot be used.
+
+    Such code may read any number that the clients send. So a client that leaves out one which most of them send costs
+    its own answer: without the number, the code would fail for all. Flower's average does without it.
+
+    Args:
+        strategy: It has own code if it replaces Flower's average of the numbers, or of the models.
+        answers: Of one round.
+
+    Returns:
+        The usable answers, and node -> reason of the others.
+    """
+    if not any(_reads_numbers(each) for _, each in within(strategy)):
+        return list(answers), {}
+    forms = [_form(answer) for answer in answers]
+    common = Counter(map(frozenset, forms)).most_common(1)[0][0] if forms else frozenset()
+    usable = [answer for answer, form in zip(answers, forms, strict=True) if common <= form]
+    others = {
+        answer.message.metadata.src_node_id: f"its numbers lack {', '.join(sorted(key for key, _ in common - form))}, "
+        "which the strategy may compute with and most clients send"
+        for answer, form in zip(answers, forms, strict=True)
+        if not common <= form
+    }
+    return usable, others
+
+
+def _reads_numbers(strategy: Strategy) -> bool:
+    known = type(strategy).aggregate_train.__module__.startswith(("flwr.", "strategies."))
+    average = getattr(strategy, "train_metrics_aggr_fn", aggregate_metricrecords)
+    return not known or average is not aggregate_metricrecords
+
+
+def _form(answer: Answered) -> set[tuple[str, int]]:
+    """Return the names of an answer's numbers, with the length of each list."""
+    return {(key, len(value) if isinstance(value, list) else -1) for key, value in metrics_of(answer.content).items()}
+
+
 def show(strategy: Strategy, answers: Sequence[Answered], names: Collection[str]) -> list[Message]:
     """Return the replies of a round as strategies expect them: alike, whatever one client's records are called.
 
@@ -85,8 +124,7 @@ def show(strategy: Strategy, answers: Sequence[Answered], names: Collection[str]
         names: The arrays that the strategy sees.
     """
     records = [metrics_of(answer.content) for answer in answers]
-    shared = set.intersection(*({(key, _length(value)) for key, value in record.items()} for record in records))
-    keys = sorted(key for key, _ in shared)
+    keys = sorted(key for key, _ in set.intersection(*map(_form, answers)))
     contents = [answer.content for answer in answers]
     arrays, numbers = _names_of(contents, getattr(strategy, "arrayrecord_key", "arrays"))
     wanted = _further(contents).union(getattr(strategy, "bounded_records", ()))
@@ -118,7 +156,3 @@ def _names_of(contents: Sequence[RecordDict], usual: str) -> tuple[str, str]:
 def _further(contents: Sequence[RecordDict]) -> set[str]:
     """Return the array records beside the model that all answers have: a project's own strategy may read them."""
     return set.intersection(*(set(content.array_records) - {arrays_name(content)} for content in contents))
-
-
-def _length(value: Any) -> int:
-    return len(value) if isinstance(value, list) else -1

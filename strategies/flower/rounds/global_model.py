@@ -8,6 +8,7 @@ Counters are averaged here under every strategy. Tied weights, one parameter und
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Mapping, Sequence
 from logging import WARNING
 from operator import attrgetter
@@ -147,6 +148,8 @@ class GlobalModel:
                 arrays, metrics = self._base.strategy.aggregate_train(server_round, replies)
         except (AggregationError, InconsistentMessageReplies) as error:
             arrays, metrics, reason = None, None, str(error)
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # of a project's own code, say
+            arrays, metrics, reason = None, None, f"{type(error).__name__}: {error} ({_place(error)})"
         if not arrays:
             log(
                 WARNING,
@@ -246,3 +249,10 @@ def _from_tree(value: Any) -> Any:
 
 def _type_of(messages: Sequence[Message], usual: str) -> str:
     return messages[0].metadata.message_type if messages else usual
+
+
+def _place(error: Exception) -> str:
+    """Return the file and the line in which an error was raised: the last one that is in no installed package."""
+    frames = traceback.extract_tb(error.__traceback__)
+    last = next((frame for frame in reversed(frames) if "site-packages" not in frame.filename), frames[-1])
+    return f"{last.filename}:{last.lineno}"

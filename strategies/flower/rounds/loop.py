@@ -198,7 +198,7 @@ class IterativeRounds:
         """
         if self._trip is None:
             raise OptionError("replies came before any request: must be configure_train(), then aggregate_train()")
-        answers = self._trip.read(replies, self._model.check_answer)
+        answers = self._trip.of_one_form(self.base.strategy, self._trip.read(replies, self._model.check_answer))
         return self._move(server_round, answers) if len(answers) >= self._quorum(self._trip) else None
 
     def _one_round(
@@ -207,10 +207,10 @@ class IterativeRounds:
         began = time.monotonic()
         contents = self.requests(number, trip, config)
         what = f"round {number} of {self._job.config.rounds}"
-        answers = trip.ask(contents, self._model.check_answer, what, self.message_type)
+        given = trip.ask(contents, self._model.check_answer, what, self.message_type)
+        answers = trip.of_one_form(self.base.strategy, given)
         self.account.spend("clients", began)
-        began = time.monotonic()
-        values: dict[str, float] = {"answers": len(answers)}
+        began, values = time.monotonic(), {"answers": float(len(answers))}
         if len(answers) < (needed := self._quorum(trip)):
             line = f"round {number}: {len(answers)} usable answers, needs {needed}"
             self._lose(line)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.serverapp.strategy import Strategy
 
 from ...core.errors import QuorumError, UploadError, blaming
 from ...core.seeds import generator
@@ -19,7 +20,7 @@ from ...uploads.checks import Signature
 from ..asking import POLL_S, Exchange, Pace, to_each
 from ..messages import count_bytes, read_reply
 from ..nodes import Limits, Nodes, Sent, own_error
-from .answers import Answered, check_trained
+from .answers import Answered, check_trained, of_one_form
 
 PHASE = "rounds"
 EVALUATION = "evaluation"
@@ -167,6 +168,13 @@ class RoundTrip:
             except UploadError as error:
                 self._nodes.refuse(node, error.reason, error.client)
         return [answers[name] for name in sorted(answers)]
+
+    def of_one_form(self, strategy: Strategy, answers: Sequence[Answered]) -> list[Answered]:
+        """Return the answers that the strategy can compute with; the others are refused."""
+        usable, others = of_one_form(strategy, answers)
+        for node, reason in others.items():
+            self._nodes.refuse(node, reason)
+        return usable
 
     def _take(self, reply: Message, node: int, check: Check, answers: dict[str, Answered]) -> None:
         """Add one answer to those of its round.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -159,6 +160,39 @@ def test_own_strategies_take_models_under_any_name(make: Callable[..., Any]) -> 
     strategy.mean_drift = w
     answer = RecordDict({"net": MODEL, "m": MetricRecord({"num-examples": 5, "travel": 0.1})})
     assert strategy.step(w, [answer], num_clients=1)["w"].tolist() == [0.0, 0.0]
+
+
+def own_average(contents: list[RecordDict], weight: str) -> MetricRecord:
+    """A project's own average, which reads a number by its name."""
+    del weight
+    return MetricRecord({"loss": sum(float(content["metrics"]["loss"]) for content in contents) / len(contents)})  # type: ignore[arg-type, index]
+
+
+def with_loss(content: RecordDict) -> None:
+    content["metrics"] = MetricRecord({**content.metric_records["metrics"], "loss": 0.5})
+
+
+def test_client_without_a_number_that_a_project_s_own_average_reads_costs_its_answer_alone(tmp_path: Path) -> None:
+    clients = {k: changed(stock(k), with_loss) for k in (1, 2, 3)}
+    made = {"base": Base(FedAvg(**EVERYONE, train_metrics_aggr_fn=own_average)), "rounds": 2}
+    found = result_of(iterative(tmp_path / "run", **made), {**clients, 4: stock(4)})
+
+    assert [row["answers"] for row in rows_of(tmp_path / "run")] == [3, 3]
+    ((_, reason),) = refusals_of(tmp_path / "run")
+    assert reason == "its numbers lack loss, which the strategy may compute with and most clients send"
+    assert equal(found, result_of(iterative(tmp_path / "clean", rounds=2), clients))
+    # Flower's average leaves the number out, and the client in.
+    result_of(iterative(tmp_path / "flower", rounds=2), {**clients, 4: stock(4)})
+    assert [row["answers"] for row in rows_of(tmp_path / "flower")] == [4, 4]
+
+
+def test_error_of_a_project_s_own_average_costs_the_round_and_says_where(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = {"base": Base(FedAvg(**EVERYONE, train_metrics_aggr_fn=own_average)), "rounds": 3}
+    with caplog.at_level("WARNING"), pytest.raises(QuorumError, match="round 3: no model of 2 answers, for the 3rd"):
+        result_of(iterative(tmp_path / "run", **made), {k: stock(k) for k in (1, 2)})
+    assert re.search(r"KeyError: 'loss' \(\S+test_round_answers\.py:\d+\)", caplog.text)
 
 
 # Rounds without a model.
