@@ -68,8 +68,15 @@ class RoundTrip:
 
     @property
     def most(self) -> int:
-        """The most clients that were ever connected at once, without nodes that get no more questions."""
-        return max(self._before, len(self._widest - self._nodes.names.barred))
+        """The most clients that were ever connected at once, without nodes that get no more questions.
+
+        A client whose SuperNode has started again is on two nodes for a while, as long as Flower lists the old one. It
+        counts once, as soon as both have answered.
+        """
+        return max(self._before, self._clients(self._widest))
+
+    def _clients(self, nodes: set[int]) -> int:
+        return len({self._nodes.names.call(node) for node in nodes - self._nodes.names.barred})
 
     def restore(self, most: int) -> None:
         """Continue from an earlier process's :attr:`most`."""
@@ -261,7 +268,7 @@ class RoundTrip:
             enough = bool(nodes) and len(nodes) >= quorum
             if enough and (self._settled or self._nodes.settled):
                 self._settled = True
-                self._widest = max(self._widest - self._nodes.names.barred, nodes, key=len)
+                self._widest = max(self._widest, nodes, key=self._clients)
                 self._nodes.names.rank(nodes, self._nodes.grid)
                 return sorted(nodes)
             if time.monotonic() - began >= timeout:
