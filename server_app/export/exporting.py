@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from server_app.export.programs import SUFFIXES, check_packages, write_programs
@@ -26,7 +26,7 @@ def export_run(
         only: ``"torch"`` or ``"onnx"``; empty for both.
         model: ``module:attribute`` that builds the models of a run of another project.
         out: The folder of the files; None for ``export`` in the run folder. Files of an earlier export are replaced,
-            except those of the same models in the other form.
+            except those of the same models in the other form. Hidden files are left as they are.
         log: Takes a line for the user.
 
     Returns:
@@ -39,27 +39,21 @@ def export_run(
     """
     kinds = (only,) if only else tuple(SUFFIXES)
     check_packages(kinds)
-    target = (out if out is not None else run / "export").absolute()
-    earlier = _earlier(target)
+    target = (out if out is not None else run / "export").expanduser().resolve()
+    _earlier(target)
     stored = stored_models(run, model)
     if not stored.models:
         raise StoreError(f"{run}: its result has neither a student nor an ensemble")
-    part = target.with_name(f"{target.name}.part")
     with store_errors(target):
-        shutil.rmtree(part, ignore_errors=True)
-        make_folder(part)
-        try:
-            files = {}
+        make_folder(target)
+        # Inside the target, which may be a file system of its own; no export minds hidden names.
+        with TemporaryDirectory(prefix=".", suffix=".tmp", dir=target) as staging:
+            part = Path(staging)
+            differences = {}
             for name in stored.models:
                 log(f"{name}: {', '.join(kinds)}")
-                files.update(write_programs(stored, name, part, kinds))
-            facts = _facts(run, stored, part, files)
-            facts["files"] = {**_kept(earlier, facts, target, part), **facts["files"]}
-            write_json(part / FACTS, facts)
-            shutil.rmtree(target, ignore_errors=True)
-            part.rename(target)
-        finally:
-            shutil.rmtree(part, ignore_errors=True)
+                differences.update(write_programs(stored, name, part, kinds))
+            facts = _published(_facts(run, stored, part, differences), part, target)
     return {"folder": str(target), **facts}
 
 
@@ -70,25 +64,38 @@ def _earlier(target: Path) -> dict[str, Any]:
         OptionError: The folder holds a file that no export has written.
     """
     facts = read_json(target / FACTS) if (target / FACTS).exists() else {}
-    known = {FACTS, *facts.get("files", {})}
+    ours = isinstance(facts, dict) and isinstance(facts.get("files"), dict)
+    known = {FACTS, *facts["files"]} if ours else set()
     found = [target] if target.is_file() else list(target.iterdir()) if target.exists() else []
     if others := sorted(path for path in found if path.name not in known and path.name[0] != "."):
         raise OptionError(f"{others[0]} is no file of an export: must be a new folder, or one of an earlier export")
-    return facts
+    return facts if ours else {}
 
 
-def _kept(earlier: Mapping[str, Any], facts: Mapping[str, Any], target: Path, part: Path) -> dict[str, Any]:
-    """Take over the files of the same models that this export does not write; return their entries."""
+def _published(facts: Mapping[str, Any], part: Path, target: Path) -> dict[str, Any]:
+    """Move files into the folder in place of an earlier export's; return the facts with the files that are kept."""
+    earlier = _earlier(target)
+    whole = {**facts, "files": {**_kept(earlier, facts, target), **facts["files"]}}
+    names = {*earlier.get("files", {}), *whole["files"]}
+    write_json(target / FACTS, {"files": dict.fromkeys(names)})  # if it ends here, the next export may replace them
+    for file in part.iterdir():
+        file.replace(target / file.name)
+    for file in target.iterdir():
+        if file.name in names - whole["files"].keys():
+            file.unlink()
+    write_json(target / FACTS, whole)
+    return whole
+
+
+def _kept(earlier: Mapping[str, Any], facts: Mapping[str, Any], target: Path) -> dict[str, Any]:
+    """Return the entries of the files of the same models that this export does not write."""
     if earlier.get("weights_sha256") != facts["weights_sha256"]:
         return {}
-    kept = {
+    return {
         name: entry
         for name, entry in earlier["files"].items()
         if name not in facts["files"] and (target / name).exists() and sha256_file(target / name) == entry["sha256"]
     }
-    for name in kept:
-        shutil.copy2(target / name, part / name)
-    return kept
 
 
 def export_lines(facts: Mapping[str, Any]) -> list[str]:

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from fl_app.data import Normalization
 from fl_app.models import build, builders
 from server_app.cli import cli
-from server_app.export import programs
+from server_app.export import exporting, programs
 from server_app.export.exporting import export_run
 from server_app.export.programs import write_programs
 from server_app.export.stored_models import Begun, StoredModels, stored_models
@@ -156,6 +156,50 @@ def test_an_export_is_made_anew_over_an_earlier_one_and_over_nothing_else(foreig
         with pytest.raises(OptionError, match=r"thesis.tex is no file of an export: must be a new folder"):
             export(place)
     assert [path.name for path in other.iterdir()] == ["thesis.tex"]
+
+
+def test_an_export_leaves_the_other_files_of_a_linked_folder_and_never_shares_its_staging(
+    foreign_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "repo" / ".git").mkdir(parents=True)
+    (tmp_path / "repo" / ".git" / "HEAD").touch()
+    (tmp_path / "link").symlink_to("repo")
+
+    def export() -> dict[str, Any]:
+        return export_run(foreign_run, only="torch", model="their_models:net", out=Path("~/link"), log=silent)
+
+    def export_in_between(*words: Any) -> dict[str, Any]:
+        with monkeypatch.context() as patched:
+            patched.setattr(exporting, "write_programs", write_programs)
+            export()
+        return write_programs(*words)
+
+    monkeypatch.setattr(exporting, "write_programs", export_in_between)
+    assert export()["folder"] == str(tmp_path / "repo")
+
+    assert sorted(path.name for path in (tmp_path / "repo").iterdir()) == [".git", "export.json", "student.pt2"]
+    assert (tmp_path / "repo" / ".git" / "HEAD").exists()
+
+
+def test_an_export_that_was_cut_off_is_made_anew(
+    foreign_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def export() -> dict[str, Any]:
+        return export_run(foreign_run, only="torch", model="their_models:net", log=silent)
+
+    def cut_off(path: Path, facts: dict[str, Any]) -> None:
+        if "run" in facts:
+            raise KeyboardInterrupt
+        write_json(path, facts)
+
+    monkeypatch.setattr(exporting, "write_json", cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        export()
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+
+    assert set(export()["files"]) == {"student.pt2"}
 
 
 @pytest.mark.parametrize("format", ["text", "json"])
