@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from fl_app.project import FAILURES, one_line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -61,6 +63,31 @@ def short(name: str) -> str:
     return name if len(name) <= NAME_MOST else f"{name[: NAME_MOST // 2]}…{name[-NAME_MOST // 2 + 1 :]}"
 
 
+def save_all(
+    folder: Path, plots: Mapping[str, Callable[[], Figure | None]], setting: str, log: Callable[[str], None]
+) -> list[str]:
+    """Draw plots and write each as a PNG; one that fails is a line of the log, and no failure of the run.
+
+    Args:
+        folder: The folder of the files, made if it is absent.
+        plots: Name of the file without its suffix -> what draws the figure; None is left out.
+        setting: The line below every title.
+        log: Takes a line for the user.
+
+    Returns:
+        The names of the files written.
+    """
+    folder.mkdir(exist_ok=True)
+    written = []
+    for name, draw in plots.items():
+        try:
+            if (figure := draw()) is not None:
+                written.append(save(folder / f"{name}.png", figure, setting))
+        except FAILURES as error:
+            log(f"plot {name}: not drawn, {one_line(error)}")
+    return written
+
+
 def save(path: Path, figure: Figure, setting: str = "") -> str:
     """Write a figure as a PNG and return the file's name.
 
@@ -69,8 +96,12 @@ def save(path: Path, figure: Figure, setting: str = "") -> str:
         figure: The figure; its first axes have the title.
         setting: The line below the title: data, split, clients and seed; empty for none.
     """
+    from matplotlib.text import Text
+
     if setting:
         _head(figure, setting)
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)  # a "$" in a name of the data begins no formula
     figure.savefig(path, dpi=DPI)
     return path.name
 

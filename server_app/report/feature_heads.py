@@ -118,6 +118,8 @@ def plot_choice(metrics: Metrics) -> Figure | None:
 def _draw_curve(axes: Axes, curve: Sequence[tuple[float, float]], name: str) -> None:
     axes.plot(*zip(*curve, strict=True), marker="o", color=COLOURS["student"])
     axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter("")
     axes.set_xlabel(name)
     axes.set_ylabel("left-out error per example")
     axes.set_title("Choice by leaving clients out")

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from server_app.report.attack_success import attack_facts, attack_lines
 from server_app.report.communication import Cost, cost_of, moved_in, moved_lines, points_of, rounds_in
-from server_app.report.drawing import save
+from server_app.report.drawing import save_all
 from server_app.report.evaluation import Row, best_accuracy, evaluate
 from server_app.report.front_matter import front_matter
 from server_app.report.gatekeeping import plot_verdict, verdict_facts, verdict_lines
 from server_app.report.load_code import load_code
 from server_app.report.page import PAGE_FILE, write_page
-from server_app.report.plots import client_weights, model_card, plot_all
+from server_app.report.plots import client_weights, model_card, run_plots
 from server_app.report.privacy import privacy_facts, privacy_lines
 from server_app.report.run_page import run_page, run_setting
 from server_app.report.tracking import track
@@ -57,7 +58,6 @@ def finish(
     """
     began = time.monotonic()
     rows = evaluate(report, settings.method.name, held_out, log=log, kept=kept)
-    metrics = folder.round(kept_round(folder)).metrics()
     accuracy = rows[-1].accuracy  # the last row is the method's own result: the student, if it has both outcomes
     refused, cost = [refusal for each in rounds_in(folder) for refusal in each.refused()], cost_of(folder)
     result: dict[str, Any] = {
@@ -67,7 +67,7 @@ def finish(
         "seed": settings.app.seed,
         **({"scaled": settings.scaled} if settings.scaled else {}),
         "accuracy": accuracy,
-        "best_accuracy": best_accuracy(own_epochs(report.outcome, metrics), accuracy),
+        "best_accuracy": best_accuracy(own_epochs(report.outcome, _metrics(folder)), accuracy),
         "table": [row.as_json() for row in rows],
         "uploads": len(pinned_clients(folder.round(kept_round(folder))) or report.job.uploads),
         "refused": len(refused),
@@ -79,7 +79,7 @@ def finish(
         "resumed_at": report.resumed_at,
         **_of_clients(folder, settings, report, held_out),
     }
-    result["plots"] = _reported(folder, settings, report, rows, metrics, result=result, cost=cost)
+    result["plots"] = _reported(folder, settings, report, rows, result=result, cost=cost, log=log)
     spent = dict.fromkeys(("evaluation", "app"), time.monotonic() - began)
     result["seconds"] = _rounded({name: seconds.get(name, 0.0) + spent.get(name, 0.0) for name in {**seconds, **spent}})
     write_page(folder.path / PAGE_FILE, run_page(folder, result, load_code(report), permitted(report.job)))
@@ -90,8 +90,11 @@ def finish(
 def _keep(folder: RunFolder, settings: Settings, result: Mapping[str, Any], *, log: Callable[[str], None]) -> None:
     """Write the result, then hand it to the tracker."""
     folder.write_result(result)
-    metrics = folder.round(kept_round(folder)).metrics()
-    track(settings.app.tracker, folder.path, metrics, result, settings.flat, log=log)
+    track(settings.app.tracker, folder.path, _metrics(folder), result, settings.flat, log=log)
+
+
+def _metrics(folder: RunFolder) -> list[dict[str, Any]]:
+    return folder.round(kept_round(folder)).metrics()
 
 
 def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:
@@ -122,22 +125,20 @@ def _reported(
     settings: Settings,
     report: StageReport,
     rows: Sequence[Row],
-    metrics: Sequence[Mapping[str, Any]],
     *,
     result: Mapping[str, Any],
     cost: Cost | None,
+    log: Callable[[str], None],
 ) -> list[str]:
     """Write the model card and the plots; return the names of the plots."""
-    facts, setting = _facts(settings, result), run_setting(folder.info, result)
+    facts, setting, metrics = _facts(settings, result), run_setting(folder.info, result), _metrics(folder)
     card = model_card(settings.method, report, rows, {**facts, "metrics": metrics, "setting": setting})
     head = front_matter(settings.method, report.job, folder.info, rows)
     atomic_write(folder.path / CARD_FILE, f"{head}{card}".encode())
     points = points_of(settings.method, rows, metrics, cost) if cost is not None else []
-    own = own_epochs(report.outcome, metrics)
-    plots = plot_all(folder.path, report, rows, own, points, classes=facts["classes"], setting=setting)
-    if (figure := plot_verdict(facts["gatekeeper"])) is not None:
-        plots.append(save(folder.path / "report" / "gatekeeper.png", figure, setting))
-    return plots
+    plots = run_plots(report, rows, own_epochs(report.outcome, metrics), points, classes=facts["classes"])
+    plots["gatekeeper"] = partial(plot_verdict, facts["gatekeeper"])
+    return save_all(folder.path / "report", plots, setting, log)
 
 
 def _moved(folder: RunFolder, cost: Cost | None) -> dict[str, Any]:

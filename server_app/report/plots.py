@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from server_app.report.cost_plots import Point, differ_in_cost, plot_communication
-from server_app.report.drawing import COLOURS, legend_beside, new_figure, row_figure, save, short
+from server_app.report.drawing import COLOURS, legend_beside, new_figure, row_figure, short
 from server_app.report.evaluation import Row
 from server_app.report.feature_heads import features_section, plot_choice
 from server_app.report.gatekeeping import card_section
@@ -27,49 +27,39 @@ if TYPE_CHECKING:
 LEGEND_MOST = 20  # classes in a legend; more classes have a colour bar
 
 
-def plot_all(
-    folder: Path,
+def run_plots(
     report: StageReport,
     rows: Sequence[Row],
     metrics: Sequence[Mapping[str, Any]],
     points: Sequence[Point] = (),
     *,
     classes: Sequence[str] = (),
-    setting: str = "",
-) -> list[str]:
-    """Write the plots of a run into ``report/``.
+) -> dict[str, Callable[[], Figure | None]]:
+    """Return the plots of a run, each as a function that draws it; plots that would show nothing are left out.
 
     Args:
-        folder: The run folder.
         report: The server stage.
         rows: The result table.
         metrics: The rows of metrics.jsonl with the result's own accuracy.
         points: The results whose communication cost is known.
         classes: The names of the classes, in the order of their numbers; empty for the numbers themselves.
-        setting: The line below every title.
-
-    Returns:
-        The names of the files written; plots that would show nothing are left out.
     """
-    target = folder / "report"
-    target.mkdir(exist_ok=True)
     counts = {u.client: u.label_counts for u in report.job.uploads if u.label_counts is not None}
     curve = [(row["epoch"], row["accuracy"]) for row in metrics if "epoch" in row and "accuracy" in row]
     rounds = any("mib_per_client" in row for row in metrics)
-    figures = {"accuracy": plot_accuracy(rows)}
+    plots: dict[str, Callable[[], Figure | None]] = {"accuracy": partial(plot_accuracy, rows)}
     if counts:
-        figures["labels"] = plot_labels(counts, classes)
+        plots["labels"] = partial(plot_labels, counts, classes)
     if len(curve) > 1:
-        figures["server_curve"] = plot_curve(curve, rows, rounds=rounds)
+        plots["server_curve"] = partial(plot_curve, curve, rows, rounds=rounds)
     if differ_in_cost(points):
-        figures["communication"] = plot_communication(points)
+        plots["communication"] = partial(plot_communication, points)
     if weights := client_weights(report.outcome):
-        figures["client_weights"] = plot_client_weights(weights)
-    if (choice := plot_choice(metrics)) is not None:
-        figures["choice"] = choice
-    if report.outcome.images is not None:
-        figures["synthetic_images"] = plot_images(report.outcome.images.numpy())
-    return [save(target / f"{name}.png", figure, setting) for name, figure in figures.items()]
+        plots["client_weights"] = partial(plot_client_weights, weights)
+    plots["choice"] = partial(plot_choice, metrics)
+    if (images := report.outcome.images) is not None:
+        plots["synthetic_images"] = partial(plot_images, images.numpy())
+    return plots
 
 
 def plot_labels(counts: Mapping[str, Sequence[int]], names: Sequence[str] = ()) -> Figure:
@@ -161,7 +151,13 @@ def plot_curve(curve: Sequence[tuple[int, float]], rows: Sequence[Row], *, round
 
 
 def plot_images(images: np.ndarray[Any, Any]) -> Figure:
-    """Draw the first 64 of synthetic images [N, ch, H, W], uint8 or pixels in [0, 1], as a grid."""
+    """Draw the first 64 of synthetic images [N, ch, H, W], uint8 or pixels in [0, 1], as a grid.
+
+    Of images that are neither grey nor of three colours, the first channel is drawn.
+    """
+    given = images.shape[1]
+    whole = given in (1, 3)
+    images = images if whole else images[:, :1]
     shown = images[:64] if images.dtype == np.uint8 else (255 * images[:64]).astype(np.uint8)
     columns = min(16, len(shown))
     count, channels, height, width = shown.shape
@@ -173,7 +169,8 @@ def plot_images(images: np.ndarray[Any, Any]) -> Figure:
     figure, axes = new_figure(8.0, 8.0 * lines / columns + 0.5)
     axes.imshow(grid.transpose(1, 2, 0).squeeze(), cmap="gray", vmin=0, vmax=255, interpolation="nearest")
     axes.set_axis_off()
-    axes.set_title("Synthetic training images of the student; none is a client's")
+    kind = "of the student" if whole else f"(channel 1 of {given})"
+    axes.set_title(f"Synthetic training images {kind}; none is a client's")
     return figure
 
 

@@ -53,6 +53,22 @@ def test_named_classes_stand_in_the_result_its_card_and_its_page(
     assert columns[columns.index(names[0]) :][:11] == [*names, "all"]
 
 
+def test_a_plot_that_cannot_be_drawn_is_one_line_of_the_log(
+    run_folder: Callable[..., Path], stage: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: Any) -> None:
+        raise ValueError("no such\ncolour")
+
+    monkeypatch.setattr("server_app.report.plots.plot_accuracy", refused)
+    (report, settings, images), lines = stage("fedavg"), list[str]()
+    with RunFolder.open(run_folder()) as folder:
+        keep_outcome(folder, report, 1)
+        result = finish(folder, settings, report, images, seconds={}, log=lines.append)
+
+    assert result["plots"] == ["labels.png"]
+    assert [line for line in lines if "plot" in line] == ["plot accuracy: not drawn, ValueError: no such colour"]
+
+
 @pytest.mark.parametrize("method", ["dense", "fedens", "fedavg"])
 def test_a_finished_run_has_a_result_file_with_exactly_the_agreed_keys(
     run_folder: Callable[..., Path], stage: Callable[..., Any], method: str

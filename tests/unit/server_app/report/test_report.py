@@ -16,18 +16,18 @@ from matplotlib.image import imread
 from method_fakes import telling
 
 from server_app.report.cost_plots import Point
-from server_app.report.drawing import DPI, save
+from server_app.report.drawing import DPI, save, save_all
 from server_app.report.evaluation import Row, result_table
 from server_app.report.plots import (
     COLOURS,
     client_weights,
     model_card,
     plot_accuracy,
-    plot_all,
     plot_client_weights,
     plot_curve,
     plot_images,
     plot_labels,
+    run_plots,
 )
 from server_app.settings.held_out import HeldOut
 from strategies.combiners.outcomes import load_model
@@ -212,6 +212,29 @@ def test_the_grid_of_images_holds_the_images(shape: tuple[int, int, int, int]) -
         assert np.array_equal(second, images[1])
 
 
+@pytest.mark.plots
+@pytest.mark.parametrize("channels", [2, 4])
+def test_of_images_that_no_screen_shows_the_first_channel_is_drawn_and_named(channels: int) -> None:
+    images = np.random.default_rng(0).integers(0, 255, (1, channels, 8, 8), dtype=np.uint8)
+
+    axes = (figure := plot_images(images)).axes[0]
+
+    assert np.array_equal(np.asarray(axes.images[0].get_array())[:8, :8], images[0, 0])
+    assert f"(channel 1 of {channels})" in axes.get_title()
+    assert_inside_and_apart(figure, [axes.title])
+
+
+@pytest.mark.plots
+def test_a_dollar_in_a_name_is_drawn_as_it_is(tmp_path: Path) -> None:
+    figure = plot_labels({"$a_$": [1, 2]}, ["$1k_$2k", "$0-$10k"])
+
+    save(tmp_path / "labels.png", figure, "$_$")
+
+    legend = figure.axes[0].get_legend()
+    assert legend is not None
+    assert not any(text.get_parse_math() for text in legend.get_texts())
+
+
 @pytest.mark.parametrize("clients", [5, pytest.param(100, marks=pytest.mark.slow)])
 @pytest.mark.plots
 def test_the_plots_of_a_run_when_written_are_readable_files_of_a_sensible_size(
@@ -224,7 +247,8 @@ def test_the_plots_of_a_run_when_written_are_readable_files_of_a_sensible_size(
 
     points = [Point(row.name, row.kind, 0.25 * place, row.accuracy) for place, row in enumerate(RESULTS, 1)]
     metrics: list[dict[str, Any]] = [{"epoch": n, "accuracy": 50.0} for n in (1, 2)] + [{"note": "no epoch"}]
-    written = plot_all(tmp_path, report, rows(clients), metrics, points, setting="digits · 5 clients · seed 0")
+    plots = run_plots(report, rows(clients), metrics, points)
+    written = save_all(tmp_path / "report", plots, "digits · 5 clients · seed 0", pytest.fail)
 
     assert written == ["accuracy.png", "labels.png", "server_curve.png", "communication.png", "synthetic_images.png"]
     for name in written:
@@ -238,7 +262,8 @@ def test_plots_that_show_nothing_are_left_out(tmp_path: Path, stage: Stage) -> N
     report, _, _ = stage("fedens")
     points = [Point(row.name, row.kind, 0.25, row.accuracy) for row in RESULTS]
 
-    written = plot_all(tmp_path, report, rows(3), [{"epoch": 1, "accuracy": 50.0}], points)
+    plots = run_plots(report, rows(3), [{"epoch": 1, "accuracy": 50.0}], points)
+    written = save_all(tmp_path / "report", plots, "", pytest.fail)
 
     assert written == ["accuracy.png", "labels.png"]  # one cost for all, and a curve of one epoch
 
@@ -273,7 +298,8 @@ def test_plots_without_data_are_left_out(tmp_path: Path, stage: Stage) -> None:
     report, _, _ = stage("fedens")
     silent = tuple(telling(upload, label_counts=None) for upload in report.job.uploads)
 
-    written = plot_all(tmp_path, replace(report, job=replace(report.job, uploads=silent)), rows(3), [])
+    plots = run_plots(replace(report, job=replace(report.job, uploads=silent)), rows(3), [])
+    written = save_all(tmp_path / "report", plots, "", pytest.fail)
 
     assert written == ["accuracy.png"]
     assert [path.name for path in (tmp_path / "report").iterdir()] == written
