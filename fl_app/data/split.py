@@ -103,8 +103,7 @@ def unchanged(
     domains: torch.Tensor | None = None,
 ) -> Split:
     """Return the split of a set whose examples a model takes unchanged: its normalisation is the identity."""
-    same = Normalization((0.0,) * shape[0], (1.0,) * shape[0])
-    return Split(labels, num_classes, shape, same, "none", read, domains)
+    return Split(labels, num_classes, shape, Normalization.identity(shape[0]), "none", read, domains)
 
 
 def tokens_of(

@@ -9,6 +9,7 @@ from typing import Any
 
 from server_app.export.programs import SUFFIXES, check_packages, write_programs
 from server_app.export.stored_models import StoredModels, stored_models
+from server_app.report.inputs import as_given
 from strategies.core.durable import make_folder, sha256_file, store_errors
 from strategies.core.errors import OptionError, StoreError
 from strategies.run.files import read_json, write_json
@@ -114,7 +115,6 @@ def export_lines(facts: Mapping[str, Any]) -> list[str]:
 
 
 def _facts(run: Path, stored: StoredModels, folder: Path, differences: Mapping[str, float]) -> dict[str, Any]:
-    images = stored.normalization is not None
     files = {
         path.name: {"bytes": path.stat().st_size, "sha256": sha256_file(path)} for path in sorted(folder.iterdir())
     }
@@ -124,7 +124,8 @@ def _facts(run: Path, stored: StoredModels, folder: Path, differences: Mapping[s
         "input": {
             "name": stored.input_name,
             "shape": ["batch", *stored.input_shape],
-            "range": "pixels from 0 to 1; the file normalises them" if images else "as the data set gives them",
+            "range": as_given(stored.input_shape, stored.normalization)
+            or "pixels from 0 to 1; the file normalises them",
         },
         "output": {
             "name": "logits",

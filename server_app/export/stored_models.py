@@ -40,7 +40,7 @@ class StoredModels:
 
     Attributes:
         models: ``"student"``, ``"ensemble"`` or both -> a module from inputs [B, *input_shape] to logits [B, C], in
-            eval mode, on the CPU. Images are pixels from 0 to 1; the module normalises them.
+            eval mode, on the CPU. Of images it takes pixels, and normalises them.
         input_shape: (channels, height, width) of images; (F, 1, 1) of rows, (1, 1, L) of texts.
         num_classes: C.
         normalization: Of the pixels, inside the modules; None for rows and texts, which are taken as they are.
@@ -69,7 +69,7 @@ class StoredModels:
 
 
 class Begun(nn.Module):
-    """A module that begins where a user's example does: it normalises pixels for another module.
+    """A module that begins where a user's example does: it normalises images for another module.
 
     Args:
         model: Takes normalised images, or rows or texts as they are.
@@ -88,7 +88,7 @@ class Begun(nn.Module):
             self.register_buffer("pixel_std", torch.tensor(normalization.std).view(1, -1, 1, 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map examples [B, *input_shape], of images pixels from 0 to 1, to logits [B, C]."""
+        """Map examples [B, *input_shape], of images pixels before their normalisation, to logits [B, C]."""
         logits: Tensor = self.model((x - self.pixel_mean) / self.pixel_std if self._images else x)
         return logits
 

@@ -13,6 +13,7 @@ from server_app.report.drawing import COLOURS, legend_beside, new_figure, row_fi
 from server_app.report.evaluation import Row
 from server_app.report.feature_heads import features_section, plot_choice
 from server_app.report.gatekeeping import card_section
+from server_app.report.inputs import as_given
 from server_app.report.load_code import load_code
 from server_app.settings.choices import Choice
 from strategies.core.kinds import holds_images
@@ -224,8 +225,8 @@ def _names_of(classes: Sequence[str]) -> str:
 
 
 def _input_of(job: Job) -> str:
-    if not holds_images(job.input_shape):
-        return f"examples of shape {job.input_shape}, as the data set gives them"
+    if given := as_given(job.input_shape, job.normalization):
+        return f"{'images' if holds_images(job.input_shape) else 'examples'} of shape {job.input_shape}, {given}"
     mean, std = job.normalization.mean, job.normalization.std
     return f"""images of shape {job.input_shape} with pixels in [0, 1], normalised with mean {mean} and
 standard deviation {std}"""

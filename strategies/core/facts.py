@@ -23,6 +23,11 @@ class Normalization(NamedTuple):
         """Return mean and deviation 0.5 per channel, the default."""
         return cls((0.5,) * channels, (0.5,) * channels)
 
+    @classmethod
+    def identity(cls, channels: int) -> Normalization:
+        """Return mean 0 and deviation 1 per channel, which change nothing."""
+        return cls((0.0,) * channels, (1.0,) * channels)
+
 
 @dataclass(frozen=True)
 class UploadFacts:

@@ -63,8 +63,7 @@ def holds_images(input_shape: tuple[int, int, int]) -> bool:
 def default_normalization(input_shape: tuple[int, int, int]) -> Normalization:
     """Return the input space where none is given: images from -1 to 1, rows and texts as they are stored."""
     channels = input_shape[0]
-    same = Normalization((0.0,) * channels, (1.0,) * channels)
-    return Normalization.half(channels) if holds_images(input_shape) else same
+    return Normalization.half(channels) if holds_images(input_shape) else Normalization.identity(channels)
 
 
 def tried(model: Callable[..., Any], input_shape: tuple[int, int, int]) -> Any:

@@ -202,6 +202,15 @@ def test_an_export_that_was_cut_off_is_made_anew(
     assert set(export()["files"]) == {"student.pt2"}
 
 
+def test_an_export_of_images_that_nothing_normalises_says_so(foreign_run: Path) -> None:
+    facts = json.loads((foreign_run / "run.json").read_text())
+    write_json(foreign_run / "run.json", {**facts, "normalization": Normalization.identity(1)})
+
+    exported = export_run(foreign_run, only="torch", model="their_models:net", log=silent)
+
+    assert exported["input"]["range"] == "as the data set gives them, bytes divided by 255"
+
+
 @pytest.mark.parametrize("format", ["text", "json"])
 def test_the_command_prints_the_files(foreign_run: Path, format: str) -> None:  # noqa: A002
     words = ["export", str(foreign_run), "--only", "torch", "--model", "their_models:net", "--format", format]

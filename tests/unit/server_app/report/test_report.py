@@ -31,6 +31,7 @@ from server_app.report.plots import (
 )
 from server_app.settings.held_out import HeldOut
 from strategies.combiners.outcomes import load_model
+from strategies.core.facts import Normalization
 from strategies.method import EnsembleSpec, Method, Outcome
 from strategies.run.run_folder import RunFolder
 from strategies.run.stage import StageReport, keep_outcome
@@ -353,6 +354,15 @@ def test_the_model_card_names_the_model_its_source_and_its_accuracy(tmp_path: Pa
     ):
         assert part in text
     assert re.search(r"Weights \(sha256\): [0-9a-f]{64}\.", text)
+
+
+def test_the_model_card_of_images_that_nothing_normalises_says_so(tmp_path: Path, stage: Stage) -> None:
+    report, settings, images = stage("fedavg")
+    report = replace(report, job=replace(report.job, normalization=Normalization.identity(1)))
+
+    text = card(tmp_path, report, settings.method, images)
+
+    assert "Input: images of shape (1, 16, 16), as the data set gives them, bytes divided by 255. Output" in text
 
 
 def test_the_model_card_of_a_student_with_an_ensemble_names_both(tmp_path: Path, stage: Stage) -> None:
