@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -213,5 +214,5 @@ def _mode(path: Path, name: str) -> Iterator[Finding]:
     mode = path.expanduser().stat().st_mode & 0o777
     if mode & 0o077:
         who = "every user of this machine" if mode & 0o007 else "its group"
-        found, fix = f"{path}: mode {mode:o}, open to {who}", f"chmod 600 {path}"
+        found, fix = f"{path}: mode {mode:o}, open to {who}", f"chmod 600 {shlex.quote(str(path.expanduser()))}"
         yield Finding("error" if mode & 0o007 else "warning", f"{name}: mode", found, "600: its owner only", fix)

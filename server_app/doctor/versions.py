@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import shlex
 import shutil
 import socket
 import sys
@@ -124,7 +125,7 @@ def flower_commands(role: str) -> Iterator[Finding]:
         yield Finding("ok", "Flower's commands", "on the PATH")
         return
     lost = "" if (Path(scripts) / missing[0]).exists() else f", and {scripts} does not hold {missing[0]} either"
-    fix = f"export PATH={scripts}:$PATH (or activate the environment)"
+    fix = f"export PATH={shlex.quote(scripts)}:$PATH (or activate the environment)"
     found = f"{', '.join(missing)} not on the PATH{lost}"
     level: Level = "warning" if role == "machine" else "error"  # `oneshot run` finds them without the PATH
     yield Finding(level, "Flower's commands", found, "SuperLink and SuperNode start flower-superexec by its name", fix)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NoReturn
@@ -28,6 +29,11 @@ def _write(line: str, format: Format) -> None:  # noqa: A002
     stream = sys.stderr if format == "json" else sys.stdout
     stream.write(bar_of(stream).shown(line) if stream.isatty() else line + "\n")
     stream.flush()
+
+
+def oneshot(*words: object) -> str:
+    """Return one of our commands as a shell reads it, whatever the names of its folders."""
+    return shlex.join(["oneshot", *map(str, words)])
 
 
 def end_bars() -> None:

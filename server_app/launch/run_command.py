@@ -13,7 +13,7 @@ from typing import Any
 import typer
 
 from fl_app.node_config import SUPERNODES_VARIABLE
-from server_app.launch.console import INTERRUPTED, echo_to, end_bars, errors
+from server_app.launch.console import INTERRUPTED, echo_to, end_bars, errors, oneshot
 from server_app.launch.result import print_result
 from server_app.settings.build import check_before_start
 from server_app.settings.commit import COMMIT_VARIABLE, commit_of
@@ -137,7 +137,7 @@ def _how_to_go_on(folder: Path) -> str:
         _refuse_live(folder)
     except StoreError:  # the run of another process, which is no run to resume
         return ""
-    return f" To resume: oneshot resume {folder}" if is_run_folder(folder) else ""
+    return f" To resume: {oneshot('resume', folder)}" if is_run_folder(folder) else ""
 
 
 def stored_settings(folder: Path) -> dict[str, Scalar]:
@@ -168,11 +168,10 @@ def _refuse_replay(folder: Path) -> None:
     with RunFolder.open(folder, write=False) as run_folder:
         source, imported = (run_folder.info.get(key) for key in ("replay-of", "imported-from"))
     if source is None and imported is not None:
-        raise OptionError(f"{folder} was imported, so it has no clients. To replay: oneshot replay {folder}")
+        raise OptionError(f"{folder} was imported, so it has no clients. To replay: {oneshot('replay', folder)}")
     if source is not None:
-        raise OptionError(
-            f"{folder} is a replay, which has no clients. To resume: oneshot replay {source} --resume {folder}"
-        )
+        again = oneshot("replay", source, "--resume", folder)
+        raise OptionError(f"{folder} is a replay, which has no clients. To resume: {again}")
 
 
 def app_folder(given: Path | None) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import shutil
 import uuid
 import zipfile
@@ -17,6 +16,7 @@ import torch
 
 from fl_app.models import ARCHITECTURES, HEAD_FORM, known_name
 from fl_app.models.uploaded import SUMS
+from server_app.launch.console import oneshot
 from server_app.replay.import_map import Entry, Known, list_checkpoints, own_architectures
 from server_app.settings.build import build_job, held_out
 from server_app.settings.read import Settings, read_settings
@@ -101,7 +101,7 @@ def import_checkpoints(request: Request, *, log: Callable[[str], None]) -> dict[
         ],
         "refused": len(refused),
         "refusals": [{"client": client, "file": files[client], "reason": why} for client, why in refused.items()],
-        "next": f"oneshot replay {shlex.quote(str(target))} --method {settings.method.name}",
+        "next": oneshot("replay", target, "--method", settings.method.name),
     }  # fmt: skip
 
 

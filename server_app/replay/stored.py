@@ -10,6 +10,7 @@ from typing import Any
 
 from fl_app.data import Split
 from fl_app.project import FAILURES
+from server_app.launch.console import oneshot
 from server_app.launch.guard import sigterm_as_interrupt
 from server_app.replay.foreign_models import foreign_job, of_the_app
 from server_app.replay.request import Request
@@ -72,9 +73,9 @@ def replay_run(request: Request, *, log: Callable[[str], None], compute: ServerC
                 checkpoint_s=settings.app.checkpoint_s,
             )
         except KeyboardInterrupt:
-            model = f" --model {request.model}" if request.model else ""
-            model += f" --evaluate {request.evaluate}" if request.evaluate else ""
-            log(f"interrupted. To resume: oneshot replay {request.run} --resume {target.path}{model}")
+            own = ["--model", request.model] if request.model else []
+            own += ["--evaluate", request.evaluate] if request.evaluate else []
+            log(f"interrupted. To resume: {oneshot('replay', request.run, '--resume', target.path, *own)}")
             raise
         except (OneShotError, *FAILURES):
             if request.resume is None:

@@ -303,6 +303,17 @@ def test_a_run_that_goes_on_may_wait_longer_but_may_not_compute_something_else(e
     assert (engine.calls[-1][1]["deadline-s"], engine.calls[-1][1]["min-uploads"]) == (9, 1)
 
 
+def test_the_command_that_resumes_is_one_that_a_shell_can_read(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ONESHOT_RUNS", str(tmp_path / "my runs"))
+    engine.result, engine.launched = {"status": "failed", "error": "too few uploads"}, Launched(1, "failed", "")
+
+    ended = oneshot("run")
+
+    assert ended.stderr.endswith(f"To resume: oneshot resume '{engine.calls[0][1]['run-dir']}'\n")
+
+
 def test_a_failure_of_an_earlier_try_is_not_reported_as_that_of_this_one(engine: Engine) -> None:
     engine.result, engine.launched = {"status": "failed", "error": "too few uploads"}, Launched(1, "failed", "")
     oneshot("run")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Mapping
@@ -239,7 +240,7 @@ def test_a_folder_that_is_no_replay_of_this_run_cannot_be_resumed(run_folder: Ma
 def test_a_replay_that_is_interrupted_or_ended_says_how_to_go_on(
     run_folder: MakeRun, foreign: MakeRun, monkeypatch: pytest.MonkeyPatch, model: str
 ) -> None:
-    run, lines = (foreign() if model else run_folder()), list[str]()
+    run, lines = (foreign() if model else run_folder(name="my run")), list[str]()
 
     def interrupt(*_: object) -> None:
         if model:
@@ -252,8 +253,9 @@ def test_a_replay_that_is_interrupted_or_ended_says_how_to_go_on(
     with pytest.raises(KeyboardInterrupt):
         replayed(run, "fedens", lines=lines, model="foreign_net:Net" if model else "")
 
-    ending = " --model foreign_net:Net" if model else ""
-    assert lines[-1] == f"interrupted. To resume: oneshot replay {run} --resume {begun(run)}{ending}"
+    command = ["oneshot", "replay", str(run), "--resume", str(begun(run))]
+    command += ["--model", "foreign_net:Net"] if model else []
+    assert lines[-1] == f"interrupted. To resume: {shlex.join(command)}"
 
 
 # Runs of other projects, whose models and held-out images are not here.
