@@ -6,7 +6,9 @@ Only the small JSON files of the folders are read, so a list appears at once; pa
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,8 +35,7 @@ def list_runs(folder: Path) -> list[dict[str, Any]]:
         status and accuracy in % or None. A kind is run, replay or import; a status finished, failed, unfinished
         or imported.
     """
-    rows = [_row(run, *found) for run, found in _runs(folder)]
-    return sorted(rows, key=lambda row: (str(row["created"]), str(row["run"])))
+    return sorted((_row(run, *found) for run, found in _runs(folder)), key=_begun)
 
 
 def results(folder: str | Path = "") -> pd.DataFrame:
@@ -53,8 +54,7 @@ def results(folder: str | Path = "") -> pd.DataFrame:
     import pandas as pd
 
     place = runs_folder(str(folder))
-    rows = [_result_row(run, *found) for run, found in _runs(place)]
-    rows.sort(key=lambda row: (str(row["created"]), str(row["run"])))
+    rows = sorted((_result_row(run, *found) for run, found in _runs(place)), key=_begun)
     rows += [row for file in sorted(place.glob(f"*/{COMPARISON_FILE}")) for row in _cells(file)]
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
@@ -64,6 +64,14 @@ def _runs(folder: Path) -> Iterator[tuple[Path, tuple[dict[str, Any], dict[str, 
     for path in folder.glob(f"*/{FACTS_FILE}"):
         if (info := readable_json(path)) is not None:
             yield path.parent, (info, readable_json(path.parent / RESULT_FILE) or {})
+
+
+def _begun(row: dict[str, Any]) -> tuple[float, str]:
+    """Return what sorts rows by the instant of their creation, whatever its time zone; unreadable ones come first."""
+    try:
+        return datetime.fromisoformat(row["created"]).timestamp(), row["run"]
+    except (ValueError, OverflowError):
+        return -math.inf, row["run"]
 
 
 def _row(run: Path, info: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:

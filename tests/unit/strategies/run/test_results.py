@@ -85,6 +85,19 @@ def test_the_list_reads_the_same_runs(runs: Path) -> None:
     }  # fmt: skip
 
 
+def test_runs_of_several_time_zones_are_sorted_by_the_instant(tmp_path: Path) -> None:
+    for name, created in (
+        ("second", "2026-01-01T10:00:02+00:00"),
+        ("first", "2026-01-01T11:00:01+01:00"),
+        ("odd", "3"),
+    ):
+        written(tmp_path / name, run={"created": created})
+
+    assert (
+        [row["run"] for row in list_runs(tmp_path)] == results(tmp_path)["run"].tolist() == ["odd", "first", "second"]
+    )
+
+
 def test_the_clients_of_a_run_in_rounds_are_counted_though_they_upload_nothing(tmp_path: Path) -> None:
     written(tmp_path / "rounds", run={"method": "iterative", "num-supernodes": 4}, result={"uploads": 0})
 
