@@ -17,6 +17,7 @@ from flower_fakes import (
     CLASSES,
     ONE_THREAD,
     SHAPE,
+    SIGNATURES,
     Client,
     DeployedGrid,
     FakeGrid,
@@ -40,13 +41,16 @@ from strategies.client.corrections import LocalUpdate, read_round
 from strategies.client.round_state import RoundState
 from strategies.core.errors import OneShotError, OptionError, QuorumError, UploadError
 from strategies.flower.messages import count_bytes
+from strategies.flower.nodes import Limits, Nodes, Refusals
 from strategies.flower.rounds import loop
 from strategies.flower.rounds.base import Base, base_of
 from strategies.flower.rounds.fednova import FedNova
+from strategies.flower.rounds.round_trip import RoundTrip, Terms
 from strategies.flower.rounds.stc import Stc
 from strategies.method import Normalization
 from strategies.rounds.config import TITLES
 from strategies.rounds.refinement import Refiner
+from strategies.run.traffic import Traffic
 from strategies.teacher.average import weighted_mean
 
 State = dict[str, torch.Tensor]
@@ -651,3 +655,27 @@ def test_wrong_initial_arrays_are_refused(tmp_path: Path) -> None:
 def test_report_before_the_end_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="no outcome yet"):
         _ = iterative(tmp_path / "run").report
+
+
+# Clients and their nodes.
+
+
+def test_a_client_whose_supernode_started_again_counts_once() -> None:
+    grid = DeployedGrid({5: stock(1), 6: stock(2)})
+    nodes, terms = Nodes(grid, Refusals(None), Traffic()), Terms(1, Limits(5.0), num_classes=10)
+    trip = RoundTrip(nodes, run_id="", signatures={"net": SIGNATURES["net"]}, terms=terms)
+    nodes.names.pin(5, "alice")
+    nodes.names.pin(6, "bob")
+    assert (trip.nodes(1, fraction=1.0, seed=0), trip.most) == ([5, 6], 2)
+
+    grid.nodes[9] = stock(2)
+    trip.nodes(2, fraction=1.0, seed=0)
+    assert trip.most == 3  # perhaps another client
+    nodes.names.pin(9, "bob")
+    assert trip.most == 2
+
+    grid.nodes[11] = stock(3)
+    trip.nodes(3, fraction=1.0, seed=0)
+    assert trip.most == 3
+    nodes.names.barred.add(11)
+    assert trip.most == 2
