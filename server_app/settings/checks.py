@@ -10,11 +10,12 @@ from fl_app.attacks import POISONING, AttackConfig
 from fl_app.config import NO_TRACKER, AppConfig
 from fl_app.data import Split
 from fl_app.node_config import client_name, read_nodes
+from fl_app.node_policy import NodePolicy
 from fl_app.privacy import check_architecture
 from server_app.settings.choices import Choice
 from server_app.settings.read import Settings
 from strategies.compute import named
-from strategies.core.errors import DataError, OptionError
+from strategies.core.errors import DataError, OptionError, UploadError
 from strategies.core.gpu import resolve_device
 from strategies.core.kinds import CLASSIFIER, STATISTICS, kind_of
 from strategies.gatekeeper.config import OFF, GatekeeperConfig
@@ -101,7 +102,7 @@ def _check_counts_of_sums(app: AppConfig, method: Choice) -> None:
 
 
 def check_attackers(attack: AttackConfig, num_supernodes: int, nodes: str = "") -> None:
-    """Refuse attackers that are no clients of the simulation.
+    """Refuse attackers that are no clients of the simulation, or whose node's config has limits.
 
     Args:
         attack: The attackers and the kind of their attack.
@@ -109,11 +110,16 @@ def check_attackers(attack: AttackConfig, num_supernodes: int, nodes: str = "") 
         nodes: The setting "client.nodes", whose files may name the clients.
 
     Raises:
-        OptionError: The error names the unknown attackers and the clients.
+        OptionError: The error names the unknown attackers and the clients, or the attacker.
     """
     parts: list[dict[str, Any]] = [{"partition-id": number} for number in range(num_supernodes)]
     played = read_nodes(Path(nodes))[:num_supernodes] if nodes else parts
     attack.check_clients([client_name(facts) for facts in played])
+    for facts in played:
+        try:
+            NodePolicy.of(facts).check_attack(attack.of(client_name(facts)))
+        except UploadError as error:
+            raise OptionError(f"client.nodes: {client_name(facts)}: {error}") from error
 
 
 def check_halves(name: str, train: Split, test: Split) -> None:

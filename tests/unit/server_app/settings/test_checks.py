@@ -23,6 +23,9 @@ def test_an_attacker_among_nodes_that_are_not_played_is_refused(tmp_path: Path) 
     check_attackers(attack, 3, str(tmp_path))
     with pytest.raises(OptionError, match="names c: must be clients of this simulation, a to b"):
         check_attackers(attack, 2, str(tmp_path))
+    (tmp_path / "c.toml").write_text('client = "c"\npartition-id = 0\nmax-epsilon = 8.0\n')
+    with pytest.raises(OptionError, match="client.nodes: c: setting 'attack.kind' is 'random' and .* must not name"):
+        check_attackers(attack, 3, str(tmp_path))
 
 
 def test_attacks_when_they_cannot_be_are_refused_before_anything_starts(small: dict[str, Any]) -> None:
