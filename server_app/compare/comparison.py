@@ -88,7 +88,7 @@ def compare_runs(asked: Comparison, *, log: Log) -> dict[str, Any]:
         methods, left_out = _permitted(asked, folder)
         for name, reason in left_out.items():
             log(f"{name} is left out: {reason}")
-        if apart := differing(asked.runs):
+        if apart := differing(asked.runs, methods, asked.overrides):
             log(f"note: {differing_line(apart)}")
         cells = _cells(asked, methods, folder)
         _check(cells, own)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from server_app.report.communication import curve_of, own_names
 from server_app.settings.choices import CHOICES
+from server_app.settings.read import default_settings
 from strategies.core.errors import OptionError
 from strategies.run.retired import RETIRED
 from strategies.run.run_folder import RunFolder
@@ -15,8 +16,8 @@ from strategies.run.stage import kept_round
 from strategies.run.traffic import UPLOAD_PHASE
 
 AS_RUN = ", as run"
-# Tables of the settings that determine the uploads, and the exceptions in them.
-_OF_CLIENTS = ("data.", "model.", "client.", "attack.", "privacy.")
+# Settings that determine uploads, scores and schedules, with whole tables of them, and the exceptions in these.
+_OF_RESULTS = ("data.", "model.", "client.", "attack.", "privacy.", "scale", "teacher")
 _WHERE = ("data.root", "client.state-dir", "client.device")
 
 
@@ -61,14 +62,20 @@ _FACTS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
 }
 
 
-def differing(runs: Sequence[Path]) -> dict[str, list[Any]]:
-    """Return the settings of data, models and clients in which runs differ, with the values in the order of the runs.
+def differing(runs: Sequence[Path], methods: Sequence[str], given: Collection[str]) -> dict[str, list[Any]]:
+    """Return the settings in which the results of runs differ, with the values in the order of the runs.
 
     A mean over differing runs is not a mean over repetitions.
+
+    Args:
+        runs: The runs.
+        methods: The methods that run on their uploads.
+        given: The settings that are the same for all, whatever the runs have.
     """
-    stored = [info.get("settings") or {} for info in map(info_of, with_uploads(runs))]
-    names = sorted({name for settings in stored for name in settings if name.startswith(_OF_CLIENTS)} - {*_WHERE})
-    found = {name: list(dict.fromkeys(settings.get(name, RETIRED.get(name)) for settings in stored)) for name in names}
+    stored = [{**RETIRED, **default_settings(), **(info.get("settings") or {})} for info in map(info_of, runs)]
+    tables = (*_OF_RESULTS, *(f"{method}." for method in methods))
+    names = sorted({name for settings in stored for name in settings if name.startswith(tables)} - {*_WHERE, *given})
+    found = {name: list(dict.fromkeys(settings.get(name) for settings in stored)) for name in names}
     return {name: values for name, values in found.items() if len(values) > 1}
 
 

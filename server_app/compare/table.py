@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -245,15 +246,15 @@ def notes_of(comparison: Mapping[str, Any]) -> list[str]:
         "MiB/client: mean MiB that a client sent and received for the result; a replay has the cost of its uploads.",
         *(["As run: the runs' own results, with their clients."] if comparison.get("own") else []),
         *dict.fromkeys(_as_run(own) for own in comparison.get("own", []) if own["options"]),  # a foreign run has none
-        *(f"Scaled, {method}: {text}." for method, text in _scaled(cells).items()),
+        *_scaled(cells),
         *(f"Without {name}: {reason}." for name, reason in comparison["left_out"].items()),
     ]
 
 
 def differing_line(settings: Mapping[str, Sequence[Any]]) -> str:
-    """Return a sentence on the settings of the clients in which the runs differ: name -> values."""
+    """Return a sentence on the settings in which the runs differ: name -> values."""
     named = ", ".join(f"{name} ({', '.join(map(repr, values))})" for name, values in settings.items())
-    return f"The runs differ in {named}: each row is a mean over them, not over repetitions"
+    return f"The runs differ in {named}: a mean over them is not one over repetitions"
 
 
 def _as_run(own: Mapping[str, Any]) -> str:
@@ -263,9 +264,14 @@ def _as_run(own: Mapping[str, Any]) -> str:
     return f"{own['outcomes'][-1]['name']}: {' '.join(changed) or 'with the default options'}."
 
 
-def _scaled(cells: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return the schedules that the setting ``scale`` has shortened: method -> a sentence."""
-    return {cell["method"]: scaled_line(cell["scaled"]) for cell in cells if "scaled" in cell}
+def _scaled(cells: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a sentence on every schedule that the setting ``scale`` has shortened, and on how many results have it."""
+    results = Counter(cell["method"] for cell in cells)
+    found = Counter((cell["method"], scaled_line(cell["scaled"])) for cell in cells if "scaled" in cell)
+    return [
+        f"Scaled, {method}{f' ({n} of {results[method]} results)' if n < results[method] else ''}: {text}."
+        for (method, text), n in found.items()
+    ]
 
 
 def print_comparison(comparison: Mapping[str, Any], format: TableFormat) -> None:  # noqa: A002

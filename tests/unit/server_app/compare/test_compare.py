@@ -359,7 +359,7 @@ def test_runs_whose_clients_differ_are_compared_with_a_warning_that_names_the_di
 
     apart, alike = compared(first, second, log=lines), compared(first)
 
-    said = "The runs differ in data.alpha (0.1, 0.3): each row is a mean over them, not over repetitions"
+    said = "The runs differ in data.alpha (0.1, 0.3): a mean over them is not one over repetitions"
     assert apart["differing"] == {"data.alpha": [0.1, 0.3]}
     assert lines.count(f"note: {said}") == 1
     assert f"{said}." in notes_of(apart)

@@ -13,7 +13,7 @@ from server_app.compare import comparison as comparing
 from server_app.compare import running
 from server_app.compare.cell import Cell, work
 from server_app.compare.comparison import Comparison, compare_runs
-from server_app.compare.sources import own_results, with_uploads
+from server_app.compare.sources import differing, own_results, with_uploads
 from server_app.compare.table import lines_of, notes_of, points_of_lines
 from server_app.report.communication import Cost
 from server_app.settings.choices import CHOICES
@@ -104,6 +104,32 @@ def test_results_of_one_method_with_other_options_have_names_of_their_own(run_of
     curve = tuple(map(tuple, CURVE))
     assert points["FENS, nn, as run"].curves == (curve, curve)
     assert (points["FENS, nn, as run"].cost, points["FENS, nn, as run"].spread) == (lines[0].mib_per_client, 1.41)
+
+
+def test_runs_differ_in_scale_and_options_of_the_methods_and_where_they_have_nothing_but_own_results(
+    run_folder: MakeRun, run_of_fens: MakeRun
+) -> None:
+    runs = [
+        run_folder(scale=0.02, **{"dense.epochs": 4}),
+        run_folder(name="other", scale=1.0, **{"tally.epochs": 9, "dense.epochs": 2}),
+        run_of_fens(90.0, uploads=False, scale=1.0, **{"data.alpha": 5.0, "dense.epochs": 2}),
+    ]
+
+    assert differing(runs, ["fedens", "dense"], []) == {
+        "data.alpha": [0.3, 5.0], "dense.epochs": [4, 2], "scale": [0.02, 1.0]
+    }  # fmt: skip
+    assert differing(runs, ["dense"], ["data.alpha", "dense.epochs"]) == {"scale": [0.02, 1.0]}
+
+
+def test_notes_count_the_results_of_a_scaled_schedule() -> None:
+    scaled = [{}, {"scaled": {"dense.epochs": [4, 1]}}, {"scaled": {"dense.epochs": [4, 2]}}, {}]
+    cells = [{"method": "dense", "threads": 1, **more} for more in scaled]
+
+    notes = notes_of({"data": "digits", "runs": [], "seeds": 1, "left_out": {}, "cells": cells})
+
+    assert [note for note in notes if note.startswith("Scaled")] == [
+        f"Scaled, dense (1 of 4 results): dense.epochs {n} instead of 4." for n in (1, 2)
+    ]
 
 
 @pytest.mark.plots
