@@ -115,7 +115,7 @@ def run_cell(cell: Cell, token: str, log: Callable[[str], None]) -> str:
         start_new_session=True,  # a terminal's Ctrl-C reaches this process only
     )
     try:
-        reason = _follow(process, json.dumps(fields), log)
+        last = _follow(process, json.dumps(fields), log)
     except BaseException:
         process.kill()
         raise
@@ -123,23 +123,29 @@ def run_cell(cell: Cell, token: str, log: Callable[[str], None]) -> str:
         process.wait()
     if process.returncode < 0:
         return f"it was killed (signal {-process.returncode}), by hand or for lack of memory"
-    return reason or ("" if process.returncode == 0 else f"it ended with status {process.returncode}; see above")
+    if process.returncode > 0:
+        return last.removeprefix(_ERROR) or f"it ended with status {process.returncode}; see above"
+    if last:  # no failure, but a line of the user's own code
+        log(last)
+    return ""
 
 
 def _follow(process: subprocess.Popen[str], text: str, log: Callable[[str], None]) -> str:
-    """Write the text to the process and log its lines; return the error among them."""
+    """Write the text to the process and log its lines but the last that looks like an error; return that one."""
     if process.stdin is None or process.stdout is None:
         raise RuntimeError("the process was started without pipes")
-    reason = ""
+    last = ""
     with contextlib.suppress(BrokenPipeError), process.stdin as given:  # the process may have ended already
         given.write(text)
     with process.stdout as lines:
         for line in lines:
-            if line.startswith(_ERROR):
-                reason = line.removeprefix(_ERROR).strip()
-            else:
+            if not line.startswith(_ERROR):
                 log(line.rstrip("\n"))
-    return reason
+                continue
+            if last:
+                log(last)
+            last = line.rstrip("\n")
+    return last
 
 
 def expected_seconds(todo: Sequence[Cell], took: Sequence[tuple[str, float]]) -> float:

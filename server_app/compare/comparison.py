@@ -233,7 +233,7 @@ def _command(asked: Comparison, folder: Path) -> str:
 
 
 def _written(
-    folder: Path, facts: Mapping[str, Any], cells: Sequence[Cell], failures: Mapping[str, str]
+    folder: Path, facts: Mapping[str, Any], cells: Sequence[Cell], failures: Sequence[tuple[str, str]]
 ) -> dict[str, Any]:
     """Write compare.json and the plots; return the content of compare.json."""
     finished = [found for cell in cells if (found := facts_of(cell)) is not None]
@@ -268,8 +268,8 @@ def _device(asked: Comparison) -> str:
     return resolve_device(str(told)).partition(":")[0]
 
 
-def _failed(failures: Mapping[str, str], command: str) -> str:
-    (title, reason), *others = failures.items()
+def _failed(failures: Sequence[tuple[str, str]], command: str) -> str:
+    (title, reason), *others = failures
     more = f" (and {len(others)} more)" if others else ""
     return f"a cell failed{more}: {title}: {reason.rstrip('.')}. To resume: {command}"
 

@@ -59,7 +59,7 @@ class _Work:
         return self.log if self.jobs == 1 else lambda line: self.log(f"{cell.method}, {cell.run.name}: {line}")
 
 
-def run_cells(cells: Sequence[Cell], jobs: int, log: Log) -> dict[str, str]:
+def run_cells(cells: Sequence[Cell], jobs: int, log: Log) -> list[tuple[str, str]]:
     """Run the unfinished cells.
 
     Args:
@@ -68,7 +68,7 @@ def run_cells(cells: Sequence[Cell], jobs: int, log: Log) -> dict[str, str]:
         log: Takes a line for the user.
 
     Returns:
-        Title of a failed cell -> its reason.
+        Title and reason of every failed cell; two may have the same title.
     """
     known = [facts_of(cell) for cell in cells]
     took = [(cell.method, float(facts["total_s"])) for cell, facts in zip(cells, known, strict=True) if facts]
@@ -79,9 +79,9 @@ def run_cells(cells: Sequence[Cell], jobs: int, log: Log) -> dict[str, str]:
         work = _Work(todo, jobs, token, log, len(cells), took)
         futures = {pool.submit(work.run, cell): cell for cell in todo}
         try:
-            reasons = {futures[future].title: future.result() for future in as_completed(futures)}
+            reasons = [(futures[future].title, future.result()) for future in as_completed(futures)]
         except BaseException:
             # The guardian ends the cells' processes; those that wait must not start.
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    return {title: reason for title, reason in reasons.items() if reason}
+    return [(title, reason) for title, reason in reasons if reason]
