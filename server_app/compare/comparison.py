@@ -12,7 +12,7 @@ from server_app.compare.cell import Cell, facts_of
 from server_app.compare.page import comparison_page, comparison_setting
 from server_app.compare.plot import plot_comparison
 from server_app.compare.running import jobs_for, run_cells
-from server_app.compare.sources import data_of, differing, info_of, own_results, with_uploads
+from server_app.compare.sources import data_of, differing, info_of, own_results, scored_alike, with_uploads
 from server_app.compare.table import differing_line, headline, lines_of, points_of_lines, times_of_lines
 from server_app.launch.guard import sigterm_as_interrupt
 from server_app.replay.stored import check_replay, unmet_need
@@ -35,6 +35,7 @@ CELLS_FOLDER = "cells"
 COMMUNICATION_FILE = "communication.png"
 COST_FILE = "cost.png"
 _WITH_CLIENTS = "it trains with its clients after their upload; the table has its own runs if they are named"
+_FOREIGN = ("model", "evaluate")  # names of another project's code
 ALL = "all"
 
 Log = Callable[[str], None]
@@ -84,8 +85,10 @@ def compare_runs(asked: Comparison, *, log: Log) -> dict[str, Any]:
     with sigterm_as_interrupt():
         folder = _folder(asked)
         asked = _with_earlier(asked, folder)
-        data, own = data_of(asked.runs), own_results(asked.runs)
+        data = data_of(asked.runs)
+        own, elsewhere = scored_alike(own_results(asked.runs), asked.overrides)
         methods, left_out = _permitted(asked, folder)
+        left_out |= elsewhere
         for name, reason in left_out.items():
             log(f"{name} is left out: {reason}")
         if apart := differing(asked.runs, methods, asked.overrides):
@@ -97,7 +100,7 @@ def compare_runs(asked: Comparison, *, log: Log) -> dict[str, Any]:
             "compare_dir": str(folder),
             "runs": [str(run.absolute()) for run in asked.runs],
             "data": data,
-            "evaluate": asked.evaluate,
+            **{name: getattr(asked, name) for name in _FOREIGN},
             "methods": methods,
             "left_out": left_out,
             "differing": apart,
@@ -128,16 +131,19 @@ def _folder(asked: Comparison) -> Path:
 
 
 def _with_earlier(asked: Comparison, folder: Path) -> Comparison:
-    """Add the runs, methods, seeds and settings of the folder's earlier comparison.
+    """Add the runs, methods, seeds, settings and code of the folder's earlier comparison.
 
     Raises:
-        OptionError: The settings differ from the earlier ones: cells of both must not share a line.
+        OptionError: Settings or code differ from the earlier ones: cells of both must not share a line.
     """
     if not (folder / COMPARISON_FILE).exists():
         return asked
     before = read_json(folder / COMPARISON_FILE)
-    for key, now in sorted(asked.overrides.items()):
-        then = before["settings"].get(key)
+    foreign = {name: before.get(name, getattr(asked, name)) for name in _FOREIGN}  # earlier versions stored no model
+    settings = {**before["settings"], **{f"--{name}": text for name, text in foreign.items() if text}}
+    given = {**asked.overrides, **{f"--{name}": text for name in _FOREIGN if (text := getattr(asked, name))}}
+    for key, now in sorted(given.items()):
+        then = settings.get(key)
         if then != now:
             raise OptionError(
                 f"{folder} compares with {key}={_shown(then)}, now it is {_shown(now)}: must be its original settings, "
@@ -153,6 +159,7 @@ def _with_earlier(asked: Comparison, folder: Path) -> Comparison:
         methods=",".join([*earlier, asked.methods]),
         seeds=max(asked.seeds, before["seeds"]),
         overrides=before["settings"],
+        **foreign,
     )
 
 

@@ -10,12 +10,14 @@ from server_app.report.communication import curve_of, own_names
 from server_app.settings.choices import CHOICES
 from server_app.settings.read import default_settings
 from strategies.core.errors import OptionError
+from strategies.core.options import Scalar
 from strategies.run.retired import RETIRED
 from strategies.run.run_folder import RunFolder
 from strategies.run.stage import kept_round
 from strategies.run.traffic import UPLOAD_PHASE
 
 AS_RUN = ", as run"
+_HELD_OUT = "data.held-out"
 # Settings that determine uploads, scores and schedules, with whole tables of them, and the exceptions in these.
 _OF_RESULTS = ("data.", "model.", "client.", "attack.", "privacy.", "scale", "teacher")
 _WHERE = ("data.root", "client.state-dir", "client.device")
@@ -72,7 +74,7 @@ def differing(runs: Sequence[Path], methods: Sequence[str], given: Collection[st
         methods: The methods that run on their uploads.
         given: The settings that are the same for all, whatever the runs have.
     """
-    stored = [{**RETIRED, **default_settings(), **(info.get("settings") or {})} for info in map(info_of, runs)]
+    stored = [_with_defaults(info_of(run)) for run in runs]
     tables = (*_OF_RESULTS, *(f"{method}." for method in methods))
     names = sorted({name for settings in stored for name in settings if name.startswith(tables)} - {*_WHERE, *given})
     found = {name: list(dict.fromkeys(settings.get(name) for settings in stored)) for name in names}
@@ -106,6 +108,24 @@ def own_results(runs: Sequence[Path]) -> list[dict[str, Any]]:
     for facts in found:
         alike.setdefault(_key(facts), []).append(facts["options"])
     return [_named(facts, alike[_key(facts)]) for facts in found]
+
+
+def scored_alike(
+    own: Sequence[Mapping[str, Any]], overrides: Mapping[str, Scalar]
+) -> tuple[list[Mapping[str, Any]], dict[str, str]]:
+    """Return the own results that were scored on the same held-out examples as cells with these settings.
+
+    Returns:
+        The results, and for each other one its name -> why it is left out.
+    """
+    then = {facts["run"]: _with_defaults(info_of(Path(facts["run"])))[_HELD_OUT] for facts in own}
+    other = {run: value for run, value in then.items() if value != overrides.get(_HELD_OUT, value)}
+    reasons = {f"{run}{AS_RUN}": f"its own result was scored with {_HELD_OUT}={value}" for run, value in other.items()}
+    return [facts for facts in own if facts["run"] not in other], reasons
+
+
+def _with_defaults(info: Mapping[str, Any]) -> dict[str, Any]:
+    return {**RETIRED, **default_settings(), **(info.get("settings") or {})}
 
 
 def _key(facts: Mapping[str, Any]) -> tuple[str, ...]:

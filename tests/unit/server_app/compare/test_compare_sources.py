@@ -13,7 +13,7 @@ from server_app.compare import comparison as comparing
 from server_app.compare import running
 from server_app.compare.cell import Cell, work
 from server_app.compare.comparison import Comparison, compare_runs
-from server_app.compare.sources import differing, own_results, with_uploads
+from server_app.compare.sources import differing, own_results, scored_alike, with_uploads
 from server_app.compare.table import lines_of, notes_of, points_of_lines
 from server_app.report.communication import Cost
 from server_app.settings.choices import CHOICES
@@ -119,6 +119,16 @@ def test_runs_differ_in_scale_and_options_of_the_methods_and_where_they_have_not
         "data.alpha": [0.3, 5.0], "dense.epochs": [4, 2], "scale": [0.02, 1.0]
     }  # fmt: skip
     assert differing(runs, ["dense"], ["data.alpha", "dense.epochs"]) == {"scale": [0.02, 1.0]}
+
+
+def test_own_results_on_other_held_out_images_than_the_cells_are_left_out(run_of_fens: MakeRun) -> None:
+    half, whole = run_of_fens(90.0, name="half", **{"data.held-out": "report"}), run_of_fens(80.0)
+    own = own_results([half, whole])
+
+    assert scored_alike(own, {}) == (own, {})
+    assert scored_alike(own, {"data.held-out": "report"}) == (
+        own[:1], {f"{whole}, as run": "its own result was scored with data.held-out=all"}
+    )  # fmt: skip
 
 
 def test_notes_count_the_results_of_a_scaled_schedule() -> None:

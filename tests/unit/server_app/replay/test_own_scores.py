@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from server_app.compare import comparison as comparing
 from server_app.compare.comparison import Comparison, compare_runs
 from server_app.compare.table import lines_of, notes_of
 from server_app.replay.request import Request
@@ -167,3 +169,19 @@ def test_runs_of_another_project_are_compared_with_its_scores(run: Path, tmp_pat
     assert "--evaluate scored_net:score" in found["command"]
     assert any(note.startswith("Accuracy on held-out examples") for note in notes_of(found))
     assert found["plot"] == "comparison.png"
+
+
+def test_the_code_of_a_comparison_need_not_be_named_again_and_other_code_is_refused(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comparing, "run_cells", lambda *_: [])
+    asked = Comparison((run,), "fedens", model="scored_net:net", evaluate="scored_net:score", out=tmp_path / "compared")
+
+    first = compare_runs(asked, log=lambda _: None)
+    again = compare_runs(replace(asked, model="", evaluate=""), log=lambda _: None)
+
+    assert again["command"] == first["command"]
+    with pytest.raises(
+        OptionError, match=r'compares with --evaluate="scored_net:score", now it is "scored_net:scores": must be'
+    ):
+        compare_runs(replace(asked, evaluate="scored_net:scores"), log=lambda _: None)
