@@ -128,7 +128,7 @@ def replay(
     """Run any server method on the stored uploads of a run, without Flower and without clients."""
     with errors(format):
         overrides = settings_of(changes, method=method or None)
-        overrides.pop("method", None)
+        method = str(overrides.pop("method", ""))
         check_run_folder(folder)
         from server_app.launch.result import print_result
         from server_app.replay.request import Request

@@ -19,8 +19,10 @@ from server_app import __main__ as entry
 from server_app import cli as command_line
 from server_app.launch import superlink as launching
 from server_app.launch.superlink import Launched
+from server_app.replay.request import Request
 from server_app.settings.choices import ASSUMPTIONS, CHOICES, assumption_of
 from server_app.settings.read import APP_DEFAULTS, default_settings
+from strategies.core.errors import OptionError
 from strategies.core.places import make_run_place
 from strategies.run.files import read_json, write_json
 from strategies.run.run_folder import RunFolder
@@ -371,6 +373,22 @@ def test_a_replay_from_the_command_line_prints_its_table_and_its_json(
     again = oneshot("replay", run, "--resume", result["run_dir"], "--format", "json")
     assert json.loads(again.stdout)["weights_sha256"] == result["weights_sha256"]
     assert engine.calls == []
+
+
+def test_a_replay_takes_its_method_from_the_settings_unless_the_option_names_one(
+    run_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def noted(request: Request, **_: Any) -> None:
+        asked.append((request.method, dict(request.overrides)))
+        raise OptionError("enough")
+
+    asked: list[tuple[str, dict[str, Any]]] = []
+    monkeypatch.setattr("server_app.replay.stored.replay_run", noted)
+    words = ["replay", run_folder(), "--set", "method=fedavg seed=4"]
+    oneshot(*words)
+    oneshot(*words, "--method", "dense")
+
+    assert asked == [("fedavg", {"seed": 4}), ("dense", {"seed": 4})]
 
 
 def test_a_replay_that_was_cut_off_goes_on_as_a_replay_only(
