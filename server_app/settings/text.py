@@ -33,7 +33,7 @@ def merge_settings(sources: Sequence[str], kinds: Mapping[str, type]) -> dict[st
     """
     merged: dict[str, Scalar] = {}
     for source in sources:
-        file = _file_of(source)
+        file = _file_of(source, kinds)
         merged.update(_read_pairs(source, kinds) if file is None else _read_file(file))
     merged = without_retired(merged)
     reject_unknown(merged, list(kinds))
@@ -62,9 +62,9 @@ def toml_table(settings: Mapping[str, Scalar]) -> str:
     return "".join(f"{quoted(key)} = {to_toml(value)}\n" for key, value in settings.items())
 
 
-def _file_of(source: str) -> Path | None:
+def _file_of(source: str, kinds: Mapping[str, type]) -> Path | None:
     """Return the file that a source is, or names, None for pairs; outside a clone conf/ is the installed one."""
-    if source.endswith(".toml"):
+    if source.endswith(".toml") and source.partition("=")[0].strip() not in kinds:
         own, named = Path(source), CONF / Path(source).name
         return named if source == f"conf/{named.name}" and named.exists() and not own.exists() else own
     name = source.strip()

@@ -101,6 +101,12 @@ def test_a_file_that_cannot_be_read_is_named_with_the_reason(tmp_path: Path) -> 
         merge_settings([str(tmp_path / "folder.toml")], KINDS)
 
 
+def test_pairs_may_end_in_the_name_of_a_file() -> None:
+    assert merge_settings(["seed=2 client.nodes=nodes/a.toml"], KINDS) == {"seed": 2, "client.nodes": "nodes/a.toml"}
+    with pytest.raises(OptionError, match="settings file alpha=0.1/absent.toml cannot be read: No such file"):
+        merge_settings(["alpha=0.1/absent.toml"], KINDS)
+
+
 @pytest.mark.parametrize("value", [True, False, 0, -3, 0.1, 1e-05, 1e300, "", "plain", 'a "quoted" \\ path', "ü"])
 def test_a_value_when_written_as_toml_reads_back_equal(value: bool | float | str) -> None:
     back = tomllib.loads(f"value = {to_toml(value)}")["value"]
