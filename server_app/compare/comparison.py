@@ -243,8 +243,8 @@ def _written(
     folder: Path, facts: Mapping[str, Any], cells: Sequence[Cell], failures: Sequence[tuple[str, str]]
 ) -> dict[str, Any]:
     """Write compare.json and the plots; return the content of compare.json."""
-    finished = [found for cell in cells if (found := facts_of(cell)) is not None]
-    lines = lines_of([*finished, *facts["own"]])
+    facts = {**facts, "cells": [found for cell in cells if (found := facts_of(cell)) is not None]}
+    lines = lines_of([*facts["cells"], *facts["own"]])
     setting, points, times = comparison_setting(facts), points_of_lines(lines, facts["own"]), times_of_lines(lines)
     plot = communication = cost = ""
     if any(line.accuracies for line in lines):
@@ -258,7 +258,6 @@ def _written(
         "status": "failed" if failures else "finished",
         **({"error": _failed(failures, facts["command"])} if failures else {}),
         "table": [line.as_json() for line in lines],
-        "cells": finished,
         "plot": plot,
         "communication_plot": communication,
         "cost_plot": cost,

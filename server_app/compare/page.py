@@ -15,9 +15,9 @@ from server_app.settings.text import to_toml
 
 
 def comparison_setting(facts: Mapping[str, Any]) -> str:
-    """Return the line below the titles of a comparison: data, split, clients and seeds of its runs."""
+    """Return the line below the titles of a comparison: data, split and clients of its runs, seeds of its results."""
     infos = [info_of(Path(run)) for run in facts["runs"]]
-    seeds = {info["seed"] + more for info in infos for more in range(facts["seeds"])}
+    seeds = [cell["seed"] for cell in (*facts["cells"], *facts["own"])]
     return setting_line(
         [info.get("settings", {}) for info in infos], [info.get("num-supernodes") or 0 for info in infos], seeds
     )

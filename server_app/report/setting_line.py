@@ -31,7 +31,7 @@ def setting_line(settings: Iterable[Mapping[str, Any]], clients: Iterable[int], 
     Args:
         settings: Flat settings of each run; empty for a run of another project.
         clients: Number of clients of each run; 0 where it is unknown.
-        seeds: All seeds.
+        seeds: All seeds; none where nothing has finished.
 
     Returns:
         A line such as ``digits · split dirichlet-classes, alpha 0.3 · 5 clients · seed 0``.
@@ -39,8 +39,8 @@ def setting_line(settings: Iterable[Mapping[str, Any]], clients: Iterable[int], 
     runs, numbers = list(settings), sorted(set(seeds))
     data, split = (_joined(map(line, runs)) for line in (data_line, split_line))
     count = _joined(str(number) for number in sorted(set(clients)) if number)
-    several = f"seeds {_joined(map(str, numbers))}" if len(numbers) > 1 else f"seed {_joined(map(str, numbers))}"
-    found = [data, f"split {split}" if split else "", f"{count} client{'s' * (count != '1')}" if count else "", several]
+    drawn = f"seed{'s' * (len(numbers) > 1)} {_joined(map(str, numbers))}" if numbers else ""
+    found = [data, f"split {split}" if split else "", f"{count} client{'s' * (count != '1')}" if count else "", drawn]
     return " · ".join(part for part in found if part)
 
 

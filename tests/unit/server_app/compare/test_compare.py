@@ -272,6 +272,13 @@ def test_settings_of_a_comparison_need_not_be_named_again(run_folder: MakeRun, r
     assert info["settings"]["dense.latent"] == 5
 
 
+@pytest.mark.usefixtures("ran")
+def test_the_page_names_the_seeds_of_the_results(run_folder: MakeRun, tmp_path: Path) -> None:
+    compared(run_folder(), overrides={"seed": 5}, out=tmp_path / "out")
+
+    assert "3 clients · seed 5<" in (tmp_path / "out" / "report.html").read_text()
+
+
 def test_schedules_when_scaled_are_shown_under_the_table(run_folder: MakeRun, ran: list[Any]) -> None:
     ended = oneshot("compare", run_folder(scale=0.5), "--methods", "dense", "--format", "md")
 
