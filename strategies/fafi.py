@@ -101,6 +101,11 @@ def _prototypes(job: Job, upload: Upload) -> Tensor:
     return found
 
 
+def draws_of(config: FafiConfig) -> bool:
+    """Return whether the result depends on random draws."""
+    return config.fusion == "noise"
+
+
 def mark_of(config: FafiConfig) -> str:
     """Return what sets a result apart in tables."""
     return TRANSDUCTIVE if config.bn == TEST_BATCH else ""
@@ -115,5 +120,6 @@ METHOD = Method(
     needs=frozenset({Need.SAME_ARCHITECTURE, Need.IMAGES}),
     kind="ensemble",
     uploads="prototypes",
+    draws=draws_of,
     mark=mark_of,
 )

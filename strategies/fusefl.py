@@ -30,7 +30,7 @@ from .core.clients import Question
 from .core.errors import OptionError, UploadError
 from .core.gpu import eager
 from .core.kinds import BLOCK, SUFFIXES, base_of
-from .core.options import check, option
+from .core.options import Always, check, option
 from .core.seeds import generator, seeded_torch
 from .core.work import work
 from .distillation.pool import shuffled_batches
@@ -233,7 +233,7 @@ METHOD = Method(
     fit=fit,
     needs=frozenset({Need.SAME_ARCHITECTURE, Need.IMAGES}),
     kind="ensemble",
-    draws=True,
+    draws=Always(True),
     fit_with=fit_with,
     uploads="block",
     check=check_job,

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from .core.gpu import Graphed, set_rate
-from .core.options import check, option, presets
+from .core.options import Always, check, option, presets
 from .core.seeds import generator
 from .core.work import work
 from .distillation import settings
@@ -189,5 +189,5 @@ METHOD = Method(
     fit=fit,
     needs=frozenset({Need.SIDES_OF_FOUR, Need.IMAGE_GRADIENTS}),
     kind="ensemble",
-    draws=True,
+    draws=Always(True),
 )

@@ -24,7 +24,7 @@ from server_app.settings.text import to_toml
 from strategies.core.durable import make_folder, store_errors
 from strategies.core.errors import OptionError, StoreError
 from strategies.core.gpu import resolve_device
-from strategies.core.options import Scalar, listed
+from strategies.core.options import Scalar, listed, parse
 from strategies.method import Method
 from strategies.run.files import read_json, write_json
 from strategies.run.results import COMPARISON_FILE
@@ -196,17 +196,19 @@ def _permitted(asked: Comparison, folder: Path) -> tuple[list[str], dict[str, st
 def _cells(asked: Comparison, methods: Sequence[str], folder: Path) -> list[Cell]:
     """Return the cells, all methods of a seed before the next seed; methods without random draws have one seed."""
     return [
-        _cell(asked, run, method, folder, more)
+        cell
         for more in range(asked.seeds)
         for run in with_uploads(asked.runs)
         for method in methods
-        if more == 0 or _draws(method)
+        if _draws(cell := _cell(asked, run, method, folder, more)) or more == 0
     ]
 
 
-def _draws(name: str) -> bool:
-    method = CHOICES[name]
-    return method.kind == "student" or (isinstance(method, Method) and method.draws)
+def _draws(cell: Cell) -> bool:
+    method, options = CHOICES[cell.method], {**(info_of(cell.run).get("settings") or {}), **cell.overrides}
+    return method.kind == "student" or (
+        isinstance(method, Method) and method.draws(parse(method.config, options, method.name))
+    )
 
 
 def _cell(asked: Comparison, run: Path, method: str, folder: Path, more: int = 0) -> Cell:

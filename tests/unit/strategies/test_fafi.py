@@ -92,6 +92,11 @@ def test_fusion_by_size_equals_a_loop_over_samples() -> None:
     np.testing.assert_allclose(model(images).numpy(), predicted(one, images), rtol=1e-4, atol=1e-5)
 
 
+def test_only_fusion_by_noise_depends_on_the_seed() -> None:
+    assert METHOD.draws(FafiConfig(fusion="noise"))
+    assert not METHOD.draws(FafiConfig())
+
+
 def test_fusion_by_noise_weighs_by_the_mean_distance_from_noise() -> None:
     one, images = job(*map(upload, range(3)), fusion="noise"), torch.randn(20, 1, 4, 4)
     noise = torch.randn(NOISE_IMAGES, 1, 4, 4, generator=generator(one.seed, "fafi", "noise"))

@@ -210,6 +210,18 @@ def test_runs_when_there_are_several_count_together(run_folder: MakeRun, ran: li
     assert line["accuracy_spread"] == pytest.approx(abs(scores[0] - scores[1]) / 2**0.5, abs=0.01)
 
 
+def test_a_method_that_draws_under_some_options_has_more_seeds_under_these(
+    run_folder: MakeRun, ran: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draws = replace(CHOICES["fedens"], draws=lambda config: config.mean == "probabilities")
+    monkeypatch.setattr("strategies.fedens.METHOD", draws)
+
+    compared(run_folder(**{"fedens.mean": "probabilities"}), seeds=2)
+    compared(run_folder(name="other"), seeds=2)
+
+    assert ran == [("fedens", "run", 0), ("fedens", "run", 1), ("fedens", "other", 0)]
+
+
 def test_all_when_asked_for_leaves_out_methods_that_the_uploads_do_not_permit_and_a_name_is_refused(
     run_folder: MakeRun, ran: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
