@@ -54,7 +54,7 @@ def evaluate(
         0 if outcome.ensemble is None or _is_of_all(method) else 1 + (outcome.ensemble.precision != PLAIN.precision)
     )
     own = uploads * passes + (outcome.student is not None)
-    models = uploads * (method.uploads in PREDICTING) + averaged + own
+    models = uploads * held_out.member_passes * (method.uploads in PREDICTING) + averaged + own
     total, done = models * held_out.num_batches, 0
     with Journal(None, log, label="evaluation", unit="batch") as journal:
 

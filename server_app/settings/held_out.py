@@ -39,6 +39,7 @@ class HeldOut:
     passed: Callable[[int], None] | None = None
     functions: tuple[FeatureFunction, ...] = ()
     classes: tuple[str, ...] = ()
+    member_passes = 1  # for the members' scores and the ensemble's together
 
     def __call__(self, epoch: int, model: nn.Module) -> dict[str, float]:  # noqa: ARG002  an Observer gets both
         """Return ``{"accuracy": %}`` of a model: the observer of a server stage."""

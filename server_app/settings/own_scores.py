@@ -31,6 +31,7 @@ class OwnScores:
     function: Callable[[nn.Module], Any]
     passed: Callable[[int], None] | None = None
     num_batches = 1
+    member_passes = 2  # alone and in the ensemble
     classes = ()  # which only the project knows
 
     @classmethod

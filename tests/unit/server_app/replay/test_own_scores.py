@@ -89,8 +89,12 @@ def replayed(run: Path, method: str, evaluate: str, **more: Any) -> dict[str, An
 
 @pytest.mark.parametrize("evaluate", ["scored_net:score", "scored_net:scores"])
 def test_a_scored_replay_has_a_table_a_card_and_a_page(run: Path, evaluate: str) -> None:
-    result = replayed(run, "fedens", evaluate)
+    lines: list[str] = []
+    result = replay_run(Request(run, "fedens", {}, model="scored_net:net", evaluate=evaluate), log=lines.append)
 
+    shown = re.findall(r"evaluation: batch (\d) of (\d)", "\n".join(lines))
+    assert shown[-1] == ("5", "5")  # a and b, their ensemble of two, FedAvg
+    assert all(done <= total for done, total in shown)
     assert [(row["name"], row["accuracy"]) for row in result["table"]] == [
         ("a", 100.0), ("b", 0.0), ("FedAvg (one shot)", 100.0), ("FedENS", 100.0)
     ]  # fmt: skip
