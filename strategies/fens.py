@@ -101,6 +101,11 @@ def trains_on_server(config: FensConfig) -> bool:
     return config.train_on == "server"
 
 
+def draws(config: FensConfig) -> bool:
+    """Say whether the result follows from random draws: start and steps of an aggregator that is trained."""
+    return AGGREGATORS[config.aggregator].kind not in ("static", "voted")
+
+
 def check_job(job: Job) -> None:
     """Refuse, before a client has worked, an aggregator that does not suit the classes or the examples.
 
@@ -273,4 +278,5 @@ METHOD = Method(
     needs_as_configured=needs,
     asks=asks,
     labelled=trains_on_server,
+    draws=draws,
 )

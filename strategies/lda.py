@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from .core.errors import OptionError
 from .core.kinds import GRAM
-from .core.options import check, option
+from .core.options import Always, check, option
 from .method import Method, Need, Outcome
 from .statistics.choice import choose_shrinkage, max_share, with_share
 from .statistics.heads import Lda
@@ -78,4 +78,5 @@ METHOD = Method(
     uploads="statistics",
     guarded=with_share,
     check=check_uploads,
+    draws=Always(False),
 )

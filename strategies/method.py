@@ -251,7 +251,7 @@ class Method:
         labelled: Set if it can learn from labelled images of the server: whether its config requires them.
         rate: The option of its learning rate, without its table.
         mark: What sets its result apart from others in tables, given its config; empty for nothing.
-        draws: Whether its ensemble follows from random draws, given its config; every student does.
+        draws: Whether its result follows from random draws, given its config; None: only if it is a student.
         by_round: Its draws depend on :attr:`Job.server_round` too, not on the seed alone.
         guarded: Its config where a gatekeeper judges the uploads, given the asked one; None for the asked one.
     """
@@ -269,7 +269,7 @@ class Method:
     check_alone: Callable[[Job], None] | None = None
     teachers: frozenset[str] = frozenset()
     lends: Callable[[Job], Mapping[str, str | int | float]] | None = None
-    draws: Callable[[Any], bool] = field(default=Always(False))
+    draws: Callable[[Any], bool] | None = None
     by_round: bool = False
     needs_as_configured: Callable[[Any], frozenset[Need]] = field(default=Always(frozenset()))
     asks: Callable[[Any], ClientAsks] = field(default=Always(ClientAsks()))

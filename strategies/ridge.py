@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .core.kinds import GRAM
-from .core.options import check, option
+from .core.options import Always, check, option
 from .method import Method, Outcome
 from .statistics.choice import choose_penalty, max_share, values_of, with_share
 from .statistics.heads import Head, Ridge, balanced
@@ -95,4 +95,5 @@ METHOD = Method(
     uploads="statistics",
     guarded=with_share,
     check=check_uploads,
+    draws=Always(False),
 )

@@ -206,9 +206,9 @@ def _cells(asked: Comparison, methods: Sequence[str], folder: Path) -> list[Cell
 
 def _draws(cell: Cell) -> bool:
     method, options = CHOICES[cell.method], {**(info_of(cell.run).get("settings") or {}), **cell.overrides}
-    return method.kind == "student" or (
-        isinstance(method, Method) and method.draws(parse(method.config, options, method.name))
-    )
+    if not isinstance(method, Method) or method.draws is None:
+        return method.kind == "student"
+    return method.draws(parse(method.config, options, method.name))
 
 
 def _cell(asked: Comparison, run: Path, method: str, folder: Path, more: int = 0) -> Cell:
