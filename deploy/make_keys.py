@@ -164,12 +164,27 @@ def _make_node(place: Path, public_file: Path) -> list[Path]:
 
 def _list_keys(public: Path) -> list[Path]:
     """Write the list that binds each public key to the name of its file, if it changes."""
-    named = [(file.read_bytes().split(), file.stem) for file in sorted(public.glob("*.pub"))]
-    if odd := [name for words, name in named if len(words) < 2]:
-        raise KeysError(f"{public / odd[0]}.pub is no public key: must be a line of ssh-keygen, 'ecdsa-... AAAA...'")
-    lines = b"".join(b"%b %b %b\n" % (kind, key, name.encode()) for (kind, key, *_), name in named)
+    owners: dict[bytes, Path] = {}
+    for file in sorted(public.glob("*.pub")):
+        if (first := owners.setdefault(_public_key(file), file)) != file:
+            raise KeysError(f"{file} holds the key of {first.name}: must be another, for a key names one client")
+    lines = b"".join(b"%b %b\n" % (key, file.stem.encode()) for key, file in owners.items())
     listed = public / "node_keys"
     return [] if listed.exists() and listed.read_bytes() == lines else [_write(listed, lines, private=False)]
+
+
+def _public_key(file: Path) -> bytes:
+    """Return the kind and the key in a node's public file, as the server can read them."""
+    if not NAME.fullmatch(file.stem):
+        raise KeysError(f"{file} is named after no node: must be <name>.pub, with a name that matches {NAME.pattern}")
+    line = b" ".join(file.read_bytes().split()[:2])
+    try:
+        fits = isinstance(serialization.load_ssh_public_key(line), ec.EllipticCurvePublicKey)
+    except (ValueError, UnsupportedAlgorithm):
+        fits = False
+    if not fits:
+        raise KeysError(f"{file} is no public key: must be a line of ssh-keygen, 'ecdsa-... AAAA...'")
+    return line
 
 
 def _certificate(subject: x509.Name, issuer: x509.Name, key: Key, days: int) -> x509.CertificateBuilder:

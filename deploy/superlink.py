@@ -5,15 +5,17 @@ a run, or register or remove a node. Flower 1.41 authenticates their sender only
 not include. Without this rule, any program that reaches the port may start a run, and a run is code on every machine.
 
 So this server answers control commands with 403, unless they come from an address in ``ONESHOT_CONTROL_FROM`` (default
-127.0.0.1 and ::1). The address is that of the connection. A header that names another one is never believed: commands
-with such a header came through a proxy, and are refused. It takes the flags of flower-superlink.
+127.0.0.1 and ::1). Its own processes call the address that it listens on, so commands from there are taken too. The
+address is that of the connection. A header that names another one is never believed: commands with such a header came
+through a proxy, and are refused. It takes the flags of flower-superlink.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
 
 from flwr.superlink import extensions
@@ -51,9 +53,17 @@ class LocalControl:
         await PlainTextResponse("control commands from this address are not accepted\n", 403)(scope, receive, send)
 
 
-def allowed_addresses() -> frozenset[str]:
-    """Return the addresses whose control commands are accepted."""
-    return frozenset(os.environ.get(VARIABLE, "127.0.0.1 ::1").replace(",", " ").split())
+def allowed_addresses(arguments: Sequence[str] = ()) -> frozenset[str]:
+    """Return the addresses whose control commands are accepted.
+
+    Args:
+        arguments: Of the command line. Flower's own processes call the address of ``--host``, and so come from it.
+    """
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--host", default="")
+    host = parser.parse_known_args(arguments)[0].host
+    named = os.environ.get(VARIABLE, "127.0.0.1 ::1").replace(",", " ").split()
+    return frozenset(named) | ({host} - {"", "0.0.0.0", "::"})  # noqa: S104  Flower calls those by 127.0.0.1
 
 
 def main() -> None:
@@ -64,8 +74,8 @@ def main() -> None:
     if not callable(getattr(extensions, "get_middleware", None)):
         sys.exit("this Flower has no flwr.superlink.extensions.get_middleware: install the version of constraints.txt")
     os.environ["FORWARDED_ALLOW_IPS"] = ""  # uvicorn would put the header's address in place of the connection's
-    others = extensions.get_middleware
-    extensions.get_middleware = lambda: (Middleware(LocalControl, allowed=allowed_addresses()), *others())
+    others, allowed = extensions.get_middleware, allowed_addresses(sys.argv[1:])
+    extensions.get_middleware = lambda: (Middleware(LocalControl, allowed=allowed), *others())
     flower_superlink()
 
 

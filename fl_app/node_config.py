@@ -14,6 +14,7 @@ from typing import Any
 from fl_app.node_policy import NodePolicy
 from strategies.core.errors import OptionError, UploadError
 from strategies.core.options import check_device
+from strategies.core.places import expanded
 from strategies.core.toml import read_toml_file
 
 # Key of a node's config -> type of its value.
@@ -158,5 +159,5 @@ def _read(file: Path) -> dict[str, Any]:
     facts = checked_facts(read_toml_file(file, "node config"), f"node config {file}")
     for key in PATHS:
         if facts.get(key):
-            facts[key] = str(file.parent.absolute() / Path(facts[key]).expanduser())
+            facts[key] = str(file.parent.absolute() / expanded(facts[key]))
     return facts

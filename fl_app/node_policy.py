@@ -8,7 +8,7 @@ a config of its own reads and writes no path that a run's settings name.
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,8 +19,10 @@ from typing import Any
 from strategies.core.errors import DataError, OptionError, UploadError
 from strategies.core.kinds import backbone_in
 from strategies.core.options import listed
+from strategies.core.places import expanded
 
 LABEL_COUNTS = ("numbers", "presence", "none")
+LARGEST = sys.float_info.max  # of a whole number that a float can hold
 DELTA = 1e-4  # the sum of ten runs with the default of privacy.delta
 # The keys that end the free choice of paths.
 _GUARDING = ("read", "state-dir", "max-epsilon", "max-delta")
@@ -63,7 +65,7 @@ class NodePolicy:
         _check(facts)
         return cls(
             deployed=deployed or any(key in facts for key in _GUARDING),
-            read=tuple(Path(each).expanduser().resolve() for each in listed(facts.get("read", ""))),
+            read=tuple(expanded(each).resolve() for each in listed(facts.get("read", ""))),
             state=str(facts.get("state-dir", "")),
             max_epsilon=float(facts["max-epsilon"]) if "max-epsilon" in facts else None,
             max_delta=float(facts.get("max-delta", DELTA)),
@@ -204,22 +206,23 @@ def _check(facts: Mapping[str, Any]) -> None:
     Raises:
         OptionError: Names the key, the value and the range.
     """
-    ranges = {"max-epsilon": math.inf, "max-delta": 1.0}
-    for key, most in ranges.items():
-        if key in facts and not (0 < facts[key] < most):
-            allowed = "a number greater than 0" + (f" and below {most:g}" if most < math.inf else "")
-            raise OptionError(f"the node's config: {key} is {facts[key]!r}: must be {allowed}")
+    for key, most in {"max-epsilon": LARGEST, "max-delta": 1.0}.items():
+        if key in facts and not 0 < facts[key] < most:
+            raise OptionError(
+                f"the node's config: {key} is {facts[key]!r:.80}: must be a number greater than 0 and below {most:g}"
+            )
     if "max-delta" in facts and "max-epsilon" not in facts:
         raise OptionError("the node's config has max-delta and no max-epsilon: must have both, or max-epsilon alone")
-    if not 0 <= facts.get("max-ensemble-mib", 0.0) < math.inf:
-        raise OptionError(f"the node's config: max-ensemble-mib is {facts['max-ensemble-mib']!r}: must be at least 0")
+    if not 0 <= facts.get("max-ensemble-mib", 0.0) < LARGEST:
+        shown = f"{facts['max-ensemble-mib']!r:.80}"
+        raise OptionError(f"the node's config: max-ensemble-mib is {shown}: must be at least 0 and below {LARGEST:g}")
     if facts.get("label-counts", "numbers") not in LABEL_COUNTS:
         raise OptionError(
             f"the node's config: label-counts is {facts['label-counts'][:80]!r}: must be one of "
             f"{', '.join(LABEL_COUNTS)}"
         )
     for folder in listed(facts.get("read", "")):
-        if not Path(folder).expanduser().is_absolute():
+        if not expanded(folder).is_absolute():
             raise OptionError(
                 f"the node's config: read has {folder[:200]!r}: must be absolute paths, divided by commas"
             )

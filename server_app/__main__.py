@@ -6,6 +6,9 @@ import sys
 
 def main() -> None:
     """Run the command line."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the program that starts this one
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115, PTH123  for as long as the process lives
     try:
         from server_app.cli import cli
         from strategies.run.journal import LOG_VARIABLE

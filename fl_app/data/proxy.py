@@ -10,13 +10,12 @@ also be another data set's, or those of a file, which need not be real.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from strategies.core.errors import DataError, OptionError
+from strategies.core.places import expanded
 from strategies.core.seeds import generator
 
 from .sources import open_split
@@ -93,7 +92,7 @@ def images_in(file: str, input_shape: tuple[int, int, int]) -> torch.Tensor:
     """
     where = f"setting 'data.proxy-file' is {file!r}"
     try:
-        found = load_file(Path(file).expanduser())
+        found = load_file(expanded(file))
     except FileNotFoundError as error:
         raise DataError(f"{where}: no such file; must be a safetensors file with a tensor 'images'") from error
     except (OSError, SafetensorError) as error:

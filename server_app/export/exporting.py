@@ -12,6 +12,7 @@ from server_app.export.stored_models import StoredModels, stored_models
 from server_app.report.inputs import as_given
 from strategies.core.durable import make_folder, sha256_file, store_errors
 from strategies.core.errors import OptionError, StoreError
+from strategies.core.places import expanded
 from strategies.run.files import read_json, write_json
 
 FACTS = "export.json"
@@ -40,7 +41,7 @@ def export_run(
     """
     kinds = (only,) if only else tuple(SUFFIXES)
     check_packages(kinds)
-    target = (out if out is not None else run / "export").expanduser().resolve()
+    target = expanded(out if out is not None else run / "export").resolve()
     _earlier(target)
     stored = stored_models(run, model)
     if not stored.models:

@@ -15,6 +15,7 @@ from server_app.launch.console import Format, TableFormat
 from server_app.launch.runs import run_named
 from strategies.core.errors import OptionError
 from strategies.core.options import Scalar
+from strategies.core.places import expanded
 
 # Settings whose value is a run, by path, by name, or latest.
 RUNS = ("uploads", "teacher-run")
@@ -118,4 +119,4 @@ def settings_of(texts: list[str] | None, **more: Scalar | None) -> dict[str, Sca
 
     given = catalogue().settings(texts or [], **more)
     runs = {key: run_named(str(given[key])) for key in RUNS if given.get(key)}
-    return {**given, **{key: str(folder.expanduser().absolute()) for key, folder in runs.items()}}
+    return {**given, **{key: str(expanded(folder).absolute()) for key, folder in runs.items()}}

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import os
 import sysconfig
+from collections.abc import Mapping
 from pathlib import Path
 
 from fl_app.project import FOLDER_VARIABLE, project_folder
 from server_app.launch.guard import TOKEN_KEY
 from strategies.core import offline
+from strategies.core.places import expanded
 
 REFUSALS = "refused.log"  # in the run's folder: connections refused because the run is offline
 _PATHS = (
@@ -28,7 +30,7 @@ def run_environment(folder: Path, token: str) -> dict[str, str]:
         folder: The run's folder.
         token: Marks the run's processes; see :func:`server_app.launch.guard.guarded`.
     """
-    given = os.environ
+    given = {**os.environ, **_absolute_python_path(os.environ)}
     return {
         # Flower polls for a run to start at this interval, in seconds; its default is 1.
         "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25",
@@ -39,7 +41,7 @@ def run_environment(folder: Path, token: str) -> dict[str, str]:
         # glibc reuses large blocks in the main thread's arena only; the stages run in other threads.
         "MALLOC_ARENA_MAX": "1",
         **given,
-        **{key: str(Path(given[key]).expanduser().absolute()) for key in _PATHS if given.get(key)},
+        **{key: str(expanded(given[key]).absolute()) for key in _PATHS if given.get(key)},
         FOLDER_VARIABLE: str(project_folder()),
         "FLWR_HOME": str(folder),
         "RAY_TMPDIR": str(folder),
@@ -75,3 +77,9 @@ def gpu_share(device: str, clients: int) -> float:
 
     gpus = torch.cuda.device_count()
     return (_PARTS // (math.ceil(clients / gpus) + 1) + 1) / _PARTS if gpus else 0.0
+
+
+def _absolute_python_path(given: Mapping[str, str]) -> dict[str, str]:
+    """Return PYTHONPATH for processes that run in another folder; nothing if it is not set."""
+    folders = [str(Path(path).absolute()) for path in given.get("PYTHONPATH", "").split(os.pathsep) if path]
+    return {"PYTHONPATH": os.pathsep.join(folders)} if folders else {}

@@ -181,7 +181,7 @@ def app_folder(given: Path | None) -> Path:
     for folder in candidates:
         try:
             tool = tomllib.loads((folder / "pyproject.toml").read_text()).get("tool", {})
-        except (OSError, tomllib.TOMLDecodeError):
+        except (OSError, ValueError):  # of another encoding, or no TOML
             continue
         if "app" in tool.get("flwr", {}):
             return folder.resolve()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fl_app.config import AppConfig
 from strategies.core.errors import OptionError, StoreError
+from strategies.core.places import expanded
 from strategies.method import TEACHERS, Job, Upload
 from strategies.run.run_folder import RunFolder, StoredWeights, load_ensemble
 from strategies.run.stage import kept_round, usable_uploads
@@ -56,7 +57,7 @@ def taught(job: Job, app: AppConfig, info: Mapping[str, Any]) -> Job:
         return replace(job, teacher=app.teacher if app.teacher in TEACHERS else None)
     run = Path(info["replay-of"])
     try:
-        spec, members = load_ensemble(Path(app.teacher_run).expanduser() if app.teacher_run else run, job.builders)
+        spec, members = load_ensemble(expanded(app.teacher_run) if app.teacher_run else run, job.builders)
     except StoreError as error:
         raise OptionError(f"setting 'teacher' is 'run': needs a run that ended with an ensemble; {error}") from error
     if app.teacher_run:

@@ -14,6 +14,7 @@ from server_app.rounds.runs import read_runs, settings_of
 from server_app.rounds.table import RoundsLine, default_targets, line_of
 from strategies.core.durable import make_folder, store_errors
 from strategies.core.errors import OptionError, StoreError
+from strategies.core.places import expanded
 from strategies.run.files import write_json
 
 FACTS_FILE = "rounds.json"
@@ -80,7 +81,7 @@ def _run_facts(line: RoundsLine) -> dict[str, Any]:
 def _folder(out: Path | None) -> Path | None:
     if out is None:
         return None
-    folder = out.expanduser().absolute()
+    folder = expanded(out).absolute()
     if folder.exists() and not (folder.is_dir() and ((folder / FACTS_FILE).exists() or not any(folder.iterdir()))):
         raise StoreError(f"{folder}: holds no such report; --out must be a new folder, or one with {FACTS_FILE}")
     return folder

@@ -30,6 +30,7 @@ from strategies.compute import named
 from strategies.core.errors import OptionError
 from strategies.core.gpu import resolve_device
 from strategies.core.kinds import CVAE, HEAD, STATISTICS, backbone_in, holds_images
+from strategies.core.places import expanded
 from strategies.method import TEACHERS, Job, Method
 from strategies.run import FACTS_FILE, is_run_folder
 from strategies.run.run_folder import RunFolder
@@ -206,7 +207,7 @@ def build_strategy(settings: Settings, job: Job) -> OneShot | Iterative:
     run_dir = app.resume or app.run_dir
     # Every CVAE sends a decoder of one architecture, whatever its encoder.
     accepted = "" if isinstance(settings.method, Method) and settings.method.uploads == CVAE else app.model.accepted
-    if app.resume and not is_run_folder(Path(app.resume).expanduser()):
+    if app.resume and not is_run_folder(expanded(app.resume)):
         raise OptionError(f"setting 'resume' is {app.resume!r}: must be the folder of a run (it holds {FACTS_FILE})")
     names = ("threads", "device", "max_upload_mib", "checkpoint_s", "teacher", "store_images")
     of_run = {name: getattr(app, name) for name in names}

@@ -10,6 +10,7 @@ from typing import Any
 
 from strategies.core.errors import OptionError
 from strategies.core.options import Scalar, meant, reject_unknown
+from strategies.core.places import expanded
 from strategies.core.toml import read_toml, read_toml_file
 from strategies.run.retired import without_retired
 
@@ -43,7 +44,7 @@ def merge_settings(sources: Sequence[str], kinds: Mapping[str, type]) -> dict[st
 def with_absolute_paths(settings: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """Return settings with absolute paths: the app runs in a folder of its own."""
     paths = {key: value for key, value in settings.items() if key in PATHS and isinstance(value, str) and value}
-    return {**settings, **{key: str(Path(value).expanduser().absolute()) for key, value in paths.items()}}
+    return {**settings, **{key: str(expanded(value).absolute()) for key, value in paths.items()}}
 
 
 def to_toml(value: Scalar) -> str:

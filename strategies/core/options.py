@@ -192,10 +192,9 @@ def parse(cls: type[T], settings: Mapping[str, Scalar], table: str = "") -> T:
             values[field.name] = parse(kind, settings, key)  # type: ignore[arg-type]
         elif key in settings:
             value = settings[key]
-            # Flower's settings are TOML: a float may be written without a decimal point.
-            value = float(value) if kind is float and type(value) is int else value
             _check_value(key, value, kind, field.metadata)
-            values[field.name] = value
+            # Flower's settings are TOML: a float may be written without a decimal point.
+            values[field.name] = float(value) if kind is float and type(value) is int else value
     return cls(**values)
 
 
@@ -219,6 +218,7 @@ def presets(table: Mapping[str, Mapping[str, Any]]) -> classmethod[Any, ..., Any
     return classmethod(preset)
 
 
+WHOLE = 2**63  # the messages of Flower hold whole numbers below it
 DEVICES = re.compile(r"auto|cpu|mps|cuda(:\d+)?")
 DEVICE_NAMES = "auto, cpu, cuda, cuda:N or mps"
 
@@ -272,6 +272,8 @@ def meant(word: str, known: Iterable[str]) -> str:
 def _check_value(key: str, value: Any, kind: type, facts: Mapping[str, Any]) -> None:
     whole_float = kind is float and type(value) is int
     fits = (type(value) is kind or whole_float) and not (isinstance(value, float) and not math.isfinite(value))
+    wide = type(value) is int and not -WHOLE <= value < WHOLE
+    fits = fits and not wide
     low, high, above = facts.get("low"), facts.get("high"), facts.get("above")
     choices = facts.get("choices", ())
     if fits and not isinstance(value, str):
@@ -279,8 +281,8 @@ def _check_value(key: str, value: Any, kind: type, facts: Mapping[str, Any]) -> 
     if fits and choices:
         fits = value in choices if ":" not in value else OWN_FORM in choices and is_own(value)
     if not fits:
-        hint = meant(value, choices) if isinstance(value, str) else ""
-        raise OptionError(f"setting {key!r} is {value!r}: must be {_allowed(kind, facts)}{hint}")
+        hint = meant(value, choices) if isinstance(value, str) else ", of 64 bits" * wide
+        raise OptionError(f"setting {key!r} is {value!r:.200}: must be {_allowed(kind, facts)}{hint}")
 
 
 def _allowed(kind: type, facts: Mapping[str, Any]) -> str:

@@ -13,6 +13,7 @@ from flwr.common.logger import log
 from flwr.serverapp.strategy import Strategy
 
 from ..core.errors import OptionError
+from ..core.places import expanded
 
 Shape = tuple[int, int, int]
 # Flower's steps, for callers that own the loop; start() has its own.
@@ -69,7 +70,7 @@ def check_start(strategy: Strategy, own: type[Strategy], timeout: Any) -> None:
 
 def absolute(run_dir: str | Path | None) -> Path | None:
     """Return a run folder as it is meant now, wherever the process goes later; None for none."""
-    return Path(run_dir).expanduser().absolute() if run_dir else None
+    return expanded(run_dir).absolute() if run_dir else None
 
 
 def told_scores(what: str, found: Any, read: Callable[[Any], Any] = float) -> MetricRecord:

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 from ..core.errors import StoreError
+from ..core.places import expanded
 
 RUNS_VARIABLE = "ONESHOT_RUNS"  # the environment variable that names the folder of the runs
 FACTS_FILE = "run.json"  # written first; the file that makes a folder a run folder
@@ -12,7 +13,7 @@ RESULT_FILE = "result.json"  # written last
 
 def runs_folder(chosen: str = "") -> Path:
     """Return the folder of the runs: ``chosen``, else $ONESHOT_RUNS, else ``runs`` here; absolute."""
-    return Path(chosen or os.environ.get(RUNS_VARIABLE, "") or "runs").expanduser().absolute()
+    return expanded(chosen or os.environ.get(RUNS_VARIABLE, "") or "runs").absolute()
 
 
 def is_run_folder(path: Path) -> bool:

@@ -19,6 +19,7 @@ from ..core.errors import OptionError, StoreError, UploadError, blaming
 from ..core.facts import UploadFacts
 from ..core.kinds import CLASSIFIER, base_of, default_normalization, holds_images, kind_of
 from ..core.options import meant
+from ..core.places import expanded
 from ..method import ASSUMED, METHODS, Job, Method, Need, Normalization, Outcome, Upload
 from ..uploads.builders import check_student, chosen_config, chosen_student, named_builders
 from ..uploads.checks import Signatures, check_facts, check_upload
@@ -123,7 +124,7 @@ class Result:
         Raises:
             StoreError: The folder holds a model that this result does not replace, or the disk refuses.
         """
-        place = Path(folder).expanduser()
+        place = expanded(folder)
         parts = {STUDENT_FILE: self.outcome.student, FOLDER_NAME: self.outcome.ensemble}
         if other := [name for name, part in parts.items() if part is None and (place / name).exists()]:
             raise StoreError(f"{place / other[0]} is of another result: must be a folder without it")
@@ -274,7 +275,7 @@ def _checked(kept: State | str | Path, facts: UploadFacts, signatures: Signature
 
 
 def _state(kept: State | str | Path) -> State:
-    return kept if isinstance(kept, dict) else read_checkpoint(Path(kept).expanduser())
+    return kept if isinstance(kept, dict) else read_checkpoint(expanded(kept))
 
 
 def _architecture(state: State, signatures: Signatures) -> str:

@@ -17,6 +17,7 @@ import torch
 
 from ..core.durable import TEMPORARY_PATTERN, make_folder, store_errors, sync_folder
 from ..core.errors import StoreError
+from ..core.places import expanded
 from ..method import EnsembleSpec, Upload
 from ..uploads.digest import Weights, weights_sha256
 from . import FACTS_FILE, RESULT_FILE, RUNS_VARIABLE, check_run_folder, ensembles, is_run_folder, runs_folder
@@ -66,7 +67,7 @@ class RunFolder:
         Raises:
             StoreError: The folder is not empty, cannot be written, or has another writer.
         """
-        path = Path(path).expanduser().absolute()
+        path = expanded(path).absolute()
         with store_errors(path):
             make_folder(path, 0o700)  # weights can reveal data; to let others read, make the folder beforehand
             _refuse_occupied(path)
@@ -93,7 +94,7 @@ class RunFolder:
         Raises:
             StoreError: It is no run folder, is damaged or not writable, or has another writer (named by its pid).
         """
-        path = Path(path).expanduser().absolute()
+        path = expanded(path).absolute()
         check_run_folder(path)
         info = read_json(path / FACTS_FILE)
         if not isinstance(info, dict) or not isinstance(info.get("id"), str):
@@ -111,7 +112,7 @@ class RunFolder:
     @classmethod
     def open_or_create(cls, path: Path, info: Mapping[str, Any]) -> RunFolder:
         """Open the run folder at ``path`` for writing, or make it if there is none; see :meth:`create`."""
-        return cls.open(path) if is_run_folder(Path(path).expanduser()) else cls.create(path, info)
+        return cls.open(path) if is_run_folder(expanded(path)) else cls.create(path, info)
 
     def close(self) -> None:
         """Stop being the writer; the folder can still be read."""
@@ -255,13 +256,15 @@ def default_run_dir(run_dir: str, name: str, *, parent: Path | None = None) -> P
         StoreError: The folder cannot be written to.
     """
     if run_dir:
-        named = Path(run_dir).expanduser().absolute()
+        named = expanded(run_dir).absolute()
         there = next(folder for folder in (named, *named.parents) if folder.exists())
         if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
             raise StoreError(f"run-dir {named}: {there} is no folder that can be written to")
         return named
     chosen = str(parent or os.environ.get(RUNS_VARIABLE, ""))
     runs = runs_folder(chosen)
+    if str(runs).encode(errors="replace").decode() != str(runs):
+        raise StoreError(f"{os.fsencode(runs)!r}: not UTF-8, as the settings of a run are; name a folder by run-dir")
     there = next(folder for folder in (runs, *runs.parents) if folder.exists())
     if not chosen and not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
         raise StoreError(

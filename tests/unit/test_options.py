@@ -38,6 +38,8 @@ def test_parse_of_flatten_returns_the_same_config() -> None:
         ({"seed": -1}, "'seed'", "at least 0"),
         ({"seed": True}, "'seed'", "a whole number"),
         ({"seed": "7"}, "'seed'", "a whole number"),
+        ({"seed": 2**63}, "'seed'", "a whole number at least 0, of 64 bits"),
+        ({"inner.alpha": 10**400}, "'inner.alpha'", "a number greater than 0.0, of 64 bits"),
         ({"use-it": 1}, "'use-it'", "true or false"),
         ({"inner.alpha": 0.0}, "'inner.alpha'", "greater than 0.0"),
         ({"inner.alpha": float("nan")}, "'inner.alpha'", "a number"),

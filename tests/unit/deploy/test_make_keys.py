@@ -15,7 +15,12 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_ssh_private_key
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_pem_private_key,
+    load_ssh_private_key,
+)
 from flwr.cli.supernode.register import try_load_public_key
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
@@ -98,7 +103,10 @@ def test_a_second_call_adds_a_node_and_replaces_nothing(keys: Path) -> None:
 
 def test_a_node_that_has_its_private_key_keeps_its_public_one(keys: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (keys / "hospital-a" / "node.key").unlink()  # it lies on the node's machine alone
-    (keys / "public" / "hospital-d.pub").write_bytes((keys / "public" / "hospital-b.pub").read_bytes())
+    theirs = ec.generate_private_key(ec.SECP384R1()).public_key()
+    sent = theirs.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    (keys / "public" / "hospital-d.pub").write_bytes(sent)
+    lost = contents(keys)["public/hospital-b.pub"]
     (keys / "public" / "hospital-b.pub").unlink()
     before = contents(keys)
 
@@ -111,7 +119,7 @@ def test_a_node_that_has_its_private_key_keeps_its_public_one(keys: Path, capsys
         name: text for name, text in before.items() if name != "public/node_keys"
     }
     assert after.keys() - before.keys() == {"hospital-d/ca.crt", "public/hospital-b.pub"}
-    assert after["public/hospital-b.pub"].split()[:2] == before["public/hospital-d.pub"].split()[:2]
+    assert after["public/hospital-b.pub"] == lost
 
 
 @pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="there is no ssh-keygen")
@@ -125,11 +133,33 @@ def test_a_private_key_with_a_passphrase_is_named(keys: Path, capsys: pytest.Cap
     assert f"{file} is no private key without a passphrase" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("text", ["", "AAAA"])
+PEM = "-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n"
+OTHER_KIND = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4f a"
+
+
+@pytest.mark.parametrize("text", ["", "AAAA", PEM, OTHER_KIND])
 def test_a_file_that_is_no_public_key_is_named(keys: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
     (keys / "public" / "hospital-a.pub").write_text(text)
     assert main([str(keys), *ASKED]) == 1
     assert "hospital-a.pub is no public key: must be a line of ssh-keygen" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("hospital-a (1)", "hospital-a (1).pub is named after no node: must be <name>.pub"),
+        ("hospital-z", "hospital-z.pub holds the key of hospital-a.pub: must be another"),
+    ],
+)
+def test_a_public_key_that_the_server_would_refuse_is_not_listed(
+    keys: Path, name: str, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    public = keys / "public"
+    before = (public / "node_keys").read_bytes()
+    (public / f"{name}.pub").write_bytes((public / "hospital-a.pub").read_bytes())
+    assert main([str(keys), *ASKED]) == 1
+    assert line in capsys.readouterr().err
+    assert (public / "node_keys").read_bytes() == before
 
 
 def test_renewal_replaces_the_server_s_certificate_and_nothing_else(keys: Path) -> None:

@@ -74,3 +74,18 @@ def test_server_never_believes_a_forwarded_address(superlink: ModuleType, monkey
     superlink.main()
 
     assert seen == ["", OUTSIDE[0], "403"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "more"),
+    [
+        ([], set()),
+        (["--host", "0.0.0.0", "--port", "9092"], set()),  # noqa: S104
+        (["--host", "192.0.2.2", "--insecure"], {"192.0.2.2"}),
+        (["--host=192.0.2.2"], {"192.0.2.2"}),
+    ],
+)
+def test_server_s_own_processes_are_heard_whatever_address_it_listens_on(
+    superlink: ModuleType, arguments: list[str], more: set[str]
+) -> None:
+    assert superlink.allowed_addresses(arguments) == {"127.0.0.1", "::1"} | more

@@ -51,6 +51,8 @@ def test_path_outside_the_read_folders_is_refused_whether_it_exists_or_not(tmp_p
         ({"max-epsilon": 0.0}, "max-epsilon is 0.0: must be a number greater than 0"),
         ({"max-epsilon": float("nan")}, "max-epsilon is nan: must be a number greater than 0"),
         ({"max-epsilon": float("inf")}, "max-epsilon is inf: must be a number greater than 0"),
+        ({"max-epsilon": 10**400}, "max-epsilon is 1"),
+        ({"read": "~unknown-user/models"}, "read has '~unknown-user/models': must be absolute paths"),
         ({"max-epsilon": 8.0, "max-delta": 1.0}, "max-delta is 1.0: must be a number greater than 0 and below 1"),
         ({"max-delta": 0.1}, "max-delta and no max-epsilon"),
         ({"max-ensemble-mib": -1.0}, "max-ensemble-mib is -1.0: must be at least 0"),

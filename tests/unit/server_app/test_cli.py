@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from server_app import __main__ as entry
 from server_app import cli as command_line
 from server_app.launch import superlink as launching
+from server_app.launch.run_command import app_folder
 from server_app.launch.superlink import Launched
 from server_app.replay.request import Request
 from server_app.settings.choices import ASSUMPTIONS, CHOICES, assumption_of
@@ -522,7 +523,10 @@ def test_clean_removes_marked_folders_of_runs_and_nothing_else(
 
 
 @pytest.mark.parametrize("command", ["clean", "list"])
-def test_a_mistyped_folder_is_refused_and_the_usual_place_may_be_missing(command: str, tmp_path: Path) -> None:
+def test_a_mistyped_folder_is_refused_and_the_usual_place_may_be_missing(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "400")  # the error in its box is one line, however long the folder's name is
     mistyped = oneshot(command, str(tmp_path / "none"))
 
     assert mistyped.exit_code == 2
@@ -724,3 +728,21 @@ def test_ctrl_c_while_the_command_loads_is_one_line_and_status_130(
         entry.main()
     assert ended.value.code == 130
     assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_a_closed_output_is_none_of_a_command_s_business(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["oneshot", "methods"])
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, None)
+
+    with pytest.raises(SystemExit) as ended:
+        entry.main()
+
+    assert ended.value.code in (0, None)
+
+
+def test_a_project_file_of_another_encoding_is_no_app_and_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_bytes(b"name = 'caf\xe9'")
+
+    with pytest.raises(OptionError, match="is no Flower app"):
+        app_folder(tmp_path)

@@ -38,6 +38,20 @@ def test_run_environment_names_the_folder_of_the_command(tmp_path: Path, monkeyp
     assert run_environment(tmp_path / "run", "token")[FOLDER_VARIABLE] == str(tmp_path)
 
 
+@pytest.mark.parametrize("guarded", ["", "1"])
+def test_run_environment_finds_modules_on_a_relative_path_from_its_own_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, guarded: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(offline.VARIABLE, guarded)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["src", "", "/elsewhere"]))
+
+    found = run_environment(tmp_path / "run", "token")["PYTHONPATH"].split(os.pathsep)
+
+    assert found[-2:] == [str(tmp_path / "src"), "/elsewhere"]
+    assert len(found) == 2 + bool(guarded)
+
+
 def test_run_environment_off_the_network_guards_every_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(offline.VARIABLE, "1")
     monkeypatch.setenv("https_proxy", "http://proxy.example:3128")

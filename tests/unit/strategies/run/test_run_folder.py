@@ -211,6 +211,18 @@ def test_default_run_dir_where_nothing_can_be_written_names_the_setting(
         default_run_dir("", "dense")
 
 
+def test_default_run_dir_in_a_folder_whose_name_no_setting_can_hold_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd = tmp_path / os.fsdecode(b"b\xff")
+    odd.mkdir()
+    monkeypatch.chdir(odd)
+    monkeypatch.delenv("ONESHOT_RUNS", raising=False)
+    with pytest.raises(StoreError, match="not UTF-8"):
+        default_run_dir("", "dense")
+    assert default_run_dir(str(tmp_path / "here"), "dense") == tmp_path / "here"
+
+
 def work_without_end(path: Path, ready: int) -> None:
     run = RunFolder.create(path, {})
     folder = run.round()
