@@ -58,9 +58,10 @@ def settle(module: nn.Module, images: Tensor) -> None:
     """
     import torch
 
-    given = channels_last(images.detach().clone())
-    before = given._version
-    if _VIEW in _refusal(module, given):
+    with torch.inference_mode(mode=False):  # in it a tensor counts no changes
+        given = channels_last(images.detach().clone())
+        before, refusal = given._version, _refusal(module, given)
+    if _VIEW in refusal:
         _store(module, channels_last=False)
         module.register_forward_pre_hook(partial(_copied, torch.contiguous_format))
     elif given._version != before:
@@ -71,9 +72,11 @@ def _refusal(module: nn.Module, images: Tensor) -> str:
     """Return what a module says that does not take some images; empty if it does."""
     import torch
 
+    # A traced module prints the whole trace of an error before it raises it, unless its forward is called itself.
+    call = module.forward if isinstance(module, torch.fx.GraphModule) else module
     try:
         with seeded_torch(0, "layout"), evaluating(module), torch.no_grad():
-            module(images)
+            call(images)
     except REFUSALS as error:
         return str(error)
     return ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from ..core.layout import channels_last, fast_layout, settle
 from ..core.shards import HeldMembers
 from ..core.work import work
 from ..uploads.quantization import as_int8
+from .batchnorm import forget_statistics
 from .calls import Call, evaluated, one_by_one, together
 from .copies import FreshModules, built
 from .frozen import simplified
@@ -73,10 +74,10 @@ class Ensemble(nn.Module):
         self.train(False)
         self._dtype = torch.bfloat16 if precision == "bfloat16" else None
         self._settled = not foreign
-        self._together: list[Call] = []
-        if isinstance(self.members, nn.ModuleList) and kinds and not _by_batch(combiner) and form != "loop":
-            on_gpu = any(parameter.is_cuda for parameter in self.members.parameters())
-            self._together = together(list(self.members), kinds, stack=form == "stacked" or on_gpu)
+        self._joined = () if _by_batch(combiner) or form == "loop" else tuple(kinds)
+        self._stacked = form == "stacked"
+        self._join()
+        self.register_load_state_dict_post_hook(Ensemble._join)  # type: ignore[no-untyped-call]
 
     @classmethod
     def from_uploads(
@@ -190,6 +191,19 @@ class Ensemble(nn.Module):
         logits = evaluated(one_by_one(list(self.members)) if alone else self._together, x)
         return logits.to(torch.get_default_dtype())
 
+    def _join(self, _: object = None) -> None:
+        """Build the calls of several members together, which hold copies of weights; also after others were loaded."""
+        self._together: list[Call] = []
+        if isinstance(self.members, nn.ModuleList) and self._joined:
+            on_gpu = any(parameter.is_cuda for parameter in self.members.parameters())
+            self._together = together(list(self.members), self._joined, stack=self._stacked or on_gpu)
+
+    def _apply(self, *args: Any, **how: Any) -> Ensemble:
+        """Move or cast the weights as any module's; the copies follow."""
+        super()._apply(*args, **how)  # type: ignore[no-untyped-call]
+        self._join()
+        return self
+
     def forward(self, x: Tensor) -> Tensor:
         """Return combined logits [B, C] for normalised images [B, ch, H, W]."""
         return self.combine(self.member_logits(x), x)
@@ -251,12 +265,6 @@ def sparing(module: Module) -> Module:
         if getattr(layer, "inplace", False):
             layer.inplace = False  # type: ignore[assignment]  # no module
     return module
-
-
-def forget_statistics(members: Iterable[nn.Module]) -> None:
-    """Drop members' batch-normalisation statistics, in place: in eval mode too they then use those of their batch."""
-    for layer in (layer for member in members for layer in member.modules() if isinstance(layer, _BatchNorm)):
-        layer.track_running_stats, layer.running_mean, layer.running_var = False, None, None
 
 
 def member_of(upload: Upload, builders: Mapping[str, ModelBuilder]) -> nn.Module:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function_unary
 
 Size = int | tuple[int, int]
 
@@ -25,6 +26,10 @@ def lean_max_pool2d(
     torch keeps the large input, of which the backward pass reads only the shape, and 64-bit indices. This version
     keeps only 16-bit indices (32-bit from 32,769 pixels on): a twelfth of the memory for 2x2 windows.
     """
+    how: dict[str, Any] = {"stride": stride, "padding": padding, "dilation": dilation, "ceil_mode": ceil_mode}
+    if has_torch_function_unary(x):  # a stand-in of a trace, which a pickled module runs through when it is loaded
+        traced: Tensor = handle_torch_function(lean_max_pool2d, (x,), x, kernel_size, **how)
+        return traced
     stride = kernel_size if stride is None else stride
     if not (torch.is_grad_enabled() and x.requires_grad):
         return F.max_pool2d(x, kernel_size, stride, padding, dilation, ceil_mode)

@@ -68,6 +68,17 @@ def test_a_changed_tensor_has_other_features(function: FeatureFunction) -> None:
     assert not torch.allclose(recalled(function, images), before)
 
 
+def test_features_remembered_in_inference_mode_are_of_use_outside_it(function: FeatureFunction) -> None:
+    images = torch.randn(4, 1, 8, 8)
+    with torch.inference_mode():
+        inside = recalled(function, images), recalled(function, images.clone())
+    assert all(torch.equal(features, recalled(function, images)) for features in inside)
+    weight = torch.ones(28, dtype=torch.float64, requires_grad=True)
+    (recalled(function, images) @ weight).sum().backward()
+    assert weight.grad is not None
+    assert sum(ASKED) == 4
+
+
 def test_the_oldest_features_leave_a_full_memory() -> None:
     memory = FeatureMemory(lambda images: images.flatten(1), 4 * 4 * 8 / 2**20)  # room for eight rows of four
     images = torch.randn(12, 1, 2, 2)

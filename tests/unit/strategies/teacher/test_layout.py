@@ -114,3 +114,14 @@ def test_clients_and_students_train_such_models(kind: str) -> None:
     train(model, data, ClientConfig(epochs=2, batch_size=5), normalization=HALF, augmentation="none", seed=0)
 
     assert not torch.equal(model.last.weight, before)
+
+
+@pytest.mark.parametrize("kind", list(MODELS))
+def test_such_models_are_asked_in_inference_mode_too_and_in_silence(
+    kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = [Ensemble.from_uploads(uploads(kind), MODELS, Mean()) for _ in range(2)]
+    with torch.inference_mode():
+        found = made[0](images())
+    assert torch.equal(found, made[1](images()))
+    assert capsys.readouterr().err == ""

@@ -1,3 +1,4 @@
+import io
 from collections.abc import Callable
 from functools import partial
 
@@ -132,3 +133,25 @@ def test_second_derivatives_pass() -> None:
         return torch.autograd.grad(gradient.square().sum(), x)[0]
 
     torch.testing.assert_close(bent(joined), bent(partial(one_by_one, members)), rtol=1e-4, atol=1e-5)
+
+
+def joined(*seeds: int) -> Ensemble:
+    members = [simplified(drawn(NETS["pool and ReLU"], seed)) for seed in seeds]
+    return Ensemble(members, Mean(), kinds=["net"] * len(members))
+
+
+def test_joined_layers_follow_the_weights_that_are_loaded_cast_or_moved() -> None:
+    x = torch.rand(4, 2, 11, 9)
+    ensemble, other = joined(0, 1), joined(2, 3)
+    assert isinstance(ensemble._together[0][1], NarrowMembers)
+    ensemble.load_state_dict(other.state_dict())
+    assert torch.equal(ensemble(x), other(x))
+    torch.testing.assert_close(ensemble.double()(x.double()), other(x))
+    assert ensemble.to("meta")(x.to("meta").double()).device.type == "meta"
+
+
+def test_an_ensemble_with_joined_layers_is_saved_and_loaded_as_a_whole() -> None:
+    x, ensemble, file = torch.rand(4, 2, 11, 9), joined(0, 1), io.BytesIO()
+    torch.save(ensemble, file)
+    file.seek(0)
+    assert torch.equal(torch.load(file, weights_only=False)(x), ensemble(x))
