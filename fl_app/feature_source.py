@@ -10,6 +10,7 @@ from logging import getLogger
 import torch
 
 from fl_app.data import ImageData, Normalization, normalize
+from fl_app.data.preprocessing import check_pixels
 from fl_app.feature_cache import FeatureCache, key_of
 from fl_app.models.features import Extractor, FeatureFunction
 
@@ -40,7 +41,12 @@ class FeatureSource:
             yield extractor.finished(rows), own
 
     def pooled(self, data: ImageData, normalization: Normalization) -> Iterator[torch.Tensor]:
-        """Yield the backbone's own features [B, d] in float32, :data:`PASS` images at a time."""
+        """Yield the backbone's own features [B, d] in float32, :data:`PASS` images at a time.
+
+        Raises:
+            DataError: Images are floats outside [0, 1].
+        """
+        check_pixels(data.images, "the data set")
         extractor = self.function.module
         if self.cache is None:
             yield from _extracted(extractor, data, normalization)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
-from strategies.core.errors import OptionError
+from strategies.core.errors import DataError, OptionError
 
 AUGMENTATIONS = ("none", "flip", "crop-flip", "rotate-flip", "resized-crop-flip")
 PADDING = 4
@@ -20,6 +20,7 @@ DEGREES = 20.0  # of a rotation, to either side
 LEFT = (0.8, 1.0)  # share of the area that a resized crop leaves
 RATIO = (3 / 4, 4 / 3)  # of its sides
 TRIES = 10  # for a rectangle that fits
+ROUNDING = 1e-3  # by which pixels that a user has resized may leave [0, 1]
 
 # Images per call: bounds the memory of a resize beside its result.
 _CHUNK = 4096
@@ -59,6 +60,25 @@ def normalize(images: torch.Tensor, mean: Sequence[float], std: Sequence[float])
         return images
     shift, scale = (torch.tensor(facts, device=images.device).view(-1, 1, 1) for facts in (mean, std))
     return images.float().div_(255).sub_(shift).div_(scale)
+
+
+def check_pixels(images: torch.Tensor, what: str) -> None:
+    """Refuse float images with values outside [0, 1], of which a backbone would see the clamped ones.
+
+    Args:
+        images: [B, ch, H, W]; of another type than floats they pass.
+        what: The examples' name, for the message.
+
+    Raises:
+        DataError: A value is outside; the message tells none.
+    """
+    if images.is_floating_point() and images.numel():
+        low, high = torch.aminmax(images)
+        if low < -ROUNDING or high > 1.0 + ROUNDING:
+            raise DataError(
+                f"{what} has float images with values outside [0, 1]: must be pixels in [0, 1], or uint8, because a "
+                "backbone normalises them itself"
+            )
 
 
 def augment(images: torch.Tensor, kind: str, generator: torch.Generator) -> torch.Tensor:

@@ -20,7 +20,8 @@ from strategies.statistics.privacy import normalised
 from strategies.statistics.sums import projection
 from strategies.statistics.uploaded import FeatureSums
 
-from ..data import Split
+from ..data import Normalization, Split
+from ..data.preprocessing import check_pixels
 from .backbones import TORCHVISION, Backbone, backbone_of
 from .features_config import PACKAGED, FeaturesConfig
 from .fingerprints import TEXT, noise_image, probed, weights_digest
@@ -119,7 +120,9 @@ class FeatureFunction:
             name: The data set's name.
 
         Raises:
-            OptionError: The backbone takes images and the examples are none, or it takes texts and they are none.
+            OptionError: The backbone takes images and the examples are none, or it takes texts and they are none. Also:
+                images have other channels than one or three.
+            DataError: Images are floats outside [0, 1].
         """
         kind = "images" if holds_images(split.input_shape) else "rows" if split.input_shape[2] == 1 else "texts"
         wanted = "images" if self.backbone.texts is None else "texts"
@@ -129,6 +132,15 @@ class FeatureFunction:
                 f"{name!r}, which has {kind}: must be a backbone and a data set of one kind, such as "
                 "'efficientnet-lite0' for images and 'wordllama' for texts"
             )
+        channels = split.input_shape[0]
+        if kind == "images" and channels not in (1, 3):
+            raise OptionError(
+                f"'data.name' is {name!r}, whose images have {channels} channels: must be 1 or 3 for "
+                f"'features.backbone' {self.config.backbone!r}"
+            )
+        if kind == "images" and split.normalization == Normalization.identity(channels):
+            for positions in torch.split(torch.arange(len(split.labels)), BATCH):  # a copy of all may be too large
+                check_pixels(split.read(positions), f"data set {name!r}")
 
     def check_size(self, num_classes: int, method: str, most_mib: float) -> None:
         """Refuse features whose sums no server would accept, before any client computes them.

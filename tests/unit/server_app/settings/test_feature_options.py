@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,13 @@ from feature_fakes import CLIENTS, SETTINGS, replayed, sent_by_clients, stored
 
 from client_app.node import Asked, Node
 from client_app.work import trained_model
+from fl_app.data.split import pixels, unchanged
+from fl_app.feature_source import FeatureSource
 from fl_app.models.features import FeatureFunction
 from fl_app.models.features_config import FeaturesConfig
 from server_app.settings.build import check_before_start
 from server_app.settings.read import read_settings
-from strategies.core.errors import OptionError, UploadError
+from strategies.core.errors import DataError, OptionError, UploadError
 
 MAP = {"features.map": "relu", "features.width": 160, "features.dim": 80}
 
@@ -113,3 +117,18 @@ def test_with_a_budget_no_client_may_stay_silent_because_it_is_small() -> None:
     given = {**SETTINGS, "privacy.epsilon": 1.0, "client.share-label-counts": False, "features.min-examples": 5}
     with pytest.raises(OptionError, match=r"'features.min-examples' is 5: must be 0 .* which no noise hides"):
         read_settings(given)
+
+
+def test_images_that_a_backbone_would_clamp_or_cannot_take_are_refused() -> None:
+    labels = torch.arange(4) % 2
+    signed = torch.linspace(-1, 1, 4 * 64).reshape(4, 1, 8, 8)
+    for images, refused in ((signed, True), ((signed + 1) / 2, False)):
+        split = unchanged(labels, images.__getitem__, num_classes=2, shape=(1, 8, 8))
+        own = FeatureFunction(FeaturesConfig(backbone="tiny_backbone:make"), 0, *split.normalization)
+        pooled = FeatureSource(own).pooled(split.take(), split.normalization)
+        for act in (partial(own.check, split, "mine"), partial(next, pooled)):
+            with pytest.raises(DataError, match=r"outside \[0, 1\]: must be pixels") if refused else nullcontext():
+                act()
+    grey_alpha = pixels(labels, signed.__getitem__, num_classes=2, shape=(2, 8))
+    with pytest.raises(OptionError, match="'mine', whose images have 2 channels: must be 1 or 3 for"):
+        function().check(grey_alpha, "mine")
