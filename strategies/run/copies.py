@@ -189,17 +189,26 @@ def maker_of(builder: ModelBuilder) -> str:
 
 
 def _fresh(template: nn.Module) -> nn.Module:
-    """Return a copy of a module whose weights are drawn anew."""
-    module = copy.deepcopy(template).train().requires_grad_(True)
+    """Return a copy of a module whose weights are drawn anew; frozen ones stay, unless all are, as for inference."""
+    module = copy.deepcopy(template).train()
+    if not any(value.requires_grad for value in module.parameters()):
+        module.requires_grad_(True)
     for name, layer in module.named_modules():
+        own = list(layer.parameters(recurse=False))
+        if own and not any(value.requires_grad for value in own):  # its buffers stay too
+            continue
         draw = getattr(layer, "reset_parameters", None) or getattr(layer, "_reset_parameters", None)
         if draw is not None:
             draw()
-        elif any(True for _ in layer.parameters(recurse=False)):
+        elif own:
             raise OptionError(
                 f"layer {name or 'at the top'!r} ({type(layer).__name__}) has no reset_parameters: needs model=, a "
                 "callable that returns a fresh nn.Module"
             )
+    with torch.no_grad():
+        for value, kept in zip(module.parameters(), template.parameters(), strict=True):
+            if not value.requires_grad:  # a layer that is frozen in part has drawn it
+                value.copy_(kept)
     return module
 
 

@@ -74,6 +74,8 @@ def check_student(job: Job, *, trained: bool = True) -> None:
         model, other = job.builders[job.student](), job.builders[job.student]()
         if _storages(model) & _storages(other):
             raise OptionError(f"model {job.student!r} is made of the same parameters each time: must be a new module")
+        if trained and not any(value.requires_grad for value in model.parameters()):
+            raise OptionError(f"model {job.student!r} has no parameter that requires grad: must have one to train")
         if trained and (half := [name for name, value in model.named_parameters() if value.dtype == torch.float16]):
             raise OptionError(f"model {job.student!r} has {half[0]!r} of float16: must be float32 or bfloat16 to train")
         if extra := [name for name, value in model.state_dict().items() if not isinstance(value, torch.Tensor)]:

@@ -220,3 +220,14 @@ def test_modules_of_another_precision_are_merged_in_float32(kinds: tuple[torch.d
     mean = sum(model.state_dict()["2.weight"].float() for model in models) / len(models)
     torch.testing.assert_close(merged.state_dict()["2.weight"], mean)
     assert [model.state_dict()["2.weight"].dtype for model in models] == [*kinds]  # the caller's stay as they are
+
+
+def test_a_student_of_modules_keeps_a_part_that_is_frozen_and_trains_one_that_is_frozen_as_a_whole() -> None:
+    part, whole = Holder(), Holder().requires_grad_(False)
+    part.body.requires_grad_(False)
+    part.head.bias.requires_grad_(False)
+    for module, drawn in ((part, ["head.weight"]), (whole, ["body.weight", "body.bias", "head.weight", "head.bias"])):
+        (build,) = copies_of({"a": module}, "classifier").builders.values()
+        student, given = dict(build().named_parameters()), dict(module.named_parameters())
+        assert [name for name, value in student.items() if value.requires_grad] == drawn
+        assert [name for name, value in student.items() if not torch.equal(value, given[name])] == drawn

@@ -47,6 +47,7 @@ def with_model(builder: Callable[[], nn.Module], **changes: Any) -> Job:
     [
         (with_model(Net, num_classes=1), "num_classes is 1: must be at least 2; a single logit z is the pair"),
         (with_model(lambda: SHARED), "'net' is made of the same parameters each time: must be a new module"),
+        (with_model(lambda: Net().requires_grad_(False)), "'net' has no parameter that requires grad: must have one"),
         (with_model(lambda: Net().half()), "'net' has 'last.weight' of float16: must be"),
         (with_model(lambda: Net(lambda _, z: {"logits": z})), "'net' returns a dict: must return logits alone"),
         (
