@@ -82,7 +82,10 @@ def ridge_head(statistics: Statistics, penalty: float) -> Head:
         return Ridge(statistics).head(penalty)
     right = statistics.sums.T - torch.outer(statistics.mean, counts)
     scatter.diagonal().add_(strength)
-    weight = torch.cholesky_solve(right, torch.linalg.cholesky(scatter)).T
+    factor, failed = torch.linalg.cholesky_ex(scatter)
+    if failed:  # the sums were rounded to float32, which leaves eigenvalues below 0 where examples are few
+        return Ridge(statistics).head(penalty)
+    weight = torch.cholesky_solve(right, factor).T
     return Head(weight, counts / statistics.examples - weight @ statistics.mean)
 
 

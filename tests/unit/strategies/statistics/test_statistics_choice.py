@@ -7,7 +7,7 @@ from statistics_fakes import divided, examples, of
 
 from strategies.statistics.choice import FOLDS, choose_penalty, choose_shrinkage, folds_of, values_of
 from strategies.statistics.heads import Lda, Ridge, squared_error
-from strategies.statistics.sums import Statistics
+from strategies.statistics.sums import Statistics, from_arrays, to_arrays
 
 
 def test_choice_is_cross_validation_over_clients() -> None:
@@ -118,3 +118,14 @@ def test_clients_of_single_examples_leave_a_finite_choice_and_head(sizes: tuple[
         head = Lda(Statistics.total(clients.values())).head(found.value)
         assert all(map(math.isfinite, found.curve.values()))
         assert head.weight.isfinite().all()
+
+
+@pytest.mark.parametrize(("clients", "size", "penalty"), [(4, 20, 1e-9), (3, 1, 0.1)])
+def test_values_of_sums_that_were_rounded_on_the_way_are_finite(clients: int, size: int, penalty: float) -> None:
+    rng = torch.Generator().manual_seed(0)
+    rows = torch.nn.functional.normalize(torch.rand(clients * size, 96, generator=rng, dtype=torch.float64))
+    sums = [Statistics.of([(part, torch.arange(size) % 3)], 3, 96) for part in rows.split(size)]
+
+    found = values_of({f"c{k}": from_arrays(to_arrays(own)) for k, own in enumerate(sums)}, penalty)
+
+    assert all(map(math.isfinite, found.values()))
