@@ -105,15 +105,20 @@ def _whole(found: Any, what: str) -> torch.Tensor:
     if tensor.dim() != 1 or tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
         kind = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
         raise DataError(f"{what} of {kind}: must be whole numbers [N]")
-    if len(tensor) and int(tensor.min()) < 0:
-        raise DataError(f"{what} with {int(tensor.min())}: must be 0 or more")
-    return tensor.long()
+    whole = tensor.long()  # first, because torch has no minimum of wider unsigned numbers than bytes
+    if len(whole) and (least := int(whole.min())) < 0:
+        signed = tensor.dtype.is_signed
+        raise DataError(
+            f"{what} with {least}: must be 0 or more" if signed else f"{what} of 2**63 or more: must be less"
+        )
+    return whole
 
 
 def _tensor(found: Any, what: str) -> torch.Tensor:
     if isinstance(found, torch.Tensor):
         return found.detach().cpu()
     try:
-        return torch.from_numpy(np.array(found))
+        array = np.array(found)
+        return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
     except (TypeError, ValueError) as error:
         raise DataError(f"{what} that are no array ({type(found).__name__}): must be numpy or torch") from error

@@ -53,6 +53,7 @@ floats = lambda: (np.zeros((2, 2)), [0.0, 1.0])
 negative = lambda: (np.zeros((2, 2)), [0, -1])
 fewer = lambda: (np.zeros((3, 2)), [0, 1])
 gap = lambda: (np.zeros((2, 2)), [0, 1], [0, 2])
+large = lambda: (np.zeros((2, 2)), np.array([0, 2**63], "uint64"))
 oblong = lambda: (np.zeros((2, 1, 4, 6), "uint8"), [0, 1])
 """
 
@@ -106,6 +107,21 @@ def test_texts_are_tokens_and_the_folder_of_the_settings_is_passed_on() -> None:
     assert open_data(DataConfig(name="own_sources:where"), "test", root="/node/b").take().images[0].item() == 7
 
 
+@pytest.mark.parametrize("kind", ["uint16", "uint32", "uint64", ">i4", "<i2"])
+def test_whole_numbers_of_any_width_and_byte_order_are_labels(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    import own_sources
+
+    numbers = np.array([0, 1, 1], kind)
+    monkeypatch.setattr(own_sources, "one", lambda: (np.ones((3, 2), ">f4"), numbers, numbers))
+    split = open_data(DataConfig(name="own_sources:one"), "train")
+
+    assert split.labels.tolist() == [0, 1, 1]
+    assert split.domains is not None
+    assert split.domains.dtype == split.labels.dtype == torch.int64
+    assert split.take().images.unique().tolist() == [1.0]
+
+
 def test_the_number_of_classes_can_be_stated_where_a_half_lacks_some() -> None:
     assert open_data(DataConfig(name="own_sources:images", num_classes=7), "train").num_classes == 7
     with pytest.raises(DataError, match="has label 2: must be 0 to 1 with 'data.num-classes' 2"):
@@ -123,6 +139,7 @@ def test_the_number_of_classes_can_be_stated_where_a_half_lacks_some() -> None:
         ("infinite", "returns examples with NaN or Inf"),
         ("floats", r"returns labels of float64 \[2\]: must be whole numbers"),
         ("negative", "returns labels with -1: must be 0 or more"),
+        ("large", r"returns labels of 2\*\*63 or more: must be less"),
         ("fewer", "returns 3 examples and 2 labels: must be as many"),
         ("gap", "returns holders without 1: must be 0 to K - 1"),
         ("oblong", "returns images of 4 x 6 pixels: must be squares, or set 'data.image-size'"),
