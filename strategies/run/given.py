@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
@@ -52,7 +53,7 @@ def by_name(values: PerModel[Value] | None, named: Mapping[str, Trained], what: 
     """Return client -> its value; empty if none are given.
 
     Args:
-        values: In the order of the models, or by client name.
+        values: In the order of the models, or by client name; numbers of numpy and torch become Python's.
         named: Client -> its model.
         what: The argument's name in messages.
 
@@ -64,10 +65,14 @@ def by_name(values: PerModel[Value] | None, named: Mapping[str, Trained], what: 
     if isinstance(values, Mapping):
         if odd := sorted(set(values) ^ set(named), key=str):
             raise OptionError(f"{what} and models differ in {odd[0]!r}: must have the same names")
-        return dict(values)
+        return {client: _plain(value) for client, value in values.items()}
     if len(values) != len(named):
         raise OptionError(f"{what} has {len(values)} entries: must have one per model, {len(named)}")
-    return dict(zip(named, values, strict=True))
+    return dict(zip(named, map(_plain, values), strict=True))
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, np.ndarray | np.generic | torch.Tensor) else value
 
 
 def kept_weights(client: str, trained: Trained) -> State | str | Path:

@@ -249,7 +249,8 @@ def _facts(
     """Return client -> its facts, without an architecture yet."""
     told: dict[str, dict[str, Any]] = {client: {"pretrained": True} for client in named}
     for client, counts in by_name(label_counts, named, "label_counts").items():
-        told[client] |= {"label-counts": [int(count) for count in counts], "num-examples": int(sum(counts))}
+        whole = [int(count) if float(count).is_integer() else count for count in counts]
+        told[client] |= {"label-counts": whole, "num-examples": sum(whole)}
     for client, size in by_name(num_examples, named, "num_examples").items():
         told[client]["num-examples"] = size
     return {client: check_facts(own, num_classes, client=client, architecture="") for client, own in told.items()}
