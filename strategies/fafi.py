@@ -26,8 +26,8 @@ from .core.options import check, option
 from .core.seeds import generator
 from .method import TRANSDUCTIVE, EnsembleSpec, Method, Need, Outcome
 from .teacher.average import recorded_weights
-from .teacher.batchnorm import forget_statistics
 from .teacher.ensemble import member_of
+from .teacher.frozen import forget_statistics
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -192,9 +192,10 @@ def parse(cls: type[T], settings: Mapping[str, Scalar], table: str = "") -> T:
             values[field.name] = parse(kind, settings, key)  # type: ignore[arg-type]
         elif key in settings:
             value = settings[key]
-            _check_value(key, value, kind, field.metadata)
             # Flower's settings are TOML: a float may be written without a decimal point.
-            values[field.name] = float(value) if kind is float and type(value) is int else value
+            value = float(value) if kind is float and type(value) is int and -WHOLE <= value < WHOLE else value
+            _check_value(key, value, kind, field.metadata)
+            values[field.name] = value
     return cls(**values)
 
 

@@ -4,7 +4,6 @@ import os
 from pathlib import Path
 
 from ..core.errors import StoreError
-from ..core.places import expanded
 
 RUNS_VARIABLE = "ONESHOT_RUNS"  # the environment variable that names the folder of the runs
 FACTS_FILE = "run.json"  # written first; the file that makes a folder a run folder
@@ -13,6 +12,8 @@ RESULT_FILE = "result.json"  # written last
 
 def runs_folder(chosen: str = "") -> Path:
     """Return the folder of the runs: ``chosen``, else $ONESHOT_RUNS, else ``runs`` here; absolute."""
+    from ..core.places import expanded  # late: every method reads this module
+
     return expanded(chosen or os.environ.get(RUNS_VARIABLE, "") or "runs").absolute()
 
 

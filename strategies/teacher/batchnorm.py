@@ -113,9 +113,3 @@ def statistics_distance(x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
     batch_var, batch_mean = torch.var_mean(x, [d for d in range(x.dim()) if d != 1], correction=0)
     distance: Tensor = torch.linalg.vector_norm(batch_mean - mean) + torch.linalg.vector_norm(batch_var - var)
     return distance
-
-
-def forget_statistics(members: Iterable[nn.Module]) -> None:
-    """Drop members' batch-normalisation statistics, in place: in eval mode too they then use those of their batch."""
-    for layer in (layer for member in members for layer in member.modules() if isinstance(layer, _BatchNorm)):
-        layer.track_running_stats, layer.running_mean, layer.running_var = False, None, None

@@ -16,10 +16,9 @@ from ..core.layout import channels_last, fast_layout, settle
 from ..core.shards import HeldMembers
 from ..core.work import work
 from ..uploads.quantization import as_int8
-from .batchnorm import forget_statistics
 from .calls import Call, evaluated, one_by_one, together
 from .copies import FreshModules, built
-from .frozen import simplified
+from .frozen import forget_statistics, simplified
 
 if TYPE_CHECKING:
     from ..method import Job, ModelBuilder, Upload

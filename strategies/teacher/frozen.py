@@ -9,12 +9,14 @@ from __future__ import annotations
 import operator
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from functools import partialmethod
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import fx, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from .pooling import lean_max_pool2d
@@ -227,3 +229,9 @@ def _layer(model: fx.GraphModule, node: fx.Node, *kinds: type[nn.Module]) -> Any
         return None
     layer = model.get_submodule(str(node.target))
     return layer if type(layer) in kinds else None
+
+
+def forget_statistics(members: Iterable[nn.Module]) -> None:
+    """Drop members' batch-normalisation statistics, in place: in eval mode too they then use those of their batch."""
+    for layer in (layer for member in members for layer in member.modules() if isinstance(layer, _BatchNorm)):
+        layer.track_running_stats, layer.running_mean, layer.running_var = False, None, None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import Strategy
@@ -15,6 +16,7 @@ from ..messages import Reply, arrays_name, is_weight, metrics_name, metrics_of
 from .surroundings import within
 
 EXAMPLES = "num-examples"
+OURS = f"{__name__.partition('.')[0]}."  # the package, which is installed under another name
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,8 @@ def of_one_form(strategy: Strategy, answers: Sequence[Answered]) -> tuple[list[A
     """Return the answers that a project's own code can compute with, and why the others cannot be used.
 
     Such code may read any number that the clients send. So a client that leaves out one which most of them send costs
-    its own answer: without the number, the code would fail for all. Flower's average does without it.
+    its own answer: without the number, the code would fail for all. Flower's average does without it. A list counts
+    as one number with others of its length.
 
     Args:
         strategy: It has own code if it replaces Flower's average of the numbers, or of the models.
@@ -90,7 +93,8 @@ def of_one_form(strategy: Strategy, answers: Sequence[Answered]) -> tuple[list[A
     if not any(_reads_numbers(each) for _, each in within(strategy)):
         return list(answers), {}
     forms = [_form(answer) for answer in answers]
-    common = Counter(map(frozenset, forms)).most_common(1)[0][0] if forms else frozenset()
+    senders = Counter(chain.from_iterable(forms))
+    common = {number for number, count in senders.items() if 2 * count > len(forms)}
     usable = [answer for answer, form in zip(answers, forms, strict=True) if common <= form]
     others = {
         answer.message.metadata.src_node_id: f"its numbers lack {', '.join(sorted(key for key, _ in common - form))}, "
@@ -102,7 +106,7 @@ def of_one_form(strategy: Strategy, answers: Sequence[Answered]) -> tuple[list[A
 
 
 def _reads_numbers(strategy: Strategy) -> bool:
-    known = type(strategy).aggregate_train.__module__.startswith(("flwr.", "strategies."))
+    known = type(strategy).aggregate_train.__module__.startswith(("flwr.", OURS))
     average = getattr(strategy, "train_metrics_aggr_fn", aggregate_metricrecords)
     return not known or average is not aggregate_metricrecords
 

@@ -122,7 +122,7 @@ class IterativeRounds:
             evaluate_config: Sent to the clients with the requests for scores, as often as the observer runs.
 
         Raises:
-            QuorumError: Too few clients are connected, or several rounds in a row gave no model.
+            QuorumError: Too few clients are connected, or several rounds in a row, or all, gave no model.
             OneShotError: The strategy's model holds NaN or infinities.
         """
         began, kept, rounds = time.monotonic(), folder.round(1), self._job.config.rounds
@@ -146,6 +146,8 @@ class IterativeRounds:
                     journal.save(Snapshot(number, self._state_of(trip)))
                     self._attendance.checkpointed()
             resumed_at = journal.resumed_at
+        if not self.train_metrics:  # fewer rounds than LOST_MOST
+            raise QuorumError(f"none of the {rounds} rounds made a model; the warnings above say why")
         images = self._refined.images if self._refined is not None else None
         outcome = Outcome(student=self.state, timings=dict(self.account.seconds), images=images)
         report = StageReport(outcome, replace(job, device="cpu"), resumed_at, time.monotonic() - began)
@@ -294,7 +296,5 @@ def _moved(traffic: Traffic) -> dict[str, float]:
     """Return the MiB per client so far: up, down, and both."""
     clients = max(1, len(traffic.clients)) * MIB
     ways = {"mib_up": traffic.up, "mib_down": traffic.down}
-    return {
-        **{way: sum(moved.values()) / clients for way, moved in ways.items()},
-        "mib_per_client": traffic.mib_per_client,
-    }
+    found = {way: sum(moved.values()) / clients for way, moved in ways.items()}
+    return {**found, "mib_per_client": traffic.mib_per_client}

@@ -17,7 +17,7 @@ from test_iterative import iterative, refusals_of, result_of, rows_of, trainer
 
 from strategies.core.errors import QuorumError
 from strategies.flower.messages import Reply
-from strategies.flower.rounds.answers import Answered, show
+from strategies.flower.rounds.answers import Answered, of_one_form, show
 from strategies.flower.rounds.base import EVERYONE, Base
 from strategies.flower.rounds.feddyn import FedDyn
 from strategies.flower.rounds.fednova import FedNova
@@ -184,6 +184,27 @@ def test_client_without_a_number_that_a_project_s_own_average_reads_costs_its_an
     # Flower's average leaves the number out, and the client in.
     result_of(iterative(tmp_path / "flower", rounds=2), {**clients, 4: stock(4)})
     assert [row["answers"] for row in rows_of(tmp_path / "flower")] == [4, 4]
+
+
+def numbers(client: str, **values: Any) -> Answered:
+    return answered(client, arrays=MODEL, metrics=MetricRecord({"num-examples": 5, **values}))
+
+
+def test_numbers_that_most_clients_send_count_one_by_one_whatever_else_a_client_sends() -> None:
+    own = FedAvg(**EVERYONE, train_metrics_aggr_fn=own_average)
+    lists = [numbers(f"c{k}", loss=0.5, losses=[0.5] * (k + 1)) for k in range(6)]
+    different = [numbers("a", loss=0.5, x=1.0), *(numbers(f"c{k}", loss=0.5, **{f"own-{k}": 1.0}) for k in range(4))]
+
+    for answers in (lists, different, different[:2]):
+        assert of_one_form(own, answers) == (answers, {})
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_a_run_whose_rounds_all_fail_has_no_result(tmp_path: Path, rounds: int) -> None:
+    made = {"base": Base(FedAvg(**EVERYONE, train_metrics_aggr_fn=own_average)), "rounds": rounds}
+    with pytest.raises(QuorumError, match=f"none of the {rounds} rounds made a model"):
+        result_of(iterative(tmp_path / "run", **made), {k: stock(k) for k in (1, 2)})
+    assert not (tmp_path / "run" / "outcome.json").exists()
 
 
 def test_error_of_a_project_s_own_average_costs_the_round_and_says_where(
