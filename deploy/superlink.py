@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import socket
 import sys
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
@@ -63,7 +64,16 @@ def allowed_addresses(arguments: Sequence[str] = ()) -> frozenset[str]:
     parser.add_argument("--host", default="")
     host = parser.parse_known_args(arguments)[0].host
     named = os.environ.get(VARIABLE, "127.0.0.1 ::1").replace(",", " ").split()
-    return frozenset(named) | ({host} - {"", "0.0.0.0", "::"})  # noqa: S104  Flower calls those by 127.0.0.1
+    return frozenset(named) | (_addresses_of(host) if host else set())
+
+
+def _addresses_of(host: str) -> set[str]:
+    """Return a host's addresses as connections show them; none for a wildcard, which Flower calls by 127.0.0.1."""
+    try:
+        found = {str(info[4][0]).removeprefix("::ffff:") for info in socket.getaddrinfo(host, None)}
+    except OSError:  # Flower says so
+        return set()
+    return found - {"0.0.0.0", "::"}  # noqa: S104  compared, not listened on
 
 
 def main() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import fcntl
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -55,7 +58,9 @@ def export_run(
             for name in stored.models:
                 log(f"{name}: {', '.join(kinds)}")
                 differences.update(write_programs(stored, name, part, kinds))
-            facts = _published(_facts(run, stored, part, differences), part, target)
+            made = _facts(run, stored, part, differences)
+            with _alone_in(target):
+                facts = _published(made, part, target)
     return {"folder": str(target), **facts}
 
 
@@ -74,12 +79,24 @@ def _earlier(target: Path) -> dict[str, Any]:
     return facts if ours else {}
 
 
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Wait until no other export publishes into a folder, and hold them off; the lock ends with its process."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
 def _published(facts: Mapping[str, Any], part: Path, target: Path) -> dict[str, Any]:
     """Move files into the folder in place of an earlier export's; return the facts with the files that are kept."""
     earlier = _earlier(target)
     whole = {**facts, "files": {**_kept(earlier, facts, target), **facts["files"]}}
     names = {*earlier.get("files", {}), *whole["files"]}
-    write_json(target / FACTS, {"files": dict.fromkeys(names)})  # if it ends here, the next export may replace them
+    # If it ends here, the next export knows all files, and keeps those that are whole.
+    write_json(target / FACTS, {**earlier, "files": {**earlier.get("files", {}), **whole["files"]}})
     for file in part.iterdir():
         file.replace(target / file.name)
     for file in target.iterdir():

@@ -20,7 +20,7 @@ MARKER = ".oneshot-fl"
 
 
 def expanded(path: Path | str) -> Path:
-    """Return a path whose "~" or "~user" is the home folder; that of an unknown user stays, and names no file."""
+    """Return a path whose "~" or "~user" is the home folder; that of an unknown user stays as it is, as in a shell."""
     return Path(os.path.expanduser(path))  # noqa: PTH111  pathlib's raises an error of its own for an unknown user
 
 

@@ -191,7 +191,10 @@ class Ensemble(nn.Module):
         return logits.to(torch.get_default_dtype())
 
     def _join(self, _: object = None) -> None:
-        """Build the calls of several members together, which hold copies of weights; also after others were loaded."""
+        """Build the calls of several members together, which hold copies of weights; also after others were loaded.
+
+        Weights that are loaded into one member alone do not reach them.
+        """
         self._together: list[Call] = []
         if isinstance(self.members, nn.ModuleList) and self._joined:
             on_gpu = any(parameter.is_cuda for parameter in self.members.parameters())

@@ -83,6 +83,8 @@ def test_server_never_believes_a_forwarded_address(superlink: ModuleType, monkey
         (["--host", "0.0.0.0", "--port", "9092"], set()),  # noqa: S104
         (["--host", "192.0.2.2", "--insecure"], {"192.0.2.2"}),
         (["--host=192.0.2.2"], {"192.0.2.2"}),
+        (["--host", "::ffff:192.0.2.2"], {"192.0.2.2"}),
+        (["--host", "2001:db8:0::5"], {"2001:db8::5"}),
     ],
 )
 def test_server_s_own_processes_are_heard_whatever_address_it_listens_on(
