@@ -12,7 +12,7 @@ from server_app.compare.cell import Cell, facts_of
 from server_app.compare.page import comparison_page, comparison_setting
 from server_app.compare.plot import plot_comparison
 from server_app.compare.running import jobs_for, run_cells
-from server_app.compare.sources import data_of, differing, info_of, own_results, scored_alike, with_uploads
+from server_app.compare.sources import data_of, differing, info_of, own_results, scored_alike, with_rows, with_uploads
 from server_app.compare.table import differing_line, headline, lines_of, points_of_lines, times_of_lines
 from server_app.launch.guard import sigterm_as_interrupt
 from server_app.replay.stored import check_replay, unmet_need
@@ -92,7 +92,7 @@ def compare_runs(asked: Comparison, *, log: Log) -> dict[str, Any]:
         left_out |= elsewhere
         for name, reason in left_out.items():
             log(f"{name} is left out: {reason}")
-        if apart := differing(asked.runs, methods, asked.overrides):
+        if apart := differing(with_rows(asked.runs, own), methods, asked.overrides):
             log(f"note: {differing_line(apart)}")
         cells = _cells(asked, methods, folder)
         _check(cells, own)

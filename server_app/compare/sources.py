@@ -110,6 +110,12 @@ def own_results(runs: Sequence[Path]) -> list[dict[str, Any]]:
     return [_named(facts, alike[_key(facts)]) for facts in found]
 
 
+def with_rows(runs: Sequence[Path], own: Sequence[Mapping[str, Any]]) -> list[Path]:
+    """Return the runs that have a row of the table: by their uploads, or by one of these own results."""
+    uploaded, named = with_uploads(runs), {facts["run"] for facts in own}
+    return [run for run in runs if run in uploaded or str(run.absolute()) in named]
+
+
 def scored_alike(
     own: Sequence[Mapping[str, Any]], overrides: Mapping[str, Scalar]
 ) -> tuple[list[Mapping[str, Any]], dict[str, str]]:

@@ -13,7 +13,7 @@ from server_app.compare import comparison as comparing
 from server_app.compare import running
 from server_app.compare.cell import Cell, work
 from server_app.compare.comparison import Comparison, compare_runs
-from server_app.compare.sources import differing, own_results, scored_alike, with_uploads
+from server_app.compare.sources import differing, own_results, scored_alike, with_rows, with_uploads
 from server_app.compare.table import lines_of, notes_of, points_of_lines
 from server_app.report.communication import Cost
 from server_app.settings.choices import CHOICES
@@ -129,6 +129,14 @@ def test_own_results_on_other_held_out_images_than_the_cells_are_left_out(run_of
     assert scored_alike(own, {"data.held-out": "report"}) == (
         own[:1], {f"{whole}, as run": "its own result was scored with data.held-out=all"}
     )  # fmt: skip
+
+
+def test_a_run_has_a_row_by_its_uploads_or_by_an_own_result_that_is_shown(run_of_fens: MakeRun) -> None:
+    uploaded = run_of_fens(90.0, name="uploaded")
+    shown, left_out = (run_of_fens(80.0, uploads=False, name=name) for name in ("shown", "left-out"))
+    runs = [uploaded, shown, left_out]
+
+    assert with_rows(runs, own_results([shown])) == [uploaded, shown]
 
 
 def test_notes_count_the_results_of_a_scaled_schedule() -> None:
