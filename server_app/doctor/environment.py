@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 
 from server_app.doctor.findings import Finding, Level
+from strategies.core.places import expanded
 
 INSTALLATION = "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"
 _SUPERLINK = "in the shell, or the unit, that starts flower-superlink"
@@ -120,7 +121,7 @@ def writable(folder: Path, what: str, fix: str) -> Iterator[Finding]:
 
 def existing(path: Path) -> Path:
     """Return the path, or its nearest existing parent."""
-    path = path.expanduser().absolute()
+    path = expanded(path).absolute()
     return next(folder for folder in (path, *path.parents) if folder.exists())
 
 

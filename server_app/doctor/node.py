@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from fl_app.ledger import Ledger
@@ -15,7 +14,7 @@ from fl_app.node_policy import FREE, NodePolicy
 from server_app.doctor.findings import Finding
 from strategies.core.errors import OptionError, StoreError
 from strategies.core.options import DEVICE_NAMES, DEVICES
-from strategies.core.places import state_root
+from strategies.core.places import expanded, state_root
 from strategies.core.toml import read_toml, read_toml_file
 from strategies.uploads.checks import CLIENT_NAME
 
@@ -105,7 +104,7 @@ class NodeConfig:
 
 def _values(given: str) -> dict[str, Any]:
     if given.endswith(".toml"):
-        return read_toml_file(Path(given).expanduser(), "node config")
+        return read_toml_file(expanded(given), "node config")
     try:
         return read_toml("\n".join(f"{key} = {value}" for key, value in _PAIR.findall(given)))
     except ValueError as error:

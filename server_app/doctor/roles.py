@@ -14,6 +14,7 @@ from server_app.doctor.network import Address
 from server_app.doctor.node import NodeConfig
 from server_app.doctor.tls import ServerFiles
 from server_app.settings.read import Settings
+from strategies.core.places import expanded
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,7 @@ class NodeMachine:
         template = str(self.node.facts.get("checkpoint", "")) or self.settings.app.client.checkpoint
         if template:
             path = template.replace("{client}", self.node.client).replace("{partition}", str(self.node.partition_id))
-            yield from data.checkpoint(Path(path).expanduser(), architecture, split, self.settings)
+            yield from data.checkpoint(expanded(path), architecture, split, self.settings)
         sizes = {} if split is None else data.model_bytes(split, (architecture,), self.settings)
         state = self.node.policy.state_dir(self.settings.app.client.state_dir)
         yield from room.client_state(state, sizes.get(architecture, 0))

@@ -17,6 +17,7 @@ from cryptography.x509.oid import ExtensionOID
 
 from server_app.doctor.findings import Finding
 from strategies.core.errors import OptionError
+from strategies.core.places import expanded
 
 SOON = timedelta(days=30)
 MAKE = "make new ones with deploy/make_keys.py, or use those that were made for this machine"
@@ -42,7 +43,7 @@ class ServerFiles:
         Raises:
             OptionError: The option is neither.
         """
-        parts = [Path(part.strip()).expanduser() for part in given.split(",")]
+        parts = [expanded(part.strip()) for part in given.split(",")]
         if len(parts) == 1:
             return cls(*(parts[0] / name for name in _NAMES))
         if len(parts) != len(_NAMES):
@@ -121,7 +122,7 @@ def _certificate(path: Path) -> x509.Certificate | Finding:
 
 def _read(path: Path, name: str) -> bytes | Finding:
     try:
-        return path.expanduser().read_bytes()
+        return expanded(path).read_bytes()
     except OSError as error:
         fix = f"put it there, readable for this user; {MAKE}"
         return Finding("error", name, f"{path}: {error.strerror}", "a readable file", fix)
@@ -211,8 +212,8 @@ def _server_key(files: ServerFiles, own: x509.Certificate) -> Iterator[Finding]:
 
 
 def _mode(path: Path, name: str) -> Iterator[Finding]:
-    mode = path.expanduser().stat().st_mode & 0o777
+    mode = expanded(path).stat().st_mode & 0o777
     if mode & 0o077:
         who = "every user of this machine" if mode & 0o007 else "its group"
-        found, fix = f"{path}: mode {mode:o}, open to {who}", f"chmod 600 {shlex.quote(str(path.expanduser()))}"
+        found, fix = f"{path}: mode {mode:o}, open to {who}", f"chmod 600 {shlex.quote(str(expanded(path)))}"
         yield Finding("error" if mode & 0o007 else "warning", f"{name}: mode", found, "600: its owner only", fix)
