@@ -28,6 +28,8 @@ def text_bag(num_classes: int, input_shape: tuple[int, int, int]) -> nn.Module: 
 class MeanOfWords(nn.Module):
     """The mean of the vectors of a text's words; token 0 is padding, and a text without words gives zero.
 
+    That holds for any vector of the padding: a private upload has noise on all its weights.
+
     Args:
         tokens: Number of tokens, 0 included.
         width: Length of a vector.
@@ -40,6 +42,6 @@ class MeanOfWords(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map tokens [B, 1, 1, L], of any type that holds them exactly, to [B, width]."""
         tokens = x.flatten(1).long()
-        words = (tokens != 0).sum(1, keepdim=True).clamp(min=1)
-        total: torch.Tensor = self.embedding(tokens).sum(1)
-        return total / words
+        known = (tokens != 0)[..., None]
+        total: torch.Tensor = (self.embedding(tokens) * known).sum(1)
+        return total / known.sum(1).clamp(min=1)

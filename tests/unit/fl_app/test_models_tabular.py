@@ -90,6 +90,16 @@ def test_text_bag_is_the_mean_of_the_words_whatever_their_order() -> None:
     assert model(texts).isfinite().all()
 
 
+def test_text_bag_passes_over_padding_that_has_noise_as_the_weights_of_a_private_upload_have() -> None:
+    model, texts = seeded("text-bag", 4, TEXT).eval(), tokens(["one two three", ""])
+    exact = model(texts)
+
+    with torch.no_grad():
+        model.get_parameter("words.embedding.weight")[0] += 1.0
+
+    assert torch.equal(model(texts), exact)
+
+
 def test_text_bag_takes_tokens_as_floats_too() -> None:
     model, texts = seeded("text-bag", 4, TEXT).eval(), news(5).images
     assert torch.equal(model(texts.float()), model(texts))
