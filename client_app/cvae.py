@@ -18,6 +18,7 @@ from torch import nn
 from client_app.local_training import Epoch, minimise
 from fl_app.config import ClientConfig
 from fl_app.data import ImageData, Normalization, augment
+from fl_app.data.preprocessing import unit_pixels
 from strategies.core.errors import DataError
 from strategies.core.seeds import generator
 
@@ -38,7 +39,7 @@ def train(
 
     Args:
         model: A :class:`fl_app.models.cvae.Cvae`.
-        data: uint8 images [N, ch, H, W] with labels [N]; at least 2.
+        data: Images [N, ch, H, W], uint8 or float32 in [0, 1], with labels [N]; at least 2.
         config: Epochs, batch size, optimiser and beta.
         normalization: Not used.
         augmentation: A key of :data:`fl_app.data.AUGMENTATIONS`, applied anew in every epoch.
@@ -49,7 +50,7 @@ def train(
         The last epoch; its accuracy is NaN, because a CVAE predicts no labels.
 
     Raises:
-        DataError: No batch has two images, which batch normalisation needs.
+        DataError: No batch has two images, which batch normalisation needs, or float images are outside [0, 1].
     """
     if min(len(data.labels), config.batch_size) < 2:
         raise DataError(
@@ -65,7 +66,7 @@ def train(
         return loss, torch.tensor(float("nan"))
 
     def prepare(images: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
-        return augment(images, augmentation, rng).float() / 255
+        return unit_pixels(augment(images, augmentation, rng))
 
     return minimise(model, data, config, objective=objective, prepare=prepare, seed=seed, report=report)
 

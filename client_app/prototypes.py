@@ -22,6 +22,7 @@ from client_app.local_training import Epoch, hits, minimise
 from client_app.losses import loss_of
 from client_app.views import view
 from fl_app.data import ImageData, Normalization
+from fl_app.data.preprocessing import unit_pixels
 
 if TYPE_CHECKING:
     from fl_app.config import ClientConfig
@@ -44,7 +45,7 @@ def train(
 
     Args:
         model: Maps images to logits ``v P^T`` and features.
-        data: uint8 images [N, ch, H, W] with labels [N].
+        data: Images [N, ch, H, W], uint8 or float32 in [0, 1], with labels [N].
         config: Epochs, batch size, optimiser, loss of the labels, and how views are drawn.
         normalization: The model's input space.
         augmentation: A key of :data:`fl_app.data.AUGMENTATIONS`; one that mirrors has mirrored views.
@@ -53,6 +54,9 @@ def train(
 
     Returns:
         The last epoch; its accuracy is that of the first views.
+
+    Raises:
+        DataError: Float images have values outside [0, 1].
     """
     criterion, classes = loss_of(config, data.labels), len(model.prototypes)
     flips = augmentation.endswith("flip")
@@ -65,7 +69,7 @@ def train(
         return loss + prototypes_apart(model.prototypes), hits(logits[: len(labels)], labels)
 
     def prepare(images: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
-        pixels = images.float() / 255
+        pixels = unit_pixels(images)
         views = [view(pixels, rng, flips=flips, each=config.views == "image") for _ in range(2)]
         return (torch.cat(views) - mean) / deviation
 

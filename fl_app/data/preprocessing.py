@@ -63,7 +63,7 @@ def normalize(images: torch.Tensor, mean: Sequence[float], std: Sequence[float])
 
 
 def check_pixels(images: torch.Tensor, what: str) -> None:
-    """Refuse float images with values outside [0, 1], of which a backbone would see the clamped ones.
+    """Refuse float images with values outside [0, 1], for what works on pixels and not on a model's input.
 
     Args:
         images: [B, ch, H, W]; of another type than floats they pass.
@@ -76,9 +76,22 @@ def check_pixels(images: torch.Tensor, what: str) -> None:
         low, high = torch.aminmax(images)
         if low < -ROUNDING or high > 1.0 + ROUNDING:
             raise DataError(
-                f"{what} has float images with values outside [0, 1]: must be pixels in [0, 1], or uint8, because a "
-                "backbone normalises them itself"
+                f"{what} has float images with values outside [0, 1]: must be pixels in [0, 1], or uint8, because "
+                "backbones, FAFI and FedCVAE-Ens work on pixels"
             )
+
+
+def unit_pixels(images: torch.Tensor) -> torch.Tensor:
+    """Return pixels in [0, 1] as float32: uint8 images divided by 255, float images as they are.
+
+    Args:
+        images: [B, ch, H, W].
+
+    Raises:
+        DataError: Float images have values outside [0, 1].
+    """
+    check_pixels(images, "the data set")
+    return images if images.is_floating_point() else images.float() / 255
 
 
 def augment(images: torch.Tensor, kind: str, generator: torch.Generator) -> torch.Tensor:

@@ -15,7 +15,9 @@ import torch
 
 from strategies.core.facts import Normalization
 
-from .preprocessing import resize
+from .preprocessing import check_pixels, resize
+
+CHECKED = 256  # examples whose values are checked at a time
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,19 @@ class Split:
         if self.texts is None:
             return self
         return replace(self, input_shape=(1, 1, length), read=tokens_of(self.texts, tokens))
+
+    def check_pixels(self, name: str) -> None:
+        """Refuse float images outside [0, 1]; images of bytes are not read.
+
+        Args:
+            name: The data set's name, for the message.
+
+        Raises:
+            DataError: See :func:`.preprocessing.check_pixels`.
+        """
+        if self.normalization == Normalization.identity(self.input_shape[0]):
+            for positions in torch.split(torch.arange(len(self.labels)), CHECKED):  # a copy of all may be too large
+                check_pixels(self.read(positions), f"data set {name!r}")
 
     def take(self, positions: Sequence[int] | npt.NDArray[np.int64] | torch.Tensor | None = None) -> ImageData:
         """Decode the images at these positions [B], in this order; without positions, all images.

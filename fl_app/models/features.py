@@ -20,8 +20,7 @@ from strategies.statistics.privacy import normalised
 from strategies.statistics.sums import projection
 from strategies.statistics.uploaded import FeatureSums
 
-from ..data import Normalization, Split
-from ..data.preprocessing import check_pixels
+from ..data import Split
 from .backbones import TORCHVISION, Backbone, backbone_of
 from .features_config import PACKAGED, FeaturesConfig
 from .fingerprints import TEXT, noise_image, probed, weights_digest
@@ -138,9 +137,8 @@ class FeatureFunction:
                 f"'data.name' is {name!r}, whose images have {channels} channels: must be 1 or 3 for "
                 f"'features.backbone' {self.config.backbone!r}"
             )
-        if kind == "images" and split.normalization == Normalization.identity(channels):
-            for positions in torch.split(torch.arange(len(split.labels)), BATCH):  # a copy of all may be too large
-                check_pixels(split.read(positions), f"data set {name!r}")
+        if kind == "images":
+            split.check_pixels(name)
 
     def check_size(self, num_classes: int, method: str, most_mib: float) -> None:
         """Refuse features whose sums no server would accept, before any client computes them.

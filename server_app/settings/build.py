@@ -29,7 +29,7 @@ from server_app.settings.server_data import labelled_images, open_half, proxy_im
 from strategies.compute import named
 from strategies.core.errors import OptionError
 from strategies.core.gpu import resolve_device
-from strategies.core.kinds import CVAE, HEAD, STATISTICS, backbone_in, holds_images
+from strategies.core.kinds import CVAE, HEAD, PROTOTYPES, STATISTICS, backbone_in, holds_images
 from strategies.core.places import expanded
 from strategies.method import TEACHERS, Job, Method
 from strategies.run import FACTS_FILE, is_run_folder
@@ -88,6 +88,8 @@ def build_job(settings: Settings, split: Split, observer: HeldOut | None, *, dat
         function.check_size(split.num_classes, settings.method.name, app.max_upload_mib)
     models, student = architectures(settings, split, function)
     app.attack.check_classes(split.num_classes)
+    if settings.method.uploads in (PROTOTYPES, CVAE):
+        split.check_pixels(app.data.name)
     if not holds_images(split.input_shape):
         app.check_imageless()
     check_private_models(settings, split)

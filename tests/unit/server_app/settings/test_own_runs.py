@@ -58,6 +58,11 @@ def unequal(split):
     return images, labels if split == "train" else labels.clip(max=1)
 
 
+def floats(split):
+    labels = np.arange(6) % 3
+    return np.broadcast_to(labels[:, None, None, None] - 1.0, (6, 1, 16, 16)), labels
+
+
 def rows(split):
     return np.ones((6, 4)), [0, 1] * 3
 
@@ -163,6 +168,13 @@ def test_settings_that_do_not_fit_are_refused_before_any_client_trains(
     with pytest.raises(OneShotError, match=reason) as error:
         check_before_start(read_settings({**SMALL, **OWN, **given}), clients)
     assert isinstance(error.value, DataError | OptionError)
+
+
+@pytest.mark.parametrize("method", ["fafi", "fedcvae-ens"])
+def test_float_images_that_are_no_pixels_are_refused_where_pixels_are_changed_or_made(method: str) -> None:
+    settings = read_settings({**SMALL, "method": method, "data.name": "own_run:floats", "model.name": "lenet5"})
+    with pytest.raises(DataError, match=r"^data set 'own_run:floats' has float images with values outside \[0, 1\]"):
+        check_before_start(settings, 2)
 
 
 def test_a_deployed_node_reads_its_own_tables_and_runs_no_code_that_it_does_not_list(tables: Path) -> None:
