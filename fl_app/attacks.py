@@ -134,12 +134,12 @@ def triggered(images: torch.Tensor) -> torch.Tensor:
     """Return images with the trigger: a white square in the lower right corner.
 
     Args:
-        images: uint8 [N, ch, H, W]; left unchanged.
+        images: [N, ch, H, W], uint8 or float in [0, 1]; left unchanged.
 
     Returns:
-        uint8 [N, ch, H, W].
+        Images of the same shape and type.
     """
     side = max(SMALLEST, images.shape[-1] // SHARE_OF_SIDE)
     marked = images.clone()
-    marked[..., -side:, -side:] = WHITE
+    marked[..., -side:, -side:] = 1.0 if images.is_floating_point() else WHITE
     return marked

@@ -77,7 +77,7 @@ def check_pixels(images: torch.Tensor, what: str) -> None:
         if low < -ROUNDING or high > 1.0 + ROUNDING:
             raise DataError(
                 f"{what} has float images with values outside [0, 1]: must be pixels in [0, 1], or uint8, because "
-                "backbones, FAFI and FedCVAE-Ens work on pixels"
+                "backbones, FAFI, FedCVAE-Ens and backdoors work on pixels"
             )
 
 

@@ -88,10 +88,10 @@ def build_job(settings: Settings, split: Split, observer: HeldOut | None, *, dat
         function.check_size(split.num_classes, settings.method.name, app.max_upload_mib)
     models, student = architectures(settings, split, function)
     app.attack.check_classes(split.num_classes)
-    if settings.method.uploads in (PROTOTYPES, CVAE):
-        split.check_pixels(app.data.name)
     if not holds_images(split.input_shape):
         app.check_imageless()
+    if settings.method.uploads in (PROTOTYPES, CVAE) or app.attack.kind == "backdoor":
+        split.check_pixels(app.data.name)
     check_private_models(settings, split)
     return Job(
         uploads=(),

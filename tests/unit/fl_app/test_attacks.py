@@ -93,3 +93,9 @@ def test_the_trigger_is_a_white_square_in_the_lower_right_corner(side: int, squa
     rows, columns = (marked > 0).any(1).any(0).nonzero(as_tuple=True)
     assert int(rows.min()) == int(columns.min()) == side - square
     assert int((marked == 255).sum()) == 2 * channels * square**2 == int((marked > 0).sum())
+
+
+def test_the_trigger_of_float_images_is_as_white_as_that_of_their_bytes() -> None:
+    images = torch.randint(0, 256, (2, 3, 8, 8), dtype=torch.uint8)
+
+    assert torch.equal(triggered(images.float() / 255), triggered(images).float() / 255)
