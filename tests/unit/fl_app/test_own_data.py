@@ -53,6 +53,7 @@ floats = lambda: (np.zeros((2, 2)), [0.0, 1.0])
 negative = lambda: (np.zeros((2, 2)), [0, -1])
 fewer = lambda: (np.zeros((3, 2)), [0, 1])
 gap = lambda: (np.zeros((2, 2)), [0, 1], [0, 2])
+patients = lambda: (np.zeros((2, 2)), [0, 1], [10**15, 10**15 + 1])
 large = lambda: (np.zeros((2, 2)), np.array([0, 2**63], "uint64"))
 oblong = lambda: (np.zeros((2, 1, 4, 6), "uint8"), [0, 1])
 """
@@ -142,6 +143,7 @@ def test_the_number_of_classes_can_be_stated_where_a_half_lacks_some() -> None:
         ("large", r"returns labels of 2\*\*63 or more: must be less"),
         ("fewer", "returns 3 examples and 2 labels: must be as many"),
         ("gap", "returns holders without 1: must be 0 to K - 1"),
+        ("patients", "returns holders without 0: must be 0 to K - 1"),
         ("oblong", "returns images of 4 x 6 pixels: must be squares, or set 'data.image-size'"),
         ("absent", "module 'own_sources' has no 'absent'"),
     ],
