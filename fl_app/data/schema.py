@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from strategies.core.errors import OptionError
 from strategies.core.toml import read_toml_file
 
 SCHEMA_FILE = "schema.toml"
+MISSING = ("", "?", "NA")  # cells of the files that hold no value
 _NUMERIC, _CATEGORICAL = ("mean", "deviation", "missing"), ("levels", "missing")
 
 
@@ -80,6 +81,7 @@ def read_schema(file: Path, sha256: str = "") -> Schema:
     if unknown := sorted(set(found) - {"classes", "columns"}):
         raise OptionError(f"{where} has {unknown[0]!r}: must have classes and columns alone")
     classes = _words(found.get("classes"), f"{where}: classes")
+    _refuse_unreadable(classes, f"{where}: classes")
     columns = found.get("columns")
     if not isinstance(columns, dict) or not columns:
         raise OptionError(f"{where}: columns is {type(columns).__name__}: must be a table [columns.NAME] per column")
@@ -96,6 +98,7 @@ def _column(name: str, facts: Any, where: str) -> Column:
     if "levels" in facts:
         levels = _words(facts["levels"], f"{where}: levels")
         missing = str(facts["missing"]) if "missing" in facts else None
+        _refuse_unreadable([level for level in levels if level != missing], f"{where}: levels")
         if missing is not None and missing not in levels:
             raise OptionError(f"{where}: missing is {missing!r}: must be one of its levels, {', '.join(levels)}")
         return Column(name, levels, missing=missing)
@@ -110,6 +113,12 @@ def _words(found: Any, what: str) -> tuple[str, ...]:
     if len(words) < 2 or len(set(words)) != len(words):
         raise OptionError(f"{what} is {str(found)[:200]}: must be a list of at least two different words")
     return words
+
+
+def _refuse_unreadable(words: Sequence[str], what: str) -> None:
+    """Refuse a word that no cell can hold, because it means a missing value there."""
+    if unreadable := [word for word in words if word in MISSING]:
+        raise OptionError(f"{what} has {unreadable[0]!r}, which is a missing value in the files: must be another word")
 
 
 def _number(facts: Mapping[str, Any], key: str, where: str) -> float:

@@ -15,14 +15,13 @@ import torch
 
 from strategies.core.errors import DataError, OptionError
 
-from .schema import SCHEMA_FILE, Column, Schema, read_schema
+from .schema import MISSING, SCHEMA_FILE, Column, Schema, read_schema
 
 if TYPE_CHECKING:
     import pandas as pd
 
 CSV, PARQUET = "csv", "parquet"
 TABLE_FORMS = (CSV, PARQUET)  # values of the setting data.name, and endings of the files
-MISSING = ("", "?", "NA")
 
 
 class TableHalf(NamedTuple):

@@ -183,6 +183,11 @@ def test_several_wrong_values_are_counted(folder: Path) -> None:
             "column 'x': levels is .*: must be a list of at least two",
         ),
         ('classes = ["a", "b"]\n[columns.x]\nlevels = ["u", "v"]\nmissing = "w"', "missing is 'w': must be one of its"),
+        ('classes = ["EU", "NA"]\n[columns.x]', "classes has 'NA', which is a missing value in the files: must be"),
+        (
+            'classes = ["a", "b"]\n[columns.x]\nlevels = ["EU", "NA"]\nmissing = "EU"',
+            "column 'x': levels has 'NA', which is a missing value in the files",
+        ),
         ('classes = ["a", "b"]\n[columns.x]\ndeviation = 0', "deviation is 0: must be greater than 0"),
         ('classes = ["a", "b"]\n[columns.x]\nmean = nan', "mean is nan: must be a number"),
         (
@@ -197,6 +202,14 @@ def test_a_wrong_schema_is_refused_in_one_line(folder: Path, schema: str, reason
     with pytest.raises(OptionError, match=reason) as error:
         open_data(config(folder), "train")
     assert "\n" not in str(error.value)
+
+
+def test_a_level_that_stands_for_missing_values_may_have_their_name(folder: Path) -> None:
+    (folder / "schema.toml").write_text(
+        'classes = ["healthy", "ill"]\n[columns.remark]\nlevels = ["x", "x y", "NA"]\nmissing = "NA"'
+    )
+    rows = open_data(config(folder), "train").take().images[:, :, 0, 0]
+    assert rows.argmax(1).tolist() == [0, 2, 2, 1]
 
 
 def test_absent_files_are_named(folder: Path) -> None:
