@@ -59,7 +59,8 @@ def open_tables(folder: Path, split: str, *, form: str, label: str, client: str 
     if split == "test":
         files, by_client = [_present(folder / f"test.{form}")], False
     else:
-        files, by_client = _training_files(folder, form, client), bool(client) or (folder / "train").is_dir()
+        files = _training_files(folder, form, client)
+        by_client = bool(client) or files[0].parent != folder
     frames = [_read(file) for file in files]
     labels = torch.cat([_labels(frame, label, schema, file) for frame, file in zip(frames, files, strict=True)])
     rows = torch.cat([encoded(frame, schema, file) for frame, file in zip(frames, files, strict=True)])

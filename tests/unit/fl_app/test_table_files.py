@@ -212,6 +212,12 @@ def test_a_level_that_stands_for_missing_values_may_have_their_name(folder: Path
     assert rows.argmax(1).tolist() == [0, 2, 2, 1]
 
 
+def test_a_folder_without_files_of_the_form_says_nothing_about_clients(folder: Path) -> None:
+    (folder / "train").mkdir()
+    (folder / "train" / "north.parquet").touch()
+    assert not open_data(config(folder), "train").by_client
+
+
 def test_absent_files_are_named(folder: Path) -> None:
     (folder / "train").mkdir()
     (folder / "train" / "a.csv").write_text(f"{HEAD}\n{TRAIN[0]}")
