@@ -19,7 +19,8 @@ import torch
 from torch import nn
 
 from fl_app.project import FORM, called, function_of
-from strategies.core.errors import OptionError
+from strategies.core.checkpoints import read_checkpoint
+from strategies.core.errors import OptionError, UploadError
 from strategies.core.options import is_own
 from strategies.core.places import expanded
 
@@ -149,26 +150,44 @@ def _of_torchvision(name: str, weights: Path, sha256: str) -> Backbone:
     found = hashlib.sha256(weights.read_bytes()).hexdigest()
     if found != sha256:
         raise OptionError(f"setting 'features.weights-sha256' is {sha256!r}, but the file's is {found}: must be equal")
+    with torch.device("meta"):  # checks the weights' names and shapes without a second copy of them
+        _, last = _last_linear(_loaded(architecture, weights, assign=True))
     build = functools.partial(_beheaded, architecture, weights)
-    return Backbone(f"{name} (torchvision {torchvision.__version__})", _width(architecture), build)
+    return Backbone(f"{name} (torchvision {torchvision.__version__})", last.in_features, build)
 
 
 def _last_linear(net: nn.Module) -> tuple[str, nn.Linear]:
-    return [(name, module) for name, module in net.named_modules() if isinstance(module, nn.Linear)][-1]
+    linear = [(name, module) for name, module in net.named_modules() if isinstance(module, nn.Linear)]
+    if not linear:
+        raise OptionError(
+            f"setting 'features.backbone' is a {type(net).__name__} of torchvision, which has no linear layer: must be "
+            "a net whose last layer is linear"
+        )
+    return linear[-1]
 
 
-def _width(architecture: str) -> int:
-    from fl_app.vision import torchvision
+def _loaded(architecture: str, weights: Path, *, assign: bool = False) -> nn.Module:
+    """Return a net of torchvision with its weights, copied or themselves.
 
-    with torch.device("meta"):
-        return int(_last_linear(torchvision.models.get_model(architecture, weights=None))[1].in_features)
-
-
-def _beheaded(architecture: str, weights: Path) -> nn.Module:
+    Raises:
+        OptionError: The file is damaged, or holds the weights of another net.
+    """
     from fl_app.vision import torchvision
 
     net: nn.Module = torchvision.models.get_model(architecture, weights=None)
-    net.load_state_dict(torch.load(weights, weights_only=True))
+    try:
+        net.load_state_dict(read_checkpoint(weights), assign=assign)
+    except (RuntimeError, UploadError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise OptionError(
+            f"setting 'features.weights' is {str(weights)!r}: must be the weights of '{TORCHVISION}{architecture}': "
+            f"{reason}"
+        ) from error
+    return net
+
+
+def _beheaded(architecture: str, weights: Path) -> nn.Module:
+    net = _loaded(architecture, weights)
     parent, _, last = _last_linear(net)[0].rpartition(".")
     setattr(net.get_submodule(parent), last, nn.Identity())
     return net.eval()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import pickle
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from fl_app.config import AppConfig
 from fl_app.models import build, builders
 from fl_app.models.backbones import backbone_of
 from fl_app.project import FOLDER_VARIABLE, imported
+from fl_app.vision import torchvision
 from strategies.core.errors import OptionError
 
 MODELS = """
@@ -190,3 +192,28 @@ def test_settings_take_own_architectures_by_their_form(key: str) -> None:
 def test_a_wrong_own_backbone_is_refused_in_the_same_way(name: str, reason: str) -> None:
     with pytest.raises(OptionError, match=reason):
         backbone_of(name)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "held", "reason"),
+    [
+        ("shufflenet_v2_x0_5", "shufflenet_v2_x0_5", ""),
+        ("squeezenet1_1", "squeezenet1_1", "is a SqueezeNet of torchvision, which has no linear layer"),
+        ("resnet18", "squeezenet1_1", "must be the weights of 'torchvision:resnet18': Error.* Missing key"),
+        ("resnet18", "", "must be the weights of 'torchvision:resnet18': checkpoint .* cannot be read as weights"),
+    ],
+)
+def test_weights_of_a_backbone_of_torchvision_are_tried_when_it_is_named(
+    tmp_path: Path, architecture: str, held: str, reason: str
+) -> None:
+    file, images = tmp_path / "weights.pth", torch.zeros(2, 3, 64, 64)
+    file.write_bytes(b"torn")
+    if held:
+        torch.save(torchvision.models.get_model(held, weights=None).state_dict(), file)
+    given = f"torchvision:{architecture}", str(file), hashlib.sha256(file.read_bytes()).hexdigest()
+
+    if reason:
+        with pytest.raises(OptionError, match=reason):
+            backbone_of(*given)
+    else:
+        assert backbone_of(*given).build()(images).shape == (2, backbone_of(*given).features)
