@@ -49,7 +49,7 @@ class FeatureCache:
         try:
             found: Rows = np.load(path, mmap_mode="r", allow_pickle=False)
             os.utime(path)
-        except (OSError, ValueError):
+        except (EOFError, OSError, ValueError):  # the first is that of an empty file, which a loss of power leaves
             return None
         return found if found.shape == shape and found.dtype == np.float32 else None
 
