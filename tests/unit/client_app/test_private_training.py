@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -187,6 +188,23 @@ def test_spending_when_every_example_is_in_every_batch_is_that_of_the_gaussian_m
     assert plan.steps == 9
     assert plan.epsilon <= bound
     assert plan.epsilon > 0.75 * bound
+
+
+def test_a_budget_of_a_tenth_has_noise_and_the_spending_of_mironov_s_sum() -> None:
+    plan = plan_of(PrivacyConfig(0.1, 1e-5), replace(PLAIN, epochs=2, batch_size=32), 400)
+
+    # Mironov, Talwar, Zhang 2019, section 3.3, for whole orders a, and the conversion of Canonne et al. 2020.
+    spent = []
+    for a in range(2, 1025):
+        k = torch.arange(a + 1, dtype=torch.float64)
+        terms = [torch.tensor(a + 1.0).double(), k + 1, a - k + 1]
+        binomial = torch.lgamma(terms[0]) - torch.lgamma(terms[1]) - torch.lgamma(terms[2])
+        powers = k * math.log(plan.rate) + (a - k) * math.log1p(-plan.rate)
+        renyi = float(torch.logsumexp(binomial + powers + k * (k - 1) / (2 * plan.noise**2), 0)) / (a - 1)
+        spent.append(plan.steps * renyi + math.log1p(-1 / a) - math.log(1e-5 * a) / (a - 1))
+    assert (plan.rate, plan.steps) == (0.08, 26)
+    assert plan.epsilon <= 0.1
+    assert min(spent) <= plan.epsilon <= 1.01 * min(spent)
 
 
 def private(**more: Any) -> AppConfig:
