@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from client_app.node import Asked, Node
+from client_app.node import Asked, Node, refuse
 from fl_app.node_config import client_name
 from fl_app.node_policy import FREE, NodePolicy
 from strategies.client.fens import Local, Told
@@ -93,7 +93,6 @@ class FensHalf:
     def _own(self, told: Told) -> tuple[Node, Own]:
         import torch
 
-        from client_app.private_training import refuse
         from client_app.work import own_examples
 
         torch.set_num_threads(1)

@@ -25,8 +25,7 @@ from torch import nn
 from client_app.attacking import poisoned
 from client_app.keeping import Keep
 from client_app.local_training import Epoch, train
-from client_app.node import Asked, Node
-from client_app.private_training import refuse
+from client_app.node import Asked, Node, refuse
 from client_app.tasks import part_of
 from client_app.told_counts import check_numbers_told
 from client_app.work import Own, State, augmentation_of, own_examples, reporter

@@ -19,8 +19,7 @@ from client_app.attacking import check_rounds, poisoned
 from client_app.keeping import Trained
 from client_app.local_training import hits, minimise
 from client_app.losses import loss_of
-from client_app.node import Asked, Node
-from client_app.private_training import refuse
+from client_app.node import Asked, Node, refuse
 from client_app.widened import widened
 from client_app.work import State, own_examples
 from fl_app.config import AppConfig, ClientConfig

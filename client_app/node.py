@@ -14,6 +14,10 @@ from strategies.core.errors import UploadError
 
 if TYPE_CHECKING:
     from fl_app.config import AppConfig, ClientConfig
+    from fl_app.privacy import PrivacyConfig
+
+# The tasks whose uploads can carry noise.
+PRIVATE_TASKS = ("classifier", "statistics")
 
 
 @dataclass(frozen=True)
@@ -116,4 +120,37 @@ class Asked:
             bool(said.get("holdout-per-class", False)),
             bool(said.get("calibrate", False)),
             str(said.get("task", "classifier")),
+        )
+
+
+def check_question(privacy: PrivacyConfig, asked: Asked) -> None:
+    """Refuse a request whose answer would be outside the guarantee.
+
+    Raises:
+        UploadError: Names the request.
+    """
+    if not privacy.on:
+        return
+    refused = {
+        f"task {asked.task!r}": asked.task not in PRIVATE_TASKS,
+        "a second round of uploads": asked.server_round != 1,
+        "answers on held-out examples": bool(asked.holdout),
+        "the ranges of activations, for INT8": asked.calibrate,
+        "an upload to a run without an id, which cannot be sent again": not asked.run_id,
+    }
+    for what, found in refused.items():
+        if found:
+            refuse(privacy, what)
+
+
+def refuse(privacy: PrivacyConfig, what: str) -> None:
+    """Refuse a request outside the guarantee, if privacy is on.
+
+    Raises:
+        UploadError: Privacy is on.
+    """
+    if privacy.on:
+        raise UploadError(
+            f"the server asks for {what}: must be one upload of a classifier, or of sums of "
+            "features, with privacy.epsilon"
         )

@@ -33,14 +33,16 @@ import torch.nn.functional as F
 from torch import nn
 
 from client_app.local_training import Epoch, epoch_lengths, forget_momentum, optimizer_of, schedule_of
-from client_app.node import Asked
 from fl_app.config import ClientConfig
 from fl_app.data import ImageData, Normalization, augment, normalize
 from fl_app.privacy import PrivacyConfig, mixes_examples
+from fl_app.project import one_line
 from strategies.core.errors import UploadError
+from strategies.core.kinds import REFUSALS
 
 # Orders of Renyi divergence beyond opacus' own. With those, up to 63, no noise meets epsilon = log(1 / delta) / 63.
 HIGH_ORDERS = (64, 80, 96, 128, 192, 256, 384, 512, 768, 1024)
+UNKNOWN = "privacy.epsilon: opacus cannot compute the gradients of single examples of this model"
 # Bytes: the most memory for gradients of single examples at once.
 HELD = 2**28
 
@@ -62,43 +64,6 @@ class Plan:
     batch: int
     noise: float
     epsilon: float
-
-
-# The tasks whose uploads can carry noise.
-PRIVATE_TASKS = ("classifier", "statistics")
-
-
-def check_question(privacy: PrivacyConfig, asked: Asked) -> None:
-    """Refuse a request whose answer would be outside the guarantee.
-
-    Raises:
-        UploadError: Names the request.
-    """
-    if not privacy.on:
-        return
-    refused = {
-        f"task {asked.task!r}": asked.task not in PRIVATE_TASKS,
-        "a second round of uploads": asked.server_round != 1,
-        "answers on held-out examples": bool(asked.holdout),
-        "the ranges of activations, for INT8": asked.calibrate,
-        "an upload to a run without an id, which cannot be sent again": not asked.run_id,
-    }
-    for what, found in refused.items():
-        if found:
-            refuse(privacy, what)
-
-
-def refuse(privacy: PrivacyConfig, what: str) -> None:
-    """Refuse a request outside the guarantee, if privacy is on.
-
-    Raises:
-        UploadError: Privacy is on.
-    """
-    if privacy.on:
-        raise UploadError(
-            f"the server asks for {what}: must be one upload of a classifier, or of sums of "
-            "features, with privacy.epsilon"
-        )
 
 
 def plan_of(privacy: PrivacyConfig, config: ClientConfig, size: int) -> Plan:
@@ -174,18 +139,18 @@ def train(
         The epsilon that was spent, for the budget's delta.
 
     Raises:
-        UploadError: opacus is missing, the model has batch normalisation, or the budget cannot be met.
+        UploadError: opacus is missing or does not know the model's layers, the model has batch normalisation, or the
+            budget cannot be met.
     """
     if mixes_examples(model):
         raise UploadError("privacy.epsilon: the model must have no batch normalisation, by which examples interact")
     plan = plan_of(privacy, config, len(data.labels))
-    from opacus import GradSampleModule
     from opacus.optimizers import DPOptimizer
 
     base = optimizer_of(model, config)
     lengths = epoch_lengths(config, len(data.labels))
     cosine = schedule_of(base, config, len(lengths))
-    module = GradSampleModule(model, loss_reduction="sum")
+    module = _by_example(model)
     # opacus only clips and sums; _private_gradient adds the noise and divides.
     clipping = DPOptimizer(
         base, noise_multiplier=0.0, max_grad_norm=privacy.clip, expected_batch_size=None, loss_reduction="sum"
@@ -197,6 +162,7 @@ def train(
 
     model.train()
     with torch.random.fork_rng(devices=[]), hooked(model):
+        _try_out(module, clipping.params, prepare(data.images.new_zeros(2, *data.images.shape[1:])))
         for number, length in enumerate(lengths, start=1):
             forget_momentum(base, config, number)
             for _ in range(length):
@@ -250,10 +216,7 @@ def _private_gradient(
     chosen = (system_uniform(len(data.labels)) <= plan.rate).nonzero().flatten()
     most = max(1, HELD // (4 * sum(parameter.numel() for parameter in parameters)))
     for part in torch.split(chosen, most) if len(chosen) else ():
-        for parameter in parameters:
-            parameter.grad_sample = None
-        logits = module(prepare(data.images[part]))
-        F.cross_entropy(logits, data.labels[part], reduction="sum").backward()  # type: ignore[no-untyped-call]
+        _of_examples(module, parameters, prepare(data.images[part]), data.labels[part])
         for parameter in parameters:  # NaN and infinity cannot be clipped, and no noise would hide them in the sum
             parameter.grad_sample.nan_to_num_(0.0, 0.0, 0.0)
         clipping.clip_and_accumulate()
@@ -262,6 +225,43 @@ def _private_gradient(
         # Rounded once, after the noise is added, so the last digits of the sum reveal nothing.
         parameter.grad = ((parameter.summed_grad.double() + drawn) / plan.batch).to(parameter.dtype)
         parameter.grad_sample = parameter.summed_grad = None
+
+
+def _by_example(model: nn.Module) -> Any:
+    """Return the model as opacus' module, which computes the gradients of single examples."""
+    from opacus import GradSampleModule
+
+    try:
+        return GradSampleModule(model, loss_reduction="sum")
+    except NotImplementedError as error:
+        raise UploadError(f"{UNKNOWN}: {one_line(error)}") from error
+
+
+def _of_examples(module: nn.Module, parameters: list[Any], inputs: torch.Tensor, labels: torch.Tensor) -> None:
+    """Set every parameter's ``grad`` and its ``grad_sample`` [b, ...]; zeros where it has no part in the answer."""
+    for parameter in parameters:
+        parameter.grad = parameter.grad_sample = None
+    F.cross_entropy(module(inputs), labels, reduction="sum").backward()  # type: ignore[no-untyped-call]
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+            parameter.grad_sample = parameter.new_zeros(len(labels), *parameter.shape)
+
+
+def _try_out(module: nn.Module, parameters: list[Any], blank: torch.Tensor) -> None:
+    """Refuse a model whose gradients of single examples opacus misses, by two blank examples.
+
+    Raises:
+        UploadError: It fails, or the gradients do not add up to that of the sum.
+    """
+    try:
+        _of_examples(module, parameters, blank, torch.zeros(2, dtype=torch.int64))
+        if any(parameter.grad_sample is None for parameter in parameters):
+            raise ValueError("a function reads a layer's weights in place of the layer")
+        for parameter in parameters:
+            torch.testing.assert_close(parameter.grad_sample.sum(0), parameter.grad, rtol=1e-3, atol=1e-4)
+    except REFUSALS as error:
+        raise UploadError(f"{UNKNOWN}: {one_line(error)}") from error
 
 
 def system_uniform(count: int) -> torch.Tensor:

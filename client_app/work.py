@@ -21,9 +21,8 @@ from client_app.calibration import activation_ranges
 from client_app.feature_sums import ClientSums, check_enough
 from client_app.keeping import Keep, Trained
 from client_app.local_training import Epoch, epoch_lengths
-from client_app.node import Asked, Node
+from client_app.node import Asked, Node, check_question, refuse
 from client_app.pretrained import load_checkpoint
-from client_app.private_training import check_question, refuse
 from client_app.tasks import Wanted, task_of
 from client_app.told_counts import check_numbers_told
 from fl_app.config import AppConfig

@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -205,6 +205,48 @@ def test_a_budget_of_a_tenth_has_noise_and_the_spending_of_mironov_s_sum() -> No
     assert (plan.rate, plan.steps) == (0.08, 26)
     assert plan.epsilon <= 0.1
     assert min(spent) <= plan.epsilon <= 1.01 * min(spent)
+
+
+class OwnNet(nn.Module):
+    """A net of a user's own: its parts that are ``used`` answer, and a function reads the weights of another."""
+
+    def __init__(self, part: nn.Module, *, used: bool = True, lent: bool = False) -> None:
+        super().__init__()
+        self.part, self.last, self.used, self.lent = part, nn.Linear(9, 2), used, lent
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.part(x) if self.used else x
+        x = (x[0] if isinstance(x, tuple) else x).flatten(1)
+        return nn.functional.linear(x, self.last.weight) if self.lent else cast("torch.Tensor", self.last(x))
+
+
+def own_data() -> ImageData:
+    return ImageData(torch.randn(12, 1, 3, 3), torch.arange(12) % 2)
+
+
+def test_a_model_of_one_s_own_with_a_part_that_does_not_answer_trains_the_others() -> None:
+    model, data = OwnNet(nn.Linear(9, 9), used=False), own_data()
+    before = model.last.weight.detach().clone()
+
+    fit(model, data, replace(PLAIN, epochs=2))
+
+    assert not torch.equal(model.last.weight, before)
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (OwnNet(nn.Sequential(nn.Flatten(2), nn.Flatten(0, 1), nn.LSTM(9, 9))), "TypeError"),
+        (OwnNet(nn.InstanceNorm2d(1, affine=True, track_running_stats=True)), "trainable layer with buffers"),
+        (OwnNet(nn.Flatten(), lent=True), "a function reads a layer's weights"),
+    ],
+)
+def test_a_model_whose_gradients_of_single_examples_are_missed_is_refused_in_one_line(
+    model: nn.Module, reason: str
+) -> None:
+    with pytest.raises(UploadError, match=f"^privacy.epsilon: opacus cannot compute the gradients .*: .*{reason}"):
+        fit(model, own_data())
 
 
 def private(**more: Any) -> AppConfig:
