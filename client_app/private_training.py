@@ -249,11 +249,12 @@ def _of_examples(module: nn.Module, parameters: list[Any], inputs: torch.Tensor,
 
 
 def _try_out(module: nn.Module, parameters: list[Any], blank: torch.Tensor) -> None:
-    """Refuse a model whose gradients of single examples opacus misses, by two blank examples.
+    """Refuse a model whose gradients of single examples opacus misses, or with statistics of them, by two blank ones.
 
     Raises:
-        UploadError: It fails, or the gradients do not add up to that of the sum.
+        UploadError: It fails, the gradients do not add up to that of the sum, or a buffer changes.
     """
+    before = [(name.removeprefix("_module."), buffer, buffer.clone()) for name, buffer in module.named_buffers()]
     try:
         _of_examples(module, parameters, blank, torch.zeros(2, dtype=torch.int64))
         if any(parameter.grad_sample is None for parameter in parameters):
@@ -262,6 +263,11 @@ def _try_out(module: nn.Module, parameters: list[Any], blank: torch.Tensor) -> N
             torch.testing.assert_close(parameter.grad_sample.sum(0), parameter.grad, rtol=1e-3, atol=1e-4)
     except REFUSALS as error:
         raise UploadError(f"{UNKNOWN}: {one_line(error)}") from error
+    if changed := [name for name, buffer, start in before if not torch.equal(buffer, start)]:
+        raise UploadError(
+            f"privacy.epsilon: training changes the model's buffer {changed[0]!r}, which gets no noise: must be a "
+            "model without statistics of its examples"
+        )
 
 
 def system_uniform(count: int) -> torch.Tensor:

@@ -249,6 +249,14 @@ def test_a_model_whose_gradients_of_single_examples_are_missed_is_refused_in_one
         fit(model, own_data())
 
 
+def test_a_model_with_statistics_of_its_examples_is_refused_because_they_would_be_sent_without_noise() -> None:
+    model = OwnNet(nn.InstanceNorm2d(1, track_running_stats=True))
+    with pytest.raises(
+        UploadError, match=r"training changes the model's buffer 'part.running_var', which gets no noise"
+    ):
+        fit(model, own_data())
+
+
 def private(**more: Any) -> AppConfig:
     settings: dict[str, Any] = {key.replace("__", ".").replace("_", "-"): value for key, value in more.items()}
     small: dict[str, Any] = {
