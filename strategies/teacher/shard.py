@@ -37,7 +37,7 @@ class HeldShard:
         self._device = device
         self._ensemble: Ensemble | None = None
         self._members: list[nn.Module] = []
-        self._kept: tuple[int, Tensor, Tensor, Tensor | None] | None = None
+        self._kept: tuple[int, Tensor, Tensor, Tensor | None, ExitStack] | None = None
 
     def add(self, upload: Upload) -> None:
         """Load one more member; only the upload's weights are kept, in their module.
@@ -61,48 +61,55 @@ class HeldShard:
         x = torch.tensor(images).to(self._device)
         keep = request.ticket > 0
         if keep:
-            self._kept = None  # dropped before the next graph is made: memory holds one at most
+            self._drop()  # before the next graph is made: memory holds one at most
         x.requires_grad_(keep)
         part = slice(request.first, request.last)
-        with torch.set_grad_enabled(keep or request.watch == STATISTICS):
-            logits, watched = self._pass(x, part, request.watch)
-        if keep:
-            self._kept = (request.ticket, x, logits, watched)
+        with ExitStack() as hooks:
+            with torch.set_grad_enabled(keep or request.watch == STATISTICS):
+                logits, watched = self._pass(x, part, request.watch, hooks)
+            if keep:  # with the hooks, because the backward pass runs some members again
+                self._kept = (request.ticket, x, logits, watched, hooks.pop_all())
         return Answer(_array(logits), None if watched is None else _array(watched))
 
     def backward(self, ticket: int, logits: Array, watched: Array | None) -> Array | None:
         """Run the backward pass of the forward pass with this ticket and drop its graph; None if it is not kept."""
         if self._kept is None or self._kept[0] != ticket:
             return None
-        (_, x, *outputs), self._kept = self._kept, None
-        pairs = [
-            (output, torch.tensor(gradient).to(self._device))
-            for output, gradient in zip(outputs, (logits, watched), strict=True)
-            if output is not None and gradient is not None and output.requires_grad
-        ]
-        if not pairs:
-            return _array(torch.zeros_like(x))
-        (found,) = torch.autograd.grad(
-            [output for output, _ in pairs], x, [gradient for _, gradient in pairs], allow_unused=True
-        )
+        (_, x, of_members, seen, hooks), self._kept = self._kept, None
+        with hooks:
+            pairs = [
+                (output, torch.tensor(gradient).to(self._device))
+                for output, gradient in zip((of_members, seen), (logits, watched), strict=True)
+                if output is not None and gradient is not None and output.requires_grad
+            ]
+            if not pairs:
+                return _array(torch.zeros_like(x))
+            (found,) = torch.autograd.grad(
+                [output for output, _ in pairs], x, [gradient for _, gradient in pairs], allow_unused=True
+            )
         return _array(torch.zeros_like(x) if found is None else found)
 
-    def _pass(self, x: Tensor, part: slice, watch: str) -> tuple[Tensor, Tensor | None]:
+    def _drop(self) -> None:
+        """Drop the kept graph and its hooks."""
+        if self._kept is not None:
+            self._kept[-1].close()
+        self._kept = None
+
+    def _pass(self, x: Tensor, part: slice, watch: str, hooks: ExitStack) -> tuple[Tensor, Tensor | None]:
         if self._ensemble is None:
             raise RuntimeError("a shard must be closed before its first pass")
         some = self._members[part]
-        with ExitStack() as hooks:
-            if watch == STATISTICS:
-                loss = BatchNormLoss(some)
-                hooks.callback(loss.remove)
-            features = hooks.enter_context(penultimate_features(some)) if watch == FEATURES else None
-            logits = self._ensemble.member_logits(x, None if len(some) == len(self._members) else part)
-            if watch == NOTHING:
-                return logits, None
-            if watch == STATISTICS:
-                return logits, loss().to(x.device) * len(some)
-            mean = features() if features is not None else None
-            return logits, None if mean is None else mean * len(some)
+        if watch == STATISTICS:
+            loss = BatchNormLoss(some)
+            hooks.callback(loss.remove)
+        features = hooks.enter_context(penultimate_features(some)) if watch == FEATURES else None
+        logits = self._ensemble.member_logits(x, None if len(some) == len(self._members) else part)
+        if watch == NOTHING:
+            return logits, None
+        if watch == STATISTICS:
+            return logits, loss().to(x.device) * len(some)
+        mean = features() if features is not None else None
+        return logits, None if mean is None else mean * len(some)
 
 
 def divided(count: int, shards: int) -> list[slice]:

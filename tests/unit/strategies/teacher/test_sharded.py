@@ -27,7 +27,9 @@ from strategies.flboost import FlBoostConfig
 from strategies.intactofl import IntactOflConfig
 from strategies.method import METHODS, Job
 from strategies.tally import TallyConfig
+from strategies.teacher import calls
 from strategies.teacher.batchnorm import batchnorm_loss
+from strategies.teacher.calls import KEPT
 from strategies.teacher.ensemble import Ensemble
 from strategies.teacher.features import penultimate_features
 from strategies.teacher.shard import HeldShard, divided
@@ -66,8 +68,8 @@ def seen(model: Ensemble, look: Any, x: Tensor = IMAGES) -> tuple[Tensor, Tensor
     with look(model.members) as watched:
         logits = model(x)
         extra = watched()
-    loss = logits.square().mean() + (0.0 if extra is None else extra.sum())
-    (gradient,) = torch.autograd.grad(loss, x)
+        loss = logits.square().mean() + (0.0 if extra is None else extra.sum())
+        (gradient,) = torch.autograd.grad(loss, x)
     return logits, loss, gradient
 
 
@@ -87,7 +89,11 @@ def test_shards_of_any_number_give_logits_and_gradients_of_one_ensemble(shards: 
 
 @pytest.mark.parametrize("look", [batchnorm_loss, penultimate_features])
 @pytest.mark.parametrize("shards", [1, 3])
-def test_watched_shards_give_the_loss_and_gradients_of_one_ensemble(shards: int, look: Any) -> None:
+@pytest.mark.parametrize("kept", [KEPT, 1])  # of one, the backward pass runs the other members again
+def test_watched_shards_give_the_loss_and_gradients_of_one_ensemble(
+    shards: int, look: Any, kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "KEPT", kept)
     one, sharded = pair(NARROW, shards, fold=False)
     ours, theirs = seen(sharded, look), seen(one, look)
     assert float((theirs[1] - theirs[0].square().mean()).detach().abs()) > 1e-3
