@@ -54,6 +54,10 @@ def test_a_planted_trigger_is_found_and_named_with_its_class() -> None:
     assert "into class 0" in found.rows[0].reason
 
 
+def test_models_that_flatten_by_view_are_judged_as_any() -> None:
+    assert harms([telling(one, architecture="viewing") for one in with_first(flipped(0))]) == {"c0": "label-flip"}
+
+
 def test_an_honest_cohort_has_no_suspect_whatever_each_of_them_knows() -> None:
     pairs = [(0, 1), (1, 2), (2, 3), (3, 0)]
     uneven = [upload(f"c{k}", honest(k, pair), pair) for k, pair in enumerate(pairs)]
