@@ -154,8 +154,8 @@ class Uploaded(Mapping[str, Statistics]):
         return capped({u.client: examples_of(u.read()["counts"]) for u in self.uploads}, self.max_share)
 
     def noises(self) -> list[float]:
-        """Return the deviation of the noise of every upload."""
-        return [float(upload.read()["noise"]) for upload in self.uploads]
+        """Return the deviation of the noise in every client's sums, which are scaled down with their noise."""
+        return [float(upload.read()["noise"]) * self.factors.get(upload.client, 1.0) for upload in self.uploads]
 
 
 def check_second(job: Job, method: str, name: str) -> None:

@@ -202,3 +202,14 @@ def test_totals_that_noise_makes_negative_turn_no_sums_around() -> None:
 def test_a_share_below_an_equal_one_makes_all_clients_equal() -> None:
     factors = capped({"a": 10.0, "b": 20.0, "c": 40.0}, 0.2)
     assert [10.0 * factors.get("a", 1.0), 20.0 * factors["b"], 40.0 * factors["c"]] == [10.0, 10.0, 10.0]
+
+
+def test_sums_that_are_scaled_down_have_less_noise() -> None:
+    told = {"a": 10.0, "b": 1000.0, "c": 20.0}
+    noise = torch.tensor([3.0])
+    uploads = [
+        Upload(UploadFacts(name, "sums"), lambda total=total: {"counts": torch.tensor([total]), "noise": noise})
+        for name, total in told.items()
+    ]
+    assert Uploaded(uploads).noises() == [3.0, 3.0, 3.0]
+    assert Uploaded(uploads, max_share=0.4).noises() == pytest.approx([3.0, 3.0 * 0.02, 3.0])
