@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from .core.errors import OptionError
 from .core.options import check, option
 from .distillation import settings
 from .distillation.epochs import Stage
@@ -50,6 +51,11 @@ class FDaflConfig(StudentOptions, PoolOptions, SynthesisOptions):
     def __post_init__(self) -> None:
         check(self, "f-dafl")
         settings.check_pool(self, "f-dafl")
+        if not (self.one_hot_weight or self.information_weight or self.activation_weight):
+            raise OptionError(
+                "settings 'f-dafl.one-hot-weight', 'f-dafl.information-weight' and 'f-dafl.activation-weight' are all "
+                "0: must be at least one number greater than 0, from which the generator learns"
+            )
 
 
 def fit(job: Job, progress: Progress) -> Outcome:
