@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -118,11 +119,14 @@ class Sent:
 
 
 class _Seen:
-    """A tensor at a moment: equal to itself until torch writes into it."""
+    """A tensor at a moment: equal to itself until torch writes into it.
+
+    A tensor of inference mode does not count the writes, and so equals none.
+    """
 
     def __init__(self, tensor: torch.Tensor) -> None:
         # The tensor itself: once it is freed, another one could take its address.
-        self._tensor, self._version = tensor, tensor._version
+        self._tensor, self._version = tensor, math.nan if tensor.is_inference() else tensor._version
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Seen) and self._tensor is other._tensor and self._version == other._version

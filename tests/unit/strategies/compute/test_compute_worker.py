@@ -12,7 +12,7 @@ import torch
 
 from strategies.compute.packing import pack, unpack
 from strategies.compute.relay import Relay
-from strategies.compute.task import Task
+from strategies.compute.task import Sent, Task
 from strategies.compute.worker import Event, Failure, Outbox, OutboxProgress, Worker, code_digest
 from strategies.core.errors import ComputeError, OptionError, UploadError
 from strategies.core.facts import UploadFacts
@@ -151,6 +151,18 @@ def test_task_open_returns_the_servers_images_labels_and_teacher() -> None:
     assert torch.equal(again.labelled[1], labels)
     assert torch.equal(again.teacher.weights["weights"], torch.tensor([0.25, 0.75]))
     assert replace(again.teacher, weights={}) == replace(teacher, weights={})
+
+
+def test_images_are_sent_again_once_written_to_and_always_if_they_count_no_writes() -> None:
+    sent, images = Sent(), torch.zeros(2)
+    sent.note({"proxy": images})
+    assert sent.lacks({"proxy": images}) == {}
+    images.add_(1)
+    assert torch.equal(unpack(sent.lacks({"proxy": images}))["proxy"], torch.ones(2))
+    with torch.inference_mode():
+        images = torch.zeros(2)
+    sent.note({"proxy": images})
+    assert torch.equal(unpack(sent.lacks({"proxy": images}))["proxy"], torch.zeros(2))
 
 
 def test_failure_of_a_subclass_of_ours_keeps_the_nearest_known_class() -> None:
