@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ..core.errors import OptionError
 from ..core.pixels import PIXELS
+from ..teacher.copies import built
 from ..teacher.ensemble import member_of
 
 if TYPE_CHECKING:
@@ -56,13 +57,10 @@ class Moments:
         """
         if named == "none":
             return None
+        check_moments(job, named)
         if named == "models":
             found = read_off((member_of(upload, job.builders) for upload in job.uploads), job.input_shape[0])
-            if found is None:
-                raise OptionError(
-                    "setting 'flboost.moments' is 'models', and no client's model begins with a convolution without "
-                    "bias and a batch normalisation: must be 'none', or the name of a data set"
-                )
+            assert found is not None  # noqa: S101  the check has looked at the same layers
             mean, deviation = found
             progress.record({
                 "note": f"images get the mean {_shown(mean)} that models tell, and a deviation of "
@@ -70,7 +68,6 @@ class Moments:
             })  # fmt: skip
             deviation = deviation.expand_as(mean)
         else:
-            check_moments(job, named)
             (m, s), (centre, scale) = (
                 map(torch.tensor, facts) for facts in (PIXELS[named], (job.normalization.mean, job.normalization.std))
             )
@@ -79,11 +76,21 @@ class Moments:
 
 
 def check_moments(job: Job, named: str) -> None:
-    """Refuse the moments of a data set with another number of channels than the job's images.
+    """Refuse moments that no model tells, or of a data set with another number of channels than the job's images.
+
+    Args:
+        job: Its builders and input space; uploads may be missing.
+        named: One of :data:`MOMENTS`.
 
     Raises:
-        OptionError: It has.
+        OptionError: Names the possible values.
     """
+    names = sorted({upload.architecture for upload in job.uploads} or job.builders)
+    if named == "models" and read_off((built(job.builders[name]) for name in names), job.input_shape[0]) is None:
+        raise OptionError(
+            "setting 'flboost.moments' is 'models', and no client's model begins with a convolution without bias and "
+            "a batch normalisation: must be 'none', or the name of a data set"
+        )
     if named in PIXELS and len(PIXELS[named][0]) != job.input_shape[0]:
         fitting = [name for name, (mean, _) in PIXELS.items() if len(mean) == job.input_shape[0]]
         raise OptionError(

@@ -114,9 +114,13 @@ def test_architectures_that_begin_with_a_convolution_and_a_normalisation_tell_an
     assert read_off([model], 1) is None
 
 
-def test_models_without_batch_normalisation_tell_nothing() -> None:
+def test_models_without_batch_normalisation_tell_nothing_and_are_refused_before_the_start() -> None:
+    refused = job(replace(SMALL, moments="models"))
     with pytest.raises(OptionError, match=r"'flboost.moments' is 'models', and no client's model begins with"):
-        METHOD.fit(job(replace(SMALL, moments="models")), Silent())
+        METHOD.fit(refused, Silent())
+    with pytest.raises(OptionError, match=r"'flboost.moments' is 'models', and no client's model begins with"):
+        check_needs(METHOD, replace(refused, uploads=()))
+    check_needs(METHOD, replace(refused, uploads=(), builders={**refused.builders, "bare": lambda: bare(1)}))
 
 
 def test_moments_that_models_tell_are_noted_with_the_guess() -> None:
