@@ -27,7 +27,7 @@ from fl_app.division import own_positions
 from server_app.settings.build import build_job, held_out
 from server_app.settings.read import Settings
 from server_app.settings.server_data import open_half
-from strategies.compute.in_process import InProcess, torch_threads
+from strategies.compute.in_process import InProcess, torch_as_usual
 from strategies.core.errors import OneShotError
 from strategies.core.facts import UploadFacts
 from strategies.core.kinds import CLASSIFIER, is_head, kind_of
@@ -85,7 +85,7 @@ def _clients(settings: Settings, split: Split, parts: Sequence[Tensor]) -> float
     else:
         times = method.rounds(settings.method_config)
     names = app.model.mix()
-    with torch_threads(1):
+    with torch_as_usual(1):
         step = {name: _seconds_per_step(settings, split, name, parts[0]) for name in set(names)}
     each = [
         sum(epoch_lengths(app.client, len(part))) * step[names[number % len(names)]]

@@ -30,13 +30,7 @@ class InProcess:
         """
         check_needs(method, job)
         job = replace(job, device=resolve_device(job.device))
-        import torch
-
-        # The caller may be inside a block without gradients.
-        with (
-            torch.inference_mode(False), torch.enable_grad(), torch_threads(job.threads), kept_memory(),
-            counted(Work()) as counts,
-        ):  # fmt: skip
+        with torch_as_usual(job.threads), kept_memory(), counted(Work()) as counts:
             outcome = method.fit(job, Counting(progress, counts))
         return replace(outcome, work=counts.as_dict())
 
@@ -47,8 +41,8 @@ class InProcess:
 
 
 @contextmanager
-def torch_threads(count: int) -> Iterator[None]:
-    """Set torch's thread count of the calling thread for a block.
+def torch_as_usual(count: int) -> Iterator[None]:
+    """Set torch's thread count of the calling thread for a block, in which gradients flow though the caller has none.
 
     Args:
         count: At least 1. It decides the order of parallel sums, and so the last bits of a result.
@@ -58,6 +52,7 @@ def torch_threads(count: int) -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
-        yield
+        with torch.inference_mode(False), torch.enable_grad():
+            yield
     finally:
         torch.set_num_threads(before)

@@ -12,7 +12,7 @@ from ..core.gpu import resolve_device
 from ..core.memory import kept_memory
 from ..core.work import Counting, Work, counted, work
 from ..uploads.needs import check_needs
-from .in_process import torch_threads
+from .in_process import torch_as_usual
 
 if TYPE_CHECKING:
     from ..core.clients import Answer, Clients
@@ -40,7 +40,7 @@ class WithClients:
             raise OptionError(f"method {method.name!r} sends its clients no questions after their upload")
         check_needs(method, job)
         job = replace(job, device=resolve_device(job.device))
-        with torch_threads(job.threads), kept_memory(), counted(Work()) as counts:
+        with torch_as_usual(job.threads), kept_memory(), counted(Work()) as counts:
             outcome = method.fit_with(job, Counting(progress, counts), _Counted(self._clients))
         return replace(outcome, work=counts.as_dict())
 

@@ -81,7 +81,7 @@ class Door:
 
     def _inspect(self, job: Job, arrived: Sequence[str]) -> Inspection:
         # A late import: a run without a gatekeeper needs none of it.
-        from ..compute.in_process import torch_threads
+        from ..compute.in_process import torch_as_usual
         from ..core.gpu import resolve_device
         from ..gatekeeper.inspection import inspect
         from .journal import Journal
@@ -91,7 +91,7 @@ class Door:
         except ComputeError:  # the server stage's GPU is on another machine
             device = "cpu"
         journal = Journal(None, self.log, label="gatekeeper", unit="percent", tick=self.tick)
-        with journal, torch_threads(job.threads):
+        with journal, torch_as_usual(job.threads):
             inspection = inspect(replace(job, device=device), self.config, arrived=arrived, progress=journal)
         for line in lines_of(inspection, self.config.policy):
             self.log(f"gatekeeper: {line}")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
-from ...compute.in_process import torch_threads
+from ...compute.in_process import torch_as_usual
 from ...core.errors import OptionError, QuorumError
 from ...core.gpu import resolve_device
 from ...method import Job, Outcome, Snapshot
@@ -130,7 +130,7 @@ class IterativeRounds:
         self._module.to(job.device)
         self.client_scores = ClientScores(self.base, self._model, evaluate_config or {})
         with (
-            torch_threads(job.threads),
+            torch_as_usual(job.threads),
             Journal(kept, say, label=job.config.label, unit="round") as journal,
             self._refined.held_open(grid, journal.tick) if self._refined is not None else nullcontext(),
         ):

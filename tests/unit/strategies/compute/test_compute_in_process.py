@@ -1,12 +1,14 @@
 """The job in this process, and the choice of a place."""
 
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 
 import strategies.compute as compute
-from strategies.compute.in_process import InProcess, torch_threads
+from strategies.compute.in_process import InProcess, torch_as_usual
+from strategies.compute.with_clients import WithClients
 from strategies.core.errors import ComputeError, OptionError
 from strategies.core.facts import UploadFacts
 from strategies.method import Job, Method, Need, Normalization, Outcome, Progress, Silent, Upload
@@ -60,11 +62,24 @@ def test_run_with_an_unmet_need_refuses_before_the_method_starts() -> None:
         InProcess().run(method(fit, Need.SAME_ARCHITECTURE), job(student="other"), Silent())
 
 
-def test_torch_threads_inside_another_restores_the_outer_count() -> None:
-    with torch_threads(2):
-        with torch_threads(1):
+def test_torch_as_usual_inside_another_restores_the_outer_count() -> None:
+    with torch_as_usual(2):
+        with torch_as_usual(1):
             assert torch.get_num_threads() == 1
         assert torch.get_num_threads() == 2
+
+
+@pytest.mark.parametrize("without", [torch.no_grad, torch.inference_mode])
+def test_a_method_with_or_without_clients_has_gradients_though_its_caller_has_none(without: type) -> None:
+    def fit(job: Job, progress: Progress, *clients: object) -> Outcome:
+        weight = torch.ones(1, requires_grad=True)
+        (gradient,) = torch.autograd.grad(weight.sum(), weight)
+        return Outcome({"gradient": gradient})
+
+    toy = replace(method(fit), fit_with=fit)
+    with without():
+        outcomes = [place.run(toy, job(), Silent()) for place in (InProcess(), WithClients(None))]  # type: ignore[arg-type]
+    assert [outcome.student for outcome in outcomes] == [{"gradient": torch.ones(1)}] * 2
 
 
 def test_choose_with_known_names_returns_the_place() -> None:
