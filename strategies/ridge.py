@@ -59,7 +59,10 @@ def fit(job: Job, progress: Progress) -> Outcome:
     clients = Uploaded(job.uploads, job.config.max_share)
     if any(clients.noises()):
         head = noisy_head(Statistics.total(clients.values()), clients.noises())
-        progress.record({"note": "the uploads carry noise, which fixes lambda"})
+        exact, usual = ("penalty", "balance", "values"), RidgeConfig()
+        unread = [f"'ridge.{name}'" for name in exact if getattr(job.config, name) != getattr(usual, name)]
+        without = f"; settings without effect are {', '.join(unread)}" if unread else ""
+        progress.record({"note": f"the uploads carry noise, which fixes lambda{without}"})
     else:
         head = _exact(job, progress, clients)
     progress.report(1, 1)

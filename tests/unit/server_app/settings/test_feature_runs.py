@@ -116,7 +116,10 @@ def test_private_sums_are_noisy_and_tell_no_exact_count(tmp_path: Path) -> None:
         assert not torch.equal(state["counts"], state["counts"].round())
         assert facts[name].num_examples == max(1, round(float(state["counts"].sum())))
         assert not torch.allclose(state["sums"], exact[name]["sums"], atol=1e-3)
-    result = replayed(stored(tmp_path / "run", given, states, facts), "ridge", tmp_path / "replay")
+    unread = {"ridge.penalty": 0.5, "ridge.values": True}
+    result = replayed(stored(tmp_path / "run", given, states, facts), "ridge", tmp_path / "replay", **unread)
+    rows = (tmp_path / "replay" / "metrics.jsonl").read_text()
+    assert "which fixes lambda; settings without effect are 'ridge.penalty', 'ridge.values'" in rows
     assert result["accuracy"] > 50.0
     with pytest.raises(OptionError, match="'lda' cannot use sums with noise"):
         replayed(tmp_path / "run", "lda", tmp_path / "lda")
