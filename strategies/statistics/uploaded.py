@@ -141,10 +141,11 @@ class Uploaded(Mapping[str, Statistics]):
 
     def arrays(self, client: str) -> State:
         """Return a client's upload as it was sent."""
-        upload = next((upload for upload in self.uploads if upload.client == client), None)
-        if upload is None:
-            raise KeyError(client)
-        return upload.read()
+        return self._by_client[client].read()
+
+    @cached_property
+    def _by_client(self) -> dict[str, Upload]:
+        return {upload.client: upload for upload in self.uploads}
 
     @cached_property
     def factors(self) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """The checks of an upload of sums, with and without noise, and the cap on a client's claimed share."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -213,3 +213,19 @@ def test_sums_that_are_scaled_down_have_less_noise() -> None:
     ]
     assert Uploaded(uploads).noises() == [3.0, 3.0, 3.0]
     assert Uploaded(uploads, max_share=0.4).noises() == pytest.approx([3.0, 3.0 * 0.02, 3.0])
+
+
+def test_uploads_of_many_clients_are_not_searched_for_each_of_them() -> None:
+    class Searched(tuple[Upload, ...]):
+        times = 0
+
+        def __iter__(self) -> Iterator[Upload]:
+            Searched.times += 1
+            return super().__iter__()
+
+    state = sent(of(*examples(0)), 0.0)
+    clients = Uploaded(Searched(Upload(UploadFacts(f"c{k}", "sums"), lambda: dict(state)) for k in range(9)))
+    assert all(torch.equal(clients[f"c{k}"].counts, state["counts"]) for k in range(9))
+    assert Searched.times == 1
+    with pytest.raises(KeyError):
+        clients["c9"]
