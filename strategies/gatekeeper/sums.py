@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 LEAST = 10  # examples of a class that a client and the others must have, for its mean to be compared
 APART = 0.05  # a client is suspect from this distance of its class means, in units of the variance within classes,
+DEVIATIONS = 6.0  # beyond so many deviations of an honest client's distance by chance,
+DIMENSIONS = 10.0  # if features vary within a class as in so many independent directions, which few backbones go below;
 LEAD = 5.0  # which must also be this multiple of the others' median
 RENAMED = 0.5  # its labels are exchanged if the nearest means of other classes bring the distance below this share
 CLAIM = 20.0  # a claimed number of examples is suspect above this multiple of the others' median
@@ -126,6 +128,17 @@ def distance(own: Sums, others: Sums) -> float:
     return float((weights * squared).sum() / weights.sum() / max(others.variance, 1e-12) - expected)
 
 
+def chance(own: Sums, others: Sums) -> float:
+    """Return the deviation of :func:`distance` for an honest client, which is large for one of few examples.
+
+    ``sqrt(2 / r sum_c (1 + n_kc / n_c)^2) / sum_c n_kc`` over the same classes, if features within a class vary in r
+    independent directions; NaN without such a class.
+    """
+    shared = (own.counts >= LEAST) & (others.counts >= LEAST)
+    squares = torch.where(shared, (1.0 + own.counts / others.counts.clamp_min(1.0)).square(), 0.0).sum()
+    return float((2.0 / DIMENSIONS * squares).sqrt() / own.counts[shared].sum())
+
+
 def _of(state: dict[str, Tensor]) -> Sums:
     counts, sums = state["counts"].double(), state["sums"].double()
     if "gram" not in state:
@@ -152,9 +165,10 @@ def _strange(read: dict[str, Sums]) -> tuple[dict[str, float], dict[str, Finding
         now = {name: distance(own, total.minus(own)) for name, own in left.items()}
         apart.update(now)
         known = {name: value for name, value in now.items() if value == value}
-        worst = max(known, key=lambda name: known[name], default="")
+        least = {name: APART + DEVIATIONS * chance(left[name], total.minus(left[name])) for name in known}
+        worst = max(known, key=lambda name: known[name] - least[name], default="")
         usual = median([value for name, value in known.items() if name != worst])
-        if not worst or not known[worst] > max(APART, LEAD * usual):
+        if not worst or not known[worst] > max(least[worst], LEAD * usual):
             break
         found[worst] = _strangeness(left[worst], total.minus(left[worst]), known[worst])
         del left[worst]

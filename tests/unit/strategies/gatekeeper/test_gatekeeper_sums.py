@@ -108,6 +108,17 @@ def test_sums_of_squares_without_gram_matrices_are_judged_alike() -> None:
     assert harms({**given, "c0": without_gram(flipped(), rows, wrong)}) == {"c0": "label-flip"}
 
 
+@pytest.mark.parametrize(("size", "classes"), [(16, 1), (12, 2), (12, CLASSES)])
+def test_few_examples_alone_are_no_sign_and_hide_no_flip(size: int, classes: int) -> None:
+    given = honest()
+    for k in range(30):
+        sizes = tuple(size if c in [(k + i) % CLASSES for i in range(classes)] else 0 for c in range(CLASSES))
+        given[f"d{k:02d}"] = state(*examples(100 + k, sizes))
+    assert harms(given) == {}
+    rows, labels = examples(500, tuple(size if c < classes else 0 for c in range(CLASSES)))
+    assert harms({**given, "d00": state(rows, (labels + 1) % CLASSES)}) == {"d00": "label-flip"}
+
+
 def test_two_flipped_clients_of_six_are_both_found() -> None:
     rows, labels = examples(1, (60,) * CLASSES)
     assert harms({**honest(), "c0": flipped(), "c1": state(rows, (labels + 2) % CLASSES)}) == {
