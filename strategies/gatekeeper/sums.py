@@ -192,18 +192,21 @@ def _strangeness(own: Sums, others: Sums, far: float) -> Finding:
 
 def _copies(read: dict[str, Sums], arrived: Sequence[str]) -> dict[str, Finding]:
     """Return a finding for each client whose mean squares equal an earlier client's, whatever the claimed numbers."""
+    if not read:
+        return {}
     places = {client: place for place, client in enumerate(arrived)}
     known = set(places) >= set(read)
     order = sorted(read, key=lambda name: (places.get(name, 0), name))
     why = "which arrived earlier" if known else "which of the two is the copy is not known"
-    found, seen = dict[str, Finding](), dict[str, Tensor]()
-    for name in order:
-        mean = read[name].squares / read[name].squares.sum().clamp_min(1e-300)
-        same = next((o for o, other in seen.items() if float((mean - other).norm() / other.norm()) < EQUAL), None)
-        if same is not None:
-            found[name] = Finding(COPY, f"its features have the mean squares of {same}, {why}")
-        else:
-            seen[name] = mean
+    found, squares = dict[str, Finding](), torch.stack([read[name].squares for name in order])
+    means = squares / squares.sum(1, keepdim=True).clamp_min(1e-300)
+    lengths, original = means.norm(dim=1), torch.ones(len(order), dtype=torch.bool)
+    for place, name in enumerate(order):
+        apart = (means[:place] - means[place]).norm(dim=1) / lengths[:place]
+        same = torch.nonzero((apart < EQUAL) & original[:place])
+        if len(same):
+            original[place] = False
+            found[name] = Finding(COPY, f"its features have the mean squares of {order[int(same[0])]}, {why}")
     return found
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 import torch
-from gatekeeper_fakes import QUICK, job_of
+from gatekeeper_fakes import QUICK, Operations, job_of
 
 from strategies.core.facts import UploadFacts
 from strategies.gatekeeper.inspection import inspect
@@ -130,6 +130,16 @@ def test_two_flipped_clients_of_six_are_both_found() -> None:
 def test_sums_with_noise_are_not_judged() -> None:
     noisy = {key: torch.ones(1, dtype=torch.float64) if key == "noise" else value for key, value in flipped().items()}
     assert harms({**honest(), "c0": noisy}) == {}
+
+
+def test_three_times_as_many_sums_take_about_three_times_as_long() -> None:
+    def operations(clients: int) -> int:
+        given = {f"c{k}": state(*examples(k, (12,) * CLASSES)) for k in range(clients)}
+        with Operations() as counted:
+            assert harms(given) == {}
+        return counted.count
+
+    assert operations(90) < 4 * operations(30)
 
 
 def test_the_distance_of_honest_sums_is_zero_on_average() -> None:
