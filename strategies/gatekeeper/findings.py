@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from .evidence import TRIGGER_SIZE, Evidence
-from .measures import distance_of, mapping, median, usual_distance
+from .measures import distance_of, mapping, median, nearest_distances, usual_distance
 from .verdicts import BACKDOOR, COPY, LABEL_FLIP, RANDOM, SCALED, Finding, some_pairs
 
 LEAST_PAIRS = 2  # others that share known classes with a client: with only one, either of the two may be wrong
@@ -148,9 +148,10 @@ def copied(cohort: Cohort, evidence: Evidence, arrived: Sequence[str]) -> list[F
     """Return a finding for every client whose weights copy another client's, taken for the original [M]."""
     count, found = len(evidence.clients), list[Finding | None]()
     sound = [k for k in range(count) if scaled(k, cohort) is None]
+    nearest, distances = nearest_distances(cohort.apart), cohort.apart.tolist()
     # Each pair of clients -> the usual distance, which excludes both.
-    pairs = {(k, j): _usual(k, j, cohort, evidence, sound) for k in range(count) for j in range(count) if k != j}
-    near = {pair for pair, usual in pairs.items() if _are_copies(float(cohort.apart[pair]), usual)}
+    pairs = {(k, j): _usual(k, j, nearest, evidence, sound) for k in range(count) for j in range(count) if k != j}
+    near = {(k, j) for (k, j), usual in pairs.items() if _are_copies(distances[k][j], usual)}
     for k in range(count):
         group = [j for j in range(count) if j == k or (k, j) in near]
         original, why = _original(group, cohort, evidence, arrived)
@@ -163,9 +164,9 @@ def copied(cohort: Cohort, evidence: Evidence, arrived: Sequence[str]) -> list[F
     return found
 
 
-def _usual(k: int, j: int, cohort: Cohort, evidence: Evidence, sound: Sequence[int]) -> float:
+def _usual(k: int, j: int, nearest: Sequence[float], evidence: Evidence, sound: Sequence[int]) -> float:
     equals = [i for i in sound if evidence.architectures[i] == evidence.architectures[k]]
-    return usual_distance(cohort.apart, (k, j), equals)
+    return usual_distance(nearest, (k, j), equals)
 
 
 def _are_copies(apart: float, usual: float) -> bool:

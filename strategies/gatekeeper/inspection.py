@@ -27,6 +27,7 @@ from .measures import (
     likeness,
     logit_size,
     median,
+    nearest_distances,
     pair_agreement,
     ratios,
     robust_scores,
@@ -109,6 +110,7 @@ def cohort_of(evidence: Evidence) -> Cohort:
     count = len(evidence.clients)
     apart = distances(evidence.vectors)
     apart[~_equals(evidence.architectures)] = NAN
+    nearest = nearest_distances(apart)
     measures = {name: [NAN] * count for name in MEASURES}
     layers = [""] * count
     for architecture in dict.fromkeys(evidence.architectures):
@@ -117,7 +119,7 @@ def cohort_of(evidence: Evidence) -> Cohort:
         statistics = extreme_ratio([evidence.statistics[k] for k in members])
         alike = likeness([evidence.vectors[k] for k in members])
         for place, k in enumerate(members):
-            measures["nearest"][k] = _nearest(k, apart, members)
+            measures["nearest"][k] = _nearest(k, apart, nearest, members)
             measures["likeness"][k] = alike[place]
             if len(members) >= FEWEST:
                 layers[k], measures["norm"][k] = extremes[place]
@@ -128,14 +130,13 @@ def cohort_of(evidence: Evidence) -> Cohort:
     return Cohort(measures, layers, apart, agreed)
 
 
-def _nearest(k: int, apart: torch.Tensor, members: Sequence[int]) -> float:
+def _nearest(k: int, apart: torch.Tensor, nearest: Sequence[float], members: Sequence[int]) -> float:
     """Return the distance to the nearest model of equal architecture, as a multiple of the usual nearest distance."""
-    others = {j: apart[k, j].item() for j in members if j != k}
-    if not others:
+    if math.isnan(nearest[k]):
         return NAN
-    nearest = min(others, key=lambda j: others[j])
-    usual = usual_distance(apart, (k, nearest), members)
-    return others[nearest] / usual if usual else NAN
+    neighbour = apart[k].tolist().index(nearest[k])
+    usual = usual_distance(nearest, (k, neighbour), members)
+    return nearest[k] / usual if usual else NAN
 
 
 def _behave(evidence: Evidence, measures: dict[str, list[float]]) -> torch.Tensor:

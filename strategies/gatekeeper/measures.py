@@ -117,19 +117,27 @@ def distances(vectors: Sequence[Tensor]) -> Tensor:
     return found
 
 
-def usual_distance(apart: Tensor, pair: tuple[int, int], witnesses: Sequence[int]) -> float:
+def nearest_distances(apart: Tensor) -> list[float]:
+    """Return the distance of each client to its nearest neighbour [M]; NaN without one.
+
+    Args:
+        apart: Distances [M, M]; NaN if two models cannot be compared.
+    """
+    return [min((value for value in row if not math.isnan(value)), default=NAN) for row in apart.tolist()]
+
+
+def usual_distance(nearest: Sequence[float], pair: tuple[int, int], witnesses: Sequence[int]) -> float:
     """Return the usual distance of a client to its nearest neighbour; NaN without witnesses.
 
     It is the lower median over the witnesses outside the pair, so that one distant client does not increase it.
 
     Args:
-        apart: Distances [M, M]; NaN if two models cannot be compared.
+        nearest: See :func:`nearest_distances`.
         pair: The two clients whose distance is compared with it.
         witnesses: The clients whose nearest distances count.
     """
-    rows = [[v for v in apart[k].tolist() if not math.isnan(v)] for k in witnesses if k not in pair]
-    nearest = sorted(min(row) for row in rows if row)
-    return nearest[(len(nearest) - 1) // 2] if nearest else NAN
+    usual = sorted(nearest[k] for k in witnesses if k not in pair and not math.isnan(nearest[k]))
+    return usual[(len(usual) - 1) // 2] if usual else NAN
 
 
 def likeness(vectors: Sequence[Tensor]) -> list[float]:

@@ -4,10 +4,12 @@ import math
 
 import pytest
 import torch
+from gatekeeper_fakes import Operations
 
 from strategies.gatekeeper import measures
 from strategies.gatekeeper.evidence import Behaviour, Evidence, Trigger
-from strategies.gatekeeper.findings import Cohort, backdoored
+from strategies.gatekeeper.findings import Cohort, backdoored, copied
+from strategies.gatekeeper.inspection import cohort_of
 from strategies.gatekeeper.probes import moved, noise_images, stamped
 from strategies.gatekeeper.verdicts import MEASURES
 
@@ -91,11 +93,26 @@ def test_likeness_is_the_median_cosine() -> None:
     assert measures.likeness(vectors) == [0.5, 0.5, 0.0]
 
 
+def test_the_search_for_copies_takes_as_many_operations_as_there_are_pairs() -> None:
+    def operations(clients: int) -> int:
+        names, vectors = [f"c{k}" for k in range(clients)], [torch.randn(8, generator=rng(k)) for k in range(clients)]
+        known, norms = torch.ones(clients, 3, dtype=torch.bool), [{"w": 1.0}] * clients
+        evidence = Evidence(names, ["net"] * clients, known, norms, [{}] * clients, vectors, None)
+        cohort = cohort_of(evidence)
+        with Operations() as counted:
+            assert copied(cohort, evidence, ()) == [None] * clients
+        return counted.count
+
+    assert operations(45) < 12 * operations(15)
+
+
 def test_the_usual_distance_is_not_stretched_by_one_that_is_far_off() -> None:
     apart = measures.distances([torch.tensor([x]) for x in (0.0, 1.0, 2.0, 100.0)])
 
-    assert measures.usual_distance(apart, (0, 1), [0, 1, 2, 3]) == 1.0
-    assert math.isnan(measures.usual_distance(apart, (0, 1), [0, 1]))
+    nearest = measures.nearest_distances(apart)
+    assert nearest == [1.0, 1.0, 1.0, 98.0]
+    assert measures.usual_distance(nearest, (0, 1), [0, 1, 2, 3]) == 1.0
+    assert math.isnan(measures.usual_distance(nearest, (0, 1), [0, 1]))
 
 
 def test_pair_agreement_looks_at_classes_that_both_know_alone() -> None:
