@@ -147,6 +147,12 @@ class Exchange:
         for node, lost in self.away.items():
             self._nodes.refuse(node, f"{lost}, and it has not come back")
 
+    def book(self) -> None:
+        """Add the bytes of the questions to the account, and save it."""
+        for node, size in self.sent_bytes.items():
+            self._nodes.traffic.add(self._phase, self._nodes.names.call(node), down=size)
+        self._nodes.save_traffic()
+
     def close(self, hear: Callable[[Message, Sent], object]) -> None:
         """Leave missing answers to ``hear``, and do not disturb their nodes until then."""
 

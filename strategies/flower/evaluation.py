@@ -18,11 +18,11 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 
 from ..core.errors import UploadError
-from ..run.traffic import Traffic
 from .asking import Exchange, to_each
-from .messages import is_weight
-from .nodes import Nodes, Refusals, Sent, own_error
+from .messages import count_bytes, is_weight
+from .nodes import Nodes, Sent, own_error
 
+EVALUATION = "evaluation"
 POLL_S = 0.1
 
 
@@ -137,29 +137,30 @@ class ClientEvaluation:
             return None
 
     def run(
-        self, grid: Grid, server_round: int, arrays: ArrayRecord, config: ConfigRecord, timeout: float
+        self, nodes: Nodes, server_round: int, arrays: ArrayRecord, config: ConfigRecord, timeout: float
     ) -> MetricRecord | None:
         """Ask, wait at most ``timeout`` seconds for nodes and as long for answers, and average."""
         deadline = time.monotonic() + timeout
-        while not list(grid.get_node_ids()):
+        while not nodes.present():
             if time.monotonic() >= deadline:
                 log(WARNING, "no client connected within %.0f s to evaluate the student", timeout)
                 return None
             time.sleep(POLL_S)
-        messages = self.configure(server_round, arrays, config, grid)
+        messages = self.configure(server_round, arrays, config, nodes.grid)
         contents = {message.metadata.dst_node_id: message.content for message in messages}
         replies: list[Message] = []
 
-        def receive(reply: Message, sent: Sent) -> bool:  # noqa: ARG001
+        def receive(reply: Message, sent: Sent) -> bool:
             if reply.has_error():
                 raise UploadError(f"scores: {own_error(reply)}")
+            nodes.traffic.add(EVALUATION, nodes.names.call(sent.node), up=count_bytes(reply.content))
             check_scores(reply.content)
             replies.append(reply)
             return True
 
-        nodes, question = Nodes(grid, Refusals(None), Traffic()), to_each(contents, MessageType.EVALUATE)
-        exchange = Exchange(nodes, "evaluation", question=question, receive=receive)
+        exchange = Exchange(nodes, EVALUATION, question=to_each(contents, MessageType.EVALUATE), receive=receive)
         exchange.wait(timeout, lambda: not exchange.waiting_for, lambda: f"scores: {len(replies)} here")
+        exchange.book()
         return self.aggregate(server_round, replies)
 
     def _fedavg(self) -> FedAvg:

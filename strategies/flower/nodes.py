@@ -143,6 +143,10 @@ class Nodes:
             self._joined = time.monotonic()
         return found
 
+    def present(self) -> set[int]:
+        """Return the connected nodes that get questions."""
+        return set(self.connected()) - self.names.barred
+
     def push(self, message: Message) -> str | None:
         """Send a message and return its id; None if its node has left."""
         # One push per node: a returned id belongs to it, and a node that has become unknown gives none.

@@ -283,8 +283,7 @@ class OneShot(Strategy):
         if evaluate_fn and reason:
             log(INFO, "evaluate_fn is not called for the result: %s", reason)
         elif evaluate_fn:
-            found = evaluate_fn(server_round, arrays)
-            scores = told_scores("evaluate_fn", {} if found is None else found, lambda value: value)
+            scores = told_scores("evaluate_fn", evaluate_fn(server_round, arrays) or {}, lambda value: value)
         if self.evaluate_model is not None:
             scores.update(told_scores("evaluate_model", self.evaluate_model(self.outcome)))
         if scores:
@@ -296,5 +295,6 @@ class OneShot(Strategy):
         server_round = self.method.rounds(self.job.config)
         if self.report.outcome.student is None or self._fraction_evaluate == 0.0:
             return
-        if (scores := self._evaluation.run(grid, server_round, arrays, config, timeout)) is not None:
+        nodes = self.rounds.nodes(self.folder.round(server_round), grid)
+        if (scores := self._evaluation.run(nodes, server_round, arrays, config, timeout)) is not None:
             result.evaluate_metrics_clientapp[server_round] = scores

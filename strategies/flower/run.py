@@ -63,7 +63,6 @@ class RunOptions:
         "teacher that is distilled: the method's own ensemble, or all uploads under the pool of this name",
         choices=("method", *TEACHERS),
     )
-
     accepted: str = option("", "comma-separated architectures that uploads may have; empty: all of the models")
     store_images: int = option(0, "synthetic images that the outcome holds, the last ones; 0: a sample of 64", low=0)
 
@@ -165,8 +164,7 @@ class Rounds:
             self.report = kept_report(folder, replace(self._job, uploads=folder.round(done).uploads()))
             arrays = self.student_arrays() or arrays
         for server_round in range(done + 1, rounds + 1):
-            said = {"config": train_config, "run_id": folder.id}
-            request = Request.of(self._method, self._job, arrays, server_round, **said)
+            request = Request.of(self._method, self._job, arrays, server_round, config=train_config, run_id=folder.id)
             tick = self._collect(folder.round(server_round), grid, request, timeout)
             place = self._place(folder, server_round, grid, timeout)
             self._run_stage(folder, server_round, arrays, place=place, tick=tick)
@@ -189,6 +187,14 @@ class Rounds:
         student = self.report.outcome.student if self.report is not None else None
         # A stored student has its names in the order of a hash, and projects zip the arrays with those of a model.
         return None if student is None else ArrayRecord(in_order(student, self._signatures[self._job.student]))
+
+    def nodes(self, folder: RoundFolder, grid: Grid) -> Nodes:
+        """Return the nodes as a round knows them after its uploads: by their names, and in its account of bytes."""
+        # Late uploads are booked in the collector's account: one file has one account.
+        if self.account.traffic.path != folder.path / TRAFFIC_FILE:
+            self.account.traffic = Traffic.read(folder.path / TRAFFIC_FILE)
+        most = min(self._max_bytes, MAX_BYTES)
+        return Nodes(grid, Refusals(folder), self.account.traffic, self._names, max_bytes=most)
 
     def _collect(self, folder: RoundFolder, grid: Grid, request: Request, timeout: float) -> Callable[[], None] | None:
         if (pinned := pinned_clients(folder)) is not None:
@@ -241,9 +247,6 @@ class Rounds:
         if self._method.fit_with is None:
             return self._chosen(owns_ray=not is_simulation(grid))
         round_folder = folder.round(server_round)
-        # Late uploads are booked in the collector's account: one file has one account.
-        if self.account.traffic.path != round_folder.path / TRAFFIC_FILE:
-            self.account.traffic = Traffic.read(round_folder.path / TRAFFIC_FILE)
         # The files on the clients' own disks bear the id of the run that they uploaded to.
         forgotten = tuple(folder.info.get("forgotten", ()))
         common = {
@@ -251,11 +254,11 @@ class Rounds:
             "seed": self._job.seed,
             "forget-others": bool(forgotten),
         }
-        uploaded, max_bytes = pinned_clients(round_folder) or (), min(self._max_bytes, MAX_BYTES)
+        uploaded, nodes = pinned_clients(round_folder) or (), self.nodes(round_folder, grid)
         clients = GridClients(
-            Nodes(grid, Refusals(round_folder), self.account.traffic, self._names, max_bytes=max_bytes),
+            nodes,
             common=common,
-            limits=Limits(timeout, max_bytes),
+            limits=Limits(timeout, nodes.max_bytes),
             left_out=(*forgotten, *quarantined(round_folder)),
             members=None if any(map(is_anonymous, uploaded)) else uploaded,
         )

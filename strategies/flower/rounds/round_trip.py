@@ -18,12 +18,12 @@ from ...core.errors import QuorumError, UploadError, blaming
 from ...core.seeds import generator
 from ...uploads.checks import Signature
 from ..asking import POLL_S, Exchange, Pace, to_each
+from ..evaluation import EVALUATION
 from ..messages import count_bytes, read_reply
 from ..nodes import Limits, Nodes, Sent, own_error
 from .answers import Answered, check_trained, of_one_form
 
 PHASE = "rounds"
-EVALUATION = "evaluation"
 # Nodes come back within seconds; between two looks the answers alone are asked for.
 LOOK_S = 1.0
 
@@ -110,11 +110,7 @@ class RoundTrip:
 
     def connected(self) -> list[int]:
         """Return the nodes that are connected now, in the order of their clients' names."""
-        return self._nodes.names.in_order(self._present())
-
-    def _present(self) -> set[int]:
-        """Return the connected nodes that get questions."""
-        return set(self._nodes.connected()) - self._nodes.names.barred
+        return self._nodes.names.in_order(self._nodes.present())
 
     def free(self, contents: Mapping[int, RecordDict]) -> dict[int, RecordDict]:
         """Return the requests without those to clients that still owe an answer to an earlier one."""
@@ -138,7 +134,7 @@ class RoundTrip:
             self._take(reply, sent.node, check, answers)
             return True
 
-        self._book(self._exchange(contents, message_type, what, PHASE, receive, answers=answers), PHASE)
+        self._exchange(contents, message_type, what, PHASE, receive, answers=answers).book()
         return [answers[name] for name in sorted(answers)]
 
     def evaluate(
@@ -162,7 +158,7 @@ class RoundTrip:
             found[sent.node] = reply
             return True
 
-        self._book(self._exchange(contents, message_type, what, EVALUATION, receive), EVALUATION)
+        self._exchange(contents, message_type, what, EVALUATION, receive).book()
         return [found[node] for node in self._nodes.names.in_order(found)]
 
     def read(self, replies: Iterable[Message], check: Check) -> list[Answered]:
@@ -254,17 +250,12 @@ class RoundTrip:
         exchange.close(_drop)
         return exchange
 
-    def _book(self, exchange: Exchange, phase: str) -> None:
-        for node, size in exchange.sent_bytes.items():
-            self._nodes.traffic.add(phase, self._nodes.names.call(node), down=size)
-        self._nodes.save_traffic()
-
     def _connected(self, least: int) -> list[int]:
         """Wait for a quorum of nodes; before the first round also until no more of them join."""
         began, timeout = time.monotonic(), self._terms.limits.timeout_s
         quorum = max(least, 0 if self._nodes.simulated else self._terms.quorum)
         while True:
-            nodes = self._present()
+            nodes = self._nodes.present()
             enough = bool(nodes) and len(nodes) >= quorum
             if enough and (self._settled or self._nodes.settled):
                 self._settled = True

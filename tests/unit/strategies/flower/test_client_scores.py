@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flower_fakes import CLASSES, ONE_THREAD, SHAPE, Client, FakeGrid, net, stock, strategy, weights
+from flower_fakes import CLASSES, ONE_THREAD, SHAPE, Client, FakeGrid, Hostile, net, stock, strategy, weights
 from flwr.app import ArrayRecord, Error, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp.exception import AggregationError
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
@@ -16,8 +16,10 @@ from flwr.serverapp.strategy import FedAvg, Result, Strategy
 from strategies import FLBoost, OneShotFedAvg
 from strategies.core.errors import UploadError
 from strategies.flower.evaluation import ClientEvaluation, average_scores, check_scores, scores_check
+from strategies.flower.messages import count_bytes
 from strategies.flower.rounds.base import EVERYONE
 from strategies.rounds.refinement import Refiner
+from strategies.run.traffic import Traffic
 
 HUGE = 10**400  # a whole number beyond every float
 BAD: dict[str, tuple[list[dict[str, Any]], str]] = {
@@ -189,3 +191,14 @@ def test_own_loop_averages_the_usable_scores(tmp_path: Path, said: list[str]) ->
     assert found.aggregate_evaluate(1, [told(1, 5, 0.5), told(2, 0, 0.0)]) == {"acc": 0.5}
     assert found.aggregate_evaluate(2, [told(1, 5, HUGE), told(2, 5, HUGE)]) is None
     assert any(line.startswith("round 2: no scores of the clients: OverflowError") for line in said)
+
+
+def test_evaluation_of_a_student_keeps_the_names_and_the_account_of_its_run(tmp_path: Path) -> None:
+    nodes = {k: scoring(k, lambda: scores(**{"num-examples": 5, "acc": 0.5})) for k in (1, 2, 3)}
+    grid: Any = Hostile(nodes, hostile=[3], error=ValueError("no array"))
+    strategy(OneShotFedAvg, tmp_path / "run", fraction_evaluate=1.0).start(grid)
+    assert (grid.of_type(MessageType.TRAIN), grid.of_type(MessageType.EVALUATE)) == ([1, 2, 3], [1, 2])
+    moved = Traffic.read(tmp_path / "run" / "traffic.json").phases["evaluation"]
+    asked = [count_bytes(m.content) for m in grid.asked if m.metadata.message_type == MessageType.EVALUATE]
+    assert list(moved.down.values()) == asked
+    assert moved.up.keys() == moved.down.keys() == {"node-1", "node-2"}
