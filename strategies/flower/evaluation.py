@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from logging import WARNING
+from typing import cast
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.common.logger import log
@@ -21,6 +22,7 @@ from ..core.errors import UploadError
 from .asking import Exchange, to_each
 from .messages import count_bytes, is_weight
 from .nodes import Nodes, Sent, own_error
+from .surroundings import ShownNodes, seeded_strategy
 
 EVALUATION = "evaluation"
 POLL_S = 0.1
@@ -120,9 +122,11 @@ class ClientEvaluation:
 
     Attributes:
         fraction: Share of the connected nodes to ask, in (0, 1].
+        seed: The run's seed, from which the draw of a share follows.
     """
 
     fraction: float
+    seed: int = 0
 
     def configure(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
         """Ask a share of the nodes to evaluate ``arrays``, as Flower's FedAvg does; it waits forever for a node."""
@@ -141,12 +145,16 @@ class ClientEvaluation:
     ) -> MetricRecord | None:
         """Ask, wait at most ``timeout`` seconds for nodes and as long for answers, and average."""
         deadline = time.monotonic() + timeout
-        while not nodes.present():
+        while not (present := nodes.present()):
             if time.monotonic() >= deadline:
                 log(WARNING, "no client connected within %.0f s to evaluate the student", timeout)
                 return None
             time.sleep(POLL_S)
-        messages = self.configure(server_round, arrays, config, nodes.grid)
+        nodes.names.rank(present, nodes.grid)
+        # Flower would wait for a node that leaves meanwhile, and its draw would follow from nothing.
+        shown = cast(Grid, ShownNodes(nodes.names.in_order(present)))
+        with seeded_strategy(self.seed, "evaluate", server_round):
+            messages = self.configure(server_round, arrays, ConfigRecord(dict(config)), shown)
         contents = {message.metadata.dst_node_id: message.content for message in messages}
         replies: list[Message] = []
 
@@ -164,5 +172,5 @@ class ClientEvaluation:
         return self.aggregate(server_round, replies)
 
     def _fedavg(self) -> FedAvg:
-        # Made on demand: Flower warns about every fraction that is 0.
-        return FedAvg(fraction_train=0.0, fraction_evaluate=self.fraction, min_evaluate_nodes=1, min_available_nodes=1)
+        # Made on demand: Flower warns about a fraction that is 0.
+        return FedAvg(fraction_evaluate=self.fraction, min_evaluate_nodes=1, min_available_nodes=1)

@@ -112,7 +112,7 @@ class OneShot(Strategy):
         self._run_dir, self._options, self._facts = absolute(run_dir), options, dict(facts or {})
         self.rounds = Rounds(method, self.job, compute=compute, min_uploads=min_uploads, options=options)
         self._fraction_evaluate = fraction_evaluate
-        self._evaluation = ClientEvaluation(fraction_evaluate)
+        self._evaluation = ClientEvaluation(fraction_evaluate, seed)
         self._asked_with = ArrayRecord()
         self._folder: RunFolder | None = None
 

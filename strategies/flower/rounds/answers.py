@@ -13,7 +13,7 @@ from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 
 from ...core.errors import UploadError
 from ..messages import Reply, arrays_name, is_weight, metrics_name, metrics_of
-from .surroundings import within
+from ..surroundings import within
 
 EXAMPLES = "num-examples"
 OURS = f"{__name__.partition('.')[0]}."  # the package, which is installed under another name

@@ -24,10 +24,10 @@ from ...core.seeds import seeded_torch
 from ...teacher.average import weighted_mean
 from ...uploads.checks import some
 from ..messages import in_order
+from ..surroundings import ShownNodes, seeded_strategy, within
 from .answers import Answered, checked_by, show
 from .base import Base
 from .round_records import to_numpy, to_record
-from .surroundings import ShownNodes, seeded_strategy, within
 
 if TYPE_CHECKING:
     import torch

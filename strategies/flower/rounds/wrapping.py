@@ -31,13 +31,13 @@ from flwr.serverapp.strategy import (
 
 from ...core.errors import OptionError
 from ..one_shot import OneShot
+from ..surroundings import within
 from .base import Base
 from .feddyn import FedDyn
 from .fednova import FedNova
 from .iterative import Iterative
 from .scaffold import Scaffold
 from .stc import Stc
-from .surroundings import within
 
 # The state of a strategy between rounds; its copy of the last model is passed to it in every round.
 REMEMBERS: tuple[tuple[type[Strategy], tuple[str, ...]], ...] = (

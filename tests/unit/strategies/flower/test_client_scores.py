@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flower_fakes import CLASSES, ONE_THREAD, SHAPE, Client, FakeGrid, Hostile, net, stock, strategy, weights
+from flower_fakes import CLASSES, ONE_THREAD, SHAPE, Client, FakeGrid, Hostile, named, net, stock, strategy, weights
 from flwr.app import ArrayRecord, Error, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp.exception import AggregationError
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
@@ -202,3 +202,16 @@ def test_evaluation_of_a_student_keeps_the_names_and_the_account_of_its_run(tmp_
     asked = [count_bytes(m.content) for m in grid.asked if m.metadata.message_type == MessageType.EVALUATE]
     assert list(moved.down.values()) == asked
     assert moved.up.keys() == moved.down.keys() == {"node-1", "node-2"}
+
+
+def test_share_of_clients_that_score_a_student_follows_from_the_seed(tmp_path: Path, said: list[str]) -> None:
+    def asked(name: str, ids: Iterable[int], seed: int) -> list[str]:
+        clients = dict(zip(ids, "abcdef", strict=True))
+        grid: Any = FakeGrid({node: named(client, ord(client)) for node, client in clients.items()})
+        strategy(OneShotFedAvg, tmp_path / name, fraction_evaluate=0.5, seed=seed).start(grid)
+        return sorted(clients[node] for node in grid.of_type(MessageType.EVALUATE))
+
+    draws = [asked(f"run-{seed}", range(6), seed) for seed in range(4)]
+    assert draws == [asked(f"again-{seed}", range(16, 10, -1), seed) for seed in range(4)]
+    assert len(set(map(tuple, draws))) > 1
+    assert not any("training will be skipped" in line for line in said)

@@ -12,8 +12,8 @@ from flwr.common.logger import FLOWER_LOGGER
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp.strategy import Strategy
 
-from ...core.errors import QuorumError
-from ...core.seeds import derive_seed, seeded_torch
+from ..core.errors import QuorumError
+from ..core.seeds import derive_seed, seeded_torch
 
 # Flower's strategies look twice when they choose; one that looks this often waits for nodes that are missing.
 LOOKS_MOST = 10
