@@ -8,7 +8,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any
 
-from flwr.app import MetricRecord
+from flwr.app import ArrayRecord, MetricRecord
 from flwr.common.logger import log
 from flwr.serverapp.strategy import Strategy
 
@@ -16,6 +16,7 @@ from ..core.errors import OptionError
 from ..core.places import expanded
 
 Shape = tuple[int, int, int]
+EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 # Flower's steps, for callers that own the loop; start() has its own.
 STEPS = ("configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate")
 
@@ -73,10 +74,31 @@ def absolute(run_dir: str | Path | None) -> Path | None:
     return expanded(run_dir).absolute() if run_dir else None
 
 
+def scored_by(evaluate_fn: EvaluateFn | None) -> EvaluateFn | None:
+    """Return a project's own function as one whose scores a run can keep, see :func:`told_scores`; None for none."""
+    if evaluate_fn is None:
+        return None
+
+    def scored(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+        return kept_scores("evaluate_fn", evaluate_fn(server_round, arrays))
+
+    return scored
+
+
+def kept_scores(what: str, found: Any) -> MetricRecord | None:
+    """Return the scores that a project's own function returned; None if it returned none, see :func:`told_scores`.
+
+    Numbers of numpy and torch become Python's, and their rows lists, as a checkpoint holds them.
+    """
+    if found is None:
+        return None
+    return told_scores(what, found, lambda value: value.tolist() if hasattr(value, "tolist") else value) or None
+
+
 def told_scores(what: str, found: Any, read: Callable[[Any], Any] = float) -> MetricRecord:
     """Return the scores that a project's own function returned; none, and a warning, if they are not by name.
 
-    The run has ended by then, and its result matters more than its scores.
+    The result of a run matters more than its scores.
 
     Args:
         what: The function's name as an argument.

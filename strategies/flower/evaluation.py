@@ -19,6 +19,7 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 
 from ..core.errors import UploadError
+from .arguments import kept_scores
 from .asking import Exchange, to_each
 from .messages import count_bytes, is_weight
 from .nodes import Nodes, Sent, own_error
@@ -111,9 +112,10 @@ def average_scores(strategy: Strategy, server_round: int, replies: Iterable[Mess
     if _averages_as_flower(strategy):
         told = _alike(told)
     try:
-        return strategy.aggregate_evaluate(server_round, [*told, *failed])  # Flower logs the reasons of the failed
+        scores = strategy.aggregate_evaluate(server_round, [*told, *failed])  # Flower logs the reasons of the failed
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # of a project's own average, say
         raise AggregationError(f"{type(error).__name__}: {error}") from error
+    return kept_scores(f"{type(strategy).__name__}.aggregate_evaluate", scores)
 
 
 @dataclass(frozen=True)

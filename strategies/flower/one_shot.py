@@ -23,7 +23,7 @@ from ..run.quarantine import guarded_replay
 from ..run.run_folder import RunFolder, default_run_dir
 from ..run.stage import StageReport, all_cores
 from ..uploads.builders import chosen_config, chosen_student, named_builders
-from .arguments import absolute, check_arguments, check_start, told_scores
+from .arguments import absolute, check_arguments, check_start, scored_by, told_scores
 from .evaluation import ClientEvaluation
 from .messages import Request
 from .run import Account, Rounds, RunOptions, signature_of
@@ -111,7 +111,6 @@ class OneShot(Strategy):
         self.evaluate_model = evaluate_model
         self._run_dir, self._options, self._facts = absolute(run_dir), options, dict(facts or {})
         self.rounds = Rounds(method, self.job, compute=compute, min_uploads=min_uploads, options=options)
-        self._fraction_evaluate = fraction_evaluate
         self._evaluation = ClientEvaluation(fraction_evaluate, seed)
         self._asked_with = ArrayRecord()
         self._folder: RunFolder | None = None
@@ -187,6 +186,7 @@ class OneShot(Strategy):
             StoreError: The run folder cannot be used.
         """
         check_start(self, OneShot, timeout)
+        evaluate_fn = scored_by(evaluate_fn)
         if self._assumed:
             log(INFO, "%s", ASSUMED)
         if num_rounds not in (self.method.rounds(self.job.config), FLOWER_DEFAULT_ROUNDS):
@@ -283,7 +283,7 @@ class OneShot(Strategy):
         if evaluate_fn and reason:
             log(INFO, "evaluate_fn is not called for the result: %s", reason)
         elif evaluate_fn:
-            scores = told_scores("evaluate_fn", evaluate_fn(server_round, arrays) or {}, lambda value: value)
+            scores = evaluate_fn(server_round, arrays) or scores
         if self.evaluate_model is not None:
             scores.update(told_scores("evaluate_model", self.evaluate_model(self.outcome)))
         if scores:
@@ -293,7 +293,7 @@ class OneShot(Strategy):
         self, grid: Grid, arrays: ArrayRecord, result: Result, config: ConfigRecord, timeout: float
     ) -> None:
         server_round = self.method.rounds(self.job.config)
-        if self.report.outcome.student is None or self._fraction_evaluate == 0.0:
+        if self.report.outcome.student is None or self._evaluation.fraction == 0.0:
             return
         nodes = self.rounds.nodes(self.folder.round(server_round), grid)
         if (scores := self._evaluation.run(nodes, server_round, arrays, config, timeout)) is not None:

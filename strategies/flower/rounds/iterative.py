@@ -25,7 +25,7 @@ from ...run.identity import open_run
 from ...run.run_folder import RunFolder, default_run_dir
 from ...run.stage import StageReport, all_cores, kept_report, kept_round
 from ...uploads.builders import check_student, chosen_student, named_builders
-from ..arguments import absolute, check_arguments, check_start
+from ..arguments import absolute, check_arguments, check_start, scored_by
 from ..messages import in_order
 from ..run import Account, RunOptions
 from .base import Base, facts_of
@@ -208,7 +208,7 @@ class Iterative(Strategy):
                     grid,
                     timeout=timeout,
                     config=train_config or {},
-                    evaluate_fn=evaluate_fn,
+                    evaluate_fn=scored_by(evaluate_fn),
                     evaluate_config=evaluate_config,
                 )
         finally:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from flower_fakes import CLASSES, ONE_THREAD, SHAPE, Client, FakeGrid, Hostile, named, net, stock, strategy, weights
 from flwr.app import ArrayRecord, Error, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp.exception import AggregationError
@@ -112,6 +113,12 @@ def test_an_average_of_the_project_s_own_may_read_numbers_that_are_none() -> Non
 
     found = average_scores(FedAvg(evaluate_metrics_aggr_fn=counted), 1, [told(1, 5, float("nan")), told(2, 5, 0.5)])
     assert found == {"answers": 2}
+
+
+def test_an_average_of_the_project_s_own_may_return_numbers_of_torch_and_nothing() -> None:
+    for found, kept in (({"acc": torch.tensor(0.5)}, {"acc": 0.5}), ({}, None)):
+        base = FedAvg(evaluate_metrics_aggr_fn=lambda records, weight, found=found: found)
+        assert average_scores(base, 1, [told(1, 5, 0.5)]) == kept
 
 
 def test_scores_of_an_honest_round_are_flower_s_own_to_the_bit() -> None:

@@ -190,6 +190,21 @@ def test_run_that_was_cut_off_goes_on_with_the_same_bits(tmp_path: Path, name: s
     assert [row["epoch"] for row in rows_of(run)] == [1, 2, 3, 4]
 
 
+@pytest.mark.parametrize(
+    ("returned", "kept"),
+    [({"loss": torch.tensor(0.5), "each": np.ones(2)}, {"loss": 0.5, "each": [1.0, 1.0]}), ((0.5, {"acc": 1.0}), None)],
+    ids=["tensors", "the form of old Flower"],
+)
+def test_run_goes_on_after_its_scores_whatever_the_projects_function_returns(
+    tmp_path: Path, returned: Any, kept: dict[str, Any] | None
+) -> None:
+    run, more = tmp_path / "run", {"evaluate_fn": lambda number, arrays: returned}
+    with pytest.raises(KilledError):
+        result_of(iterative(run), mortal(three(), 3), **more)
+    result = iterative(run).start(FakeGrid(three()), ArrayRecord(weights(5)), **more)
+    assert result.evaluate_metrics_serverapp == ({} if kept is None else dict.fromkeys(range(4), kept))
+
+
 def test_fednova_with_momentum_adds_a_share_of_the_last_step() -> None:
     def moved_by_one(start: float) -> RecordDict:
         told = MetricRecord({"num-examples": 5, "travel": 0.3})
