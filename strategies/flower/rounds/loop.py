@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -31,14 +31,14 @@ from .bounding import RoundBounds
 from .client_scores import ClientScores
 from .global_model import GlobalModel
 from .refined import RefinedRounds
+from .round_records import in_row
 from .round_trip import RoundTrip, Terms
 
 if TYPE_CHECKING:
     from ...compute import ServerCompute
     from ...method import State
     from ...run.run_folder import RunFolder
-
-    EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+    from ..arguments import EvaluateFn
 
 # A round's numbers that go to the metrics only.
 UNSAID = ("travel", "restarted", "arithmetic_s")
@@ -220,7 +220,7 @@ class IterativeRounds:
         elif (moved := self._move(number, answers)) is None:  # which the log has noted, with the reason
             self._lose(f"round {number}: no model of {len(answers)} answers")
         else:
-            values, self._lost = values | moved, 0
+            values, self._lost = values | in_row(moved), 0
         self.account.spend("server", began)
         if number % self._job.config.evaluate_every == 0 or number == self._job.config.rounds:
             values |= self._test(number, evaluate_fn)

@@ -12,6 +12,18 @@ from ...core.errors import UploadError
 from ...uploads.checks import check_arrays
 from ..decoding import array_form
 
+# The names of a round's own numbers in its row of metrics.
+OWN = ("epoch", "answers", "accuracy", "mib_up", "mib_down", "mib_per_client")
+
+
+def in_row(told: Mapping[str, float]) -> dict[str, float]:
+    """Return the clients' numbers as a round's row names them: ``train-accuracy`` is theirs, ``accuracy`` the server's.
+
+    Args:
+        told: By the clients' own names, of which any may be one of :data:`OWN`.
+    """
+    return {f"train-{name}" if name in OWN else name: value for name, value in told.items()}
+
 
 def answers_of(replies: Iterable[Message]) -> list[RecordDict]:
     """Return the contents of the replies that are no errors."""

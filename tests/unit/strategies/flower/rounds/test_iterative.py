@@ -205,6 +205,29 @@ def test_run_goes_on_after_its_scores_whatever_the_projects_function_returns(
     assert result.evaluate_metrics_serverapp == ({} if kept is None else dict.fromkeys(range(4), kept))
 
 
+def test_clients_numbers_take_no_name_of_a_row_of_metrics_and_a_resumed_run_keeps_its_rows(tmp_path: Path) -> None:
+    def telling(client: Client) -> Client:
+        def answer(message: Message) -> Message | None:
+            if (reply := client(message)) is not None and "metrics" in reply.content:
+                reply.content["metrics"].update({"epoch": 5, "accuracy": 0.9, "answers": 77.0})
+            return reply
+
+        return answer
+
+    told = {node: telling(client) for node, client in three().items()}
+    run, more = tmp_path / "run", {"observer": lambda number, model: {"accuracy": 50.0 + number}, "evaluate_every": 2}
+    with pytest.raises(KilledError):
+        result_of(iterative(run, **more), mortal(told, 3))
+    result_of(iterative(run, **more), told)
+    rows = rows_of(run)
+    assert [(row["epoch"], row["answers"], row.get("accuracy")) for row in rows] == [
+        (1, 3, None),
+        (2, 3, 52),
+        (3, 3, 53),
+    ]
+    assert {(row["train-epoch"], row["train-accuracy"], row["train-answers"]) for row in rows} == {(5, 0.9, 77)}
+
+
 def test_fednova_with_momentum_adds_a_share_of_the_last_step() -> None:
     def moved_by_one(start: float) -> RecordDict:
         told = MetricRecord({"num-examples": 5, "travel": 0.3})
