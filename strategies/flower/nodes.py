@@ -14,7 +14,7 @@ from flwr.app import Message
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from ..core.errors import OneShotError, UploadError
+from ..core.errors import OneShotError, UploadError, printable
 from .names import Names
 from .pulling import Puller
 
@@ -80,13 +80,13 @@ class Refusals:
 
     def add(self, client: str, reason: str) -> None:
         """Record a refusal."""
-        found = client, reason
+        found = client, printable(reason)
         if found in self.heard:
             return
         self.heard[found] = None
         if self._folder is not None and found not in self._recorded:
-            self._folder.refuse(client, reason)
-        log(WARNING, "refused %s: %s", client, reason)
+            self._folder.refuse(*found)
+        log(WARNING, "refused %s: %s", *found)
 
 
 class Nodes:

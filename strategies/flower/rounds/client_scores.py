@@ -10,7 +10,7 @@ from flwr.app import Message, MetricRecord
 from flwr.common.logger import log
 from flwr.serverapp.exception import AggregationError, InconsistentMessageReplies
 
-from ...core.errors import QuorumError
+from ...core.errors import QuorumError, printable
 from ..evaluation import average_scores, scores_check
 from ..run import say
 
@@ -56,7 +56,8 @@ class ClientScores:
         if scores is None:
             return {}
         self.found[server_round] = scores
-        values = {f"clients_{key}": float(value) for key, value in scores.items() if isinstance(value, int | float)}
+        numbers = {key: float(value) for key, value in scores.items() if isinstance(value, int | float)}
+        values = {f"clients_{printable(key)}": value for key, value in numbers.items()}
         say(f"round {server_round}: " + ", ".join(f"{name} {value:.4g}" for name, value in values.items()))
         return values
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 
-from ...core.errors import UploadError
+from ...core.errors import UploadError, printable
 from ...uploads.checks import check_arrays
 from ..decoding import array_form
 
@@ -20,9 +20,9 @@ def in_row(told: Mapping[str, float]) -> dict[str, float]:
     """Return the clients' numbers as a round's row names them: ``train-accuracy`` is theirs, ``accuracy`` the server's.
 
     Args:
-        told: By the clients' own names, of which any may be one of :data:`OWN`.
+        told: By the clients' own names, of which any may be one of :data:`OWN`, or steer a terminal.
     """
-    return {f"train-{name}" if name in OWN else name: value for name, value in told.items()}
+    return {f"train-{name}" if name in OWN else printable(name): value for name, value in told.items()}
 
 
 def answers_of(replies: Iterable[Message]) -> list[RecordDict]:

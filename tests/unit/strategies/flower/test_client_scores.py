@@ -222,3 +222,17 @@ def test_share_of_clients_that_score_a_student_follows_from_the_seed(tmp_path: P
     assert draws == [asked(f"again-{seed}", range(16, 10, -1), seed) for seed in range(4)]
     assert len(set(map(tuple, draws))) > 1
     assert not any("training will be skipped" in line for line in said)
+
+
+def test_no_name_of_a_client_s_number_steers_a_terminal(tmp_path: Path, said: list[str]) -> None:
+    steering = "\x1b[2Jdone"
+
+    def hostile(message: Message) -> Message:
+        content = scores(**{"num-examples": 5, steering: 1.0})
+        return Message(RecordDict({**content, "arrays": ArrayRecord(weights(1))}), reply_to=message)
+
+    alone = {"min_train_nodes": 1, "min_evaluate_nodes": 1, "min_available_nodes": 1}
+    boosted(tmp_path / "run", FedAvg(**alone), {1: hostile, 2: lambda message: None})
+    assert sum(r"clients_\x1b[2Jdone 1" in line and line.startswith("round") for line in said) == 2
+    assert sum(r"answers 1, \x1b[2Jdone 1" in line for line in said) == 2
+    assert all(map(str.isprintable, said))
