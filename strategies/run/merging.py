@@ -175,7 +175,7 @@ def merge(
         UploadError: A model's weights are damaged, not finite, or of no known architecture.
     """
     chosen = METHODS[method]
-    _check_names(further, chosen)
+    _check_further(further, chosen)
     named = named_models(models)
     sizes = further.pop("num_examples", None)
     config = chosen_config(further.get("config"), chosen)
@@ -183,10 +183,11 @@ def merge(
     kept = {client: kept_weights(client, one) for client, one in named.items()}
     copies = _copies(named, model, chosen, config)
     uploads = _uploads(kept, facts, copies)
-    defaults = {"normalization": default_normalization(input_shape), "threads": all_cores(), "device": "auto"}
+    defaults = {"normalization": default_normalization(input_shape), "device": "auto"}
     given: dict[str, Any] = {
         **defaults,
-        **further,
+        **{name: value for name, value in further.items() if value is not None},
+        "threads": further.get("threads") or all_cores(),
         "student": _student(further.get("student"), chosen, uploads, copies),
         "config": config,
     }
@@ -229,8 +230,8 @@ def _student(asked: str | None, method: Method, uploads: Sequence[Upload], copie
         raise OptionError(f"{error}{why}") from error
 
 
-def _check_names(further: Mapping[str, Any], method: Method) -> None:
-    """Refuse arguments that are none; an option of the method belongs into its config."""
+def _check_further(further: Mapping[str, Any], method: Method) -> None:
+    """Refuse arguments that are none, as an option of the method, which belongs into its config; check the threads."""
     for name in further:
         if name in {field.name for field in fields(method.config)}:
             wanted = f"{method.config.__name__}({name}=...)"
@@ -238,6 +239,9 @@ def _check_names(further: Mapping[str, Any], method: Method) -> None:
         if name not in Further.__annotations__:
             known = list(Further.__annotations__)
             raise OptionError(f"merge takes no {name!r}: must be one of {', '.join(known)}{meant(name, known)}")
+    threads = further.get("threads") or 0
+    if type(threads) is not int or threads < 0:
+        raise OptionError(f"threads is {threads!r}: must be a whole number; 0 takes all cores")
 
 
 def _facts(

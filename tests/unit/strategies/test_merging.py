@@ -136,6 +136,7 @@ def test_a_student_of_copied_layers_starts_afresh() -> None:
         ({"label_counts": {"client-000": [1] * 4}}, OptionError, "label_counts and models differ in 'client-001'"),
         ({"epochs": 3}, OptionError, r"takes no 'epochs': as an option of 'tally' it must be in config=TallyC"),
         ({"sed": 3}, OptionError, "merge takes no 'sed': must be one of .*seed.*; did you mean 'seed'?"),
+        ({"threads": -1}, OptionError, "threads is -1: must be a whole number; 0 takes all cores"),
         ({"label_counts": [[1, 2]] * 3}, UploadError, "label-counts is .*: must be 4 whole numbers"),
         ({"config": FedAvgConfig()}, OptionError, "config is FedAvgConfig: must be TallyConfig"),
         ({"num_classes": 5}, OptionError, "num_classes is 5, but model 'Net' maps 2 images"),
@@ -152,6 +153,16 @@ def test_a_wrong_argument_is_named(change: dict[str, Any], error: type[Exception
 
     with pytest.raises(error, match=re.compile(said, re.DOTALL)):
         merge(**given)
+
+
+def test_an_argument_that_is_none_has_its_default_and_no_threads_are_all_cores() -> None:
+    none = dict.fromkeys(("config", "student", "normalization", "device", "proxy", "labelled", "teacher", "seed"))
+    shape = {key: SHAPE[key] for key in ("num_classes", "input_shape")}
+
+    job = merge(NETS, "fedens", **{**shape, **none, "threads": 0}).job
+
+    wanted = merge(NETS, "fedens", **shape).job
+    assert (job.threads, job.normalization, job.seed) == (wanted.threads, wanted.normalization, wanted.seed)
 
 
 def test_a_layer_that_cannot_be_drawn_anew_is_named() -> None:
