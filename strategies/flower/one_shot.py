@@ -190,7 +190,7 @@ class OneShot(Strategy):
         if self._assumed:
             log(INFO, "%s", ASSUMED)
         if num_rounds not in (self.method.rounds(self.job.config), FLOWER_DEFAULT_ROUNDS):
-            log(INFO, "num_rounds=%d is ignored: rounds are an option of the method %s", num_rounds, self.method.name)
+            log(INFO, "num_rounds=%s is ignored: rounds are an option of the method %s", num_rounds, self.method.name)
         arrays = start = initial_arrays if initial_arrays is not None else ArrayRecord()
         result = Result()
         if evaluate_fn and arrays and (scores := evaluate_fn(0, arrays)) is not None:

@@ -10,6 +10,7 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
+from ...core.errors import OptionError
 from ...core.options import option
 from ...rounds.config import REFINERS, IterativeConfig
 from ...rounds.refinement import Refiner
@@ -98,7 +99,7 @@ class FLBoost(Iterative):
         Args:
             grid: Flower's grid.
             initial_arrays: Weights before the first round; empty or None: derived from the seed.
-            num_rounds: Rounds.
+            num_rounds: Rounds, at least 1.
             timeout: Seconds that the clients have for each round, and for each evaluation.
             train_config: Sent to the clients with every request to train.
             evaluate_config: Sent to the clients with every request for scores.
@@ -113,4 +114,6 @@ class FLBoost(Iterative):
             OneShotError: The result of ``base`` is not a model.
             StoreError: The run folder cannot be used.
         """
+        if not num_rounds:  # which an Iterative would take for the number in its config
+            raise OptionError(f"num_rounds is {num_rounds!r}: must be a whole number at least 1")
         return super().start(grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn)

@@ -140,9 +140,9 @@ def test_start_when_initial_arrays_are_another_model_does_not_evaluate_the_stude
     assert result.evaluate_metrics_serverapp == {1: mean_of_inputs(found.outcome)}
 
 
-@pytest.mark.parametrize(("num_rounds", "lines"), [(3, 0), (1, 0), (2, 1), (50, 1)])
+@pytest.mark.parametrize(("num_rounds", "lines"), [(3, 0), (1, 0), (2, 1), (50, 1), (None, 1)])
 def test_start_ignores_num_rounds_and_says_so_once(
-    tmp_path: Path, said: list[str], num_rounds: int, lines: int
+    tmp_path: Path, said: list[str], num_rounds: Any, lines: int
 ) -> None:
     grid = FakeGrid(GRID)
     strategy(OneShotFedAvg, tmp_path / "run").start(grid, num_rounds=num_rounds)

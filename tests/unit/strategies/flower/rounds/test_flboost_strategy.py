@@ -121,6 +121,13 @@ def clients_of(names: Sequence[str] = ("alice", "bob", "carol"), first: int = 1,
 # Rounds.
 
 
+def test_no_rounds_are_refused_and_not_taken_for_the_default(tmp_path: Path) -> None:
+    grid = FakeGrid(clients_of())
+    with pytest.raises(OptionError, match="num_rounds is 0: must be a whole number at least 1"):
+        run(tmp_path / "run", FedAvg(fraction_evaluate=0.0), grid, num_rounds=0)
+    assert grid.asked == []
+
+
 def test_every_round_begins_with_the_refined_model(tmp_path: Path) -> None:
     begun: list[State] = []
 
