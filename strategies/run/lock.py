@@ -46,7 +46,8 @@ class FolderLock:
             holder = os.pread(self._handle, 32, 0).decode(errors="replace").strip() or "unknown"
             os.close(self._handle)
             if isinstance(error, BlockingIOError):
-                raise StoreError(f"{folder}: run folder is in use by process {holder}, wait or end it") from error
+                remedy = "call close() of what opened it here" if holder == str(os.getpid()) else "wait or end it"
+                raise StoreError(f"{folder}: run folder is in use by process {holder}, {remedy}") from error
             raise StoreError(f"{path}: cannot lock the run folder ({error.strerror})") from error
         _locks.add(self)
 

@@ -637,7 +637,8 @@ def test_run_that_another_process_works_on_is_one_line_and_not_resumed(
 
     assert (refused.exit_code, refused.stdout) == (1, "")
     assert refused.stderr == (
-        f"error: {tmp_path / 'here'}: run folder is in use by process {os.getpid()}, wait or end it\n"
+        f"error: {tmp_path / 'here'}: run folder is in use by process {os.getpid()}, call close() of what opened it "
+        "here\n"
     )
     assert len(engine.calls) == 1
 

@@ -42,7 +42,7 @@ def test_lock_held_by_another_process_fails_at_once_and_names_it_and_dies_with_i
                 FolderLock(tmp_path)
             assert time.monotonic() - began < 1.0
             assert str(tmp_path) in str(caught.value)
-            assert f"process {child.pid}" in str(caught.value)
+            assert f"process {child.pid}, wait or end it" in str(caught.value)
         finally:
             child.send_signal(signal.SIGKILL)
             child.wait()
@@ -53,7 +53,7 @@ def test_lock_held_by_another_process_fails_at_once_and_names_it_and_dies_with_i
 
 def test_lock_held_by_this_process_keeps_a_second_one_out_until_released(tmp_path: Path) -> None:
     first = FolderLock(tmp_path)
-    with pytest.raises(StoreError, match=f"process {os.getpid()}"):
+    with pytest.raises(StoreError, match=rf"in use by process {os.getpid()}, call close\(\) of what opened it here"):
         FolderLock(tmp_path)
     first.release()
     first.release()
