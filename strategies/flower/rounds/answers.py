@@ -73,6 +73,11 @@ def checked_by(strategy: Strategy, content: RecordDict) -> RecordDict:
             )
     if EXAMPLES in metrics or weight == EXAMPLES:
         return content
+    if (share := metrics[weight]) != int(share):  # type: ignore[arg-type]
+        raise UploadError(
+            f"metrics[{weight!r}] is {share}: must be a whole number of examples, or beside {EXAMPLES!r}, by which a "
+            "model's buffers are averaged"
+        )
     return RecordDict({**content, metrics_name(content): MetricRecord({**metrics, EXAMPLES: metrics[weight]})})
 
 

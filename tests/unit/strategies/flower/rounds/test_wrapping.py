@@ -498,6 +498,14 @@ def test_number_that_the_strategy_computes_with_must_be_there(base: FedAvg, metr
         model_of(wrap(base)).check_answer(records(weights(1), **metrics))
 
 
+def test_weight_that_counts_no_examples_is_named_unless_their_number_stands_beside_it() -> None:
+    model, content = model_of(wrap(FedAvg(weighted_by_key="share"))), records(weights(1), share=0.25)
+    assert model.check_answer(content) == content
+    del content["metrics"]["num-examples"]
+    with pytest.raises(UploadError, match=r"metrics\['share'\] is 0.25: must be .* beside 'num-examples'"):
+        model.check_answer(content)
+
+
 # Who is asked.
 
 
