@@ -17,6 +17,7 @@ from ..combiners.outcomes import load_model
 from ..compute import choose
 from ..core.errors import OptionError
 from ..core.kinds import default_normalization, holds_images
+from ..core.places import expanded
 from ..method import ASSUMED, Job, Method, Normalization
 from ..run.identity import open_run
 from ..run.quarantine import guarded_replay
@@ -199,8 +200,7 @@ class OneShot(Strategy):
         try:
             config = train_config or ConfigRecord()
             arrays = self.rounds.run(self.folder, grid, arrays, timeout=timeout, train_config=config)
-            for server_round, metrics in self.rounds.train_metrics.items():
-                result.train_metrics_clientapp[server_round] = MetricRecord(dict(metrics))
+            result.train_metrics_clientapp |= {n: MetricRecord(dict(m)) for n, m in self.rounds.train_metrics.items()}
             began = time.monotonic()
             self._evaluate_on_server(arrays, start, result, evaluate_fn)
             self._evaluate_on_clients(grid, arrays, result, evaluate_config or ConfigRecord(), timeout)
@@ -219,15 +219,16 @@ class OneShot(Strategy):
         Returns:
             The result as a module.
         """
-        path = Path(target) if target else default_run_dir("", self.method.name, parent=Path(run_dir).parent)
+        run = expanded(run_dir).absolute()
+        path = Path(target) if target else default_run_dir("", self.method.name, parent=run.parent)
         compute = self.rounds.compute if self.rounds.compute is not None else "in-process"
-        source = {"replay-of": str(Path(run_dir).absolute()), "gatekeeper.policy": self._options.gatekeeper.policy}
+        source = {"replay-of": str(run), "gatekeeper.policy": self._options.gatekeeper.policy}
         with open_run(path, self.method.name, self.job, identity=source, facts=self._facts) as folder:
             self.rounds.report = guarded_replay(
                 self.rounds.door,
                 self.method,
                 self.job,
-                Path(run_dir),
+                run,
                 compute=choose(compute) if isinstance(compute, str) else compute,
                 target=folder,
                 checkpoint_s=self._options.checkpoint_s,
@@ -241,8 +242,7 @@ class OneShot(Strategy):
     ) -> Iterable[Message]:
         """Return one request for every connected node."""
         self._asked_with = arrays
-        held = tuple(self.folder.round(server_round).held())
-        said = {"config": config, "run_id": self.folder.id, "held": held}
+        said = {"config": config, "run_id": self.folder.id, "held": tuple(self.folder.round(server_round).held())}
         request = Request.of(self.method, self.job, arrays, server_round, **said)
         return [request.message(node_id) for node_id in sorted(grid.get_node_ids())]
 

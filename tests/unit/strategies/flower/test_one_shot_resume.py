@@ -383,3 +383,16 @@ def test_a_client_whose_upload_came_during_the_stage_trains_no_aggregator_after_
 
     assert equal(ended("late", late=True), ended("without", late=False))
     assert "refused node-3: it answers as 'carol', and no upload has this name: must have uploaded" in said
+
+
+@pytest.mark.parametrize("named", ["~/run", "."])
+def test_replay_names_its_run_as_it_is_and_lies_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    strategy(FedENS, tmp_path / "run").start(FakeGrid(GRID))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path / "run")
+    strategy(FedENS, None).replay(named)
+    (replay,) = (path for path in tmp_path.iterdir() if path.name != "run")
+    with RunFolder.open(replay, write=False) as folder:
+        assert folder.info["replay-of"] == str(tmp_path / "run")
