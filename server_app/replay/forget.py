@@ -91,10 +91,13 @@ def _holders(run: Path, clients: set[str]) -> list[Path]:
 
 
 def _made_of(folder: Path, clients: set[str]) -> set[Path]:
-    """Return the folders whose uploads a folder's results are made of, unless it has forgotten the clients."""
+    """Return the folders whose uploads, or images, a folder's results are made of, but for forgotten clients."""
     info, comparison = (readable_json(folder / name) or {} for name in ("run.json", "compare.json"))
     took_over = "" if clients <= forgotten(str((info.get("settings") or {}).get("forget", ""))) else _uploads_of(info)
-    named = [info.get("replay-of", ""), took_over, *comparison.get("runs", [])]
+    # Of a run of this app, else of a replay of another project's. Images that a method made reveal its uploads.
+    learnt_from = (info.get("settings") or info.get("options") or {}).get("data.proxy-file")
+    images = Path(learnt_from).parent if learnt_from else ""
+    named = [info.get("replay-of", ""), took_over, images, *comparison.get("runs", [])]
     return {Path(name).resolve() for name in named if name}
 
 

@@ -123,17 +123,19 @@ def test_facts_name_the_run_that_the_clients_uploaded_to_over_any_number_of_step
 
 def test_the_user_learns_which_run_still_holds_the_upload(run_folder: MakeRun) -> None:
     run = run_folder()
-    names = ("compared", "replayed", "without", "taken over", "another", "less", "odd", "linked")
+    names = ("compared", "replayed", "without", "taken over", "another", "less", "odd", "linked", "taught", "shown")
     settings = {"uploads": str(run)}
     for name in names:
         (run.parent / name).mkdir()
-    compared, replayed, without, taken, another, less, odd, linked = (run.parent / name for name in names)
+    compared, replayed, without, taken, another, less, odd, linked, taught, shown = (run.parent / one for one in names)
     (run.parent / "link").symlink_to(run.parent)
     (odd / "run.json").write_text("[1]")
     write_json(less / "run.json", {"settings": {**settings, "forget": "client-000"}})
     write_json(linked / "run.json", {"replay-of": str(run.parent / "link" / less.name)})
     write_json(compared / "compare.json", {"runs": [str(run)]})
     write_json(replayed / "run.json", {"replay-of": str(run)})
+    for learner, table in ((taught, "settings"), (shown, "options")):
+        write_json(learner / "run.json", {table: {"data.proxy-file": str(replayed / "images.safetensors")}})
     write_json(without / "run.json", {"settings": {**settings, "forget": "client-001"}})
     write_json(taken / "run.json", {"settings": settings})
     write_json(another / "run.json", {"settings": None})
@@ -141,9 +143,9 @@ def test_the_user_learns_which_run_still_holds_the_upload(run_folder: MakeRun) -
     told = what_is_left(run, ["client-001"])
     again = what_is_left(less, ["client-001"])
 
-    assert f"rm -r {run} {compared} {less} {replayed} '{taken}' {linked}\n" in told
+    assert f"rm -r {run} {compared} {less} {replayed} '{taken}' {linked} {shown} {taught}\n" in told
     assert "oneshot clean" in told
-    assert f"rm -r {less} {run} {compared} {linked} {replayed} '{taken}'\n" in again
+    assert f"rm -r {less} {run} {compared} {linked} {replayed} '{taken}' {shown} {taught}\n" in again
 
 
 def test_forget_without_a_run_to_forget_from_is_refused() -> None:
