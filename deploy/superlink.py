@@ -29,6 +29,9 @@ OPEN = ("/v1/fleet/", "/health")
 # Headers in which a proxy names the address that it forwards for.
 FORWARDED = frozenset({b"forwarded", b"x-forwarded-for", b"x-real-ip"})
 
+# What Flower's own processes call a server by that listens on every address.
+WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  compared, not listened on
+
 Scope = MutableMapping[str, Any]
 App = Callable[[Scope, Callable[[], Awaitable[Any]], Callable[[Any], Awaitable[None]]], Awaitable[None]]
 
@@ -61,19 +64,19 @@ def allowed_addresses(arguments: Sequence[str] = ()) -> frozenset[str]:
         arguments: Of the command line. Flower's own processes call the address of ``--host``, and so come from it.
     """
     parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--host", default="")
+    parser.add_argument("--host", default="127.0.0.1")  # as Flower's
     host = parser.parse_known_args(arguments)[0].host
     named = os.environ.get(VARIABLE, "127.0.0.1 ::1").replace(",", " ").split()
-    return frozenset(named) | (_addresses_of(host) if host else set())
+    return frozenset(named) | _addresses_of(host)
 
 
 def _addresses_of(host: str) -> set[str]:
-    """Return a host's addresses as connections show them; none for a wildcard, which Flower calls by 127.0.0.1."""
+    """Return a host's addresses as connections show them; of a wildcard this machine's, by which Flower calls it."""
     try:
         found = {str(info[4][0]).removeprefix("::ffff:") for info in socket.getaddrinfo(host, None)}
     except OSError:  # Flower says so
         return set()
-    return found - {"0.0.0.0", "::"}  # noqa: S104  compared, not listened on
+    return {WILDCARDS.get(address, address) for address in found}
 
 
 def main() -> None:
