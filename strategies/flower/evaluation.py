@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from logging import WARNING
 from typing import cast
 
@@ -71,10 +72,12 @@ def _averages_as_flower(strategy: Strategy) -> bool:
 
 
 def _alike(replies: list[Message]) -> list[Message]:
-    """Return the replies with the scores that most clients give, under one name; the log names who lacks one."""
+    """Return the replies with each score that most clients give, under one name; the log names who lacks one."""
     records = [next(iter(reply.content.metric_records.values())) for reply in replies]
     forms = [{(key, len(value) if isinstance(value, list) else -1) for key, value in each.items()} for each in records]
-    common = Counter(map(frozenset, forms)).most_common(1)[0][0] if forms else frozenset()
+    common = {number for number, count in Counter(chain.from_iterable(forms)).items() if 2 * count > len(forms)}
+    if forms and len(common) < 2:  # the weight alone: of clients without a score in common some count
+        common = set(Counter(map(frozenset, forms)).most_common(1)[0][0])
     names, usable = {name for name, _ in common}, []
     for reply, record, form in zip(replies, records, forms, strict=True):
         if common <= form:

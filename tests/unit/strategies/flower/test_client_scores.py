@@ -107,6 +107,11 @@ def test_other_names_and_further_scores_of_one_client_cost_the_others_nothing() 
     assert ClientEvaluation(1.0).aggregate(1, answers) == {"acc": 0.75}
 
 
+def test_scores_of_the_classes_that_each_client_alone_has_cost_no_client_its_others() -> None:
+    answers = [reply(k, scores(**{"num-examples": 5, "acc": 0.25 * k, f"class-{k}": 1.0})) for k in (1, 2, 3)]
+    assert ClientEvaluation(1.0).aggregate(1, answers) == {"acc": 0.5}
+
+
 def test_an_average_of_the_project_s_own_may_read_numbers_that_are_none() -> None:
     def counted(records: list[RecordDict], weight: str) -> MetricRecord:
         return MetricRecord({"answers": len(records)})
