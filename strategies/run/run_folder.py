@@ -253,13 +253,16 @@ def default_run_dir(run_dir: str, name: str, *, parent: Path | None = None) -> P
         set, else in ``runs`` of the working directory; absolute.
 
     Raises:
-        StoreError: The folder cannot be written to.
+        StoreError: The folder cannot be written to, or holds other files.
     """
     if run_dir:
         named = expanded(run_dir).absolute()
         there = next(folder for folder in (named, *named.parents) if folder.exists())
         if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
             raise StoreError(f"run-dir {named}: {there} is no folder that can be written to")
+        if there == named and not is_run_folder(named):
+            with store_errors(named):
+                _refuse_occupied(named)
         return named
     chosen = str(parent or os.environ.get(RUNS_VARIABLE, ""))
     runs = runs_folder(chosen)

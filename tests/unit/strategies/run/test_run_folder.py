@@ -279,6 +279,16 @@ def check_whole(run: RunFolder) -> None:
     folder.save_checkpoint(Snapshot(step + 1, {}))
 
 
+def test_a_run_dir_with_other_files_is_refused_before_the_run_and_a_run_folder_is_not(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "run", {}):
+        pass
+    (tmp_path / "empty").mkdir()
+    for named in ("run", "empty", "new"):
+        assert default_run_dir(str(tmp_path / named), "dense") == tmp_path / named
+    with pytest.raises(StoreError, match=r"not empty \(empty is there\); a new run needs a folder of its own"):
+        default_run_dir(str(tmp_path), "dense")
+
+
 def test_a_run_dir_when_it_is_a_file_or_below_one_is_refused_before_the_run(tmp_path: Path) -> None:
     file = tmp_path / "notes.txt"
     file.write_text("no folder")
