@@ -200,13 +200,14 @@ def rounds(
     format: TableOption = "text",  # noqa: A002
 ) -> None:
     """Report how soon runs in rounds reach an accuracy, and draw their learning curves, one per setting."""
+    shown: Format = "text" if format == "text" else "json"  # every other format prints only the table
     with errors("json" if format == "json" else "text"):
         for run in runs:
             check_run_folder(run)
         from server_app.rounds.report import read_targets, report_rounds
         from server_app.rounds.table import print_rounds
 
-        facts, lines = report_rounds(runs, read_targets(targets), out)
+        facts, lines = report_rounds(runs, read_targets(targets), out, lambda line: say(line, shown))
         print_rounds(facts, lines, format)
 
 

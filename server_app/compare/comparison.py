@@ -9,15 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from server_app.compare.cell import Cell, facts_of
-from server_app.compare.page import comparison_page, comparison_setting
-from server_app.compare.plot import plot_comparison
+from server_app.compare.page import comparison_page
+from server_app.compare.plot import draw_comparison
 from server_app.compare.running import jobs_for, run_cells
 from server_app.compare.sources import data_of, differing, info_of, own_results, scored_alike, with_rows, with_uploads
-from server_app.compare.table import differing_line, headline, lines_of, points_of_lines, times_of_lines
+from server_app.compare.table import differing_line, lines_of
 from server_app.launch.guard import sigterm_as_interrupt
 from server_app.replay.stored import check_replay, unmet_need
-from server_app.report.cost_plots import LEAST_SECONDS, differ_in_cost, plot_communication, plot_server_time
-from server_app.report.drawing import save
 from server_app.report.page import PAGE_FILE, write_page
 from server_app.settings.choices import CHOICES
 from server_app.settings.text import to_toml
@@ -31,10 +29,7 @@ from strategies.run.files import read_json, write_json
 from strategies.run.results import COMPARISON_FILE
 from strategies.run.run_folder import default_run_dir
 
-PLOT_FILE = "comparison.png"
 CELLS_FOLDER = "cells"
-COMMUNICATION_FILE = "communication.png"
-COST_FILE = "cost.png"
 _WITH_CLIENTS = "it trains with its clients after their upload; the table has its own runs if they are named"
 _FOREIGN = ("model", "evaluate")  # names of another project's code
 ALL = "all"
@@ -119,7 +114,7 @@ def compare_runs(asked: Comparison, *, log: Log) -> dict[str, Any]:
         except KeyboardInterrupt:
             log(f"interrupted. To resume: {facts['command']}")
             raise
-        return _written(folder, facts, cells, failures)
+        return _written(folder, facts, cells, failures, log)
 
 
 def _folder(asked: Comparison) -> Path:
@@ -243,27 +238,17 @@ def _command(asked: Comparison, folder: Path) -> str:
 
 
 def _written(
-    folder: Path, facts: Mapping[str, Any], cells: Sequence[Cell], failures: Sequence[tuple[str, str]]
+    folder: Path, facts: Mapping[str, Any], cells: Sequence[Cell], failures: Sequence[tuple[str, str]], log: Log
 ) -> dict[str, Any]:
     """Write compare.json and the plots; return the content of compare.json."""
     facts = {**facts, "cells": [found for cell in cells if (found := facts_of(cell)) is not None]}
     lines = lines_of([*facts["cells"], *facts["own"]])
-    setting, points, times = comparison_setting(facts), points_of_lines(lines, facts["own"]), times_of_lines(lines)
-    plot = communication = cost = ""
-    if any(line.accuracies for line in lines):
-        plot = save(folder / PLOT_FILE, plot_comparison(lines, headline(facts)), setting)
-    if differ_in_cost(points):
-        communication = save(folder / COMMUNICATION_FILE, plot_communication(points), setting)
-    if differ_in_cost(times, LEAST_SECONDS):
-        cost = save(folder / COST_FILE, plot_server_time(times), setting)
     result = {
         **facts,
         "status": "failed" if failures else "finished",
         **({"error": _failed(failures, facts["command"])} if failures else {}),
         "table": [line.as_json() for line in lines],
-        "plot": plot,
-        "communication_plot": communication,
-        "cost_plot": cost,
+        **draw_comparison(folder, facts, lines, log),
         "page": PAGE_FILE,
     }
     write_page(folder / PAGE_FILE, comparison_page(result, lines))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from server_app.report.drawing import save
+from server_app.report.drawing import save_all
 from server_app.report.page import PAGE_FILE, write_page
 from server_app.rounds.page import rounds_page, rounds_setting
 from server_app.rounds.plot import plot_rounds
@@ -18,11 +18,14 @@ from strategies.core.places import expanded
 from strategies.run.files import write_json
 
 FACTS_FILE = "rounds.json"
-PLOT_FILE = "learning_curves.png"
+PLOT = "learning_curves"
 
 
 def report_rounds(
-    runs: Sequence[Path], targets: Sequence[float] = (), out: Path | None = None
+    runs: Sequence[Path],
+    targets: Sequence[float] = (),
+    out: Path | None = None,
+    log: Callable[[str], None] = lambda _: None,
 ) -> tuple[dict[str, Any], list[RoundsLine]]:
     """Compare runs in rounds; they may be unfinished.
 
@@ -31,6 +34,7 @@ def report_rounds(
         targets: Accuracies in %; empty: :func:`server_app.rounds.table.default_targets`.
         out: A folder for rounds.json, the plot of the learning curves and a page, new or of an earlier report; None
             to write nothing.
+        log: Takes a line for the user.
 
     Returns:
         The content of rounds.json, and the lines of the table.
@@ -50,14 +54,15 @@ def report_rounds(
         "table": [line.as_json() for line in lines],
         "runs": [_run_facts(line) for line in lines],
         "out": str(folder or ""),
-        "plot": PLOT_FILE if folder else "",
+        "plot": "",
         "results": FACTS_FILE if folder else "",
         "page": PAGE_FILE if folder else "",
     }
     if folder is not None:
         with store_errors(folder):
             make_folder(folder)
-            save(folder / PLOT_FILE, plot_rounds(lines, wanted), rounds_setting(lines))
+        drawn = save_all(folder, {PLOT: lambda: plot_rounds(lines, wanted)}, rounds_setting(lines), log)
+        facts["plot"] = "".join(drawn)
         write_page(folder / PAGE_FILE, rounds_page(facts, lines))
         write_json(folder / FACTS_FILE, facts)
     return facts, lines

@@ -185,9 +185,8 @@ def print_rounds(
     if format == "text":
         print_table(columns, rows, texts=1, notes=notes)
         if facts["out"]:
-            sys.stdout.write(
-                "".join(f"{what:<14} {facts['out']}/{facts[what]}\n" for what in ("page", "plot", "results"))
-            )
+            written = [what for what in ("page", "plot", "results") if facts[what]]
+            sys.stdout.write("".join(f"{what:<14} {facts['out']}/{facts[what]}\n" for what in written))
         return
     sys.stderr.flush()
     texts = {

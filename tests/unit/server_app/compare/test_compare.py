@@ -656,6 +656,21 @@ def test_the_table_for_people_has_every_column_and_names_plot_and_folder(run_fol
     ]
 
 
+def test_a_plot_that_cannot_be_drawn_is_one_line_beside_the_table(
+    run_folder: MakeRun, ran: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refused(*_: Any) -> None:
+        raise ValueError("no such colour")
+
+    monkeypatch.setattr("server_app.compare.plot.plot_comparison", refused)
+    ended = oneshot("compare", run_folder(), "--methods", "fedavg", "--out", tmp_path / "out")
+
+    assert ended.exit_code == 0, ended.output
+    assert "plot comparison: not drawn, ValueError: no such colour" in ended.output
+    assert read_json(tmp_path / "out" / "compare.json")["plot"] == ""
+    assert "data:image" not in (tmp_path / "out" / "report.html").read_text()
+
+
 def test_bad_input_on_the_command_line_is_one_line(run_folder: MakeRun) -> None:
     for output, said in (("text", ""), ("md", ""), ("csv", "")):
         ended = oneshot("compare", run_folder(name=output), "--methods", "fedprox", "--format", output)

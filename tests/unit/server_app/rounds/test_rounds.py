@@ -281,6 +281,21 @@ def test_the_command_prints_text_json_and_csv_and_writes_to_the_named_file(
     )
 
 
+def test_curves_that_cannot_be_drawn_are_one_line_beside_the_table(
+    run_of_rounds: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: Any) -> None:
+        raise ValueError("no such colour")
+
+    monkeypatch.setattr("server_app.rounds.report.plot_rounds", refused)
+    ended = oneshot("rounds", run_of_rounds([40.0]), "--out", tmp_path / "out")
+
+    assert ended.exit_code == 0, ended.output
+    assert "plot learning_curves: not drawn, ValueError: no such colour" in ended.output
+    assert [line.split()[0] for line in ended.stdout.splitlines()[-2:]] == ["page", "results"]
+    assert "data:image" not in (tmp_path / "out" / "report.html").read_text()
+
+
 @pytest.mark.slow
 @pytest.mark.plots
 @needs_browser
