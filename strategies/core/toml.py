@@ -32,13 +32,13 @@ def read_toml(text: str) -> dict[str, Any]:
 
 
 def read_toml_file(file: Path, what: str) -> dict[str, Any]:
-    """Return a TOML file as a dict; ``what`` is its name in the errors.
+    """Return a TOML file as a dict; ``what`` is its name in the errors. Some editors begin it with a byte-order mark.
 
     Raises:
         OptionError: The file cannot be read, or is not TOML.
     """
     try:
-        return read_toml(file.read_text(encoding="utf-8"))
+        return read_toml(file.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise OptionError(f"{what} {file} cannot be read: {error.strerror}") from error
     except ValueError as error:

@@ -161,7 +161,8 @@ class Collector:
         elif asked < min_uploads:
             reasons.append(f"only {asked} of at least {min_uploads} nodes connected")
         raise QuorumError(
-            f"{len(self.clients)} uploads arrived, min-uploads is {min_uploads}. Missing: {'; '.join(reasons)}. "
+            f"{len(self.clients)} uploads arrived, min-uploads is {min_uploads}. "
+            f"Missing: {'; '.join(reasons) or 'no other client answered'}. "
             f"The uploads that arrived are kept in {self._folder.path}"
         )
 

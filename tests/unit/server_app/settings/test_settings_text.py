@@ -93,6 +93,13 @@ def test_a_file_with_a_value_of_no_setting_is_refused_by_name(tmp_path: Path, co
     assert "\n" not in str(error.value)
 
 
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    file = tmp_path / "windows.toml"
+    file.write_text("seed = 3\n", encoding="utf-8-sig")
+
+    assert merge_settings([str(file)], KINDS) == {"seed": 3}
+
+
 def test_a_file_that_cannot_be_read_is_named_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=r"absent.toml cannot be read: No such file"):
         merge_settings([str(tmp_path / "absent.toml")], KINDS)

@@ -64,6 +64,14 @@ def test_aggregate_train_with_an_ensemble_leaves_the_arrays(tmp_path: Path) -> N
     found.close()
 
 
+def test_aggregate_train_of_no_reply_says_that_nobody_answered(tmp_path: Path) -> None:
+    found = strategy(OneShotFedAvg, tmp_path / "run")
+    one_round(found, FakeGrid(GRID))
+    with pytest.raises(QuorumError, match=r"0 uploads arrived, min-uploads is 2\. Missing: no other client answered\."):
+        found.aggregate_train(2, [])
+    found.close()
+
+
 def test_aggregate_train_of_another_round_has_its_own_uploads(tmp_path: Path) -> None:
     found = strategy(OneShotFedAvg, tmp_path / "run")
     one_round(found, FakeGrid(GRID))
