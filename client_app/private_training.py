@@ -161,8 +161,8 @@ def train(
         return normalize(augment(images, augmentation, drawn), *normalization)
 
     model.train()
-    with torch.random.fork_rng(devices=[]), hooked(model):
-        _try_out(module, clipping.params, prepare(data.images.new_zeros(2, *data.images.shape[1:])))
+    with torch.random.fork_rng(devices=[]), hooked(model), _same_buffers(model):
+        _try_out(module, clipping.params, prepare(_random_examples(data.images)))
         for number, length in enumerate(lengths, start=1):
             forget_momentum(base, config, number)
             for _ in range(length):
@@ -248,26 +248,43 @@ def _of_examples(module: nn.Module, parameters: list[Any], inputs: torch.Tensor,
             parameter.grad_sample = parameter.new_zeros(len(labels), *parameter.shape)
 
 
-def _try_out(module: nn.Module, parameters: list[Any], blank: torch.Tensor) -> None:
-    """Refuse a model whose gradients of single examples opacus misses, or with statistics of them, by two blank ones.
+def _random_examples(images: torch.Tensor) -> torch.Tensor:
+    """Return two random examples of the form of ``images``, always the same; texts are blank.
+
+    Blank images would change few statistics, and the gradients of deep models with group norms overflow on them.
+    """
+    drawn = torch.rand(2, *images.shape[1:], generator=torch.Generator().manual_seed(0))
+    return (drawn * (256 if images.dtype == torch.uint8 else 1)).to(images.dtype)
+
+
+def _try_out(module: nn.Module, parameters: list[Any], inputs: torch.Tensor) -> None:
+    """Refuse a model whose gradients of single examples opacus misses, or with statistics of them, by two examples.
 
     Raises:
         UploadError: It fails, the gradients do not add up to that of the sum, or a buffer changes.
     """
-    before = [(name.removeprefix("_module."), buffer, buffer.clone()) for name, buffer in module.named_buffers()]
     try:
-        _of_examples(module, parameters, blank, torch.zeros(2, dtype=torch.int64))
+        with _same_buffers(module):
+            _of_examples(module, parameters, inputs, torch.zeros(2, dtype=torch.int64))
         if any(parameter.grad_sample is None for parameter in parameters):
             raise ValueError("a function reads a layer's weights in place of the layer")
         for parameter in parameters:
             torch.testing.assert_close(parameter.grad_sample.sum(0), parameter.grad, rtol=1e-3, atol=1e-4)
     except REFUSALS as error:
         raise UploadError(f"{UNKNOWN}: {one_line(error)}") from error
-    if changed := [name for name, buffer, start in before if not torch.equal(buffer, start)]:
-        raise UploadError(
-            f"privacy.epsilon: training changes the model's buffer {changed[0]!r}, which gets no noise: must be a "
-            "model without statistics of its examples"
-        )
+
+
+@contextmanager
+def _same_buffers(model: nn.Module) -> Iterator[None]:
+    """Refuse a model whose buffers a block changes, by values or by other tensors of the same names."""
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    yield
+    for name, buffer in model.named_buffers():
+        if name not in before or not torch.equal(buffer, before[name]):
+            raise UploadError(
+                f"privacy.epsilon: training changes the model's buffer {name.removeprefix('_module.')!r}, which gets "
+                "no noise: must be a model without statistics of its examples"
+            )
 
 
 def system_uniform(count: int) -> torch.Tensor:

@@ -249,12 +249,48 @@ def test_a_model_whose_gradients_of_single_examples_are_missed_is_refused_in_one
         fit(model, own_data())
 
 
-def test_a_model_with_statistics_of_its_examples_is_refused_because_they_would_be_sent_without_noise() -> None:
-    model = OwnNet(nn.InstanceNorm2d(1, track_running_stats=True))
-    with pytest.raises(
-        UploadError, match=r"training changes the model's buffer 'part.running_var', which gets no noise"
-    ):
-        fit(model, own_data())
+class Centred(nn.Module):
+    """Subtracts the running mean of its examples, in a buffer that is overwritten or replaced."""
+
+    def __init__(self, *, replaced: bool, above: float = -1.0) -> None:
+        super().__init__()
+        self.replaced, self.above = replaced, above
+        self.mean: torch.Tensor
+        self.register_buffer("mean", torch.zeros(9))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.flatten(1)
+        if bool((x > self.above).any()):
+            mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+            self.mean = mean if self.replaced else self.mean.copy_(mean)
+        return x - self.mean
+
+
+@pytest.mark.parametrize(
+    ("part", "changed"),
+    [
+        (nn.InstanceNorm2d(1, track_running_stats=True), "running_mean"),
+        (Centred(replaced=False), "mean"),
+        (Centred(replaced=True), "mean"),
+        (Centred(replaced=True, above=1.0), "mean"),  # a random example has no such pixel
+    ],
+)
+def test_a_model_with_statistics_of_its_examples_is_refused_because_they_would_be_sent_without_noise(
+    part: nn.Module, changed: str
+) -> None:
+    data = own_data()
+    data.images[:, 0, 0, 0] = 2.0
+    with pytest.raises(UploadError, match=f"training changes the model's buffer 'part.{changed}', which gets no noise"):
+        fit(OwnNet(part), data)
+
+
+def test_a_deep_model_of_smooth_activations_and_group_norms_trains() -> None:
+    def layers(channels: int) -> list[nn.Module]:
+        return [nn.Conv2d(channels, 8, 3, padding=1, bias=False), nn.GroupNorm(4, 8), nn.SiLU()]
+
+    deep = nn.Sequential(*layers(1), *(layer for _ in range(23) for layer in layers(8)), nn.Conv2d(8, 1, 1))
+    fit(OwnNet(deep), own_data())
+    assert all(parameter.isfinite().all() for parameter in deep.parameters())
 
 
 def private(**more: Any) -> AppConfig:
