@@ -72,10 +72,14 @@ def _averages_as_flower(strategy: Strategy) -> bool:
 
 
 def _alike(replies: list[Message]) -> list[Message]:
-    """Return the replies with each score that most clients give, under one name; the log names who lacks one."""
+    """Return the replies with the scores that most clients share, under one name; the log names who lacks one."""
     records = [next(iter(reply.content.metric_records.values())) for reply in replies]
     forms = [{(key, len(value) if isinstance(value, list) else -1) for key, value in each.items()} for each in records]
-    common = {number for number, count in Counter(chain.from_iterable(forms)).items() if 2 * count > len(forms)}
+    common, holders, counts = set[tuple[str, int]](), forms, Counter(chain.from_iterable(forms))
+    for number in sorted(counts, key=lambda number: (-counts[number], number)):
+        if 2 * len(still := [form for form in holders if number in form]) > len(forms):
+            common.add(number)
+            holders = still
     if forms and len(common) < 2:  # the weight alone: of clients without a score in common some count
         common = set(Counter(map(frozenset, forms)).most_common(1)[0][0])
     names, usable = {name for name, _ in common}, []

@@ -112,6 +112,14 @@ def test_scores_of_the_classes_that_each_client_alone_has_cost_no_client_its_oth
     assert ClientEvaluation(1.0).aggregate(1, answers) == {"acc": 0.5}
 
 
+def test_scores_of_classes_of_which_every_client_lacks_another_leave_out_no_majority() -> None:
+    answers = [
+        reply(k, scores(**{"num-examples": 5, "acc": 0.25 * k, **{f"class-{c}": 1.0 for c in (1, 2, 3) if c != k}}))
+        for k in (1, 2, 3)
+    ]
+    assert ClientEvaluation(1.0).aggregate(1, answers) == {"acc": 0.625, "class-1": 1.0}
+
+
 def test_an_average_of_the_project_s_own_may_read_numbers_that_are_none() -> None:
     def counted(records: list[RecordDict], weight: str) -> MetricRecord:
         return MetricRecord({"answers": len(records)})
