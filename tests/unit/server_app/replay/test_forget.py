@@ -134,8 +134,9 @@ def test_the_user_learns_which_run_still_holds_the_upload(run_folder: MakeRun) -
     write_json(linked / "run.json", {"replay-of": str(run.parent / "link" / less.name)})
     write_json(compared / "compare.json", {"runs": [str(run)]})
     write_json(replayed / "run.json", {"replay-of": str(run)})
-    for learner, table in ((taught, "settings"), (shown, "options")):
-        write_json(learner / "run.json", {table: {"data.proxy-file": str(replayed / "images.safetensors")}})
+    cell, second = compared / "cells" / "run" / "dense-seed0", replayed / "round-2"
+    for learner, table, place in ((taught, "settings", cell), (shown, "options", second)):
+        write_json(learner / "run.json", {table: {"data.proxy-file": str(place / "images.safetensors")}})
     write_json(without / "run.json", {"settings": {**settings, "forget": "client-001"}})
     write_json(taken / "run.json", {"settings": settings})
     write_json(another / "run.json", {"settings": None})
