@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -187,7 +188,7 @@ def merge(
     given: dict[str, Any] = {
         **defaults,
         **{name: value for name, value in further.items() if value is not None},
-        "threads": further.get("threads") or all_cores(),
+        "threads": int(further.get("threads") or 0) or all_cores(),
         "student": _student(further.get("student"), chosen, uploads, copies),
         "config": config,
     }
@@ -240,7 +241,7 @@ def _check_further(further: Mapping[str, Any], method: Method) -> None:
             known = list(Further.__annotations__)
             raise OptionError(f"merge takes no {name!r}: must be one of {', '.join(known)}{meant(name, known)}")
     threads = further.get("threads") or 0
-    if type(threads) is not int or threads < 0:
+    if not isinstance(threads, Integral) or int(threads) < 0:
         raise OptionError(f"threads is {threads!r}: must be a whole number; 0 takes all cores")
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -163,6 +164,7 @@ def test_an_argument_that_is_none_has_its_default_and_no_threads_are_all_cores()
 
     wanted = merge(NETS, "fedens", **shape).job
     assert (job.threads, job.normalization, job.seed) == (wanted.threads, wanted.normalization, wanted.seed)
+    assert merge(NETS, "fedens", **shape, threads=np.int64(1)).job.threads == 1
 
 
 def test_a_layer_that_cannot_be_drawn_anew_is_named() -> None:
