@@ -32,7 +32,7 @@ from .distillation.pool import Pool
 from .distillation.settings import AUGMENTATION_NAMES, PoolOptions, StudentOptions, SynthesisOptions, TextOrCodeOptions
 from .distillation.synthesis import Batch, Term, View
 from .method import ENSEMBLES, Method, Need, Outcome
-from .teacher.batchnorm import batchnorm_loss, note_without_statistics
+from .teacher.batchnorm import batchnorm_loss, note_without_statistics, reads_statistics
 
 if TYPE_CHECKING:
     from .method import Job, Progress
@@ -106,7 +106,7 @@ class DenseConfig(DenseStageOptions, TextOrCodeOptions):
 def fit(job: Job, progress: Progress) -> Outcome:
     """Run the server stage: T epochs of synthesis and distillation; the result is the last epoch's student."""
     config: DenseConfig = job.config
-    teacher = teacher_of(job, precision=config.teacher_precision, watched=config.bn_weight > 0)
+    teacher = teacher_of(job, precision=config.teacher_precision, watched=reads_statistics(job, config.bn_weight))
     fresh, augmentation = config.distillation_data == "fresh", config.synthesis_augmentation
     server = Server(job, progress, teacher, fresh=fresh, augmentation=augmentation)
     return run_epochs(job, progress, server.stage, epochs=job.config.epochs, step=server.epoch)

@@ -35,7 +35,7 @@ from .distillation.pool import Pool
 from .distillation.settings import PoolOptions, StudentOptions
 from .distillation.synthesis import Batch, Recipe, Term, View, synthesize
 from .method import ENSEMBLES, Method, Need, Outcome
-from .teacher.batchnorm import batchnorm_loss, note_without_statistics
+from .teacher.batchnorm import batchnorm_loss, note_without_statistics, reads_statistics
 from .teacher.student import frozen
 
 if TYPE_CHECKING:
@@ -74,7 +74,9 @@ class _Server:
     def __init__(self, job: Job, progress: Progress) -> None:
         config: FAdiConfig = job.config
         self.job, self.config, self.progress = job, config, progress
-        self.teacher = teacher_of(job, precision=config.teacher_precision, watched=config.bn_weight > 0)
+        self.teacher = teacher_of(
+            job, precision=config.teacher_precision, watched=reads_statistics(job, config.bn_weight)
+        )
         if config.bn_weight:
             note_without_statistics(self.teacher.members, progress)
         self.learner = Learner(job, self.teacher, config.distill_recipe(), augmentation=config.pool_augmentation)

@@ -37,6 +37,7 @@ from .distillation.generators import DenseGenerator
 from .distillation.synthesis import Term, View, synthesize
 from .method import EnsembleSpec, Method, Need, Outcome
 from .teacher.augment import Standardize
+from .teacher.batchnorm import reads_statistics
 from .teacher.ensemble import Ensemble
 
 if TYPE_CHECKING:
@@ -65,7 +66,8 @@ def fit(job: Job, progress: Progress) -> Outcome:
     """Stratify the models, then run DENSE's epochs with them; the results are the student and the ensemble."""
     config: FedHydraConfig = job.config
     combiner = LabelCount(torch.ones(len(job.uploads), job.num_classes))
-    teacher = Ensemble.of_job(job, job.uploads, combiner, fold=not config.bn_weight, precision=config.teacher_precision)
+    folds, precision = not reads_statistics(job, config.bn_weight), config.teacher_precision
+    teacher = Ensemble.of_job(job, job.uploads, combiner, fold=folds, precision=precision)
     server = Server(job, progress, teacher)
     server.stage.modules["weights"] = combiner
 

@@ -38,7 +38,7 @@ from .distillation.settings import PRECISIONS, PoolOptions, SynthesisOptions
 from .distillation.synthesis import Batch, Term
 from .method import EnsembleSpec, Method, Need, Outcome
 from .teacher.augment import AUGMENTATIONS, Standardize, dequantize
-from .teacher.batchnorm import batchnorm_loss, note_without_statistics
+from .teacher.batchnorm import batchnorm_loss, note_without_statistics, reads_statistics
 from .teacher.ensemble import Ensemble
 
 if TYPE_CHECKING:
@@ -99,9 +99,8 @@ class _Server:
         config: IntactOflConfig = job.config
         self.job, self.config, self.progress = job, config, progress
         # The terms look at every expert by itself: nothing combines the logits [M, B, C].
-        self.members = Ensemble.of_job(
-            job, job.uploads, nn.Identity(), fold=not config.bn_weight, precision=config.teacher_precision
-        )
+        folds, precision = not reads_statistics(job, config.bn_weight), config.teacher_precision
+        self.members = Ensemble.of_job(job, job.uploads, nn.Identity(), fold=folds, precision=precision)
         if config.bn_weight:
             note_without_statistics(self.members.members, progress)
         form = GATES[config.gate]

@@ -12,10 +12,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..core.shards import HeldMembers
 from .calls import running_again
+from .copies import built
 from .sharded import STATISTICS
 
 if TYPE_CHECKING:
-    from ..method import Progress
+    from ..method import Job, Progress
 
 
 class BatchNormLoss:
@@ -88,6 +89,12 @@ def note_without_statistics(members: Iterable[nn.Module] | HeldMembers, progress
     """Record a note if no member keeps batch-normalisation statistics: the loss is then zero."""
     if not keeps_statistics(members):
         progress.record({"note": "no client's model keeps batch-normalisation statistics: that loss is zero"})
+
+
+def reads_statistics(job: Job, weight: float) -> bool:
+    """Return whether L_BN of this weight reads layers of the uploads; without it they may be rewritten to be faster."""
+    kinds = dict.fromkeys(upload.architecture for upload in job.uploads)
+    return bool(weight) and keeps_statistics(built(job.builders[kind]) for kind in kinds)
 
 
 def keeps_statistics(members: Iterable[nn.Module] | HeldMembers) -> bool:

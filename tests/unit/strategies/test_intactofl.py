@@ -87,6 +87,16 @@ def test_clients_without_batch_normalisation_have_a_loss_of_zero_and_one_note_sa
     assert book.epochs[0]["bn"] == 0
 
 
+@pytest.mark.parametrize(("uploads", "weight", "rewritten"), [(UPLOADS, 1.0, 0), (PLAIN, 1.0, 1), (UPLOADS, 0.0, 1)])
+def test_experts_are_rewritten_to_be_faster_unless_the_generator_s_loss_reads_their_statistics(
+    uploads: Any, weight: float, rewritten: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[torch.nn.Module] = []
+    monkeypatch.setattr("strategies.teacher.ensemble.simplified", lambda model: seen.append(model) or model)
+    fit(tiny_job(replace(SMALL, epochs=1, bn_weight=weight), uploads=uploads), Book())
+    assert len(seen) == rewritten * len(uploads)
+
+
 def test_first_step_of_the_gate_on_predictions_is_adam_s_on_the_cross_entropy_of_the_mixture() -> None:
     snapshot = usual_of(PREDICTIONS)[1].snapshots[0]
     rows = snapshot.appended
