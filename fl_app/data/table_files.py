@@ -92,7 +92,7 @@ def encoded(frame: pd.DataFrame, schema: Schema, file: Path) -> torch.Tensor:
     import pandas as pd
 
     parts = [_features(_column_of(frame, column.name, file), column, file) for column in schema.columns]
-    rows = pd.concat(parts, axis="columns").to_numpy("float32")
+    rows = pd.concat(parts, axis="columns").to_numpy("float32", copy=True)  # a view of pandas is read-only
     return torch.from_numpy(rows)[:, :, None, None]
 
 
@@ -162,18 +162,23 @@ def _read(file: Path) -> pd.DataFrame:
 
     form = "Parquet" if file.suffix == f".{PARQUET}" else "CSV"
     try:
-        source = _as_csv(file) if form == "Parquet" else file
-        frame = pd.read_csv(source, dtype=str, keep_default_na=False, na_values=list(MISSING), skipinitialspace=True)
+        text = _as_csv(file) if form == "Parquet" else file.read_bytes()
+        frame = pd.read_csv(
+            io.BytesIO(text), dtype=str, keep_default_na=False, na_values=list(MISSING), skipinitialspace=True
+        )
+        names = pd.read_csv(io.BytesIO(text), dtype=str, header=None, nrows=1, skipinitialspace=True).iloc[0].dropna()
     except (OSError, ValueError, NotImplementedError) as error:  # the errors of both parsers are among them
         raise DataError(f"{file} is no {form} file: {' '.join(str(error).split())[:200]}") from error
     if frame.empty:
         raise DataError(f"{file} holds no rows: must have at least one beside the names of its columns")
     if not isinstance(frame.index, pd.RangeIndex):  # pandas has taken the first columns for names of the rows
         raise DataError(f"{file} has more values in a line than names of columns: must have one name for each value")
+    if names.duplicated().any():  # pandas names the second one otherwise, without a word
+        raise DataError(f"{file} names column {names[names.duplicated()].iloc[0]!r} twice: must name each column once")
     return frame
 
 
-def _as_csv(file: Path) -> io.StringIO:
+def _as_csv(file: Path) -> bytes:
     """Return a Parquet file as the text of a CSV file, so that one table means the same in both forms."""
     import pandas as pd
 
@@ -183,7 +188,7 @@ def _as_csv(file: Path) -> io.StringIO:
         raise OptionError(
             f"setting 'data.name' is {PARQUET!r}, but pyarrow is not installed: pip install 'oneshot-fl[parquet]'"
         ) from error
-    return io.StringIO(frame.to_csv(index=any(frame.index.names)))
+    return frame.to_csv(index=any(frame.index.names)).encode()
 
 
 def _column_of(frame: pd.DataFrame, name: str, file: Path) -> pd.Series[str]:

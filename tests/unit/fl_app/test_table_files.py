@@ -151,6 +151,13 @@ def test_a_line_with_more_values_than_names_shifts_no_column(folder: Path, row: 
         open_data(config(folder), "train")
 
 
+def test_a_column_named_twice_is_not_read_as_the_first(folder: Path) -> None:
+    text = (folder / "train.csv").read_text()
+    (folder / "train.csv").write_text(text.replace("remark", "age", 1))
+    with pytest.raises(DataError, match="train.csv names column 'age' twice: must name each column once"):
+        open_data(config(folder), "train")
+
+
 def test_a_number_beyond_float32_is_no_infinite_feature(folder: Path) -> None:
     text = (folder / "train.csv").read_text()
     (folder / "train.csv").write_text(text.replace("south,40", "south,1e300"))
