@@ -20,6 +20,9 @@ from .sums import Statistics
 SUM_WEIGHT, COUNT_WEIGHT = 2.0, 0.1
 # Norms must not exceed 1 in the last bit either.
 MARGIN = 1e-6
+# Bits of a noisy sum below its noise. Further ones would tell the exact sum, because noise leads from each sum to some
+# floating-point numbers only (Mironov, On Significance of the Least Significant Bits for Differential Privacy, 2012).
+GRID_BITS = 20
 
 
 def sensitivity() -> float:
@@ -103,7 +106,8 @@ def released(statistics: Statistics, epsilon: float, delta: float) -> Statistics
     """Return noisy statistics that keep a budget, for features of norm at most 1.
 
     Off-diagonal entries of G stand twice in its Frobenius norm, so their noise has half the variance of the diagonal.
-    The noise comes from the operating system's random bytes and never from a seed.
+    The noise comes from the operating system's random bytes and never from a seed. Its sum with the exact number is
+    rounded to :data:`GRID_BITS` bits below the noise.
 
     Args:
         statistics: Exact sums.
@@ -111,17 +115,21 @@ def released(statistics: Statistics, epsilon: float, delta: float) -> Statistics
         delta: Between 0 and 1.
     """
     scale = deviation(epsilon, delta)
+    step = 2.0 ** (math.floor(math.log2(scale)) - GRID_BITS)
 
     def draw(like: Tensor, factor: float) -> Tensor:
         return _system_normal(like.shape) * (scale * factor)
+
+    def rounded(noisy: Tensor) -> Tensor:
+        return (noisy / step).round_() * step
 
     noise = draw(statistics.gram, math.sqrt(0.5))
     upper = torch.triu(noise, 1)
     symmetric = upper + upper.T + torch.diag(noise.diagonal() * math.sqrt(2.0))
     return Statistics(
-        statistics.counts + draw(statistics.counts, 1.0 / COUNT_WEIGHT),
-        statistics.sums + draw(statistics.sums, 1.0 / SUM_WEIGHT),
-        statistics.gram + symmetric,
+        rounded(statistics.counts + draw(statistics.counts, 1.0 / COUNT_WEIGHT)),
+        rounded(statistics.sums + draw(statistics.sums, 1.0 / SUM_WEIGHT)),
+        rounded(statistics.gram + symmetric),
     )
 
 

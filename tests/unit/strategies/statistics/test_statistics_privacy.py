@@ -127,3 +127,20 @@ def test_noise_has_the_calibrated_deviation_in_every_part_and_is_fresh() -> None
     assert float(sums.std()) == pytest.approx(scale / SUM_WEIGHT, rel=0.04)
     assert torch.equal(drawn[0].gram, drawn[0].gram.T)
     assert not torch.equal(drawn[0].gram, drawn[1].gram)
+
+
+def test_neighbouring_counts_can_give_the_same_noisy_ones_to_the_last_digit(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts, zeros = torch.arange(50, dtype=torch.float64), torch.zeros(50, 2, dtype=torch.float64)
+    own, neighbour = (Statistics(each, zeros, zeros[:2]) for each in (counts, counts + 1))
+    told = released(own, 1.0, 1e-5).counts
+    deviation = noise_for(1.0, 1e-5) * sensitivity() / COUNT_WEIGHT
+
+    def nearest(shape: torch.Size) -> Tensor:
+        """Return the noise that brings the neighbour's counts nearest to the told ones."""
+        if shape != told.shape:
+            return torch.zeros(shape, dtype=torch.float64)
+        place = torch.special.ndtr((told - neighbour.counts) / deviation) * 2.0**53
+        return torch.special.ndtri((place.floor() + 0.5) * 2.0**-53)
+
+    monkeypatch.setattr("strategies.statistics.privacy._system_normal", nearest)
+    assert torch.equal(released(neighbour, 1.0, 1e-5).counts, told)
