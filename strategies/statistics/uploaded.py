@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from ..core.facts import State
     from ..method import Job, Upload
 
+MOST = 2**63  # examples; the sum of larger counts may be infinite
+
 
 class FeatureSums(nn.Module):
     """The sums of one client as buffers: ``counts``, ``sums``, ``gram``, ``squares``, and those of every upload.
@@ -202,8 +204,10 @@ def examples_of(counts: Tensor) -> int:
 
 
 def _check_claim(counts: Tensor, num_examples: int | None) -> None:
+    if not abs(total := float(counts.sum())) < MOST:
+        raise UploadError(f"counts sum to {total:.6g}: must be below 2**63")
     if num_examples is not None and num_examples != examples_of(counts):
-        raise UploadError(f"counts sum to {float(counts.sum()):.6g}, but num-examples is {num_examples}: must be equal")
+        raise UploadError(f"counts sum to {total:.6g}, but num-examples is {num_examples}: must be equal")
 
 
 def _arrays(sums: Iterable[Statistics | Moments]) -> dict[str, Tensor]:

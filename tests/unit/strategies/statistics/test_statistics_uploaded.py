@@ -58,6 +58,15 @@ def test_sums_that_noise_does_not_explain_are_refused(spoil: Callable[[Statistic
         check(spoil(released(of(*examples(0, 900)), 1.0, 1e-5)))
 
 
+@pytest.mark.parametrize("noise", [0.0, SIGMA])
+@pytest.mark.parametrize("told", [None, 90])
+def test_counts_whose_sum_is_infinite_are_refused(noise: float, told: int | None) -> None:
+    found = released(of(*examples(0, 900)), 1.0, 1e-5)
+    state = sent(replace(found, counts=torch.full_like(found.counts, 1.7e308)), noise)
+    with pytest.raises(UploadError, match=re.escape("counts sum to inf: must be below 2**63")):
+        FeatureSums(CLASSES, FEATURES, FINGERPRINT, noise=noise).check_upload(state, told)
+
+
 def test_noise_and_squares_do_not_go_together() -> None:
     both = FeatureSums(CLASSES, FEATURES, FINGERPRINT, second=("gram", "squares"), noise=SIGMA)
     with pytest.raises(UploadError, match="squares carry no noise"):
