@@ -101,7 +101,7 @@ class Lda:
 
     def __init__(self, statistics: Statistics) -> None:
         self._statistics = statistics
-        seen = int((statistics.counts > 0).sum())
+        seen = int(statistics.seen.sum())
         covariance = statistics.scatter_within / max(1.0, statistics.examples - seen)
         self._values, self._vectors = torch.linalg.eigh(covariance)
         # Without scatter within the classes, as of one example each, rounding leaves 0 or less, which has no inverse.
@@ -125,7 +125,7 @@ class Lda:
         squares = (rotated * self._rotated).sum(1)
         counts = self._statistics.counts
         logs = torch.zeros_like(counts) if prior == "uniform" else (counts / counts.sum()).clamp_min(1e-300).log()
-        bias = torch.where(counts > 0, logs - squares / 2, torch.full_like(counts, NEVER))
+        bias = torch.where(self._statistics.seen, logs - squares / 2, torch.full_like(counts, NEVER))
         return Head(rotated @ self._vectors.T, bias)
 
     def log_likelihood(self, held_out: Statistics, shrinkage: float) -> float:

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from ..core.seeds import derive_seed
 
+RESIDUE = 1e-12  # of all examples: fewer of a class are what rounding leaves of weighted ones
+
 
 @dataclass(frozen=True)
 class Statistics:
@@ -108,6 +110,11 @@ class Statistics:
         return self.sums.shape[1]
 
     @property
+    def seen(self) -> Tensor:
+        """Whether there are examples of each class [C], which a weight may make less than one."""
+        return self.counts > RESIDUE * self.examples
+
+    @property
     def mean(self) -> Tensor:
         """The mean feature m = s / N [d]."""
         return self.sums.sum(0) / self.examples
@@ -115,8 +122,7 @@ class Statistics:
     @property
     def class_means(self) -> Tensor:
         """The mean feature of every class mu_c [C, d]; the mean feature m for a class without examples."""
-        seen = (self.counts > 0)[:, None]
-        return torch.where(seen, self.sums / self.counts.clamp_min(1.0)[:, None], self.mean)
+        return torch.where(self.seen[:, None], self._means, self.mean)
 
     @property
     def scatter(self) -> Tensor:
@@ -126,8 +132,12 @@ class Statistics:
     @property
     def scatter_within(self) -> Tensor:
         """The scatter around the class means S_w = G - sum_c n_c mu_c mu_c^T [d, d]."""
-        means = self.sums / self.counts.clamp_min(1.0)[:, None]
-        return self.gram - (self.sums.T @ means)
+        return self.gram - (self.sums.T @ self._means)
+
+    @property
+    def _means(self) -> Tensor:
+        """The mean feature of every class [C, d]; zero, but for rounding, for a class without examples."""
+        return self.sums / torch.where(self.seen, self.counts, 1.0)[:, None]
 
 
 def to_arrays(statistics: Statistics) -> dict[str, Tensor]:

@@ -1,3 +1,6 @@
+import functools
+import operator
+
 import numpy as np
 import pytest
 import torch
@@ -57,6 +60,23 @@ def test_class_means_of_an_absent_class_are_the_mean() -> None:
     rows, labels = examples(3)
     found = of(rows[labels < 2], labels[labels < 2])
     torch.testing.assert_close(found.class_means[2], rows[labels < 2].mean(0))
+
+
+def test_weighted_examples_have_their_means_though_they_weigh_less_than_one() -> None:
+    made = of(*examples(4, 30))
+    light = made.scaled(0.01)  # a third of an example of each class at most
+    torch.testing.assert_close(light.class_means, made.class_means)
+    torch.testing.assert_close(light.scatter_within, made.scatter_within * 0.01)
+
+
+def test_subtracted_weighted_examples_leave_no_class() -> None:
+    rows, labels = examples(5, 60)
+    rest, gone = of(rows[labels > 0], labels[labels > 0]), of(rows[labels < 2], labels[labels < 2])
+    factors = [0.0123456789 * (k + 1) for k in range(10)]
+    parts = [gone.scaled(factor) for factor in factors]
+    left = functools.reduce(operator.sub, parts, Statistics.total([rest, *parts]))
+    assert left.counts[0] != 0.0  # what rounding leaves
+    torch.testing.assert_close(left.class_means, rest.class_means)
 
 
 def test_arrays_round_once_to_float32_and_keep_counts() -> None:
