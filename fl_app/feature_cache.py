@@ -1,7 +1,7 @@
 """A user's cache of features on the own disk: a later run with another penalty, projection or budget reads them.
 
-A file holds the backbone's raw features of one list of examples. Its name is a digest of the feature function before
-the projection and of the examples. The folder and its files are open to this user alone.
+A file holds the backbone's raw features of one list of examples, and their digest behind them. Its name is a digest of
+the feature function before the projection and of the examples. The folder and its files are open to this user alone.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ LOG = getLogger("flwr")
 MIB = 2**20
 SUFFIX, UNFINISHED = ".npy", ".tmp"
 DAY = 24 * 3600.0
+DIGEST_SIZE = 32  # bytes of a sha256
 Rows = np.ndarray[Any, np.dtype[np.float32]]
 
 
@@ -49,9 +50,14 @@ class FeatureCache:
         try:
             found: Rows = np.load(path, mmap_mode="r", allow_pickle=False)
             os.utime(path)
+            with path.open("rb") as file:
+                file.seek(-DIGEST_SIZE, os.SEEK_END)
+                whole = (
+                    file.read() == hashlib.sha256(found.data).digest()
+                )  # a loss of power leaves zeros in some blocks
         except (EOFError, OSError, ValueError):  # the first is that of an empty file, which a loss of power leaves
             return None
-        return found if found.shape == shape and found.dtype == np.float32 else None
+        return found if whole and found.shape == shape and found.dtype == np.float32 else None
 
     @contextlib.contextmanager
     def writing(self, key: str, shape: tuple[int, int]) -> Iterator[Writing]:
@@ -97,6 +103,7 @@ class Writing:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.file: BinaryIO | None = None
+        self._digest = hashlib.sha256()
 
     def begin(self, shape: tuple[int, int]) -> None:
         """Make a file of this user alone for rows [N, d]."""
@@ -114,13 +121,16 @@ class Writing:
         """Append rows [B, d], float32 on the CPU."""
         if self.file is not None:
             with self._refused():
-                self.file.write(rows.contiguous().numpy().tobytes())
+                data = rows.contiguous().numpy().tobytes()
+                self._digest.update(data)
+                self.file.write(data)
 
     def finish(self, path: Path) -> bool:
         """Close the file and give it its name; return whether that is done."""
         if self.file is None:
             return False
         with self._refused():
+            self.file.write(self._digest.digest())
             self.file.close()
             self.path.replace(path)
         return self.file is not None

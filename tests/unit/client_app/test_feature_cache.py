@@ -83,6 +83,17 @@ def test_a_damaged_file_is_extracted_again(cache: FeatureCache, left: int) -> No
     assert sum(PASSES) == 600
 
 
+@pytest.mark.parametrize("place", [0, 7, 200, 20_000, -40, -1])
+def test_a_file_with_a_changed_byte_is_extracted_again(cache: FeatureCache, place: int) -> None:
+    good = summed(cache)
+    (file,) = cache.folder.iterdir()
+    data = bytearray(file.read_bytes())
+    data[place] ^= 64
+    file.write_bytes(data)
+    assert torch.equal(summed(cache)["gram"], good["gram"])
+    assert sum(PASSES) == 600
+
+
 def test_files_are_the_user_s_own_and_the_oldest_go_first(tmp_path: Path) -> None:
     cache = FeatureCache(tmp_path / "features", 0.1)
     for number in range(4):
