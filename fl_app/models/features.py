@@ -93,8 +93,8 @@ class FeatureFunction:
 
     @property
     def raw(self) -> str:
-        """The fields before projection, map and normalisation, which name the backbone's own features in a cache."""
-        return json.dumps(_raw(self))
+        """The fields before projection, map and normalisation, and a probe: they name the own features in a cache."""
+        return json.dumps({**_raw(self), "probe": _raw_probe(self)})
 
     @property
     def fingerprint(self) -> torch.Tensor:
@@ -283,6 +283,16 @@ def _preprocessing(function: FeatureFunction) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=4)
 def _probe(function: FeatureFunction) -> torch.Tensor:
+    return probed(function.module, _example(function))
+
+
+@functools.lru_cache(maxsize=4)
+def _raw_probe(function: FeatureFunction) -> list[str]:
+    """Return three digits of a probe of the backbone's own features: a project's code may change, not its weights."""
+    numbers = probed(lambda example: function.module.pooled(example).double(), _example(function))
+    return [f"{number:.2e}" for number in numbers.tolist()]
+
+
+def _example(function: FeatureFunction) -> torch.Tensor:
     texts = function.backbone.texts
-    example = noise_image(function.mean, function.std) if texts is None else texts.tokens([TEXT])
-    return probed(function.module, example)
+    return noise_image(function.mean, function.std) if texts is None else texts.tokens([TEXT])

@@ -40,8 +40,19 @@ def make() -> Backbone:
     return Backbone("counting", 39, Counting, side=8)
 
 
-def summed(cache: FeatureCache | None, data: ImageData = DATA, **features: int) -> dict[str, torch.Tensor]:
-    config = FeaturesConfig(backbone="test_feature_cache:make", **features)
+class Changed(Counting):
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return super().forward(images).square()
+
+
+def make_changed() -> Backbone:
+    return Backbone("counting", 39, Changed, side=8)
+
+
+def summed(
+    cache: FeatureCache | None, data: ImageData = DATA, make: str = "make", **features: int
+) -> dict[str, torch.Tensor]:
+    config = FeaturesConfig(backbone=f"test_feature_cache:{make}", **features)
     model = ClientSums(FeatureFunction(config), 3, cache)
     add_up(model, data, ClientConfig(), normalization=((0.5,), (0.5,)), augmentation="none", seed=0)
     return model.state_dict()
@@ -72,6 +83,11 @@ def test_another_projection_reads_the_same_file_and_other_images_do_not(cache: F
     summed(cache, ImageData(255 - IMAGES, DATA.labels))
     summed(cache, side=4)
     assert sum(PASSES) == 900
+
+
+def test_other_code_of_the_same_name_and_weights_reads_no_features_of_the_former(cache: FeatureCache) -> None:
+    summed(cache)
+    assert torch.equal(summed(cache, make="make_changed")["gram"], summed(None, make="make_changed")["gram"])
 
 
 @pytest.mark.parametrize("left", [0, 4, 200])
