@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from .evidence import TRIGGER_SIZE, Evidence
-from .measures import distance_of, mapping, median, nearest_distances, usual_distance
+from .measures import UsualDistance, distance_of, mapping, median, nearest_distances
 from .verdicts import BACKDOOR, COPY, LABEL_FLIP, RANDOM, SCALED, Finding, some_pairs
 
 LEAST_PAIRS = 2  # others that share known classes with a client: with only one, either of the two may be wrong
@@ -149,8 +149,9 @@ def copied(cohort: Cohort, evidence: Evidence, arrived: Sequence[str]) -> list[F
     count, found = len(evidence.clients), list[Finding | None]()
     sound = [k for k in range(count) if scaled(k, cohort) is None]
     nearest, distances = nearest_distances(cohort.apart), cohort.apart.tolist()
-    # Each pair of clients -> the usual distance, which excludes both.
-    pairs = {(k, j): _usual(k, j, nearest, evidence, sound) for k in range(count) for j in range(count) if k != j}
+    kinds = evidence.architectures
+    usual_of = {kind: UsualDistance(nearest, [k for k in sound if kinds[k] == kind]) for kind in set(kinds)}
+    pairs = {(k, j): usual_of[kinds[k]].without(k, j) for k in range(count) for j in range(count) if k != j}
     near = {(k, j) for (k, j), usual in pairs.items() if _are_copies(distances[k][j], usual)}
     for k in range(count):
         group = [j for j in range(count) if j == k or (k, j) in near]
@@ -162,11 +163,6 @@ def copied(cohort: Cohort, evidence: Evidence, arrived: Sequence[str]) -> list[F
         far = f"{100 * apart / pairs[k, original]:.1f} % of the usual distance from {name}" if apart else ""
         found.append(Finding(COPY, f"{far or f'equal to {name} in all weights'}, {why}"))
     return found
-
-
-def _usual(k: int, j: int, nearest: Sequence[float], evidence: Evidence, sound: Sequence[int]) -> float:
-    equals = [i for i in sound if evidence.architectures[i] == evidence.architectures[k]]
-    return usual_distance(nearest, (k, j), equals)
 
 
 def _are_copies(apart: float, usual: float) -> bool:

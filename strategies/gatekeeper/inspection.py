@@ -21,6 +21,7 @@ from .evidence import Evidence, gather, judged_by_images, usual_size
 from .findings import Cohort, findings_of
 from .measures import (
     NAN,
+    UsualDistance,
     distances,
     extreme_ratio,
     influence,
@@ -31,7 +32,6 @@ from .measures import (
     pair_agreement,
     ratios,
     robust_scores,
-    usual_distance,
     variation,
 )
 from .sums import inspect_sums
@@ -118,8 +118,9 @@ def cohort_of(evidence: Evidence) -> Cohort:
         extremes = extreme_ratio([evidence.norms[k] for k in members])
         statistics = extreme_ratio([evidence.statistics[k] for k in members])
         alike = likeness([evidence.vectors[k] for k in members])
+        usual = UsualDistance(nearest, members)
         for place, k in enumerate(members):
-            measures["nearest"][k] = _nearest(k, apart, nearest, members)
+            measures["nearest"][k] = _nearest(k, apart, nearest, usual)
             measures["likeness"][k] = alike[place]
             if len(members) >= FEWEST:
                 layers[k], measures["norm"][k] = extremes[place]
@@ -130,13 +131,13 @@ def cohort_of(evidence: Evidence) -> Cohort:
     return Cohort(measures, layers, apart, agreed)
 
 
-def _nearest(k: int, apart: torch.Tensor, nearest: Sequence[float], members: Sequence[int]) -> float:
+def _nearest(k: int, apart: torch.Tensor, nearest: Sequence[float], usual: UsualDistance) -> float:
     """Return the distance to the nearest model of equal architecture, as a multiple of the usual nearest distance."""
     if math.isnan(nearest[k]):
         return NAN
     neighbour = apart[k].tolist().index(nearest[k])
-    usual = usual_distance(nearest, (k, neighbour), members)
-    return nearest[k] / usual if usual else NAN
+    found = usual.without(k, neighbour)
+    return nearest[k] / found if found else NAN
 
 
 def _behave(evidence: Evidence, measures: dict[str, list[float]]) -> torch.Tensor:

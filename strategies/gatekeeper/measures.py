@@ -126,18 +126,27 @@ def nearest_distances(apart: Tensor) -> list[float]:
     return [min((value for value in row if not math.isnan(value)), default=NAN) for row in apart.tolist()]
 
 
-def usual_distance(nearest: Sequence[float], pair: tuple[int, int], witnesses: Sequence[int]) -> float:
-    """Return the usual distance of a client to its nearest neighbour; NaN without witnesses.
+class UsualDistance:
+    """The usual distance of a client to its nearest neighbour: the lower median over the witnesses outside a pair.
 
-    It is the lower median over the witnesses outside the pair, so that one distant client does not increase it.
+    So one distant client does not increase it. The witnesses are sorted once for all pairs.
 
     Args:
         nearest: See :func:`nearest_distances`.
-        pair: The two clients whose distance is compared with it.
         witnesses: The clients whose nearest distances count.
     """
-    usual = sorted(nearest[k] for k in witnesses if k not in pair and not math.isnan(nearest[k]))
-    return usual[(len(usual) - 1) // 2] if usual else NAN
+
+    def __init__(self, nearest: Sequence[float], witnesses: Sequence[int]) -> None:
+        known = sorted((nearest[k], k) for k in witnesses if not math.isnan(nearest[k]))
+        self._values, self._places = [value for value, _ in known], {k: place for place, (_, k) in enumerate(known)}
+
+    def without(self, one: int, other: int) -> float:
+        """Return it for two different clients whose distance is compared with it; NaN without witnesses."""
+        left_out = sorted(self._places[k] for k in (one, other) if k in self._places)
+        middle = (len(self._values) - len(left_out) - 1) // 2
+        for place in left_out:
+            middle += place <= middle
+        return self._values[middle] if len(self._values) > len(left_out) else NAN
 
 
 def likeness(vectors: Sequence[Tensor]) -> list[float]:

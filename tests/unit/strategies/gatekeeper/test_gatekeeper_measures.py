@@ -111,8 +111,20 @@ def test_the_usual_distance_is_not_stretched_by_one_that_is_far_off() -> None:
 
     nearest = measures.nearest_distances(apart)
     assert nearest == [1.0, 1.0, 1.0, 98.0]
-    assert measures.usual_distance(nearest, (0, 1), [0, 1, 2, 3]) == 1.0
-    assert math.isnan(measures.usual_distance(nearest, (0, 1), [0, 1]))
+    assert measures.UsualDistance(nearest, [0, 1, 2, 3]).without(0, 1) == 1.0
+    assert math.isnan(measures.UsualDistance(nearest, [0, 1]).without(0, 1))
+
+
+def test_the_usual_distance_is_the_lower_median_and_sorts_its_witnesses_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    nearest = [measures.NAN, *torch.randint(0, 5, (12,), generator=rng(0)).double().tolist()]
+    for witnesses in (range(13), range(12), range(3, 9)):
+        usual = measures.UsualDistance(nearest, witnesses)
+        with monkeypatch.context() as patch:
+            patch.setattr(measures, "math", None)  # which reading the witnesses again would need
+            found = {(k, j): usual.without(k, j) for k in range(13) for j in range(13) if k != j}
+        for pair, value in found.items():
+            others = sorted(nearest[k] for k in witnesses if k not in (0, *pair))
+            assert value == others[(len(others) - 1) // 2]
 
 
 def test_pair_agreement_looks_at_classes_that_both_know_alone() -> None:
