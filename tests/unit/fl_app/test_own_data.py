@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,6 +35,10 @@ def rows(split):
 
 def texts():
     return torch.ones(4, 7, dtype=torch.int64), torch.tensor([0, 1, 0, 1])
+
+
+def without_class_0():
+    return np.ones((12, 5)), [1 + k % 2 for k in range(12)]
 
 
 def where(root):
@@ -97,6 +102,21 @@ def test_holders_exclude_another_division() -> None:
     data = DataConfig(name="own_sources:rows", law="iid")
     with pytest.raises(OptionError, match="'data.law' is 'iid': must be 'domains' where 'data.name' is 'own_sources:r"):
         own_positions(open_data(data, "train"), AppConfig(data=data), partition_id=0, num_partitions=4)
+
+
+@pytest.mark.parametrize(
+    "law",
+    [
+        {"law": "classes", "classes_per_client": 1},
+        {"law": "classes-p1", "classes_per_client": 1},
+        {"law": "dirichlet-clients", "min_size": 1000},
+        {"law": "dirichlet-overlap", "copies": 0.01},
+    ],
+)
+def test_no_law_of_division_refuses_the_examples_of_a_node_without_others(law: dict[str, Any]) -> None:
+    data = DataConfig(name="own_sources:without_class_0", num_classes=3, **law)
+    found = own_positions(open_data(data, "train"), AppConfig(data=data), partition_id=0, num_partitions=1)
+    assert sorted(found.tolist()) == list(range(12))
 
 
 def test_texts_are_tokens_and_the_folder_of_the_settings_is_passed_on() -> None:
