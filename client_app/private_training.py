@@ -222,8 +222,8 @@ def _private_gradient(
         clipping.clip_and_accumulate()
     for parameter in parameters:
         drawn = system_normal(parameter.numel()).view_as(parameter) * (plan.noise * clipping.max_grad_norm)
-        # Rounded once, after the noise is added, so the last digits of the sum reveal nothing.
-        parameter.grad = ((parameter.summed_grad.double() + drawn) / plan.batch).to(parameter.dtype)
+        # Rounded once, after the noise is added, so the last digits of the sum reveal nothing; a double holds them all.
+        parameter.grad = ((parameter.summed_grad.double() + drawn) / plan.batch).float().to(parameter.dtype)
         parameter.grad_sample = parameter.summed_grad = None
 
 

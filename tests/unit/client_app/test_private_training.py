@@ -146,6 +146,22 @@ def test_noise_is_that_of_the_plan_times_the_clipping_norm_over_the_mean_batch(m
         torch.testing.assert_close(before - after, torch.full_like(before, 0.5 * 3.0 * 0.25 / 2))
 
 
+def test_gradients_of_a_model_in_double_precision_lose_the_digits_below_the_noise_too() -> None:
+    model = nn.Sequential(nn.Flatten(), Doubled(), linear_model()[1].double())
+    start = [parameter.detach().clone() for parameter in model.parameters()]
+
+    fit(model, linear_data(), replace(PLAIN, steps=1, lr=1.0))
+
+    for after, before in zip(model.parameters(), start, strict=True):
+        step = (before - after).detach()
+        torch.testing.assert_close(step, step.float().double(), rtol=0, atol=1e-14)
+
+
+class Doubled(nn.Module):
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows.double()
+
+
 def test_the_system_s_numbers_have_the_moments_that_they_should_and_never_come_again() -> None:
     uniform, normal = system_uniform(200_000), system_normal(200_001)
 
