@@ -54,13 +54,15 @@ def settle(module: nn.Module, images: Tensor) -> None:
 
     Args:
         module: Gets a hook where it needs one.
-        images: At least one image that it takes [B, ch, H, W].
+        images: At least one image that it takes [B, ch, H, W]; a text of L tokens, [1, 1, L], may come as floats.
     """
     import torch
 
     with torch.inference_mode(mode=False):  # in it a tensor counts no changes
         given = channels_last(images.detach().clone())
         before, refusal = given._version, _refusal(module, given)
+        if refusal and given.is_floating_point() and given.shape[1:3] == (1, 1):  # a text, of whole numbers
+            refusal = _refusal(module, given.long())
     if _VIEW in refusal:
         _store(module, channels_last=False)
         module.register_forward_pre_hook(partial(_copied, torch.contiguous_format))

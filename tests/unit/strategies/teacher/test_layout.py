@@ -116,6 +116,31 @@ def test_clients_and_students_train_such_models(kind: str) -> None:
     assert not torch.equal(model.last.weight, before)
 
 
+class Reading(nn.Module):
+    """Convolves the rows of an embedding, and flattens by ``view``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.convolution, self.last = nn.Embedding(9, 8), nn.Conv2d(1, 4, (3, 8)), nn.Linear(4 * 10, 3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Map texts [B, 1, 1, 12] to logits [B, 3]."""
+        x = F.relu(self.convolution(self.embedding(tokens.flatten(1))[:, None]))
+        return self.last(x.view(len(x), -1))  # type: ignore[no-any-return]
+
+
+def test_a_model_of_texts_that_views_is_trained_and_is_a_student() -> None:
+    torch.manual_seed(0)
+    model, texts = Reading(), torch.randint(9, (5, 1, 1, 12))
+    before = model.last.weight.detach().clone()
+    data = ImageData(texts, torch.tensor([0, 1, 2, 0, 1]))
+
+    train(model, data, ClientConfig(batch_size=5), normalization=HALF, augmentation="none", seed=0)
+
+    assert not torch.equal(model.last.weight, before)
+    assert fast_layout(Reading(), torch.zeros(2, 1, 1, 12))(texts).shape == (5, 3)
+
+
 @pytest.mark.parametrize("kind", list(MODELS))
 def test_such_models_are_asked_in_inference_mode_too_and_in_silence(
     kind: str, capsys: pytest.CaptureFixture[str]
