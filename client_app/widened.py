@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from strategies.core.gpu import has_hooks
+
 # Kind of CPU -> float32 numbers in a register. Measured with AVX2: steps of LeNet-5 are 1.16 times faster. Not measured
 # elsewhere.
 REGISTERS = {"AVX2": 8}
@@ -28,22 +30,25 @@ def widened(model: nn.Module) -> Callable[[Tensor], Tensor]:
 
     Returns:
         A function with the model's outputs and gradients up to rounding. It is the model itself unless that is a
-        ``Sequential`` with a narrow convolution, and only pooling and ReLU until the next convolution.
+        ``Sequential`` without hooks, with a narrow convolution, and only pooling and ReLU until the next convolution.
+        A hook before the model that it gets later is called.
     """
     register = REGISTERS.get(torch.backends.cpu.get_cpu_capability(), 0)
-    layers = list(model) if type(model) is nn.Sequential else []
+    layers = list(model) if type(model) is nn.Sequential and not has_hooks(model) else []
     read, made = Counter[int](), Counter[int]()  # channels to add, by the place of the layer
     for place, following, channels in _neighbours(layers):
         if channels < register:
             made[place] = read[following] = register - channels
     if not made:
         return model
-    return nn.Sequential(
+    wide = nn.Sequential(
         *(
             _Widened(layer, read[place], made[place]) if _is_plain(layer) and read[place] + made[place] else layer
             for place, layer in enumerate(layers)
         )
     )
+    wide._forward_pre_hooks = model._forward_pre_hooks  # training settles the layout of images by one
+    return wide
 
 
 def _neighbours(layers: Sequence[nn.Module]) -> Iterator[tuple[int, int, int]]:
@@ -59,8 +64,7 @@ def _neighbours(layers: Sequence[nn.Module]) -> Iterator[tuple[int, int, int]]:
 
 
 def _is_plain(layer: nn.Module) -> TypeGuard[nn.Conv2d]:
-    hooks = layer._forward_hooks or layer._forward_pre_hooks
-    return type(layer) is nn.Conv2d and layer.groups == 1 and layer.padding_mode == "zeros" and not hooks
+    return type(layer) is nn.Conv2d and layer.groups == 1 and layer.padding_mode == "zeros"
 
 
 class _Widened(nn.Module):

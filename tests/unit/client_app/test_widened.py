@@ -8,7 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from client_app import widened as module
+from client_app.local_training import train
 from client_app.widened import widened
+from fl_app.config import ClientConfig
+from fl_app.data import ImageData, Normalization
 from fl_app.models import build
 
 
@@ -92,9 +95,28 @@ def test_widened_when_the_weights_change_reads_the_new_ones() -> None:
     torch.testing.assert_close(forward(images), copy.deepcopy(model)(images))
 
 
-def hooked() -> nn.Sequential:
+class Viewing(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.view(len(x), -1)
+
+
+def test_widened_when_the_model_views_is_trained_on_images_in_any_layout() -> None:
+    images = torch.randint(256, (4, 8, 8, 2), dtype=torch.uint8).permute(0, 3, 1, 2)
+    losses = []
+    for pixels in (images, images.contiguous()):
+        model = nn.Sequential(*narrow(nn.ReLU())[:-1], Viewing(), nn.Linear(9 * 9, 3))
+        assert widened(model) is not model
+        data = ImageData(pixels, torch.tensor([0, 1, 2, 0]))
+        space = Normalization((0.5,) * 2, (0.5,) * 2)
+        losses.append(train(model, data, ClientConfig(), normalization=space, augmentation="none", seed=0).loss)
+
+    assert losses[0] == losses[1]
+
+
+def hooked(place: int | None) -> nn.Sequential:
     model = narrow(nn.ReLU())
-    model[0].register_forward_hook(lambda _, __, output: output + 1.0)
+    layer = model if place is None else model[place]
+    layer.register_forward_hook(lambda _, __, output: output + 1.0)
     return model
 
 
@@ -104,7 +126,9 @@ def hooked() -> nn.Sequential:
         pytest.param(narrow(nn.ReLU(), channels=8), id="wide enough"),
         pytest.param(narrow(nn.BatchNorm2d(5)), id="a layer with weights per channel between"),
         pytest.param(narrow(nn.Softmax(dim=1)), id="a layer that mixes channels between"),
-        pytest.param(hooked(), id="a hook"),
+        pytest.param(hooked(0), id="a hook"),
+        pytest.param(hooked(1), id="a hook between"),
+        pytest.param(hooked(None), id="a hook of the model"),
         pytest.param(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)), id="no convolution"),
         pytest.param(build("resnet8", num_classes=3, input_shape=(1, 16, 16)), id="no chain of layers"),
         pytest.param(nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3, groups=2)), id="groups"),
