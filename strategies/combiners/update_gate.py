@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.errors import OptionError
+from ..core.gpu import has_hooks
 from ..core.seeds import initial_torch
 from ..teacher.copies import built
 from ..teacher.merged import began_from
@@ -144,15 +145,17 @@ def lower_part(model: nn.Module) -> tuple[str, nn.Sequential | None]:
     """Return a model's first linear layer that is not its last, by name, and the layers below, which are not copied.
 
     Returns:
-        ``("", None)`` if the model is no chain of layers, or has no such layer, or normalises batches.
+        ``("", None)`` if the model is no plain chain of layers, or normalises batches, or has no such layer with a
+        weight of its own.
     """
-    if not isinstance(model, nn.Sequential) or any("BatchNorm" in type(one).__name__ for one in model.modules()):
+    plain = getattr(type(model), "forward", None) is nn.Sequential.forward and not has_hooks(model)
+    if not plain or any("BatchNorm" in type(one).__name__ for one in model.modules()):
         return "", None
-    layers = list(model.named_children())
+    layers = list(model._modules.items())  # one that stands twice, too, unlike named_children
     linear = [place for place, (_, layer) in enumerate(layers) if isinstance(layer, nn.Linear)]
-    if len(linear) < 2:
+    name = layers[linear[0]][0] if len(linear) > 1 else ""
+    if f"{name}.weight" not in model.state_dict():
         return "", None
-    name = layers[linear[0]][0]
     below = nn.Sequential()
     for key, layer in layers[: linear[0]]:
         below.add_module(key, layer)
@@ -171,11 +174,13 @@ def check_gate(job: Job, key: str, value: str = "'updates'", otherwise: str = "'
     Raises:
         OptionError: Names the setting and its possible values.
     """
-    if lower_part(_fresh(job, 0))[1] is None:
-        raise OptionError(
-            f"{key} is {value}, and the model is {job.student}: allowed with it are chains of layers without batch "
-            f"normalisation and with a linear layer before the last; else {otherwise}"
-        )
+    _, below = lower_part(_fresh(job, 0))
+    with torch.no_grad():
+        if below is None or below.eval()(torch.zeros(1, *job.input_shape)).dim() != 2:
+            raise OptionError(
+                f"{key} is {value}, and the model is {job.student}: allowed with it are chains of layers without batch "
+                f"normalisation or hooks, with a linear layer of flat inputs before the last; else {otherwise}"
+            )
 
 
 @dataclass(frozen=True)

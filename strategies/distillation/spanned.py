@@ -129,8 +129,9 @@ class Objective(nn.Module):
         model = built(job.builders[upload.architecture])
         model.load_state_dict(upload.read())
         _, below = lower_part(model)
-        assert below is not None  # noqa: S101  the architecture has spans
-        self.above = nn.Sequential(*list(model.children())[len(below) :])
+        assert isinstance(model, nn.Sequential)  # noqa: S101  the architecture has spans
+        assert below is not None  # noqa: S101  as above
+        self.above = nn.Sequential(*[*model][len(below) :])
         self.start, self.below = (simplified(sparing(part)) for part in (copy.deepcopy(spans.below), below))
         self.standardize = Standardize(job.normalization)
         self.register_buffer("basis", spans.bases[k : k + 1])

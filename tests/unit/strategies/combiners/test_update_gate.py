@@ -32,7 +32,7 @@ from strategies.core.facts import UploadFacts
 from strategies.core.seeds import generator, seeded_torch
 from strategies.distillation.epochs import weights_of
 from strategies.distillation.learner import Learner
-from strategies.distillation.spanned import DIRECTIONS
+from strategies.distillation.spanned import DIRECTIONS, Objective
 from strategies.method import Job, Normalization, Silent, Upload
 from strategies.tally import METHOD, TallyConfig
 from strategies.uploads.needs import check_needs
@@ -50,6 +50,37 @@ def convolutional() -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(144, 20), nn.ReLU(), nn.Linear(20, CLASSES)
     )
+
+
+def sharing() -> nn.Module:
+    """Each layer without weights stands in two places."""
+    act, pool = nn.ReLU(), nn.AvgPool2d(2, 1)
+    layers = nn.Conv2d(1, 4, 3, padding=1), act, pool, nn.Conv2d(4, 4, 3, padding=1), act, pool, nn.Flatten()
+    return nn.Sequential(*layers, nn.Linear(64, 20), act, nn.Linear(20, CLASSES))
+
+
+class Mirroring(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.flip(3))  # type: ignore[no-any-return]
+
+
+def mirroring() -> nn.Module:
+    return Mirroring(*chain().children())
+
+
+def computing() -> nn.Module:
+    first = nn.utils.parametrizations.weight_norm(nn.Linear(36, 24))
+    return nn.Sequential(nn.Flatten(), first, nn.ReLU(), nn.Linear(24, CLASSES))
+
+
+def hooked() -> nn.Module:
+    model = chain()
+    model.register_forward_pre_hook(lambda _, given: (given[0].flip(3),))
+    return model
+
+
+def row_by_row() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 4), nn.Flatten(), nn.Linear(24, CLASSES))
 
 
 def normalising() -> nn.Module:
@@ -181,6 +212,18 @@ def test_gate_finds_the_client_of_a_class_where_the_pool_does_not(builder: Any) 
     assert float(plain) < float(gated) - 0.05
 
 
+def test_a_layer_that_stands_in_two_places_is_twice_below() -> None:
+    job = job_of(sharing)
+    gate, x = gate_of(job), images_of(0, 1)[:3]
+    start = sharing()
+    start.load_state_dict(job_start(sharing))
+    assert isinstance(start, nn.Sequential)
+    torch.testing.assert_close(gate.below(x), start[:7](x))
+    spans = spans_of(job, [True] * 3)
+    assert isinstance(spans, Spans)
+    assert len(Objective(job, spans, 0).above) == 3
+
+
 def test_power_falls_as_the_layers_below_move() -> None:
     job = job_of(convolutional)
     start = {"0.weight": job_start(convolutional)["0.weight"]}
@@ -220,9 +263,13 @@ def test_reason_why_there_is_no_gate(changes: dict[str, Any], reason: str) -> No
     assert reason in found
 
 
-@pytest.mark.parametrize("builder", [normalising, lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, CLASSES))])
+def alone() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(36, CLASSES))
+
+
+@pytest.mark.parametrize("builder", [normalising, alone, mirroring, computing, hooked, row_by_row])
 def test_an_architecture_that_cannot_gate_is_refused_before_a_client_works(builder: Any) -> None:
-    assert lower_part(builder()) == ("", None)
+    assert builder is row_by_row or lower_part(builder()) == ("", None)
     with pytest.raises(OptionError, match=r"setting 'tally.gate' is 'updates', and the model is net: allowed"):
         check_gate(
             Job((), {"net": builder}, "net", CLASSES, SHAPE, job_of().normalization, None), "setting 'tally.gate'"
