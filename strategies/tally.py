@@ -38,7 +38,8 @@ from .distillation.pool import quantize
 from .distillation.settings import DistillOptions
 from .distillation.spanned import DIRECTIONS, spanned_images
 from .method import EnsembleSpec, Method, Need, Outcome
-from .teacher.average import LARGEST, norms_of, shrinkage, shrunk, weighted_mean
+from .teacher.average import LARGEST, norms_of, shrinkage, shrunk, under_every_name, weighted_mean
+from .teacher.copies import built
 from .teacher.heads import head_keys
 from .uploads.needs import check_gradients
 
@@ -204,7 +205,8 @@ def start_of(job: Job, pool: OpinionPool, progress: Progress) -> State | None:
         read = [replace(job.uploads[k], read=partial(_shrunk, job.uploads[k], factors[k])) for k in alike]
         start |= merged_uploads(job, read, [sizes[k] for k in alike], progress, but=keys[0])
     shares = class_shares(pool.examples().cpu()[alike])
-    return start | {key: class_weighted([head[key] for head in heads], shares, start[key]) for key in heads[0]}
+    rows = {key: class_weighted([head[key] for head in heads], shares, start[key]) for key in heads[0]}
+    return start | under_every_name(built(job.builders[job.student]), rows)
 
 
 def _shrunk(upload: Upload, factors: Mapping[str, float]) -> State:

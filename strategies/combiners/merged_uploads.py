@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..core.errors import UploadError
+from ..teacher.average import under_every_name
 from ..teacher.merged import began_from, linear_layers, merged_layers
 from .update_gate import OTHER_START, UNKNOWN_START, start_model
 
@@ -42,7 +43,8 @@ def merged_uploads(
     for client in others:
         progress.record({"note": f"linear layers are merged without {client}: {OTHER_START.format('it')}"})
     pairs = zip(uploads, weights, strict=True)
-    return merged_layers(start, ((one.read(), weight) for one, weight in pairs if one.client not in others), names)
+    heard = ((one.read(), weight) for one, weight in pairs if one.client not in others)
+    return under_every_name(model, merged_layers(start, heard, names))
 
 
 def _began_from(upload: Upload, start: State, first: Sequence[str]) -> bool:

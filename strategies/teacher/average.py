@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..core.errors import OptionError
 
 if TYPE_CHECKING:
-    from ..method import Job, Progress
+    from ..method import Job, Progress, State
 
 LARGEST = 3.0  # a tensor with a norm above this multiple of the clients' median norm is shrunk
 
@@ -51,6 +51,18 @@ def weighted_mean(states: Iterable[dict[str, Tensor]], weights: Sequence[float])
 
 def _double(tensor: Tensor) -> torch.dtype:
     return torch.complex128 if tensor.is_complex() else torch.float64
+
+
+def under_every_name(model: nn.Module, changed: State) -> State:
+    """Return some weights of a model under all names that it has for them: a layer or a tensor may have several.
+
+    Args:
+        model: Of which only the names are read.
+        changed: By one of their names each.
+    """
+    every = dict(model.named_parameters(remove_duplicate=False))
+    new = {every[name]: value for name, value in changed.items() if name in every}
+    return changed | {name: new[parameter] for name, parameter in every.items() if parameter in new}
 
 
 def norms_of(state: Mapping[str, Tensor]) -> dict[str, float]:
