@@ -26,8 +26,10 @@ class PrototypeNet(nn.Module):
     def __init__(self, classifier: nn.Module, num_classes: int) -> None:
         super().__init__()
         last = penultimate(classifier)
-        [name] = [name for name, module in classifier.named_modules() if module is last]
-        classifier.set_submodule(name, nn.Identity())
+        # The model may call it by another of its names than the first.
+        named = [name for name, module in classifier.named_modules(remove_duplicate=False) if module is last]
+        for name in named:
+            classifier.set_submodule(name, nn.Identity())
         self.encoder = classifier
         self.prototypes = nn.Parameter(torch.empty(num_classes, last.in_features))
         self.reset_parameters()

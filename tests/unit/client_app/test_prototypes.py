@@ -39,6 +39,26 @@ def toy(count: int = 12) -> ImageData:
     return ImageData(images, labels)
 
 
+class TwoNames(torch.nn.Module):
+    """Calls its last layer by the second of its names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.fc = torch.nn.Linear(9, 3), torch.nn.Linear(3, 3)
+        self.classifier = self.fc
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.classifier(self.body(images.flatten(1)))  # type: ignore[no-any-return]
+
+
+def test_encoder_is_the_model_without_its_last_layer_whatever_its_names() -> None:
+    images = torch.randn(2, 1, 3, 3)
+    model = PrototypeNet(classifier := TwoNames(), 3)
+
+    assert torch.equal(model(images)[:, 3:], classifier.body(images.flatten(1)))
+    assert [key for key in model.state_dict() if "fc" in key or "classifier" in key] == []
+
+
 def test_loss_of_labels_and_of_prototypes_have_the_worked_values() -> None:
     prototypes = torch.tensor([[2.0, 0.0], [0.0, 1.0]])
 
