@@ -52,9 +52,8 @@ class FeatureCache:
             os.utime(path)
             with path.open("rb") as file:
                 file.seek(-DIGEST_SIZE, os.SEEK_END)
-                whole = (
-                    file.read() == hashlib.sha256(found.data).digest()
-                )  # a loss of power leaves zeros in some blocks
+                # A loss of power may leave zeros in some blocks.
+                whole = file.read() == hashlib.sha256(found.data).digest()
         except (EOFError, OSError, ValueError):  # the first is that of an empty file, which a loss of power leaves
             return None
         return found if whole and found.shape == shape and found.dtype == np.float32 else None
