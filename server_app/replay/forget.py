@@ -61,7 +61,7 @@ def forget_settings(
     names = ",".join(sorted(before | set(clients)))
     left = {"uploads": str(run.absolute()), "forget": names, "resume": ""}
     folder_name = f"{stored.get('method', 'run')}-without-{clients[0]}"
-    return {**stored, **left, "run-dir": str(default_run_dir(run_dir, folder_name, parent=run.parent))}
+    return {**stored, **left, "run-dir": str(default_run_dir(run_dir, folder_name, parent=run.absolute().parent))}
 
 
 def what_is_left(run: Path, clients: Sequence[str]) -> str:

@@ -46,6 +46,18 @@ def test_forgetting_starts_a_new_run_beside_the_old_one_on_its_uploads_without_t
     assert {**stored(run), **{key: given[key] for key in ("uploads", "forget", "run-dir", "resume")}} == given
 
 
+def test_forgetting_in_the_runs_own_folder_starts_the_new_run_beside_it(
+    run_folder: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_folder(method="fens")
+    monkeypatch.chdir(run)
+
+    given = forget_settings(Path(), ["client-001"], stored(run))
+
+    # Inside it, the removal of the forgotten run would remove the new one too.
+    assert Path(str(given["run-dir"])).parent == run.parent
+
+
 def test_forgetting_from_a_run_that_forgot_already_forgets_both(run_folder: MakeRun) -> None:
     run = run_folder(method="fens")
     before = {**stored(run), "forget": "client-000", "min-uploads": 1}
