@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
+from math import prod
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from server_app.launch.console import Format
-from server_app.launch.time_trial import trial
+from server_app.launch.time_trial import times_trained, trial
 from server_app.report.communication import size_text
 from server_app.report.setting_line import setting_line
 from server_app.settings.build import build_job, check_before_start
@@ -18,6 +19,7 @@ from server_app.settings.choices import Choice
 from server_app.settings.read import Settings, default_settings, read_settings
 from server_app.settings.server_data import open_half
 from server_app.settings.text import to_toml
+from strategies.core.errors import OptionError
 from strategies.core.kinds import CLASSIFIER
 from strategies.core.options import Scalar
 from strategies.rounds.config import FederatedRounds
@@ -101,11 +103,9 @@ def _bytes(settings: Settings) -> tuple[float | None, float | None, str]:
         sum(value.numel() * value.element_size() for value in job.builders[name]().state_dict().values())
         for name in settings.app.model.mix()
     ]
-    model = round(fmean(sizes) / MIB, 6)
+    model, times = round(fmean(sizes) / MIB, 6), times_trained(settings)
     if isinstance(method, FederatedRounds):
-        rounds = settings.method_config.rounds * settings.method_config.fraction
-        return round(rounds * model, 6), round(rounds * model, 6), "a model each way in every round, before compression"
-    times = method.rounds(settings.method_config)
+        return round(times * model, 6), round(times * model, 6), "a model each way in every round, before compression"
     return times * model, (times - 1) * model, f"the weights of a model, and requests of some bytes{again}"
 
 
@@ -117,12 +117,13 @@ def _seconds(settings: Settings, num_supernodes: int, runs: Path) -> tuple[dict[
     """Return the seconds of the newest finished run alike, scaled to this run's epochs and clients, else of a trial."""
     for row in reversed([row for row in list_runs(runs) if row["kind"] == "run" and row["status"] == "finished"]):
         info, result = (json.loads((runs / row["run"] / name).read_text()) for name in (FACTS_FILE, RESULT_FILE))
-        stored, seconds = info.get("settings") or {}, result.get("seconds", {})
-        if not _alike(stored, settings.flat) or "server" not in seconds:
+        stored, seconds = _read(info.get("settings")), result.get("seconds", {})
+        # The seconds of a resumed run are those of its last process alone.
+        if stored is None or not _alike(stored, settings) or "server" not in seconds or result.get("resumed_at"):
             continue
-        trained = 0.0 if settings.app.uploads else settings.flat["client.epochs"] / stored["client.epochs"]
-        worked = _epochs(settings.flat) / _epochs(stored)
         clients = num_supernodes / (info.get("num-supernodes") or num_supernodes)
+        trained = 0.0 if settings.app.uploads else _local(settings) / _local(stored)
+        worked = _epochs(settings) / _epochs(stored)
         factors = {"clients": trained * clients, "server": worked * clients, "gatekeeper": clients}
         found = {name: round(value * factors.get(name, 1.0), 1) for name, value in seconds.items() if name != "total"}
         return found, f"by the run {row['run']} of this machine, scaled by epochs and clients"
@@ -132,18 +133,34 @@ def _seconds(settings: Settings, num_supernodes: int, runs: Path) -> tuple[dict[
     return None, "unknown: no finished run here has this method, data and model, and no short trial tells"
 
 
-def _alike(stored: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
+def _read(stored: object) -> Settings | None:
+    """Return a run's settings; None for a run of another project, or with an option that is gone."""
+    try:
+        return read_settings(stored) if isinstance(stored, dict) else None
+    except OptionError:
+        return None
+
+
+def _alike(stored: Settings, settings: Settings) -> bool:
     """Whether a stored run does the work of these settings, for as many epochs as it may be."""
-    own = f"{settings['method']}."
-    lengths = {own + word for word in _LENGTHS}
-    keys = {key for key in settings if key in _ALIKE or key.startswith((own, *_ALIKE_GROUPS))} - lengths
-    return all(stored.get(key) == settings[key] for key in keys)
+    lengths = {f"{settings.method.name}.{word}" for word in _LENGTHS}
+    keys = {key for key in settings.flat if key in _ALIKE or key.startswith(_ALIKE_GROUPS)}
+    same = all(stored.flat[key] == settings.flat[key] for key in keys) and all(
+        stored.options.get(key) == value for key, value in settings.options.items() if key not in lengths
+    )
+    by_steps = bool(stored.app.client.steps) == bool(settings.app.client.steps)
+    return same and by_steps and (not stored.app.uploads or bool(settings.app.uploads))
 
 
-def _epochs(settings: Mapping[str, Any]) -> float:
-    """Return the server's epochs, rounds or iterations; 1 for a method without."""
-    names = (f"{settings['method']}.{word}" for word in _LENGTHS)
-    return float(next((settings[name] for name in names if name in settings), 1))
+def _local(settings: Settings) -> float:
+    """Return the steps of a client's training, or its epochs after ``scale``, of all its uploads."""
+    return times_trained(settings) * (settings.app.client.steps or settings.app.client.epochs)
+
+
+def _epochs(settings: Settings) -> float:
+    """Return the server's epochs, rounds or iterations after ``scale``, multiplied; 1 for a method without."""
+    names = (f"{settings.method.name}.{word}" for word in _LENGTHS)
+    return prod(float(settings.options[name]) for name in names if name in settings.options)
 
 
 def _time(seconds: Mapping[str, float] | None, basis: str) -> str:

@@ -68,6 +68,12 @@ def trial(settings: Settings, num_supernodes: int) -> dict[str, float]:
     return {**found, **({} if server is None else {"server": server})}
 
 
+def times_trained(settings: Settings) -> float:
+    """Return how often a client trains and uploads, on average."""
+    method, config = settings.method, settings.method_config
+    return float(config.rounds * config.fraction if isinstance(method, FederatedRounds) else method.rounds(config))
+
+
 def _untold(settings: Settings) -> bool:
     """Whether clients do something else than to train a classifier on their share of the data, on a CPU."""
     app, names = settings.app, settings.app.model.mix()
@@ -79,19 +85,14 @@ def _untold(settings: Settings) -> bool:
 
 def _clients(settings: Settings, split: Split, parts: Sequence[Tensor]) -> float:
     """Return the seconds until all clients have trained, as many at once as there are cores."""
-    app, method = settings.app, settings.method
-    if isinstance(method, FederatedRounds):
-        times = settings.method_config.rounds * settings.method_config.fraction
-    else:
-        times = method.rounds(settings.method_config)
-    names = app.model.mix()
+    app, names = settings.app, settings.app.model.mix()
     with torch_as_usual(1):
         step = {name: _seconds_per_step(settings, split, name, parts[0]) for name in set(names)}
     each = [
         sum(epoch_lengths(app.client, len(part))) * step[names[number % len(names)]]
         for number, part in enumerate(parts)
     ]
-    return float(times * max(sum(each) / min(all_cores(), len(parts)), *each))
+    return float(times_trained(settings) * max(sum(each) / min(all_cores(), len(parts)), *each))
 
 
 def _seconds_per_step(settings: Settings, split: Split, name: str, positions: Tensor) -> float:

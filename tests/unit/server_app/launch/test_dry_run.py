@@ -73,6 +73,48 @@ def test_time_is_that_of_the_newest_run_alike_scaled_by_epochs_and_clients(tmp_p
         assert (other["seconds"], other["time_basis"][:8]) == (None, "unknown:"), unlike
 
 
+def ran(folder: Path, name: str, result: dict[str, Any] | None = None, **settings: Any) -> None:
+    """Make a finished run of 10 s of training and 6 s of the server."""
+    info = {"settings": {**_defaults(), **settings}, "num-supernodes": 5}
+    with RunFolder.create(folder / "runs" / name, info) as run:
+        run.write_result({"status": "finished", "seconds": {"clients": 10.0, "server": 6.0}, **(result or {})})
+
+
+@pytest.mark.parametrize(
+    ("stored", "asked", "seconds"),
+    [
+        ({}, "scale=0.5", {"clients": 5.0, "server": 3.0}),
+        ({"scale": 0.5}, "scale=1.0", {"clients": 20.0, "server": 12.0}),
+        ({"client.steps": 100}, "client.steps=20", {"clients": 2.0, "server": 6.0}),
+        ({"client.steps": 100}, "seed=0", None),  # steps and epochs cannot be compared
+        ({"method": "dense"}, "method=dense dense.rounds=3", {"clients": 30.0, "server": 18.0}),
+        (
+            {"method": "iterative", "iterative.rounds": 2},
+            "method=iterative iterative.rounds=20",
+            {"clients": 100.0, "server": 60.0},
+        ),
+        (
+            {"method": "iterative", "iterative.refiner": "flboost"},
+            "method=iterative iterative.refiner=flboost flboost.generator-steps=7",
+            None,
+        ),
+        ({"uploads": "/elsewhere", "forget": "client-001"}, "seed=0", None),  # its clients did not train
+    ],
+)
+def test_time_follows_the_work_that_a_run_does(
+    tmp_path: Path, stored: dict[str, Any], asked: str, seconds: dict[str, float] | None
+) -> None:
+    ran(tmp_path, "a", **stored)
+
+    assert planned("--set", asked)["seconds"] == seconds
+
+
+def test_time_is_not_that_of_a_resumed_run_whose_seconds_lack_those_before(tmp_path: Path) -> None:
+    ran(tmp_path, "a", {"resumed_at": 3})
+
+    assert planned()["seconds"] is None
+
+
 def test_time_without_a_run_alike_is_that_of_a_trial_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dry_run, "trial", lambda *_: {"clients": 61.24, "server": 3.0})
     ended = CliRunner().invoke(command_line.cli, ["run", "--dry-run"])
