@@ -75,7 +75,7 @@ def plan(settings: Settings, num_supernodes: int, runs: Path) -> dict[str, Any]:
     """
     defaults, app = default_settings(), settings.app
     changed = {key: value for key, value in settings.flat.items() if key != "run-dir" and defaults[key] != value}
-    up, down, counted = _bytes(settings)
+    up, down, counted = _bytes(settings, num_supernodes)
     seconds, told = _seconds(settings, num_supernodes, runs)
     return {
         "status": "planned",
@@ -91,7 +91,7 @@ def plan(settings: Settings, num_supernodes: int, runs: Path) -> dict[str, Any]:
     }
 
 
-def _bytes(settings: Settings) -> tuple[float | None, float | None, str]:
+def _bytes(settings: Settings, num_supernodes: int) -> tuple[float | None, float | None, str]:
     method = settings.method
     again = "; the method asks again, which is not counted" if _asks_again(method) else ""
     if settings.app.uploads:
@@ -99,11 +99,13 @@ def _bytes(settings: Settings) -> tuple[float | None, float | None, str]:
     if method.uploads != CLASSIFIER:
         return None, None, "what these clients send depends on their examples"
     job = build_job(settings, open_half(settings, "test"), None)
-    sizes = [
-        sum(value.numel() * value.element_size() for value in job.builders[name]().state_dict().values())
-        for name in settings.app.model.mix()
-    ]
-    model, times = round(fmean(sizes) / MIB, 6), times_trained(settings)
+    mix = settings.app.model.mix()
+    each = [mix[number % len(mix)] for number in range(num_supernodes)]
+    sizes = {
+        name: sum(value.numel() * value.element_size() for value in job.builders[name]().state_dict().values())
+        for name in set(each)
+    }
+    model, times = round(fmean(sizes[name] for name in each) / MIB, 6), times_trained(settings)
     if isinstance(method, FederatedRounds):
         return round(times * model, 6), round(times * model, 6), "a model each way in every round, before compression"
     return times * model, (times - 1) * model, f"the weights of a model, and requests of some bytes{again}"

@@ -38,6 +38,13 @@ def test_dry_run_tells_setting_changes_and_bytes_and_makes_no_folder(tmp_path: P
     assert list(tmp_path.iterdir()) == []
 
 
+def test_bytes_are_the_mean_of_the_clients_models_not_of_the_named_architectures() -> None:
+    small, large = (planned("--set", f"model.name={name}")["mib_up_per_client"] for name in ("lenet5", "resnet8-ds"))
+    mixed = ["--set", "model.per-client=lenet5,resnet8-ds model.student=lenet5", "--clients"]
+
+    assert planned(*mixed, "3")["mib_up_per_client"] == pytest.approx((2 * small + large) / 3, abs=1e-5)
+
+
 def test_rounds_cost_a_model_each_way_in_every_round() -> None:
     once, rounds = planned(), planned("--method", "iterative", "--set", "iterative.rounds=10")
 
