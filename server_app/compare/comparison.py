@@ -21,7 +21,6 @@ from server_app.settings.choices import CHOICES
 from server_app.settings.text import to_toml
 from strategies.core.durable import make_folder, store_errors
 from strategies.core.errors import OptionError, StoreError
-from strategies.core.gpu import resolve_device
 from strategies.core.options import Scalar, listed, parse
 from strategies.core.places import expanded
 from strategies.method import Method
@@ -110,7 +109,7 @@ def compare_runs(asked: Comparison, *, log: Log) -> dict[str, Any]:
         write_json(folder / COMPARISON_FILE, facts)
         log(f"comparison of {len(cells)} cells; its folder is {folder}")
         try:
-            failures = run_cells(cells, asked.jobs or jobs_for(cells, _device(asked)), log)
+            failures = run_cells(cells, asked.jobs or jobs_for(cells), log)
         except KeyboardInterrupt:
             log(f"interrupted. To resume: {facts['command']}")
             raise
@@ -254,12 +253,6 @@ def _written(
     write_page(folder / PAGE_FILE, comparison_page(result, lines))
     write_json(folder / COMPARISON_FILE, result)
     return result
-
-
-def _device(asked: Comparison) -> str:
-    """Return the device of the cells, cpu or cuda."""
-    told = asked.overrides.get("device", info_of(asked.runs[0]).get("device", "auto"))
-    return resolve_device(str(told)).partition(":")[0]
 
 
 def _failed(failures: Sequence[tuple[str, str]], command: str) -> str:

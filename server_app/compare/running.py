@@ -3,27 +3,41 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
+from typing import Any
 
 from server_app.compare.cell import Cell, expected_seconds, facts_of, run_cell
 from server_app.compare.sources import info_of
 from server_app.launch.guard import guarded
+from server_app.settings.read import default_settings
+from strategies.core.gpu import resolve_device
 from strategies.run.journal import duration
 from strategies.run.stage import all_cores
 
 Log = Callable[[str], None]
 
 
-def jobs_for(cells: Sequence[Cell], device: str) -> int:
+def jobs_for(cells: Sequence[Cell]) -> int:
     """Return how many cells can run at once: a cell per core, or per ``threads`` cores; one where a GPU works.
 
     Each cell keeps its own number of threads, so its figures are those that it has alone.
+
+    Raises:
+        ComputeError: A cell needs a GPU that this machine lacks.
     """
-    cores = all_cores()
-    threads = [int(cell.overrides.get("threads", 0)) or info_of(cell.run).get("threads", cores) for cell in cells]
-    return 1 if device != "cpu" else max(1, min(len(cells), cores // max(threads, default=cores)))
+    cores, settings = all_cores(), [_settings_of(cell) for cell in cells]
+    on_gpu = any(resolve_device(str(each["device"])).partition(":")[0] != "cpu" for each in settings)
+    threads = (int(each["threads"]) or cores for each in settings)
+    return 1 if on_gpu else max(1, min(len(cells), cores // max(threads, default=cores)))
+
+
+def _settings_of(cell: Cell) -> Mapping[str, Any]:
+    """Return a cell's settings; a run of another project works on the CPU, with all cores."""
+    stored = info_of(cell.run).get("settings")
+    begun = {**default_settings(), **stored} if isinstance(stored, dict) else {"device": "cpu", "threads": 0}
+    return {**begun, **cell.overrides}
 
 
 @dataclass

@@ -7,10 +7,11 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,23 +20,36 @@ from server_app.compare.cell import Cell, run_cell
 from server_app.compare.running import jobs_for, run_cells
 
 
-def cells(folder: Path, *methods: str, threads: int = 1) -> list[Cell]:
+def cells(folder: Path, *methods: str, settings: Mapping[str, Any] | None = None, **changes: Any) -> list[Cell]:
     run = folder / "run"
     run.mkdir(exist_ok=True)
-    (run / "run.json").write_text(json.dumps({"id": "0" * 32, "threads": threads, "seed": 0}))
-    return [Cell(run, method, 0, folder / method, {}) for method in methods]
+    # The number of threads that the run had on its own machine is not that of its replays.
+    (run / "run.json").write_text(json.dumps({"id": "0" * 32, "threads": 1, "seed": 0, "settings": settings}))
+    return [Cell(run, method, 0, folder / method, changes) for method in methods]
 
 
-@pytest.mark.parametrize(("cores", "threads", "wanted"), [(8, 1, 3), (8, 4, 2), (2, 2, 1), (2, 8, 1)])
+@pytest.mark.parametrize(("cores", "threads", "wanted"), [(8, 1, 3), (8, 4, 2), (2, 2, 1), (2, 8, 1), (4, 0, 1)])
 def test_a_cell_takes_a_core_for_each_of_its_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: int, threads: int, wanted: int
 ) -> None:
     monkeypatch.setattr(running, "all_cores", lambda: cores)
-    monkeypatch.setattr(running, "info_of", lambda run: json.loads((run / "run.json").read_text()))
-    found = cells(tmp_path, "fedens", "tally", "dense", threads=threads)
+    methods, cpu = ("fedens", "tally", "dense"), {"device": "cpu"}
 
-    assert jobs_for(found, "cpu") == wanted
-    assert jobs_for(found, "cuda") == 1
+    assert jobs_for(cells(tmp_path, *methods, settings={**cpu, "threads": threads})) == wanted
+    assert jobs_for(cells(tmp_path, *methods, settings={**cpu, "threads": 1}, threads=threads)) == wanted
+    assert jobs_for(cells(tmp_path, *methods)) == 1  # of another project, whose replays have all cores
+
+
+def test_one_cell_runs_at_once_where_any_of_them_works_on_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "all_cores", lambda: 8)
+    monkeypatch.setattr(running, "resolve_device", lambda name: "cuda:0" if name == "auto" else name)
+
+    def jobs(begun: str, **changes: Any) -> int:
+        return jobs_for(cells(tmp_path, "fedens", "tally", settings={"device": begun, "threads": 1}, **changes))
+
+    assert (jobs("auto"), jobs("cpu"), jobs("auto", device="cpu"), jobs("cpu", device="auto")) == (1, 2, 2, 1)
 
 
 def test_cells_run_at_once_and_failures_have_their_titles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
