@@ -145,12 +145,13 @@ def _with_earlier(asked: Comparison, folder: Path) -> Comparison:
                 "or no settings, or a new folder"
             )
     runs = [Path(run) for run in before["runs"]]
+    there = {run.resolve() for run in runs}
     named = listed(asked.methods)
     # Wrong names stay in the text, and are refused where names are checked.
     earlier = [] if ALL in named or not named else [name for name in before["methods"] if name not in named]
     return replace(
         asked,
-        runs=(*runs, *(run for run in asked.runs if run.absolute() not in runs)),
+        runs=(*runs, *(run for run in asked.runs if run.resolve() not in there)),
         methods=",".join([*earlier, asked.methods]),
         seeds=max(asked.seeds, before["seeds"]),
         overrides=before["settings"],

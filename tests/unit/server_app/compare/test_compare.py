@@ -284,6 +284,18 @@ def test_settings_of_a_comparison_need_not_be_named_again(run_folder: MakeRun, r
     assert info["settings"]["dense.latent"] == 5
 
 
+def test_a_run_that_is_named_by_another_path_is_the_same_run_of_an_earlier_comparison(
+    run_folder: MakeRun, ran: list[Any], tmp_path: Path
+) -> None:
+    run, out, link = run_folder(), tmp_path / "out", tmp_path / "link"
+    link.symlink_to(run)
+    compared(run.parent / ".." / "runs" / run.name, out=out)
+
+    for other in (run, link):
+        assert len(compared(other, out=out)["runs"]) == 1
+    assert ran == [("fedens", "run", 0)]
+
+
 @pytest.mark.usefixtures("ran")
 def test_the_page_names_the_seeds_of_the_results(run_folder: MakeRun, tmp_path: Path) -> None:
     compared(run_folder(), overrides={"seed": 5}, out=tmp_path / "out")
