@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import os
 import queue
 import shutil
 import socket
@@ -31,6 +32,7 @@ from server_app.settings.text import toml_table
 from strategies.core import offline
 from strategies.core.errors import ComputeError
 from strategies.core.options import Scalar
+from strategies.run import is_run_folder
 from strategies.run.stage import all_cores
 
 _CONNECTION = "oneshot"  # the name of our SuperLink in Flower's config.toml
@@ -245,13 +247,15 @@ def _is_alive(process: psutil.Process) -> bool:
 
 
 def _not_shipped(folder: str, names: Sequence[str]) -> set[str]:
-    """Return the names that Flower would not pack; otherwise it reads a virtual environment for seconds."""
+    """Return the names that Flower would not pack, and those of run folders; it would read these for seconds."""
     return {name for name in names if not _is_shipped(Path(folder, name))}
 
 
 def _is_shipped(path: Path) -> bool:
     if path.is_dir() and not path.is_symlink():
-        return not path.name.startswith((".", "__pycache__")) and not (path / "pyvenv.cfg").exists()
+        # A run's folder is closed to others, and changes while another run begins.
+        strange = not os.access(path, os.R_OK | os.X_OK) or (path / "pyvenv.cfg").exists() or is_run_folder(path)
+        return not path.name.startswith((".", "__pycache__")) and not strange
     return not path.is_symlink() and (path.suffix in _SHIPPED or path.name in {"LICENSE", ".gitignore"})
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
 from fl_app.project import FOLDER_VARIABLE
+from server_app.launch import superlink
 from server_app.launch.environment import REFUSALS, gpu_share, run_environment
 from strategies.core import offline
 
@@ -29,6 +31,23 @@ def test_run_environment_switches_off_telemetry_whatever_the_caller_s_says(
     assert made.items() >= offline.QUIET.items()
     assert (made[LOOPBACK], made[offline.LOG_VARIABLE]) == ("0", str(tmp_path / REFUSALS))
     assert str(offline.STARTUP) not in made.get("PYTHONPATH", "")
+
+
+def test_the_app_starts_from_a_copy_without_run_folders_and_folders_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A run there may be removed meanwhile, and Flower takes no more than 10 MB.
+    for name in ("mine", "runs/done/report", "closed"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "facts.json").write_text("{}")
+    (tmp_path / "runs" / "done" / "run.json").write_text("{}")
+    allowed = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "closed" and allowed(path, mode))
+
+    shutil.copytree(tmp_path, tmp_path / ".copy", ignore=superlink._not_shipped)
+
+    copied = {str(path.relative_to(tmp_path / ".copy")) for path in (tmp_path / ".copy").rglob("*")}
+    assert copied == {"mine", "mine/facts.json", "runs"}
 
 
 def test_run_environment_names_the_folder_of_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
