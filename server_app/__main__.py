@@ -1,5 +1,6 @@
 """The `oneshot` command; Ctrl-C while it loads ends it in one line, as later."""
 
+import io
 import os
 import sys
 
@@ -9,6 +10,9 @@ def main() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the program that starts this one
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115, PTH123  for as long as the process lives
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # As standard error does: a letter that the encoding lacks, in a folder's name say, is no reason to end.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         from server_app.cli import cli
         from strategies.run.journal import LOG_VARIABLE

@@ -107,7 +107,7 @@ def run_cell(cell: Cell, token: str, log: Callable[[str], None]) -> str:
     fields = {**asdict(cell), "run": str(cell.run), "folder": str(cell.folder)}
     process = subprocess.Popen(  # noqa: S603  a module of ours, with this interpreter
         [sys.executable, "-P", "-m", f"{__package__}.cell"],
-        env={**os.environ, **QUIET, TOKEN_KEY: token},
+        env={**os.environ, **QUIET, "PYTHONIOENCODING": "utf-8", TOKEN_KEY: token},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         encoding="utf-8",

@@ -52,6 +52,7 @@ def run_environment(folder: Path, token: str) -> dict[str, str]:
         **({} if given.get("RAY_ADDRESS") else _ALONE),
         **offline.ray_token(given),
         "PYTHONUNBUFFERED": "1",  # log lines arrive at once
+        "PYTHONIOENCODING": "utf-8",  # as they are read
         "PYTHONWARNINGS": ",".join(filter(None, [given.get("PYTHONWARNINGS"), "ignore:Tip:FutureWarning"])),
         **{key: ",".join(filter(None, [given.get(key), "127.0.0.1,localhost"])) for key in ("NO_PROXY", "no_proxy")},
         "PATH": os.pathsep.join([sysconfig.get_path("scripts"), given.get("PATH", os.defpath)]),
