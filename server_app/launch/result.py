@@ -25,7 +25,7 @@ def print_result(result: Mapping[str, Any], format: Format) -> None:  # noqa: A0
         sys.stdout.write(json.dumps(result) + "\n")
         sys.stdout.flush()
         return
-    console = Console(markup=False)  # texts of clients are printed literally
+    console = Console(markup=False, emoji=False)  # texts of clients are printed literally
     table = Table()
     table.add_column("model")
     table.add_column("kind")

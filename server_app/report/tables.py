@@ -17,8 +17,8 @@ _LONG_WORD = 16
 
 
 def output_console() -> Console:
-    """Return the console of standard output, which marks and colours no words of its own accord."""
-    return Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else _FILE_WIDTH)
+    """Return the console of standard output, which marks, colours and draws no words of its own accord."""
+    return Console(markup=False, emoji=False, highlight=False, width=None if sys.stdout.isatty() else _FILE_WIDTH)
 
 
 def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -39,7 +39,8 @@ def markdown_text(columns: Sequence[str], rows: Sequence[Sequence[str]], *, text
         notes: At least one sentence.
     """
     marks = ["---" if place < texts else "---:" for place in range(len(columns))]
-    table = "\n".join(f"| {' | '.join(row)} |" for row in (columns, marks, *rows))
+    lines = (columns, marks, *([cell.replace("|", "\\|") for cell in row] for row in rows))
+    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     return f"{notes[0]}\n\n{table}\n\n{' '.join(notes[1:])}\n"
 
 
