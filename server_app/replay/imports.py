@@ -17,6 +17,7 @@ import torch
 from fl_app.models import ARCHITECTURES, HEAD_FORM, known_name
 from fl_app.models.uploaded import SUMS
 from server_app.launch.console import oneshot
+from server_app.launch.guard import sigterm_as_interrupt
 from server_app.replay.import_map import Entry, Known, list_checkpoints, own_architectures
 from server_app.settings.build import build_job, held_out
 from server_app.settings.read import Settings, read_settings
@@ -174,7 +175,8 @@ def _whole_or_absent(target: Path) -> Iterator[Path]:
     beside = next(folder for folder in target.parents if folder.exists())
     staging = beside / f".{target.name}.{uuid.uuid4().hex[:8]}.tmp"
     try:
-        yield staging
+        with sigterm_as_interrupt():
+            yield staging
         with store_errors(target):
             make_folder(target.parent)
             staging.replace(target)

@@ -12,6 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..core.durable import TEMPORARY_PATTERN
 from . import FACTS_FILE, RESULT_FILE, runs_folder
 
 if TYPE_CHECKING:
@@ -60,9 +61,9 @@ def results(folder: str | Path = "") -> pd.DataFrame:
 
 
 def _runs(folder: Path) -> Iterator[tuple[Path, tuple[dict[str, Any], dict[str, Any]]]]:
-    """Yield every run folder with the content of run.json and of result.json."""
+    """Yield every run folder with the content of run.json and of result.json, but for one that is being imported."""
     for path in folder.glob(f"*/{FACTS_FILE}"):
-        if (info := readable_json(path)) is not None:
+        if not path.parent.match(TEMPORARY_PATTERN) and (info := readable_json(path)) is not None:
             yield path.parent, (info, readable_json(path.parent / RESULT_FILE) or {})
 
 

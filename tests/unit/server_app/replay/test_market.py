@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -471,8 +472,9 @@ def test_a_run_folder_that_holds_something_is_refused_and_an_empty_one_taken(imp
     assert imported(out=None, settings={"run-dir": str(tmp_path / "new" / "place")})["run_dir"].endswith("new/place")
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_one_checkpoint_is_in_memory_at_a_time_and_an_interrupt_leaves_nothing(
-    imported: Import, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    imported: Import, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
     order: list[str] = []
     accept = RunFolder.round
@@ -480,7 +482,7 @@ def test_one_checkpoint_is_in_memory_at_a_time_and_an_interrupt_leaves_nothing(
     def interrupt(path: Path) -> State:
         order.append(path.name)
         if path.name == "c.pth":
-            raise KeyboardInterrupt
+            signal.raise_signal(number)
         with RunFolder.open(next(tmp_path.glob(".market.*.tmp")), write=False) as run:
             assert len(accept(run, 1).held()) == len(order) - 1
         return state_of("lenet5", 1)

@@ -108,3 +108,10 @@ def test_imported_uploads_are_no_unfinished_run(tmp_path: Path) -> None:
     written(tmp_path / "zoo", run={"method": "tally", "imported-from": "/zoo"})
 
     assert [(row["kind"], row["status"]) for row in list_runs(tmp_path)] == [("import", "imported")]
+
+
+def test_what_is_left_of_a_killed_import_is_no_run(tmp_path: Path) -> None:
+    written(tmp_path / ".20260101-100000-import-zoo-1a2b3c.0a1b2c3d.tmp", run={"imported-from": "/zoo"})
+    written(tmp_path / ".hidden", run={"method": "tally"})
+
+    assert [row["run"] for row in list_runs(tmp_path)] == results(tmp_path)["run"].tolist() == [".hidden"]
