@@ -96,8 +96,10 @@ def _made_of(folder: Path, clients: set[str]) -> set[Path]:
     took_over = "" if clients <= forgotten(str((info.get("settings") or {}).get("forget", ""))) else _uploads_of(info)
     # Of a run of this app, else of a replay of another project's. Images that a method made reveal its uploads.
     learnt_from = (info.get("settings") or info.get("options") or {}).get("data.proxy-file")
-    images = Path(learnt_from).parents if learnt_from else ()  # all: a round and a cell of a comparison lie deeper
-    named = [info.get("replay-of", ""), took_over, *images, *comparison.get("runs", [])]
+    # With all folders above: a run's files, its rounds, and the cells of a comparison lie deeper.
+    files = [Path(name) for name in (learnt_from, info.get("imported-from")) if name]
+    read = [place for file in files for place in (file, *file.parents)]
+    named = [info.get("replay-of", ""), took_over, *read, *comparison.get("runs", [])]
     return {Path(name).resolve() for name in named if name}
 
 

@@ -161,6 +161,16 @@ def test_the_user_learns_which_run_still_holds_the_upload(run_folder: MakeRun) -
     assert f"rm -r {less} {run} {compared} {linked} {replayed} '{taken}' {shown} {taught}\n" in again
 
 
+@pytest.mark.parametrize("files", [".", "uploads", "ensemble/members"])
+def test_an_import_of_a_run_s_own_files_holds_the_upload_too(run_folder: MakeRun, files: str) -> None:
+    run, other = run_folder(), run_folder(name="other")
+    for name, source in (("imported", run), ("strange", other)):
+        (run.parent / name).mkdir()
+        write_json(run.parent / name / "run.json", {"imported-from": str(source / files), "settings": {}})
+
+    assert f"rm -r {run} {run.parent / 'imported'}\n" in what_is_left(run, ["client-001"])
+
+
 def test_forget_without_a_run_to_forget_from_is_refused() -> None:
     with pytest.raises(OptionError, match="setting 'forget' is 'client-001': must be '' unless 'uploads' names"):
         AppConfig(forget="client-001")
