@@ -105,11 +105,11 @@ def resume_run(
     """Resume an interrupted run with its original settings; for a finished run, print its result."""
     with errors(format) as failing:
         check_run_folder(folder)
-        from server_app.launch.run_command import app_folder, launch_run, stored_settings, stored_supernodes
+        from server_app.launch.run_command import app_folder, launch_run, resumed_supernodes, stored_settings
 
         stored = stored_settings(folder)
         given = {**stored, "resume": str(folder.absolute()), "run-dir": ""}
-        launch_run(app_folder(None), given, stored_supernodes(folder), failing)
+        launch_run(app_folder(None), given, resumed_supernodes(folder), failing)
 
 
 @cli.command(rich_help_panel=REUSE)

@@ -15,16 +15,19 @@ import typer
 from fl_app.node_config import SUPERNODES_VARIABLE
 from server_app.launch.console import INTERRUPTED, echo_to, end_bars, errors, oneshot
 from server_app.launch.result import print_result
+from server_app.launch.resuming import how_to_go_on
 from server_app.settings.build import check_before_start
 from server_app.settings.commit import COMMIT_VARIABLE, commit_of
-from server_app.settings.read import read_settings
+from server_app.settings.read import Settings, read_settings
 from server_app.settings.rehearsal import DEFAULT_SUPERNODES, number_of_clients
 from server_app.settings.settled import check_adopted, check_same_run
 from strategies.core.errors import OneShotError, OptionError, StoreError
 from strategies.core.options import Scalar
+from strategies.method import Method
 from strategies.run import FACTS_FILE, RESULT_FILE, is_run_folder
 from strategies.run.retired import without_retired
 from strategies.run.run_folder import RunFolder, default_run_dir
+from strategies.run.stage import pinned_clients
 
 
 def launch_run(app: Path, given: Mapping[str, Scalar], num_supernodes: int, failing: errors) -> None:
@@ -94,7 +97,7 @@ def planned(given: Mapping[str, Scalar], num_supernodes: int | None) -> tuple[di
         stored = stored_settings(folder)
         settings = {**stored, **settings, "resume": str(folder.absolute()), "run-dir": ""}
         check_same_run({"settings": stored}, read_settings(settings).flat)
-        num_supernodes = num_supernodes or stored_supernodes(folder)
+        num_supernodes = num_supernodes or resumed_supernodes(folder)
     elif source := settings.get("uploads"):  # the clients are those of the stored run
         new = {"resume": "", "run-dir": "", "uploads": "", "forget": ""}
         settings = {**stored_settings(Path(str(source))), **new, **settings}
@@ -160,6 +163,26 @@ def stored_supernodes(folder: Path) -> int:
     """Return the number of clients with which a run began."""
     with RunFolder.open(folder, write=False) as run_folder:
         return int(run_folder.info.get("num-supernodes") or DEFAULT_SUPERNODES)
+
+
+def resumed_supernodes(folder: Path) -> int:
+    """Return the number of clients of a run that is to be resumed.
+
+    Raises:
+        OptionError: ``flwr run`` began it, and it asks its clients again, which are none of a simulation here.
+    """
+    with RunFolder.open(folder, write=False) as run_folder:
+        info, pinned = run_folder.info, pinned_clients(run_folder.round(1))
+    elsewhere = info.get("num-supernodes") == 0 and "replay-of" not in info and _finished(folder) is None
+    if elsewhere and (pinned is None or _asks_again(read_settings(stored_settings(folder)))):
+        raise OptionError(f"{folder} asks clients that are not here: resume it by: {how_to_go_on(folder)}")
+    return stored_supernodes(folder)
+
+
+def _asks_again(settings: Settings) -> bool:
+    """Return whether a method asks its clients after their first upload."""
+    method = settings.method
+    return not isinstance(method, Method) or method.fit_with is not None or method.rounds(settings.method_config) > 1
 
 
 def _refuse_replay(folder: Path) -> None:

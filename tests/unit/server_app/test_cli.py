@@ -342,6 +342,38 @@ def test_a_finished_run_when_resumed_prints_its_result_and_starts_nothing(engine
     assert (folder / "result.json").read_bytes() == before
 
 
+def test_a_run_of_clients_elsewhere_is_resumed_here_only_where_it_asks_none_again(engine: Engine) -> None:
+    folder = cut_off(engine, "--method", "dense")
+    write_json(folder / "run.json", {**read_json(folder / "run.json"), "num-supernodes": 0})
+    engine.calls.clear()
+
+    for words in (("resume", folder), ("run", "--resume", folder)):
+        ended = oneshot(*words)
+        assert ended.exit_code == 1
+        assert f"resume it by: flwr run APP SUPERLINK --run-config {folder / 'resume.toml'}\n" in ended.stderr
+    assert engine.calls == []
+    assert oneshot("run", "--resume", folder, "--clients", "7").exit_code == 0  # a simulation by flwr run
+    (folder / "result.json").unlink()
+    (folder / "stage.json").write_text('{"clients": ["hospital-a", "hospital-b"]}')
+    assert oneshot("resume", folder).exit_code == 0  # the server's part alone is left
+    assert [supernodes for _, _, supernodes in engine.calls] == [7, 5]
+    assert oneshot("resume", folder).exit_code == 0  # its result is printed
+
+
+@pytest.mark.parametrize(
+    "words", [["--method", "fens"], ["--method", "iterative"], ["--set", "method=dense dense.rounds=2"]]
+)
+def test_a_run_of_clients_elsewhere_that_are_asked_again_is_not_resumed_here(engine: Engine, words: list[str]) -> None:
+    folder = cut_off(engine, *words)
+    write_json(folder / "run.json", {**read_json(folder / "run.json"), "num-supernodes": 0})
+    (folder / "stage.json").write_text('{"clients": ["hospital-a", "hospital-b"]}')
+
+    ended = oneshot("resume", folder)
+
+    assert (ended.exit_code, len(engine.calls)) == (1, 1)
+    assert "resume it by: flwr run APP SUPERLINK" in ended.stderr
+
+
 def test_a_folder_of_another_project_cannot_be_resumed_by_this_app(engine: Engine, tmp_path: Path) -> None:
     RunFolder.create(tmp_path / "foreign", {"method": "fedens"}).close()
 
