@@ -12,6 +12,7 @@ from typing import Any
 
 from server_app.export.programs import SUFFIXES, check_packages, write_programs
 from server_app.export.stored_models import StoredModels, stored_models
+from server_app.launch.guard import sigterm_as_interrupt
 from server_app.report.inputs import as_given
 from strategies.core.durable import make_folder, sha256_file, store_errors
 from strategies.core.errors import OptionError, StoreError
@@ -52,7 +53,7 @@ def export_run(
     with store_errors(target):
         make_folder(target)
         # Inside the target, which may be a file system of its own; no export minds hidden names.
-        with TemporaryDirectory(prefix=".", suffix=".tmp", dir=target) as staging:
+        with sigterm_as_interrupt(), TemporaryDirectory(prefix=".", suffix=".tmp", dir=target) as staging:
             part = Path(staging)
             differences = {}
             for name in stored.models:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from math import prod
@@ -200,6 +201,18 @@ def test_an_export_that_was_cut_off_is_made_anew(
     monkeypatch.chdir(tmp_path)
 
     assert set(export()["files"]) == {"student.pt2"}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_export_that_a_signal_ends_leaves_no_weights(
+    foreign_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    monkeypatch.setattr(exporting, "write_programs", lambda *_: signal.raise_signal(number))
+
+    with pytest.raises(KeyboardInterrupt):
+        export_run(foreign_run, only="torch", model="their_models:net", out=tmp_path / "out", log=silent)
+
+    assert list((tmp_path / "out").iterdir()) == []
 
 
 def test_an_export_of_images_that_nothing_normalises_says_so(foreign_run: Path) -> None:
