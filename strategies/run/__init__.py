@@ -18,15 +18,16 @@ def runs_folder(chosen: str = "") -> Path:
 
 
 def is_run_folder(path: Path) -> bool:
-    """Return whether a folder holds a run, finished or not."""
-    return (path / FACTS_FILE).is_file()
+    """Return whether a folder holds a run, finished or not; one that is closed to this user holds none."""
+    return os.path.isfile(path / FACTS_FILE)  # noqa: PTH113  pathlib's raises an error for a closed folder
 
 
 def check_run_folder(path: Path) -> None:
     """Refuse a folder that is no run folder.
 
     Raises:
-        StoreError: It has no ``run.json``.
+        StoreError: It has no ``run.json``, or is closed to this user.
     """
     if not is_run_folder(path):
-        raise StoreError(f"{path}: no run folder (it has no {FACTS_FILE})")
+        closed = os.path.isdir(path) and not os.access(path, os.X_OK)  # noqa: PTH112  as above
+        raise StoreError(f"{path}: {'closed to this user' if closed else f'no run folder (it has no {FACTS_FILE})'}")

@@ -257,7 +257,7 @@ def default_run_dir(run_dir: str, name: str, *, parent: Path | None = None) -> P
     """
     if run_dir:
         named = expanded(run_dir).absolute()
-        there = next(folder for folder in (named, *named.parents) if folder.exists())
+        there = next(folder for folder in (named, *named.parents) if os.path.exists(folder))  # noqa: PTH110  closed ones too
         if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
             raise StoreError(f"run-dir {named}: {there} is no folder that can be written to")
         if there == named and not is_run_folder(named):
@@ -268,7 +268,7 @@ def default_run_dir(run_dir: str, name: str, *, parent: Path | None = None) -> P
     runs = runs_folder(chosen)
     if str(runs).encode(errors="replace").decode() != str(runs):
         raise StoreError(f"{os.fsencode(runs)!r}: not UTF-8, as the settings of a run are; name a folder by run-dir")
-    there = next(folder for folder in (runs, *runs.parents) if folder.exists())
+    there = next(folder for folder in (runs, *runs.parents) if os.path.exists(folder))  # noqa: PTH110
     if not chosen and not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
         raise StoreError(
             f"{runs}: not writable, so there is no place for the run; name one by run-dir or {RUNS_VARIABLE}"

@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -297,3 +298,21 @@ def test_a_run_dir_when_it_is_a_file_or_below_one_is_refused_before_the_run(tmp_
         with pytest.raises(StoreError, match=r"notes\.txt is no folder that can be written to"):
             default_run_dir(str(named), "dense")
     assert default_run_dir(str(tmp_path / "a/b"), "dense") == tmp_path / "a/b"
+
+
+def test_a_run_folder_that_is_closed_to_this_user_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed, stat = tmp_path / "closed", os.stat
+    closed.mkdir()
+
+    def refuse(path: Any, **how: Any) -> os.stat_result:  # as for every user but root
+        if not isinstance(path, int) and closed in Path(path).parents:
+            raise PermissionError(13, "Permission denied", str(path))
+        return stat(path, **how)
+
+    monkeypatch.setattr(os, "stat", refuse)
+    monkeypatch.setattr(os, "access", lambda path, _: Path(path) != closed)
+
+    with pytest.raises(StoreError, match="closed: closed to this user"):
+        RunFolder.open(closed)
+    with pytest.raises(StoreError, match=f"{closed} is no folder that can be written to"):
+        default_run_dir(str(closed / "new"), "dense")
