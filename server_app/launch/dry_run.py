@@ -15,7 +15,7 @@ from server_app.launch.time_trial import times_trained, trial
 from server_app.report.communication import size_text
 from server_app.report.setting_line import setting_line
 from server_app.settings.build import build_job, check_before_start
-from server_app.settings.choices import Choice
+from server_app.settings.choices import asks_again
 from server_app.settings.read import Settings, default_settings, read_settings
 from server_app.settings.server_data import open_half
 from server_app.settings.text import to_toml
@@ -93,7 +93,7 @@ def plan(settings: Settings, num_supernodes: int, runs: Path) -> dict[str, Any]:
 
 def _bytes(settings: Settings, num_supernodes: int) -> tuple[float | None, float | None, str]:
     method = settings.method
-    again = "; the method asks again, which is not counted" if _asks_again(method) else ""
+    again = "; the method asks again, which is not counted" if asks_again(method) else ""
     if settings.app.uploads:
         return 0.0, 0.0, f"the uploads are stored{again}"
     if method.uploads != CLASSIFIER:
@@ -109,10 +109,6 @@ def _bytes(settings: Settings, num_supernodes: int) -> tuple[float | None, float
     if isinstance(method, FederatedRounds):
         return round(times * model, 6), round(times * model, 6), "a model each way in every round, before compression"
     return times * model, (times - 1) * model, f"the weights of a model, and requests of some bytes{again}"
-
-
-def _asks_again(method: Choice) -> bool:
-    return not isinstance(method, FederatedRounds) and (method.fit_with is not None or method.lends is not None)
 
 
 def _seconds(settings: Settings, num_supernodes: int, runs: Path) -> tuple[dict[str, float] | None, str]:

@@ -17,6 +17,7 @@ from server_app.launch.console import INTERRUPTED, echo_to, end_bars, errors, on
 from server_app.launch.result import print_result
 from server_app.launch.resuming import how_to_go_on
 from server_app.settings.build import check_before_start
+from server_app.settings.choices import asks_again
 from server_app.settings.commit import COMMIT_VARIABLE, commit_of
 from server_app.settings.read import Settings, read_settings
 from server_app.settings.rehearsal import DEFAULT_SUPERNODES, number_of_clients
@@ -174,15 +175,15 @@ def resumed_supernodes(folder: Path) -> int:
     with RunFolder.open(folder, write=False) as run_folder:
         info, pinned = run_folder.info, pinned_clients(run_folder.round(1))
     elsewhere = info.get("num-supernodes") == 0 and "replay-of" not in info and _finished(folder) is None
-    if elsewhere and (pinned is None or _asks_again(read_settings(stored_settings(folder)))):
+    if elsewhere and (pinned is None or _needs_clients(read_settings(stored_settings(folder)))):
         raise OptionError(f"{folder} asks clients that are not here: resume it by: {how_to_go_on(folder)}")
     return stored_supernodes(folder)
 
 
-def _asks_again(settings: Settings) -> bool:
-    """Return whether a method asks its clients after their first upload."""
+def _needs_clients(settings: Settings) -> bool:
+    """Return whether a method needs its clients after their first upload."""
     method = settings.method
-    return not isinstance(method, Method) or method.fit_with is not None or method.rounds(settings.method_config) > 1
+    return not isinstance(method, Method) or asks_again(method) or method.rounds(settings.method_config) > 1
 
 
 def _refuse_replay(folder: Path) -> None:

@@ -25,6 +25,7 @@ from client_app.work import augmentation_of
 from fl_app.data import Split
 from fl_app.division import own_positions
 from server_app.settings.build import build_job, held_out
+from server_app.settings.choices import asks_again
 from server_app.settings.read import Settings
 from server_app.settings.server_data import open_half
 from strategies.compute.in_process import InProcess, torch_as_usual
@@ -116,7 +117,7 @@ def _seconds_per_step(settings: Settings, split: Split, name: str, positions: Te
 def _server(method: Method, settings: Settings, split: Split, parts: Sequence[Tensor]) -> float | None:
     """Return the seconds of the server stage; None if the trial does not tell them."""
     names, times = settings.app.model.mix(), method.rounds(settings.method_config)
-    if method.fit_with is not None or method.lends is not None:
+    if asks_again(method):
         return None  # the clients answer again
     images, tested = held_out(settings)
     job = build_job(settings, tested, images)

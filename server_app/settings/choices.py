@@ -18,13 +18,18 @@ SERVER_IMAGES = "The server has images"
 ASSUMPTIONS = (PLAIN, COUNTS, OTHER_TRAINING, SHARED_BACKBONE, ASKED_AGAIN, SERVER_IMAGES)
 
 
+def asks_again(method: Choice) -> bool:
+    """Return whether a method has work for its clients beside their uploads, of which it may take several rounds."""
+    return isinstance(method, FederatedRounds) or method.fit_with is not None or method.lends is not None
+
+
 def assumption_of(method: Choice) -> str:
     """Return the assumption of a method on clients and server, one of :data:`ASSUMPTIONS`."""
     if isinstance(method, FederatedRounds):
         return ASKED_AGAIN
     if Need.PROXY_IMAGES in method.needs:
         return SERVER_IMAGES
-    if method.fit_with is not None or method.lends is not None:
+    if asks_again(method):
         return ASKED_AGAIN
     if method.uploads != "classifier":
         return SHARED_BACKBONE if method.uploads == STATISTICS else OTHER_TRAINING
