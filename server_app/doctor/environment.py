@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from server_app.doctor.findings import Finding, Level
-from strategies.core.places import expanded
+from strategies.core.places import existing
 
 INSTALLATION = "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"
 _SUPERLINK = "in the shell, or the unit, that starts flower-superlink"
@@ -117,12 +117,6 @@ def writable(folder: Path, what: str, fix: str) -> Iterator[Finding]:
         yield Finding("error", what, f"{folder}: cannot be written ({there}: {error.strerror})", fix=fix)
     else:
         yield Finding("ok", what, f"{folder} can be written")
-
-
-def existing(path: Path) -> Path:
-    """Return the path, or its nearest existing parent."""
-    path = expanded(path).absolute()
-    return next(folder for folder in (path, *path.parents) if folder.exists())
 
 
 def left_overs(processes: Iterable[psutil.Process] | None = None) -> Iterator[Finding]:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import psutil
 
-from server_app.doctor.environment import existing, writable
+from server_app.doctor.environment import writable
 from server_app.doctor.findings import Finding, Level
-from strategies.core.places import state_root
+from strategies.core.places import existing, state_root
 from strategies.run import RUNS_VARIABLE, runs_folder
 from strategies.uploads.checks import MIB
 

@@ -27,6 +27,7 @@ from strategies.core.errors import OptionError, StoreError, UploadError, blaming
 from strategies.core.facts import UploadFacts
 from strategies.core.kinds import STATISTICS, is_head, kind_of
 from strategies.core.options import OWN_FORM, Scalar
+from strategies.core.places import existing
 from strategies.method import Job
 from strategies.run.identity import open_run
 from strategies.run.run_folder import RunFolder, default_run_dir
@@ -172,7 +173,7 @@ def _target(request: Request, settings: Settings) -> Path:
 @contextmanager
 def _whole_or_absent(target: Path) -> Iterator[Path]:
     """Yield a hidden folder near the target, which replaces the target if the block succeeds, else is removed."""
-    beside = next(folder for folder in target.parents if folder.exists())
+    beside = existing(target.parent)
     staging = beside / f".{target.name}.{uuid.uuid4().hex[:8]}.tmp"
     try:
         with sigterm_as_interrupt():

@@ -24,6 +24,12 @@ def expanded(path: Path | str) -> Path:
     return Path(os.path.expanduser(path))  # noqa: PTH111  pathlib's raises an error of its own for an unknown user
 
 
+def existing(path: Path | str) -> Path:
+    """Return the absolute path, or its nearest existing parent; a folder that is closed to this user exists."""
+    path = expanded(path).absolute()
+    return next(place for place in (path, *path.parents) if os.path.exists(place))  # noqa: PTH110  pathlib's may raise
+
+
 def state_root(state_dir: str) -> Path:
     """Return a client's folder; empty: ``$ONESHOT_CLIENT_STATE``, else one in the user's cache."""
     return expanded(state_dir or os.environ.get("ONESHOT_CLIENT_STATE", "") or "~/.cache/oneshot-fl/clients")

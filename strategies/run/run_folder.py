@@ -17,7 +17,7 @@ import torch
 
 from ..core.durable import TEMPORARY_PATTERN, make_folder, store_errors, sync_folder
 from ..core.errors import StoreError
-from ..core.places import expanded
+from ..core.places import existing, expanded
 from ..method import EnsembleSpec, Upload
 from ..uploads.digest import Weights, weights_sha256
 from . import FACTS_FILE, RESULT_FILE, RUNS_VARIABLE, check_run_folder, ensembles, is_run_folder, runs_folder
@@ -257,7 +257,7 @@ def default_run_dir(run_dir: str, name: str, *, parent: Path | None = None) -> P
     """
     if run_dir:
         named = expanded(run_dir).absolute()
-        there = next(folder for folder in (named, *named.parents) if os.path.exists(folder))  # noqa: PTH110  closed ones too
+        there = existing(named)
         if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
             raise StoreError(f"run-dir {named}: {there} is no folder that can be written to")
         if there == named and not is_run_folder(named):
@@ -268,7 +268,7 @@ def default_run_dir(run_dir: str, name: str, *, parent: Path | None = None) -> P
     runs = runs_folder(chosen)
     if str(runs).encode(errors="replace").decode() != str(runs):
         raise StoreError(f"{os.fsencode(runs)!r}: not UTF-8, as the settings of a run are; name a folder by run-dir")
-    there = next(folder for folder in (runs, *runs.parents) if os.path.exists(folder))  # noqa: PTH110
+    there = existing(runs)
     if not chosen and not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
         raise StoreError(
             f"{runs}: not writable, so there is no place for the run; name one by run-dir or {RUNS_VARIABLE}"
