@@ -74,11 +74,14 @@ class Keep:
 
     @property
     def finished(self) -> bool:
-        """Whether a model was kept, and perhaps sent, even if its file is damaged now."""
-        return self._facts.exists()
+        """Whether a model was kept, and perhaps sent, even if it cannot be read now; a closed folder may hold one."""
+        try:
+            return self._facts.exists()
+        except OSError:
+            return True
 
     def load(self) -> tuple[Trained, dict[str, torch.Tensor]] | None:
-        """Return the model trained for this round; None if it is missing, or damaged, which is a warning."""
+        """Return the model trained for this round; None if it is missing, or unreadable, a warning."""
         if not self.finished:
             return None
         try:
@@ -90,7 +93,7 @@ class Keep:
                 facts["ranges"] = {layer: (low, high) for layer, (low, high) in facts["ranges"].items()}
             return Trained(**facts), load_file(self._weights)
         except (OSError, ValueError, TypeError, AttributeError, KeyError, SafetensorError, StoreError) as error:
-            LOG.warning("the kept model %s is damaged: %s", self._weights, error)
+            LOG.warning("the kept model %s cannot be read: %s", self._weights, error)
             return None
 
     def save(self, trained: Trained, state: dict[str, torch.Tensor]) -> None:

@@ -149,7 +149,7 @@ def _whole_model(config: AppConfig, node: Node, asked: Asked, start: State) -> t
         node.policy.check_private(kept[0].epsilon or 0.0)
         return kept
     if config.privacy.on and keep.finished:
-        raise UploadError("the kept model of this run is damaged: training again would spend the privacy twice")
+        raise UploadError("the kept model of this run cannot be read: training again would spend the privacy twice")
     return _kept(config, node, asked, keep=keep, start=start)
 
 

@@ -127,10 +127,10 @@ class RoundState:
             LOG.warning("%s: its state of round %d is not saved: %s", self.client, server_round, error)
 
     def _load(self, known: int) -> State | None:
-        if self.folder is None or not self._file(known).exists():
+        if self.folder is None:
             return None
         try:
-            return _read(self._file(known))
+            return _read(self._file(known)) if self._file(known).exists() else None
         except (OSError, ValueError, SafetensorError) as error:
             LOG.warning(
                 "%s: its state of round %d cannot be read from %s: %s", self.client, known, self._file(known), error
@@ -138,7 +138,10 @@ class RoundState:
             return None
 
     def _rounds(self) -> list[int]:
-        names = (path.name for path in self.folder.iterdir()) if self.folder and self.folder.is_dir() else ()
+        try:
+            names = [path.name for path in self.folder.iterdir()] if self.folder else []
+        except OSError:  # there is none yet, or it is closed to this user
+            names = []
         pattern = re.compile(rf"{re.escape(self.client)}-state-(\d+)\.safetensors")
         return [int(found[1]) for name in names if (found := pattern.fullmatch(name))]
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,3 +26,20 @@ def narrow_generators() -> Iterator[None]:
 def wide_generators(monkeypatch: pytest.MonkeyPatch) -> None:
     """Generate images by as many channels as outside of the tests."""
     monkeypatch.setattr(generators, "WIDTH", WIDTH)
+
+
+@pytest.fixture
+def close(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
+    """Return the function that closes a folder, as one of mode 0700 is to every other user but root."""
+
+    def closed(folder: Path) -> None:
+        stat = os.stat
+
+        def refuse(path: Any, **how: Any) -> os.stat_result:
+            if not isinstance(path, int) and folder in Path(path).parents:
+                raise PermissionError(13, "Permission denied", str(path))
+            return stat(path, **how)
+
+        monkeypatch.setattr(os, "stat", refuse)
+
+    return closed

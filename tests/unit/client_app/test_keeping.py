@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,6 +44,17 @@ def test_tied_weights_are_kept_like_others(tmp_path: Path) -> None:
     found = kept(tmp_path).load()
     assert found is not None
     assert all(torch.equal(found[1][key], weight) for key in ("first", "second"))
+
+
+def test_a_folder_that_is_closed_to_this_user_may_hold_a_model_that_was_sent(
+    tmp_path: Path, close: Callable[[Path], None]
+) -> None:
+    close(tmp_path)
+
+    assert kept(tmp_path).finished
+    assert kept(tmp_path).load() is None
+    with pytest.raises(OSError, match="Permission denied"):
+        kept(tmp_path).save(TRAINED, STATE)
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf")])

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -357,8 +357,17 @@ def test_an_upload_when_it_is_asked_for_again_is_sent_again_and_spends_nothing(
     assert again[0].epsilon == first[0].epsilon
     (file,) = tmp_path.rglob("*.safetensors")
     file.write_bytes(file.read_bytes()[:-10])
-    with pytest.raises(UploadError, match="is damaged: training again would spend the privacy twice"):
+    with pytest.raises(UploadError, match="cannot be read: training again would spend the privacy twice"):
         sent_by(config)
+
+
+def test_a_private_upload_that_may_lie_in_a_closed_folder_is_refused_in_one_line(
+    tmp_path: Path, close: Callable[[Path], None]
+) -> None:
+    close(tmp_path)
+
+    with pytest.raises(UploadError, match="cannot be read: training again would spend the privacy twice"):
+        sent_by(private(client__state_dir=str(tmp_path)))
 
 
 def test_an_upload_when_another_process_kept_one_meanwhile_is_that_one(

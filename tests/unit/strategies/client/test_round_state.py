@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -171,3 +171,16 @@ def test_memory_without_a_run_keeps_nothing() -> None:
     memory.save(1, {"x": torch.ones(1)}, safe_round=0)
     assert memory.recall(2, 0) == Recalled()
     assert memory.recall(2, 1) == Recalled(restarted=True)
+
+
+def test_a_folder_that_is_closed_to_this_user_holds_no_state_and_ends_no_round(
+    tmp_path: Path, close: Callable[[Path], None], said: list[str]
+) -> None:
+    close(tmp_path)
+    memory = RoundState.of(str(tmp_path), "a" * 32, "alice")
+
+    assert memory.recall(2, 1) == Recalled(restarted=True)
+    assert memory.recall(2) == Recalled()
+    memory.save(2, {"drift": torch.zeros(1)})
+
+    assert "state of round 2 is not saved: [Errno 13] Permission denied" in said[-1]

@@ -7,8 +7,8 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -300,16 +300,12 @@ def test_a_run_dir_when_it_is_a_file_or_below_one_is_refused_before_the_run(tmp_
     assert default_run_dir(str(tmp_path / "a/b"), "dense") == tmp_path / "a/b"
 
 
-def test_a_run_folder_that_is_closed_to_this_user_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    closed, stat = tmp_path / "closed", os.stat
+def test_a_run_folder_that_is_closed_to_this_user_is_one_line(
+    tmp_path: Path, close: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = tmp_path / "closed"
     closed.mkdir()
-
-    def refuse(path: Any, **how: Any) -> os.stat_result:  # as for every user but root
-        if not isinstance(path, int) and closed in Path(path).parents:
-            raise PermissionError(13, "Permission denied", str(path))
-        return stat(path, **how)
-
-    monkeypatch.setattr(os, "stat", refuse)
+    close(closed)
     monkeypatch.setattr(os, "access", lambda path, _: Path(path) != closed)
 
     with pytest.raises(StoreError, match="closed: closed to this user"):
