@@ -75,8 +75,8 @@ def make_run_place(folder: Path) -> None:
 
 
 def is_ours(folder: Path) -> bool:
-    """Return whether a folder has our marker, so that files in it may be removed."""
-    return (folder / MARKER).is_file()
+    """Return whether a folder has our marker, so that files in it may be removed; one that is closed to us has none."""
+    return os.path.isfile(folder / MARKER)  # noqa: PTH113  pathlib's raises for a folder of another user
 
 
 def forget_older_runs(folder: Path) -> None:

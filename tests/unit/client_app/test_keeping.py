@@ -57,6 +57,15 @@ def test_a_folder_that_is_closed_to_this_user_may_hold_a_model_that_was_sent(
         kept(tmp_path).save(TRAINED, STATE)
 
 
+def test_another_user_s_run_in_the_same_folder_is_passed_over(tmp_path: Path, close: Callable[[Path], None]) -> None:
+    kept(tmp_path, run="f" * 32).save(TRAINED, STATE)
+    close(tmp_path / ("f" * 32))
+
+    kept(tmp_path).save(TRAINED, STATE)
+
+    assert kept(tmp_path).load() is not None
+
+
 @pytest.mark.parametrize("loss", [float("nan"), float("inf")])
 def test_a_loss_that_is_no_number_is_kept_too(tmp_path: Path, loss: float) -> None:
     kept(tmp_path).save(replace(TRAINED, loss=loss), STATE)
