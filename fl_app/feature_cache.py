@@ -49,7 +49,8 @@ class FeatureCache:
         path = self.folder / f"{key}{SUFFIX}"
         try:
             found: Rows = np.load(path, mmap_mode="r", allow_pickle=False)
-            os.utime(path)
+            with contextlib.suppress(OSError):  # a disk that is read-only now
+                os.utime(path)
             with path.open("rb") as file:
                 file.seek(-DIGEST_SIZE, os.SEEK_END)
                 # A loss of power may leave zeros in some blocks.
@@ -74,7 +75,8 @@ class FeatureCache:
                 self._shrink()
         finally:
             kept.close()
-            temporary.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # a read-only disk refuses to remove even what it lacks
+                temporary.unlink(missing_ok=True)
 
     def _shrink(self) -> None:
         """Remove the oldest files beyond the limit, and what killed processes have left."""

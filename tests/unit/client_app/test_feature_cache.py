@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import signal
@@ -146,6 +147,22 @@ def test_a_full_disk_costs_the_file_alone(cache: FeatureCache, caplog: pytest.Lo
     assert torch.equal(found["gram"], good["gram"])
     assert list(cache.folder.iterdir()) == []
     assert "features are not cached: " in caplog.text
+
+
+def test_a_disk_that_is_read_only_is_read_and_costs_no_pass(
+    cache: FeatureCache, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    good = summed(cache)
+
+    def refuse(path: Any, *_: Any, **__: Any) -> int:  # as Linux does, also where there is no such file
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    for name in ("open", "unlink", "utime"):
+        monkeypatch.setattr(os, name, refuse)
+    assert torch.equal(summed(cache)["gram"], good["gram"])
+    assert sum(PASSES) == 300
+    assert summed(cache, ImageData(255 - IMAGES, DATA.labels))["gram"].isfinite().all()
+    assert "features are not cached: [Errno 30] Read-only file system" in caplog.text
 
 
 def test_files_that_vanish_while_the_oldest_are_sought_do_no_harm(
