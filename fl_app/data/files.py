@@ -1,14 +1,15 @@
-"""Data sets of plain files outside torchvision: read from disk, or downloaded whole and verified."""
+"""Files of data sets: what the disk refuses, and those outside torchvision, downloaded whole and verified."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
 
-from strategies.core.errors import DataError
+from strategies.core.errors import DataError, OneShotError
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,17 @@ class Remote:
 
     url: str
     md5: str
+
+
+@contextmanager
+def disk_errors() -> Iterator[None]:
+    """Turn a refusal of the disk, as of a folder that is closed to this user, into a DataError that names the file."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, OneShotError):
+            raise
+        raise DataError(f"{error.filename} under data.root cannot be read: {error.strerror or error}") from error
 
 
 def obtain(name: str, folder: Path, files: Mapping[str, Remote], *, download: bool) -> None:

@@ -10,12 +10,14 @@ from strategies.core.errors import DataError
 from strategies.core.options import listed
 
 from .config import DataConfig
+from .files import disk_errors
 from .own import num_classes_of, open_own
 from .sources import data_root, open_folders, open_split
 from .split import Split, pixels, unchanged
 from .table_files import open_tables, schema_of
 
 
+@disk_errors()
 def open_data(data: DataConfig, half: str, *, root: str | None = None, download: bool = True) -> Split:
     """Open the training or the test half of the configured data set.
 
@@ -27,7 +29,7 @@ def open_data(data: DataConfig, half: str, *, root: str | None = None, download:
 
     Raises:
         OptionError: A setting does not fit the data set.
-        DataError: The data set is missing or damaged; the error names the remedy.
+        DataError: The data set is missing, damaged or closed to this user; the error names the remedy, or the file.
     """
     place = data.root if root is None else root
     if data.own:

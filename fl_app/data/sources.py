@@ -23,6 +23,7 @@ from strategies.core.offline import wanted as offline
 from strategies.core.places import expanded
 
 from . import domains, folders, tables, text, torchvision_sets
+from .files import disk_errors
 from .folders import SPLITS
 from .split import ImageData, Split, pixels, tokens_of, unchanged
 
@@ -74,6 +75,7 @@ def load(name: str, *, root: str = "", image_size: int = 0, left_out: str = "", 
     return Source(train.take(), test.take(), train.num_classes, train.normalization, train.augmentation)
 
 
+@disk_errors()
 def open_split(
     name: str,
     split: str,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import pickle
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from urllib.error import URLError
 
@@ -14,7 +15,8 @@ import scipy.io
 import torch
 from sklearn.datasets import load_digits
 
-from fl_app.data import GROUPS, SOURCES, data_root, load, open_split
+from fl_app.data import GROUPS, SOURCES, data_root, load, open_data, open_split
+from fl_app.data.config import DataConfig
 from fl_app.data.preprocessing import normalize, resize
 from fl_app.vision import torchvision
 from strategies.core.errors import DataError, OptionError
@@ -216,6 +218,26 @@ def test_a_root_that_does_not_exist_is_refused_and_not_made(tmp_path: Path, name
     with pytest.raises(DataError, match=r"setting 'data\.root' is '.*typo': no such folder"):
         load(name, root=str(tmp_path / "typo"))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        DataConfig("imagefolder", image_size=8),
+        DataConfig("imagefolder", image_size=8, classes="healthy,ill"),
+        DataConfig("mnist"),
+        DataConfig("pacs", image_size=8, left_out="photo"),
+        DataConfig("heart-disease"),
+        DataConfig("ag-news"),
+    ],
+    ids=lambda config: config.name,
+)
+def test_a_folder_that_is_closed_to_this_user_is_one_line(
+    tmp_path: Path, close: Callable[[Path], None], config: DataConfig
+) -> None:
+    close(tmp_path)
+    with pytest.raises(DataError, match=rf"{tmp_path}/.* under data\.root cannot be read: Permission denied"):
+        open_data(config, "train", root=str(tmp_path), download=False)
 
 
 def test_absent_set_is_downloaded_whole_and_only_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
