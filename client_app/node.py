@@ -31,7 +31,7 @@ class Node:
         architecture: Its model.
         checkpoint: Path of its pretrained model; empty if it trains.
         data_root: Its own data folder; empty for the app's setting.
-        has_data: Whether it holds training examples.
+        has_data: Whether it holds training examples; one that trains has those of its default place at the least.
         state_dir: Its folder for trained models; empty for the default place.
         device: The device of its training; empty for the app's setting.
         policy: Its limits for the settings of a run.
@@ -60,8 +60,9 @@ class Node:
         if not CLIENT_NAME.fullmatch(client):
             raise UploadError(f"client is {client[:80]!r}: must be a name that matches {CLIENT_NAME.pattern}")
         partition_id = int(facts.get("partition-id", 0))
-        checkpoint, root = str(facts.get("checkpoint", "")), str(facts.get("data-root", ""))
-        if not checkpoint and config.client.checkpoint:
+        given, root = str(facts.get("checkpoint", "")), str(facts.get("data-root", ""))
+        checkpoint = given or config.client.checkpoint
+        if checkpoint and not given:
             named = checkpoint_path(config.client.checkpoint, client=client, partition_id=partition_id)
             policy.check_readable("client.checkpoint", named or Path())
         if not root and config.data.root and policy.permits(Path(config.data.root)):
@@ -74,9 +75,9 @@ class Node:
             partition_id=partition_id,
             num_partitions=int(facts.get("num-partitions", 1)),
             architecture=architecture,
-            checkpoint=checkpoint or config.client.checkpoint,
+            checkpoint=checkpoint,
             data_root=root,
-            has_data="partition-id" in facts or "data-root" in facts,
+            has_data=not checkpoint or "partition-id" in facts or "data-root" in facts,
             state_dir=policy.state_dir(config.client.state_dir),
             device=str(facts.get("device", "")),
             policy=policy,

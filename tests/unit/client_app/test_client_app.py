@@ -14,10 +14,13 @@ from safetensors.torch import save_file
 
 from client_app import app as client_app
 from client_app import work
+from client_app.fens_half import FensHalf
 from client_app.tasks import TASKS
 from fl_app.config import AppConfig, DataConfig
 from fl_app.data import open_split, partition
 from fl_app.models import build, builders
+from strategies.client.fens import Told
+from strategies.core.errors import UploadError
 from strategies.core.options import flatten
 from strategies.core.seeds import seeded_torch
 from strategies.flower.messages import Request, read_reply
@@ -377,3 +380,15 @@ def test_a_server_that_names_no_run_folder_is_refused(ask: Callable[..., Message
     reply = ask(run_id="../../elsewhere")
 
     assert "the server's run-id is '../../elsewhere'" in str(facts_of(reply)["error"])
+
+
+@pytest.mark.parametrize("checkpoint", ["", "model.pt"])
+def test_a_node_that_names_no_data_has_those_of_its_default_place_unless_it_has_a_model(checkpoint: str) -> None:
+    facts = {"client": "hospital-a", **({"checkpoint": checkpoint} if checkpoint else {})}
+    examples = FensHalf(flatten(AppConfig()), facts).local().examples
+
+    if checkpoint:
+        with pytest.raises(UploadError, match="holds no examples"):
+            examples(Told(RUN, 0, 0.1, per_class=False, num_classes=10))
+    else:
+        assert len(examples(Told(RUN, 0, 0.1, per_class=False, num_classes=10))[1]) == 129  # of all 1,297
