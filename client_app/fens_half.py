@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from client_app.node import Asked, Node, refuse
@@ -16,7 +16,8 @@ from strategies.core.errors import UploadError
 if TYPE_CHECKING:
     import torch
 
-    from client_app.work import Own
+    from client_app.keeping import Trained
+    from client_app.work import Own, State
     from fl_app.config import AppConfig
 
 
@@ -64,6 +65,7 @@ class FensHalf:
         node, own = self._own(told)
         if not node.has_data:
             raise UploadError("the client holds no examples, so it takes no part in the rounds")
+        self._check_unchanged(told, own)
         data = own.split.take(own.held)
         return normalize(data.images, *own.split.normalization), data.labels
 
@@ -85,10 +87,30 @@ class FensHalf:
         return feature_builders([architecture], function, told.num_classes)[architecture]()
 
     def _own_model(self, told: Told) -> OwnModel | None:
+        kept = self._kept(told)
+        return None if kept is None else OwnModel(kept[0].architecture, kept[1], kept[0].ranges)
+
+    def _kept(self, told: Told) -> tuple[Trained, State] | None:
         from client_app.keeping import Keep
 
-        kept = Keep(self._state_dir(), told.run_id, client_name(self.facts), 1).load()
-        return None if kept is None else OwnModel(kept[0].architecture, kept[1], kept[0].ranges)
+        return Keep(self._state_dir(), told.run_id, client_name(self.facts), 1).load()
+
+    def _check_unchanged(self, told: Told, own: Own) -> None:
+        """Refuse examples that came or went since the upload: another draw of them holds out what the model knows.
+
+        Raises:
+            UploadError: The client trained on other numbers of examples per class.
+        """
+        from client_app.attacking import claimed
+
+        if (kept := self._kept(told)) is None:
+            return
+        trained = replace(kept[0], label_counts=own.label_counts)
+        if claimed(trained, self._config().attack, client_name(self.facts)).label_counts != kept[0].label_counts:
+            raise UploadError(
+                "the client's examples are others than at its upload, so its model may know those that it would hold "
+                "out: it takes no part in the rounds"
+            )
 
     def _own(self, told: Told) -> tuple[Node, Own]:
         import torch

@@ -392,3 +392,13 @@ def test_a_node_that_names_no_data_has_those_of_its_default_place_unless_it_has_
             examples(Told(RUN, 0, 0.1, per_class=False, num_classes=10))
     else:
         assert len(examples(Told(RUN, 0, 0.1, per_class=False, num_classes=10))[1]) == 129  # of all 1,297
+
+
+def test_examples_that_came_after_the_upload_keep_the_client_out_of_fens(ask: Callable[..., Message]) -> None:
+    facts = {"client": "hospital-a", "partition-id": 0, "num-partitions": 1}
+    ask(node=facts, data__limit=400, method="fens")
+    told = Told(RUN, 0, 0.0, per_class=False, num_classes=10)
+
+    FensHalf({**flatten(AppConfig()), "data.limit": 400}, facts).local().examples(told)
+    with pytest.raises(UploadError, match="examples are others than at its upload"):
+        FensHalf({**flatten(AppConfig()), "data.limit": 420}, facts).local().examples(told)
