@@ -26,33 +26,32 @@ from strategies.uploads.tensors import tensor_form
 _TRIED = 8
 
 
-def opened(settings: Settings, half: str, root: str = "") -> Split:
-    """Open a half of the configured data set, without a download.
+def opened(settings: Settings, half: str, root: str | None = None) -> Split:
+    """Open a half of the configured data set, without a download; it lies in the settings' folder where none is given.
 
     Raises:
         DataError: The data set is missing; the message names its source.
         OptionError: A setting does not fit the data set.
     """
-    found = open_data(settings.app.data, half, root=root or None, download=False)
+    found = open_data(settings.app.data, half, root=root, download=False)
     return as_read(found, settings.app.features)
 
 
 def server_data(settings: Settings) -> Iterator[Finding]:
     """Open the test half of the data set, on which the server evaluates, and read some of it."""
     name = f"data {settings.app.data.name}, test half"
-    yield from _readable(settings, "test", name, "")
+    yield from _readable(settings, "test", name)
     if settings.app.data.proxy:
-        yield from _readable(settings, "train", f"data {settings.app.data.name}, the server's share", "")
+        yield from _readable(settings, "train", f"data {settings.app.data.name}, the server's share")
 
 
 def node_data(settings: Settings, node: NodeConfig) -> Iterator[Finding]:
     """Open the training half of the node's data set, count the node's own part and read some of it."""
     name = f"data {settings.app.data.name}, training half"
-    root = str(node.facts.get("data-root", ""))
     if node.facts.get("checkpoint") and not node.has_data:
         yield Finding("skipped", name, "this node uploads a checkpoint and has no data")
         return
-    yield from _readable(settings, "train", name, root, node)
+    yield from _readable(settings, "train", name, node)
 
 
 def architectures(names: tuple[str, ...], split: Split | None, settings: Settings) -> Iterator[Finding]:
@@ -138,8 +137,9 @@ def upload_bytes(signature: Signature) -> int:
     return sum(prod(shape) * getattr(torch, dtype).itemsize for shape, dtype in signature.values())
 
 
-def _readable(settings: Settings, half: str, name: str, root: str, node: NodeConfig | None = None) -> Iterator[Finding]:
-    where = data_root(root or settings.app.data.root)
+def _readable(settings: Settings, half: str, name: str, node: NodeConfig | None = None) -> Iterator[Finding]:
+    root = settings.app.data.root if node is None else node.data_root(settings.app.data.root)
+    where = data_root(root)
     key = "data-root in the node's config" if node is not None else "data.root by --run-config"
     fix = f"put the data set there, or name its folder: {key}, or ONESHOT_DATA"
     try:
@@ -159,7 +159,7 @@ def _readable(settings: Settings, half: str, name: str, root: str, node: NodeCon
     yield Finding("ok", name, f"{count}, {place}")
 
 
-def split_of(settings: Settings, halves: tuple[str, ...], root: str = "") -> Split | None:
+def split_of(settings: Settings, halves: tuple[str, ...], root: str | None = None) -> Split | None:
     """Return the first half of the data set that opens here, for its shape and classes; None if neither does."""
     for half in halves:
         try:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+from fl_app.config import AppConfig
 from fl_app.ledger import Ledger
 from fl_app.models import ARCHITECTURES, HEAD_FORM, known_name
-from fl_app.node_config import KEYS, WORDS, client_name
+from fl_app.node_config import KEYS, WORDS, client_name, node_policy
 from fl_app.node_policy import FREE, NodePolicy
 from server_app.doctor.findings import Finding
-from strategies.core.errors import OptionError, StoreError
+from strategies.core.errors import OptionError, StoreError, UploadError
 from strategies.core.options import DEVICE_NAMES, DEVICES
 from strategies.core.places import expanded, state_root
 from strategies.core.toml import read_toml, read_toml_file
@@ -58,8 +60,8 @@ class NodeConfig:
 
     @property
     def policy(self) -> NodePolicy:
-        """The limits that the node sets for the settings of a run; a node of the doctor's is a deployed one."""
-        return FREE if self.findings else NodePolicy.of(self.facts, deployed=True)
+        """The limits that the node sets for the settings of a run."""
+        return FREE if self.findings else node_policy(self.facts, self.facts)
 
     @property
     def partition_id(self) -> int:
@@ -75,6 +77,28 @@ class NodeConfig:
     def has_data(self) -> bool:
         """Whether it holds examples; a node with a checkpoint needs none."""
         return "partition-id" in self.facts or "data-root" in self.facts
+
+    def data_root(self, of_run: str) -> str:
+        """Return the folder of its data: its own, else that of the run's settings if it may read it, else empty."""
+        permitted = of_run if of_run and self.policy.permits(expanded(of_run)) else ""
+        return str(self.facts.get("data-root", "")) or permitted
+
+    def refusals(self, app: AppConfig, architecture: str) -> Iterator[Finding]:
+        """Return what the node's own limits refuse of the planned run; a budget alone refuses nothing here."""
+        policy, checks = self.policy, [("data source", partial(self.policy.check_source, app.data.name))]
+        checks.append((f"architecture {architecture}", partial(policy.check_architecture, architecture)))
+        if app.client.checkpoint and not self.facts.get("checkpoint"):
+            place = expanded(self.filled(app.client.checkpoint))
+            checks.append(("checkpoint", partial(policy.check_readable, "client.checkpoint", place)))
+        for name, check in checks:
+            try:
+                check()
+            except UploadError as error:
+                yield Finding("error", f"{name}: limits", str(error), fix="correct the node's config, or the setting")
+
+    def filled(self, checkpoint: str) -> str:
+        """Return the path of a checkpoint with the node's name and the number of its part."""
+        return checkpoint.replace("{client}", self.client).replace("{partition}", str(self.partition_id))
 
     def look(self) -> Iterator[Finding]:
         """Return the findings: the errors, or the checked config."""

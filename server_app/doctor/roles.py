@@ -157,15 +157,16 @@ class NodeMachine:
         ]
 
     def _model(self) -> Iterator[Finding]:
-        root = str(self.node.facts.get("data-root", ""))
+        root = self.node.data_root(self.settings.app.data.root)
         split = data.split_of(self.settings, ("train", "test"), root)
         model = self.settings.app.model
         architecture = str(self.node.facts.get("architecture", "")) or model.of_client(self.node.partition_id)
+        yield from self.node.refusals(self.settings.app, architecture)
         yield from data.architectures((architecture,), split, self.settings)
         template = str(self.node.facts.get("checkpoint", "")) or self.settings.app.client.checkpoint
         if template:
-            path = template.replace("{client}", self.node.client).replace("{partition}", str(self.node.partition_id))
-            yield from data.checkpoint(expanded(path), architecture, split, self.settings)
+            path = expanded(self.node.filled(template))
+            yield from data.checkpoint(path, architecture, split, self.settings)
         sizes = {} if split is None else data.model_bytes(split, (architecture,), self.settings)
         state = self.node.policy.state_dir(self.settings.app.client.state_dir)
         yield from room.client_state(state, sizes.get(architecture, 0))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from fl_app.config import AppConfig
 from fl_app.ledger import Ledger
 from fl_app.node_policy import FREE
 from fl_app.privacy import PrivacyConfig
@@ -49,3 +50,37 @@ def test_budget_shows_the_spent_part_and_a_damaged_ledger_is_an_error(tmp_path: 
     assert fine.found.startswith("epsilon 8 of 20 and delta 1e-05 of 0.0001 are spent")
     assert str(ledger.path) in damaged.found
     assert list(NodeConfig.of('client="a"').budget()) == []
+
+
+def test_what_the_limits_refuse_of_a_planned_run_is_an_error() -> None:
+    given = 'client="a" partition-id=2 num-partitions=3 architectures="lenet5, cnn5" read="/srv"'
+    planned = {
+        "data.name": "own.data:rows",
+        "data.law": "domains",
+        "client.checkpoint": "/models/{client}-{partition}.pt",
+    }
+
+    errors = list(NodeConfig.of(given).refusals(AppConfig.from_settings(planned), "resnet8"))
+
+    assert [error.level for error in errors] == ["error"] * 3
+    assert [error.found.partition(":")[0] for error in errors] == [
+        "setting 'data.name' is 'own.data",
+        "architecture 'resnet8' is not permitted on this node",
+        "setting 'client.checkpoint' is '/models/a-2.pt'",
+    ]
+    fine = {"client.checkpoint": "/srv/{client}.pt"}
+    assert list(NodeConfig.of(given).refusals(AppConfig.from_settings(fine), "cnn5")) == []
+    assert list(NodeConfig.of("partition-id=0").refusals(AppConfig.from_settings(planned), "resnet8")) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "looked"),
+    [
+        ('client="a"', ""),
+        ('client="a" read="/srv"', "/srv/held"),
+        ('client="a" data-root="/data"', "/data"),
+        ("partition-id=0 num-partitions=2", "/srv/held"),
+    ],
+)
+def test_data_are_looked_for_where_the_node_looks(given: str, looked: str) -> None:
+    assert NodeConfig.of(given).data_root("/srv/held") == looked
