@@ -146,7 +146,7 @@ def _pacs(domain: str) -> Open:
 def _classes(folder: Path, wanted: tuple[str, ...], size: int, *, get: str) -> tuple[torch.Tensor, Read]:
     if not folder.is_dir():
         raise DataError(f"no images in {folder}/<class> under data.root. {get}, or set data.root to its folder")
-    present = classes_in(folder)
+    present = classes_in(folder).keys()
     if present != set(wanted):
         wrong = ", ".join(sorted(present ^ set(wanted)))
         raise DataError(

@@ -5,6 +5,7 @@ The set is ``<root>/train/<class>/*`` and ``<root>/test/<class>/*``.
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -44,15 +45,16 @@ def open_images(
             f"data set 'imagefolder' (data.name) needs {folder}/<class>/<image>, which does not exist: set data.root "
             f"to a folder that holds {split}/"
         )
+    classes = tuple(map(composed, classes))
     if classes:
-        if unnamed := sorted(classes_in(folder) - set(classes)):
+        if unnamed := sorted(classes_in(folder).keys() - set(classes)):
             raise DataError(
                 f"folder {folder} under data.root has the class folders {', '.join(unnamed)}: must be among "
                 f"'data.classes', {', '.join(classes)}"
             )
     else:
         _check_layout(root, split)
-    names = tuple(classes or sorted(classes_in(folder)))
+    names = classes or tuple(sorted(classes_in(folder)))
     labels, read = open_classes(folder, image_size, names, lacking=bool(classes))
     return labels, names, read
 
@@ -77,7 +79,8 @@ def open_classes(
     from fl_app.vision import torchvision
 
     of = torchvision.datasets.folder
-    numbers = {name: number for number, name in enumerate(classes)}
+    own = classes_in(folder)
+    numbers = {own.get(name, name): number for number, name in enumerate(classes)}
     try:
         found = of.make_dataset(str(folder), numbers, extensions=of.IMG_EXTENSIONS, allow_empty=lacking)
     except OSError as error:
@@ -119,7 +122,7 @@ def _check_layout(root: Path, split: str) -> None:
         )
     if not all((root / half).is_dir() for half in SPLITS):  # a node needs no test/, a server no train/
         return
-    train, test = (classes_in(root / half) for half in SPLITS)
+    train, test = (classes_in(root / half).keys() for half in SPLITS)
     for here, there, missing in (("train", "test", train - test), ("test", "train", test - train)):
         if missing:
             raise DataError(
@@ -128,6 +131,20 @@ def _check_layout(root: Path, split: str) -> None:
             )
 
 
-def classes_in(folder: Path) -> set[str]:
-    """Return the names of the folders in a folder, without hidden ones."""
-    return {entry.name for entry in folder.iterdir() if entry.is_dir() and entry.name[0] != "."}
+def classes_in(folder: Path) -> dict[str, str]:
+    """Return the composed name of each folder in a folder -> its own name, without hidden ones.
+
+    Raises:
+        DataError: Two names are one as composed names.
+    """
+    names = [entry.name for entry in folder.iterdir() if entry.is_dir() and entry.name[0] != "."]
+    found = {composed(name): name for name in names}
+    if len(found) < len(names):
+        twice = next(name for name in names if found[composed(name)] != name)
+        raise DataError(f"folder {folder} under data.root has two folders of the name {composed(twice)}: must have one")
+    return found
+
+
+def composed(name: str) -> str:
+    """Return a name with composed letters (NFC), as keyboards write them; some machines store an accent by itself."""
+    return unicodedata.normalize("NFC", name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +40,26 @@ def test_imagefolder_is_read_in_the_order_of_names(images: Path) -> None:
     assert source.test.labels.tolist() == [0, 1]
     ant = torch.from_numpy(random_pixels(1)).permute(2, 0, 1)[None]
     assert torch.equal(source.test.images[:1], resize(ant, 8))
+
+
+@pytest.mark.parametrize("classes", ["", "gesund,\u00d6dem,Pneumonie"])
+def test_a_class_has_one_number_however_a_machine_stores_its_letters(tmp_path: Path, classes: str) -> None:
+    found = []
+    for form in ("NFC", "NFD"):
+        for name in ("\u00d6dem", "gesund", "Pneumonie"):
+            folder = tmp_path / form / "train" / unicodedata.normalize(form, name)
+            folder.mkdir(parents=True)
+            Image.fromarray(np.full((5, 5), len(name), dtype=np.uint8)).save(folder / "1.png")
+        config = DataConfig("imagefolder", str(tmp_path / form), image_size=5, classes=classes)
+        split = open_data(config, "train")
+        data = split.take()
+        found.append((split.classes, dict(zip(data.images[:, 0, 0, 0].tolist(), data.labels.tolist(), strict=True))))
+    assert found[0] == found[1]
+    assert found[0][1] == {len(name): number for number, name in enumerate(found[0][0])}
+
+    (tmp_path / "NFD" / "train" / "\u00d6dem").mkdir()
+    with pytest.raises(DataError, match="has two folders of the name \u00d6dem: must have one"):
+        open_data(config, "train")
 
 
 def test_imagefolder_turns_grey_images_into_three_channels(images: Path) -> None:
