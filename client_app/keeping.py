@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from logging import getLogger
@@ -19,9 +20,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
 from strategies.core.durable import atomic_write, read_facts, sealed, sha256_file
-from strategies.core.errors import StoreError
-from strategies.core.places import forget_older_runs, make_run_place, run_place
+from strategies.core.errors import StoreError, UploadError
+from strategies.core.places import forget_older_runs, is_ours, make_run_place, run_place
 
+# A client's newest models of one run, since the server names the rounds. FuseFL asks again for at most four of them.
+MODELS_KEPT = 8
 # The key of the facts that holds the digest of the weights.
 _WEIGHTS = "weights-sha256"
 # Facts that are NaN where a training does not measure them, or diverges.
@@ -64,11 +67,13 @@ class Keep:
         server_round: The round, from 1.
 
     Raises:
-        UploadError: The id is not the id of a run folder.
+        UploadError: The id is not the id of a run folder, or the round is below 1.
     """
 
     def __init__(self, state_dir: str, run_id: str, client: str, server_round: int) -> None:
-        self._folder = run_place(state_dir, run_id)
+        if server_round < 1:  # it is part of a file's name
+            raise UploadError(f"the server's server-round is {server_round}: must be at least 1")
+        self._client, self._folder = client, run_place(state_dir, run_id)
         self._weights = self._folder / f"{client}-{server_round}.safetensors"
         self._facts = self._weights.with_suffix(".json")
 
@@ -99,6 +104,8 @@ class Keep:
     def save(self, trained: Trained, state: dict[str, torch.Tensor]) -> None:
         """Write the weights, then the facts with the digest of both; a model counts as kept once both are on the disk.
 
+        All but the newest models of the client in this run are removed.
+
         Raises:
             OSError: A file cannot be written.
         """
@@ -109,7 +116,16 @@ class Keep:
         facts |= {key: None for key in _MEASURED if not math.isfinite(facts[key])}  # JSON has no NaN and no infinity
         atomic_write(self._weights, data)
         atomic_write(self._facts, json.dumps(sealed(facts)).encode())
+        self._forget_older_rounds()
         forget_older_runs(self._folder)
+
+    def _forget_older_rounds(self) -> None:
+        pattern = re.compile(rf"{re.escape(self._client)}-\d+\.safetensors")
+        others = [path for path in self._folder.iterdir() if pattern.fullmatch(path.name) and path != self._weights]
+        others.sort(key=lambda path: path.stat().st_mtime)
+        for path in others[: 1 - MODELS_KEPT] if is_ours(self._folder) else ():
+            path.with_suffix(".json").unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
 
 
 def _check_digest(weights: Path, sha256: str) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import os
 import zipfile
 import zlib
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from logging import getLogger
 from pathlib import Path
@@ -87,7 +88,7 @@ class LogitCache:
 
     def known(self, members: Sequence[str]) -> Logits | None:
         """Return the logits of an ensemble that is part of a cached one, in the order of ``members``."""
-        for path in self._files():
+        for path in _newest_first(self._folder.glob("*.npz")):
             kept = _read(path)
             if kept is not None and set(members) <= set(kept.members):
                 rows = [kept.members.index(member) for member in members]
@@ -95,7 +96,7 @@ class LogitCache:
         return None
 
     def save(self, ensemble: str, logits: Logits) -> None:
-        """Write the logits of an ensemble, and remove all but the newest others.
+        """Write the logits of an ensemble, and remove all but the newest others, whatever settings these are of.
 
         Raises:
             OSError: The disk refuses the file.
@@ -106,22 +107,28 @@ class LogitCache:
         arrays = {"members": members, "values": logits.values, "labels": logits.labels, "inputs": logits.inputs}
         np.savez(file, allow_pickle=False, digest=np.array(_digest_of(arrays)), **arrays)
         atomic_write(self._path(ensemble), file.getbuffer())
-        for old in self._files()[ENSEMBLES_KEPT:] if is_ours(self._run) else ():
+        for old in _newest_first(self._of_run())[ENSEMBLES_KEPT:] if is_ours(self._run) else ():
             old.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # it holds others
+                old.parent.rmdir()
         os.utime(self._run)  # its time decides which run is the oldest
         forget_older_runs(self._run)
 
     def forget_others(self, ensemble: str) -> None:
         """Remove this run's logits of every other ensemble, because one of its members has to be forgotten."""
-        for path in self._run.glob(f"{self._name}*/*.npz") if is_ours(self._run) else ():
+        for path in self._of_run() if is_ours(self._run) else ():
             if path != self._path(ensemble):
                 path.unlink(missing_ok=True)
 
     def _path(self, ensemble: str) -> Path:
         return self._folder / f"{ensemble}.npz"
 
-    def _files(self) -> list[Path]:
-        return sorted(self._folder.glob("*.npz"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    def _of_run(self) -> Iterator[Path]:
+        return self._run.glob(f"{self._name}*/*.npz")
+
+
+def _newest_first(paths: Iterable[Path]) -> list[Path]:
+    return sorted(paths, key=lambda path: path.stat().st_mtime_ns, reverse=True)
 
 
 def _read(path: Path) -> Logits | None:

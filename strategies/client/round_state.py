@@ -4,8 +4,8 @@ A client keeps one version per round that it took part in. ``last-round`` is the
 the server accepted, and the client continues from its state of that round. An answer that came too late for the server
 so has no effect. The client also keeps its state of ``safe-round``, the round of the server's last checkpoint: a killed
 server resumes there, and the resumed run ends with the same bits. At most three versions are kept, however seldom the
-server writes a checkpoint. If the server sends neither number, the client continues from its newest version of an
-earlier round, and keeps two.
+server writes a checkpoint or accepts an answer; a server that goes back adds one. Without either number the client
+continues from its newest version of an earlier round, and keeps two.
 
 Flower has a state of its own for every node, ``context.state``. It is lost with the Flower run, and a resumed run is a
 new Flower run: its clients would start anew in the middle. The disk outlives it. A server that keeps no run sends no
@@ -111,7 +111,7 @@ class RoundState:
             server_round: The round.
             state: By name.
             safe_round: The oldest round whose state the server may still need; None if the server does not send it.
-            last_round: The newest before this one; the server needs none in between. None if it does not send it.
+            last_round: The newest before this one that it may need, and none in between; None if it does not send it.
         """
         if self.folder is None:
             return
@@ -119,8 +119,10 @@ class RoundState:
             make_run_place(self.folder)
             tensors = {key: value.contiguous() for key, value in state.items()}
             atomic_write(self._file(server_round), save(tensors, {_DIGEST: weights_sha256(tensors)}))
+            # A request that comes late after others does not remove the newest.
             rounds = sorted(self._rounds())
-            for each in _old(rounds, safe_round, last_round) if is_ours(self.folder) else ():
+            newest = rounds[-VERSIONS_KEPT if None in (safe_round, last_round) else -1 :]
+            for each in {*rounds} - {safe_round, last_round, server_round, *newest} if is_ours(self.folder) else ():
                 self._file(each).unlink(missing_ok=True)
             forget_older_runs(self.folder)
         except (OSError, SafetensorError) as error:  # the trained weights matter more than the memory
@@ -163,10 +165,3 @@ def _read(path: Path) -> State:
     if wanted is not None and weights_sha256(state) != wanted:
         raise ValueError(f"{path}: its digest differs from that of its content")
     return state
-
-
-def _old(rounds: list[int], safe: int | None, last: int | None) -> list[int]:
-    """Return those of the ascending rounds whose states the server no longer needs."""
-    if safe is None:
-        return rounds[:-VERSIONS_KEPT]
-    return [each for each in rounds if each < safe or (last is not None and safe < each < last)]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from client_app import keeping
-from client_app.keeping import Keep, Trained
+from client_app.keeping import MODELS_KEPT, Keep, Trained
 from strategies.core.errors import UploadError
 from strategies.core.places import RUNS_KEPT
 
@@ -99,6 +99,30 @@ def test_a_torn_or_missing_file_counts_as_nothing(tmp_path: Path, ending: str, c
 
     kept(tmp_path).save(TRAINED, STATE)
     assert kept(tmp_path).load() is not None
+
+
+def test_a_run_of_ever_new_rounds_leaves_only_a_client_s_newest_models(tmp_path: Path) -> None:
+    kept(tmp_path, client="client-000-1").save(TRAINED, STATE)
+    for number in range(3 * MODELS_KEPT):
+        keep = kept(tmp_path, server_round=1000 - number)
+        keep.save(TRAINED, STATE)
+        os.utime(tmp_path / RUN / f"client-000-{1000 - number}.safetensors", (1000 + number, 1000 + number))
+        assert keep.load() is not None
+    again = kept(tmp_path, server_round=1)
+    again.save(TRAINED, STATE)
+
+    rounds = [*range(1000 - 3 * MODELS_KEPT + 1, 1000 - 2 * MODELS_KEPT), 1]
+    assert {path.name for path in (tmp_path / RUN).glob("client-000-*.json")} == {
+        "client-000-1-1.json",
+        *(f"client-000-{number}.json" for number in rounds),
+    }
+    assert len(list((tmp_path / RUN).glob("*.safetensors"))) == MODELS_KEPT + 1
+
+
+@pytest.mark.parametrize("server_round", [0, -1])
+def test_a_round_below_one_is_refused_because_it_names_a_file(tmp_path: Path, server_round: int) -> None:
+    with pytest.raises(UploadError, match=f"the server's server-round is {server_round}: must be at least 1"):
+        kept(tmp_path, server_round=server_round)
 
 
 def test_old_runs_when_there_are_many_are_forgotten_in_the_order_of_their_last_use(tmp_path: Path) -> None:

@@ -63,6 +63,16 @@ def test_logits_are_kept_of_the_newest_ensembles_only(tmp_path: Path) -> None:
     assert kept == list(range(2, ENSEMBLES_KEPT + 2))
 
 
+def test_logits_are_kept_of_the_newest_ensembles_only_under_ever_new_settings_too(tmp_path: Path) -> None:
+    for number in range(ENSEMBLES_KEPT + 2):
+        LogitCache(str(tmp_path), RUN, "alice", f"{number}/0.1/True").save("e0", logits())
+        time.sleep(0.01)
+
+    assert len(list(tmp_path.glob("*/alice-ensembles-*"))) == ENSEMBLES_KEPT
+    caches = [LogitCache(str(tmp_path), RUN, "alice", f"{number}/0.1/True") for number in range(ENSEMBLES_KEPT + 2)]
+    assert [cache.load("e0") is None for cache in caches] == [True, True] + [False] * ENSEMBLES_KEPT
+
+
 def test_logits_of_fewer_members_are_found_among_those_of_more(tmp_path: Path) -> None:
     cache = LogitCache(str(tmp_path), RUN, "alice")
     cache.save("e0", logits())

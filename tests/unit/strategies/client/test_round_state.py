@@ -13,6 +13,7 @@ from torch import nn
 
 from strategies.client.corrections import LocalUpdate
 from strategies.client.round_state import Recalled, RoundState
+from strategies.core.errors import UploadError
 
 State = dict[str, torch.Tensor]
 
@@ -66,7 +67,7 @@ def test_the_memory_is_the_sum_of_all_corrections(tmp_path: Path) -> None:
 def test_last_round_names_the_version(tmp_path: Path) -> None:
     memory = RoundState(tmp_path, "alice")
     for number in (1, 2, 3):
-        memory.save(number, {"x": torch.tensor([float(number)])}, safe_round=0)
+        memory.save(number, {"x": torch.tensor([float(number)])}, safe_round=1)
     for number in (1, 2, 3):
         found = memory.recall(7, number)
         assert (found.round, found.state["x"].item(), found.restarted) == (number, number, False)
@@ -114,16 +115,33 @@ def test_server_that_goes_back_to_its_checkpoint_meets_the_same_client(tmp_path:
     assert versions(tmp_path / "run") == [5, 6]
 
 
-def test_versions_are_kept_back_to_the_safe_round_and_without_one_two(tmp_path: Path) -> None:
-    told, untold = RoundState(tmp_path / "told", "alice"), RoundState(tmp_path / "untold", "alice")
+def test_two_versions_are_kept_if_the_server_does_not_tell_which(tmp_path: Path) -> None:
+    untold = RoundState(tmp_path, "alice")
     for number in range(1, 7):
-        told.save(number, {"x": torch.zeros(1)}, safe_round=0)
         untold.save(number, {"x": torch.zeros(1)})
-    assert versions(tmp_path / "told") == [1, 2, 3, 4, 5, 6]
-    assert versions(tmp_path / "untold") == [5, 6]
-    told.save(9, {"x": torch.zeros(1)}, safe_round=4)
-    assert versions(tmp_path / "told") == [4, 5, 6, 9]
-    assert told.recall(10, 4).round == 4
+    assert versions(tmp_path) == [5, 6]
+
+
+@pytest.mark.parametrize("told", [{"safe_round": 0, "last_round": 0}, {"safe_round": 0}, {"last_round": 0}, {}])
+@pytest.mark.parametrize("step", [1, -1])
+def test_at_most_three_versions_are_kept_whatever_is_said(tmp_path: Path, told: dict[str, int], step: int) -> None:
+    memory = RoundState(tmp_path, "alice")
+    # All of its answers are late, or the server counts backwards.
+    for number in range(1, 30)[::step]:
+        memory.save(number, {"x": torch.zeros(1)}, **told)  # type: ignore[arg-type]
+    assert len(versions(tmp_path)) <= 3
+
+
+def test_a_request_that_comes_late_does_not_remove_the_newest_version(tmp_path: Path) -> None:
+    memory = RoundState(tmp_path, "alice")
+    for number, last in ((2, 0), (5, 2), (3, 2)):
+        memory.save(number, {"x": torch.zeros(1)}, safe_round=2, last_round=last)
+    assert versions(tmp_path) == [2, 3, 5]
+
+
+def test_a_round_below_one_is_refused_because_it_names_a_file(tmp_path: Path) -> None:
+    with pytest.raises(UploadError, match="server-round is -3: must be at least 1"):
+        one_round(RoundState(tmp_path, "alice"), -3)
 
 
 def test_at_most_three_versions_lie_on_the_disk_between_two_checkpoints(tmp_path: Path) -> None:
