@@ -3,7 +3,7 @@
 Paper: Guan, Zhou, Gu, Capture Global Feature Statistics for One-Shot Federated Learning (FedCGS), AAAI 2025,
     https://arxiv.org/abs/2503.06962; Turazza, Picone, Mamei, GH-OFL, ICLR 2026. Read version: notes on both papers and
     on their code.
-Symbols: G_k, S_k, n_k -> the upload of client k; a -> shrinkage; Sigma -> Statistics.scatter_within / (N - C).
+Symbols: G_k, S_k, n_k -> the upload of client k; a -> shrinkage; Sigma -> scatter_within / freedom of Statistics.
 Where: the discriminant -> statistics.heads.Lda; the choice of a -> statistics.choice.choose_shrinkage.
 Deviations: the covariance within classes, as in GH-OFL; FedCGS takes the total one. The shrinkage is chosen by leaving
     clients out; GH-OFL has 0.05, FedCGS none. Features have norm 1. Sums with noise are refused.

@@ -93,7 +93,8 @@ class Lda:
     """Linear discriminants with one covariance for all classes, for every shrinkage from one eigendecomposition.
 
     ``Sigma = S_w / (N - C)``, ``Sigma_a = (1 - a) Sigma + a tr(Sigma) / d I``, ``w_c = Sigma_a^-1 mu_c``,
-    ``b_c = log pi_c - mu_c^T w_c / 2``. C counts the classes with examples; the others are never predicted.
+    ``b_c = log pi_c - mu_c^T w_c / 2``. C counts the classes with examples; the others are never predicted. Where
+    examples have weights N - C is :attr:`~.sums.Statistics.freedom`, so that Sigma has no bias.
 
     Args:
         statistics: Over all clients, with more examples than classes.
@@ -101,8 +102,7 @@ class Lda:
 
     def __init__(self, statistics: Statistics) -> None:
         self._statistics = statistics
-        seen = int(statistics.seen.sum())
-        covariance = statistics.scatter_within / max(1.0, statistics.examples - seen)
+        covariance = statistics.scatter_within / max(1.0, statistics.freedom)
         self._values, self._vectors = torch.linalg.eigh(covariance)
         # Without scatter within the classes, as of one example each, rounding leaves 0 or less, which has no inverse.
         least = LEAST_SCATTER * float(torch.trace(statistics.gram))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -27,11 +27,14 @@ class Statistics:
         counts: n_c, examples per class [C].
         sums: S, the sum of features per class [C, d].
         gram: G = sum f f^T [d, d], symmetric and not centred.
+        excess: sum w - sum w^2 per class over the examples' weights w [C], by which ``counts`` exceeds the sum of their
+            squares; a zero without dimension where every example weighs 1.
     """
 
     counts: Tensor
     sums: Tensor
     gram: Tensor
+    excess: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
 
     @classmethod
     def zeros(cls, classes: int, features: int) -> Statistics:
@@ -69,22 +72,25 @@ class Statistics:
         whole: Statistics | None = None
         for part in parts:
             if whole is None:
-                whole = cls(part.counts.clone(), part.sums.clone(), part.gram.clone())
+                whole = cls(part.counts.clone(), part.sums.clone(), part.gram.clone(), part.excess)
                 continue
             whole.counts.add_(part.counts)
             whole.sums.add_(part.sums)
             whole.gram.add_(part.gram)
+            whole = replace(whole, excess=whole.excess + part.excess)
         if whole is None:
             raise ValueError("no statistics to add up: must be at least one part")
         return whole
 
     def __sub__(self, other: Statistics) -> Statistics:
         """Return the statistics without those of a subset; exact but for rounding."""
-        return Statistics(self.counts - other.counts, self.sums - other.sums, self.gram - other.gram)
+        excess = self.excess - other.excess
+        return Statistics(self.counts - other.counts, self.sums - other.sums, self.gram - other.gram, excess)
 
     def scaled(self, factor: float) -> Statistics:
         """Return the statistics with every example weighted by a factor."""
-        return Statistics(self.counts * factor, self.sums * factor, self.gram * factor)
+        excess = factor * self.counts - factor**2 * (self.counts - self.excess)
+        return Statistics(self.counts * factor, self.sums * factor, self.gram * factor, excess)
 
     def projected(self, projection: Tensor) -> Statistics:
         """Return the statistics of the features f P, which needs no example again.
@@ -92,7 +98,7 @@ class Statistics:
         Args:
             projection: P [d, e] in float64.
         """
-        return Statistics(self.counts, self.sums @ projection, projection.T @ self.gram @ projection)
+        return replace(self, sums=self.sums @ projection, gram=projection.T @ self.gram @ projection)
 
     @property
     def examples(self) -> float:
@@ -113,6 +119,12 @@ class Statistics:
     def seen(self) -> Tensor:
         """Whether there are examples of each class [C], which a weight may make less than one."""
         return self.counts > RESIDUE * self.examples
+
+    @property
+    def freedom(self) -> float:
+        """The expectation of S_w in units of a class's covariance: N - C, and N - sum_c sum w^2 / n_c with weights."""
+        shares = (self.counts - self.excess) / torch.where(self.seen, self.counts, 1.0)
+        return self.examples - float(shares[self.seen].sum())
 
     @property
     def mean(self) -> Tensor:

@@ -45,6 +45,21 @@ def test_lda_is_the_discriminant_by_definition(prior: str) -> None:
     torch.testing.assert_close(head.bias, logs - (weight * means).sum(1) / 2, check_dtype=False, rtol=1e-6, atol=1e-6)
 
 
+def test_the_covariance_of_weighted_clients_is_unbiased() -> None:
+    def drawn(seed: int) -> torch.Tensor:
+        rng = torch.Generator().manual_seed(seed)
+        rows = torch.randn(48, 3, generator=rng, dtype=torch.float64)
+        labels = torch.arange(48) % 4
+        small, large = (Statistics.of([(rows[part], labels[part])], 4, 3) for part in (slice(8), slice(8, 48)))
+        whole = Statistics.total([small, large.scaled(0.2)])
+        assert whole.freedom == pytest.approx(16 - 4 * (2 + 10 * 0.04) / 4)
+        assert (whole - small).freedom == pytest.approx(8 - 4 * 0.2)
+        return Lda(whole).spectrum(0.5).mean()
+
+    # The mean eigenvalue of Sigma, where features are independent of variance 1.
+    assert float(torch.stack([drawn(seed) for seed in range(400)]).mean()) == pytest.approx(1.0, abs=0.03)
+
+
 @pytest.mark.parametrize("alpha", [0.01, 0.1, 1.0, 100.0])
 @pytest.mark.parametrize("clients", [1, 10, 100, 1000])
 def test_heads_of_any_division_in_any_order_equal_the_pooled_ones(alpha: float, clients: int) -> None:
