@@ -80,7 +80,7 @@ def fit(job: Job, progress: Progress) -> Outcome:
 
 
 def drawn(clients: Uploaded, config: FedPftConfig, *, seed: int) -> tuple[Tensor, Tensor]:
-    """Draw ``n_kc`` features from the Gaussian of every client and class.
+    """Draw ``n_kc`` features from the Gaussian of every client and class, at most ``limit`` in all.
 
     Each draw has its own seed, by client and class, so that no client changes another's.
 
@@ -92,20 +92,42 @@ def drawn(clients: Uploaded, config: FedPftConfig, *, seed: int) -> tuple[Tensor
     Returns:
         Features [N, d] in float32 and labels [N], in the order of names and classes.
     """
-    capped = clients.factors
-    factors = {name: capped.get(name, 1.0) for name in clients}
-    total = sum(factors[name] * float(clients.arrays(name)["counts"].sum()) for name in clients)
-    share, fallback = min(1.0, config.limit / total), mean_variance(_moments(clients, name, config) for name in clients)
+    names, capped = list(clients), clients.factors
+    claimed = torch.stack([capped.get(name, 1.0) * clients.arrays(name)["counts"].double() for name in names])
+    numbers = numbers_within(claimed, config.limit).tolist()
+    fallback = mean_variance(_moments(clients, name, config) for name in names)
     rows, labels = [], []
-    for name, factor in factors.items():
+    for name, counts in zip(names, numbers, strict=True):
         moments = _moments(clients, name, config)
         deviations, means = moments.variances(fallback).sqrt().float(), moments.means.float()
-        for c in moments.counts.nonzero().flatten().tolist():
-            count = max(1, round(share * factor * float(moments.counts[c])))
+        for c, count in enumerate(counts):
+            if not count:
+                continue
             noise = torch.randn(count, means.shape[1], generator=generator(seed, "fedpft", name, c))
             rows.append(means[c] + noise * deviations[c])
             labels.append(torch.full((count,), c))
     return torch.cat(rows), torch.cat(labels)
+
+
+def numbers_within(claimed: Tensor, limit: int) -> Tensor:
+    """Return how many features to draw of every client and class, int64 [M, C], at most ``limit`` in all.
+
+    They are in proportion to the claimed examples, and at least 1 where there is one. If so many ones exceed the limit,
+    they are spread evenly over the clients of each class.
+
+    Args:
+        claimed: Examples by client and class, not negative, float64 [M, C].
+        limit: At least 1.
+    """
+    known, wanted = (claimed > 0).double(), claimed * min(1.0, limit / float(claimed.sum()))
+    numbers = torch.maximum(wanted.round(), known)
+    if float(numbers.sum()) > limit:
+        least = known if float(known.sum()) <= limit else torch.zeros_like(known)
+        more = (wanted - least).clamp_min(0.0)
+        running = (more * ((limit - least.sum()) / more.sum())).T.flatten().cumsum(0)
+        whole = (running + 1e-6).floor()  # what rounding leaves below a whole number counts as that number
+        numbers = least + whole.diff(prepend=whole.new_zeros(1)).view_as(claimed.T).T
+    return numbers.long()
 
 
 def _moments(clients: Uploaded, name: str, config: FedPftConfig) -> Moments:

@@ -8,13 +8,14 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
+import pytest
 import torch
 from numpy.typing import NDArray
 from torch import nn
 
 from strategies.core.facts import UploadFacts
 from strategies.core.seeds import generator
-from strategies.fedpft import METHOD, FedPftConfig, drawn
+from strategies.fedpft import METHOD, FedPftConfig, drawn, numbers_within
 from strategies.method import Job, Normalization, Silent, Upload
 from strategies.statistics.uploaded import FeatureSums, Uploaded
 
@@ -79,6 +80,19 @@ def test_limit_thins_all_clients_in_proportion_and_a_boastful_one_is_capped_firs
 
     assert counts(100.0, 0.0, 280) == [60, 100, 120]
     assert counts(1e12, 0.5, 4200) == [1800, 1200, 1200]
+
+
+@pytest.mark.parametrize("limit", [1, 37, 1000, 1999, 2000, 2001, 5000])
+@pytest.mark.parametrize("boast", [1.0, 1e12])
+def test_limit_holds_for_many_clients_of_many_classes(limit: int, boast: float) -> None:
+    claimed = torch.randint(1, 9, (200, 10), generator=torch.Generator().manual_seed(limit)).double()
+    claimed[0] *= boast
+    numbers = numbers_within(claimed, limit)
+    assert 0.95 * limit <= int(numbers.sum()) <= limit
+    assert int(numbers.min()) >= (limit >= claimed.numel())
+    if boast == 1.0:  # classes keep their shares
+        wanted = claimed.sum(0) * limit / claimed.sum()
+        assert float((numbers.sum(0) - wanted).abs().max()) <= 1.0 + 0.1 * limit / 10
 
 
 def adamw(rows: Array, labels: NDArray[np.int64]) -> tuple[Array, Array]:
