@@ -20,9 +20,16 @@ def in_row(told: Mapping[str, float]) -> dict[str, float]:
     """Return the clients' numbers as a round's row names them: ``train-accuracy`` is theirs, ``accuracy`` the server's.
 
     Args:
-        told: By the clients' own names, of which any may be one of :data:`OWN`, or steer a terminal.
+        told: By the clients' own names, of which any may be one of :data:`OWN`, or steer a terminal. No value takes
+            the place of another: a name that is taken gets one more ``train-``.
     """
-    return {f"train-{name}" if name in OWN else printable(name): value for name, value in told.items()}
+    row = {printable(name): value for name, value in told.items() if name not in OWN}
+    for name in filter(told.__contains__, OWN):
+        free = f"train-{name}"
+        while free in row:
+            free = f"train-{free}"
+        row[free] = told[name]
+    return row
 
 
 def answers_of(replies: Iterable[Message]) -> list[RecordDict]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from strategies.flower.rounds.answers import Answered, of_one_form, show
 from strategies.flower.rounds.base import EVERYONE, Base
 from strategies.flower.rounds.feddyn import FedDyn
 from strategies.flower.rounds.fednova import FedNova
+from strategies.flower.rounds.round_records import in_row
 from strategies.flower.rounds.scaffold import Scaffold
 from strategies.rounds.config import TITLES
 
@@ -244,3 +246,14 @@ def test_rounds_without_a_model_that_do_not_follow_each_other_end_nothing(tmp_pa
     run = tmp_path / "run"
     result_of(iterative(run, base=Base(Silent(1, 2, 4, 5)), rounds=6), {1: stock(1), 2: stock(2)})
     assert [row["answers"] for row in rows_of(run)] == [2] * 6
+
+
+@pytest.mark.parametrize("names", list(permutations(("accuracy", "train-accuracy", "train-train-accuracy"))))
+def test_numbers_of_clients_with_a_taken_name_keep_their_values(names: tuple[str, ...]) -> None:
+    values = {"accuracy": 0.1, "train-accuracy": 0.2, "train-train-accuracy": 0.3}
+    assert in_row({name: values[name] for name in names}) == {
+        "train-accuracy": 0.2,
+        "train-train-accuracy": 0.3,
+        "train-train-train-accuracy": 0.1,
+    }
+    assert in_row({"accuracy": 0.1, "loss": 2.0}) == {"train-accuracy": 0.1, "loss": 2.0}
