@@ -61,7 +61,7 @@ def copies_of(named: Mapping[str, Any], kind: str) -> Copies:
         OptionError: A model is no module, it cannot be copied, or there are several where the kind has one name.
     """
     firsts: dict[str, str] = {}
-    builders: dict[str, ModelBuilder] = {}
+    builders: dict[str, partial[nn.Module]] = {}
     architectures, differences = dict[str, str](), list[str]()
     for client, module in sorted(named.items()):
         if not isinstance(module, nn.Module):
@@ -77,7 +77,9 @@ def copies_of(named: Mapping[str, Any], kind: str) -> Copies:
                 raise OptionError(f"{differences[0]}: must be of one architecture, else {NEEDS_MODEL}")
             firsts[own], builders[own] = client, partial(_fresh, _copied(client, module))
         architectures[client] = own
-    return Copies(builders, architectures, "".join(differences[:1]))
+    for name, builder in builders.items():
+        _freeze_common(builder.args[0], [named[client] for client, own in architectures.items() if own == name])
+    return Copies({**builders}, architectures, "".join(differences[:1]))
 
 
 def difference(one: nn.Module, other: nn.Module) -> str:
@@ -175,6 +177,14 @@ def _copied(client: str, module: nn.Module) -> nn.Module:
         raise OptionError(f"model {client!r} cannot be copied: {error!s:.90}: {NEEDS_MODEL}") from error
 
 
+def _freeze_common(template: nn.Module, modules: Sequence[nn.Module]) -> None:
+    """Freeze the parameters that all modules freeze; a module that is frozen as a whole, for inference, has no say."""
+    flags = [{name: value.requires_grad for name, value in module.named_parameters()} for module in modules]
+    told = [each for each in flags if any(each.values())]
+    for name, value in template.named_parameters():
+        value.requires_grad_(value.is_floating_point() and (not told or any(each[name] for each in told)))
+
+
 def maker_of(builder: ModelBuilder) -> str:
     """Return the import name of a builder, or of the class that makes the modules it copies; empty if it has none."""
     if not (isinstance(builder, partial) and builder.func is _fresh):
@@ -189,10 +199,8 @@ def maker_of(builder: ModelBuilder) -> str:
 
 
 def _fresh(template: nn.Module) -> nn.Module:
-    """Return a copy of a module whose weights are drawn anew; frozen ones stay, unless all are, as for inference."""
+    """Return a copy of a module whose weights are drawn anew; frozen ones stay."""
     module = copy.deepcopy(template).train()
-    if not any(value.requires_grad for value in module.parameters()):
-        module.requires_grad_(True)
     for name, layer in module.named_modules():
         own = list(layer.parameters(recurse=False))
         if own and not any(value.requires_grad for value in own):  # its buffers stay too

@@ -161,7 +161,7 @@ def merge(
         input_shape: See :attr:`.method.Job.input_shape`.
         model: A callable that returns a fresh module, or architecture name -> callable. Modules need none: their
             layers are copied, and a student starts from what the layers' own ``reset_parameters`` draw. Parameters
-            that are frozen, but not all of a module, stay as they are.
+            that all modules freeze, but not all of theirs, stay as they are.
         label_counts: Training examples per class [M][C], in the order of the models or by client name; None if unknown.
         log: Takes a line about the progress; None shows one line that is written over, in a notebook or on a terminal.
         further: Fields of the job, such as ``config``, ``student`` and ``seed``; see :class:`Further`. Options of the

@@ -6,6 +6,7 @@ import copy
 import threading
 from collections.abc import Callable
 from functools import partial
+from itertools import permutations
 from typing import Any
 
 import pytest
@@ -231,3 +232,14 @@ def test_a_student_of_modules_keeps_a_part_that_is_frozen_and_trains_one_that_is
         student, given = dict(build().named_parameters()), dict(module.named_parameters())
         assert [name for name, value in student.items() if value.requires_grad] == drawn
         assert [name for name, value in student.items() if not torch.equal(value, given[name])] == drawn
+
+
+@pytest.mark.parametrize("order", list(permutations(range(3))))
+def test_a_part_is_frozen_in_the_student_if_every_module_that_trains_has_it_frozen(order: tuple[int, ...]) -> None:
+    part, more, whole = Holder(), Holder(), Holder().requires_grad_(False)
+    part.body.requires_grad_(False)
+    more.body.weight.requires_grad_(False)
+    modules = dict(zip("abc", ([part, more, whole][number] for number in order), strict=True))
+    (build,) = copies_of(modules, "classifier").builders.values()
+    trained = [name for name, value in build().named_parameters() if value.requires_grad]
+    assert trained == ["body.bias", "head.weight", "head.bias"]
