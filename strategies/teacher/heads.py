@@ -57,8 +57,14 @@ def features_of(heads: Sequence[nn.Linear], classes: int, owners: Sequence[str])
         owners: The names of the models they belong to, for the message.
 
     Raises:
-        OptionError: A layer has not C outputs, or the layers take different numbers of features.
+        OptionError: A layer has not C outputs, or takes no float32, or the layers take different numbers of features.
     """
+    for owner, head in zip(owners, heads, strict=True):
+        kind = str(head.weight.dtype).removeprefix("torch.")
+        if kind != "float32":  # in which features are generated
+            raise OptionError(
+                f"the last linear layer of {owner} has weights of {kind}: must be float32 at the level of features"
+            )
     shapes = {(head.in_features, head.out_features) for head in heads}
     if len(shapes) != 1 or next(iter(shapes))[1] != classes:
         found = ", ".join(f"{o}: {h.in_features} to {h.out_features}" for o, h in zip(owners, heads, strict=True))

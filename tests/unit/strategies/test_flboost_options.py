@@ -91,7 +91,9 @@ def test_images_need_sides_in_fours_and_features_a_last_layer() -> None:
     with pytest.raises(OptionError, match=r"shape is \(1, 30, 32\)"):
         check_needs(METHOD, job(input_shape=(1, 30, 32)))
     check_needs(METHOD, replace(row, config=replace(SMALL, level="features")))
-    headless = {"net": lambda: nn.Sequential(nn.Flatten())}
+    headless, double = {"net": lambda: nn.Sequential(nn.Flatten())}, {"net": lambda: nn.Linear(7, 4).double()}
+    with pytest.raises(OptionError, match="layer of net has weights of float64: must be float32 at the level of feat"):
+        check_needs(METHOD, job(replace(SMALL, level="features"), builders=double))
     with pytest.raises(OptionError, match="has no linear layer"):
         check_needs(METHOD, job(replace(SMALL, level="features"), builders=headless))
 

@@ -60,3 +60,8 @@ def test_heads_that_differ_are_refused_by_name(other: nn.Linear) -> None:
 def test_heads_with_other_outputs_than_classes_are_refused() -> None:
     with pytest.raises(OptionError, match="and have 10 outputs, one per class"):
         features_of([nn.Linear(7, 3)], 10, ["a"])
+
+
+def test_heads_of_another_precision_than_generated_features_are_refused_by_name() -> None:
+    with pytest.raises(OptionError, match="layer of b has weights of float64: must be float32"):
+        features_of([nn.Linear(7, 3), nn.Linear(7, 3).double()], 3, ["a", "b"])
