@@ -175,7 +175,9 @@ def _check_domains(domains: npt.NDArray[np.integer] | None, num_clients: int) ->
     if domains is None:
         raise OptionError("setting 'data.law' is 'domains': must be another law for a data set without domains")
     if num_clients != (found := len(np.unique(domains))):
+        # A node without others does not tell the server how many holders its examples have.
+        count = f"{found}, " if num_clients > 1 else ""
         raise OptionError(
-            f"{num_clients} clients where 'data.law' is 'domains': must be {found}, one client for each domain that "
+            f"{num_clients} clients where 'data.law' is 'domains': must be {count}one client for each domain that "
             "is not left out"
         )

@@ -47,5 +47,7 @@ def test_clients_when_each_holds_a_domain_hold_no_other(tmp_path: Path, limit: i
 
     assert [len(part) for part in parts] == [held] * 3
     assert [(part // 7).unique().tolist() for part in parts] == [[0], [1], [2]]
+    with pytest.raises(OptionError, match="1 clients where 'data.law' is 'domains': must be one client for each"):
+        positions(0, 1, **asked)  # without a number: that of a node's own holders is no matter of the server
     with pytest.raises(OptionError, match="2 clients where 'data.law' is 'domains': must be 3"):
         positions(0, 2, **asked)
