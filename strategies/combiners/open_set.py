@@ -28,12 +28,13 @@ class OpenSet(nn.Module):
         if value.dim() or value < 0:
             raise ValueError(f"voters is {value.tolist()}: must be a whole number from 0")
         self.register_buffer("voters", value.clone())
-        self._first = int(value) or None  # its place in a slice, which an exported program takes as a constant
 
     def forward(self, logits: Tensor) -> Tensor:
         """Combine member logits [M, B, C + 1] to the logarithm of the summed probabilities [B, C]."""
         # In log space throughout: a probability that underflows to 0 would have an infinite logarithm.
         log_shares = torch.log_softmax(logits, dim=2)
-        order = log_shares[..., -1].argsort(dim=0, stable=True)[: self._first]
-        chosen = log_shares[..., :-1].gather(0, order[..., None].expand(-1, -1, logits.shape[2] - 1))
-        return chosen.logsumexp(0)
+        order = log_shares[..., -1].argsort(dim=0, stable=True)
+        # From the buffer, which may have been loaded; a slice by it would be a constant of an exported program.
+        silent = (torch.arange(len(logits), device=logits.device) >= self.voters) & (self.voters > 0)
+        ordered = log_shares[..., :-1].gather(0, order[..., None].expand(-1, -1, logits.shape[2] - 1))
+        return ordered.masked_fill(silent[:, None, None], -torch.inf).logsumexp(0)

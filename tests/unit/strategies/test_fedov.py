@@ -71,6 +71,14 @@ def test_vote_of_unsure_members_is_finite() -> None:
     assert combined.argmax(1).tolist() == [1]
 
 
+def test_voters_are_those_of_the_loaded_state() -> None:
+    logits, one = torch.tensor([[[0.0, 1.0, 5.0]], [[3.0, 2.0, 0.0]]]), OpenSet(1)
+    loaded = OpenSet()
+    loaded.load_state_dict(one.state_dict())
+    assert torch.equal(loaded(logits), one(logits))
+    assert not torch.equal(loaded(logits), OpenSet()(logits))
+
+
 def test_combiner_when_rebuilt_from_its_tensors_gives_the_same_bits() -> None:
     logits = torch.randn(3, 7, 5)
     combiner = OpenSet(2)
