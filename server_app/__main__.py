@@ -1,8 +1,12 @@
-"""The `oneshot` command; Ctrl-C while it loads ends it in one line, as later."""
+"""The `oneshot` command; Ctrl-C while it loads ends it in one line, as later, and so does a full disk at its output."""
 
+import errno
 import io
 import os
 import sys
+
+# A full disk, a quota, and a reader that has gone, which needs no line.
+_OUTPUT = (errno.ENOSPC, errno.EDQUOT, errno.EPIPE)
 
 
 def main() -> None:
@@ -19,10 +23,21 @@ def main() -> None:
 
         if sys.stdout.isatty():  # a bar moves more often than lines are printed
             os.environ.setdefault(LOG_VARIABLE, "1")
-        cli()
+        try:
+            cli()
+        finally:
+            sys.stdout.flush()
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         sys.exit(130)
+    except OSError as error:
+        if error.errno not in _OUTPUT:
+            raise
+        # Python writes the rest of the buffer at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if error.errno != errno.EPIPE:
+            sys.stderr.write(f"error: {error.filename or 'the output'} cannot be written: {error.strerror}\n")
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from importlib import metadata
@@ -772,6 +773,20 @@ def test_a_closed_output_is_none_of_a_command_s_business(monkeypatch: pytest.Mon
         entry.main()
 
     assert ended.value.code in (0, None)
+
+
+@pytest.mark.parametrize("words", [["methods"], ["list", "--format", "json"], ["--version"]])
+@pytest.mark.parametrize("full", [True, False])
+def test_an_output_that_cannot_be_written_is_one_line_and_a_closed_pipe_none(words: list[str], full: bool) -> None:
+    reader, writer = os.pipe() if not full else (os.open(os.devnull, os.O_RDONLY), os.open("/dev/full", os.O_WRONLY))
+    os.close(reader)
+    command = [sys.executable, "-m", "server_app", *words]
+
+    ended = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False, cwd=ROOT)
+
+    os.close(writer)
+    assert ended.returncode == 1
+    assert ended.stderr == ("error: the output cannot be written: No space left on device\n" if full else "")
 
 
 def test_a_project_file_of_another_encoding_is_no_app_and_no_traceback(tmp_path: Path) -> None:
