@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from server_app.compare.plot import draw_comparison
 from server_app.compare.running import jobs_for, run_cells
 from server_app.compare.sources import data_of, differing, info_of, own_results, scored_alike, with_rows, with_uploads
 from server_app.compare.table import differing_line, lines_of
+from server_app.launch.console import oneshot
 from server_app.launch.guard import sigterm_as_interrupt
 from server_app.replay.stored import check_replay, unmet_need
 from server_app.report.page import PAGE_FILE, write_page
@@ -229,12 +229,12 @@ def _belongs(key: str, method: str) -> bool:
 
 def _command(asked: Comparison, folder: Path) -> str:
     """Return the command that resumes a comparison."""
-    words = ["oneshot", "compare", *map(str, asked.runs), "--methods", asked.methods, "--seeds", str(asked.seeds)]
+    words = ["compare", *map(str, asked.runs), "--methods", asked.methods, "--seeds", str(asked.seeds)]
     for key, value in asked.overrides.items():
         words += ["--set", f"{key}={to_toml(value)}"]
     words += ["--model", asked.model] if asked.model else []
     words += ["--evaluate", asked.evaluate] if asked.evaluate else []
-    return shlex.join([*words, "--out", str(folder)])
+    return oneshot(*words, "--out", folder)
 
 
 def _written(

@@ -12,6 +12,7 @@ import typer
 
 from server_app.launch.live_bar import bar_of
 from server_app.launch.log_lines import LogLines
+from strategies.core import offline
 from strategies.core.errors import OneShotError, printable
 
 Format = Literal["text", "json"]
@@ -32,8 +33,8 @@ def _write(line: str, format: Format) -> None:  # noqa: A002
 
 
 def oneshot(*words: object) -> str:
-    """Return one of our commands as a shell reads it, whatever the names of its folders."""
-    return shlex.join(["oneshot", *map(str, words)])
+    """Return one of our commands as a shell reads it, whatever the names of its folders; offline where this one is."""
+    return shlex.join(["oneshot", *map(str, words), *(["--offline"] if offline.wanted() else [])])
 
 
 def end_bars() -> None:

@@ -18,12 +18,14 @@ from typer.testing import CliRunner
 
 from server_app import __main__ as entry
 from server_app import cli as command_line
+from server_app.compare.comparison import Comparison, _command
 from server_app.launch import superlink as launching
 from server_app.launch.run_command import app_folder
 from server_app.launch.superlink import Launched
 from server_app.replay.request import Request
 from server_app.settings.choices import ASSUMPTIONS, CHOICES, assumption_of
 from server_app.settings.read import APP_DEFAULTS, default_settings
+from strategies.core import offline
 from strategies.core.errors import OptionError
 from strategies.core.places import make_run_place
 from strategies.run.files import read_json, write_json
@@ -265,6 +267,20 @@ def test_ctrl_c_exits_with_130_and_prints_how_to_go_on(engine: Engine) -> None:
 
     assert ended.exit_code == 130
     assert ended.stderr == f"interrupted. To resume: oneshot resume {engine.calls[0][1]['run-dir']}\n"
+
+
+def test_a_command_that_is_printed_is_offline_where_the_one_that_prints_it_is(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.result, engine.interrupted = None, True
+    monkeypatch.setenv("ONESHOT_OFFLINE", "1")
+    monkeypatch.setattr(offline, "switch_on", lambda: None)  # this process stays open
+
+    ended = oneshot("run", "--offline")
+
+    folder = engine.calls[0][1]["run-dir"]
+    assert ended.stderr == f"interrupted. To resume: oneshot resume {folder} --offline\n"
+    assert _command(Comparison((Path("a"),), "tally", 1, {}), Path("b")).endswith(" --out b --offline")
 
 
 def test_ctrl_c_before_there_is_a_run_folder_promises_nothing(engine: Engine) -> None:
