@@ -7,14 +7,13 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from server_app.export.programs import SUFFIXES, check_packages, write_programs
 from server_app.export.stored_models import StoredModels, stored_models
 from server_app.launch.guard import sigterm_as_interrupt
 from server_app.report.inputs import as_given
-from strategies.core.durable import make_folder, sha256_file, store_errors
+from strategies.core.durable import make_folder, sha256_file, staged, store_errors
 from strategies.core.errors import OptionError, StoreError
 from strategies.core.places import expanded
 from strategies.run.files import read_json, write_json
@@ -32,7 +31,8 @@ def export_run(
         only: ``"torch"`` or ``"onnx"``; empty for both.
         model: ``module:attribute`` that builds the models of a run of another project.
         out: The folder of the files; None for ``export`` in the run folder. Files of an earlier export are replaced,
-            except those of the same models in the other form. Hidden files are left as they are.
+            except those of the same models in the other form. Hidden files are left as they are, but for the folders
+            that killed exports left.
         log: Takes a line for the user.
 
     Returns:
@@ -53,8 +53,7 @@ def export_run(
     with store_errors(target):
         make_folder(target)
         # Inside the target, which may be a file system of its own; no export minds hidden names.
-        with sigterm_as_interrupt(), TemporaryDirectory(prefix=".", suffix=".tmp", dir=target) as staging:
-            part = Path(staging)
+        with sigterm_as_interrupt(), staged(target, "export", _is_part) as part:
             differences = {}
             for name in stored.models:
                 log(f"{name}: {', '.join(kinds)}")
@@ -78,6 +77,12 @@ def _earlier(target: Path) -> dict[str, Any]:
     if others := sorted(path for path in found if path.name not in known and path.name[0] != "."):
         raise OptionError(f"{others[0]} is no file of an export: must be a new folder, or one of an earlier export")
     return facts if ours else {}
+
+
+def _is_part(folder: Path) -> bool:
+    """Return whether a folder is one that an export fills, or has left."""
+    suffixes = {path.suffix for path in folder.iterdir()}
+    return bool(suffixes) and suffixes <= {*SUFFIXES.values(), ".data"}
 
 
 @contextmanager

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-import shutil
-import uuid
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,13 +20,15 @@ from server_app.replay.import_map import Entry, Known, list_checkpoints, own_arc
 from server_app.settings.build import build_job, held_out
 from server_app.settings.read import Settings, read_settings
 from strategies.core.checkpoints import read_checkpoint
-from strategies.core.durable import make_folder, store_errors, sync_folder
+from strategies.core.durable import make_folder, staged, store_errors, sync_folder
 from strategies.core.errors import OptionError, StoreError, UploadError, blaming
 from strategies.core.facts import UploadFacts
 from strategies.core.kinds import STATISTICS, is_head, kind_of
 from strategies.core.options import OWN_FORM, Scalar
 from strategies.core.places import existing
 from strategies.method import Job
+from strategies.run import FACTS_FILE
+from strategies.run.files import read_json
 from strategies.run.identity import open_run
 from strategies.run.run_folder import RunFolder, default_run_dir
 from strategies.uploads.checks import MIB, Signature, Signatures, check_size, check_upload
@@ -173,17 +173,24 @@ def _target(request: Request, settings: Settings) -> Path:
 @contextmanager
 def _whole_or_absent(target: Path) -> Iterator[Path]:
     """Yield a hidden folder near the target, which replaces the target if the block succeeds, else is removed."""
-    beside = existing(target.parent)
-    staging = beside / f".{target.name}.{uuid.uuid4().hex[:8]}.tmp"
-    try:
-        with sigterm_as_interrupt():
-            yield staging
+    with ExitStack() as stack:
+        stack.enter_context(sigterm_as_interrupt())
+        with store_errors(target):
+            staging = stack.enter_context(staged(existing(target.parent), target.name, _is_import))
+        yield staging
         with store_errors(target):
             make_folder(target.parent)
             staging.replace(target)
             sync_folder(target.parent)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _is_import(folder: Path) -> bool:
+    """Return whether a folder is one that an import fills, or has left."""
+    try:
+        facts = read_json(folder / FACTS_FILE)
+    except StoreError:
+        return False
+    return isinstance(facts, dict) and "imported-from" in facts
 
 
 def _store(

@@ -6,11 +6,14 @@ This module loads neither torch nor numpy: a client's lightest messages use it t
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
+import re
+import shutil
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,8 @@ TEMPORARY_PATTERN = ".*.tmp"
 # The key of a JSON object's own digest; facts that were written before there were digests lack it.
 DIGEST = "digest"
 _CHUNK = 1 << 20
+# The names of folders that become a result, or hold its parts.
+_STAGED = re.compile(r"\.(?:.+\.)?[a-z0-9_]{8}\.tmp")
 
 
 def atomic_write(path: Path, data: bytes | memoryview) -> None:
@@ -47,6 +52,50 @@ def atomic_write(path: Path, data: bytes | memoryview) -> None:
             temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+@contextmanager
+def staged(parent: Path, name: str, ours: Callable[[Path], bool]) -> Iterator[Path]:
+    """Yield a new hidden folder, which the block may rename; else it is removed.
+
+    Folders that killed processes left there are removed first. Those of living processes have a lock, and stay.
+
+    Args:
+        parent: The folder that holds it.
+        name: Part of its name.
+        ours: Whether a folder of such a name is one that this function made, by its content; an empty one is not, for
+            another process may be about to lock it.
+
+    Raises:
+        OSError: It cannot be made.
+    """
+    for left in parent.glob(TEMPORARY_PATTERN):
+        with suppress(OSError):  # another process has just removed it
+            if _STAGED.fullmatch(left.name) and left.is_dir() and ours(left):
+                with _locked(left):
+                    shutil.rmtree(left, ignore_errors=True)
+    folder = parent / f".{name}.{uuid.uuid4().hex[:8]}.tmp"
+    folder.mkdir()
+    try:
+        with _locked(folder):
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold a folder's lock, which ends with this process.
+
+    Raises:
+        OSError: Another process holds it, or the file system has no locks.
+    """
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(handle)
 
 
 def sync_folder(folder: Path) -> None:

@@ -28,6 +28,7 @@ from server_app.replay.request import Request
 from server_app.replay.stored import replay_run
 from strategies.combiners.combiners import COMBINERS
 from strategies.combiners.opinion_pools import OpinionPool
+from strategies.core.durable import staged
 from strategies.core.errors import ComputeError, OptionError, StoreError
 from strategies.run.ensembles import load_ensemble_module
 from strategies.run.files import write_json
@@ -213,6 +214,21 @@ def test_an_export_that_a_signal_ends_leaves_no_weights(
         export_run(foreign_run, only="torch", model="their_models:net", out=tmp_path / "out", log=silent)
 
     assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_an_export_removes_what_a_killed_one_left_and_nothing_else(foreign_run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    files = {".export.0123abcd.tmp": "student.pt2", ".x_y0z1ab.tmp": "ensemble.onnx", ".mine.0123abcd.tmp": "notes.md"}
+    for folder, file in files.items():
+        (out / folder).mkdir(parents=True)
+        (out / folder / file).write_text("x")
+
+    with staged(out, "export", lambda _: False) as other:  # of another export, which runs
+        (other / "student.pt2").write_text("x")
+        export_run(foreign_run, only="torch", model="their_models:net", out=out, log=silent)
+        left = {path.name for path in out.iterdir()}
+
+    assert left == {"export.json", "student.pt2", ".mine.0123abcd.tmp", other.name}
 
 
 def test_an_export_of_images_that_nothing_normalises_says_so(foreign_run: Path) -> None:

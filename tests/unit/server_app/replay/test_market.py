@@ -16,11 +16,13 @@ from typer.testing import CliRunner
 
 from fl_app.models import build
 from server_app.cli import cli
+from server_app.replay import imports
 from server_app.replay.imports import Request, import_checkpoints
 from server_app.replay.stored import Request as ReplayRequest
 from server_app.replay.stored import replay_run
 from server_app.settings.build import held_out
 from server_app.settings.read import read_settings
+from strategies.core import durable
 from strategies.core.errors import OneShotError, OptionError, StoreError, UploadError
 from strategies.core.seeds import seeded_torch
 from strategies.run.files import read_json
@@ -494,6 +496,24 @@ def test_one_checkpoint_is_in_memory_at_a_time_and_an_interrupt_leaves_nothing(
 
     assert order == ["a.safetensors", "b.pt", "c.pth"]
     assert [path.name for path in tmp_path.iterdir()] == ["models"]
+
+
+def test_an_import_removes_what_a_killed_one_left_and_nothing_else(
+    imported: Import, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(durable.shutil, "rmtree", lambda *_, **__: None)  # as SIGKILL would
+    monkeypatch.setattr(imports, "_store", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        imported()
+    monkeypatch.undo()
+    assert len(list(tmp_path.glob(".market.*.tmp"))) == 1
+    mine, other = tmp_path / ".mine.0123abcd.tmp", tmp_path / ".run.0123abcd.tmp"
+    mine.mkdir()
+    RunFolder.open_or_create(other, {"method": "fedens"}).close()
+
+    imported()
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == [mine.name, other.name, "market", "models"]
 
 
 # The command.
