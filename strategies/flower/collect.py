@@ -28,6 +28,11 @@ if TYPE_CHECKING:
     from ..run.run_folder import RoundFolder
 
 
+# Seconds that a resumed deployed run with its quorum of uploads waits for a first node, where it cannot know whether
+# others are to come. A SuperNode whose SuperLink was restarted tries again every 20 seconds.
+ALONE_S = 60.0
+
+
 class Collector:
     """Takes the uploads of one round into its folder.
 
@@ -96,8 +101,10 @@ class Collector:
             # Who fails early must not end the phase while a client with a key of its own may still connect.
             everybody = self._names.enrolled or min_uploads
             complete = len(self.clients) >= min_uploads or len(self.clients) + exchange.failed >= everybody
-            settled = nodes.settled and bool(exchange.asked) and not exchange.waiting_for
-            return (nodes.simulated or complete) and settled
+            # A resumed run that has its uploads needs no node; who is still to come connects again soon.
+            alone = complete and (len(self.clients) == self._names.enrolled or exchange.waited >= ALONE_S)
+            came = bool(exchange.asked) or (alone and not nodes.simulated)
+            return (nodes.simulated or complete) and nodes.settled and came and not exchange.waiting_for
 
         def progress() -> str:
             away = f", {len(exchange.away)} have lost their connection" if exchange.away else ""

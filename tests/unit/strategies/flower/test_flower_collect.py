@@ -25,9 +25,10 @@ from flwr.app import ArrayRecord, Error, Message, RecordDict
 from strategies.client import failure, held_mark, upload_facts
 from strategies.core.errors import QuorumError, StoreError
 from strategies.flower.asking import Exchange
-from strategies.flower.collect import Collector
+from strategies.flower.collect import ALONE_S, Collector
 from strategies.flower.messages import Request, count_bytes
-from strategies.flower.nodes import own_error
+from strategies.flower.names import Names
+from strategies.flower.nodes import SETTLE_S, own_error
 from strategies.run.run_folder import RoundFolder, RunFolder
 
 REQUEST = Request(ArrayRecord(), {"lr": 0.1}, 1, "f00", 5)
@@ -209,6 +210,26 @@ def test_collect_when_a_node_comes_back_under_another_id_does_not_ask_it_for_wor
     take(folder, FakeGrid(nodes, joins={2: 5}))
     assert work == ["alice"]
     assert folder.refused() == []
+
+
+@pytest.mark.parametrize(("enrolled", "most"), [(2, 2 * SETTLE_S), (3, ALONE_S + 5.0), (None, ALONE_S + 5.0)])
+def test_collect_when_a_resumed_deployment_has_its_uploads_and_no_node_goes_on(
+    folder: RoundFolder, clock: Any, monkeypatch: pytest.MonkeyPatch, enrolled: int | None, most: float
+) -> None:
+    take(folder, FakeGrid({1: named("alice", 1), 2: named("bob", 2)}, simulation=False), min_uploads=2)
+    monkeypatch.setattr(Names, "enrolled", enrolled)
+    began = clock.now
+
+    phase, _ = take(folder, FakeGrid({}, simulation=False), timeout=3600.0, min_uploads=2)
+
+    assert phase.clients == {"alice", "bob"}
+    assert clock.now - began <= most
+
+
+def test_collect_when_a_resumed_deployment_has_its_quorum_takes_a_node_that_connects_again(folder: RoundFolder) -> None:
+    take(folder, FakeGrid({1: named("alice", 1)}, simulation=False))
+    take(folder, FakeGrid({2: named("bob", 2)}, joins={2: 5}, simulation=False), timeout=3600.0)
+    assert folder.held() == ["alice", "bob"]
 
 
 def test_collect_when_a_client_claims_an_upload_that_is_not_here_refuses_it(folder: RoundFolder) -> None:
