@@ -14,6 +14,8 @@ from torch import Tensor
 
 VECTOR = 65_536  # length of the vector that represents a model's weights; for larger models it is a sketch
 MAD_TO_DEVIATION = 1.4826  # of a normal distribution
+BLOCK = 4096  # entries of the vectors in float64 at once
+NEAR = 1e-6  # below this share of their sizes, the squared distance of two vectors is that of their difference
 STATISTICS = ("running_mean", "running_var")
 NAN = float("nan")
 
@@ -110,11 +112,37 @@ def variation(logits: Tensor) -> float:
 def distances(vectors: Sequence[Tensor]) -> Tensor:
     """Return ``||v_i - v_j||_2`` [M, M], in float64; NaN on the diagonal and where the lengths differ."""
     found = torch.full((len(vectors), len(vectors)), NAN, dtype=torch.float64)
-    for i, one in enumerate(vectors):
-        for j in range(i + 1, len(vectors)):
-            if len(one) == len(vectors[j]):
-                found[i, j] = found[j, i] = torch.linalg.vector_norm((one - vectors[j]).double())
+    for rows in _of_one_length(vectors):
+        products = _products([vectors[k] for k in rows], centred=True)
+        sizes = products.diagonal()[:, None] + products.diagonal()
+        squares = sizes - products - products.T
+        # The difference of two large numbers says little of models that are near: copies above all.
+        for i, j in torch.nonzero((squares < NEAR * sizes).triu(1)).tolist():
+            apart = (vectors[rows[i]] - vectors[rows[j]]).double()
+            squares[i, j] = squares[j, i] = apart.square().sum()
+        found[torch.tensor(rows)[:, None], torch.tensor(rows)] = squares.clamp_min(0.0).sqrt().fill_diagonal_(NAN)
     return found
+
+
+def _of_one_length(vectors: Sequence[Tensor]) -> list[list[int]]:
+    """Return the positions of the vectors by length."""
+    found: dict[int, list[int]] = {}
+    for k, vector in enumerate(vectors):
+        found.setdefault(len(vector), []).append(k)
+    return list(found.values())
+
+
+def _products(vectors: Sequence[Tensor], *, centred: bool) -> Tensor:
+    """Return the inner products of vectors of one length [M, M], in float64, block by block of their entries.
+
+    Centred ones are relative to the median of each entry, which no minority of vectors moves.
+    """
+    total = torch.zeros((len(vectors), len(vectors)), dtype=torch.float64)
+    for start in range(0, len(vectors[0]), BLOCK):
+        part = torch.stack([vector[start : start + BLOCK].double() for vector in vectors])
+        part = part - part.median(0).values if centred else part
+        total += part @ part.T
+    return total
 
 
 def nearest_distances(apart: Tensor) -> list[float]:
@@ -151,10 +179,13 @@ class UsualDistance:
 
 def likeness(vectors: Sequence[Tensor]) -> list[float]:
     """Return for every client the median over the others of ``cos(v_k, v_j)`` [M]."""
-    found = []
-    for k, one in enumerate(vectors):
-        others = [v for j, v in enumerate(vectors) if j != k and len(v) == len(one)]
-        found.append(median([float(torch.cosine_similarity(one.double(), v.double(), dim=0)) for v in others]))
+    found = [NAN] * len(vectors)
+    for rows in _of_one_length(vectors):
+        products = _products([vectors[k] for k in rows], centred=False)
+        norms = products.diagonal().sqrt()
+        cosines = products / torch.outer(norms, norms).clamp_min(1e-8)
+        for k, row in zip(rows, cosines.fill_diagonal_(NAN).tolist(), strict=True):
+            found[k] = median(row)
     return found
 
 
@@ -171,14 +202,11 @@ def pair_agreement(predictions: Tensor, labels: Tensor, makers: Tensor, known: T
         known: Whether a client knows a class [M, C].
         least: The fewest images that a share is measured on.
     """
-    count = len(predictions)
-    one_way = torch.full((count, count), NAN, dtype=torch.float64)
-    for k in range(count):
-        hit = (predictions[k] == labels).double()
-        for j in range(count):
-            shared = (makers == j) & known[k][labels]
-            if k != j and int(shared.sum()) >= least:
-                one_way[k, j] = hit[shared].mean()
+    count, shared = len(predictions), known[:, labels]
+    none = torch.zeros((count, count), dtype=torch.float64)
+    measured = none.index_add(1, makers, shared.double())
+    right = none.index_add(1, makers, (shared & (predictions == labels)).double())
+    one_way = torch.where(measured >= least, right / measured, NAN).fill_diagonal_(NAN)
     return torch.stack([one_way, one_way.T]).mean(0)
 
 

@@ -202,3 +202,52 @@ def test_a_trigger_is_suspect_below_half_the_others(size: float, harm: str) -> N
     found = backdoored(0, Cohort(measures, ("",) * 3, apart, apart), evidence)
 
     assert (found.kind if found else "") == harm
+
+
+def test_measures_of_pairs_are_those_of_each_pair_also_of_copies_and_beside_a_huge_model() -> None:
+    drawn = rng(0)
+    start = 5.0 * torch.randn(9000, generator=drawn)
+    vectors = [start + 0.01 * torch.randn(9000, generator=drawn) for _ in range(12)]
+    vectors[3], vectors[4], vectors[5] = vectors[2].clone(), vectors[2] + 1e-5, 1e8 * vectors[5]
+    vectors += [torch.randn(7, generator=drawn), torch.zeros(7)]
+    apart = measures.distances(vectors)
+    assert apart[2, 3] == 0.0
+    assert torch.equal(apart.nan_to_num(-1.0), apart.T.nan_to_num(-1.0))
+    alike = measures.likeness(vectors)
+    for k, one in enumerate(vectors):
+        others = {j: other.double() for j, other in enumerate(vectors) if j != k and len(other) == len(one)}
+        for j, other in others.items():
+            assert float(apart[k, j]) == pytest.approx(float((one.double() - other).norm()), rel=1e-6)
+        assert bool(apart[k].isnan().sum() == len(vectors) - len(others))
+        cosines = [float(torch.cosine_similarity(one.double(), other, dim=0)) for other in others.values()]
+        assert alike[k] == pytest.approx(measures.median(cosines), abs=1e-12)
+
+
+def test_agreement_of_pairs_is_that_of_each_pair() -> None:
+    drawn = rng(1)
+    clients, classes = 6, 4
+    labels, makers = torch.randint(classes, (90,), generator=drawn), torch.randint(clients - 1, (90,), generator=drawn)
+    predictions = torch.randint(classes, (clients, 90), generator=drawn)
+    known = torch.rand(clients, classes, generator=drawn) < 0.6
+    found = measures.pair_agreement(predictions, labels, makers, known, least=3)
+    for k in range(clients):
+        for j in range(clients):
+            shares = []
+            for one, other in ((k, j), (j, k)):
+                mask = (makers == other) & known[one][labels]
+                enough = k != j and int(mask.sum()) >= 3
+                shares.append(float((predictions[one] == labels)[mask].double().mean()) if enough else math.nan)
+            assert float(found[k, j]) == pytest.approx(sum(shares) / 2, nan_ok=True)
+
+
+def test_twice_as_many_clients_take_about_twice_as_many_operations() -> None:
+    def operations(clients: int) -> int:
+        vectors, known = torch.randn(clients, 8, generator=rng()), torch.ones((clients, 3), dtype=torch.bool)
+        answers, makers = torch.zeros((clients, clients), dtype=torch.int64), torch.arange(clients)
+        with Operations() as counted:
+            measures.distances([*vectors])
+            measures.likeness([*vectors])
+            measures.pair_agreement(answers, makers % 3, makers, known)
+        return counted.count
+
+    assert operations(80) < 2.2 * operations(40)
