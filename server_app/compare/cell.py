@@ -48,6 +48,7 @@ class Cell:
         overrides: Settings that differ from the run's, without the seed.
         model: ``module:attribute`` that builds the models of a run of another project.
         evaluate: ``module:attribute`` that returns a model's accuracy, for such a run; empty for no scores.
+        shown: The run's name in the log; empty for that of its folder.
     """
 
     run: Path
@@ -57,11 +58,17 @@ class Cell:
     overrides: Mapping[str, Scalar]
     model: str = ""
     evaluate: str = ""
+    shown: str = ""
+
+    @property
+    def run_name(self) -> str:
+        """The run's name in the log."""
+        return self.shown or self.run.name
 
     @property
     def title(self) -> str:
         """The cell's name in the log."""
-        return f"{self.method}, seed {self.seed}, {self.run.name}"
+        return f"{self.method}, seed {self.seed}, {self.run_name}"
 
     @property
     def begun(self) -> bool:

@@ -218,7 +218,16 @@ def _cell(asked: Comparison, run: Path, method: str, folder: Path, more: int = 0
         raise OptionError(f"setting 'seed' is {seed!r}: must be a whole number at least 0")
     name = f"{run.resolve().name}-{info['id'][:6]}"
     place = folder / CELLS_FOLDER / name / f"{method}-seed{seed + more}"
-    return Cell(run.absolute(), method, seed + more, place, own, asked.model, asked.evaluate)
+    return Cell(
+        run.absolute(), method, seed + more, place, own, asked.model, asked.evaluate, _run_name(run, asked.runs)
+    )
+
+
+def _run_name(run: Path, runs: Sequence[Path]) -> str:
+    """Return the shortest end of a run's path that no other run has, for folders of one name lie in several places."""
+    own, others = run.absolute().parts, {other.absolute().parts for other in runs} - {run.absolute().parts}
+    ends = (size for size in range(1, len(own)) if all(other[-size:] != own[-size:] for other in others))
+    return str(Path(*own[-next(ends, len(own)) :]))
 
 
 def _belongs(key: str, method: str) -> bool:

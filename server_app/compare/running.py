@@ -70,7 +70,7 @@ class _Work:
         return reason
 
     def _said_by(self, cell: Cell) -> Log:
-        return self.log if self.jobs == 1 else lambda line: self.log(f"{cell.method}, {cell.run.name}: {line}")
+        return self.log if self.jobs == 1 else lambda line: self.log(f"{cell.method}, {cell.run_name}: {line}")
 
 
 def run_cells(cells: Sequence[Cell], jobs: int, log: Log) -> list[tuple[str, str]]:

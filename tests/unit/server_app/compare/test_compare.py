@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import statistics
 import subprocess
@@ -29,7 +30,7 @@ from server_app import cli as command_line
 from server_app.compare import comparison as comparing
 from server_app.compare import running
 from server_app.compare.cell import Cell, expected_seconds, run_cell, work
-from server_app.compare.comparison import Comparison, compare_runs
+from server_app.compare.comparison import Comparison, _cells, compare_runs
 from server_app.compare.metered import Metered, peak_mib, usage_of
 from server_app.compare.table import notes_of
 from server_app.replay.request import Request
@@ -798,3 +799,14 @@ def test_a_cell_that_is_refused_or_dies_says_why(run_folder: MakeRun, tmp_path: 
     with pytest.raises(OneShotError, match="a refusal"):
         run_cell(slow, "0" * 32, broken)
     assert [child for child in psutil.Process().children() if "server_app.compare.cell" in child.cmdline()] == []
+
+
+def test_cells_of_runs_of_one_name_have_titles_of_their_own(run_folder: MakeRun, tmp_path: Path) -> None:
+    runs = [tmp_path / place for place in ("a/b/run", "c/b/run", "c/other")]
+    stored = run_folder()
+    for run in runs:
+        shutil.copytree(stored, run)
+
+    titles = [cell.title for cell in _cells(Comparison(tuple(runs), "fedens", 1, {}), ["fedens"], tmp_path / "out")]
+
+    assert titles == [f"fedens, seed 0, {name}" for name in ("a/b/run", "c/b/run", "other")]
