@@ -292,10 +292,12 @@ class Centred(nn.Module):
     ],
 )
 def test_a_model_with_statistics_of_its_examples_is_refused_because_they_would_be_sent_without_noise(
-    part: nn.Module, changed: str
+    part: nn.Module, changed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = own_data()
     data.images[:, 0, 0, 0] = 2.0
+    if not (isinstance(part, Centred) and part.above > 0):
+        monkeypatch.delattr(private_training, "_private_gradient")  # refused before the first step
     with pytest.raises(UploadError, match=f"training changes the model's buffer 'part.{changed}', which gets no noise"):
         fit(OwnNet(part), data)
 

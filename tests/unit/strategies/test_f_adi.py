@@ -1,6 +1,7 @@
 from dataclasses import asdict, fields, replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from method_fakes import (
@@ -18,7 +19,8 @@ from method_fakes import (
 
 from strategies.core.errors import OptionError
 from strategies.core.seeds import generator
-from strategies.f_adi import METHOD, FAdiConfig, fit
+from strategies.distillation.synthesis import View
+from strategies.f_adi import METHOD, FAdiConfig, _Server, fit
 from strategies.method import Need, Outcome
 
 SMALL = FAdiConfig(epochs=3, inversion_steps=3, inversion_batch_size=6, batch_size=5, student_lr=0.1)
@@ -72,6 +74,20 @@ def test_images_begin_as_normal_noise_in_the_models_space_and_end_as_pixels(monk
     torch.testing.assert_close(images, pixels.clamp(0, 1))
     assert torch.equal(labels, torch.randint(3, (6,), generator=rng))
     assert (float(images.min()), float(images.max())) == (0.0, 1.0)
+
+
+def test_competition_is_one_less_the_jensen_shannon_divergence_at_temperature_three() -> None:
+    rng = np.random.default_rng(0)
+    student, teacher = 4 * rng.standard_normal((2, 5, 3))
+    p, q = (np.exp(z / 3) / np.exp(z / 3).sum(1, keepdims=True) for z in (student, teacher))
+    p, q, m = (np.clip(one, 0.01, 0.99) for one in (p, q, (p + q) / 2))
+    divergence = (m * (np.log(m / p) + np.log(m / q))).sum(1).mean() / 2
+    nothing = torch.zeros(5)
+
+    view = View(nothing, nothing, nothing, torch.from_numpy(teacher), torch.from_numpy(student))
+    value = _Server(tiny_job(SMALL), Book()).competition(view)
+
+    assert float(value) == pytest.approx(1 - divergence, rel=1e-6)
 
 
 def test_images_of_the_outcome_are_bytes_of_the_input_shape(usual: Outcome) -> None:

@@ -67,6 +67,7 @@ def table(job: Job) -> dict[str, torch.Tensor]:
         ([10, 0, 30], 5000, [1250, 0, 3750]),
         ([1, 1, 0], 5, [2, 3, 0]),
         ([5] * 9, 5, [0] * 8 + [5]),
+        ([0, 1, 0], 5, [0, 5, 0]),
     ],
 )
 def test_shares_are_rounded_down_and_the_last_client_with_examples_makes_the_remainder(

@@ -21,6 +21,7 @@ from gatekeeper_fakes import (
 )
 from method_fakes import telling
 
+from strategies.gatekeeper.evidence import gather
 from strategies.gatekeeper.inspection import inspect
 from strategies.gatekeeper.verdicts import Inspection
 from strategies.method import Silent, Upload
@@ -121,6 +122,14 @@ def test_without_label_counts_a_flipped_client_is_found_still_and_it_is_logged()
 
     assert found.suspects == ("c0",)
     assert found.notes == ("no label counts from c0, c1, c2, c3: the classes that they predict count as known",)
+
+
+def test_a_client_without_label_counts_knows_the_classes_that_it_predicts() -> None:
+    half = telling(upload("c0", honest(0, (0, 1))), label_counts=None)
+
+    known = gather(job_of([half, upload("c1", honest(1))]), replace(WITHOUT_TRIGGERS, steps=5), Silent()).known
+
+    assert known.tolist() == [[True, True, False, False], [True] * 4]
 
 
 @pytest.mark.parametrize("count", [1, 2])

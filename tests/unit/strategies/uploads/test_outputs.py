@@ -23,7 +23,7 @@ def test_weights_whose_outputs_overflow_are_refused() -> None:
 
     with pytest.raises(UploadError, match=r"outputs for normal noise are not \(largest value 3e\+38\)"):
         check_outputs("net", state, net, SHAPE)
-    with pytest.raises(UploadError):
+    with pytest.raises(UploadError, match="outputs for normal noise are not"):
         check_outputs("net+unknown", state, net, SHAPE)
     check_outputs("cvae-decoder", state, net, SHAPE)
 

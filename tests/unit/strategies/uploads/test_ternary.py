@@ -37,6 +37,8 @@ def test_ternary_is_the_largest_entries_signs_times_their_mean(size: int, densit
 def test_ternary_with_entries_of_one_size_takes_the_first() -> None:
     assert Compression(0.5).compress(np.array([1, -1, 1, -1], np.float32)).dense().tolist() == [1.0, -1.0, 0.0, 0.0]
     assert Compression(0.5).compress(np.zeros(4, np.float32)).dense().tolist() == [0.0] * 4
+    # The larger entry leaves one place for the three of one size.
+    assert Compression(0.5).compress(np.array([1, -1, 1, 3], np.float32)).dense().tolist() == [2.0, 0.0, 0.0, 2.0]
 
 
 def test_values_in_16_bits_and_ternary_ones_of_four_numbers() -> None:
