@@ -55,10 +55,6 @@ class Pool:
             self.add(**rows)
         self.mark_saved()
 
-    def batches(self, size: int, rng: torch.Generator, *, most: int = 0) -> Iterator[dict[str, Tensor]]:
-        """Pass once over the rows in a random order; see :func:`shuffled_batches`."""
-        return shuffled_batches(self.columns, size, rng, most=most)
-
 
 def batch_count(count: int, size: int, *, most: int = 0) -> int:
     """Return the number of batches that :func:`shuffled_batches` makes of ``count`` rows."""

@@ -109,9 +109,12 @@ def test_weights_stay_in_the_first_epoch_unless_they_see_its_images(usual: tuple
     assert not torch.equal(weights_per_epoch(book)[0], THIRDS)
 
 
-@pytest.mark.parametrize(("data", "sizes"), [("earlier", [6, 5, 5, 2]), ("all", [6, 5, 5, 2, 5, 5, 5, 3])])
-def test_weights_see_each_image_of_the_pool_once_per_epoch(
-    data: str, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("data", "most", "sizes"),
+    [("earlier", 0, [6, 5, 5, 2]), ("all", 0, [6, 5, 5, 2, 5, 5, 5, 3]), ("all", 1, [6, 5, 5])],
+)
+def test_weights_see_each_image_of_the_pool_once_per_epoch_or_the_first_batches(
+    data: str, most: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[int] = []
 
@@ -121,9 +124,12 @@ def test_weights_see_each_image_of_the_pool_once_per_epoch(
         return torch.zeros(3)
 
     monkeypatch.setattr(GRADIENT, spy)
-    outcome = run(METHOD, replace(SMALL, reweighting_data=data, perturbation="none"))
+    config = replace(SMALL, reweighting_data=data, perturbation="none", steps_per_epoch=most)
+    outcome = run(METHOD, config)
     assert seen == sizes
     assert torch.equal(final(outcome), THIRDS)
+    assert outcome.images is not None
+    assert len(outcome.images) == 6  # those of the last epoch
 
 
 def test_weights_move_by_the_sign_and_the_step_shrinks_every_epoch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from method_fakes import (
 
 from strategies.core.errors import OptionError
 from strategies.core.seeds import generator
-from strategies.distillation.synthesis import View
+from strategies.distillation.synthesis import Recipe, View
 from strategies.f_adi import METHOD, FAdiConfig, _Server, fit
 from strategies.method import Need, Outcome
 
@@ -90,10 +90,22 @@ def test_competition_is_one_less_the_jensen_shannon_divergence_at_temperature_th
     assert float(value) == pytest.approx(1 - divergence, rel=1e-6)
 
 
+def test_pixels_are_moved_by_adam_with_the_rates_of_the_published_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipes: list[Recipe] = []
+
+    def spy(pixels: Any, *_: Any, recipe: Recipe, **__: Any) -> tuple[torch.Tensor, dict[str, float]]:
+        recipes.append(recipe)
+        return pixels(torch.empty(0)).detach(), {}
+
+    monkeypatch.setattr("strategies.f_adi.synthesize", spy)
+    run(METHOD, replace(SMALL, epochs=1, inversion_steps=7, inversion_lr=0.2))
+    assert recipes == [Recipe(steps=7, lr=0.2, betas=(0.9, 0.999), optimize_noise=False)]
+
+
 def test_images_of_the_outcome_are_bytes_of_the_input_shape(usual: Outcome) -> None:
     assert usual.images is not None
     assert usual.images.dtype == torch.uint8
-    assert usual.images.shape[1:] == SHAPE
+    assert usual.images.shape == (6, *SHAPE)  # those of the last epoch
 
 
 def test_inverted_images_please_the_ensemble_better_than_noise(monkeypatch: pytest.MonkeyPatch) -> None:

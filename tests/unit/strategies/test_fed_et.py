@@ -132,12 +132,12 @@ def test_transfer_loss_of_images_without_dissent_has_the_gradient_of_the_labels_
 
 
 def test_fit_minimises_the_loss_of_the_clients_judgements() -> None:
-    config = replace(SMALL, epochs=1, batch_size=11, student_lr=1e-12, diversity_weight=0.7)
+    config = replace(SMALL, epochs=1, batch_size=11, student_lr=1e-12, diversity_weight=0.7, kd_temperature=3.0)
     job = replace(tiny_job(config), student="wide")  # no dropout
     student, members = logits_of(job)
     book = Book()
     fit(job, book)
-    assert book.rows[0]["distillation"] == pytest.approx(loss_by_hand(student, members, 0.7), rel=1e-4)
+    assert book.rows[0]["distillation"] == pytest.approx(loss_by_hand(student, members, 0.7, 3.0), rel=1e-4)
 
 
 def logits_of(job: Job) -> tuple[Array, Array]:

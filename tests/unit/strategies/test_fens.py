@@ -19,8 +19,8 @@ from strategies.combiners.tally_teacher import tally_teacher
 from strategies.core.clients import Answer
 from strategies.core.errors import OptionError, QuorumError
 from strategies.core.seeds import derive_seed
-from strategies.fens import METHOD, FensConfig, asks
-from strategies.method import Job, Normalization, Silent
+from strategies.fens import METHOD, FensConfig, _start, asks
+from strategies.method import Job, Need, Normalization, Silent
 from strategies.uploads.needs import check_needs
 
 
@@ -307,6 +307,29 @@ def test_clients_hold_out_a_share_only_where_a_step_uses_it(changes: dict[str, A
     assert asks(FensConfig(**changes)).holdout == kept
 
 
+@pytest.mark.parametrize(
+    ("changes", "counted"),
+    [({}, False), ({"aggregator": "weighted"}, True), ({"aggregator": "two-class-weighted"}, True),
+     ({"start": "label-counts"}, True), ({"start": "tally"}, False)],
+)  # fmt: skip
+def test_label_counts_are_needed_only_where_the_aggregator_uses_or_starts_from_them(
+    changes: dict[str, Any], counted: bool
+) -> None:
+    assert (Need.LABEL_COUNTS in METHOD.all_needs(FensConfig(**{"aggregator": "per-class", **changes}))) is counted
+
+
+@pytest.mark.parametrize(("classes", "outputs"), [(99, 3), (100, 300)])
+def test_a_gate_weighs_the_members_class_by_class_from_a_hundred_classes_on(classes: int, outputs: int) -> None:
+    job = replace(fens_job(replace(TINY, aggregator="moe")), num_classes=classes, input_shape=(1, 16, 16))
+    assert _start(job, AGGREGATORS["moe"])["layer3_bias"].shape == (outputs,)
+
+
+@pytest.mark.parametrize(("hidden", "units"), [(0, 6), (5, 5)])
+def test_a_net_has_as_many_hidden_units_as_told_or_two_per_member(hidden: int, units: int) -> None:
+    job = fens_job(replace(TINY, aggregator="nn", hidden=hidden))
+    assert units in {length for value in _start(job, AGGREGATORS["nn"]).values() for length in value.shape}
+
+
 def test_rows_on_the_server_reach_the_members_as_they_are() -> None:
     for stored in (torch.randn(5, 7, 1, 1), torch.randint(0, 50, (5, 1, 1, 7))):
         channels = stored.shape[1]
@@ -434,7 +457,10 @@ def test_votes_are_the_counts_of_all_clients_together(tmp_path: Path) -> None:
     np.testing.assert_array_equal(weights(outcome)["counts"], wanted)
 
 
-def test_a_server_with_labelled_images_trains_alone_as_one_client_would(tmp_path: Path) -> None:
+def test_a_server_with_labelled_images_trains_alone_as_one_client_would(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainers, "BATCH", 8)  # of the members' inputs
     images = torch.randint(0, 256, (30, 2, 8, 8), generator=torch.Generator().manual_seed(3), dtype=torch.uint8)
     labels = torch.randint(0, CLASSES, (30,), generator=torch.Generator().manual_seed(4))
     config = replace(TINY, train_on="server", rounds=3)

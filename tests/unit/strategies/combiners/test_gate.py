@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from strategies.aggregation.gate_steps import gate_steps
+from strategies.aggregation.steps import round_steps
 from strategies.aggregation.training import Sgd
 from strategies.combiners.combiners import build_combiner
 from strategies.combiners.gate import NAMES, Gate, mixture, start_gate
@@ -107,7 +108,8 @@ def test_one_step_is_one_of_torch_s_sgd_with_the_same_dropout() -> None:
     F.cross_entropy(combined, torch.from_numpy(LABELS[order])).backward()  # type: ignore[no-untyped-call]
     optimizer.step()
 
-    stepped = gate_steps(params, inputs=IMAGES, logits=LOGITS, labels=LABELS, sgd=Sgd(1, EXAMPLES, 0.5), seed=7)
+    sgd = Sgd(1, EXAMPLES, 0.5)
+    stepped = round_steps("moe", params, inputs=IMAGES, logits=LOGITS, labels=LABELS, sgd=sgd, seed=7)
 
     assert list(stepped) == list(params)
     for name, expected in zip(NAMES, gate.state_dict().values(), strict=True):

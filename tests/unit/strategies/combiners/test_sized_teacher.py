@@ -58,5 +58,6 @@ def test_client_that_does_not_tell_its_examples_is_named() -> None:
     one = job()
     silent = replace(one, uploads=(one.uploads[0], telling(one.uploads[1], num_examples=None)))
 
-    with pytest.raises(OptionError, match=r"teacher is 'dw-fedens', which needs .* did not send: c1\. Choose"):
-        check_needs(METHODS["dense"], silent)
+    for refuses in (lambda: check_needs(METHODS["dense"], silent), lambda: TEACHERS["dw-fedens"].build(silent)):
+        with pytest.raises(OptionError, match=r"teacher is 'dw-fedens', which needs .* did not send: c1\. Choose"):
+            refuses()

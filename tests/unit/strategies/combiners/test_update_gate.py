@@ -133,10 +133,13 @@ def gate_of(job: Job, pool: OpinionPool | None = None) -> GatedPool:
     return found
 
 
+SCALES, BIAS = torch.tensor([0.5, 2.0]), torch.tensor([0.1, -0.2, 0.0])
+
+
 def by_hand(power: float = 1.0, **changes: Any) -> GatedPool:
     """Two members whose spans are the two axes of images of two pixels."""
     counts = torch.tensor([[8.0, 2.0, 0.0], [0.0, 6.0, 0.0]])
-    pool = OpinionPool("log", counts, scales=torch.tensor([0.5, 2.0]), bias=torch.tensor([0.1, -0.2, 0.0]), **changes)
+    pool = OpinionPool("log", counts, scales=SCALES, bias=BIAS, **changes)
     return GatedPool(pool, torch.eye(2)[:, None], torch.tensor([power]), nn.Flatten())
 
 
@@ -159,8 +162,8 @@ def test_pool_has_the_shares_of_the_image_and_the_density_of_each_class() -> Non
     wanted = []
     for c in range(2):
         mass = [float(gate.counts[k, c] / gate.counts[:, c].sum() * density[k]) for k in range(2)]
-        terms = [mass[k] / sum(mass) * (opinions[k, 0, c].log() + gate.scales[k] * evidence[k, 0, c]) for k in range(2)]
-        wanted.append(torch.stack(terms).sum() + gate.bias[c] + torch.tensor(sum(mass)).log())
+        terms = [mass[k] / sum(mass) * (opinions[k, 0, c].log() + SCALES[k] * evidence[k, 0, c]) for k in range(2)]
+        wanted.append(torch.stack(terms).sum() + BIAS[c] + torch.tensor(sum(mass)).log())
     found = gate(z, IMAGE)[0]
     torch.testing.assert_close(found[:2], torch.stack(wanted))
     assert float(found[2]) < float(found[:2].min()) - 9  # a class without holders comes last
@@ -168,7 +171,7 @@ def test_pool_has_the_shares_of_the_image_and_the_density_of_each_class() -> Non
 
 def test_without_power_it_is_the_pool() -> None:
     gate, z = by_hand(0.0), torch.randn(2, 1, 3, generator=generator(4, "z"))
-    plain = OpinionPool("log", gate.counts, scales=gate.scales, bias=gate.bias)
+    plain = OpinionPool("log", gate.counts, scales=SCALES, bias=BIAS)
     torch.testing.assert_close(gate(z, IMAGE), plain(z))
 
 

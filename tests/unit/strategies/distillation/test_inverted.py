@@ -84,9 +84,9 @@ def test_squashed_pixels_of_zero_are_grey() -> None:
 
 
 def test_roughness_is_the_steps_down_and_across_per_pixel() -> None:
-    image = torch.tensor([[[[0.0, 1.0, 1.0], [3.0, 1.0, 2.0]]]])
-    # Down: 3, 0, 1. Across: 1, 0, 2, 1. Of six pixels.
-    assert float(roughness(image)) == pytest.approx((4 + 4) / 6)
+    image = torch.tensor([[[[0.0, 1.0, 1.0], [0.0, 1.0, 5.0]]]])
+    # Down: 0, 0, 4. Across: 1, 0, 1, 4. Of six pixels.
+    assert float(roughness(image)) == pytest.approx((4 + 6) / 6)
     assert float(roughness(torch.rand(2, 1, 1, 1))) == 0
     assert float(roughness(torch.ones(2, *SHAPE))) == 0
 

@@ -3,10 +3,12 @@ from typing import Any
 
 import pytest
 import torch
+from method_fakes import tiny_job
 
 from strategies.core.errors import OptionError
 from strategies.core.options import check, presets
 from strategies.distillation.distill import DistillRecipe
+from strategies.distillation.learner import Learner
 from strategies.distillation.settings import (
     DistillOptions,
     PoolOptions,
@@ -16,6 +18,7 @@ from strategies.distillation.settings import (
     check_pool,
 )
 from strategies.distillation.synthesis import Recipe
+from strategies.method import METHODS, Job, Silent
 
 
 def test_recipe_takes_over_every_option_of_the_loop() -> None:
@@ -46,6 +49,34 @@ def test_recipe_of_a_student_has_its_options_and_constants() -> None:
     given: dict[str, Any] = {"steps_per_epoch": 3, "weight_decay": 0.1, "schedule": "one-cycle", "student_clip": 1.0}
     more = StudentOptions(epochs=7, batch_size=8, kd_temperature=2.0, student_lr=0.5, **given)
     assert more.distill_recipe() == DistillRecipe(7, 8, 2.0, 0.5, **given)
+
+
+@pytest.mark.parametrize(
+    ("name", "fixed"),
+    [
+        ("tally", {"optimizer": "adam", "schedule": "one-cycle"}),
+        ("fedkd", {"optimizer": "adam"}),
+        ("fed-et", {"optimizer": "adam"}),
+        ("feddf", {"weight_decay": 1e-4, "schedule": "cosine", "student_clip": 10.0}),
+    ],
+)
+def test_a_method_trains_its_student_by_its_options_and_what_its_publication_fixes(
+    name: str, fixed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class StopError(Exception):
+        pass
+
+    def built(_: Learner, __: Job, ___: Any, recipe: DistillRecipe, **____: Any) -> None:
+        found.append(recipe)
+        raise StopError
+
+    found: list[DistillRecipe] = []
+    monkeypatch.setattr(Learner, "__init__", built)
+    given: dict[str, Any] = {"epochs": 7, "batch_size": 8, "kd_temperature": 2.0, "student_lr": 0.5}
+    few = {"probes": 8} if name == "tally" else {}
+    with pytest.raises(StopError):
+        METHODS[name].fit(tiny_job(METHODS[name].config(**given, **few)), Silent())
+    assert found == [DistillRecipe(**given, **fixed)]
 
 
 @pytest.mark.parametrize("cap", [0, 2])

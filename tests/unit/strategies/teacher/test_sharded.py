@@ -28,12 +28,12 @@ from strategies.intactofl import IntactOflConfig
 from strategies.method import METHODS, Job
 from strategies.tally import TallyConfig
 from strategies.teacher import calls
-from strategies.teacher.batchnorm import batchnorm_loss
+from strategies.teacher.batchnorm import batchnorm_loss, keeps_statistics
 from strategies.teacher.calls import KEPT
 from strategies.teacher.ensemble import Ensemble
 from strategies.teacher.features import penultimate_features
 from strategies.teacher.shard import HeldShard, divided
-from strategies.teacher.sharded import Request, ShardedMembers
+from strategies.teacher.sharded import FEATURES, STATISTICS, Request, ShardedMembers
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 NARROW = tuple(upload(k, "narrow") for k in (0, 2, 4, 6))
@@ -78,6 +78,7 @@ def seen(model: Ensemble, look: Any, x: Tensor = IMAGES) -> tuple[Tensor, Tensor
 def test_shards_of_any_number_give_logits_and_gradients_of_one_ensemble(shards: int, precision: str) -> None:
     one, sharded = pair(UPLOADS, shards, fold=precision == "float32", precision=precision)
     assert len(sharded.members) == 3
+    assert keeps_statistics(sharded.members)  # though one of the three has none
     torch.testing.assert_close(sharded.member_logits(IMAGES), one.member_logits(IMAGES), **CLOSE)
     for look in (batchnorm_loss,):
         for ours, theirs in zip(seen(sharded, look), seen(one, look), strict=True):
@@ -146,6 +147,10 @@ def test_a_shard_keeps_one_graph_whatever_becomes_of_the_passes() -> None:
         assert held._kept is not None
         kept.append(weakref.ref(held._kept[2]))
         held.forward(images, Request(0, 3))  # what no backward pass follows changes nothing
+        for watch in (STATISTICS, FEATURES):
+            held.forward(images, Request(0, 3, watch))
+    hooks = [layer for member in held._members for layer in member.modules() if layer._forward_pre_hooks]
+    assert not hooks  # a pass that watched takes its hooks away
     gc.collect()
     assert [reference() is not None for reference in kept] == [False, False, True]
     logits = np.ones((3, len(IMAGES), 3), np.float32)
