@@ -16,6 +16,7 @@ from client_app import private_training
 from client_app.fens_half import FensHalf
 from client_app.iterating import local_round
 from client_app.keeping import Trained
+from client_app.local_training import Epoch
 from client_app.node import Asked, Node
 from client_app.private_training import Plan, plan_of, system_normal, system_uniform, train
 from client_app.tasks import TASKS
@@ -105,15 +106,30 @@ def test_one_example_when_it_is_taken_away_changes_the_sum_by_no_more_than_the_c
 def test_momentum_is_forgotten_after_as_many_epochs_as_without_privacy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(private_training, "system_normal", lambda count: torch.zeros(count, dtype=torch.float64))
 
-    def weights(momentum: float, forgotten: int) -> torch.Tensor:
+    def weights(momentum: float, forgotten: int, epochs: int = 3) -> torch.Tensor:
         model = linear_model()
-        fit(model, linear_data(), replace(PLAIN, epochs=3, momentum=momentum, momentum_epochs=forgotten))
+        fit(model, linear_data(), replace(PLAIN, epochs=epochs, momentum=momentum, momentum_epochs=forgotten))
         return torch.cat([p.detach().flatten() for p in model.parameters()])
 
     plain = weights(0.0, 0)
     assert torch.equal(weights(0.9, 1), plain)  # an epoch is a step here
     assert not torch.allclose(weights(0.9, 2), plain)
     assert not torch.allclose(weights(0.9, 0), plain)
+    assert torch.equal(weights(0.9, 2, epochs=2), weights(0.9, 0, epochs=2))
+    assert not torch.allclose(weights(0.9, 2), weights(0.9, 0))
+
+
+def test_epochs_are_reported_by_their_numbers_without_a_loss_which_no_noise_would_hide() -> None:
+    told: list[Epoch] = []
+    privacy = PrivacyConfig(epsilon=3.0)
+
+    train(
+        linear_model(), linear_data(), replace(PLAIN, epochs=2),
+        privacy=privacy, normalization=HALF, augmentation="none", report=told.append,
+    )  # fmt: skip
+
+    assert [epoch.number for epoch in told] == [1, 2]
+    assert all(math.isnan(figure) for epoch in told for figure in (epoch.loss, epoch.accuracy))
 
 
 @pytest.mark.parametrize("huge", [float("inf"), float("nan"), 3e38])

@@ -130,6 +130,9 @@ def test_weights_see_each_image_of_the_pool_once_per_epoch_or_the_first_batches(
     assert torch.equal(final(outcome), THIRDS)
     assert outcome.images is not None
     assert len(outcome.images) == 6  # those of the last epoch
+    seen.clear()
+    run(METHOD, replace(config, pool_augmentation="flip"))  # which asks the clients anew
+    assert seen == sizes
 
 
 def test_weights_move_by_the_sign_and_the_step_shrinks_every_epoch(monkeypatch: pytest.MonkeyPatch) -> None:

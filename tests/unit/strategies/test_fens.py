@@ -22,6 +22,7 @@ from strategies.core.seeds import derive_seed
 from strategies.fens import METHOD, FensConfig, _start, asks
 from strategies.method import Job, Need, Normalization, Silent
 from strategies.uploads.needs import check_needs
+from strategies.uploads.packed import pack_member
 
 
 def member_logits(job: Job, x: torch.Tensor) -> np.ndarray[Any, Any]:
@@ -307,6 +308,22 @@ def test_clients_hold_out_a_share_only_where_a_step_uses_it(changes: dict[str, A
     assert asks(FensConfig(**changes)).holdout == kept
 
 
+@pytest.mark.parametrize(("precision", "measured"), [("int8", True), ("float32", False)])
+def test_ranges_of_activations_are_asked_for_and_sent_on_with_an_ensemble_in_int8(
+    precision: str, measured: bool, tmp_path: Path
+) -> None:
+    config = replace(TINY, precision=precision, rounds=1)
+    assert asks(config).calibrate is measured
+    ranges = {"0": (-1.0, 2.5)}
+    job = replace(fens_job(config), uploads=tuple(telling(one, ranges=ranges) for one in UPLOADS))
+    clients = DirectClients(tmp_path)
+    wanted = [pack_member(u.architecture, u.read(), precision=precision, ranges=ranges).digest for u in UPLOADS]
+
+    fitted(clients, job)
+
+    assert clients.offered == [wanted] * 3
+
+
 @pytest.mark.parametrize(
     ("changes", "counted"),
     [({}, False), ({"aggregator": "weighted"}, True), ({"aggregator": "two-class-weighted"}, True),
@@ -387,7 +404,7 @@ def test_a_client_without_examples_to_keep_takes_no_part_and_says_so_once(tmp_pa
 def test_an_ensemble_too_large_for_a_node_is_refused_before_it_is_sent(tmp_path: Path) -> None:
     clients = DirectClients(tmp_path, limit=1e-3)
 
-    with pytest.raises(QuorumError):
+    with pytest.raises(QuorumError, match="^ensemble: 0 usable answers, needs 2$"):
         fitted(clients)
 
     assert "MiB: must be at most 0.001 MiB on this node" in clients.refused[0][1]
@@ -405,7 +422,7 @@ def test_an_ensemble_with_a_tampered_member_is_refused_by_the_client(
         return {key: value + 1 for key, value in arrays.items()}, facts
 
     monkeypatch.setattr(trainers, "to_wire", tampered)
-    with pytest.raises(QuorumError):
+    with pytest.raises(QuorumError, match="^ensemble: 0 usable answers, needs 2$"):
         fitted(clients)
 
     assert "has another digest than the server's offer" in clients.refused[0][1]

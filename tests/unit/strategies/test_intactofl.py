@@ -53,6 +53,14 @@ def usual() -> tuple[Outcome, Book]:
     return usual_of(SMALL)
 
 
+@pytest.mark.parametrize(("config", "ascending"), [(SMALL, True), (PREDICTIONS, False)])
+def test_labels_of_a_batch_ascend_for_the_gate_of_pixels_alone(config: IntactOflConfig, ascending: bool) -> None:
+    book = Book(keep=True)
+    fit(tiny_job(replace(config, epochs=1, synthesis_batch_size=16), seed=SEED), book)
+    labels = book.snapshots[0].appended["labels"].tolist()
+    assert (labels == sorted(labels)) is ascending
+
+
 @pytest.mark.parametrize(
     ("config", "combiner", "inputs"), [(SMALL, "pixel-gate", math.prod(SHAPE)), (PREDICTIONS, "expert-gate", 9)]
 )

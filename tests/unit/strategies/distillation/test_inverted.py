@@ -77,6 +77,18 @@ def test_images_follow_the_generator_and_come_in_parts(monkeypatch: pytest.Monke
     assert len(ticks) == 2 * 3
 
 
+def test_inverted_are_the_pixels_after_the_last_step_of_adam(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipes: list[Recipe] = []
+
+    def spy(pixels: nn.Module, *_: object, recipe: Recipe, **__: object) -> tuple[Tensor, dict[str, float]]:
+        recipes.append(recipe)
+        return pixels(torch.empty(0)).detach(), {}
+
+    monkeypatch.setattr(inverted, "synthesize", spy)
+    made(steps=4)
+    assert recipes == [Recipe(steps=4, lr=0.15, betas=(0.9, 0.99), optimize_noise=False, keep="last")]
+
+
 def test_squashed_pixels_of_zero_are_grey() -> None:
     model = SquashedPixels(torch.zeros(2, *SHAPE))
     assert torch.equal(model(torch.zeros(0)), torch.full((2, *SHAPE), 0.5))
