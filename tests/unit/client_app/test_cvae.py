@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from client_app.cvae import divergence, reconstruction, train
+from client_app.cvae import KL_WEIGHT, divergence, reconstruction, train
 from client_app.local_training import Epoch
 from fl_app.config import ClientConfig
 from fl_app.data import ImageData, Normalization, open_split
@@ -146,6 +146,7 @@ def test_the_divergence_counts_with_its_weight(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr("client_app.cvae.KL_WEIGHT", weight)
         return trained()[0]
 
+    assert KL_WEIGHT == 1.0  # as published
     free, held = at(0.0), at(50.0)
     images = open_split("digits", "train").take(torch.arange(64)).images / 255
 

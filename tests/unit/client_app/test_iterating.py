@@ -201,6 +201,12 @@ def test_steps_are_counted_in_place_of_epochs(ask: Callable[..., Message]) -> No
     assert reply.content.metric_records["metrics"]["travel"] == pytest.approx(0.07)
 
 
+def test_steps_travel_farther_with_the_momentum_of_the_client_s_sgd(ask: Callable[..., Message]) -> None:
+    reply = ask(client__steps=3, client__momentum=0.5)
+    # Along a gradient of one, the steps are 1, 1.5 and 1.75 times the learning rate of 0.01.
+    assert reply.content.metric_records["metrics"]["travel"] == pytest.approx(0.0425)
+
+
 def test_stc_sends_a_hundredth_of_the_weights(ask: Callable[..., Message]) -> None:
     reply = ask(said={"stc-density": 0.01})
     assert len(reply.content.array_records["arrays"]) == 0  # no buffers in this model

@@ -149,7 +149,6 @@ def test_a_step_is_as_long_in_pixels_and_black_is_black_in_every_input_space(mon
 
 def test_loss_when_counted_term_by_term_in_numpy_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     model, inputs, labels = small(), images(), torch.tensor([0, 1, 2, 0, 1, 2])
-    monkeypatch.setattr("client_app.open_set.MIXUP_WEIGHT", 0.3)
     monkeypatch.setattr("client_app.open_set.ATTACK_STEP", 0.05)
     destroyed = inputs.flip(3)
     monkeypatch.setattr("client_app.open_set.destroy", lambda given, *_: given.flip(3))
@@ -166,7 +165,7 @@ def test_loss_when_counted_term_by_term_in_numpy_is_the_same(monkeypatch: pytest
     rest = np.stack([np.delete(row, label) for row, label in zip(array(logits), labels.tolist(), strict=True)])
     without, between = (-log_softmax(values)[:, -1].mean() for values in (rest, array(mixed)))
     terms = [strange(destroyed), without, between, strange(attacked)]
-    assert float(loss.detach()) == pytest.approx(np.dot([1, 1, 0.3, 1], terms), rel=1e-5)
+    assert float(loss.detach()) == pytest.approx(np.dot([1, 1, 0.01, 1], terms), rel=1e-5)
 
 
 def test_running_statistics_take_the_clean_images_alone() -> None:

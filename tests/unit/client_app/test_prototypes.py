@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from client_app import cvae
 from client_app.local_training import Epoch
-from client_app.prototypes import TEMPERATURE, prototypes_apart, supervised_contrast, train
+from client_app.prototypes import prototypes_apart, supervised_contrast, train
 from fl_app.config import ClientConfig
 from fl_app.data import ImageData, Normalization
 from fl_app.models import build
@@ -90,7 +90,7 @@ def test_step_goes_down_the_gradient_of_the_whole_loss(monkeypatch: pytest.Monke
     outputs = model(inputs)
     directions = F.normalize(outputs[:, 3:])
     logits = directions @ model.prototypes.T
-    loss = 2 * F.cross_entropy(logits, labels) + supervised_contrast(directions, labels, TEMPERATURE)
+    loss = 2 * F.cross_entropy(logits, labels) + supervised_contrast(directions, labels, 0.07)
     loss = loss + F.cross_entropy(model.prototypes @ model.prototypes.T, torch.arange(3))
     loss.backward()  # type: ignore[no-untyped-call]
     gradients = {name: value.grad.clone() for name, value in model.named_parameters() if value.grad is not None}

@@ -16,13 +16,14 @@ from strategies.aggregation import trainers
 from strategies.combiners.aggregators import AGGREGATORS
 from strategies.combiners.outcomes import ensemble_of
 from strategies.combiners.tally_teacher import tally_teacher
+from strategies.combiners.voting import vote_counts
 from strategies.core.clients import Answer
 from strategies.core.errors import OptionError, QuorumError
 from strategies.core.seeds import derive_seed
 from strategies.fens import METHOD, FensConfig, _start, asks
 from strategies.method import Job, Need, Normalization, Silent
 from strategies.uploads.needs import check_needs
-from strategies.uploads.packed import pack_member
+from strategies.uploads.packed import pack_member, unpack_member
 
 
 def member_logits(job: Job, x: torch.Tensor) -> np.ndarray[Any, Any]:
@@ -498,6 +499,21 @@ def test_a_server_with_labelled_images_trains_alone_as_one_client_would(
         return float(-np.log(p[np.arange(30), labels.numpy()]).mean())
 
     assert loss(weights(outcome)["weight"]) < loss(lam)
+
+
+def test_a_server_that_trains_alone_learns_on_the_answers_of_members_in_int8(tmp_path: Path) -> None:
+    images = torch.randint(0, 256, (30, 2, 8, 8), generator=torch.Generator().manual_seed(3), dtype=torch.uint8)
+    labelled = images, torch.arange(30) % CLASSES
+    job = fens_job(replace(TINY, aggregator="voting", train_on="server", precision="int8"))
+
+    counts = weights(fitted(DirectClients(tmp_path), replace(job, labelled=labelled)))["counts"]
+
+    x = (images.float() / 255 - 0.5) / 0.5
+    members = [pack_member(u.architecture, u.read(), precision="int8") for u in UPLOADS]
+    with torch.no_grad():
+        z = [unpack_member(one, BUILDERS[one.architecture])(x).numpy() for one in members]
+    np.testing.assert_array_equal(counts, vote_counts(np.stack(z), labelled[1].numpy()))
+    assert not np.array_equal(counts, vote_counts(member_logits(job, x), labelled[1].numpy()))
 
 
 def test_a_trained_aggregator_without_clients_and_labels_is_refused() -> None:

@@ -61,6 +61,11 @@ def test_labels_of_a_batch_ascend_for_the_gate_of_pixels_alone(config: IntactOfl
     assert (labels == sorted(labels)) is ascending
 
 
+def test_images_of_the_outcome_are_those_of_the_last_epoch(usual: tuple[Outcome, Book]) -> None:
+    assert usual[0].images is not None
+    assert usual[0].images.shape == (6, *SHAPE)
+
+
 @pytest.mark.parametrize(
     ("config", "combiner", "inputs"), [(SMALL, "pixel-gate", math.prod(SHAPE)), (PREDICTIONS, "expert-gate", 9)]
 )

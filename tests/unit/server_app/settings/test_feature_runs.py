@@ -137,6 +137,9 @@ def test_sums_asked_for_again_are_those_that_were_kept_and_cost_nothing(tmp_path
     ):
         sent_by_clients(given, "f" * 32)
     assert len(ledger.releases()) == 1
+    # As Gaussians the two cost 1.45, where their budgets add up to 2.
+    sent_by_clients({**given, "privacy.total-epsilon": 1.6}, "f" * 32)
+    assert [row["run"] for row in ledger.releases()] == ["0123456789abcdef" * 2, "f" * 32]
 
 
 def test_a_private_upload_is_in_the_ledger_before_anything_of_it_is_kept_or_sent(

@@ -10,7 +10,6 @@ from strategies.combiners.combiners import COMBINERS, build_combiner, name_of
 from strategies.combiners.opinion_pools import (
     COUNTING,
     RULES,
-    SMOOTHING,
     OpinionPool,
     balancing_bias,
     class_shares,
@@ -63,7 +62,7 @@ def test_a_single_client_without_some_classes_loses_its_prior_and_those(name: st
     z[:, :, 2] -= 8  # as of a class that it never saw
     found = POOLS[name](counts)(z).softmax(1)
     # Its opinions of classes that it holds, each divided by the share that it has of it, are all that counts.
-    corrected = z[0].softmax(1)[:, :2] / torch.tensor([6 / 9 + SMOOTHING, 3 / 9 + SMOOTHING])
+    corrected = z[0].softmax(1)[:, :2] / torch.tensor([6 / 9 + 2 / 130, 3 / 9 + 2 / 130])
     torch.testing.assert_close(found[:, :2], corrected / corrected.sum(1, keepdim=True), rtol=0, atol=5e-4)
     assert float(found[:, 2].max()) < 1e-3
 
@@ -146,7 +145,7 @@ def test_pool_goes_through_its_tensors_and_back_with_the_same_bits(name: str) ->
 def test_defaults_are_ones_and_the_usual_smoothing(name: str) -> None:
     plain = POOLS[name](COUNTS)
     none = {"scales": torch.zeros(3), "bias": torch.zeros(5)}
-    told = POOLS[name](COUNTS, torch.ones(3), torch.ones(3), torch.tensor([SMOOTHING]), **none)
+    told = POOLS[name](COUNTS, torch.ones(3), torch.ones(3), torch.tensor([2 / 130]), **none)
     assert torch.equal(plain(logits()), told(logits()))
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from strategies.combiners.combiners import build_combiner, name_of
-from strategies.combiners.opinion_pools import FLOOR, OpinionPool, centred
+from strategies.combiners.opinion_pools import OpinionPool, centred
 from strategies.combiners.outcomes import ensemble_of
 from strategies.combiners.update_gate import (
     GatedPool,
@@ -158,7 +158,7 @@ def test_pool_has_the_shares_of_the_image_and_the_density_of_each_class() -> Non
     gate = by_hand()
     z = torch.randn(2, 1, 3, generator=generator(3, "z"))
     density = torch.tensor([(1 - 16 / 25) / (1 - 9 / 25), 1.0])
-    opinions, evidence = gate.opinions(z).exp() + FLOOR, centred(z)
+    opinions, evidence = gate.opinions(z).exp() + 1e-4, centred(z)
     wanted = []
     for c in range(2):
         mass = [float(gate.counts[k, c] / gate.counts[:, c].sum() * density[k]) for k in range(2)]

@@ -66,17 +66,17 @@ def test_a_method_trains_its_student_by_its_options_and_what_its_publication_fix
     class StopError(Exception):
         pass
 
-    def built(_: Learner, __: Job, ___: Any, recipe: DistillRecipe, **____: Any) -> None:
-        found.append(recipe)
+    def built(_: Learner, __: Job, ___: Any, recipe: DistillRecipe, *, asked_once: bool = False, **____: Any) -> None:
+        found.append((recipe, asked_once))
         raise StopError
 
-    found: list[DistillRecipe] = []
+    found: list[tuple[DistillRecipe, bool]] = []
     monkeypatch.setattr(Learner, "__init__", built)
     given: dict[str, Any] = {"epochs": 7, "batch_size": 8, "kd_temperature": 2.0, "student_lr": 0.5}
     few = {"probes": 8} if name == "tally" else {}
     with pytest.raises(StopError):
         METHODS[name].fit(tiny_job(METHODS[name].config(**given, **few)), Silent())
-    assert found == [DistillRecipe(**given, **fixed)]
+    assert found == [(DistillRecipe(**given, **fixed), name in ("fedkd", "fed-et"))]
 
 
 @pytest.mark.parametrize("cap", [0, 2])
