@@ -46,7 +46,7 @@ class DirectClients:
         limit: The largest ensemble that a client accepts, MiB.
         asked: Every question: who, step, bytes of its arrays.
         refused: Client and reason of every refusal.
-        offered: The members' digests in every offer of the ensemble.
+        offered: The facts of every offer of the ensemble.
     """
 
     folder: Path
@@ -57,7 +57,7 @@ class DirectClients:
     common: dict[str, Any] = field(default_factory=lambda: {"run-id": RUN, "seed": 0})
     asked: list[tuple[str, str, int]] = field(default_factory=list)
     refused: list[tuple[str, str]] = field(default_factory=list)
-    offered: list[list[str]] = field(default_factory=list)
+    offered: list[Mapping[str, Any]] = field(default_factory=list)
     held: Callable[[str], tuple[torch.Tensor, torch.Tensor]] = examples
     mib_per_client: float = 0.0
     gone: set[str] = field(default_factory=set)
@@ -85,7 +85,7 @@ class DirectClients:
             size = sum(array.nbytes for array in question.arrays.values())
             self.asked.append((name, str(question.facts["step"]), size))
             if question.facts["step"] == "offer":
-                self.offered.append(question.facts["members"])
+                self.offered.append(question.facts)
             facts, arrays = respond({**self.common, **question.facts}, question.arrays, self.local(name))
             answer = self.spoil(Answer(name, facts, arrays))
             try:

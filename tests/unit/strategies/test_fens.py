@@ -309,6 +309,18 @@ def test_clients_hold_out_a_share_only_where_a_step_uses_it(changes: dict[str, A
     assert asks(FensConfig(**changes)).holdout == kept
 
 
+@pytest.mark.parametrize(("aggregator", "sees"), [("per-class", False), ("voting", False), ("moe", True)])
+def test_clients_keep_their_inputs_only_for_an_aggregator_that_looks_at_them(
+    aggregator: str, sees: bool, tmp_path: Path
+) -> None:
+    config = replace(TINY, aggregator=aggregator, quorum=0.0)
+    clients = DirectClients(tmp_path)
+
+    trainers.Dialogue(fens_job(config), clients).send()
+
+    assert [facts["sees-inputs"] for facts in clients.offered] == [sees] * 3
+
+
 @pytest.mark.parametrize(("precision", "measured"), [("int8", True), ("float32", False)])
 def test_ranges_of_activations_are_asked_for_and_sent_on_with_an_ensemble_in_int8(
     precision: str, measured: bool, tmp_path: Path
@@ -322,7 +334,7 @@ def test_ranges_of_activations_are_asked_for_and_sent_on_with_an_ensemble_in_int
 
     fitted(clients, job)
 
-    assert clients.offered == [wanted] * 3
+    assert [facts["members"] for facts in clients.offered] == [wanted] * 3
 
 
 @pytest.mark.parametrize(

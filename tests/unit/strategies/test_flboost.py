@@ -11,7 +11,7 @@ from method_fakes import telling
 
 from strategies.core.errors import OptionError
 from strategies.distillation.generators import ConditionalGenerator
-from strategies.flboost import METHOD, FlBoostConfig
+from strategies.flboost import METHOD, FlBoostConfig, _Server
 from strategies.method import Job, Silent
 from strategies.rounds.refinement import refines
 
@@ -41,6 +41,17 @@ def test_losses_are_recorded_once_and_work_is_reported() -> None:
     assert 0 < row["diversity"] <= 1
     assert rows.steps[-1] == (2, 2)
     assert rows.steps == sorted(rows.steps)
+
+
+@pytest.mark.parametrize(("augmentation", "changed"), [("none", 1), ("crop-flip", 3)])
+def test_images_that_are_augmented_are_changed_anew_for_each_step_of_the_model(
+    augmentation: str, changed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks, look = list[int](), _Server._look
+    monkeypatch.setattr(_Server, "_look", lambda *given: looks.append(len(given[1])) or look(*given))  # type: ignore[func-returns-value]
+    METHOD.fit(job(replace(SMALL, augmentation=augmentation, student_steps=3, generator_steps=1)), Silent())
+    per_client = len(COUNTS)  # steps of the generator
+    assert len(looks) == 2 * (per_client + changed)
 
 
 def test_observer_scores_the_model_in_the_same_row() -> None:

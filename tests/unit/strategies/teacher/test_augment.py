@@ -31,7 +31,7 @@ def test_crop_flip_of_each_image_is_some_shift_of_it_padded_with_black() -> None
     pad = 2
     cropped = crop_flip(IMAGES, rng(1), pad=pad)
     padded = torch.nn.functional.pad(IMAGES, [pad] * 4)
-    places = set()
+    places = []
     for result, source in zip(cropped, padded, strict=True):
         found = [
             (top, left, mirrored)
@@ -41,9 +41,10 @@ def test_crop_flip_of_each_image_is_some_shift_of_it_padded_with_black() -> None
             if torch.equal(result.flip(2) if mirrored else result, source[:, top : top + 6, left : left + 5])
         ]
         assert len(found) == 1
-        places.add(found[0])
+        places.append(found[0])
     assert {top for top, _, _ in places} == set(range(5))
     assert {left for _, left, _ in places} == set(range(5))
+    assert 16 <= sum(mirrored for _, _, mirrored in places) <= 48
 
 
 def test_crop_flip_lets_the_gradient_of_each_visible_pixel_through() -> None:
