@@ -20,13 +20,14 @@ from typing import Any
 from clients import train_missing
 from measure import keep, say
 from rivals import RESULTS, finish_run, oneshot
+from run_tables import ALPHAS, HEADLINE, HEADLINE_SEEDS, SEEDS
 
 from server_app.compare.table import WORK
 from strategies.run.files import read_json
 
 OUT = RESULTS / "published.json"
 CONF = {"fashion-mnist": "fmnist", "mnist": "mnist"}
-CLIENTS, SEEDS, ALPHAS = 10, range(3), (0.1, 0.05, 0.3)
+CLIENTS = 10
 # Name -> method, and files and settings beside those of the run.
 REPLAYS = {
     "fedens": ("fedens",),
@@ -79,7 +80,9 @@ class Cell:
         return ["conf/coboosting-rows.toml", f"conf/coboosting-table1-{CONF[self.data]}.toml", own]
 
 
-CELLS = {cell.name: cell for alpha in ALPHAS for seed in SEEDS for cell in (Cell(d, alpha, seed) for d in CONF)}
+_THREE_SEEDS = [Cell(data, alpha, seed) for alpha in ALPHAS for seed in SEEDS for data in CONF]
+_TEN_SEEDS = [Cell(*HEADLINE, seed) for seed in HEADLINE_SEEDS]
+CELLS = {cell.name: cell for cell in _THREE_SEEDS + _TEN_SEEDS}
 
 
 def upload(cell: Cell, folder: Path, root: str, method: str = "") -> Path:

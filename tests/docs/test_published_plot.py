@@ -36,7 +36,7 @@ def test_a_curve_ends_after_the_steps_that_the_run_has_counted() -> None:
 def test_a_finished_server_stage_is_a_point_per_seed() -> None:
     own = [row for row in CELL if row["name"] == "tally, read off"]
     assert lines(1)["o"] == [[row["server_cpu_s"], row["accuracy"]["Tally"]] for row in own]
-    assert len(own) == 3
+    assert len(own) >= 3
 
 
 def test_other_steps_than_those_of_a_growing_pool_are_refused() -> None:
