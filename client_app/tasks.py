@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
@@ -38,7 +37,7 @@ class Wanted:
         input_shape: (channels, height, width) of one image.
         normalization: Of the data set's pixels.
         config: The app's settings.
-        cache: The folder of the client's cached features; None for no cache.
+        cache: Of the client's features; None for none.
     """
 
     name: str
@@ -46,7 +45,7 @@ class Wanted:
     input_shape: Shape
     normalization: Normalization
     config: AppConfig
-    cache: Path | None = None
+    cache: FeatureCache | None = None
 
 
 @dataclass(frozen=True)
@@ -104,21 +103,16 @@ def _cvae(wanted: Wanted) -> nn.Module:
 
 def _sums(wanted: Wanted) -> nn.Module:
     second = wanted.config.features.second(wanted.config.method)
-    return feature_sums.ClientSums(_function(wanted), wanted.num_classes, _cache(wanted), second)
+    return feature_sums.ClientSums(_function(wanted), wanted.num_classes, wanted.cache, second)
 
 
 def _head(wanted: Wanted) -> nn.Module:
-    return head_training.ClientHead(_function(wanted), wanted.num_classes, _cache(wanted))
+    return head_training.ClientHead(_function(wanted), wanted.num_classes, wanted.cache)
 
 
 def _function(wanted: Wanted) -> FeatureFunction:
     function = FeatureFunction(wanted.config.features, wanted.config.seed, *wanted.normalization)
     return of_backbone(function, backbone_in(wanted.name))
-
-
-def _cache(wanted: Wanted) -> FeatureCache | None:
-    most = wanted.config.features.cache_mib
-    return FeatureCache(wanted.cache, most) if wanted.cache is not None and most else None
 
 
 def _all(state: dict[str, Tensor]) -> dict[str, Tensor]:

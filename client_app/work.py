@@ -29,6 +29,7 @@ from fl_app.config import AppConfig
 from fl_app.data import Split, open_data
 from fl_app.data.folders import Read
 from fl_app.division import own_positions
+from fl_app.feature_cache import FeatureCache
 from fl_app.ledger import Ledger
 from fl_app.models.features import as_read
 from fl_app.models.uploaded import uploaded_name
@@ -227,9 +228,10 @@ def _started(config: AppConfig, node: Node, asked: Asked, split: Split) -> torch
     if config.attack.of(node.client) == "random":
         seeded = seeded_torch(asked.seed, "attack", "random", node.client, asked.server_round)
     with seeded:
-        shape, cache = split.input_shape, state_root(node.state_dir) / "features" if asked.run_id else None
+        most = node.policy.cache_mib(config.features.cache_mib) if asked.run_id else 0.0
+        cache = FeatureCache(state_root(node.state_dir) / "features", most) if most else None
         name = node.architecture if asked.task != STATISTICS else STATISTICS
-        wanted = Wanted(name, split.num_classes, shape, split.normalization, config, cache)
+        wanted = Wanted(name, split.num_classes, split.input_shape, split.normalization, config, cache)
         return task_of(asked.task, node.architecture).build(wanted)
 
 

@@ -26,6 +26,7 @@ KEYS: Mapping[str, type] = {
     "checkpoint": str,
     "architecture": str,
     "max-ensemble-mib": float,
+    "max-cache-mib": float,
     "read": str,
     "state-dir": str,
     "device": str,

@@ -8,6 +8,7 @@ a config of its own reads and writes no path that a run's settings name.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from strategies.core.places import expanded
 
 LABEL_COUNTS = ("numbers", "presence", "none")
 LARGEST = sys.float_info.max  # of a whole number that a float can hold
+CACHE_MIB = 1024.0  # the default of features.cache-mib
 DELTA = 1e-4  # the sum of ten runs with the default of privacy.delta
 # The keys that end the free choice of paths.
 _GUARDING = ("read", "state-dir", "max-epsilon", "max-delta")
@@ -44,6 +46,7 @@ class NodePolicy:
         label_counts: The most that is sent of the label counts, one of :data:`LABEL_COUNTS`.
         architectures: The architectures that are trained and built; empty for all of the zoo.
         sources: The data sources of own code, ``module:attribute``, that ``data.name`` may name.
+        max_cache_mib: The most features that are kept on the disk, MiB, over all runs.
     """
 
     deployed: bool = False
@@ -54,6 +57,7 @@ class NodePolicy:
     label_counts: str = "numbers"
     architectures: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
+    max_cache_mib: float = math.inf
 
     @classmethod
     def of(cls, facts: Mapping[str, Any], *, deployed: bool = False) -> NodePolicy:
@@ -63,8 +67,9 @@ class NodePolicy:
             OptionError: A value is out of range.
         """
         _check(facts)
+        deployed = deployed or any(key in facts for key in _GUARDING)
         return cls(
-            deployed=deployed or any(key in facts for key in _GUARDING),
+            deployed=deployed,
             read=tuple(expanded(each).resolve() for each in listed(facts.get("read", ""))),
             state=str(facts.get("state-dir", "")),
             max_epsilon=float(facts["max-epsilon"]) if "max-epsilon" in facts else None,
@@ -72,6 +77,7 @@ class NodePolicy:
             label_counts=str(facts.get("label-counts", "numbers")),
             architectures=tuple(listed(facts.get("architectures", ""))),
             sources=tuple(listed(facts.get("data-sources", ""))),
+            max_cache_mib=float(facts.get("max-cache-mib", CACHE_MIB if deployed else math.inf)),
         )
 
     @property
@@ -106,6 +112,10 @@ class NodePolicy:
     def state_dir(self, given: str) -> str:
         """Return the folder of the node's own files; ``given`` is that of the run's settings, used where it is free."""
         return self.state or ("" if self.deployed else given)
+
+    def cache_mib(self, given: float) -> float:
+        """Return the most features that the node keeps, MiB: ``given``, the run's setting, as far as it permits."""
+        return min(given, self.max_cache_mib)
 
     def check_attack(self, kind: str) -> None:
         """Refuse to play an attacker: what it sends could tell more of the examples than the node permits.
@@ -213,9 +223,11 @@ def _check(facts: Mapping[str, Any]) -> None:
             )
     if "max-delta" in facts and "max-epsilon" not in facts:
         raise OptionError("the node's config has max-delta and no max-epsilon: must have both, or max-epsilon alone")
-    if not 0 <= facts.get("max-ensemble-mib", 0.0) < LARGEST:
-        shown = f"{facts['max-ensemble-mib']!r:.80}"
-        raise OptionError(f"the node's config: max-ensemble-mib is {shown}: must be at least 0 and below {LARGEST:g}")
+    for key in ("max-ensemble-mib", "max-cache-mib"):
+        if not 0 <= facts.get(key, 0.0) < LARGEST:
+            raise OptionError(
+                f"the node's config: {key} is {facts[key]!r:.80}: must be at least 0 and below {LARGEST:g}"
+            )
     if facts.get("label-counts", "numbers") not in LABEL_COUNTS:
         raise OptionError(
             f"the node's config: label-counts is {facts['label-counts'][:80]!r}: must be one of "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fl_app.node_policy import CACHE_MIB
 from strategies.core.kinds import GRAM, SQUARES
 from strategies.core.options import check, option
 
@@ -33,7 +34,7 @@ class FeaturesConfig:
         False,
         "send the sums of squares per class beside the Gram matrix, so that ridge, lda and fedpft take one upload",
     )
-    cache_mib: float = option(1024.0, "features that a client keeps on its own disk, MiB; 0 = none", low=0.0)
+    cache_mib: float = option(CACHE_MIB, "features that a client keeps on its own disk, MiB; 0 = none", low=0.0)
 
     def __post_init__(self) -> None:
         """Check every value."""

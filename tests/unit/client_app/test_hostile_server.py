@@ -125,6 +125,18 @@ def opened_while(action: Callable[[], object], below: Path) -> set[str]:
     return {path for path, real in resolved.items() if real.is_relative_to(below)}
 
 
+def test_no_run_keeps_more_features_on_the_disk_than_the_node_permits(
+    hospital: Callable[..., Hospital], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caches: list[tuple[Path, float]] = []
+    monkeypatch.setattr(work, "FeatureCache", lambda *given: caches.append(given))
+    node = hospital(max_cache_mib=0.5)
+
+    assert "error" not in facts_of(node.train(features__cache_mib=1e9))
+
+    assert caches == [(node.folder / "state" / "features", 0.5)]
+
+
 CHECKPOINTS = ("secret/model.safetensors", "secret/noise.safetensors", "secret/absent.safetensors", "secret",
                "open/link/model.safetensors", "open/../secret/model.safetensors")  # fmt: skip
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fl_app.node_config import node_facts, node_policy
-from fl_app.node_policy import FREE, NodePolicy
+from fl_app.node_policy import CACHE_MIB, FREE, NodePolicy
 from strategies.core.errors import DataError, OptionError, UploadError
 
 SIMULATED = {"partition-id": 1, "num-partitions": 3}
@@ -56,6 +56,7 @@ def test_path_outside_the_read_folders_is_refused_whether_it_exists_or_not(tmp_p
         ({"max-epsilon": 8.0, "max-delta": 1.0}, "max-delta is 1.0: must be a number greater than 0 and below 1"),
         ({"max-delta": 0.1}, "max-delta and no max-epsilon"),
         ({"max-ensemble-mib": -1.0}, "max-ensemble-mib is -1.0: must be at least 0"),
+        ({"max-cache-mib": float("inf")}, "max-cache-mib is inf: must be at least 0"),
         ({"label-counts": "some"}, "label-counts is 'some': must be one of numbers, presence, none"),
         ({"read": "/a, b"}, "read has 'b': must be absolute paths"),
         ({"max-epsilon": "8"}, "max-epsilon is '8': must be a number"),
@@ -123,3 +124,15 @@ def test_deployed_node_gives_one_line_for_all_that_cannot_be_read(error: Excepti
     with pytest.raises(type(error)) as free, FREE.reading("the checkpoint"):
         raise error
     assert free.value is error
+
+
+@pytest.mark.parametrize(
+    ("own", "most"), [({}, 9000.0), ({"client": "hospital-a"}, CACHE_MIB), ({"max-cache-mib": 2048.0}, 2048.0)]
+)
+def test_a_deployed_node_bounds_the_features_that_a_run_keeps_on_its_disk(own: dict[str, Any], most: float) -> None:
+    config = {**SIMULATED, **own}
+
+    policy = node_policy(config, node_facts(config, {}))
+
+    assert policy.cache_mib(9000.0) == most
+    assert policy.cache_mib(5.0) == 5.0
