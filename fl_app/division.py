@@ -15,9 +15,11 @@ def own_positions(split: Split, config: AppConfig, *, partition_id: int, num_par
 
     Raises:
         OptionError: The settings do not fit the data set.
-        DataError: The partition number is out of range, or the set cannot be divided by these settings.
+        DataError: A number of the partition is out of range, or the set cannot be divided by these settings.
     """
     config.data.check_holders(by_client=split.by_client)
+    if num_partitions < 1:
+        raise DataError(f"num-partitions is {num_partitions}: must be at least 1")
     if not 0 <= partition_id < num_partitions:
         raise DataError(f"partition-id is {partition_id}: must be 0 to {num_partitions - 1}")
     chosen = clients_share(split, seed=config.seed, limit=config.data.limit, proxy=config.data.proxy)

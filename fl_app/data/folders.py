@@ -82,12 +82,20 @@ def open_classes(
     own = classes_in(folder)
     numbers = {own.get(name, name): number for number, name in enumerate(classes)}
     try:
-        found = of.make_dataset(str(folder), numbers, extensions=of.IMG_EXTENSIONS, allow_empty=lacking)
-    except OSError as error:
-        raise DataError(f"folder {folder} under data.root has a class without images: {error}") from error
+        found = of.make_dataset(str(folder), numbers, is_valid_file=_is_image, allow_empty=lacking)
+    except FileNotFoundError as error:
+        known = f"Supported extensions are: {', '.join(of.IMG_EXTENSIONS)}"
+        raise DataError(f"folder {folder} under data.root has a class without images: {error}{known}") from error
     if not found:
         raise DataError(f"folder {folder} under data.root holds no images: must have <class>/<image>")
     return torch.tensor([label for _, label in found]), reader([file for file, _ in found], image_size)
+
+
+def _is_image(file: str) -> bool:
+    """Return whether a file is an image by its name; a hidden one is not, such as what macOS writes beside each."""
+    from fl_app.vision import torchvision
+
+    return not Path(file).name.startswith(".") and bool(torchvision.datasets.folder.is_image_file(file))
 
 
 def reader(files: Sequence[str], image_size: int) -> Read:

@@ -199,6 +199,7 @@ def test_a_client_when_its_disk_refuses_still_sends_its_model(ask: Callable[...,
     ("how", "reason"),
     [
         ({"node": {"partition-id": 4, "num-partitions": 4}}, "partition-id is 4: must be 0 to 3"),
+        ({"node": {"partition-id": 0, "num-partitions": 0}}, "num-partitions is 0: must be at least 1"),
         ({"node": {"partition-id": -1, "num-partitions": 4}}, "partition-id is -1: must be 0 to 3"),
         ({"model__name": "cnn5"}, "architecture 'cnn5' cannot take examples of shape (1, 16, 16)"),
         ({"client__checkpoint": "/nowhere/{partition}.pt"}, "checkpoint /nowhere/1.pt does not exist"),

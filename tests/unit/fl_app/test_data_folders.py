@@ -42,6 +42,16 @@ def test_imagefolder_is_read_in_the_order_of_names(images: Path) -> None:
     assert torch.equal(source.test.images[:1], resize(ant, 8))
 
 
+def test_hidden_files_are_no_images(images: Path) -> None:
+    (images / "train" / "ant" / "._a.png").write_bytes(b"attributes of another machine")
+    assert load("imagefolder", root=str(images), image_size=8).train.labels.tolist() == [0, 0, 0, 1, 1, 1]
+
+    for file in (images / "train" / "cat").iterdir():
+        file.rename(file.with_name(f".{file.name}"))
+    with pytest.raises(DataError, match=r"a class without images: .* classes cat\. Supported extensions are: \.jpg"):
+        load("imagefolder", root=str(images), image_size=8)
+
+
 @pytest.mark.parametrize("classes", ["", "gesund,\u00d6dem,Pneumonie"])
 def test_a_class_has_one_number_however_a_machine_stores_its_letters(tmp_path: Path, classes: str) -> None:
     found = []
