@@ -20,8 +20,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
 from strategies.core.durable import atomic_write, read_facts, sealed, sha256_file
-from strategies.core.errors import StoreError, UploadError
-from strategies.core.places import forget_older_runs, is_ours, make_run_place, run_place
+from strategies.core.errors import StoreError
+from strategies.core.places import check_round, forget_older_runs, is_ours, make_run_place, newest_first, run_place
 
 # A client's newest models of one run, since the server names the rounds. FuseFL asks again for at most four of them.
 MODELS_KEPT = 8
@@ -71,8 +71,7 @@ class Keep:
     """
 
     def __init__(self, state_dir: str, run_id: str, client: str, server_round: int) -> None:
-        if server_round < 1:  # it is part of a file's name
-            raise UploadError(f"the server's server-round is {server_round}: must be at least 1")
+        check_round(server_round)
         self._client, self._folder = client, run_place(state_dir, run_id)
         self._weights = self._folder / f"{client}-{server_round}.safetensors"
         self._facts = self._weights.with_suffix(".json")
@@ -122,8 +121,7 @@ class Keep:
     def _forget_older_rounds(self) -> None:
         pattern = re.compile(rf"{re.escape(self._client)}-\d+\.safetensors")
         others = [path for path in self._folder.iterdir() if pattern.fullmatch(path.name) and path != self._weights]
-        others.sort(key=lambda path: path.stat().st_mtime)
-        for path in others[: 1 - MODELS_KEPT] if is_ours(self._folder) else ():
+        for path in newest_first(others)[MODELS_KEPT - 1 :] if is_ours(self._folder) else ():
             path.with_suffix(".json").unlink(missing_ok=True)
             path.unlink(missing_ok=True)
 

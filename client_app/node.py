@@ -60,13 +60,11 @@ class Node:
         if not CLIENT_NAME.fullmatch(client):
             raise UploadError(f"client is {client[:80]!r}: must be a name that matches {CLIENT_NAME.pattern}")
         partition_id = int(facts.get("partition-id", 0))
-        given, root = str(facts.get("checkpoint", "")), str(facts.get("data-root", ""))
+        given = str(facts.get("checkpoint", ""))
         checkpoint = given or config.client.checkpoint
         if checkpoint and not given:
             named = checkpoint_path(config.client.checkpoint, client=client, partition_id=partition_id)
             policy.check_readable("client.checkpoint", named or Path())
-        if not root and config.data.root and policy.permits(Path(config.data.root)):
-            root = config.data.root  # else it is a folder of other machines; this node has its default place
         architecture = str(facts.get("architecture", "")) or config.model.of_client(partition_id)
         policy.check_architecture(architecture)
         policy.check_attack(config.attack.of(client))
@@ -76,7 +74,8 @@ class Node:
             num_partitions=int(facts.get("num-partitions", 1)),
             architecture=architecture,
             checkpoint=checkpoint,
-            data_root=root,
+            # A folder of the run that the node may not read is one of other machines; it has its default place.
+            data_root=policy.data_root(str(facts.get("data-root", "")), config.data.root),
             has_data=not checkpoint or "partition-id" in facts or "data-root" in facts,
             state_dir=policy.state_dir(config.client.state_dir),
             device=str(facts.get("device", "")),

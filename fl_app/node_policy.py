@@ -113,6 +113,10 @@ class NodePolicy:
         """Return the folder of the node's own files; ``given`` is that of the run's settings, used where it is free."""
         return self.state or ("" if self.deployed else given)
 
+    def data_root(self, own: str, given: str) -> str:
+        """Return the folder of the node's data: its own, else ``given``, the run's, if it may be read; else empty."""
+        return own or (given if given and self.permits(Path(given)) else "")
+
     def cache_mib(self, given: float) -> float:
         """Return the most features that the node keeps, MiB: ``given``, the run's setting, as far as it permits."""
         return min(given, self.max_cache_mib)

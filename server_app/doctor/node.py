@@ -80,8 +80,7 @@ class NodeConfig:
 
     def data_root(self, of_run: str) -> str:
         """Return the folder of its data: its own, else that of the run's settings if it may read it, else empty."""
-        permitted = of_run if of_run and self.policy.permits(expanded(of_run)) else ""
-        return str(self.facts.get("data-root", "")) or permitted
+        return self.policy.data_root(str(self.facts.get("data-root", "")), of_run)
 
     def refusals(self, app: AppConfig, architecture: str) -> Iterator[Finding]:
         """Return what the node's own limits refuse of the planned run; a budget alone refuses nothing here."""

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +10,7 @@ from server_app.export.programs import SUFFIXES, check_packages, write_programs
 from server_app.export.stored_models import StoredModels, stored_models
 from server_app.launch.guard import sigterm_as_interrupt
 from server_app.report.inputs import as_given
-from strategies.core.durable import make_folder, sha256_file, staged, store_errors
+from strategies.core.durable import locked, make_folder, sha256_file, staged, store_errors
 from strategies.core.errors import OptionError, StoreError
 from strategies.core.places import expanded
 from strategies.run.files import read_json, write_json
@@ -59,7 +56,7 @@ def export_run(
                 log(f"{name}: {', '.join(kinds)}")
                 differences.update(write_programs(stored, name, part, kinds))
             made = _facts(run, stored, part, differences)
-            with _alone_in(target):
+            with locked(target, wait=True):  # another export may publish into it
                 facts = _published(made, part, target)
     return {"folder": str(target), **facts}
 
@@ -83,17 +80,6 @@ def _is_part(folder: Path) -> bool:
     """Return whether a folder is one that an export fills, or has left."""
     suffixes = {path.suffix for path in folder.iterdir()}
     return bool(suffixes) and suffixes <= {*SUFFIXES.values(), ".data"}
-
-
-@contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """Wait until no other export publishes into a folder, and hold them off; the lock ends with its process."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
 
 
 def _published(facts: Mapping[str, Any], part: Path, target: Path) -> dict[str, Any]:

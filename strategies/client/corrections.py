@@ -36,6 +36,7 @@ from flwr.app import ConfigRecord, Message
 from torch import nn
 
 from ..core.errors import UploadError
+from ..core.places import check_round
 from .control import ControlVariates as ControlVariates
 from .control import Travel as Travel
 from .generated import GeneratedExamples
@@ -98,8 +99,7 @@ class LocalUpdate:
         label_counts: Sequence[int] | None = None,
     ) -> None:
         self._round = int(_number(said, "server-round", 1))
-        if self._round < 1:  # it is part of a file's name
-            raise UploadError(f"the server's server-round is {self._round}: must be at least 1")
+        check_round(self._round)
         self._last, self._safe = _whole(said, "last-round"), _whole(said, "safe-round")
         self._memory = memory or RoundState(None, str(said.get("client", "client")))
         self._travel = Travel(momentum)

@@ -9,7 +9,7 @@ import os
 import zipfile
 import zlib
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from logging import getLogger
 from pathlib import Path
@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..core.durable import atomic_write
-from ..core.places import forget_older_runs, is_ours, make_private, make_run_place, run_place
+from ..core.places import forget_older_runs, is_ours, make_private, make_run_place, newest_first, run_place
 
 # The newest ensembles of a run whose logits a client keeps.
 ENSEMBLES_KEPT = 4
@@ -88,7 +88,7 @@ class LogitCache:
 
     def known(self, members: Sequence[str]) -> Logits | None:
         """Return the logits of an ensemble that is part of a cached one, in the order of ``members``."""
-        for path in _newest_first(self._folder.glob("*.npz")):
+        for path in newest_first(self._folder.glob("*.npz")):
             kept = _read(path)
             if kept is not None and set(members) <= set(kept.members):
                 rows = [kept.members.index(member) for member in members]
@@ -107,7 +107,7 @@ class LogitCache:
         arrays = {"members": members, "values": logits.values, "labels": logits.labels, "inputs": logits.inputs}
         np.savez(file, allow_pickle=False, digest=np.array(_digest_of(arrays)), **arrays)
         atomic_write(self._path(ensemble), file.getbuffer())
-        for old in _newest_first(self._of_run())[ENSEMBLES_KEPT:] if is_ours(self._run) else ():
+        for old in newest_first(self._of_run())[ENSEMBLES_KEPT:] if is_ours(self._run) else ():
             old.unlink(missing_ok=True)
             with contextlib.suppress(OSError):  # it holds others
                 old.parent.rmdir()
@@ -125,10 +125,6 @@ class LogitCache:
 
     def _of_run(self) -> Iterator[Path]:
         return self._run.glob(f"{self._name}*/*.npz")
-
-
-def _newest_first(paths: Iterable[Path]) -> list[Path]:
-    return sorted(paths, key=lambda path: path.stat().st_mtime_ns, reverse=True)
 
 
 def _read(path: Path) -> Logits | None:

@@ -72,27 +72,31 @@ def staged(parent: Path, name: str, ours: Callable[[Path], bool]) -> Iterator[Pa
     for left in parent.glob(TEMPORARY_PATTERN):
         with suppress(OSError):  # another process has just removed it
             if _STAGED.fullmatch(left.name) and left.is_dir() and ours(left):
-                with _locked(left):
+                with locked(left):
                     shutil.rmtree(left, ignore_errors=True)
     folder = parent / f".{name}.{uuid.uuid4().hex[:8]}.tmp"
     folder.mkdir()
     try:
-        with _locked(folder):
+        with locked(folder):
             yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path, *, wait: bool = False) -> Iterator[None]:
     """Hold a folder's lock, which ends with this process.
+
+    Args:
+        folder: The folder; it must exist.
+        wait: Whether to wait for another process that holds it.
 
     Raises:
         OSError: Another process holds it, or the file system has no locks.
     """
     handle = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         yield
     finally:
         os.close(handle)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 from .durable import sync_folder
@@ -97,16 +98,30 @@ def forget_old_runs(root: Path, kept: int, *, beside: str = "") -> tuple[list[st
     """
     found = root.iterdir() if root.is_dir() else ()
     others = (path for path in found if RUN_ID.fullmatch(path.name) and path.name != beside)
-    runs = sorted(filter(is_ours, others), key=_last_used)
-    old = runs[: max(0, len(runs) - kept)]
+    old = newest_first(filter(is_ours, others))[max(0, kept) :][::-1]
     for path in old:
         shutil.rmtree(path, ignore_errors=True)
     kept_back = [path.name for path in old if path.exists()]
     return [path.name for path in old if path.name not in kept_back], kept_back
 
 
-def _last_used(folder: Path) -> float:
+def newest_first(paths: Iterable[Path]) -> list[Path]:
+    """Return files or folders by the time of their last use."""
+    return sorted(paths, key=_last_used, reverse=True)
+
+
+def check_round(server_round: int) -> None:
+    """Refuse the number of a round that is part of a file's name, unless it is at least 1.
+
+    Raises:
+        UploadError: The server has named another.
+    """
+    if server_round < 1:
+        raise UploadError(f"the server's server-round is {server_round}: must be at least 1")
+
+
+def _last_used(path: Path) -> int:
     try:
-        return folder.stat().st_mtime
+        return path.stat().st_mtime_ns
     except OSError:  # another client on this machine has just removed it
-        return 0.0
+        return 0
