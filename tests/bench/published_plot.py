@@ -17,6 +17,7 @@ from feature_tables import DOCS
 from matplotlib import rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from run_tables import OTHERS
 from tally_plot import STYLE
 
 if TYPE_CHECKING:
@@ -36,7 +37,6 @@ TEACHERS = {
     "Tally ensemble, counts read off": ("tally, read off", "Tally ensemble", "--"),
     "mean of logits": ("fedens", "FedENS", ":"),
 }
-OTHERS = ", clients of another processor"  # a method's stage on these, the only one of DENSE without a GPU
 EPOCHS = 500  # of DENSE and Co-Boosting, whose pool grows by a batch per epoch
 
 
@@ -46,7 +46,7 @@ def steps(row: dict[str, Any], epoch: int) -> float:
     Raises:
         ValueError: They are not the steps that the finished run has counted.
     """
-    last, grows = row["curve"][-1][0], row["name"] in ("dense", "co-boosting")
+    last, grows = row["curve"][-1][0], row["name"].partition(OTHERS)[0] in ("dense", "co-boosting")
     whole = EPOCHS * (EPOCHS + 1) / 2 if grows else row["student_steps"]
     if row.get("student_steps", whole) != whole:
         raise ValueError(f"{row['name']} took {row['student_steps']} steps, not one more in every epoch")
@@ -74,9 +74,15 @@ def drawn(rows: Sequence[dict[str, Any]]) -> Figure:
     return figure
 
 
+def shown(first: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
+    """Return the row of a method's curve: where the one on the tables' clients was stopped, that on other clients."""
+    row = first[name]
+    return row if row["accuracy"] else first.get(name + OTHERS, row)
+
+
 def _over_steps(axes: Axes, first: dict[str, dict[str, Any]]) -> None:
     for name, (label, _, colour, marker) in STUDENTS.items():
-        row = first[name]
+        row = shown(first, name)
         curve = [(steps(row, epoch), accuracy) for epoch, accuracy in row["curve"]]
         cut = "" if row["accuracy"] else f", {row['curve'][-1][0]} epochs so far"
         axes.plot(*zip(*curve, strict=True), color=colour, marker=marker, markersize=4, label=label + cut)

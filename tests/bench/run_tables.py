@@ -14,6 +14,8 @@ ALPHAS, SEEDS = (0.1, 0.05, 0.3), range(3)
 HEADLINE, HEADLINE_SEEDS = ("fashion-mnist", 0.1), range(10)  # the data set and the skew with more seeds
 MEASURED = ("fashion-mnist", "mnist")  # the data sets that have a table
 EPOCHS = (10, 20, 50, 100, 150, 200, 300, 400, 500)  # of a curve
+# Ends the name of a row whose clients have the partition of the tables' clients, and were trained by another processor.
+OTHERS = ", clients of another processor"
 STUDENT, TITLES = "student's step", {"lenet5": "LeNet-5", "cnn5": "CNN5"}  # of the table of a GPU
 Found = Mapping[str, Any]
 Entry = tuple[str, str]  # a row's name in docs/results/published.json, and one of its accuracies
@@ -74,6 +76,7 @@ def published(found: Found, *, data: str) -> str:
                 for cell in (spread(_accuracies(found, data, alpha, entry)), f"{PAPER[data][alpha].get(title, '')}")
             ]
             if any(cells):
+                title = _marked(title, found, data, entry)
                 rows.append(f"| {title} | {' | '.join([*cells, *_work(found, data, entry[0])])} |")
         if rows:
             lines += [f"| *{group}* |{' |' * (len(titles) + 3)}", *rows]
@@ -90,7 +93,7 @@ def differences(found: Found, *, data: str) -> str:
         for title, entry in rivals if group != TOLD else ():
             cells = [apart(*(_accuracies(found, data, alpha, each) for each in (own, entry))) for alpha in alphas]
             if any(cells):
-                rows.append(f"| {title} | {' | '.join(cells)} |")
+                rows.append(f"| {_marked(title, found, data, entry)} | {' | '.join(cells)} |")
         if rows:
             lines += [f"| *{headline.strip('*')}, less* |{' |' * len(alphas)}", *rows]
     return "\n".join(lines)
@@ -124,17 +127,23 @@ def over_fedens(found: Found, *, data: str) -> str:
     for title, entry in (item for members in groups for item in members.items()):
         cells = []
         for alpha in alphas:
-            own, plain = (_accuracies(found, data, alpha, each) for each in (entry, baseline))
+            own = _accuracies(found, data, alpha, entry)
+            plain = _accuracies(found, data, alpha, baseline, beside=entry)
             told = f"{paper[alpha][title] - paper[alpha]['FedENS']:+.1f}" if title in paper[alpha] else ""
             cells += [spread((own - plain).dropna(), "+"), told]
         if title != "FedENS" and any(cells):
-            lines.append(f"| {title} | {' | '.join(cells)} |")
+            lines.append(f"| {_marked(title, found, data, entry)} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def curves(found: Found, *, data: str) -> str:
-    """Return the students' accuracies over the server epochs, a row per run of at least fifty."""
-    rows = [row for row in found["rows"] if row["data"] == data and row.get("curve") and row["curve"][-1][0] >= 50]
+    """Return the students' accuracies over the server epochs, a row per run of at least fifty.
+
+    A run that was stopped is left out where the same method has ended on the same partition.
+    """
+    long = [row for row in found["rows"] if row["data"] == data and row.get("curve") and row["curve"][-1][0] >= 50]
+    ended = {_stage_of(row) for row in long if row["accuracy"]}
+    rows = [row for row in long if row["accuracy"] or _stage_of(row) not in ended]
     lines = _head("", [*(f"{epoch}" for epoch in EPOCHS), "best", "last", "last epoch"])
     for row in sorted(rows, key=lambda row: (row["name"], ALPHAS.index(row["alpha"]), row["seed"])):
         where = ", on a GPU" if row.get("gpu_mib") else ""
@@ -180,15 +189,41 @@ def _measured(found: Found, data: str) -> list[float]:
     ]
 
 
-def _accuracies(found: Found, data: str, alpha: float, entry: Entry, seeds: Sequence[int] = SEEDS) -> pd.Series[float]:
-    """Return the accuracies in % by the seed."""
+def _accuracies(
+    found: Found, data: str, alpha: float, entry: Entry, seeds: Sequence[int] = SEEDS, *, beside: Entry | None = None
+) -> pd.Series[float]:
+    """Return the accuracies in % by the seed.
+
+    A seed without a result on the tables' clients has that on clients of another processor. With ``beside``, each seed
+    has the result on those clients on which that entry has its own.
+    """
     name, outcome = entry
+    whose = _clients(found, data, alpha, beside or entry)
     rows = [
         row
         for row in found["rows"]
-        if (row["data"], row["alpha"], row["name"]) == (data, alpha, name) and row["seed"] in seeds
+        if (row["data"], row["alpha"]) == (data, alpha)
+        and row["name"] == name + whose.get(row["seed"], "")
+        and row["seed"] in seeds
     ]
     return pd.Series({row["seed"]: row["accuracy"][outcome] for row in rows if outcome in row["accuracy"]}, dtype=float)
+
+
+def _clients(found: Found, data: str, alpha: float, entry: Entry) -> dict[int, str]:
+    """Return on whose clients an entry has its result, by the seed: ``""`` for the tables', or :data:`OTHERS`."""
+    name, outcome = entry
+    rows = [row for row in found["rows"] if (row["data"], row["alpha"]) == (data, alpha) and outcome in row["accuracy"]]
+    return {row["seed"]: clients for clients in (OTHERS, "") for row in rows if row["name"] == name + clients}
+
+
+def _marked(title: str, found: Found, data: str, entry: Entry) -> str:
+    """Return a row's title, with a dagger where some of its results are on clients of another processor."""
+    return f"{title} †" if any(OTHERS in _clients(found, data, alpha, entry).values() for alpha in ALPHAS) else title
+
+
+def _stage_of(row: Found) -> tuple[str, float, int]:
+    """Return method, skew and seed of a row."""
+    return row["name"].partition(OTHERS)[0], row["alpha"], row["seed"]
 
 
 def _work(found: Found, data: str, name: str) -> list[str]:
@@ -196,8 +231,9 @@ def _work(found: Found, data: str, name: str) -> list[str]:
 
     What takes no steps has its seconds alone, an ensemble that computes nothing has none, and a GPU's are left out.
     """
-    rows = [row for row in found["rows"] if (row["data"], row["name"]) == (data, name) and row["seed"] in SEEDS]
-    timed = [row["server_cpu_s"] for row in rows if row.get("server_cpu_s")]
+    names = (name, name + OTHERS)
+    rows = [row for row in found["rows"] if row["data"] == data and row["name"] in names and row["seed"] in SEEDS]
+    timed = [row["server_cpu_s"] for row in rows if row.get("server_cpu_s", 0) >= 0.05]
     trained = [row for row in rows if row.get("student_steps")]
     if not trained:
         return [f"{fmean(timed):.1f}" if timed else "", "", ""]

@@ -45,8 +45,14 @@ def test_other_steps_than_those_of_a_growing_pool_are_refused() -> None:
         SCRIPT["steps"](row, 10)
 
 
-def test_the_stored_plot_tells_how_far_an_unfinished_run_came() -> None:
-    svg = (ROOT / "docs" / "published.svg").read_text()
-    for row in (FIRST[name] for name in SCRIPT["STUDENTS"]):
-        if row.get("curve") and not row["accuracy"]:
-            assert f"{row['curve'][-1][0]} epochs so far" in svg
+def test_a_curve_that_was_stopped_makes_room_for_an_ended_one_and_else_tells_how_far_it_came() -> None:
+    stopped: dict[str, Any] = {**FIRST["co-boosting"], "accuracy": {}, "curve": [[10, 40.0], [20, 50.0]]}
+    ended: dict[str, Any] = {**FIRST["dense"], "name": f"co-boosting{SCRIPT['OTHERS']}"}
+
+    def labels(*rows: dict[str, Any]) -> set[object]:
+        others = [row for row in CELL if not row["name"].startswith("co-boosting")]
+        return {line.get_label() for line in SCRIPT["drawn"]([*others, *rows]).axes[0].lines}
+
+    assert "Co-Boosting, 20 epochs so far" in labels(stopped)
+    assert "Co-Boosting" in labels(stopped, ended)
+    assert "Co-Boosting" in labels({**stopped, "accuracy": {"Co-Boosting": 60.0}})

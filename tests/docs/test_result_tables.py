@@ -80,3 +80,24 @@ def test_what_a_method_has_over_fedens_is_paired_by_seed_and_stands_beside_the_p
     assert "| DENSE | +2.0 ± 1.0 | -0.4 |" in table
     assert "| Tally, counts read off, images in the spans | +15.0* |  |" in table
     assert not any(line.startswith("| FedENS") for line in table)
+
+
+def test_a_seed_without_a_result_on_the_tables_clients_has_that_on_other_clients_beside_their_own_fedens() -> None:
+    others = RUNS["OTHERS"]
+    rows = [row("fedens", seed, FedENS=90.0) for seed in range(3)]
+    rows += [row("dense", 0, DENSE=91.0), row("dense", 1), row("tally, read off", 1, **{"Tally ensemble": 97.0})]
+    rows += [row(f"fedens{others}", seed, FedENS=80.0) for seed in (0, 1)]
+    rows += [row(f"dense{others}", 0, DENSE=10.0), row(f"dense{others}", 1, DENSE=83.0)]
+    found = {"rows": [{**each, "server_cpu_s": 0.02} for each in rows]}
+
+    assert "| DENSE † | +2.0* | -0.4 |" in RUNS["over_fedens"](found, data="mnist").splitlines()
+    assert "| DENSE † | 87.0* | 87.8 |  |  |  |" in RUNS["published"](found, data="mnist").splitlines()
+    assert "| FedENS | 90.0 ± 0.0 | 88.2 |  |  |  |" in RUNS["published"](found, data="mnist").splitlines()
+    assert "| FedENS | +7.0* (1 of 1) |" in RUNS["differences"](found, data="mnist").splitlines()
+
+
+def test_a_stopped_curve_is_left_out_where_the_method_has_ended_on_the_same_partition() -> None:
+    stopped = [{**row("dense", seed), "curve": [[50, 1.0]]} for seed in (0, 1)]
+    ended = {**row(f"dense{RUNS['OTHERS']}", 0, DENSE=2.0), "curve": [[50, 1.0], [500, 2.0]]}
+    names = [line.split(" |")[0] for line in RUNS["curves"]({"rows": [*stopped, ended]}, data="mnist").splitlines()]
+    assert names[2:] == ["| dense, alpha 0.1, seed 1", "| dense, clients of another processor, alpha 0.1, seed 0"]
