@@ -7,8 +7,10 @@ own. In a rehearsal, ``client.nodes`` names a folder, and simulated client i pla
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
+from string import Formatter
 from typing import Any
 
 from fl_app.node_policy import NodePolicy
@@ -39,6 +41,7 @@ KEYS: Mapping[str, type] = {
 PATHS = ("data-root", "checkpoint", "state-dir")
 # The keys that Flower itself gives a simulated node; a node whose config holds more is a deployed one.
 PARTITION = frozenset({"partition-id", "num-partitions"})
+_PLACEHOLDER = re.compile(r"client:|partition:(0?\d{1,2}d?)?")  # of a checkpoint's path, with its width
 WORDS = {str: "a text", int: "a whole number", float: "a number"}
 
 # `oneshot run` sets it for the processes that it starts: the number of simulated clients.
@@ -149,11 +152,20 @@ def checkpoint_path(template: str, *, client: str, partition_id: int) -> Path | 
     if not template:
         return None
     try:
-        return Path(template.format(client=client, partition=partition_id))
-    except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
-        raise UploadError(
-            f"client.checkpoint is {template!r}: its placeholders must be {{client}} and {{partition}}"
-        ) from error
+        if all(map(_fits, Formatter().parse(template))):
+            return Path(template.format(client=client, partition=partition_id))
+    except ValueError:
+        pass  # an open brace, which the same line names
+    raise UploadError(
+        f"client.checkpoint is {template[:200]!r}: its placeholders must be {{client}} and {{partition}}, "
+        "or with digits {partition:03d}"
+    )
+
+
+def _fits(part: tuple[str, str | None, str | None, str | None]) -> bool:
+    """Whether a part of a template is text or a known placeholder; its few digits let no server fill the memory."""
+    _, name, width, conversion = part
+    return name is None or (conversion is None and _PLACEHOLDER.fullmatch(f"{name}:{width}") is not None)
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from fl_app.config import AppConfig
 from fl_app.ledger import Ledger
 from fl_app.models import ARCHITECTURES, HEAD_FORM, known_name
-from fl_app.node_config import KEYS, WORDS, client_name, node_policy
+from fl_app.node_config import KEYS, WORDS, checkpoint_path, client_name, node_policy
 from fl_app.node_policy import FREE, NodePolicy
 from server_app.doctor.findings import Finding
 from strategies.core.errors import OptionError, StoreError, UploadError
@@ -87,17 +89,22 @@ class NodeConfig:
         policy, checks = self.policy, [("data source", partial(self.policy.check_source, app.data.name))]
         checks.append((f"architecture {architecture}", partial(policy.check_architecture, architecture)))
         if app.client.checkpoint and not self.facts.get("checkpoint"):
-            place = expanded(self.filled(app.client.checkpoint))
-            checks.append(("checkpoint", partial(policy.check_readable, "client.checkpoint", place)))
+            with suppress(UploadError):  # the check of the checkpoint has the line
+                place = self.filled(app.client.checkpoint)
+                checks.append(("checkpoint", partial(policy.check_readable, "client.checkpoint", place)))
         for name, check in checks:
             try:
                 check()
             except UploadError as error:
                 yield Finding("error", f"{name}: limits", str(error), fix="correct the node's config, or the setting")
 
-    def filled(self, checkpoint: str) -> str:
-        """Return the path of a checkpoint with the node's name and the number of its part."""
-        return checkpoint.replace("{client}", self.client).replace("{partition}", str(self.partition_id))
+    def filled(self, template: str) -> Path:
+        """Return the path of a checkpoint with the node's name and the number of its part.
+
+        Raises:
+            UploadError: The template has another placeholder.
+        """
+        return expanded(checkpoint_path(template, client=self.client, partition_id=self.partition_id) or "")
 
     def look(self) -> Iterator[Finding]:
         """Return the findings: the errors, or the checked config."""

@@ -14,7 +14,7 @@ from server_app.doctor.network import Address
 from server_app.doctor.node import NodeConfig
 from server_app.doctor.tls import ServerFiles
 from server_app.settings.read import Settings
-from strategies.core.places import expanded
+from strategies.core.errors import UploadError
 
 
 @dataclass(frozen=True)
@@ -165,8 +165,10 @@ class NodeMachine:
         yield from data.architectures((architecture,), split, self.settings)
         template = str(self.node.facts.get("checkpoint", "")) or self.settings.app.client.checkpoint
         if template:
-            path = expanded(self.node.filled(template))
-            yield from data.checkpoint(path, architecture, split, self.settings)
+            try:
+                yield from data.checkpoint(self.node.filled(template), architecture, split, self.settings)
+            except UploadError as error:
+                yield Finding("error", "checkpoint", str(error), fix="correct client.checkpoint, or the node's config")
         sizes = {} if split is None else data.model_bytes(split, (architecture,), self.settings)
         state = self.node.policy.state_dir(self.settings.app.client.state_dir)
         yield from room.client_state(state, sizes.get(architecture, 0))

@@ -127,6 +127,7 @@ def test_name_is_the_node_s_own_or_that_of_its_partition() -> None:
         ("/data/{client}/part-{partition}.pt", "/data/clinic-a/part-4.pt"),
         ("/data/{partition:03d}.pt", "/data/004.pt"),
         ("~/model.pt", "~/model.pt"),
+        ("/data/{{}}/{partition:2}.pt", "/data/{}/ 4.pt"),
     ],
 )
 def test_a_template_when_filled_in_is_the_client_s_path(template: str, expected: str | None) -> None:
@@ -136,7 +137,12 @@ def test_a_template_when_filled_in_is_the_client_s_path(template: str, expected:
 
 
 @pytest.mark.parametrize(
-    "template", ["{}", "{0}", "{name}.pt", "{client", "{client.secret}", "{client[a]}", "{partition:zz}"]
+    "template",
+    [
+        *("{}", "{0}", "{name}.pt", "{client", "client}", "{client.secret}", "{client[a]}", "{partition:zz}"),
+        # Gigabytes of digits and blanks, and a width that another placeholder names.
+        *("{partition:9999999999d}", "{client:9999999999}", "{partition:{partition}}", "{partition!r:>9999999999}"),
+    ],
 )
 def test_a_template_with_other_placeholders_is_refused(template: str) -> None:
     with pytest.raises(UploadError, match=r"its placeholders must be \{client\} and \{partition\}"):

@@ -11,6 +11,8 @@ from fl_app.ledger import Ledger
 from fl_app.node_policy import FREE
 from fl_app.privacy import PrivacyConfig
 from server_app.doctor.node import NodeConfig
+from server_app.doctor.roles import NodeMachine
+from server_app.settings.read import read_settings
 
 
 @pytest.mark.parametrize(
@@ -71,6 +73,20 @@ def test_what_the_limits_refuse_of_a_planned_run_is_an_error() -> None:
     fine = {"client.checkpoint": "/srv/{client}.pt"}
     assert list(NodeConfig.of(given).refusals(AppConfig.from_settings(fine), "cnn5")) == []
     assert list(NodeConfig.of("partition-id=0").refusals(AppConfig.from_settings(planned), "resnet8")) == []
+
+
+@pytest.mark.parametrize(
+    ("own", "of_run"), [("{name}.pt", ""), ("", "/models/{client:9999999999}.pt")], ids=["of the node", "of the run"]
+)
+def test_a_checkpoint_s_other_placeholder_is_an_error(own: str, of_run: str) -> None:
+    node = NodeConfig.of('client="a" read="/srv"' + (f' checkpoint="{own}"' if own else ""))
+    settings = read_settings({"client.checkpoint": of_run})
+    (model,) = (check for check in NodeMachine(settings, node).checks() if check.name == "model")
+
+    (error,) = (finding for finding in model.run() if finding.level == "error")
+
+    assert error.check == "checkpoint"
+    assert error.found.startswith(f"client.checkpoint is {own or of_run!r}: its placeholders must be {{client}}")
 
 
 @pytest.mark.parametrize(
