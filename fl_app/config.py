@@ -15,6 +15,7 @@ from fl_app.data import AUGMENTATIONS
 from fl_app.data.config import DataConfig
 from fl_app.models.config import ModelConfig
 from fl_app.models.features_config import FeaturesConfig
+from fl_app.node_config import PLACEHOLDERS, has_known_placeholders
 from fl_app.privacy import PrivacyConfig
 from strategies.core.errors import OptionError
 from strategies.core.options import Scalar, check, check_device, flatten, option, parse, shortened
@@ -83,13 +84,8 @@ class ClientConfig:
             )
         if self.final_lr > self.lr:
             raise OptionError(f"setting 'client.final-lr' is {self.final_lr}: must be at most 'client.lr', {self.lr}")
-        try:
-            self.checkpoint.format(client="", partition=0)
-        except (KeyError, IndexError, ValueError, AttributeError) as error:
-            raise OptionError(
-                f"setting 'client.checkpoint' is {self.checkpoint!r}: "
-                "its placeholders must be {client} and {partition}"
-            ) from error
+        if not has_known_placeholders(self.checkpoint):
+            raise OptionError(f"setting 'client.checkpoint' is {self.checkpoint[:200]!r}: {PLACEHOLDERS}")
 
 
 NO_TRACKER = "none"

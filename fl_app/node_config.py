@@ -41,7 +41,8 @@ KEYS: Mapping[str, type] = {
 PATHS = ("data-root", "checkpoint", "state-dir")
 # The keys that Flower itself gives a simulated node; a node whose config holds more is a deployed one.
 PARTITION = frozenset({"partition-id", "num-partitions"})
-_PLACEHOLDER = re.compile(r"client:|partition:(0?\d{1,2}d?)?")  # of a checkpoint's path, with its width
+_PLACEHOLDER = re.compile(r"client:|partition:(0?[0-9]{1,2}d?)?")  # of a checkpoint's path, with its width
+PLACEHOLDERS = "its placeholders must be {client} and {partition}, or with digits {partition:03d}"
 WORDS = {str: "a text", int: "a whole number", float: "a number"}
 
 # `oneshot run` sets it for the processes that it starts: the number of simulated clients.
@@ -151,21 +152,21 @@ def checkpoint_path(template: str, *, client: str, partition_id: int) -> Path | 
     """
     if not template:
         return None
+    if not has_known_placeholders(template):
+        raise UploadError(f"checkpoint is {template[:200]!r}: {PLACEHOLDERS}")
+    return Path(template.format(client=client, partition=partition_id))
+
+
+def has_known_placeholders(template: str) -> bool:
+    """Whether a checkpoint's path has no others than {client} and {partition}.
+
+    Only the number may have a width, of two digits: a server's template must not fill a node's memory.
+    """
     try:
-        if all(map(_fits, Formatter().parse(template))):
-            return Path(template.format(client=client, partition=partition_id))
-    except ValueError:
-        pass  # an open brace, which the same line names
-    raise UploadError(
-        f"client.checkpoint is {template[:200]!r}: its placeholders must be {{client}} and {{partition}}, "
-        "or with digits {partition:03d}"
-    )
-
-
-def _fits(part: tuple[str, str | None, str | None, str | None]) -> bool:
-    """Whether a part of a template is text or a known placeholder; its few digits let no server fill the memory."""
-    _, name, width, conversion = part
-    return name is None or (conversion is None and _PLACEHOLDER.fullmatch(f"{name}:{width}") is not None)
+        parts = [part for part in Formatter().parse(template) if part[1] is not None]
+    except ValueError:  # a lone brace
+        return False
+    return all(not conversion and _PLACEHOLDER.fullmatch(f"{name}:{width}") for _, name, width, conversion in parts)
 
 
 def _read(file: Path) -> dict[str, Any]:

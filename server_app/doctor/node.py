@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -89,9 +88,8 @@ class NodeConfig:
         policy, checks = self.policy, [("data source", partial(self.policy.check_source, app.data.name))]
         checks.append((f"architecture {architecture}", partial(policy.check_architecture, architecture)))
         if app.client.checkpoint and not self.facts.get("checkpoint"):
-            with suppress(UploadError):  # the check of the checkpoint has the line
-                place = self.filled(app.client.checkpoint)
-                checks.append(("checkpoint", partial(policy.check_readable, "client.checkpoint", place)))
+            place = self.filled(app.client.checkpoint)
+            checks.append(("checkpoint", partial(policy.check_readable, "client.checkpoint", place)))
         for name, check in checks:
             try:
                 check()

@@ -75,18 +75,14 @@ def test_what_the_limits_refuse_of_a_planned_run_is_an_error() -> None:
     assert list(NodeConfig.of("partition-id=0").refusals(AppConfig.from_settings(planned), "resnet8")) == []
 
 
-@pytest.mark.parametrize(
-    ("own", "of_run"), [("{name}.pt", ""), ("", "/models/{client:9999999999}.pt")], ids=["of the node", "of the run"]
-)
-def test_a_checkpoint_s_other_placeholder_is_an_error(own: str, of_run: str) -> None:
-    node = NodeConfig.of('client="a" read="/srv"' + (f' checkpoint="{own}"' if own else ""))
-    settings = read_settings({"client.checkpoint": of_run})
-    (model,) = (check for check in NodeMachine(settings, node).checks() if check.name == "model")
+def test_a_checkpoint_s_other_placeholder_is_an_error() -> None:
+    node = NodeConfig.of('client="a" checkpoint="{name}.pt"')
+    (model,) = (check for check in NodeMachine(read_settings({}), node).checks() if check.name == "model")
 
     (error,) = (finding for finding in model.run() if finding.level == "error")
 
     assert error.check == "checkpoint"
-    assert error.found.startswith(f"client.checkpoint is {own or of_run!r}: its placeholders must be {{client}}")
+    assert error.found.startswith("checkpoint is '{name}.pt': its placeholders must be {client} and {partition}")
 
 
 @pytest.mark.parametrize(
