@@ -220,11 +220,11 @@ def _begun(request: Request) -> dict[str, Any] | None:
         return None
     with RunFolder.open(request.resume, write=False) as target:
         info = target.info
-    source, method = info.get("replay-of"), info.get("method")
-    if source != str(request.run.resolve()) or request.method not in ("", method):
+    source, method, run = info.get("replay-of"), info.get("method"), request.run.resolve()
+    if source != str(run) or request.method not in ("", method):
         wanted = f" with method {request.method!r}" if request.method else ""
         raise StoreError(
-            f"{request.resume} is no replay of {request.run}{wanted}: it is one of {source or 'no run'} with {method!r}"
+            f"{request.resume} is no replay of {run}{wanted}: it is one of {source or 'no run'} with {method!r}"
         )
     return info
 

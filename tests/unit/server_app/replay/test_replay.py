@@ -224,10 +224,12 @@ def test_a_finished_replay_when_resumed_gives_its_result_and_does_no_work(
 
 def test_a_folder_that_is_no_replay_of_this_run_cannot_be_resumed(run_folder: MakeRun, tmp_path: Path) -> None:
     run, other = run_folder(), run_folder("lenet5", "lenet5", name="other")
-    target = Path(replayed(run, "fedens")["run_dir"])
+    target, link = Path(replayed(run, "fedens")["run_dir"]), tmp_path / "link"
+    link.symlink_to(other)
 
-    with pytest.raises(StoreError, match=f"{target} is no replay of {other}: it is one of {run} with 'fedens'"):
-        replayed(other, resume=target)
+    for named in (other, link):
+        with pytest.raises(StoreError, match=f"{target} is no replay of {other}: it is one of {run} with 'fedens'"):
+            replayed(named, resume=target)
     with pytest.raises(StoreError, match=f"no replay of {run} with method 'dense': it is one of {run} with 'fedens'"):
         replayed(run, "dense", target)
     with pytest.raises(StoreError, match=f"{other} is no replay of {run}: it is one of no run with 'fedens'"):
