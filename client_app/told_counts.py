@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from fl_app.node_policy import FREE, NodePolicy
@@ -47,4 +48,5 @@ def equal_parts(counts: tuple[int, ...]) -> tuple[int, ...]:
     total = sum(counts)
     present = [count > PRESENT * total / len(counts) for count in counts]
     each, over = divmod(total, max(1, sum(present)))
-    return tuple(there * (each + (sum(present[:number]) < over)) for number, there in enumerate(present))
+    before = accumulate(present, initial=0)
+    return tuple(there * (each + (earlier < over)) for there, earlier in zip(present, before, strict=False))

@@ -26,8 +26,10 @@ from strategies.core.registry import TEACHER_HOMES
 class ClientConfig:
     """Local training, and which facts a client sends."""
 
-    epochs: int = option(30, "local epochs", low=1, scaled=True)
-    steps: int = option(0, "optimiser steps of local training, in place of client.epochs; 0 = whole epochs", low=0)
+    epochs: int = option(30, "local epochs", low=1, high=10**6, scaled=True)
+    steps: int = option(
+        0, "optimiser steps of local training, in place of client.epochs; 0 = whole epochs", low=0, high=10**7
+    )
     batch_size: int = option(32, "images per step", low=1)
     whole_batches: bool = option(
         False, "leave out an epoch's last batch if it is smaller; a client with fewer images has a batch of all"
@@ -42,14 +44,14 @@ class ClientConfig:
     clip: float = option(10.0, "largest gradient norm; 0 = no clipping", low=0.0)
     loss: str = option("cross-entropy", "training loss", choices=("cross-entropy", "ldam"))
     sam_rho: float = option(0.0, "radius rho of sharpness-aware minimisation; 0 = off, its paper has 0.05", low=0.0)
-    attack_steps: int = option(5, "FedOV: steps that make destroyed images look known", low=0)
+    attack_steps: int = option(5, "FedOV: steps that make destroyed images look known", low=0, high=1000)
     views: str = option(
         "image",
         "FAFI: two views are drawn for each image, or for a whole batch as in its published code",
         choices=("image", "batch"),
     )
     blocks: int = option(2, "FuseFL: blocks K that a model is cut into, 2 or 4", low=2, high=4)
-    latent: int = option(10, "FedCVAE-Ens: length of the CVAE's noise z", low=1)
+    latent: int = option(10, "FedCVAE-Ens: length of the CVAE's noise z", low=1, high=4096)
     augmentation: str = option(
         "data-set", "change of the training images; data-set: the data set's own", choices=("data-set", *AUGMENTATIONS)
     )

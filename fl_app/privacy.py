@@ -44,7 +44,8 @@ OUTSIDE: Mapping[tuple[str, str], str] = {
 class PrivacyConfig:
     """How much one example may change its client's upload, in one run."""
 
-    epsilon: float = option(0.0, "privacy budget epsilon of each client's examples; 0 = no privacy", low=0.0)
+    # Above it, neighbouring noises differ by more than the tolerance of Opacus's search, which would never end.
+    epsilon: float = option(0.0, "privacy budget epsilon of each client's examples; 0 = no privacy", low=0.0, high=1e6)
     delta: float = option(1e-5, "delta of the budget; less than 1 / examples of a client", above=0.0, high=0.1)
     total_epsilon: float = option(
         0.0, "largest epsilon of a client's uploads over all its runs, by its own ledger; 0 = any", low=0.0

@@ -13,6 +13,8 @@ from .partitions import LAWS, PartitionSpec
 from .sources import DOMAINED, IMAGELESS, NORMALIZATIONS, SOURCES, check_normalization
 from .table_files import TABLE_FORMS
 
+MOST_CLASSES = 2**16
+
 
 @dataclass(frozen=True)
 class DataConfig:
@@ -27,8 +29,8 @@ class DataConfig:
     law: str = option("dirichlet-classes", "law that divides the training set", choices=tuple(LAWS))
     alpha: float = option(0.3, "concentration of the Dirichlet laws; smaller is more skewed", above=0.0)
     classes_per_client: int = option(2, "classes per client of the laws 'classes' and 'classes-p1'", low=1)
-    sigma: float = option(0.0, "sigma of the log-normal client sizes; 0 = equal sizes", low=0.0)
-    copies: float = option(10.0, "how often the law 'dirichlet-overlap' hands a class out", above=0.0)
+    sigma: float = option(0.0, "sigma of the log-normal client sizes; 0 = equal sizes", low=0.0, high=20.0)
+    copies: float = option(10.0, "how often the law 'dirichlet-overlap' hands a class out", above=0.0, high=1e6)
     min_size: int = option(10, "examples of the smallest client under the law 'dirichlet-clients'", low=1)
     limit: int = option(0, "number of training images to use (of each domain), drawn by the seed; 0 = all", low=0)
     left_out: str = option("", "the domain to test on, for a data set of domains")
@@ -47,7 +49,9 @@ class DataConfig:
     held_out: str = option(
         "all", "held-out examples that score: all, the half to choose by, or the half to report on", choices=HALVES
     )
-    num_classes: int = option(0, "classes of a data set of your own code; 0 = as many as its labels show", low=0)
+    num_classes: int = option(
+        0, "classes of a data set of your own code; 0 = as many as its labels show", low=0, high=MOST_CLASSES
+    )
     label: str = option("", "csv, parquet: column of the classes")
     client: str = option(
         "", "csv, parquet: column that names the client of a row; empty: a file per client, or one client"
@@ -102,8 +106,10 @@ class DataConfig:
             raise OptionError(
                 f"setting 'data.classes' is {self.classes!r}: must be '' unless 'data.name' is 'imagefolder'"
             )
-        if self.classes and (len(names) < 2 or len(set(names)) < len(names)):
-            raise OptionError(f"setting 'data.classes' is {self.classes!r}: must be at least two different names")
+        if self.classes and (not 2 <= len(names) <= MOST_CLASSES or len(set(names)) < len(names)):
+            raise OptionError(
+                f"setting 'data.classes' is {self.classes[:200]!r}: must be 2 to {MOST_CLASSES} different names"
+            )
 
     def _check_tables(self) -> None:
         for key, value in (("label", self.label), ("client", self.client), ("schema-sha256", self.schema_sha256)):

@@ -6,6 +6,7 @@ entries that begin with ``generator-`` describe its architecture and its use.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from .generators import ConditionalGenerator, FeatureGenerator
 LEVELS = ("features", "images")
 NOISES = ("normal", "uniform")
 MOST = 2**16  # of any whole number that describes a generator
+MOST_VALUES = 2**26  # of a batch of its examples, or of what it makes them from: 256 MiB
 
 
 @dataclass(frozen=True)
@@ -69,9 +71,10 @@ class Lent:
         """Return the description in a request's config.
 
         Raises:
-            UploadError: A key is missing, or its value out of range.
+            UploadError: A key is missing, or its value out of range. Also: a batch would have more than
+                :data:`MOST_VALUES` values.
         """
-        return cls(
+        lent = cls(
             level=_word(said, "generator-level", LEVELS),
             noise=_word(said, "generator-noise", NOISES),
             latent=_whole(said, "generator-latent"),
@@ -86,6 +89,14 @@ class Lent:
             weight=_weight(said, "generator-weight"),
             epochs=_whole(said, "generator-epochs"),
         )
+        made = math.prod(lent.shape) if lent.level == "images" else lent.width
+        values = lent.batch * (lent.latent + lent.classes + made)
+        if values > MOST_VALUES:
+            raise UploadError(
+                f"the server's generator-batch is {lent.batch}: must make it hold at most {MOST_VALUES} values, "
+                f"not {values}"
+            )
+        return lent
 
     def build(self, features: int) -> nn.Module:
         """Return an untrained generator (noise [B, Z], labels [B]) -> inputs of the model, or of its last layer.

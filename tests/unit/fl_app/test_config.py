@@ -75,6 +75,15 @@ def test_settings_of_methods_are_left_to_the_methods() -> None:
         ("client.momentum", 1.5, "at most 1.0"),
         ("client.schedule", "step", "'constant', 'cosine'"),
         ("client.share-label-counts", 1, "true or false"),
+        # A server must not fill a node's memory, or have it search for a noise without end.
+        ("client.epochs", 2**62, "at most 1000000"),
+        ("client.steps", 10**12, "at most 10000000"),
+        ("client.attack-steps", 1001, "at most 1000"),
+        ("client.latent", 10**8, "at most 4096"),
+        ("privacy.epsilon", 1e15, "at most 1000000.0"),
+        ("data.sigma", 1e4, "at most 20.0"),
+        ("data.copies", 1e308, "at most 1000000.0"),
+        ("data.num-classes", 10**9, "at most 65536"),
     ],
 )
 def test_a_wrong_value_is_refused_in_one_line_with_key_value_and_remedy(key: str, value: object, allowed: str) -> None:
@@ -86,6 +95,12 @@ def test_a_wrong_value_is_refused_in_one_line_with_key_value_and_remedy(key: str
     assert repr(value) in text
     assert allowed in text
     assert "\n" not in text
+
+
+def test_more_names_of_classes_than_labels_can_count_are_refused() -> None:
+    names = ",".join(map(str, range(2**16 + 1)))
+    with pytest.raises(OptionError, match=r"'data.classes' is '0,1,2,.{1,200}': must be 2 to 65536 different names"):
+        AppConfig.from_settings({"data.name": "imagefolder", "data.classes": names})
 
 
 @pytest.mark.parametrize("key", ["model.per-client", "model.student"])

@@ -60,6 +60,13 @@ def test_lognormal_sizes_follow_the_formula() -> None:
     assert 1003 - 10 < sizes.sum() <= 1003
 
 
+def test_the_widest_sizes_that_settings_allow_are_numbers() -> None:
+    for seed in range(100):
+        sizes = laws.client_sizes(1003, 10, np.random.default_rng(seed), sigma=20.0)
+        assert sizes.min() >= 0
+        assert 1003 - 10 < sizes.sum() <= 1003
+
+
 def test_lognormal_sizes_have_the_spread_of_sigma() -> None:
     sizes = laws.client_sizes(10_000_000, 2000, np.random.default_rng(0), sigma=1.2)
     assert np.log(sizes).std() == pytest.approx(1.2, abs=0.06)

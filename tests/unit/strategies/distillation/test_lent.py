@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -53,6 +54,23 @@ def test_generator_is_of_its_level() -> None:
 def test_wrong_descriptions_are_refused(key: str, value: Any, allowed: str) -> None:
     with pytest.raises(UploadError, match=f"the server's generator-{key} is .*: must be {allowed}"):
         Lent.read({**LENT.told(), f"generator-{key}": value})
+
+
+@pytest.mark.parametrize(
+    ("level", "sizes", "most"),
+    [
+        ("features", {"latent": 100, "classes": 10, "width": 18}, 2**19),
+        ("images", {"latent": 4, "classes": 4, "shape": (1, 8, 7), "width": 65536}, 2**20),
+    ],
+)
+def test_a_batch_of_more_than_256_mib_is_refused_before_it_is_made(
+    level: str, sizes: dict[str, Any], most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("strategies.distillation.lent.MOST", 2**20 + 1)
+    lent = replace(LENT, level=level, batch=most, **sizes)
+    assert Lent.read(lent.told()) == lent
+    with pytest.raises(UploadError, match=f"generator-batch is {most + 1}: must make .* at most {2**26} values, not"):
+        Lent.read(replace(lent, batch=most + 1).told())
 
 
 def test_missing_entry_is_refused() -> None:
